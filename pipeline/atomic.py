@@ -1,0 +1,77 @@
+"""Files that are whole or absent, and work that one process does while the others wait."""
+
+import contextlib
+import fcntl
+import os
+import sys
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from etils import epath
+
+
+def is_local(path: epath.PathLike) -> bool:
+    """Whether `path` is on a file system of this machine (`gs://…` and the like are not)."""
+    return "://" not in os.fspath(path)
+
+
+@contextlib.contextmanager
+def written(path: epath.PathLike) -> Iterator[BinaryIO]:
+    """A binary file to write, which appears under its name only when it is whole.
+
+    Bytes go to a temporary name in the same directory and, on a local disk, to the disk itself
+    before the file is renamed. When the block raises, nothing is left.
+
+    Raises:
+        OSError: the disk is full or cannot be written; the message names the file.
+    """
+    path = epath.Path(path)
+    temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            if is_local(path):
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise OSError(
+                error.errno,
+                f"could not write {os.fspath(path)}: {error.strerror or error}. Nothing half-written "
+                "is left under that name; make room (or choose another directory) and run again, "
+                "and finished work is kept",
+            ) from error
+        raise
+    if is_local(path):
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+@contextlib.contextmanager
+def alone(directory: epath.PathLike, doing: str) -> Iterator[None]:
+    """Holds the lock of `directory`, made if need be, while the block runs; others wait, and say so.
+
+    The lock goes with the process that holds it, also when that is killed. Directories that are
+    not local have no lock: there, let one process do the work.
+    """
+    directory = epath.Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    if not is_local(directory):
+        yield
+        return
+    with open(os.fspath(directory / ".lock"), "wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(
+                f"another process is {doing} in {os.fspath(directory)}; waiting for it",
+                file=sys.stderr,
+            )
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,261 @@
+"""The plan: for each global step, the bucket and the segments of each of its rows."""
+
+import collections
+import concurrent.futures
+import dataclasses
+import threading
+from collections.abc import Iterable
+
+import numpy as np
+
+from pipeline import lengths as lengths_lib
+from pipeline.bucket import Bucket, as_buckets
+from pipeline.overflow import cut
+from pipeline.packing import check_packing
+from pipeline.windows import Dealt, Windows
+
+# The version of the planning algorithm. It goes up whenever any plan would change, so that a
+# checkpoint is never continued under another order of batches.
+VERSION = 1
+
+WINDOW = 1 << 21
+
+# Windows kept in memory: the current one, the next, and the last for readers that lag behind.
+KEPT = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedBatch:
+    """One global batch, as integers.
+
+    Attributes:
+        bucket: the shape of the batch.
+        segments: int64 `[n, 4]`, a line for each segment, in row order: row, example, first
+            position in the example, number of positions.
+        epoch: the epoch that the batch belongs to, from 0.
+    """
+
+    bucket: Bucket
+    segments: np.ndarray
+    epoch: int = 0
+
+
+class Plan:
+    """All batches of all epochs, decided from lengths alone.
+
+    A pure function of its arguments: the same on every host, in every process, at every time.
+    Each epoch is a partition of the examples' positions; batch `step` is random access.
+
+    >>> plan = Plan([5, 3, 4, 2, 1], [Bucket(rows=2, length=8)], shuffle=False)
+    >>> plan.num_batches(), plan.batch(0).bucket
+    (1, Bucket(rows=2, length=8))
+    >>> plan.batch(0).segments.tolist()  # row, example, start, length
+    [[0, 0, 0, 5], [0, 1, 0, 3], [1, 2, 0, 4], [1, 3, 0, 2], [1, 4, 0, 1]]
+
+    Args:
+        lengths: positions of each example, an integer array `[n]`, or a corpus.
+        buckets: the shapes, ascending by length.
+        seed: decides every shuffle; 0 ≤ seed < 2**63.
+        shuffle: shuffle examples, rows, batches and buckets anew in every epoch. Without it every
+            epoch is the same, rows in the order of their longest example.
+        packing: "best_fit", or "none" for one example in a row.
+        overflow: for examples longer than the longest bucket: "split", "truncate", "drop" or
+            "error".
+        window: the most pieces that are planned together; bounds memory and time to first batch.
+        max_segments: the most segments in a row; None for no limit.
+
+    Raises:
+        ValueError: an argument is not as above, or no example has a position to train on.
+    """
+
+    def __init__(
+        self,
+        lengths,
+        buckets: Iterable[Bucket],
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        packing: str = "best_fit",
+        overflow: str = "split",
+        window: int = WINDOW,
+        max_segments: int | None = None,
+    ):
+        self.buckets = as_buckets(buckets)
+        check_packing(packing)
+        for name, value, least in (
+            ("seed", seed, 0),
+            ("window", window, 1),
+            ("max_segments", 1 if max_segments is None else max_segments, 1),
+        ):
+            if int(value) != value or not least <= value < 1 << 63:
+                raise ValueError(f"{name} is {value!r}; it must be a whole number from {least} up")
+        array = lengths_lib.as_lengths(lengths)
+        self.num_examples = len(array)
+        self._pieces = cut(array, self.buckets[-1].length, overflow)
+        longest = int(self._pieces.lengths.max(initial=0))
+        if longest == 0:
+            raise ValueError(
+                f"none of the {len(array):,} examples has a position to train on; a causal example "
+                "needs at least two tokens, and overflow='drop' leaves out those longer than the "
+                f"longest bucket ({self.buckets[-1]})"
+            )
+        self.overflow, self.packing, self.seed = overflow, packing, int(seed)
+        self.shuffle, self.max_segments = bool(shuffle), max_segments
+        self.num_empty = sum(
+            len(piece) - int(np.count_nonzero(piece)) for piece in lengths_lib.pieces(array)
+        )
+        #: The largest position that a batch will hold: a table of positions needs one entry more.
+        self.max_position = (longest if overflow != "split" else int(array.max())) - 1
+        self._windows = Windows(
+            self._pieces.lengths,
+            self.buckets,
+            seed=self.seed,
+            shuffle=self.shuffle,
+            packing=packing,
+            max_segments=max_segments,
+            window=int(window),
+        )
+        #: What the plan depends on, as `name=value` parts, so that a refusal can name what changed.
+        self.fingerprint = ";".join(
+            (
+                f"plan={VERSION}",
+                f"lengths={lengths_lib.digest(lengths)}",
+                f"buckets={'+'.join(f'{b.rows}x{b.length}' for b in self.buckets)}",
+                f"seed={self.seed}",
+                f"shuffle={'yes' if self.shuffle else 'no'}",
+                f"packing={packing}",
+                f"overflow={overflow}",
+                f"windows={self._windows.number}",
+                f"max_segments={max_segments or 'any'}",
+            )
+        )
+        self._reset()
+
+    def _reset(self):
+        self._lock = threading.Lock()
+        self._dealt: collections.OrderedDict[tuple[int, int], concurrent.futures.Future] = (
+            collections.OrderedDict()
+        )
+
+    def __getstate__(self):
+        state = self.__dict__.copy()
+        del state["_lock"], state["_dealt"]
+        return state
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self._reset()
+
+    def num_batches(self, epoch: int = 0) -> int:
+        """Batches in an epoch; the same for every epoch."""
+        del epoch
+        return self._windows.steps
+
+    def batch(self, step: int) -> PlannedBatch:
+        """The batch of global step `step`, counted from 0 over all epochs.
+
+        Raises:
+            IndexError: `step` is negative.
+        """
+        if step < 0:
+            raise IndexError(f"step is {step}; steps count from 0 over all epochs")
+        epoch, within = divmod(int(step), self.num_batches())
+        place, local = self._windows.find(epoch, within)
+        dealt = self._window(epoch, place)
+        if local >= len(dealt.bucket) // 2:
+            follower = (epoch, place + 1) if place < self._windows.number else (epoch + 1, 0)
+            self._window(*follower, background=True)
+        bucket, row, pieces, sizes = dealt.segments(local)
+        segments = np.empty((len(row), 4), np.int64)
+        segments[:, 0], segments[:, 3] = row, sizes
+        segments[:, 1], segments[:, 2] = self._pieces.locate(pieces)
+        return PlannedBatch(bucket, segments, epoch)
+
+    def _window(self, epoch: int, place: int, background: bool = False) -> Dealt:
+        """A dealt window from the cache; dealt once, however many threads ask for it."""
+        key = (epoch if self.shuffle else 0, place)
+        with self._lock:
+            future = self._dealt.get(key)
+            mine = future is None
+            if future is None:
+                future = self._dealt[key] = concurrent.futures.Future()
+                while len(self._dealt) > KEPT:
+                    self._dealt.popitem(last=False)
+            elif not background:
+                self._dealt.move_to_end(key)
+        if mine and background:
+            threading.Thread(target=self._deal, args=(key, future), daemon=True).start()
+        elif mine:
+            self._deal(key, future)
+        return future if background else future.result()
+
+    def _deal(self, key: tuple[int, int], future: concurrent.futures.Future):
+        try:
+            future.set_result(self._windows.deal(*key))
+        except BaseException as error:
+            with self._lock:
+                self._dealt.pop(key, None)
+            future.set_exception(error)
+
+    @property
+    def num_tokens(self) -> int:
+        """Real positions in an epoch."""
+        return sum(
+            number * table.packed.real(index)
+            for number, table in self._windows.tables()
+            for index in range(len(self.buckets))
+        )
+
+    @property
+    def padding(self) -> float:
+        """The share of an epoch's positions that are padding, empty rows included."""
+        positions = sum(
+            number * batches * bucket.positions
+            for number, table in self._windows.tables()
+            for batches, bucket in zip(table.batches, self.buckets, strict=True)
+        )
+        return 1 - self.num_tokens / positions
+
+    def __repr__(self) -> str:
+        return f"Plan({self.fingerprint})"
+
+    def __str__(self) -> str:
+        lines = [f"{'bucket':>14}{'batches':>12}{'rows':>14}{'fill':>10}{'tokens':>18}"]
+        total = np.zeros(4, np.int64)
+        for index, bucket in enumerate(self.buckets):
+            counts = np.zeros(4, np.int64)  # batches, rows, tokens, positions
+            for number, table in self._windows.tables():
+                batches = table.batches[index]
+                counts += number * np.array(
+                    [
+                        batches,
+                        table.packed.rows(index),
+                        table.packed.real(index),
+                        batches * bucket.positions,
+                    ]
+                )
+            lines.append(_line(str(bucket), counts))
+            total += counts
+        lines.append(_line("epoch", total))
+        longest = self.buckets[-1].length
+        count = self.num_examples - self.num_empty
+        lines.append(
+            f"padding {self.padding:.3%}; padded to the longest bucket, one example in a row, the "
+            f"same data would take {count:,} rows of {longest:,} and "
+            f"{1 - total[2] / (max(count, 1) * longest):.1%} padding"
+        )
+        if self.num_empty:
+            lines.append(f"{self.num_empty:,} examples have nothing to train on and are left out")
+        if self._pieces.overlong:
+            done = {"split": "split", "truncate": "truncated", "drop": "dropped"}[self.overflow]
+            lines.append(
+                f"{self._pieces.overlong:,} examples longer than {longest:,} are {done}, "
+                f"{self._pieces.lost:,} positions lost"
+            )
+        return "\n".join(lines)
+
+
+def _line(name: str, counts: np.ndarray) -> str:
+    batches, rows, tokens, positions = counts.tolist()
+    fill = f"{tokens / positions:.2%}" if positions else "–"
+    return f"{name:>14}{batches:>12,}{rows:>14,}{fill:>10}{tokens:>18,}"

@@ -1,0 +1,36 @@
+"""Tasks: what a model is asked of an example, and so how long an example is."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """Fields of a batch, each the same tokens read `shift` later.
+
+    With tokens `t0 … tn` and `shifts={"inputs": 0, "targets": 1}`, position `k` of the example
+    has input `tk` and target `tk+1`. So the shift happens inside the example, before packing.
+    """
+
+    name: str
+    shifts: Mapping[str, int]
+
+    @property
+    def lookahead(self) -> int:
+        """How many tokens beyond its length an example needs."""
+        return max(self.shifts.values())
+
+    def lengths(self, counts: np.ndarray) -> np.ndarray:
+        """Positions to train on, from the number of tokens of each example: uint32, [n].
+
+        >>> CAUSAL.lengths(np.array([5, 1, 0])).tolist()
+        [4, 0, 0]
+        """
+        return np.maximum(np.asarray(counts, np.int64) - self.lookahead, 0).astype(np.uint32)
+
+
+CAUSAL = Task(name="causal", shifts={"inputs": 0, "targets": 1})
+
+TASKS = {task.name: task for task in (CAUSAL,)}
