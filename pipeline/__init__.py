@@ -1,4 +1,55 @@
-"""Lockstep."""
+"""Lockstep: batches of a few static shapes, almost without padding, planned from lengths alone.
+
+`Bucket`, `fit_buckets` and `Plan` need NumPy only; everything else is imported when first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
 from pipeline.bucket import Bucket
 from pipeline.fit import fit_buckets
 from pipeline.plan import Plan, PlannedBatch
+
+if TYPE_CHECKING:
+    from pipeline import sources, tokenizers
+    from pipeline.corpus import Corpus
+    from pipeline.loader import Batches, Loader, load
+    from pipeline.prepare import prepare
+    from pipeline.sharding import to_global
+
+_LATER = {
+    "Batches": "loader",
+    "Corpus": "corpus",
+    "Loader": "loader",
+    "load": "loader",
+    "prepare": "prepare",
+    "sources": None,
+    "to_global": "sharding",
+    "tokenizers": None,
+}
+
+__all__ = [
+    "Batches",
+    "Bucket",
+    "Corpus",
+    "Loader",
+    "Plan",
+    "PlannedBatch",
+    "fit_buckets",
+    "load",
+    "prepare",
+    "sources",
+    "to_global",
+    "tokenizers",
+]
+
+
+def __getattr__(name: str):
+    if name not in _LATER:
+        raise AttributeError(f"module 'pipeline' has no attribute {name!r}")
+    module = importlib.import_module(f"pipeline.{_LATER[name] or name}")
+    return getattr(module, name) if _LATER[name] else module
+
+
+def __dir__():
+    return sorted(__all__)

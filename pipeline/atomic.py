@@ -40,9 +40,8 @@ def written(path: epath.PathLike) -> Iterator[BinaryIO]:
         if isinstance(error, OSError):
             raise OSError(
                 error.errno,
-                f"could not write {os.fspath(path)}: {error.strerror or error}. Nothing half-written "
-                "is left under that name; make room (or choose another directory) and run again, "
-                "and finished work is kept",
+                f"could not write {os.fspath(path)}: {error.strerror or error}. Nothing of it is "
+                "left, and what was finished before is kept; make room and run again",
             ) from error
         raise
     if is_local(path):
@@ -55,10 +54,10 @@ def written(path: epath.PathLike) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def alone(directory: epath.PathLike, doing: str) -> Iterator[None]:
-    """Holds the lock of `directory`, made if need be, while the block runs; others wait, and say so.
+    """Holds the lock of `directory` while the block runs; other processes wait, and say so.
 
-    The lock goes with the process that holds it, also when that is killed. Directories that are
-    not local have no lock: there, let one process do the work.
+    The directory is made if need be. The lock goes with the process that holds it, also when that
+    is killed. Directories that are not local have no lock: there, let one process do the work.
     """
     directory = epath.Path(directory)
     directory.mkdir(parents=True, exist_ok=True)

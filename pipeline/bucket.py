@@ -44,7 +44,7 @@ class Bucket:
         return self.rows * self.length
 
     def __str__(self) -> str:
-        return f"{self.rows}×{self.length}"
+        return f"{self.rows}x{self.length}"
 
 
 def as_buckets(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:

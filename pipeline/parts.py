@@ -1,27 +1,16 @@
-"""The Arrow files of a corpus: cut, written, and read piece by piece."""
+"""Parts: the Arrow files that hold the tokens of a corpus."""
 
 import dataclasses
-import hashlib
 import json
-import mmap
 import os
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
 from etils import epath
 
 from pipeline.atomic import is_local, written
-
-# A part is closed by the example that takes it to either limit: 64 MiB of tokens, or 8 MiB of
-# offsets. The cut depends on nothing else, so every number of workers makes the same parts.
-TOKENS_PER_PART = 1 << 24
-EXAMPLES_PER_PART = 1 << 20
-
-# Ranges of a remote part closer than this are read as one: 64 KiB cost less than a request.
-NEIGHBOURS = 1 << 16
-CONNECTIONS = 16
+from pipeline.chunks import Chunk
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,20 +31,11 @@ class Part:
     sha256: str
 
 
-def content_digest(flat: np.ndarray, counts: np.ndarray) -> str:
-    """SHA-256 of the counts and the tokens of a part."""
-    sha = hashlib.sha256(np.ascontiguousarray(counts, "<u4"))
-    sha.update(np.ascontiguousarray(flat, "<i4"))
-    return sha.hexdigest()
-
-
-def write_part(
-    path: epath.Path, flat: np.ndarray, counts: np.ndarray, metadata: Mapping[str, object]
-) -> Part:
+def write_part(path: epath.Path, chunk: Chunk, metadata: Mapping[str, object]) -> Part:
     """Writes one part, whole or not at all, with `metadata` as JSON in its Arrow schema."""
-    offsets = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=offsets[1:])
-    column = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(flat, pa.int32()))
+    offsets = np.zeros(len(chunk.counts) + 1, np.int64)
+    np.cumsum(chunk.counts, out=offsets[1:])
+    column = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(chunk.flat, pa.int32()))
     schema = pa.schema(
         [pa.field("tokens", column.type)], metadata={"lockstep": json.dumps(metadata)}
     )
@@ -77,7 +57,7 @@ def read_part(path: epath.Path) -> tuple[Part, np.ndarray, dict]:
     try:
         whole = pa.memory_map(os.fspath(path)).read_buffer() if is_local(path) else None
         return _described(path.name, whole or pa.py_buffer(path.read_bytes()))
-    except (pa.ArrowInvalid, KeyError, IndexError, AttributeError) as error:
+    except (pa.ArrowException, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{os.fspath(path)} is not a whole part of a corpus: {error}") from error
 
 
@@ -95,31 +75,6 @@ def _described(name: str, whole: pa.Buffer) -> tuple[Part, np.ndarray, dict]:
         bytes=whole.size,
         offsets_at=offsets.address - whole.address,
         tokens_at=tokens.address - whole.address,
-        sha256=content_digest(flat, counts),
+        sha256=Chunk(flat, counts, None).digest,
     )
     return part, counts, json.loads(reader.schema.metadata[b"lockstep"])
-
-
-def cut(
-    chunks: Iterator[tuple[np.ndarray, np.ndarray, int]],
-) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-    """Joins and cuts (flat tokens, counts, text bytes) chunks into those of parts."""
-    raise NotImplementedError
-
-
-def flat_positions(first: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Where each token of the pieces lies: int64, [sum of lengths]; no length may be 0.
-
-    A cumulative sum of ones with a jump at each piece's start is ten times faster than
-    `arange + repeat`.
-
-    >>> flat_positions(np.array([10, 3]), np.array([3, 2])).tolist()
-    [10, 11, 12, 3, 4]
-    """
-    if not len(lengths):
-        return np.zeros(0, np.int64)
-    ends = np.cumsum(lengths)
-    steps = np.ones(ends[-1], np.int64)
-    steps[0] = first[0]
-    steps[ends[:-1]] = first[1:] - first[:-1] - lengths[:-1] + 1
-    return np.cumsum(steps, out=steps)

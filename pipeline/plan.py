@@ -3,6 +3,7 @@
 import collections
 import concurrent.futures
 import dataclasses
+import hashlib
 import threading
 from collections.abc import Iterable
 
@@ -38,6 +39,18 @@ class PlannedBatch:
     bucket: Bucket
     segments: np.ndarray
     epoch: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Real positions in the batch."""
+        return int(self.segments[:, 3].sum())
+
+    @property
+    def digest(self) -> str:
+        """A short hash of the batch: equal for equal buckets and segments."""
+        sha = hashlib.sha256(f"{self.bucket}".encode())
+        sha.update(np.ascontiguousarray(self.segments, "<i8"))
+        return sha.hexdigest()[:16]
 
 
 class Plan:
@@ -120,7 +133,7 @@ class Plan:
             (
                 f"plan={VERSION}",
                 f"lengths={lengths_lib.digest(lengths)}",
-                f"buckets={'+'.join(f'{b.rows}x{b.length}' for b in self.buckets)}",
+                f"buckets={'+'.join(map(str, self.buckets))}",
                 f"seed={self.seed}",
                 f"shuffle={'yes' if self.shuffle else 'no'}",
                 f"packing={packing}",
@@ -198,6 +211,14 @@ class Plan:
             future.set_exception(error)
 
     @property
+    def batches_per_bucket(self) -> dict[Bucket, int]:
+        """How many batches of each bucket an epoch has; 0 for one that is never needed."""
+        return {
+            bucket: sum(number * table.batches[index] for number, table in self._windows.tables())
+            for index, bucket in enumerate(self.buckets)
+        }
+
+    @property
     def num_tokens(self) -> int:
         """Real positions in an epoch."""
         return sum(
@@ -209,11 +230,8 @@ class Plan:
     @property
     def padding(self) -> float:
         """The share of an epoch's positions that are padding, empty rows included."""
-        positions = sum(
-            number * batches * bucket.positions
-            for number, table in self._windows.tables()
-            for batches, bucket in zip(table.batches, self.buckets, strict=True)
-        )
+        batches = self.batches_per_bucket
+        positions = sum(number * bucket.positions for bucket, number in batches.items())
         return 1 - self.num_tokens / positions
 
     def __repr__(self) -> str:

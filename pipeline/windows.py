@@ -13,6 +13,7 @@ import functools
 import numpy as np
 
 from pipeline import lengths as lengths_lib
+from pipeline.balance import balanced
 from pipeline.bucket import Bucket
 from pipeline.packing import Packed, pack
 from pipeline.shuffle import Purpose, permutation, random_bits, sort_by_group
@@ -32,8 +33,12 @@ class Table:
         after = np.cumsum(packed.counts)
         taken = (after - packed.counts).tolist()  # the next piece of each length
         self.row_start, self.slot_start, self.slot_piece, self.slot_length = [], [], [], []
+        self.cost = []  # of a row of each pattern: the sum of its segments' squared lengths
         for patterns in packed.patterns:
             rows, starts, pieces, sizes = [0], [0], [], []
+            self.cost.append(
+                np.array([sum(n * n * k for n, k in p.pieces) for p in patterns], np.int64)
+            )
             for pattern in patterns:
                 for length, times in pattern.pieces:
                     for _ in range(times):
@@ -50,23 +55,29 @@ class Table:
                 table.append(np.array(values, np.int64))
         assert taken == after.tolist(), "every piece has a slot"
 
+    def pattern(self, index: int, rows: np.ndarray) -> np.ndarray:
+        """The pattern of each of `rows` of bucket number `index`."""
+        return np.searchsorted(self.row_start[index], rows, side="right") - 1
+
     def first_piece(self, index: int) -> np.ndarray:
         """The piece in the first slot of every row of bucket number `index`."""
         rows = np.arange(self.packed.rows(index))
-        pattern = np.searchsorted(self.row_start[index], rows, side="right") - 1
+        pattern = self.pattern(index, rows)
         slot = self.slot_start[index][pattern]
         return self.slot_piece[index][slot] + rows - self.row_start[index][pattern]
 
-    def expand(self, index: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Row number (counted from 0 in `rows`), piece and length of every slot, in row order."""
-        pattern = np.searchsorted(self.row_start[index], rows, side="right") - 1
+    def batch(self, index: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Row in the batch, piece and length of every slot of `rows`, in row order."""
+        cost = self.cost[index][self.pattern(index, rows)]
+        rows, places = balanced(rows, cost, self.packed.buckets[index].rows)
+        pattern = self.pattern(index, rows)
         first = self.slot_start[index][pattern]
         times = self.slot_start[index][pattern + 1] - first
-        row = np.repeat(np.arange(len(rows)), times)
         before = np.cumsum(times) - times
-        slot = np.repeat(first - before, times) + np.arange(len(row))
+        slot = np.repeat(first - before, times) + np.arange(int(times.sum()))
         copy = np.repeat(rows - self.row_start[index][pattern], times)
-        return row, self.slot_piece[index][slot] + copy, self.slot_length[index][slot]
+        pieces = self.slot_piece[index][slot] + copy
+        return np.repeat(places, times), pieces, self.slot_length[index][slot]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +103,7 @@ class Dealt:
         index, batch = self.bucket[step], self.batch[step]
         bucket = self.table.packed.buckets[index]
         rows = self.rows[index][batch * bucket.rows : (batch + 1) * bucket.rows]
-        row, slots, sizes = self.table.expand(index, rows)
+        row, slots, sizes = self.table.batch(index, rows)
         return bucket, row, self.pieces[slots], sizes
 
 
@@ -112,7 +123,9 @@ class Windows:
     ):
         self._lengths, self._seed, self._shuffle = lengths, seed, shuffle
         counts = lengths_lib.histogram(lengths)
-        search = functools.partial(pack, buckets=buckets, packing=packing, max_segments=max_segments)
+        search = functools.partial(
+            pack, buckets=buckets, packing=packing, max_segments=max_segments
+        )
         number = -(-len(lengths) // window) if len(lengths) > window else 0
         self._first = np.cumsum(counts) - counts  # of each length, in the partition's order
         self._share = np.zeros_like(counts)  # pieces of each length in one main window
@@ -152,7 +165,9 @@ class Windows:
         else:
             order = np.arange(self.number)
             if self._shuffle:
-                order = permutation(random_bits(self._seed, Purpose.WINDOWS, self.number, epoch=epoch))
+                order = permutation(
+                    random_bits(self._seed, Purpose.WINDOWS, self.number, epoch=epoch)
+                )
             window, table = int(order[place - (place > before)]), self.main
         random = functools.partial(random_bits, self._seed, epoch=epoch, window=window)
         members, sizes = self._members(window)

@@ -1,0 +1,48 @@
+"""A small language model of the Python standard library's own functions: minutes on two cores."""
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    """The configuration that `python train.py` runs."""
+    config = ConfigDict()
+    config.seed = 0
+    config.steps = 400
+
+    # Where text comes from: `tfds`, a prepared data set ("python_stdlib" makes itself), or
+    # `files`, names or globs of .jsonl and text files, also .gz and .zst.
+    config.train = ConfigDict({"tfds": "python_stdlib", "files": "", "split": "train"})
+    config.eval = ConfigDict({"tfds": "python_stdlib", "files": "", "split": "validation"})
+    for part in (config.train, config.eval):
+        part.field = "text"  # of a record
+        part.begin, part.end = 0.0, 1.0  # which share of the records, as fractions
+
+    # kind: "sentencepiece" or "bytes". An empty `model` is trained on the training text.
+    config.tokenizer = ConfigDict({"kind": "sentencepiece", "model": "", "vocab_size": 4096})
+    config.tokenizer.begin = config.tokenizer.end = True  # mark where documents begin and end
+
+    # What `pipeline.load` takes: options of `fit_buckets` and of `Plan`.
+    config.batches = ConfigDict({"tokens_per_batch": 8192, "max_buckets": 4, "max_length": 1024})
+    config.batches.length_multiple = 128
+    config.batches.packing = "best_fit"
+    config.batches.overflow = "split"
+
+    # What `TransformerConfig` takes.
+    config.model = ConfigDict({"num_layers": 4, "width": 128, "num_heads": 4, "num_kv_heads": 2})
+    config.model.mlp_width = 384
+    config.model.dtype = "float32"
+
+    config.optimizer = ConfigDict({"learning_rate": 4e-3, "warmup_steps": 20})
+    config.optimizer.final = 0.05  # learning rate at the last step, as a share of the highest
+    config.optimizer.weight_decay = 0.1  # on matrices only
+    config.optimizer.clip = 1.0  # global norm of gradients
+    config.optimizer.b1, config.optimizer.b2 = 0.9, 0.98
+
+    config.mesh = ConfigDict({"data": -1, "fsdp": 1, "tensor": 1})  # -1: all devices left
+
+    config.eval_every = 200  # steps
+    config.checkpoint_every = 100  # steps
+    config.keep = 3  # checkpoints
+    config.on_nonfinite = "stop"  # or "skip": go on without that step's update
+    config.skip_steps = ()  # steps whose batch is left out
+    return config

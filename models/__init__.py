@@ -1,0 +1,16 @@
+"""Transformers in Flax NNX whose attention never crosses a segment, and their loss.
+
+Shape letters, used in names throughout the package (`x_BLD` is a batch of rows of vectors):
+
+| letter | meaning                                    |
+| ------ | ------------------------------------------ |
+| B      | rows of the batch                          |
+| L      | positions in a row (the queries' side)     |
+| S      | positions in a row of keys and values      |
+| D      | width of the residual stream               |
+| F      | width inside the feed-forward layer        |
+| N      | query heads                                |
+| G      | key and value heads (N is a multiple of G) |
+| K      | width of one head                          |
+| V      | tokens in the vocabulary                   |
+"""

@@ -1,0 +1,41 @@
+"""A decoder-only Transformer: a language model over packed rows.
+
+Shape letters are explained in `models/__init__.py`.
+"""
+
+from flax import nnx
+from jax import Array
+
+from models.config import TransformerConfig
+from models.transformer import Embedding, Transformer
+
+
+class Decoder(nnx.Module):
+    """Predicts the next token at every position, from the tokens before it in its segment.
+
+    A packed row gives what its segments would give alone: attention stays inside a segment, and
+    rotary positions come from `positions`, not from places in the row.
+
+    >>> import jax.numpy as jnp
+    >>> config = TransformerConfig(vocab_size=11, num_layers=1, width=8, num_heads=2,
+    ...                            num_kv_heads=1, mlp_width=16)
+    >>> model = Decoder(config, rngs=nnx.Rngs(0))
+    >>> inputs, segment_ids, positions = jnp.array([[[5, 6, 7, 0]], [[1, 1, 2, 0]], [[0, 1, 0, 0]]])
+    >>> model(inputs, segment_ids, positions).shape
+    (1, 4, 11)
+    """
+
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
+        self.embedding = Embedding(config, rngs=rngs)
+        self.transformer = Transformer(config, causal=True, cross=False, rngs=rngs)
+
+    def __call__(self, inputs: Array, segment_ids: Array, positions: Array) -> Array:
+        """Return float32 logits [B, L, V] from int32 tokens, segment ids and positions [B, L]."""
+        return self.embedding.logits(self.hidden(inputs, segment_ids, positions))
+
+    def hidden(self, inputs: Array, segment_ids: Array, positions: Array) -> Array:
+        """Return the last hidden states [B, L, D] in the compute dtype, for a loss in chunks.
+
+        `embedding.logits` turns them into what `__call__` returns.
+        """
+        return self.transformer(self.embedding(inputs), segment_ids, positions)

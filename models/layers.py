@@ -1,0 +1,125 @@
+"""The parts every Transformer here is made of: norm, rotary positions, attention, feed-forward.
+
+Each is pre-activation only; residual sums and norms' places are in `models/transformer.py`.
+Shape letters are explained in `models/__init__.py`.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from models.attention import segment_attention
+from models.config import TransformerConfig
+
+
+class RMSNorm(nnx.Module):
+    """Scale every vector to a mean square of one (Zhang and Sennrich, 2019), in float32."""
+
+    def __init__(self, width: int, *, epsilon: float = 1e-6):
+        self.scale = nnx.Param(jnp.ones(width))
+        self.epsilon = epsilon
+
+    def __call__(self, x: Array) -> Array:
+        """Return [..., D] in the dtype of x [..., D]."""
+        x32 = x.astype(jnp.float32)
+        mean_square = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
+        return (x32 * jax.lax.rsqrt(mean_square + self.epsilon) * self.scale[...]).astype(x.dtype)
+
+
+def rotate(x_BLNK: Array, positions_BL: Array, theta: float) -> Array:
+    """Return x with number pairs (i, i + K/2) turned by position · theta^(−2i/K), dtype kept.
+
+    The product of a turned query and key depends on the difference of their positions only
+    (RoPE, Su et al., 2021). Angles are float32: bfloat16 cannot tell position 257 from 256.
+    """
+    half = x_BLNK.shape[-1] // 2
+    frequencies_K = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angles_BL1K = positions_BL.astype(jnp.float32)[:, :, None, None] * frequencies_K
+    sine, cosine = jnp.sin(angles_BL1K), jnp.cos(angles_BL1K)
+    a, b = jnp.split(x_BLNK.astype(jnp.float32), 2, axis=-1)
+    turned = jnp.concatenate([a * cosine - b * sine, b * cosine + a * sine], axis=-1)
+    return turned.astype(x_BLNK.dtype)
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention inside segments: from the queries' own row, or from another's.
+
+    Weights are drawn so that each projection keeps the variance of its input; the output, which
+    joins the residual stream 2·num_layers times in all, is drawn that much smaller.
+    """
+
+    def __init__(self, config: TransformerConfig, *, causal: bool, rngs: nnx.Rngs):
+        D, N, G, K = config.width, config.num_heads, config.num_kv_heads, config.head_width
+        self.query = nnx.Param(_normal(rngs, (D, N, K), fan_in=D))
+        self.key = nnx.Param(_normal(rngs, (D, G, K), fan_in=D))
+        self.value = nnx.Param(_normal(rngs, (D, G, K), fan_in=D))
+        self.out = nnx.Param(_normal(rngs, (N, K, D), fan_in=D * 2 * config.num_layers))
+        self.causal = causal
+        self.config = config
+
+    def __call__(
+        self,
+        x_BLD: Array,
+        segment_ids_BL: Array,
+        positions_BL: Array,
+    ) -> Array:
+        """Return [B, L, D]: what each position gathers from its own segment of the same row."""
+        q_BLNK, k_BLGK, v_BLGK = self._project(x_BLD, x_BLD)
+        out_BLNK = segment_attention(
+            rotate(q_BLNK, positions_BL, self.config.rope_theta),
+            rotate(k_BLGK, positions_BL, self.config.rope_theta),
+            v_BLGK,
+            q_segment_ids=segment_ids_BL,
+            causal=self.causal,
+            window=self.config.window,
+            implementation=self.config.attention,
+        )
+        return jnp.einsum("BLNK,NKD->BLD", out_BLNK, self.out[...].astype(x_BLD.dtype))
+
+    def across(
+        self, x_BLD: Array, segment_ids_BL: Array, memory_BSD: Array, memory_segment_ids_BS: Array
+    ) -> Array:
+        """Return [B, L, D]: what each position gathers from its segment of the memory.
+
+        No rotary positions: places in two different sequences have no meaningful difference.
+        """
+        q_BLNK, k_BSGK, v_BSGK = self._project(x_BLD, memory_BSD)
+        out_BLNK = segment_attention(
+            q_BLNK,
+            k_BSGK,
+            v_BSGK,
+            q_segment_ids=segment_ids_BL,
+            kv_segment_ids=memory_segment_ids_BS,
+            causal=False,
+            implementation=self.config.attention,
+        )
+        return jnp.einsum("BLNK,NKD->BLD", out_BLNK, self.out[...].astype(x_BLD.dtype))
+
+    def _project(self, x_BLD: Array, memory_BSD: Array) -> tuple[Array, Array, Array]:
+        dtype = x_BLD.dtype
+        q_BLNK = jnp.einsum("BLD,DNK->BLNK", x_BLD, self.query[...].astype(dtype))
+        k_BSGK = jnp.einsum("BSD,DGK->BSGK", memory_BSD, self.key[...].astype(dtype))
+        v_BSGK = jnp.einsum("BSD,DGK->BSGK", memory_BSD, self.value[...].astype(dtype))
+        return q_BLNK, k_BSGK, v_BSGK
+
+
+class SwiGLU(nnx.Module):
+    """Feed-forward layer with a gate: (silu(x·gate) * (x·up))·down (Shazeer, 2020)."""
+
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
+        D, F = config.width, config.mlp_width
+        self.gate = nnx.Param(_normal(rngs, (D, F), fan_in=D))
+        self.up = nnx.Param(_normal(rngs, (D, F), fan_in=D))
+        self.down = nnx.Param(_normal(rngs, (F, D), fan_in=F * 2 * config.num_layers))
+
+    def __call__(self, x_BLD: Array) -> Array:
+        """Return [B, L, D] in x's dtype."""
+        gate_DF, up_DF, down_FD = (
+            p[...].astype(x_BLD.dtype) for p in (self.gate, self.up, self.down)
+        )
+        return (jax.nn.silu(x_BLD @ gate_DF) * (x_BLD @ up_DF)) @ down_FD
+
+
+def _normal(rngs: nnx.Rngs, shape: tuple[int, ...], *, fan_in: int) -> Array:
+    return jax.random.normal(rngs.params(), shape, jnp.float32) * fan_in**-0.5

@@ -1,0 +1,73 @@
+"""What each kind of parameter is: how it is split over a mesh, and whether weight decay applies.
+
+One table by name instead of notes on every parameter: it costs nothing when there is no mesh, it
+also fits trees that mirror the parameters (gradients, optimiser moments), and it can be read at
+one glance.
+"""
+
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+# Mesh axes for each dimension. `fsdp` splits the residual width D of every matrix; `tensor` splits
+# what a layer computes in parallel: heads, feed-forward width, vocabulary.
+AXES: dict[str, tuple[str | None, ...]] = {
+    "embedding": ("tensor", "fsdp"),  # V, D
+    "query": ("fsdp", "tensor", None),  # D, N, K
+    "key": ("fsdp", "tensor", None),  # D, G, K
+    "value": ("fsdp", "tensor", None),  # D, G, K
+    "out": ("tensor", None, "fsdp"),  # N, K, D
+    "gate": ("fsdp", "tensor"),  # D, F
+    "up": ("fsdp", "tensor"),  # D, F
+    "down": ("tensor", "fsdp"),  # F, D
+    "scale": (None,),  # D
+}
+
+
+def parameter_shardings(tree: Any, mesh: Mesh) -> Any:
+    """Return a tree of `NamedSharding` with the structure of `tree`: `Decoder` state or the like.
+
+    An axis that the mesh lacks, or that does not divide its dimension, leaves that dimension
+    whole; so do leaves that are no parameter (step counters). Layers stacked by `scan_layers`
+    have a leading dimension, which stays whole.
+
+    Args:
+        tree: `nnx.state(model)`, its `jax.eval_shape`, optimiser state that mirrors it, or all
+            of these in one tree; leaves have a shape.
+        mesh: any mesh; axes named `fsdp` and `tensor` are used.
+    """
+
+    def sharding(path, leaf):
+        axes = AXES.get(_name(path), ())
+        whole = (None,) * (len(leaf.shape) - len(axes))
+        fitting = (
+            axis if mesh.shape.get(axis) and size % mesh.shape[axis] == 0 else None
+            for axis, size in zip(whole + axes, leaf.shape, strict=True)
+        )
+        return NamedSharding(mesh, PartitionSpec(*fitting))
+
+    return jax.tree_util.tree_map_with_path(sharding, tree)
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Return how a batch field [rows, length] is split: rows over `data` and `fsdp` together."""
+    axes = tuple(axis for axis in ("data", "fsdp") if axis in mesh.shape)
+    return NamedSharding(mesh, PartitionSpec(axes or None, None))
+
+
+def decay_mask(tree: Any) -> Any:
+    """Return a tree of bools for optax: True for matrices, False for the norms' scales.
+
+    By name, because a scale that `scan_layers` has stacked is two-dimensional as well.
+    """
+    return jax.tree_util.tree_map_with_path(lambda path, _: _name(path) in _MATRICES, tree)
+
+
+_MATRICES = {name for name, axes in AXES.items() if len(axes) > 1}
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    """Return the last name in a key path, as nnx and optax build them: a parameter's own, or ''."""
+    names = [entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey)]
+    return str(names[-1]) if names else ""

@@ -1,0 +1,112 @@
+"""Chunks: tokenised examples on their way to disk, cut where parts end."""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+# A part is closed by the example that takes it to either limit: 64 MiB of tokens, or 8 MiB of
+# offsets. The cut depends on nothing else, so every number of workers makes the same parts.
+TOKENS_PER_PART = 1 << 24
+EXAMPLES_PER_PART = 1 << 20
+
+# `chunks_of` makes chunks of about this many tokens.
+CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive examples: flat int32 tokens, the count of each, and UTF-8 bytes of their text.
+
+    `text_bytes` is None where no text is known (a corpus made of arrays).
+    """
+
+    flat: np.ndarray
+    counts: np.ndarray
+    text_bytes: np.ndarray | None
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the counts and the tokens."""
+        sha = hashlib.sha256(np.ascontiguousarray(self.counts, "<u4").data)
+        sha.update(np.ascontiguousarray(self.flat, "<i4").data)
+        return sha.hexdigest()
+
+    def split(self, examples: int) -> tuple["Chunk", "Chunk"]:
+        """The first `examples` and the rest, as views."""
+        at, text = int(self.counts[:examples].sum()), self.text_bytes
+        texts = (None, None) if text is None else (text[:examples], text[examples:])
+        return (
+            Chunk(self.flat[:at], self.counts[:examples], texts[0]),
+            Chunk(self.flat[at:], self.counts[examples:], texts[1]),
+        )
+
+    @classmethod
+    def joined(cls, chunks: Sequence["Chunk"]) -> "Chunk":
+        """One chunk of many; all of them know their text, or none does."""
+        texts = [chunk.text_bytes for chunk in chunks if chunk.text_bytes is not None]
+        return cls(
+            np.concatenate([chunk.flat for chunk in chunks]),
+            np.concatenate([chunk.counts for chunk in chunks]),
+            np.concatenate(texts) if texts else None,
+        )
+
+
+def cut(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    """The same examples, joined and cut anew into one chunk for each part."""
+    held: list[Chunk] = []
+    examples = tokens = 0
+    for chunk in chunks:
+        while len(chunk.counts):
+            ends = np.cumsum(chunk.counts)
+            full = int(np.searchsorted(ends, TOKENS_PER_PART - tokens)) + 1
+            take = min(full, EXAMPLES_PER_PART - examples)
+            closes = take <= len(ends)
+            head, chunk = chunk.split(min(take, len(ends)))
+            held.append(head)
+            examples, tokens = examples + len(head.counts), tokens + len(head.flat)
+            if closes:
+                yield Chunk.joined(held)
+                held, examples, tokens = [], 0, 0
+    if held:
+        yield Chunk.joined(held)
+
+
+def chunks_of(examples: Iterable[Any], vocab_size: int | None) -> Iterator[Chunk]:
+    """The examples in chunks, each example checked."""
+    held: list[np.ndarray] = []
+    tokens = 0
+    for number, example in enumerate(examples):
+        held.append(_checked(example, number, vocab_size))
+        tokens += len(held[-1])
+        if tokens >= CHUNK or len(held) >= CHUNK:
+            yield _chunk(held)
+            held, tokens = [], 0
+    if held:
+        yield _chunk(held)
+
+
+def _chunk(arrays: list[np.ndarray]) -> Chunk:
+    counts = np.fromiter(map(len, arrays), np.int64, len(arrays))
+    return Chunk(np.concatenate(arrays, dtype=np.int32, casting="unsafe"), counts, None)
+
+
+def _checked(example: Any, number: int, vocab_size: int | None) -> np.ndarray:
+    array = np.asarray(example)
+    if array.size == 0 and array.ndim == 1:
+        return array.astype(np.int32)
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+        raise ValueError(
+            f"example {number} has shape {array.shape} and dtype {array.dtype}; an example is a "
+            "1-D array of integer token ids"
+        )
+    low, high = int(array.min()), int(array.max())
+    limit = 1 << 31 if vocab_size is None else vocab_size
+    if low < 0 or high >= limit:
+        allowed = "0 to 2**31 - 1" if vocab_size is None else f"0 to {limit - 1} (vocab_size)"
+        raise ValueError(
+            f"example {number} holds the token id {low if low < 0 else high}; ids are {allowed}"
+        )
+    return array

@@ -1,0 +1,80 @@
+"""From the fields of a config to corpora: which source, which tokenizer, prepared where."""
+
+from typing import Any
+
+from etils import epath
+
+from pipeline import sources, tokenizers
+from pipeline.corpus import Corpus
+from pipeline.prepare import prepare
+
+
+def open_source(fields: Any, data_dir: epath.Path) -> sources.Source:
+    """The source that `fields` describe.
+
+    Args:
+        fields: has `tfds` (the name of a prepared data set, or "python_stdlib") or `files` (names
+            or globs, separated by commas; `.jsonl` files hold an object per line, others text),
+            one of them empty; `split`, of a TFDS data set; `begin` and `end`, the share of the
+            records that is wanted, from 0.0 to 1.0.
+        data_dir: where "python_stdlib" is made.
+
+    Raises:
+        ValueError: both or neither of `tfds` and `files` are given.
+    """
+    if bool(fields.files) == bool(fields.tfds):
+        raise ValueError(
+            f"files is {fields.files!r} and tfds is {fields.tfds!r}; give one of them and leave "
+            "the other empty, as in --config.train.files='data/*.jsonl.gz' --config.train.tfds=''"
+        )
+    source: sources.Source
+    if fields.tfds == "python_stdlib":
+        source = sources.PythonStdlib(fields.split, data_dir=data_dir)
+    elif fields.tfds:
+        source = sources.Tfds(fields.tfds, fields.split)
+    elif ".jsonl" in fields.files:
+        source = sources.JsonLines(fields.files.split(","))
+    else:
+        source = sources.TextFiles(fields.files.split(","))
+    if (fields.begin, fields.end) != (0.0, 1.0):
+        source = sources.Slice(source, fields.begin, fields.end)
+    return source
+
+
+def prepare_corpora(config: Any, directory: epath.Path) -> tuple[Corpus, Corpus]:
+    """The corpora for training and evaluation, prepared now if they are not yet there.
+
+    Args:
+        config: `train` and `eval`, each with the fields of `open_source` and `field`, the name of
+            a record's text; `tokenizer`, with `kind` ("bytes" or "sentencepiece"), `begin` and
+            `end` marks, and for sentencepiece a `model` file, or none and the `vocab_size` of one
+            to be trained on the training text; `seed`.
+        directory: where to keep them.
+
+    Raises:
+        ValueError: a field is not as above, or what `prepare` raises.
+    """
+    parts = {name: open_source(config[name], directory / "tfds") for name in ("train", "eval")}
+    spec = config.tokenizer
+    marks = {"begin": spec.begin, "end": spec.end}
+    tokenizer: tokenizers.Tokenizer
+    if spec.kind == "bytes":
+        tokenizer = tokenizers.Bytes(**marks)
+    elif spec.kind == "sentencepiece" and spec.model:
+        tokenizer = tokenizers.SentencePiece(spec.model, **marks)
+    elif spec.kind == "sentencepiece":
+        tokenizer = tokenizers.train_sentencepiece(
+            parts["train"],
+            spec.vocab_size,
+            directory / "tokenizer.model",
+            seed=config.seed,
+            field=config.train.field,
+            **marks,
+        )
+    else:
+        raise ValueError(f"tokenizer.kind is {spec.kind!r}; it must be 'sentencepiece' or 'bytes'")
+    train, held_out = (
+        prepare(source, tokenizer, directory / name, field=config[name].field)
+        for name, source in parts.items()
+    )
+    return train, held_out

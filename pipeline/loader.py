@@ -1,0 +1,268 @@
+"""Batches as a Grain data set, and an iterator that keeps them coming to the devices."""
+
+import difflib
+import inspect
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import grain
+import numpy as np
+
+from pipeline.bucket import Bucket
+from pipeline.checkpoint import check_data_state, data_state
+from pipeline.collate import collate
+from pipeline.corpus import Corpus
+from pipeline.fit import fit_buckets
+from pipeline.plan import Plan, PlannedBatch
+from pipeline.sharding import (
+    Block,
+    batch_sharding,
+    block_of_sharding,
+    parts,
+    slice_of_process,
+    to_global,
+)
+
+# Reading and collating a batch takes about a millisecond: two threads keep ahead of any step.
+READ = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
+
+
+class Batches(grain.MapDataset):
+    """The batches of a plan, random access: `Batches(corpus, plan)[step]` is a dict of arrays.
+
+    Steps count from 0 over all epochs. The length is one epoch; `repeat` makes it several, or
+    endless, with every epoch shuffled anew. The state of its iterators is
+    `pipeline.checkpoint.data_state`, and they refuse the state of another plan or corpus.
+
+    Args:
+        corpus: where the tokens are.
+        plan: which tokens are in which batch.
+        sharding: a `jax.sharding.NamedSharding` of batches `[rows, length]`; this process then
+            builds exactly the rows and columns that its devices hold.
+        process_index, process_count: the shorthand for contiguous slices of rows.
+
+    Raises:
+        ValueError: both ways to say which rows are given, the rows of a bucket do not divide, or
+            the plan is for another number of examples.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        plan: Plan,
+        *,
+        sharding=None,
+        process_index: int = 0,
+        process_count: int = 1,
+    ):
+        super().__init__()
+        if len(corpus) != plan.num_examples:
+            raise ValueError(
+                f"the corpus has {len(corpus):,} examples and the plan is for "
+                f"{plan.num_examples:,}; make the plan from corpus.lengths"
+            )
+        if sharding is not None and process_count != 1:
+            raise ValueError(
+                "both sharding and process_count say which rows to build; give one of them"
+            )
+        self.corpus, self.plan = corpus, plan
+        self._epochs: int | None = 1
+        self.blocks: dict[Bucket, Block] = {
+            bucket: slice_of_process(bucket.shape, process_index, process_count)
+            if sharding is None
+            else block_of_sharding(sharding, bucket.shape)
+            for bucket in plan.buckets
+        }
+
+    def __len__(self) -> int:
+        if self._epochs is None:
+            return sys.maxsize
+        return self._epochs * self.plan.num_batches()
+
+    def __getitem__(self, step):
+        if isinstance(step, slice):
+            return self.slice(step)
+        planned = self.plan.batch(step)
+        return collate(self.corpus, planned, self.blocks[planned.bucket])
+
+    def empty(self, bucket: Bucket) -> dict[str, np.ndarray]:
+        """A batch of padding alone: the fields, shapes and dtypes of this process's batches."""
+        nothing = PlannedBatch(bucket, np.zeros((0, 4), np.int64))
+        return collate(self.corpus, nothing, self.blocks[bucket])
+
+    def repeat(self, num_epochs: int | None = None, **options) -> "Batches":
+        """The same batches for `num_epochs` epochs; None for ever."""
+        if options or not (num_epochs is None or num_epochs >= 1) or self._epochs != 1:
+            raise ValueError(
+                f"repeat(num_epochs={num_epochs}, {options}) of batches that are repeated "
+                f"{self._epochs} times; repeat them once, with a whole number of epochs or None, "
+                "and no other options"
+            )
+        copy = object.__new__(type(self))
+        copy.__dict__.update(self.__dict__)
+        copy._epochs = num_epochs
+        return copy
+
+    def set_slice(self, sl: slice, sequential_slice: bool = False):
+        """Refuses Grain's slicing of sources, which would take steps out from under the plan."""
+        raise ValueError(
+            f"the batches of a plan cannot be sliced in place ({sl}); use "
+            "mp_prefetch(…, sequential_slice=False)"
+        )
+
+    def to_iter_dataset(
+        self, read_options: grain.ReadOptions | None = None, *, allow_nones: bool = False
+    ) -> grain.IterDataset:
+        """An iterable data set whose iterators have the data state of this plan."""
+        steps = super().to_iter_dataset(read_options or READ, allow_nones=allow_nones)
+        return _Resumable(steps, self.plan, self.corpus)
+
+
+class _Resumable(grain.IterDataset):
+    """Gives the iterators of its parent the data state of a plan."""
+
+    def __init__(self, parent: grain.IterDataset, plan: Plan, corpus: Corpus):
+        super().__init__(parent)
+        self._about = plan, corpus
+
+    def __iter__(self) -> grain.DatasetIterator:
+        return _ResumableIterator(iter(self._parent), *self._about)
+
+
+class _ResumableIterator(grain.DatasetIterator):
+    def __init__(self, parent: grain.DatasetIterator, plan: Plan, corpus: Corpus):
+        super().__init__(parent)
+        self._about = plan, corpus
+
+    def __next__(self) -> dict[str, np.ndarray]:
+        return next(self._parent)
+
+    def get_state(self) -> dict[str, Any]:
+        return data_state(self._parent.get_state()["next_index"], *self._about)
+
+    def set_state(self, state: dict[str, Any]):
+        self._parent.set_state({"next_index": check_data_state(state, *self._about)})
+
+
+class Loader:
+    """An iterator over batches as jax.Arrays, transferred while the last step still runs.
+
+    Its state is exact with batches in flight: it counts those that were handed out.
+
+    Args:
+        batches: what to load; made with the sharding of `mesh` and `spec` if there is a mesh.
+        mesh: the devices; None: all arrays on the default device.
+        spec: how batches lie on the mesh, as for `to_global`.
+        prefetch: batches kept ready on the devices.
+    """
+
+    def __init__(self, batches: Batches, *, mesh=None, spec=None, prefetch: int = 2):
+        self.plan, self.corpus = batches.plan, batches.corpus
+        mesh = _one_device() if mesh is None else mesh
+        # One process's part of a bucket has a shape that no other bucket's part has.
+        shapes = {block.shape: bucket.shape for bucket, block in batches.blocks.items()}
+
+        def put(batch):
+            shape = next(iter(batch.values())).shape
+            return to_global(batch, mesh, spec=spec, shape=shapes[shape])
+
+        #: For each bucket that the plan uses, a `jax.ShapeDtypeStruct` for every field.
+        self.specs = {
+            bucket: _specs(batches.empty(bucket), bucket, batch_sharding(mesh, spec))
+            for bucket, number in self.plan.batches_per_bucket.items()
+            if number
+        }
+        ahead = batches.to_iter_dataset().map(put)
+        self._steps = iter(
+            grain.experimental.ThreadPrefetchIterDataset(ahead, prefetch_buffer_size=prefetch)
+        )
+
+    def __iter__(self) -> "Loader":
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        return next(self._steps)
+
+    def get_state(self) -> dict[str, Any]:
+        """The data state after the batches handed out so far: small JSON."""
+        return self._steps.get_state()
+
+    def set_state(self, state: dict[str, Any]):
+        """Goes on from `state`; refuses that of another plan or corpus with a `ValueError`."""
+        self._steps.set_state(state)
+
+    def close(self):
+        """Stops the background threads."""
+        self._steps.close()
+
+    def __enter__(self) -> "Loader":
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+def _specs(batch: dict[str, np.ndarray], bucket: Bucket, sharding) -> dict[str, Any]:
+    import jax
+
+    return {
+        name: jax.ShapeDtypeStruct(bucket.shape, values.dtype, sharding=sharding)
+        for name, values in batch.items()
+    }
+
+
+def _one_device():
+    import jax
+
+    auto = (jax.sharding.AxisType.Auto,)
+    return jax.make_mesh((1,), ("data",), axis_types=auto, devices=jax.local_devices()[:1])
+
+
+def load(
+    corpus: Corpus | str,
+    *,
+    buckets: Iterable[Bucket] | None = None,
+    mesh=None,
+    spec=None,
+    num_epochs: int | None = None,
+    prefetch: int = 2,
+    **options,
+) -> Loader:
+    """An iterator over the batches of a corpus, planned, packed and on the devices.
+
+    Args:
+        corpus: a corpus, or its directory.
+        buckets: the shapes; None: chosen by `fit_buckets`, with rows that the mesh divides.
+        mesh, spec, prefetch: as for `Loader`.
+        num_epochs: how often to go through the corpus; None for ever.
+        **options: what `fit_buckets` and `Plan` take by keyword: `tokens_per_batch`,
+            `max_buckets`, `seed`, `packing`, `overflow`, …
+
+    Raises:
+        TypeError: an option is neither `fit_buckets`'s nor `Plan`'s.
+        ValueError: as `fit_buckets`, `Plan` and `Batches` raise.
+    """
+    fitting, planning = (
+        {name for name, p in inspect.signature(f).parameters.items() if p.kind is p.KEYWORD_ONLY}
+        for f in (fit_buckets, Plan)
+    )
+    known = sorted(fitting | planning)
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            raise TypeError(
+                f"load() has no option {name!r}{f'; did you mean {near[0]!r}?' if near else ''} "
+                f"The options are {', '.join(known)}"
+            )
+    if not isinstance(corpus, Corpus):
+        corpus = Corpus.open(corpus)
+    mesh = _one_device() if mesh is None else mesh
+    sharding = batch_sharding(mesh, spec)
+    if buckets is None:
+        chosen = {"max_buckets": 4, "row_multiple": parts(sharding)[0]}
+        chosen |= {name: value for name, value in options.items() if name in fitting}
+        buckets = fit_buckets(corpus, **chosen)
+    plan = Plan(corpus, buckets, **{k: v for k, v in options.items() if k in planning})
+    batches = Batches(corpus, plan, sharding=sharding).repeat(num_epochs)
+    return Loader(batches, mesh=mesh, spec=spec, prefetch=prefetch)

@@ -1,0 +1,144 @@
+"""What a run tells of itself: a live line, a JSON line for each step, TensorBoard events."""
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import tqdm
+from etils import epath
+
+from pipeline.atomic import is_local, written
+
+# Seconds between lines where there is no terminal to draw a bar on.
+EVERY = 10.0
+
+
+class Clock:
+    """Seconds by phase, going on from those given: `with clock("compile"): …`."""
+
+    def __init__(self, seconds: Mapping[str, float] | None = None):
+        self.seconds: dict[str, float] = defaultdict(float, seconds or {})
+
+    @contextlib.contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        """Adds the time inside the block to `phase`."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] += time.perf_counter() - begin
+
+
+class MetricsLog:
+    """A JSON line for each step in `metrics.jsonl`, and the same numbers for TensorBoard.
+
+    A resumed run takes back the lines of steps that it will run again, so that the file has each
+    step once. Object storage cannot append: there both are kept on this machine and uploaded
+    whole by `flush`.
+
+    Args:
+        workdir: where to write.
+        step: the step that the run goes on from.
+    """
+
+    def __init__(self, workdir: epath.Path, step: int):
+        import tensorboardX
+
+        self._workdir, self._remote = workdir, not is_local(workdir)
+        self._path = workdir / "metrics.jsonl"
+        kept = []
+        if self._path.exists():
+            kept = [line for line in self._path.read_text().splitlines() if _step(line) < step]
+        text = "".join(line + "\n" for line in kept)
+        self._scratch = tempfile.TemporaryDirectory() if self._remote else None
+        here = epath.Path(self._scratch.name) if self._scratch else workdir
+        with written(here / "metrics.jsonl") as file:
+            file.write(text.encode())
+        self._file = open(os.fspath(here / "metrics.jsonl"), "a")  # noqa: SIM115
+        self._here = here
+        self._board = tensorboardX.SummaryWriter(
+            os.fspath(here / "tensorboard"), purge_step=step, flush_secs=30
+        )
+
+    def write(self, values: Mapping[str, Any]):
+        """Writes one step's values; `step` is among them."""
+        self._file.write(json.dumps(values) + "\n")
+        for name, value in values.items():
+            if name != "step" and isinstance(value, (int, float)):
+                self._board.add_scalar(name, value, values["step"])
+
+    def flush(self):
+        """Makes what was written so far outlive the process."""
+        self._file.flush()
+        self._board.flush()
+        if self._remote:
+            (self._here / "metrics.jsonl").copy(self._path, overwrite=True)
+            (self._workdir / "tensorboard").mkdir(parents=True, exist_ok=True)
+            for path in (self._here / "tensorboard").iterdir():
+                path.copy(self._workdir / "tensorboard" / path.name, overwrite=True)
+
+    def close(self):
+        """Flushes and closes the files."""
+        self.flush()
+        self._file.close()
+        self._board.close()
+        if self._scratch:
+            self._scratch.cleanup()
+
+
+def _step(line: str) -> float:
+    """The step of a line; a line that a kill cut short is after every step."""
+    try:
+        return json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):
+        return float("inf")
+
+
+class Progress:
+    """The live line of a run: a bar on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, steps: int, step: int):
+        self._bar = tqdm.tqdm(
+            total=steps,
+            initial=step,
+            desc="train",
+            unit="step",
+            dynamic_ncols=True,
+            disable=not sys.stderr.isatty(),
+        )
+        self._steps, self._first = steps, step
+        self._begin = self._printed = time.perf_counter()
+        self._since = self._begin, 0, 0.0  # time, tokens and waiting at the last line
+
+    def update(self, step: int, tokens: int, waited: float, text: str):
+        """Shows that `step` steps are done, with `tokens` and `waited` seconds so far."""
+        self._bar.update(step - self._bar.n)
+        now = time.perf_counter()
+        if now - self._printed < (1.0 if not self._bar.disable else EVERY) and step < self._steps:
+            return
+        then, before, waiting = self._since
+        span = max(now - then, 1e-9)
+        text += (
+            f" · {(tokens - before) / span:,.0f} tokens/s · {(waited - waiting) / span:.1%} waiting"
+        )
+        self._since, self._printed = (now, tokens, waited), now
+        if not self._bar.disable:
+            self._bar.set_postfix_str(text)
+        else:
+            left = (now - self._begin) / max(step - self._first, 1) * (self._steps - step)
+            print(f"step {step:,}/{self._steps:,} · {text} · {left:.0f} s left", flush=True)
+
+    def say(self, text: str):
+        """Prints a line without disturbing the bar."""
+        tqdm.tqdm.write(text)
+        sys.stdout.flush()
+
+    def close(self):
+        """Leaves the bar as it is."""
+        self._bar.close()

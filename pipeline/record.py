@@ -1,0 +1,120 @@
+"""What a run has done so far: kept in every checkpoint, and told in its summary."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pipeline.corpus import Corpus
+from pipeline.plan import PlannedBatch
+
+
+@dataclasses.dataclass(kw_only=True)
+class Record:
+    """Counts of a run over all its starts; JSON, so that a checkpoint carries it.
+
+    Attributes:
+        config: the configuration, as JSON.
+        unigram_entropy: of the held-out targets, in nats per token.
+        tokens: real positions trained on.
+        positions: all positions computed, padding included.
+        skipped: steps without an update because they were not finite.
+        evaluations: for each evaluated step, `eval_loss` in nats per token and `bits_per_byte`.
+        seconds: by phase.
+        compiles: compilations of the training step by bucket, in this start.
+        compiles_after_start: compilations of anything since the first step of this start.
+    """
+
+    config: dict[str, Any]
+    unigram_entropy: float = math.nan
+    tokens: int = 0
+    positions: int = 0
+    skipped: int = 0
+    evaluations: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    compiles: dict[str, int] = dataclasses.field(default_factory=dict)
+    compiles_after_start: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """A copy that JSON can hold."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+    @property
+    def padding(self) -> float:
+        """The share of computed positions that were padding."""
+        return 1 - self.tokens / max(self.positions, 1)
+
+    def add(self, planned: PlannedBatch):
+        """Counts a batch that was trained on."""
+        self.tokens += planned.num_tokens
+        self.positions += planned.bucket.positions
+
+    def evaluate(self, step: int, total: float, weight: float, text_bytes: int | None):
+        """Notes an evaluation: the sum of losses in nats, of how many tokens and bytes."""
+        values = {"eval_loss": total / weight}
+        if text_bytes:
+            values["bits_per_byte"] = total / math.log(2) / text_bytes
+        self.evaluations[str(step)] = values
+        return values
+
+    def summary(self, steps: int) -> dict[str, Any]:
+        """What `summary.json` holds."""
+        evaluations = list(self.evaluations.values()) or [{}]
+        return {
+            "eval_loss_first": evaluations[0].get("eval_loss"),
+            "eval_loss_last": evaluations[-1].get("eval_loss"),
+            "unigram_entropy": self.unigram_entropy,
+            "bits_per_byte": evaluations[-1].get("bits_per_byte"),
+            "steps": steps,
+            "tokens": self.tokens,
+            "padding": self.padding,
+            "skipped_steps": self.skipped,
+            "compiles": self.compiles,
+            "compiles_after_start": self.compiles_after_start,
+            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+        }
+
+
+def unigram_entropy(corpus: Corpus) -> float:
+    """The entropy of a corpus's targets, in nats per token.
+
+    A model that ignores context cannot have a lower loss.
+    """
+    counts = np.zeros(1, np.int64)
+    step = 1 << 14  # examples at a time
+    for first in range(0, len(corpus), step):
+        lengths = corpus.lengths[first : first + step]
+        examples = np.arange(first, first + len(lengths))
+        targets = corpus.read(examples, np.zeros_like(examples), lengths)["targets"]
+        more = np.bincount(targets, minlength=len(counts))
+        more[: len(counts)] += counts
+        counts = more
+    share = counts[counts > 0] / counts.sum()
+    return float(-(share * np.log(share)).sum())
+
+
+def changes(then: Mapping[str, Any], now: Mapping[str, Any], may_change: tuple[str, ...]):
+    """The fields of a config that differ and must not, in words.
+
+    >>> changes({"steps": 1, "model": {"width": 8}}, {"steps": 2, "model": {"width": 16}}, ("steps",))
+    ['config.model.width was 8 and is now 16']
+    """
+    old, new = _flat(then), _flat(now)
+    return [
+        f"config.{name} was {old.get(name, 'not there')} and is now {new.get(name, 'not there')}"
+        for name in dict.fromkeys([*old, *new])
+        if old.get(name) != new.get(name) and name.split(".")[0] not in may_change
+    ]
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            fields |= _flat(value, f"{prefix}{name}.")
+        else:
+            fields[prefix + name] = value
+    return fields

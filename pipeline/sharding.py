@@ -1,0 +1,158 @@
+"""Which rows and columns of a global batch a process builds, and how they become jax.Arrays."""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """The part of a global batch that one process builds.
+
+    Attributes:
+        rows: the global rows, ascending, int64.
+        columns: first and one past the last position.
+    """
+
+    rows: np.ndarray
+    columns: tuple[int, int]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and positions in the block."""
+        return len(self.rows), self.columns[1] - self.columns[0]
+
+    def within(self, index: tuple[slice, ...]) -> tuple:
+        """`index`, slices of the global batch, as an index into this block."""
+        first, last = index[0].start or 0, index[0].stop
+        top = int(np.searchsorted(self.rows, first))
+        bottom = len(self.rows) if last is None else int(np.searchsorted(self.rows, last))
+        left, right, _ = index[1].indices(self.columns[1])
+        return slice(top, bottom), slice(left - self.columns[0], right - self.columns[0])
+
+
+def slice_of_process(shape: tuple[int, int], process_index: int, process_count: int) -> Block:
+    """The contiguous rows `[p·rows/P, (p+1)·rows/P)` of process `p` of `P`.
+
+    Raises:
+        ValueError: `process_index` is out of range, or the rows do not divide.
+    """
+    rows, length = shape
+    if not 0 <= process_index < process_count:
+        raise ValueError(
+            f"process_index is {process_index} of process_count={process_count}; it must be from "
+            f"0 to {process_count - 1}"
+        )
+    if rows % process_count:
+        raise _does_not_divide(shape, process_count, f"{process_count} processes")
+    share = rows // process_count
+    return Block(np.arange(process_index * share, (process_index + 1) * share), (0, length))
+
+
+def block_of_sharding(sharding, shape: tuple[int, int]) -> Block:
+    """The rows and columns that this process's devices hold under `sharding`.
+
+    Taken from the sharding's own index map, so it is right whatever the order of the mesh, with
+    replicas, and with a sharded length axis.
+
+    Raises:
+        ValueError: the rows, or the positions, do not divide over the sharding.
+    """
+    row_parts, length_parts = parts(sharding)
+    if shape[0] % row_parts:
+        raise _does_not_divide(shape, row_parts, f"{sharding.spec} of {sharding.mesh}")
+    if shape[1] % length_parts:
+        raise ValueError(
+            f"a bucket of {shape[0]} rows × {shape[1]} does not divide over {sharding.spec} of "
+            f"{sharding.mesh}; make the length of every bucket a multiple of {length_parts} "
+            f"(fit_buckets: length_multiple={length_parts})"
+        )
+    indices = sharding.addressable_devices_indices_map(shape).values()
+    rows = np.unique(np.concatenate([np.arange(*index[0].indices(shape[0])) for index in indices]))
+    spans = [index[1].indices(shape[1]) for index in indices]
+    return Block(rows, (min(span[0] for span in spans), max(span[1] for span in spans)))
+
+
+def parts(sharding) -> tuple[int, int]:
+    """Into how many parts a `NamedSharding` divides the rows and the length of a batch."""
+    spec = (*sharding.spec, None, None)[:2]
+    axes = [() if axis is None else axis if isinstance(axis, tuple) else (axis,) for axis in spec]
+    rows, length = (math.prod(sharding.mesh.shape[name] for name in names) for names in axes)
+    return rows, length
+
+
+def _does_not_divide(shape: tuple[int, int], multiple: int, over: str) -> ValueError:
+    return ValueError(
+        f"a bucket of {shape[0]} rows × {shape[1]} does not divide over {over}; make the rows of "
+        f"every bucket a multiple of {multiple} (fit_buckets: row_multiple={multiple})"
+    )
+
+
+def batch_sharding(mesh, spec=None):
+    """The sharding of batches: rows over the mesh's `data` and `fsdp` axes, or as `spec` says.
+
+    Raises:
+        ValueError: the mesh has neither axis and no `spec` is given.
+    """
+    import jax
+
+    if spec is None:
+        axes = tuple(axis for axis in ("data", "fsdp") if axis in mesh.axis_names)
+        if not axes:
+            raise ValueError(
+                f"the mesh has the axes {mesh.axis_names}, neither 'data' nor 'fsdp'; say with "
+                "spec=jax.sharding.PartitionSpec(…) over which of them the rows are divided"
+            )
+        spec = jax.sharding.PartitionSpec(axes)
+    return jax.sharding.NamedSharding(mesh, spec)
+
+
+def to_global(
+    batch: Mapping[str, np.ndarray],
+    mesh,
+    *,
+    spec=None,
+    shape: tuple[int, int] | None = None,
+    fields: Iterable[str] | None = None,
+):
+    """This process's rows as global jax.Arrays, each device holding its own part.
+
+    Args:
+        batch: arrays `[rows, positions]` of this process, as `Batches(…, sharding=…)` builds them.
+        mesh: a `jax.sharding.Mesh`.
+        spec: a `PartitionSpec`; None: rows over the axes `data` and `fsdp`, length unsharded.
+        shape: rows and positions of the global batch; may be left out with one process.
+        fields: the fields to transfer; None: all of them.
+
+    Returns:
+        A dict of jax.Arrays of global shape `shape` and the dtypes of `batch`.
+
+    Raises:
+        ValueError: with several processes and no `shape`, or arrays of another shape than this
+            process's block of `shape`.
+    """
+    import jax
+
+    sharding = batch_sharding(mesh, spec)
+    if shape is None:
+        if jax.process_count() > 1:
+            raise ValueError(
+                "to_global needs shape=(rows, length) of the global batch when there are several "
+                "processes: this process's rows do not tell it"
+            )
+        shape = next(iter(batch.values())).shape
+    block = block_of_sharding(sharding, shape)
+    arrays = {}
+    for name in batch if fields is None else fields:
+        local = batch[name]
+        if local.shape != block.shape:
+            raise ValueError(
+                f"{name} has shape {local.shape}, but of a global batch of {shape} this process "
+                f"holds {block.shape}; build batches with Batches(…, sharding=…) for the same mesh"
+            )
+        arrays[name] = jax.make_array_from_callback(
+            shape, sharding, lambda index, local=local: local[block.within(index)]
+        )
+    return arrays

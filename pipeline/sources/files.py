@@ -1,0 +1,148 @@
+"""Files of a source: found by name or glob, decompressed while read, told apart by content."""
+
+import gzip
+import hashlib
+import io
+import os
+import zlib
+from collections.abc import Iterable, Sequence
+from contextlib import contextmanager
+from typing import Any, BinaryIO
+
+from etils import epath
+
+# A fingerprint reads this many samples of a file, spread evenly; smaller files are read whole.
+SAMPLES, SAMPLE = 16, 1 << 16
+
+Paths = str | os.PathLike | Sequence[str | os.PathLike]
+
+
+def find(paths: Paths) -> list[epath.Path]:
+    """The files that `paths` (names or globs, one or several) stand for; globs in sorted order.
+
+    Raises:
+        FileNotFoundError: a file does not exist, or a glob matches none.
+        ValueError: a path is a directory, or there is none at all.
+    """
+    several = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    if not several:
+        raise ValueError("no files were given; name one or more, or a glob such as data/*.txt")
+    return [file for each in several for file in _find(os.fspath(each))]
+
+
+def _find(name: str) -> list[epath.Path]:
+    path = epath.Path(name).expanduser()
+    if path.is_dir():
+        raise ValueError(f"{name} is a directory; name its files with a glob such as {name}/*.txt")
+    if path.exists():
+        return [path]
+    wild = next((n for n, part in enumerate(path.parts) if any(c in part for c in "*?[")), None)
+    if wild is None:
+        raise FileNotFoundError(f"there is no file {name}; check the path")
+    base = epath.Path(*path.parts[:wild])
+    files = sorted(f for f in base.glob("/".join(path.parts[wild:])) if not f.is_dir())
+    if not files:
+        raise FileNotFoundError(f"no file matches {name}; check the path and the pattern")
+    return files
+
+
+def is_compressed(path: epath.Path) -> bool:
+    """Whether `opened` decompresses this file, and so cannot jump in it."""
+    return path.suffix in (".gz", ".zst")
+
+
+def opened(path: epath.Path) -> BinaryIO:
+    """The content of a file, decompressed if its name ends in `.gz` or `.zst`."""
+    raw = path.open("rb")
+    if path.suffix == ".gz":
+        return io.BufferedReader(gzip.GzipFile(fileobj=raw), 1 << 18)
+    if path.suffix == ".zst":
+        try:
+            import zstandard
+        except ImportError:
+            raise ImportError(
+                f"{os.fspath(path)} is compressed with zstandard, which is not installed: pip "
+                "install 'lockstep-pipeline[zstd]'"
+            ) from None
+        return io.BufferedReader(_Frames(raw, zstandard.ZstdDecompressor()), 1 << 18)
+    return raw
+
+
+class _Frames(io.RawIOBase):
+    """What the zstandard frames of a file hold, one after another.
+
+    The reader that comes with `zstandard` takes a file that was cut short for a whole one.
+    """
+
+    def __init__(self, raw: BinaryIO, decompressor: Any):
+        self._raw, self._decompressor = raw, decompressor
+        self._frame: Any = None
+        self._left, self._ready = b"", memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            compressed = self._left or self._raw.read(1 << 17)
+            if not compressed:
+                if self._frame is not None:
+                    raise EOFError("it ends within a frame")
+                return 0
+            self._frame = self._frame or self._decompressor.decompressobj()
+            self._ready = memoryview(self._frame.decompress(compressed))
+            self._left = self._frame.unused_data
+            if self._frame.eof:
+                self._frame = None
+        size = min(len(buffer), len(self._ready))
+        buffer[:size], self._ready = self._ready[:size], self._ready[size:]
+        return size
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+@contextmanager
+def naming(path: epath.Path):
+    """Turns what decompressors raise on a broken file into a sentence with its name."""
+    try:
+        yield
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        seen: Exception = error
+    except Exception as error:
+        if type(error).__name__ != "ZstdError":
+            raise
+        seen = error
+    else:
+        return
+    raise ValueError(
+        f"{os.fspath(path)} cannot be decompressed: {seen}. It is damaged or cut short; fetch it "
+        "again"
+    ) from seen
+
+
+def digest(files: Iterable[epath.Path]) -> str:
+    """A short hash of the names, sizes and content samples of files, as they are stored.
+
+    Times and directories do not count. An edit that leaves the size of a file above 1 MiB as it
+    was, and touches none of the 16 samples of 64 KiB, goes unnoticed.
+    """
+    sha = hashlib.sha256()
+    for path in files:
+        size = path.stat().length
+        sha.update(f"{path.name}\n{size}\n".encode())
+        with path.open("rb") as file:
+            if size <= SAMPLES * SAMPLE:
+                sha.update(file.read())
+                continue
+            for number in range(SAMPLES):
+                file.seek((size - SAMPLE) * number // (SAMPLES - 1))
+                sha.update(file.read(SAMPLE))
+    return sha.hexdigest()[:12]
+
+
+def described(paths: Sequence[epath.Path]) -> str:
+    """The first file, and how many others there are."""
+    more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
+    return os.fspath(paths[0]) + more

@@ -1,0 +1,62 @@
+"""Bytes: the tokenizer that needs no training."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from etils import epath
+
+from pipeline.tokenizers.tokenizer import BEGIN, END, with_marks
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """UTF-8 bytes as ids 3 to 258, after padding (0), a begin mark (1) and an end mark (2).
+
+    >>> Bytes().encode_batch(["hi", ""])
+    (array([  1, 107, 108,   2,   1,   2], dtype=int32), array([4, 2]))
+    >>> Bytes().decode([1, 107, 108, 2])
+    'hi'
+    """
+
+    begin: bool = True
+    end: bool = True
+
+    kind: ClassVar[str] = "bytes"
+    vocab_size: ClassVar[int] = 259
+
+    @property
+    def begin_id(self) -> int | None:
+        """The id before each text, or None."""
+        return BEGIN if self.begin else None
+
+    @property
+    def end_id(self) -> int | None:
+        """The id after each text, or None."""
+        return END if self.end else None
+
+    @property
+    def fingerprint(self) -> str:
+        """Says all there is to it.
+
+        >>> Bytes(begin=False).fingerprint
+        'bytes-end'
+        """
+        return "-".join(["bytes", *["begin"] * self.begin, *["end"] * self.end])
+
+    def encode_batch(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """See `Tokenizer`."""
+        encoded = [text.encode() for text in texts]
+        counts = np.fromiter(map(len, encoded), np.int64, len(encoded))
+        body = np.frombuffer(b"".join(encoded), np.uint8).astype(np.int32) + 3
+        return with_marks(body, counts, self.begin_id, self.end_id)
+
+    def decode(self, ids: Any) -> str:
+        """See `Tokenizer`; bytes that are no UTF-8 become U+FFFD."""
+        ids = np.asarray(ids)
+        return (ids[ids >= 3] - 3).astype(np.uint8).tobytes().decode(errors="replace")
+
+    def save(self, directory: epath.Path) -> dict[str, Any]:
+        """See `Tokenizer`; needs no file."""
+        return {"kind": self.kind, "begin": self.begin, "end": self.end}

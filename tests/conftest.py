@@ -1,0 +1,38 @@
+import os
+
+# Several devices on one CPU, for tests of sharding; JAX reads both when it is first imported.
+# Without NPROC, JAX 0.10 can deadlock on two cores with several devices.
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+os.environ["NPROC"] = "16"
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+import pipeline
+
+# A test that depends on luck or on how busy the machine is helps nobody.
+settings.register_profile("lockstep", derandomize=True, deadline=None, max_examples=60)
+settings.load_profile("lockstep")
+
+
+@pytest.fixture(scope="session")
+def examples():
+    """300 examples of skewed lengths, some with nothing to train on, some over 64 long."""
+    rng = np.random.default_rng(0)
+    sizes = np.clip(rng.lognormal(3, 1, 300), 0, 200).astype(int)
+    return [rng.integers(1, 1000, size).astype(np.int32) for size in sizes]
+
+
+@pytest.fixture(scope="session")
+def corpus(examples, tmp_path_factory):
+    """The examples as a corpus."""
+    directory = tmp_path_factory.mktemp("corpus")
+    return pipeline.Corpus.from_arrays(examples, directory, vocab_size=1000)
+
+
+@pytest.fixture(scope="session")
+def buckets():
+    """Three buckets whose rows four hosts can share."""
+    return pipeline.Bucket(16, 16), pipeline.Bucket(8, 32), pipeline.Bucket(4, 64)

@@ -1,0 +1,315 @@
+import copy
+import json
+import pickle
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline import chunks, lengths, pieces
+from pipeline.corpus import Corpus
+
+# 30 examples of 0 to 17 tokens over several parts; id = 100 · example + place.
+COUNTS = [(7 * number) % 18 for number in range(30)]
+EXAMPLES = [np.arange(count) + 100 * number for number, count in enumerate(COUNTS)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_parts():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunks, "TOKENS_PER_PART", 40)
+        patch.setattr(chunks, "EXAMPLES_PER_PART", 6)
+        patch.setattr(chunks, "CHUNK", 25)
+        yield
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("corpus")
+    Corpus.from_arrays(EXAMPLES, directory)
+    assert len(list(directory.glob("part-*.arrow"))) > 4
+    return directory
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["mapped", "ranges"])
+def corpus(directory, request):
+    return Corpus.open(directory, memory_map=request.param)
+
+
+@pytest.fixture
+def damaged(tmp_path):
+    """A corpus of its own for each test that spoils one."""
+    return Corpus.from_arrays(EXAMPLES, tmp_path / "corpus")
+
+
+def naive(picked, starts, wanted):
+    flat = {"inputs": [], "targets": []}
+    for example, start, length in zip(picked, starts, wanted, strict=True):
+        for at in range(start, start + length):
+            flat["inputs"].append(EXAMPLES[example][at])
+            flat["targets"].append(EXAMPLES[example][at + 1])
+    return flat
+
+
+def same(read, expected):
+    return list(read) == list(expected) and all(
+        value.dtype == np.int32 and value.tolist() == expected[field]
+        for field, value in read.items()
+    )
+
+
+def test_the_shift_happens_inside_each_example(tmp_path):
+    corpus = Corpus.from_arrays([[5, 6, 7], [8], [], [9, 9]], tmp_path)
+    assert corpus.lengths.tolist() == [2, 0, 0, 1]
+    assert corpus[0]["inputs"].tolist() == [5, 6]
+    assert corpus[0]["targets"].tolist() == [6, 7]
+    assert corpus[1]["inputs"].tolist() == corpus[2]["targets"].tolist() == []
+    assert corpus[-1]["targets"].tolist() == [9]
+    assert (len(corpus), corpus.num_tokens, corpus.vocab_size) == (4, 3, None)
+
+
+def test_every_example_comes_back(corpus):
+    assert len(corpus) == len(EXAMPLES)
+    assert corpus.lengths.dtype == np.uint32
+    for number, example in enumerate(corpus):
+        assert example["inputs"].tolist() == EXAMPLES[number][:-1].tolist()
+        assert example["targets"].tolist() == EXAMPLES[number][1:].tolist()
+        assert corpus.lengths[number] == len(example["inputs"])
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_pieces_of_any_examples_are_what_a_loop_would_read(corpus, data):
+    picked = data.draw(st.lists(st.integers(0, len(EXAMPLES) - 1), max_size=40))
+    longest = [max(COUNTS[example] - 1, 0) for example in picked]
+    starts = [data.draw(st.integers(0, length)) for length in longest]
+    wanted = [
+        data.draw(st.integers(0, length - start))
+        for length, start in zip(longest, starts, strict=True)
+    ]
+    assert same(corpus.read(picked, starts, wanted), naive(picked, starts, wanted))
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.lists(
+        st.lists(st.integers(0, 2**31 - 1), max_size=30).map(lambda ids: np.array(ids, np.int64)),
+        min_size=1,
+        max_size=40,
+    )
+)
+def test_any_arrays_survive_the_disk(tmp_path_factory, examples):
+    corpus = Corpus.from_arrays(iter(examples), tmp_path_factory.mktemp("any"))
+    assert corpus.lengths.tolist() == [max(len(example) - 1, 0) for example in examples]
+    for example, seen in zip(examples, corpus, strict=True):
+        assert seen["inputs"].tolist() == example[:-1].tolist()
+        assert seen["targets"].tolist() == example[1:].tolist()
+    corpus.verify()
+
+
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=40), st.integers(1, 40))
+def test_parts_do_not_depend_on_how_examples_arrive(counts, at_once):
+    counts = np.array(counts)
+    flat = np.arange(counts.sum(), dtype=np.int32)
+    whole = chunks.Chunk(flat, counts, counts)
+    several, rest = [], whole
+    while len(rest.counts):
+        head, rest = rest.split(at_once)
+        several.append(head)
+    parts = list(chunks.cut([whole]))
+    assert [part.digest for part in chunks.cut(several)] == [part.digest for part in parts]
+    assert np.array_equal(np.concatenate([part.flat for part in parts]), flat)
+    for part in parts:
+        assert len(part.flat) == part.text_bytes.sum() == part.counts.sum()
+        assert len(part.counts) <= chunks.EXAMPLES_PER_PART
+        assert part.counts[:-1].sum() < chunks.TOKENS_PER_PART
+
+
+@pytest.mark.parametrize(
+    ("piece", "sentence"),
+    [
+        ((30, 0, 1), "example 30 of a corpus of 30"),
+        ((-1, 0, 1), "example -1 of a corpus of 30"),
+        ((1, 0, 7), "positions 0 to 7 of example 1, which has length 6"),
+        ((1, 6, 1), "positions 6 to 7 of example 1, which has length 6"),
+        ((1, -1, 2), "positions -1 to 1 of example 1"),
+        ((1, 3, -1), "positions 3 to 2 of example 1"),
+        ((0, 0, 1), "example 0, which has length 0"),
+    ],
+)
+def test_a_piece_beyond_its_example_is_refused(corpus, piece, sentence):
+    with pytest.raises(IndexError, match=sentence):
+        corpus.read(*[[number] for number in piece])
+    with pytest.raises(IndexError):
+        corpus[len(corpus)]
+
+
+def test_neighbouring_pieces_are_fetched_as_one_range(directory, monkeypatch):
+    corpus = Corpus.open(directory, memory_map=False)
+    corpus.read([1, 7], [0, 0], [1, 1])  # fetches the offsets of both parts
+    fetched = []
+    fetch = pieces.RangedPieces._fetch
+    monkeypatch.setattr(
+        pieces.RangedPieces,
+        "_fetch",
+        lambda self, *place: fetched.append(place) or fetch(self, *place),
+    )
+    picked, starts, wanted = [7, 1, 2, 1], [1, 0, 0, 2], [3, 6, 10, 2]
+    assert same(corpus.read(picked, starts, wanted), naive(picked, starts, wanted))
+    assert len({place[0] for place in fetched}) == len(fetched) == 2
+
+
+def test_a_corpus_pickles_as_its_directory(corpus):
+    for other in (pickle.loads(pickle.dumps(corpus)), copy.deepcopy(corpus)):
+        assert other.fingerprint == corpus.fingerprint
+        assert type(other._pieces) is type(corpus._pieces)
+        assert other[4]["inputs"].tolist() == corpus[4]["inputs"].tolist()
+    assert len(pickle.dumps(corpus)) < 500
+
+
+def test_stored_numbers_are_those_of_the_data(corpus):
+    assert corpus.lengths_digest == lengths.digest(np.array(corpus.lengths))
+    assert corpus.num_tokens == sum(max(count - 1, 0) for count in COUNTS)
+    assert corpus.text_bytes is None
+    assert corpus.tokenizer is None
+    with pytest.raises(ValueError, match="read-only"):
+        corpus.lengths[0] = 1
+
+
+def test_a_corpus_prints_itself(corpus):
+    text = str(corpus)
+    for seen in ("30, 3 of them of length 0", f"{corpus.num_tokens} to train", "longest 16"):
+        assert seen in text
+    assert corpus.fingerprint in text
+    assert repr(corpus).startswith("Corpus.open(")
+
+
+def test_any_arrow_reader_can_read_the_parts(directory):
+    seen = []
+    for path in sorted(directory.glob("part-*.arrow")):
+        seen += pa.ipc.open_file(path.read_bytes()).read_all().column("tokens").to_pylist()
+    assert seen == [example.tolist() for example in EXAMPLES]
+
+
+def test_the_fingerprint_depends_on_content_alone(directory, tmp_path, monkeypatch):
+    corpus = Corpus.open(directory)
+    monkeypatch.setattr(chunks, "CHUNK", 1)
+    elsewhere = Corpus.from_arrays([e.astype(np.uint16) for e in EXAMPLES], tmp_path / "a")
+    assert elsewhere.fingerprint == corpus.fingerprint
+    other = Corpus.from_arrays([*EXAMPLES[:-1], EXAMPLES[-1] + 1], tmp_path / "b")
+    assert other.lengths_digest == corpus.lengths_digest
+    assert other.fingerprint != corpus.fingerprint
+    assert other.fingerprint.split(";")[1:] == ["tokenizer=none", "task=causal"]
+
+
+def test_the_same_arrays_again_open_the_corpus_and_others_are_refused(damaged):
+    before = (damaged.directory / "corpus.json").read_bytes()
+    again = Corpus.from_arrays(EXAMPLES, damaged.directory)
+    assert again.fingerprint == damaged.fingerprint
+    for others in (EXAMPLES[:-1], EXAMPLES[::-1], [*EXAMPLES, [1, 2]]):
+        with pytest.raises(ValueError, match="holds a corpus of other examples"):
+            Corpus.from_arrays(others, damaged.directory)
+    assert (damaged.directory / "corpus.json").read_bytes() == before
+    damaged.verify()
+
+
+def test_an_interrupted_corpus_of_arrays_is_written_anew(tmp_path):
+    def interrupted():
+        yield from (example + 1 for example in EXAMPLES[:20])
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Corpus.from_arrays(interrupted(), tmp_path)
+    with pytest.raises(ValueError, match="half-written"):
+        Corpus.open(tmp_path)
+    corpus = Corpus.from_arrays(EXAMPLES, tmp_path)
+    corpus.verify()
+    assert corpus[3]["inputs"].tolist() == EXAMPLES[3][:-1].tolist()
+
+
+@pytest.mark.parametrize(
+    ("examples", "vocab_size", "sentence"),
+    [
+        ([], None, "examples is empty"),
+        ([[1, 2], [1.5, 2.5]], None, "example 1 has shape .2,. and dtype float64"),
+        ([[1, 2], [[1, 2]]], None, "example 1 has shape .1, 2."),
+        ([[1, 2], 3], None, "example 1 has shape .. and"),
+        ([[1], [2, -1]], None, "example 1 holds the token id -1; ids are 0 to 2"),
+        ([[1], [1, 2**31]], None, "example 1 holds the token id 2147483648"),
+        ([[1], [1, 50]], 50, "example 1 holds the token id 50; ids are 0 to 49 .vocab_size"),
+    ],
+)
+def test_what_is_no_token_id_is_refused_by_number(tmp_path, examples, vocab_size, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        Corpus.from_arrays(examples, tmp_path, vocab_size=vocab_size)
+    assert not (tmp_path / "corpus.json").exists()
+
+
+def spoil(corpus, how):
+    part = corpus.directory / "part-00002.arrow"
+    manifest = corpus.directory / "corpus.json"
+    about = json.loads(manifest.read_text())
+    match how:
+        case "missing part":
+            part.unlink()
+        case "cut part":
+            part.write_bytes(part.read_bytes()[:-10])
+        case "changed token":
+            content = bytearray(part.read_bytes())
+            content[about["parts"][2]["tokens_at"]] ^= 1
+            part.write_bytes(content)
+        case "changed layout":
+            part.write_bytes(b"\xff" * about["parts"][2]["bytes"])
+        case "cut lengths":
+            (corpus.directory / "lengths.npy").write_bytes(b"")
+        case "changed length":
+            content = bytearray((corpus.directory / "lengths.npy").read_bytes())
+            content[-4] ^= 1
+            (corpus.directory / "lengths.npy").write_bytes(content)
+        case "lengths of another shape":
+            content = (corpus.directory / "lengths.npy").read_bytes()
+            content = content.replace(b"(30,)", b"(29,)")
+            (corpus.directory / "lengths.npy").write_bytes(content)
+        case "broken manifest":
+            manifest.write_text(manifest.read_text()[:200])
+        case "manifest of something else":
+            manifest.write_text('{"schema_version": 1}')
+        case "another schema":
+            manifest.write_text(json.dumps(about | {"schema_version": 99}))
+        case "no manifest":
+            manifest.unlink()
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ("missing part", "damaged at .*part-00002.arrow: it is missing. Restore"),
+        ("cut part", "damaged at .*part-00002.arrow: it has .* bytes instead of"),
+        ("cut lengths", "damaged at .*lengths.npy: it has 0 bytes instead of 248"),
+        ("lengths of another shape", "damaged at .*lengths.npy: it has shape .29,."),
+        ("broken manifest", "damaged at .*corpus.json: it cannot be read"),
+        ("manifest of something else", "damaged at .*corpus.json: it does not have"),
+        ("another schema", "schema version 99, and this version of Lockstep reads 1: prepare"),
+        ("no manifest", "half-written: it has parts but no corpus.json. Prepare it again"),
+    ],
+)
+def test_what_is_no_whole_corpus_is_refused_on_opening(damaged, how, sentence):
+    spoil(damaged, how)
+    with pytest.raises(ValueError, match=sentence):
+        Corpus.open(damaged.directory)
+
+
+@pytest.mark.parametrize("how", ["changed token", "changed layout", "changed length"])
+def test_verify_finds_what_opening_does_not_look_for(damaged, how):
+    damaged.verify()
+    spoil(damaged, how)
+    with pytest.raises(ValueError, match=r"damaged at .*(part-00002.arrow|lengths.npy): "):
+        Corpus.open(damaged.directory).verify()
+
+
+def test_a_directory_without_a_corpus_is_named(tmp_path):
+    for directory in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(FileNotFoundError, match=f"no corpus in {directory} .* prepare one"):
+            Corpus.open(directory)

@@ -1,0 +1,102 @@
+import itertools
+import logging
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline import Bucket, Plan, fit_buckets
+
+
+def lognormal(count=20_000, longest=512):
+    return np.clip(np.random.default_rng(0).lognormal(4.2, 0.9, count), 3, longest).astype(int)
+
+
+@given(
+    st.lists(st.integers(1, 60), min_size=1, max_size=40),
+    st.integers(1, 4),
+    st.sampled_from([1, 4, 8]),
+)
+def test_unpacked_buckets_are_as_good_as_the_best_of_all_sets(lengths, most, multiple):
+    lengths = np.array(lengths)
+    buckets = fit_buckets(
+        lengths,
+        tokens_per_batch=1024,
+        max_buckets=most,
+        length_multiple=multiple,
+        packing="none",
+    )
+
+    def cost(ends):
+        return sum(min(end for end in ends if end >= length) for length in lengths)
+
+    ends = sorted({-(-int(n) // multiple) * multiple for n in lengths})
+    best = min(
+        cost([*chosen, ends[-1]])
+        for count in range(min(most, len(ends)))
+        for chosen in itertools.combinations(ends[:-1], count)
+    )
+    assert cost([bucket.length for bucket in buckets]) <= best * 1.001
+
+
+def test_rows_keep_the_multiple_and_the_budget():
+    for bucket in fit_buckets(lognormal(), tokens_per_batch=10_000, max_buckets=4, row_multiple=3):
+        assert bucket.rows % 3 == 0
+        assert 10_000 - 3 * bucket.length < bucket.positions <= 10_000
+
+
+def test_dense_attention_wants_short_buckets_and_segment_attention_one(caplog):
+    lengths = lognormal(longest=8192)
+    options = {"tokens_per_batch": 65_536, "max_buckets": 4}
+    assert len(fit_buckets(lengths, **options)) == 4
+    with caplog.at_level(logging.INFO, "pipeline.fit"):
+        assert len(fit_buckets(lengths, attention="segment", **options)) == 1
+    assert "one bucket is enough" in caplog.text
+
+
+def test_the_measured_cost_of_four_buckets_is_far_below_that_of_one():
+    # Lognormal lengths up to 8,192 at width 1,024: 1.6 against 2.3 units a token.
+    lengths = np.clip(np.random.default_rng(0).lognormal(6, 1.2, 50_000), 8, 8192).astype(int)
+
+    def cost(buckets):
+        plan = Plan(lengths, buckets)
+        rows = {b: n * b.rows for b, n in plan.batches_per_bucket.items()}
+        return sum(n * (b.length + b.length**2 / 6144) for b, n in rows.items()) / lengths.sum()
+
+    four = cost(fit_buckets(lengths, tokens_per_batch=65_536, max_buckets=4))
+    one = cost(fit_buckets(lengths, tokens_per_batch=65_536, max_buckets=1))
+    assert one == pytest.approx(1 + 8192 / 6144, rel=0.01)
+    assert four < 0.7 * one
+
+
+def test_max_length_bounds_the_longest_bucket():
+    buckets = fit_buckets(
+        [5, 9, 4000], tokens_per_batch=512, max_buckets=3, max_length=200, length_multiple=8
+    )
+    assert buckets[-1].length == 200
+
+
+def test_one_length_gives_one_bucket():
+    assert fit_buckets([7, 7], tokens_per_batch=64, max_buckets=4, length_multiple=8) == (
+        Bucket(8, 8),
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"tokens_per_batch": 100}, "more than tokens_per_batch=100"),
+        ({"max_buckets": 0}, "max_buckets is 0"),
+        ({"row_multiple": 1.5}, "row_multiple is 1.5"),
+        ({"packing": "tight"}, "packing is 'tight'"),
+        ({"attention": "flash"}, "it must be 'dense' or 'segment'"),
+        ({"lengths": [0]}, "nothing to fit buckets to"),
+        ({"lengths": []}, "nothing to fit buckets to"),
+    ],
+)
+def test_bad_arguments_get_a_sentence(arguments, sentence):
+    good = {"lengths": [3, 300], "tokens_per_batch": 4096, "max_buckets": 2}
+    with pytest.raises(ValueError, match="(?s).") as error:
+        fit_buckets(**(good | arguments))
+    assert sentence in str(error.value)

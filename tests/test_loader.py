@@ -1,0 +1,289 @@
+import json
+import pickle
+import re
+
+import grain
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+import pipeline
+from pipeline import Batches, Plan
+from pipeline.loader import Loader
+
+FIELDS = {
+    "inputs": np.int32,
+    "targets": np.int32,
+    "inputs_segment_ids": np.int32,
+    "inputs_positions": np.int32,
+    "loss_weights": np.float32,
+}
+
+
+def slow_batch(examples, planned):
+    """A batch built one position at a time, from the definition."""
+    shape = planned.bucket.shape
+    batch = {name: np.zeros(shape, dtype) for name, dtype in FIELDS.items()}
+    column, segment = np.zeros(shape[0], int), np.zeros(shape[0], int)
+    for row, example, start, size in planned.segments:
+        segment[row] += 1
+        for position in range(start, start + size):
+            at = row, column[row]
+            batch["inputs"][at] = examples[example][position]
+            batch["targets"][at] = examples[example][position + 1]
+            batch["inputs_segment_ids"][at] = segment[row]
+            batch["inputs_positions"][at] = position
+            batch["loss_weights"][at] = 1
+            column[row] += 1
+    return batch
+
+
+def assert_same(one, other):
+    assert list(one) == list(other)
+    for name in one:
+        assert one[name].dtype == other[name].dtype
+        np.testing.assert_array_equal(np.asarray(one[name]), np.asarray(other[name]), name)
+
+
+def equal(one, other):
+    return all(np.array_equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("overflow", ["split", "truncate", "drop"])
+@pytest.mark.parametrize("packing", ["best_fit", "none"])
+def test_every_field_is_right_position_by_position(corpus, examples, buckets, packing, overflow):
+    plan = Plan(corpus, buckets, packing=packing, overflow=overflow)
+    batches = Batches(corpus, plan)
+    assert len(batches) == plan.num_batches()
+    for step in range(len(batches)):
+        assert_same(slow_batch(examples, plan.batch(step)), batches[step])
+
+
+@pytest.mark.parametrize("process_count", [2, 4])
+def test_the_rows_of_all_processes_are_the_batch_of_one(corpus, buckets, process_count):
+    plan = Plan(corpus, buckets)
+    whole = Batches(corpus, plan)
+    parts = [
+        Batches(corpus, plan, process_index=index, process_count=process_count)
+        for index in range(process_count)
+    ]
+    for step in range(len(whole)):
+        built = [part[step] for part in parts]
+        joined = {name: np.concatenate([part[name] for part in built]) for name in FIELDS}
+        assert_same(joined, whole[step])
+
+
+def auto_mesh(shape, axes, order=(0, 1, 2, 3)):
+    devices = np.array(jax.devices())[list(order)].reshape(shape)
+    return Mesh(devices, axes, axis_types=(AxisType.Auto,) * len(axes))
+
+
+MESHES = {
+    "rows": (auto_mesh((4,), ("data",)), PartitionSpec("data")),
+    "another order": (auto_mesh((4,), ("data",), (2, 0, 3, 1)), PartitionSpec("data")),
+    "replicas": (auto_mesh((2, 2), ("data", "tensor"), (3, 1, 0, 2)), PartitionSpec("data")),
+    "length": (auto_mesh((2, 2), ("data", "sequence")), PartitionSpec("data", "sequence")),
+    "length alone": (auto_mesh((4,), ("sequence",)), PartitionSpec(None, "sequence")),
+    "two axes of rows": (auto_mesh((2, 2), ("fsdp", "data")), PartitionSpec(("data", "fsdp"))),
+}
+
+
+class OneProcess:
+    """A sharding as one of several processes sees it, which holds only some of the devices."""
+
+    def __init__(self, sharding, devices):
+        self.sharding, self.devices = sharding, devices
+        self.spec, self.mesh = sharding.spec, sharding.mesh
+
+    def addressable_devices_indices_map(self, shape):
+        everywhere = self.sharding.devices_indices_map(shape)
+        return {device: everywhere[device] for device in self.devices}
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_global_arrays_are_those_of_one_device_under_any_mesh(corpus, buckets, name):
+    mesh, spec = MESHES[name]
+    sharding = NamedSharding(mesh, spec)
+    plan = Plan(corpus, buckets)
+    whole, batches = Batches(corpus, plan), Batches(corpus, plan, sharding=sharding)
+    for step in range(3):
+        arrays = pipeline.to_global(batches[step], mesh, spec=spec)
+        assert_same(arrays, whole[step])
+        assert all(array.sharding.is_equivalent_to(sharding, 2) for array in arrays.values())
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_a_process_builds_exactly_what_its_devices_hold(corpus, buckets, name):
+    mesh, spec = MESHES[name]
+    sharding, plan = NamedSharding(mesh, spec), Plan(corpus, buckets)
+    whole = Batches(corpus, plan)
+    for devices in ([0], [3], [0, 1], [1, 2], [0, 3]):
+        held = [jax.devices()[index] for index in devices]
+        batches = Batches(corpus, plan, sharding=OneProcess(sharding, held))
+        for step in range(3):
+            built, planned = batches[step], plan.batch(step)
+            block = batches.blocks[planned.bucket]
+            for index in (
+                OneProcess(sharding, held)
+                .addressable_devices_indices_map(planned.bucket.shape)
+                .values()
+            ):
+                for field in FIELDS:
+                    np.testing.assert_array_equal(
+                        built[field][block.within(index)], whole[step][field][index]
+                    )
+    rows = dict.fromkeys(("rows", "another order"), 4).get(name)
+    if rows:
+        one = Batches(corpus, plan, sharding=OneProcess(sharding, [jax.devices()[2]]))
+        assert one[0]["inputs"].shape[0] == plan.batch(0).bucket.rows // rows
+
+
+def test_rows_that_do_not_divide_are_refused_with_the_multiple_that_would_do(corpus, buckets):
+    plan = Plan(corpus, buckets)
+    with pytest.raises(ValueError, match="row_multiple=3"):
+        Batches(corpus, plan, process_index=0, process_count=3)
+    odd = Plan(corpus, [pipeline.Bucket(6, 64)])
+    with pytest.raises(ValueError, match="row_multiple=4"):
+        Batches(corpus, odd, sharding=NamedSharding(*MESHES["rows"]))
+    odd = Plan(corpus, [pipeline.Bucket(8, 66)])
+    with pytest.raises(ValueError, match="length_multiple=4"):
+        Batches(corpus, odd, sharding=NamedSharding(*MESHES["length alone"]))
+
+
+def test_wrong_ways_to_ask_for_batches_get_a_sentence(corpus, buckets):
+    plan = Plan(corpus, buckets)
+    with pytest.raises(ValueError, match="from 0 to 1"):
+        Batches(corpus, plan, process_index=2, process_count=2)
+    with pytest.raises(ValueError, match="give one of them"):
+        Batches(corpus, plan, sharding=NamedSharding(*MESHES["rows"]), process_count=2)
+    with pytest.raises(ValueError, match="the plan is for 2"):
+        Batches(corpus, Plan([1, 2], buckets))
+    with pytest.raises(ValueError, match="repeat them once"):
+        Batches(corpus, plan).repeat(2).repeat(2)
+    with pytest.raises(ValueError, match="neither 'data' nor 'fsdp'"):
+        pipeline.to_global({}, auto_mesh((4,), ("x",)))
+    with pytest.raises(ValueError, match="this process holds"):
+        pipeline.to_global({"inputs": np.zeros((2, 8))}, MESHES["rows"][0], shape=(8, 8))
+
+
+def test_the_state_restores_at_every_step_in_any_order(corpus, buckets):
+    batches = Batches(corpus, Plan(corpus, buckets)).repeat(2)
+    iterator = iter(batches.to_iter_dataset())
+    states, seen = [], []
+    for batch in iterator:
+        seen.append(batch)
+        states.append(json.loads(json.dumps(iterator.get_state())))
+    assert len(seen) == len(batches) == 2 * batches.plan.num_batches()
+    assert [state["step"] for state in states] == list(range(1, len(seen) + 1))
+    order = np.random.default_rng(0).permutation(len(seen))
+    for at in [*order, len(seen) - 1]:
+        iterator.set_state(states[at])
+        if at + 1 == len(seen):
+            with pytest.raises(StopIteration):
+                next(iterator)
+            with pytest.raises(StopIteration):
+                next(iterator)
+        else:
+            assert equal(next(iterator), seen[at + 1])
+
+
+def test_the_loader_restores_at_every_step_with_batches_in_flight(corpus, buckets):
+    with pipeline.load(corpus, buckets=buckets, num_epochs=1) as loader:
+        start = loader.get_state()
+        seen, states = [], []
+        for batch in loader:
+            seen.append(batch)
+            states.append(json.loads(json.dumps(loader.get_state())))
+        for at in range(len(seen) - 1, -1, -1):
+            loader.set_state(states[at - 1] if at else start)
+            assert equal(next(loader), seen[at])
+    for at in range(0, len(seen), 5):
+        with pipeline.load(corpus, buckets=buckets, num_epochs=1) as fresh:
+            fresh.set_state(states[at - 1] if at else start)
+            rest = list(fresh)
+        assert len(rest) == len(seen) - at
+        assert all(map(equal, rest, seen[at:]))
+
+
+def test_the_state_is_small_json_and_the_same_for_every_process(corpus, buckets):
+    plan = Plan(corpus, buckets)
+    states = []
+    for index in range(4):
+        steps = iter(Batches(corpus, plan, process_index=index, process_count=4).to_iter_dataset())
+        for _ in range(3):
+            next(steps)
+        states.append(json.dumps(steps.get_state()))
+    assert len(set(states)) == 1
+    assert len(states[0]) < 1024
+    assert json.loads(states[0]) == {
+        "step": 3,
+        "plans": [{"from": 0, "fingerprint": plan.fingerprint, "corpus": corpus.fingerprint}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"seed": 5}, "seed was 0 and is now 5"),
+        ({"packing": "none"}, "packing was best_fit and is now none"),
+        ({"overflow": "drop"}, "overflow was split and is now drop"),
+        ({"buckets": [pipeline.Bucket(4, 64)]}, "buckets was 16x16+8x32+4x64 and is now 4x64"),
+    ],
+)
+def test_a_state_of_another_plan_is_refused_with_what_changed(corpus, buckets, options, sentence):
+    state = iter(Batches(corpus, Plan(corpus, buckets)).to_iter_dataset()).get_state()
+    other = Plan(corpus, **({"buckets": buckets} | options))
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        iter(Batches(corpus, other).to_iter_dataset()).set_state(state)
+
+
+def test_a_state_of_other_tokens_of_the_same_lengths_is_refused(
+    corpus, examples, buckets, tmp_path
+):
+    other = pipeline.Corpus.from_arrays([e + 1 for e in examples], tmp_path, vocab_size=1001)
+    plan = Plan(corpus, buckets)
+    state = iter(Batches(corpus, plan).to_iter_dataset()).get_state()
+    with pytest.raises(ValueError, match="tokens was .* and is now"):
+        iter(Batches(other, plan).to_iter_dataset()).set_state(state)
+
+
+@pytest.mark.parametrize("state", [{"next_index": 3}, {"step": 1, "plans": []}, "x", None])
+def test_what_is_no_state_is_refused(corpus, buckets, state):
+    with pytest.raises(ValueError, match="is not a data state"):
+        iter(Batches(corpus, Plan(corpus, buckets)).to_iter_dataset()).set_state(state)
+
+
+def test_batches_work_with_grains_own_transformations(corpus, buckets):
+    batches = Batches(corpus, Plan(corpus, buckets))
+    mapped = batches.map(lambda batch: batch["inputs"].sum())
+    assert [int(x) for x in mapped] == [
+        int(batches[i]["inputs"].sum()) for i in range(len(batches))
+    ]
+    assert len(list(batches[2:6])) == 4
+    read = grain.ReadOptions(num_threads=3, prefetch_buffer_size=5)
+    assert all(map(equal, batches.to_iter_dataset(read), batches))
+    assert equal(pickle.loads(pickle.dumps(batches))[3], batches[3])
+    with pytest.raises(ValueError, match="sequential_slice=False"):
+        batches.set_slice(slice(0, None, 2), sequential_slice=True)
+
+
+def test_load_chooses_buckets_and_names_an_option_that_does_not_exist(corpus):
+    options = {"tokens_per_batch": 1024, "max_length": 64, "length_multiple": 16}
+    with pipeline.load(corpus.directory, mesh=MESHES["rows"][0], seed=3, **options) as loader:
+        assert all(bucket.rows % 4 == 0 for bucket in loader.plan.buckets)
+        assert len(loader.plan.buckets) <= 4
+        first = next(loader)
+        assert first["inputs"].sharding.num_devices == 4
+        assert set(loader.specs) == {b for b, n in loader.plan.batches_per_bucket.items() if n}
+        shape = loader.specs[loader.plan.batch(0).bucket]["inputs"]
+        assert (shape.shape, shape.dtype) == (first["inputs"].shape, first["inputs"].dtype)
+    with pytest.raises(TypeError, match="did you mean 'tokens_per_batch'"):
+        pipeline.load(corpus, token_per_batch=1024)
+
+
+def test_a_loader_without_num_epochs_never_ends(corpus, buckets):
+    plan = Plan(corpus, buckets)
+    with Loader(Batches(corpus, plan).repeat()) as loader:
+        loader.set_state({"step": 10**7, "plans": [{"from": 0, "fingerprint": plan.fingerprint}]})
+        assert equal(next(loader), Batches(corpus, plan)[10**7])

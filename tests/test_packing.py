@@ -1,0 +1,119 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.bucket import Bucket
+from pipeline.packing import best_fit, pack
+
+histograms = st.dictionaries(st.integers(1, 40), st.integers(1, 60), min_size=1, max_size=12)
+limits = st.one_of(st.none(), st.integers(1, 5))
+
+
+def as_counts(histogram, size=41):
+    counts = np.zeros(size, np.int64)
+    for length, times in histogram.items():
+        counts[length] = times
+    return counts
+
+
+def as_rows(patterns):
+    return [
+        sorted((length for length, times in pattern.pieces for _ in range(times)), reverse=True)
+        for pattern in patterns
+        for _ in range(pattern.rows)
+    ]
+
+
+def slow_best_fit(counts, length, max_segments):
+    """Best-fit decreasing one segment at a time; ties go to the row that was last touched."""
+    rows = []
+    for size in range(len(counts) - 1, 0, -1):
+        for _ in range(counts[size]):
+            open_rows = [
+                row
+                for row in rows
+                if sum(row) + size <= length and (max_segments is None or len(row) < max_segments)
+            ]
+            if open_rows:
+                max(open_rows, key=sum).append(size)
+            else:
+                rows.append([size])
+    return rows
+
+
+@given(histograms, limits)
+def test_rows_hold_every_segment_once_and_never_overflow(histogram, max_segments):
+    counts = as_counts(histogram)
+    left = counts.copy()
+    patterns = best_fit(left, 40, max_segments=max_segments)
+    rows = as_rows(patterns)
+    assert not left.any()
+    np.testing.assert_array_equal(
+        np.bincount([size for row in rows for size in row], minlength=41), counts
+    )
+    assert all(sum(row) <= 40 and len(row) <= (max_segments or 40) for row in rows)
+    assert all(pattern.fill == sum(n * k for n, k in pattern.pieces) for pattern in patterns)
+
+
+@given(histograms)
+def test_histogram_packing_needs_as_many_rows_as_packing_one_by_one(histogram):
+    counts = as_counts(histogram)
+    one_by_one = slow_best_fit(counts, 40, None)
+    at_once = as_rows(best_fit(counts.copy(), 40))
+    assert sorted(map(sum, at_once)) == sorted(map(sum, one_by_one))
+
+
+def test_segments_that_open_no_row_only_fill_holes():
+    counts = as_counts({30: 1, 6: 3})
+    patterns = best_fit(counts, 40, opens_above=20)
+    assert as_rows(patterns) == [[30, 6]]
+    assert counts[6] == 2
+
+
+def test_five_rows_by_hand():
+    # 8+2, 8+2, 6+2+2 and 5+5 fill rows of ten; the third 5 stays alone.
+    counts = as_counts({8: 2, 6: 1, 5: 3, 2: 4})
+    assert sorted(as_rows(best_fit(counts, 10))) == [[5], [5, 5], [6, 2, 2], [8, 2], [8, 2]]
+
+
+@given(
+    histograms,
+    st.lists(st.integers(2, 39), max_size=3, unique=True),
+    st.lists(st.integers(1, 9), min_size=4, max_size=4),
+    st.sampled_from(["best_fit", "none"]),
+    st.booleans(),
+    limits,
+)
+def test_buckets_partition_the_histogram_in_whole_batches(
+    histogram, shorter, rows, packing, whole, max_segments
+):
+    buckets = [Bucket(r, n) for r, n in zip(rows, [*sorted(shorter), 40], strict=False)]
+    counts = as_counts(histogram)
+    packed = pack(counts, buckets, packing=packing, max_segments=max_segments, whole=whole)
+    seen = np.zeros_like(counts)
+    for index, (bucket, patterns) in enumerate(zip(buckets, packed.patterns, strict=True)):
+        for row in as_rows(patterns):
+            assert sum(row) <= bucket.length
+            assert packing != "none" or len(row) == 1
+            np.add.at(seen, row, 1)
+        last = index + 1 == len(buckets)
+        if whole or not last:
+            assert packed.rows(index) % bucket.rows == 0
+    np.testing.assert_array_equal(seen, packed.counts)
+    if not whole:
+        np.testing.assert_array_equal(seen, counts)
+
+
+def test_left_over_rows_go_to_the_next_longer_bucket():
+    # Five rows of 10 make two batches of 2; the fifth moves to the bucket of 20.
+    packed = pack(as_counts({10: 5, 20: 1}), [Bucket(2, 10), Bucket(2, 20)])
+    assert [packed.batches(0), packed.batches(1)] == [2, 1]
+    assert packed.segments(1) == 2
+
+
+@pytest.mark.parametrize("packing", ["best_fit", "none"])
+def test_the_input_histogram_is_not_changed(packing):
+    counts = as_counts({7: 3})
+    pack(counts, [Bucket(2, 40)], packing=packing)
+    assert counts[7] == 3

@@ -1,0 +1,305 @@
+import concurrent.futures
+import pickle
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pipeline
+from pipeline import Bucket, Plan
+from pipeline.windows import Windows
+
+BUCKETS = (Bucket(4, 16), Bucket(3, 32), Bucket(2, 64))
+lengths_lists = st.lists(st.integers(0, 150), min_size=1, max_size=200).filter(any)
+
+
+def some_lengths(count=3000, seed=0):
+    rng = np.random.default_rng(seed)
+    return np.clip(rng.lognormal(2.5, 0.8, count), 1, 64).astype(np.int64)
+
+
+def epoch_of(plan, epoch=0):
+    steps = plan.num_batches()
+    return [plan.batch(epoch * steps + step) for step in range(steps)]
+
+
+def assert_epoch_is_sound(plan, lengths, epoch=0):
+    """Every position at most once, pieces in order and contiguous, rows within their bucket."""
+    lengths = np.asarray(lengths)
+    trained = [np.zeros(length, np.int64) for length in lengths]
+    for batch in epoch_of(plan, epoch):
+        assert batch.bucket in plan.buckets
+        rows = batch.segments[:, 0]
+        assert batch.segments.dtype == np.int64
+        assert (np.diff(rows) >= 0).all()
+        fill = np.bincount(rows, weights=batch.segments[:, 3], minlength=batch.bucket.rows)
+        assert len(fill) == batch.bucket.rows
+        assert fill.max() <= batch.bucket.length
+        if plan.packing == "none":
+            assert np.bincount(rows).max() <= 1
+        if plan.max_segments:
+            assert np.bincount(rows).max() <= plan.max_segments
+        for _, example, start, size in batch.segments:
+            assert size >= 1
+            trained[example][start : start + size] += 1
+            assert start + size <= lengths[example]
+    return trained
+
+
+@settings(deadline=None)
+@given(
+    lengths_lists,
+    st.sampled_from(["best_fit", "none"]),
+    st.sampled_from(["split", "truncate", "drop"]),
+    st.booleans(),
+    st.integers(1, 300),
+    st.one_of(st.none(), st.integers(1, 4)),
+    st.integers(0, 2**63 - 1),
+)
+def test_every_epoch_is_a_partition_of_the_positions(
+    lengths, packing, overflow, shuffle, window, max_segments, seed
+):
+    if overflow == "drop" and not any(0 < length <= 64 for length in lengths):
+        return
+    plan = Plan(
+        np.array(lengths),
+        BUCKETS,
+        packing=packing,
+        overflow=overflow,
+        shuffle=shuffle,
+        window=window,
+        max_segments=max_segments,
+        seed=seed,
+    )
+    for epoch in (0, 1, 5):
+        for length, counts in zip(
+            lengths, assert_epoch_is_sound(plan, lengths, epoch), strict=True
+        ):
+            kept = length
+            if length > 64 and overflow != "split":
+                kept = 64 if overflow == "truncate" else 0
+            assert (counts[:kept] == 1).all()
+            assert (counts[kept:] == 0).all()
+
+
+@settings(deadline=None)
+@given(lengths_lists, st.integers(1, 300))
+def test_padding_is_that_of_the_batches_and_one_batch_at_most_is_under_filled(lengths, window):
+    plan = Plan(np.array(lengths), BUCKETS, window=window)
+    batches = epoch_of(plan)
+    positions = sum(batch.bucket.positions for batch in batches)
+    assert plan.padding == pytest.approx(1 - sum(b.num_tokens for b in batches) / positions)
+    assert plan.num_tokens == sum(lengths)
+    partly_empty = [b for b in batches if len(np.unique(b.segments[:, 0])) < b.bucket.rows]
+    assert len(partly_empty) <= 1
+    assert all(batch.bucket == BUCKETS[-1] for batch in partly_empty)
+    used = [str(bucket) for batch in batches for bucket in [batch.bucket]]
+    assert {b: used.count(str(b)) for b in BUCKETS} == plan.batches_per_bucket
+
+
+def test_a_plan_by_hand():
+    plan = Plan([5, 3, 4, 9, 2, 1], [Bucket(2, 8)], shuffle=False)
+    assert [batch.segments.tolist() for batch in epoch_of(plan)] == [
+        # 8 + 0 | 5 + 3
+        [[0, 0, 0, 5], [0, 1, 0, 3], [1, 2, 0, 4], [1, 4, 0, 2], [1, 3, 8, 1], [1, 5, 0, 1]],
+        [[0, 3, 0, 8]],
+    ]
+    assert plan.max_position == 8
+    assert plan.padding == pytest.approx(1 - 24 / 32)
+
+
+def test_golden_plan_so_that_a_changed_algorithm_raises_the_version():
+    plan = Plan([3, 1, 2, 2, 4, 1, 3], [Bucket(2, 4), Bucket(1, 8)], seed=7)
+    assert plan.fingerprint == (
+        "plan=1;lengths=5e1ffcddd4216665;buckets=2x4+1x8;seed=7;shuffle=yes;packing=best_fit;"
+        "overflow=split;windows=0;max_segments=any"
+    )
+    assert [batch.segments.tolist() for batch in epoch_of(plan, 0) + epoch_of(plan, 1)] == [
+        [[0, 4, 0, 4], [1, 2, 0, 2], [1, 3, 0, 2]],
+        [[0, 6, 0, 3], [0, 1, 0, 1], [1, 0, 0, 3], [1, 5, 0, 1]],
+        [[0, 6, 0, 3], [0, 5, 0, 1], [1, 0, 0, 3], [1, 1, 0, 1]],
+        [[0, 4, 0, 4], [1, 2, 0, 2], [1, 3, 0, 2]],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "digests"),
+    [
+        ({"window": 50}, ["7569bd5d673ef793", "84cf2e397c68693b", "60ad95b537d8dbcb"]),
+        ({"packing": "none"}, ["e8d28f623edc39a3", "a10d5b9e84792910", "810fc5c6a6dc7a6d"]),
+    ],
+)
+def test_golden_digests_for_windows_and_unpacked_rows(options, digests):
+    plan = Plan(np.arange(1, 200) % 23 + 1, [Bucket(2, 8), Bucket(1, 24)], seed=7, **options)
+    assert [plan.batch(step).digest for step in (0, 1, 3333)] == digests
+
+
+def test_another_process_makes_the_same_plan():
+    lengths = some_lengths()
+    code = (
+        "import sys, pickle, numpy as np\n"
+        "from pipeline import Bucket, Plan\n"
+        "lengths, steps = pickle.load(sys.stdin.buffer)\n"
+        "plan = Plan(lengths, [Bucket(4, 16), Bucket(3, 32), Bucket(2, 64)], seed=3, window=900)\n"
+        "digests = [plan.batch(step).digest for step in steps]\n"
+        "heavy = [m for m in ('jax', 'grain', 'tensorflow', 'pyarrow') if m in sys.modules]\n"
+        "print(repr((plan.fingerprint, digests, heavy)))\n"
+    )
+    plan = Plan(lengths, BUCKETS, seed=3, window=900)
+    steps = [0, 1, plan.num_batches() - 1, plan.num_batches(), 7 * plan.num_batches() + 5, 10**9]
+    out = subprocess.run(
+        [sys.executable, "-c", code],
+        input=pickle.dumps((lengths, steps)),
+        capture_output=True,
+        check=True,
+    )
+    assert eval(out.stdout) == (plan.fingerprint, [plan.batch(s).digest for s in steps], [])
+
+
+def test_the_dtype_of_lengths_changes_nothing():
+    plans = [Plan(some_lengths().astype(t), BUCKETS) for t in (np.uint8, np.int32, np.uint64)]
+    assert len({plan.fingerprint for plan in plans}) == 1
+    assert len({plan.batch(17).digest for plan in plans}) == 1
+
+
+def test_epochs_and_seeds_differ_and_without_shuffle_epochs_are_the_same():
+    lengths = some_lengths()
+    plan = Plan(lengths, BUCKETS, seed=1)
+    steps = plan.num_batches()
+    assert plan.batch(0).digest != plan.batch(steps).digest
+    assert plan.batch(0).digest != Plan(lengths, BUCKETS, seed=2).batch(0).digest
+    plain = Plan(lengths, BUCKETS, shuffle=False)
+    assert [b.digest for b in epoch_of(plain, 0)] == [b.digest for b in epoch_of(plain, 3)]
+
+
+def test_windows_have_equal_epochs_little_padding_and_differ_between_epochs():
+    lengths = some_lengths(20_000)
+    plan = Plan(lengths, BUCKETS, window=4000)
+    assert "windows=5" in plan.fingerprint
+    firsts = []
+    for epoch in range(3):
+        trained = assert_epoch_is_sound(plan, lengths, epoch)
+        assert all((counts == 1).all() for counts in trained)
+        firsts.append(plan.batch(epoch * plan.num_batches()).digest)
+    assert len(set(firsts)) == 3
+    assert plan.padding < 0.01
+
+
+def test_buckets_are_spread_evenly_over_the_epoch():
+    plan = Plan(some_lengths(20_000), BUCKETS)
+    order = [batch.bucket for batch in epoch_of(plan)]
+    for bucket in BUCKETS:
+        at = np.flatnonzero([b == bucket for b in order])
+        assert np.ptp(np.diff(at)) <= len(BUCKETS) + 1
+
+
+def test_batches_differ_in_every_bucket_and_rows_are_mixed_between_epochs():
+    plan = Plan(some_lengths(), BUCKETS)
+    first, second = (
+        {
+            frozenset(b.segments[b.segments[:, 0] == r, 1])
+            for b in epoch_of(plan, e)
+            for r in range(4)
+        }
+        for e in (0, 1)
+    )
+    assert len(first & second) < len(first) / 2
+
+
+def test_a_window_is_dealt_once_however_many_threads_ask(monkeypatch):
+    plan, dealt, lock = Plan(some_lengths(), BUCKETS, window=500), [], threading.Lock()
+    deal = Windows.deal
+
+    def counting(self, *key):
+        with lock:
+            dealt.append(key)
+        return deal(self, *key)
+
+    monkeypatch.setattr(Windows, "deal", counting)
+    steps = plan.num_batches()
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        got = [batch.digest for batch in pool.map(plan.batch, range(steps))]
+    assert len(dealt) == len(set(dealt))
+    monkeypatch.undo()
+    fresh = Plan(some_lengths(), BUCKETS, window=500)
+    assert got == [fresh.batch(step).digest for step in range(steps)]
+
+
+def test_the_next_window_is_dealt_in_the_background(monkeypatch):
+    plan, threads = Plan(some_lengths(), BUCKETS, window=500), []
+    deal = Windows.deal
+
+    def noting(self, *key):
+        threads.append((key, threading.current_thread()))
+        return deal(self, *key)
+
+    monkeypatch.setattr(Windows, "deal", noting)
+    for step in range(plan.num_batches()):
+        plan.batch(step)
+    here = threading.current_thread()
+    assert [key for key, thread in threads if thread is here] == [(0, 0)]
+    assert {(0, place) for place in range(7)} <= {key for key, _ in threads}
+
+
+def test_plans_pickle():
+    plan = Plan(some_lengths(), BUCKETS, seed=9, window=700)
+    plan.batch(3)
+    copy = pickle.loads(pickle.dumps(plan))
+    assert copy.fingerprint == plan.fingerprint
+    assert copy.batch(40).digest == plan.batch(40).digest
+
+
+def test_printing_shows_buckets_padding_and_what_became_of_odd_examples():
+    text = str(Plan([0, 5, 3, 200, 64], BUCKETS, overflow="truncate"))
+    assert "2x64" in text
+    assert "padding" in text
+    assert "1 examples have nothing to train on" in text
+    assert "1 examples longer than 64 are truncated, 136 positions lost" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"buckets": []}, "buckets is empty"),
+        ({"buckets": [Bucket(1, 8), Bucket(1, 4)]}, "they must ascend"),
+        ({"buckets": [(1, 8)]}, "must be a pipeline.Bucket"),
+        ({"packing": "first_fit"}, "it must be one of best_fit, none"),
+        ({"overflow": "wrap"}, "it must be one of split, truncate, drop, error"),
+        ({"seed": -1}, "seed is -1"),
+        ({"window": 0}, "window is 0"),
+        ({"max_segments": 0}, "max_segments is 0"),
+        ({"lengths": [0, 0]}, "none of the 2 examples has a position"),
+        ({"lengths": []}, "none of the 0 examples has a position"),
+        ({"lengths": [[1], [2]]}, "has shape (2, 1)"),
+        ({"lengths": [1.5]}, "dtype float64"),
+        ({"lengths": [3, -2]}, "holds -2"),
+        ({"lengths": [3, 100], "overflow": "error"}, "example 1 has 100"),
+    ],
+)
+def test_bad_arguments_get_a_sentence(arguments, sentence):
+    with pytest.raises(ValueError, match="(?s).") as error:
+        Plan(**({"lengths": [3, 4], "buckets": BUCKETS} | arguments))
+    assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize("bad", [0, -3, 2.5, True, "8"])
+def test_a_bucket_refuses_what_is_no_size(bad):
+    with pytest.raises(ValueError, match="whole number of at least 1"):
+        Bucket(rows=bad, length=8)
+
+
+def test_a_negative_step_is_refused():
+    with pytest.raises(IndexError, match="steps count from 0"):
+        Plan([3], BUCKETS).batch(-1)
+
+
+def test_a_corpus_is_planned_like_its_lengths():
+    class Stored:
+        lengths = some_lengths()
+        lengths_digest = pipeline.lengths.digest(lengths)
+
+    assert Plan(Stored, BUCKETS).fingerprint == Plan(Stored.lengths, BUCKETS).fingerprint

@@ -1,0 +1,337 @@
+import errno
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline import chunks
+from pipeline import prepare as prepare_module
+from pipeline.atomic import written
+from pipeline.corpus import Corpus
+from pipeline.prepare import prepare
+from pipeline.sources import JsonLines, Slice, TextFiles
+from pipeline.tokenizers import Bytes
+
+LINES = [f"document {number} " + "abc " * (number * 7 % 23) for number in range(400)]
+
+# Small parts and small shares of work, so that little text makes many of both.
+SMALL = {"TOKENS_PER_PART": 2000, "RECORDS": 16}
+
+# A program that prepares `text` into `directory` slowly: it notes each record that it reads.
+PROGRAM = """
+    import os, sys, time
+    from pipeline import chunks, prepare
+    from pipeline.sources import TextFiles
+    from pipeline.tokenizers import Bytes
+
+    text, directory, workers, delay = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
+
+    class Slow(TextFiles):
+        def __getitems__(self, indices):
+            time.sleep(delay)
+            with open(text + ".log", "a") as log:
+                log.write("".join(f"{os.getpid()} {index}\\n" for index in indices))
+            return super().__getitems__(indices)
+
+    if __name__ == "__main__":
+        chunks.TOKENS_PER_PART, prepare.RECORDS = 2000, 16
+        corpus = prepare.prepare(Slow(text), Bytes(), directory, num_workers=workers)
+        print(corpus.fingerprint)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    monkeypatch.setattr(chunks, "TOKENS_PER_PART", SMALL["TOKENS_PER_PART"])
+    monkeypatch.setattr(prepare_module, "RECORDS", SMALL["RECORDS"])
+
+
+@pytest.fixture
+def source(tmp_path):
+    (tmp_path / "text.txt").write_text("\n".join(LINES))
+    return TextFiles(tmp_path / "text.txt")
+
+
+@pytest.fixture
+def run(tmp_path, source):
+    """Starts the program with these workers and this delay, in a process group of its own."""
+    script = tmp_path / "program.py"
+    script.write_text(textwrap.dedent(PROGRAM))
+    started = []
+
+    def run(workers=0, delay=0.0, directory="corpus"):
+        command = [sys.executable, script, source.files[0], tmp_path / directory, workers, delay]
+        process = subprocess.Popen(
+            list(map(str, command)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(Path(chunks.__file__).parents[1])},
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def parts(directory):
+    return sorted(Path(directory).glob("part-*.arrow"))
+
+
+def contents(directory):
+    return {path.name: path.read_bytes() for path in parts(directory)} | {
+        name: (Path(directory) / name).read_bytes() for name in ("lengths.npy", "corpus.json")
+    }
+
+
+def log_of(source):
+    lines = Path(f"{source.files[0]}.log").read_text().splitlines()
+    return [tuple(map(int, line.split())) for line in lines]
+
+
+def wait_for(what, seconds=60):
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.02)
+
+
+def gone(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_text_becomes_tokens_and_comes_back(source, tmp_path):
+    corpus = prepare(source, Bytes(), tmp_path / "corpus", progress=False)
+    assert len(corpus) == len(LINES)
+    assert corpus.text_bytes == sum(map(len, LINES))
+    assert corpus.num_tokens == corpus.text_bytes + len(LINES)  # the end mark is a target
+    assert corpus.vocab_size == 259
+    assert corpus.tokenizer == Bytes()
+    assert len(parts(corpus.directory)) > 3
+    for number in (0, 57, 399):
+        example = corpus[number]
+        assert corpus.tokenizer.decode(example["targets"]) == LINES[number]
+        assert example["inputs"][0] == Bytes().begin_id
+        assert example["targets"][-1] == Bytes().end_id
+    assert corpus.fingerprint.endswith(";tokenizer=bytes-begin-end;task=causal")
+    corpus.verify()
+
+
+def test_the_corpus_is_the_same_for_any_number_of_workers(source, tmp_path, monkeypatch):
+    seen = []
+    for workers in (0, 1, 3):
+        prepare(source, Bytes(), tmp_path / str(workers), num_workers=workers, progress=False)
+        seen.append(contents(tmp_path / str(workers)))
+    # Unless told, work starts in this process and goes on in others when there is enough.
+    monkeypatch.setattr(prepare_module, "TRIAL", 0)
+    monkeypatch.setattr(prepare_module, "WORTH", 0)
+    monkeypatch.setattr(prepare_module, "_cpus", lambda: 2)
+    prepare(source, Bytes(), tmp_path / "auto", progress=False)
+    seen.append(contents(tmp_path / "auto"))
+    assert seen[0] == seen[1] == seen[2] == seen[3]
+
+
+def test_a_finished_corpus_is_opened_at_once(source, tmp_path, monkeypatch):
+    first = prepare(source, Bytes(), tmp_path / "corpus", progress=False)
+    monkeypatch.setattr(TextFiles, "__getitems__", None)
+    monkeypatch.setattr(prepare_module, "alone", None)  # no lock, so a read-only place will do
+    again = prepare(TextFiles(source.files), Bytes(), tmp_path / "corpus")
+    assert again.fingerprint == first.fingerprint
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_corpus_of_another_origin_is_refused(source, tmp_path, finished):
+    corpus = prepare(source, Bytes(), tmp_path / "corpus", progress=False)
+    if not finished:
+        (corpus.directory / "corpus.json").unlink()
+    before = [path.name for path in parts(corpus.directory)]
+    other = Slice(source, 0.0, 0.5)
+    for changed, field, sentence in (
+        ((other, Bytes()), "text", f"another source: there {re.escape(source.fingerprint)}, now"),
+        ((source, Bytes(end=False)), "text", "tokenizer: there bytes-begin-end, now bytes-begin."),
+        ((source, Bytes()), "body", "another field of the records: there text, now body"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            prepare(*changed, corpus.directory, field=field, progress=False)
+    with pytest.raises(ValueError, match="holds a corpus made with another source"):
+        Corpus.from_arrays([[1, 2]], corpus.directory)
+    assert [path.name for path in parts(corpus.directory)] == before
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_killed_run_goes_on_where_it_was_and_ends_the_same(source, tmp_path, run, workers):
+    whole = prepare(source, Bytes(), tmp_path / "whole", progress=False)
+    process = run(workers, delay=0.15)
+    wait_for(lambda: len(parts(tmp_path / "corpus")) >= 2)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    kept = len(parts(tmp_path / "corpus"))
+    assert 2 <= kept < len(parts(whole.directory))
+    with pytest.raises(ValueError, match="half-written"):
+        Corpus.open(tmp_path / "corpus")
+    # Workers do not outlive the process that started them.
+    wait_for(lambda: all(gone(pid) for pid, _ in log_of(source)))
+
+    Path(f"{source.files[0]}.log").unlink()
+    (tmp_path / "corpus" / ".part-00099.arrow.1.tmp").write_bytes(b"left behind")
+    out, err = run(workers).communicate(timeout=60)
+    assert out.strip() == whole.fingerprint, err
+    assert contents(tmp_path / "corpus") == contents(whole.directory)
+    assert not list((tmp_path / "corpus").glob(".*.tmp"))
+    done = sum(part.examples for part in whole._parts[:kept])
+    assert sorted(index for _, index in log_of(source)) == list(range(done, len(LINES)))
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "missing", "foreign"])
+def test_a_part_that_is_not_whole_is_done_again(source, tmp_path, damage):
+    whole = prepare(source, Bytes(), tmp_path / "corpus", progress=False)
+    before = contents(whole.directory)
+    (tmp_path / "corpus" / "corpus.json").unlink()
+    path = parts(tmp_path / "corpus")[1]
+    match damage:
+        case "cut":
+            path.write_bytes(path.read_bytes()[:100])
+        case "changed":
+            content = bytearray(path.read_bytes())
+            content[whole._parts[1].tokens_at] ^= 1
+            path.write_bytes(content)
+        case "missing":
+            path.unlink()
+        case "foreign":
+            path.write_bytes(b"")
+    assert contents(prepare(source, Bytes(), tmp_path / "corpus").directory) == before
+
+
+def test_of_two_processes_one_prepares_and_the_other_waits(source, run):
+    first = run(delay=0.05)
+    wait_for(lambda: Path(f"{source.files[0]}.log").exists())
+    second = run()
+    answers = [process.communicate(timeout=60) for process in (first, second)]
+    assert answers[0][0] == answers[1][0] != ""
+    assert "another process is preparing a corpus in" in answers[1][1]
+    assert sorted(index for _, index in log_of(source)) == list(range(len(LINES)))
+
+
+def test_a_worker_that_dies_gives_a_sentence(source, tmp_path, run):
+    process = run(workers=2, delay=0.2)
+    wait_for(lambda: Path(f"{source.files[0]}.log").exists())
+    pid = log_of(source)[0][0]
+    assert pid != process.pid
+    os.kill(pid, signal.SIGKILL)
+    error = process.communicate(timeout=60)[1]
+    assert process.returncode == 1
+    assert "RuntimeError: a worker died while tokenising" in error
+    assert "run again to go on" in error
+
+
+def test_progress_shows_documents_tokens_and_rate(source, tmp_path, capsys):
+    prepare(source, Bytes(), tmp_path / "corpus")
+    shown = capsys.readouterr().err
+    assert re.search(r"preparing: 100%.* 400/400 .*documents/s, 0\.0 M tokens, [\d.]+ M/s", shown)
+    prepare(source, Bytes(), tmp_path / "quiet", progress=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_an_empty_source_is_refused(tmp_path):
+    (tmp_path / "blank.txt").write_text("\n  \n")
+    with pytest.raises(ValueError, match=r"the source is empty \(text, .*blank.txt\)"):
+        prepare(TextFiles(tmp_path / "blank.txt"), Bytes(), tmp_path / "corpus")
+
+
+class Overflowing(Bytes):
+    """Gives an id beyond its vocabulary for one document."""
+
+    def encode_batch(self, texts):
+        flat, counts = super().encode_batch(texts)
+        for number, text in enumerate(texts):
+            if text.startswith("document 57 "):
+                flat[counts[:number].sum()] = 259
+        return flat, counts
+
+
+def test_an_id_outside_the_vocabulary_names_its_record(source, tmp_path):
+    sentence = r"text.txt, line 58: the tokenizer bytes-begin-end gave the id 259, and its vocab"
+    with pytest.raises(ValueError, match=sentence):
+        prepare(source, Overflowing(), tmp_path / "corpus", progress=False)
+    assert not (tmp_path / "corpus" / "corpus.json").exists()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_broken_record_is_named_also_by_workers(tmp_path, workers):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "fine"}\n' * 100 + '{"text": 1}\n' + '{"text": "fine"}\n' * 100)
+    with pytest.raises(ValueError, match=f"{path}, line 101: field 'text' holds int, not text"):
+        prepare(JsonLines(path), Bytes(), tmp_path / "c", num_workers=workers, progress=False)
+
+
+def test_a_full_disk_leaves_nothing_half_written_and_work_goes_on(source, tmp_path, monkeypatch):
+    whole = prepare(source, Bytes(), tmp_path / "whole", progress=False)
+    fsync, calls = os.fsync, []
+
+    def full(file):
+        calls.append(file)
+        if len(calls) > 5:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"could not write .*part-.*: No space left .*make room") as e:
+        prepare(source, Bytes(), tmp_path / "corpus", progress=False)
+    assert e.value.errno == errno.ENOSPC
+    left = os.listdir(tmp_path / "corpus")
+    assert 1 <= len(parts(tmp_path / "corpus")) == len(left) - 1
+    with pytest.raises(ValueError, match="half-written"):
+        Corpus.open(tmp_path / "corpus")
+    monkeypatch.setattr(os, "fsync", fsync)
+    prepare(source, Bytes(), tmp_path / "corpus", progress=False)
+    assert contents(tmp_path / "corpus") == contents(whole.directory)
+
+
+def test_a_real_limit_on_file_size_is_told_like_a_full_disk(tmp_path):
+    script = """
+        import resource, sys
+        import numpy as np
+        from pipeline.corpus import Corpus
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        Corpus.from_arrays([np.arange(10_000)], sys.argv[1])
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "corpus")]
+    env = os.environ | {"PYTHONPATH": str(Path(chunks.__file__).parents[1])}
+    seen = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    assert re.search(r"OSError: .*could not write .*part-00000.arrow: File too large", seen.stderr)
+    assert os.listdir(tmp_path / "corpus") == [".lock"]
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("before")
+    with pytest.raises(KeyError), written(path) as file:
+        file.write(b"after")
+        raise KeyError
+    assert path.read_text() == "before"
+    with written(path) as file:
+        file.write(b"after")
+        assert path.read_text() == "before"
+    assert path.read_text() == "after"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_records_of_a_list_like_source_are_read_one_by_one(tmp_path):
+    class Listed(list):
+        fingerprint = "listed"
+
+    corpus = prepare(Listed([{"text": b"ab"}, {"text": ""}]), Bytes(begin=False), tmp_path)
+    assert np.asarray(corpus.lengths).tolist() == [2, 0]

@@ -1,0 +1,202 @@
+import json
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.sources import Slice
+from pipeline.tokenizers import Bytes, SentencePiece, load, train_sentencepiece, training
+from pipeline.tokenizers import sentencepiece as sentencepiece_module
+
+sentencepiece = pytest.importorskip("sentencepiece")
+
+# Text with what tokenizers like to change: white space of all kinds, marks, the sentencepiece
+# space, a byte order mark, characters beyond the basic plane, a NUL.
+HARD = [
+    "",
+    " ",
+    "  a\t\tb\n\n\n c ",
+    "\r\n",
+    "▁x▁ ▁",
+    "▁",
+    "😀 naïve 日本語",
+    "\ufeff<s></s><0x41>",
+    "a\0b",
+]
+MARKS = [(True, True), (True, False), (False, True), (False, False)]
+
+
+class Documents:
+    """A source in memory that counts what is read."""
+
+    def __init__(self, texts, fingerprint="documents"):
+        self.texts, self.fingerprint, self.read = texts, fingerprint, 0
+
+    def __len__(self):
+        return len(self.texts)
+
+    def __getitem__(self, index):
+        self.read += 1
+        return {"text": self.texts[index]}
+
+
+@pytest.fixture(scope="module")
+def source():
+    words = [
+        "the",
+        "input",
+        "pipeline",
+        "packs",
+        "examples",
+        "of",
+        "every",
+        "length",
+        "into",
+        "batches",
+        "of",
+        "a",
+        "few",
+        "shapes",
+    ]
+    draw = np.random.default_rng(0).integers(0, len(words), size=(300, 12))
+    lines = [" ".join(words[at] for at in row) for row in draw]
+    return Documents([f"def f():\n    # {line}\n\treturn  {line[:5]!r}\n" for line in lines])
+
+
+@pytest.fixture(scope="module")
+def trained(source, tmp_path_factory):
+    return train_sentencepiece(source, 400, tmp_path_factory.mktemp("trained") / "a.model")
+
+
+@pytest.fixture(params=["bytes", "sentencepiece"])
+def tokenizer(request):
+    return Bytes() if request.param == "bytes" else request.getfixturevalue("trained")
+
+
+def test_bytes_are_counted_from_three():
+    flat, counts = Bytes().encode_batch(["a", "é"])
+    assert flat.tolist() == [1, 100, 2, 1, 198, 172, 2]
+    assert (flat.dtype, counts.dtype, counts.tolist()) == (np.int32, np.int64, [3, 4])
+    assert Bytes().decode([4 + 255 - 1, 0, 100]) == "\ufffda"
+
+
+@pytest.mark.parametrize(("begin", "end"), MARKS)
+def test_begin_and_end_marks_are_explicit(trained, tmp_path, begin, end):
+    description = trained.save(tmp_path)
+    for tokenizer in (
+        Bytes(begin=begin, end=end),
+        load(description | {"begin": begin, "end": end}, tmp_path),
+    ):
+        flat, counts = tokenizer.encode_batch(["ab", ""])
+        assert (flat[0] == 1, flat[counts[0] - 1] == 2) == (begin, end)
+        assert counts[1] == begin + end
+        assert tokenizer.begin_id == (1 if begin else None)
+        assert tokenizer.end_id == (2 if end else None)
+        assert tokenizer.decode(flat) == "ab"
+
+
+def test_fingerprints_differ_where_ids_do(trained, tmp_path):
+    trained.save(tmp_path)
+    pieces = [SentencePiece(tmp_path / "tokenizer.model", begin=b, end=e) for b, e in MARKS]
+    assert pieces[0].fingerprint == trained.fingerprint
+    everyone = [*pieces, *(Bytes(begin=b, end=e) for b, e in MARKS)]
+    assert len({tokenizer.fingerprint for tokenizer in everyone}) == 8
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.one_of(st.text(max_size=30), st.sampled_from(HARD)), max_size=5))
+def test_every_text_comes_back_as_it_was(trained, texts):
+    for tokenizer in (Bytes(), trained):
+        flat, counts = tokenizer.encode_batch(texts)
+        assert (flat.dtype, counts.dtype) == (np.int32, np.int64)
+        ends = np.cumsum(counts)
+        for text, end, count in zip(texts, ends, counts, strict=True):
+            assert tokenizer.decode(flat[end - count : end]) == text
+        assert flat.max(initial=0) < tokenizer.vocab_size
+
+
+def test_a_batch_is_its_texts_one_by_one(tokenizer):
+    texts = [*HARD, "plain words", "the input pipeline"]
+    flat, counts = tokenizer.encode_batch(texts)
+    alone = [tokenizer.encode_batch([text])[0] for text in texts]
+    assert flat.tolist() == np.concatenate(alone).tolist()
+    assert counts.tolist() == [len(ids) for ids in alone]
+
+
+def test_a_tokenizer_pickles_and_is_stored_with_a_corpus(tokenizer, tmp_path):
+    description = json.loads(json.dumps(tokenizer.save(tmp_path)))
+    for other in (pickle.loads(pickle.dumps(tokenizer)), load(description, tmp_path)):
+        assert other.fingerprint == tokenizer.fingerprint
+        assert other.encode_batch(HARD)[0].tolist() == tokenizer.encode_batch(HARD)[0].tolist()
+
+
+def test_a_trained_model_has_the_ids_it_promises(trained):
+    assert trained.vocab_size == 400
+    counts = trained.encode_batch(["the input pipeline packs examples"])[1]
+    assert counts[0] < 12
+    assert 3 not in trained.encode_batch(HARD)[0]
+
+
+def test_training_is_deterministic_and_done_once(source, trained, tmp_path):
+    again = train_sentencepiece(source, 400, tmp_path / "m.model")
+    assert again.fingerprint == trained.fingerprint
+    source.read = 0
+    assert train_sentencepiece(source, 400, tmp_path / "m.model").fingerprint == again.fingerprint
+    assert source.read == 0
+    other = train_sentencepiece(source, 410, tmp_path / "m.model")
+    assert other.vocab_size == 410
+    changed = Documents([text.upper() for text in source.texts], "changed")
+    assert train_sentencepiece(changed, 410, tmp_path / "m.model").fingerprint != other.fingerprint
+
+
+def test_a_large_source_is_sampled_all_over_by_the_seed(source, monkeypatch, tmp_path):
+    total = sum(len(text) for text in source.texts)
+    monkeypatch.setattr(training, "SAMPLE_BYTES", total // 3)
+    samples = [list(training._sample(source, "text", seed)) for seed in (0, 0, 1)]
+    assert samples[0] == samples[1] != samples[2]
+    assert 80 < len(samples[0]) < 120
+    places = [source.texts.index(text) for text in samples[0]]
+    assert places == sorted(places)
+    assert places[0] < 10
+    assert places[-1] > 290
+    monkeypatch.setattr(training, "SAMPLE_BYTES", 10 * total)
+    assert list(training._sample(source, "text", 0)) == source.texts
+
+
+def test_a_vocabulary_of_an_impossible_size_is_refused(source, tmp_path):
+    for size in (100, 100_000):
+        with pytest.raises(ValueError, match=f"cannot make {size:,} pieces .* another vocab_size"):
+            train_sentencepiece(Slice(source, 0.0, 0.1), size, tmp_path / "m.model")
+    assert not list(tmp_path.glob("*.model*"))
+
+
+def test_a_model_that_is_none_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no sentencepiece model"):
+        SentencePiece(tmp_path / "none.model")
+    (tmp_path / "bad.model").write_bytes(b"not a model")
+    with pytest.raises(ValueError, match=r"bad\.model is not a sentencepiece model"):
+        SentencePiece(tmp_path / "bad.model")
+
+
+def test_a_model_without_a_mark_says_so(source, tmp_path):
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(source.texts),
+        model_prefix=str(tmp_path / "unmarked"),
+        vocab_size=60,
+        bos_id=-1,
+        minloglevel=2,
+    )
+    with pytest.raises(ValueError, match=r"has no begin mark; pass begin=False"):
+        SentencePiece(tmp_path / "unmarked.model")
+    tokenizer = SentencePiece(tmp_path / "unmarked.model", begin=False)
+    assert tokenizer.decode(tokenizer.encode_batch(["the input▁pipeline"])[0]) == (
+        "the input pipeline"
+    )
+
+
+def test_what_to_install_is_said(monkeypatch, tmp_path):
+    monkeypatch.setitem(__import__("sys").modules, "sentencepiece", None)
+    with pytest.raises(ImportError, match=r"pip install 'lockstep-pipeline\[sentencepiece\]'"):
+        sentencepiece_module.require_sentencepiece()
