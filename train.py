@@ -12,6 +12,7 @@ import os
 import pathlib
 import signal
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -127,7 +128,8 @@ class Run:
         self.config, self.workdir = config, workdir
         workdir.mkdir(parents=True, exist_ok=True)
         self.checkpoints = Checkpoints(workdir / "checkpoints", keep=config.keep)
-        self.first, self.data = self.checkpoints.latest or 0, None
+        self.first = self.checkpoints.latest or 0
+        self.data: dict[str, Any] = {}
         self.record = Record(config=json.loads(config.to_json()))
         if self.first:
             self.data, record = self.checkpoints.restore_json(self.first)
@@ -148,7 +150,8 @@ class Run:
                 f"finished: {self.workdir} has done {self.first:,} steps. To go on, ask for more "
                 "with --config.steps=N; to start anew, give another --workdir"
             )
-            return self.summarise(self.first)
+            self.summarise(self.first)
+            return
         with self.clock("prepare"):
             corpus, held_out = prepare_corpora(config, self.workdir / "corpus")
             self.record.unigram_entropy = unigram_entropy(held_out)
@@ -158,7 +161,7 @@ class Run:
             loader = pipeline.load(corpus, mesh=mesh, seed=config.seed, **config.batches)
         print(loader.plan)
         with jax.set_mesh(mesh), loader:
-            model = TransformerConfig(vocab_size=corpus.vocab_size, **config.model)
+            model = TransformerConfig(vocab_size=corpus.vocab_size or 0, **config.model)
             init, train_step, eval_step = make_steps(model, config.optimizer, config.steps)
             key = jax.random.key(config.seed)
             like = jax.eval_shape(init, key)
@@ -177,8 +180,9 @@ class Run:
                 "packing": config.batches.packing,
             }
             with self.clock("compile"), pipeline.load(**self.held_out) as once:
-                placed = {"donate": True, "out_shardings": (shardings, None)}
-                self.train_step = Compiled(train_step, like, loader.specs, **placed)
+                self.train_step = Compiled(
+                    train_step, like, loader.specs, donate=True, out_shardings=(shardings, None)
+                )
                 self.eval_step = Compiled(eval_step, like["params"], once.specs)
             with self.clock("restore"):
                 if self.first:

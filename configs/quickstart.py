@@ -7,7 +7,7 @@ def get_config() -> ConfigDict:
     """The configuration that `python train.py` runs."""
     config = ConfigDict()
     config.seed = 0
-    config.steps = 400
+    config.steps = 200
 
     # Where text comes from: `tfds`, a prepared data set ("python_stdlib" makes itself), or
     # `files`, names or globs of .jsonl and text files, also .gz and .zst.
@@ -18,11 +18,12 @@ def get_config() -> ConfigDict:
         part.begin, part.end = 0.0, 1.0  # which share of the records, as fractions
 
     # kind: "sentencepiece" or "bytes". An empty `model` is trained on the training text.
-    config.tokenizer = ConfigDict({"kind": "sentencepiece", "model": "", "vocab_size": 4096})
+    config.tokenizer = ConfigDict({"kind": "sentencepiece", "model": "", "vocab_size": 2048})
     config.tokenizer.begin = config.tokenizer.end = True  # mark where documents begin and end
 
-    # What `pipeline.load` takes: options of `fit_buckets` and of `Plan`.
-    config.batches = ConfigDict({"tokens_per_batch": 8192, "max_buckets": 4, "max_length": 1024})
+    # What `pipeline.load` takes: options of `fit_buckets` and of `Plan`. Buckets are fitted for
+    # dense attention, to have several; with attention="segment" one would be enough here.
+    config.batches = ConfigDict({"tokens_per_batch": 4096, "max_buckets": 4, "max_length": 1024})
     config.batches.length_multiple = 128
     config.batches.packing = "best_fit"
     config.batches.overflow = "split"
@@ -40,8 +41,8 @@ def get_config() -> ConfigDict:
 
     config.mesh = ConfigDict({"data": -1, "fsdp": 1, "tensor": 1})  # -1: all devices left
 
-    config.eval_every = 200  # steps
-    config.checkpoint_every = 100  # steps
+    config.eval_every = 100  # steps
+    config.checkpoint_every = 50  # steps
     config.keep = 3  # checkpoints
     config.on_nonfinite = "stop"  # or "skip": go on without that step's update
     config.skip_steps = ()  # steps whose batch is left out

@@ -1,15 +1,22 @@
-"""Attention inside segments: one function, and the dense reference it is measured against.
+"""Attention inside segments: one function, its implementations, and how one is chosen.
 
 Shape letters are explained in `models/__init__.py`.
 """
+
+import logging
+from collections.abc import Callable
+from functools import cache
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from models.blocked import blocked_attention
+from models.mesh import per_device
 from models.segments import visible
+from models.splash import splash_attention, splash_available
 
-IMPLEMENTATIONS = ("auto", "dense")
+IMPLEMENTATIONS = ("auto", "dense", "blocked", "splash")
 
 
 def segment_attention(
@@ -45,31 +52,90 @@ def segment_attention(
     Raises:
         ValueError: if shapes do not fit or the implementation does not exist.
     """
-    if kv_segment_ids is None:
-        kv_segment_ids = q_segment_ids
+    itself = kv_segment_ids is None
+    kv_segment_ids = q_segment_ids if kv_segment_ids is None else kv_segment_ids
     _check(q, k, v, q_segment_ids, kv_segment_ids, causal, window, implementation)
-    return dense_attention(q, k, v, q_segment_ids, kv_segment_ids, causal=causal, window=window)
+    by_place_across = not itself and (causal or window is not None)
+    if implementation == "auto":
+        implementation, why = choose(jax.default_backend(), q.dtype, q.shape[1], k.shape[1])
+        if implementation == "splash" and by_place_across:
+            implementation, why = "blocked", "splash compares places in self-attention only"
+        _say(implementation, why, q.shape[1], k.shape[1])
+    if implementation == "splash" and by_place_across:
+        raise ValueError(
+            "implementation is 'splash', which knows causal order and windows only where queries "
+            "and keys have the same segment ids: leave kv_segment_ids out, or use 'blocked'."
+        )
+    arrays = q, k, v, q_segment_ids, kv_segment_ids
+    if implementation == "dense":
+        return dense_attention(*arrays, causal, window)
+    fast: dict[str, Callable[..., Array]] = {
+        "blocked": blocked_attention,
+        "splash": splash_attention,
+    }
+    attend = fast[implementation]
+    return per_device(lambda *local: attend(*local, causal, window), *arrays)
+
+
+def choose(platform: str, dtype: jnp.dtype, q_length: int, kv_length: int) -> tuple[str, str]:
+    """Return the implementation that "auto" stands for, and why, as the end of a sentence.
+
+    Every one of them respects segments; the choice is about speed and memory.
+
+    >>> choose("cpu", jnp.dtype("float32"), 4096, 4096)
+    ('blocked', 'on CPU it was faster than dense at every length from 64')
+
+    Args:
+        platform: "cpu", "gpu" or "tpu".
+        dtype: of the queries.
+        q_length: positions in a row of queries.
+        kv_length: positions in a row of keys.
+    """
+    if platform == "cpu":
+        return "blocked", "on CPU it was faster than dense at every length from 64"
+    if q_length * kv_length <= 512 * 512:
+        return "dense", "rows are so short that masking all scores in one step is cheap"
+    if platform == "tpu" and dtype != jnp.float16:
+        if splash_available():
+            return "splash", "on TPU its kernel skips other segments"
+        return "blocked", "tokamax 0.0.17 or newer, whose kernel skips segments, is not installed"
+    return "blocked", "it needs no L×L array and skips other segments"
+
+
+@cache
+def _say(implementation: str, why: str, q_length: int, kv_length: int) -> None:
+    """Log a choice, once for each."""
+    logging.getLogger(__name__).info(
+        "attention over rows of %d × %d positions: %r, because %s.",
+        q_length,
+        kv_length,
+        implementation,
+        why,
+    )
 
 
 def dense_attention(
     q_BLNK: Array,
     k_BSGK: Array,
     v_BSGK: Array,
-    q_segment_ids: Array,
-    kv_segment_ids: Array,
-    *,
+    q_ids_BL: Array,
+    kv_ids_BS: Array,
     causal: bool,
     window: int | None,
 ) -> Array:
     """Return what `segment_attention` promises by masking all L×S scores: right, but never cheap.
 
     Softmax over a row in which everything is masked gives the mean of all values, and its gradient
-    would reach the keys; so such rows are replaced by zeros, which cuts both.
+    would reach the keys; so such rows are replaced by zeros, which cuts both. XLA has no float16
+    product on CPU that JAX asks for here, so float32 takes its place there.
     """
+    dtype = q_BLNK.dtype
+    if dtype == jnp.float16 and jax.default_backend() == "cpu":
+        q_BLNK, k_BSGK, v_BSGK = (x.astype(jnp.float32) for x in (q_BLNK, k_BSGK, v_BSGK))
     places = jnp.arange(q_BLNK.shape[1]), jnp.arange(k_BSGK.shape[1])
-    seen_BLS = visible(q_segment_ids, kv_segment_ids, *places, causal=causal, window=window)
+    seen_BLS = visible(q_ids_BL, kv_ids_BS, *places, causal=causal, window=window)
     out_BLNK = jax.nn.dot_product_attention(q_BLNK, k_BSGK, v_BSGK, mask=seen_BLS[:, None])
-    return jnp.where(seen_BLS.any(axis=-1)[:, :, None, None], out_BLNK, 0)
+    return jnp.where(seen_BLS.any(axis=-1)[:, :, None, None], out_BLNK, 0).astype(dtype)
 
 
 def _check(q, k, v, q_ids, kv_ids, causal, window, implementation):

@@ -55,9 +55,8 @@ def _backward(causal, window, saved, g_BLNK):
     delta_BLN = jnp.sum(out_BLNK.astype(jnp.float32) * g_BLNK.astype(jnp.float32), axis=-1)
     q_BIQGHK, delta_BIQGH, g_BIQGHK = (_blocks(x, G) for x in (q_BLNK, delta_BLN, g_BLNK))
     row = partial(_backward_row, causal=causal, window=window)
-    dq, dk_BSGK, dv_BSGK = _each_row(
-        row, ranges, q_BIQGHK, q_ids_BIQ, k_BSGK, v_BSGK, kv_ids_BS, lse_BIQGH, delta_BIQGH, g_BIQGHK
-    )  # fmt: skip
+    rows = q_BIQGHK, q_ids_BIQ, k_BSGK, v_BSGK, kv_ids_BS, lse_BIQGH, delta_BIQGH, g_BIQGHK
+    dq, dk_BSGK, dv_BSGK = _each_row(row, ranges, *rows)
     return dq.reshape(B, -1, N, K)[:, :L], dk_BSGK, dv_BSGK, None, None
 
 

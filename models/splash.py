@@ -9,10 +9,13 @@ Shape letters are explained in `models/__init__.py`.
 
 import importlib.metadata
 import importlib.util
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+
+from models.segments import reach
 
 LANES = 128  # numbers side by side in a TPU register; lengths must be a multiple
 OLDEST = (0, 0, 17)
@@ -37,38 +40,54 @@ def splash_attention(
 ) -> Array:
     """Return what `segment_attention` promises. Away from a TPU the kernel is interpreted: slow.
 
-    The kernel wants every query to see a key, and prunes a tile by the smallest and largest id in
-    it. So padding, and queries whose segment has no keys, become one more segment, with an id
-    above all others, that has at least one key; its outputs are replaced by zeros.
+    The kernel wants every query to see a key, and prunes tiles by their smallest and largest id.
+    So padding becomes a segment with an id above all others. Queries that see nothing join it if
+    they are compared by place (then they are padding, and see themselves), else the last key's
+    segment; either way their outputs are replaced by zeros, which also cuts their gradients.
+
+    With `causal` or `window`, queries and keys must have the same ids.
 
     Raises:
         ImportError: if tokamax is missing or too old.
     """
     if not splash_available():
         raise ImportError(
-            "implementation='splash' needs tokamax 0.0.17 or newer (Python 3.12 or newer): "
-            "pip install tokamax."
+            "implementation='splash' needs tokamax 0.0.17 or newer, which needs Python 3.12 or "
+            "newer: pip install 'tokamax>=0.0.17'."
         )
     from tokamax._src.ops.experimental.tpu.splash_attention import (
         splash_attention_kernel as kernel,
     )
-    from tokamax._src.ops.experimental.tpu.splash_attention import (
-        splash_attention_mask as masks,
-    )
 
     L, S, K = q_BLNK.shape[1], k_BSGK.shape[1], q_BLNK.shape[3]
-    rest = jnp.maximum(q_ids_BL.max(), kv_ids_BS.max()) + 1
-    kv_ids = jnp.where(kv_ids_BS == 0, rest, kv_ids_BS)
-    q_ids, lonely_BL = _gather_lonely(q_ids_BL, kv_ids_BS, rest)
-    # One key more than there are, unless all queries see themselves: then lonely ones see it.
-    extra = 0 if L == S and (causal or window is not None) else 1
-    q, q_ids = _pad(q_BLNK * K**-0.5, L), _pad(q_ids, L, rest)
-    k, v, kv_ids = _pad(k_BSGK, S + extra), _pad(v_BSGK, S + extra), _pad(kv_ids, S + extra, rest)
+    first_BL, stop_BL = jax.vmap(partial(reach, causal=False, window=None))(q_ids_BL, kv_ids_BS)
+    blind_BL = first_BL >= stop_BL
+    padding = jnp.maximum(q_ids_BL.max(), kv_ids_BS.max()) + 1
+    kv_ids_BS = jnp.where(kv_ids_BS == 0, padding, kv_ids_BS)
+    by_place = causal or window is not None
+    spare_B1 = jnp.full_like(kv_ids_BS[:, -1:], padding) if by_place else kv_ids_BS[:, -1:]
+    q_ids_BL = jnp.where(blind_BL, spare_B1, q_ids_BL)
+    q_ids_BL = jnp.concatenate([q_ids_BL, jnp.repeat(spare_B1, -L % LANES, axis=1)], axis=1)
+    kv_ids_BS = jnp.pad(kv_ids_BS, ((0, 0), (0, -S % LANES)), constant_values=padding)
+    q_BNLK, k_BGSK, v_BGSK = (_heads_first(x) for x in (q_BLNK * K**-0.5, k_BSGK, v_BSGK))
 
-    shape = q.shape[1], k.shape[1]
-    mask = masks.CausalMask(shape) if causal else masks.FullMask(shape)
+    attend = _kernel(kernel, (L + -L % LANES, S + -S % LANES), causal, window)
+    ids = kernel.SegmentIds(q_ids_BL, kv_ids_BS)
+    out_BNLK = jax.vmap(lambda *row: attend(*row[:3], segment_ids=row[3]))(
+        q_BNLK, k_BGSK, v_BGSK, ids
+    )
+    out_BLNK = out_BNLK.swapaxes(1, 2)[:, :L].astype(q_BLNK.dtype)
+    return jnp.where(blind_BL[:, :, None, None], 0, out_BLNK)
+
+
+def _kernel(kernel, shape, causal, window):
+    """Return the kernel for one row of `shape` (L, S), compiled on a TPU, else interpreted."""
+    masks = kernel.mask_lib
     if window is not None:
         mask = masks.LocalMask(shape, (window - 1, 0 if causal else window - 1), 0)
+    else:
+        mask = masks.CausalMask(shape) if causal else masks.FullMask(shape)
+    # Tiles of 512 keep the matrix units busy; of 128 fit every length that is a multiple.
     block_q, block_kv = (512 if size % 512 == 0 else LANES for size in shape)
     config = kernel.SplashConfig(
         block_q=block_q,
@@ -77,18 +96,10 @@ def splash_attention(
         block_kv_dkv=block_kv,
         interpret=jax.default_backend() != "tpu",
     )
-    attention = kernel.make_splash_mha_single_device(mask, config=config)
-
-    def row(q_NLK, k_GSK, v_GSK, q_ids_L, kv_ids_S):
-        return attention(q_NLK, k_GSK, v_GSK, segment_ids=kernel.SegmentIds(q_ids_L, kv_ids_S))
-
-    heads_first = (x.swapaxes(1, 2) for x in (q, k, v))
-    out_BLNK = jax.vmap(row)(*heads_first, q_ids, kv_ids).swapaxes(1, 2)[:, :L]
-    return jnp.where(lonely_BL[:, :, None, None], 0, out_BLNK).astype(q_BLNK.dtype)
+    return kernel.make_splash_mha_single_device(mask, config=config)
 
 
-def _pad(x, length, value=0):
-    """Return x with dimension 1 at the next multiple of LANES from `length` on."""
-    missing = length + -length % LANES - x.shape[1]
-    widths = [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2)
-    return jnp.pad(x, widths, constant_values=value)
+def _heads_first(x_BLNK):
+    """Return [B, N, L, K] with L padded to a multiple of LANES."""
+    x_BLNK = jnp.pad(x_BLNK, ((0, 0), (0, -x_BLNK.shape[1] % LANES), (0, 0), (0, 0)))
+    return x_BLNK.swapaxes(1, 2)

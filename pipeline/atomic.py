@@ -47,7 +47,8 @@ def written(path: epath.PathLike) -> Iterator[BinaryIO]:
     if is_local(path):
         directory = os.open(path.parent, os.O_RDONLY)
         try:
-            os.fsync(directory)
+            with contextlib.suppress(OSError):  # some network file systems cannot
+                os.fsync(directory)
         finally:
             os.close(directory)
 

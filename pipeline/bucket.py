@@ -1,6 +1,7 @@
 """A bucket: one static batch shape that XLA compiles once."""
 
 import dataclasses
+import itertools
 import operator
 from collections.abc import Iterable
 
@@ -62,7 +63,7 @@ def as_buckets(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
                 f"buckets holds {bucket!r}; every entry must be a pipeline.Bucket(rows=…, length=…)"
             )
     lengths = [bucket.length for bucket in buckets]
-    if any(later <= earlier for earlier, later in zip(lengths, lengths[1:], strict=False)):
+    if any(later <= earlier for earlier, later in itertools.pairwise(lengths)):
         raise ValueError(
             f"bucket lengths are {lengths}; they must ascend and differ, so sort the buckets by "
             "length and keep one for each"

@@ -1,8 +1,9 @@
 """Checkpoints: a model's state, and the data state that says which batch comes next.
 
-The data state is a step and the fingerprint of what it counts steps of. It is small JSON, the same on every host and for any number of hosts:
+The data state is a step and the fingerprint of what it counts steps of. It is small JSON, the same
+on every host and for any number of hosts:
 
-    {"step": 1200, "plans": [{"from": 0, "fingerprint": "plan=1;lengths=…", "corpus": "tokens=…"}]}
+    {"step": 12, "plans": [{"from": 0, "fingerprint": "plan=1;lengths=…", "corpus": "tokens=…"}]}
 """
 
 from typing import Any

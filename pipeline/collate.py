@@ -74,7 +74,7 @@ def _clip(segments: np.ndarray, block: Block):
     column = before - np.repeat(before[first], times)
     if len(block.rows) and block.rows[-1] - block.rows[0] + 1 == len(block.rows):
         # Contiguous rows are a slice of the segments, which are in row order.
-        keep = slice(*np.searchsorted(row, [block.rows[0], block.rows[-1] + 1]))
+        keep: slice | np.ndarray = slice(*np.searchsorted(row, [block.rows[0], block.rows[-1] + 1]))
         row = row[keep] - block.rows[0]
     else:
         keep = np.flatnonzero(np.isin(row, block.rows))

@@ -24,10 +24,10 @@ class CompileLog:
         self._names: list[str] = []
         jax.monitoring.register_event_duration_secs_listener(self._listen)
 
-    def _listen(self, event: str, duration: float, **details):
+    def _listen(self, event: str, duration_secs: float, **details: str | int):
         if event == EVENT:
             with self._lock:
-                self._names.append(details.get("fun_name", "unknown"))
+                self._names.append(str(details.get("fun_name", "unknown")))
 
     @property
     def names(self) -> list[str]:
@@ -104,9 +104,11 @@ class Compiled:
             program = self.programs[bucket] = self._compile(jitted, state, spec)
             if report:
                 report(f"{self.name} {bucket}: {program}")
-        self._by_shape = {bucket.shape: self.programs[bucket].run for bucket in specs}
+        self._by_shape: dict[tuple[int, ...], Any] = {
+            bucket.shape: self.programs[bucket].run for bucket in specs
+        }
 
-    def _compile(self, jitted: Callable, state: Any, spec: Mapping[str, Any]) -> Program:
+    def _compile(self, jitted: Any, state: Any, spec: Mapping[str, Any]) -> Program:
         log, begin = CompileLog(), time.perf_counter()
         run = jitted.lower(state, dict(spec)).compile()
         log.close()

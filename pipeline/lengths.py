@@ -55,7 +55,7 @@ def digest(lengths) -> str:
         return stored
     sha = hashlib.sha256()
     for piece in pieces(as_lengths(lengths)):
-        sha.update(np.ascontiguousarray(piece, dtype="<u4"))
+        sha.update(piece.astype("<u4").tobytes())
     return sha.hexdigest()[:16]
 
 

@@ -234,7 +234,9 @@ def load(
     Args:
         corpus: a corpus, or its directory.
         buckets: the shapes; None: chosen by `fit_buckets`, with rows that the mesh divides.
-        mesh, spec, prefetch: as for `Loader`.
+        mesh: as for `Loader`.
+        spec: as for `Loader`.
+        prefetch: as for `Loader`.
         num_epochs: how often to go through the corpus; None for ever.
         **options: what `fit_buckets` and `Plan` take by keyword: `tokens_per_batch`,
             `max_buckets`, `seed`, `packing`, `overflow`, …
@@ -260,7 +262,7 @@ def load(
     mesh = _one_device() if mesh is None else mesh
     sharding = batch_sharding(mesh, spec)
     if buckets is None:
-        chosen = {"max_buckets": 4, "row_multiple": parts(sharding)[0]}
+        chosen: dict[str, Any] = {"max_buckets": 4, "row_multiple": parts(sharding)[0]}
         chosen |= {name: value for name, value in options.items() if name in fitting}
         buckets = fit_buckets(corpus, **chosen)
     plan = Plan(corpus, buckets, **{k: v for k, v in options.items() if k in planning})

@@ -65,7 +65,7 @@ def best_fit(
             rooms |= 1 << room
 
     def place(chain, segments, rows, room, size, left):
-        """Puts up to `left` segments of `size` into `rows` equal rows; returns how many are left."""
+        """Puts up to `left` segments of `size` into `rows` equal rows; returns what is left."""
         each = min(room // size, limit - segments)
         whole = min(rows, left // each)
         if whole:

@@ -1,12 +1,12 @@
 """Pieces of examples, read from the parts of a corpus: from memory maps, or by ranges of bytes."""
 
-import mmap
 import os
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import pyarrow as pa
 from etils import epath
 
 from pipeline.parts import Part
@@ -61,9 +61,9 @@ class MappedPieces:
     def __init__(self, directory: epath.Path, parts: Sequence[Part]):
         self._maps = []
         for part in parts:
-            with open(os.fspath(directory / part.file), "rb") as file:
-                whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            self._maps.append(np.frombuffer(whole, np.uint8))
+            # Arrow's maps outlive their files; Python's each hold one open, and 1,024 is a limit.
+            with pa.memory_map(os.fspath(directory / part.file)) as file:
+                self._maps.append(np.frombuffer(file.read_buffer(), np.uint8))
         # All maps lie in one address space, so a single array that starts at the lowest of them
         # and reaches the end of the highest covers every part; what lies between is never read.
         addresses = np.array([each.ctypes.data for each in self._maps], np.int64)

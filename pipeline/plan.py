@@ -49,7 +49,7 @@ class PlannedBatch:
     def digest(self) -> str:
         """A short hash of the batch: equal for equal buckets and segments."""
         sha = hashlib.sha256(f"{self.bucket}".encode())
-        sha.update(np.ascontiguousarray(self.segments, "<i8"))
+        sha.update(self.segments.astype("<i8").tobytes())
         return sha.hexdigest()[:16]
 
 
@@ -174,7 +174,7 @@ class Plan:
             raise IndexError(f"step is {step}; steps count from 0 over all epochs")
         epoch, within = divmod(int(step), self.num_batches())
         place, local = self._windows.find(epoch, within)
-        dealt = self._window(epoch, place)
+        dealt = self._window(epoch, place).result()
         if local >= len(dealt.bucket) // 2:
             follower = (epoch, place + 1) if place < self._windows.number else (epoch + 1, 0)
             self._window(*follower, background=True)
@@ -184,7 +184,9 @@ class Plan:
         segments[:, 1], segments[:, 2] = self._pieces.locate(pieces)
         return PlannedBatch(bucket, segments, epoch)
 
-    def _window(self, epoch: int, place: int, background: bool = False) -> Dealt:
+    def _window(
+        self, epoch: int, place: int, background: bool = False
+    ) -> concurrent.futures.Future[Dealt]:
         """A dealt window from the cache; dealt once, however many threads ask for it."""
         key = (epoch if self.shuffle else 0, place)
         with self._lock:
@@ -200,7 +202,7 @@ class Plan:
             threading.Thread(target=self._deal, args=(key, future), daemon=True).start()
         elif mine:
             self._deal(key, future)
-        return future if background else future.result()
+        return future
 
     def _deal(self, key: tuple[int, int], future: concurrent.futures.Future):
         try:

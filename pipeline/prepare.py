@@ -113,6 +113,9 @@ def prepare(
 def _prepare(
     job: Job, directory: epath.Path, origin: dict, num_workers: int | None, progress: bool
 ) -> None:
+    # While a worker imports the script that started it, waiting for the lock would be for ever.
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RuntimeError(GUARD)
     documents = len(job.source)
     if not documents:
         raise ValueError(

@@ -99,7 +99,8 @@ def unigram_entropy(corpus: Corpus) -> float:
 def changes(then: Mapping[str, Any], now: Mapping[str, Any], may_change: tuple[str, ...]):
     """The fields of a config that differ and must not, in words.
 
-    >>> changes({"steps": 1, "model": {"width": 8}}, {"steps": 2, "model": {"width": 16}}, ("steps",))
+    >>> then, now = {"steps": 1, "model": {"width": 8}}, {"steps": 2, "model": {"width": 16}}
+    >>> changes(then, now, may_change=("steps",))
     ['config.model.width was 8 and is now 16']
     """
     old, new = _flat(then), _flat(now)

@@ -1,6 +1,7 @@
 """Which rows and columns of a global batch a process builds, and how they become jax.Arrays."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Mapping
 
@@ -117,7 +118,7 @@ def to_global(
     shape: tuple[int, int] | None = None,
     fields: Iterable[str] | None = None,
 ):
-    """This process's rows as global jax.Arrays, each device holding its own part.
+    """The rows of this process as global jax.Arrays, each device holding its own part.
 
     Args:
         batch: arrays `[rows, positions]` of this process, as `Batches(…, sharding=…)` builds them.
@@ -153,6 +154,10 @@ def to_global(
                 f"holds {block.shape}; build batches with Batches(…, sharding=…) for the same mesh"
             )
         arrays[name] = jax.make_array_from_callback(
-            shape, sharding, lambda index, local=local: local[block.within(index)]
+            shape, sharding, functools.partial(_part, local, block)
         )
     return arrays
+
+
+def _part(local: np.ndarray, block: Block, index: tuple[slice, ...]) -> np.ndarray:
+    return local[block.within(index)]

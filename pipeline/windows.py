@@ -32,8 +32,15 @@ class Table:
         self.steps = sum(self.batches)
         after = np.cumsum(packed.counts)
         taken = (after - packed.counts).tolist()  # the next piece of each length
-        self.row_start, self.slot_start, self.slot_piece, self.slot_length = [], [], [], []
-        self.cost = []  # of a row of each pattern: the sum of its segments' squared lengths
+        # For each bucket: the first row of each pattern, the first slot of each pattern, the piece
+        # and the length of each slot.
+        self.row_start: list[np.ndarray] = []
+        self.slot_start: list[np.ndarray] = []
+        self.slot_piece: list[np.ndarray] = []
+        self.slot_length: list[np.ndarray] = []
+        self.cost: list[
+            np.ndarray
+        ] = []  # of a row of each pattern: the sum of its segments' squared lengths
         for patterns in packed.patterns:
             rows, starts, pieces, sizes = [0], [0], [], []
             self.cost.append(

@@ -97,6 +97,6 @@ def test_one_length_gives_one_bucket():
 )
 def test_bad_arguments_get_a_sentence(arguments, sentence):
     good = {"lengths": [3, 300], "tokens_per_batch": 4096, "max_buckets": 2}
-    with pytest.raises(ValueError, match="(?s).") as error:
+    with pytest.raises(ValueError) as error:
         fit_buckets(**(good | arguments))
     assert sentence in str(error.value)

@@ -244,7 +244,7 @@ def test_a_state_of_other_tokens_of_the_same_lengths_is_refused(
     other = pipeline.Corpus.from_arrays([e + 1 for e in examples], tmp_path, vocab_size=1001)
     plan = Plan(corpus, buckets)
     state = iter(Batches(corpus, plan).to_iter_dataset()).get_state()
-    with pytest.raises(ValueError, match="tokens was .* and is now"):
+    with pytest.raises(ValueError, match=r"tokens was .* and is now"):
         iter(Batches(other, plan).to_iter_dataset()).set_state(state)
 
 

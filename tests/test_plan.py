@@ -281,7 +281,7 @@ def test_printing_shows_buckets_padding_and_what_became_of_odd_examples():
     ],
 )
 def test_bad_arguments_get_a_sentence(arguments, sentence):
-    with pytest.raises(ValueError, match="(?s).") as error:
+    with pytest.raises(ValueError) as error:
         Plan(**({"lengths": [3, 4], "buckets": BUCKETS} | arguments))
     assert sentence in str(error.value)
 

@@ -108,18 +108,14 @@ def naming(path: epath.Path):
     """Turns what decompressors raise on a broken file into a sentence with its name."""
     try:
         yield
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        seen: Exception = error
     except Exception as error:
-        if type(error).__name__ != "ZstdError":
+        broken = isinstance(error, EOFError | zlib.error | gzip.BadGzipFile)
+        if not broken and type(error).__name__ != "ZstdError":
             raise
-        seen = error
-    else:
-        return
-    raise ValueError(
-        f"{os.fspath(path)} cannot be decompressed: {seen}. It is damaged or cut short; fetch it "
-        "again"
-    ) from seen
+        raise ValueError(
+            f"{os.fspath(path)} cannot be decompressed: {error}. It is damaged or cut short; "
+            "fetch it again"
+        ) from error
 
 
 def digest(files: Iterable[epath.Path]) -> str:

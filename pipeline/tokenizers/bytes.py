@@ -28,12 +28,12 @@ class Bytes:
 
     @property
     def begin_id(self) -> int | None:
-        """The id before each text, or None."""
+        """See `Tokenizer`."""
         return BEGIN if self.begin else None
 
     @property
     def end_id(self) -> int | None:
-        """The id after each text, or None."""
+        """See `Tokenizer`."""
         return END if self.end else None
 
     @property

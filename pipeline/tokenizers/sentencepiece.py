@@ -84,12 +84,12 @@ class SentencePiece:
 
     @property
     def begin_id(self) -> int | None:
-        """The id before each text, or None."""
+        """See `Tokenizer`."""
         return self._processor.bos_id() if self.begin else None
 
     @property
     def end_id(self) -> int | None:
-        """The id after each text, or None."""
+        """See `Tokenizer`."""
         return self._processor.eos_id() if self.end else None
 
     @functools.cached_property

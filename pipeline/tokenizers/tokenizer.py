@@ -23,6 +23,14 @@ class Tokenizer(Protocol):
     def fingerprint(self) -> str:
         """The same exactly for tokenizers that give the same ids."""
 
+    @property
+    def begin_id(self) -> int | None:
+        """The id before each text, or None."""
+
+    @property
+    def end_id(self) -> int | None:
+        """The id after each text, or None."""
+
     def encode_batch(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """All ids one after another (int32) and how many each text has (int64)."""
 

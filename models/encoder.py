@@ -1,0 +1,38 @@
+"""A bidirectional encoder over packed rows: hidden states, or a guess of each token.
+
+Shape letters are explained in `models/__init__.py`.
+"""
+
+from flax import nnx
+from jax import Array
+
+from models.config import TransformerConfig
+from models.transformer import Embedding, Transformer
+
+
+class Encoder(nnx.Module):
+    """Reads every position in the light of its whole segment, before and after it.
+
+    Built as `Decoder` is, but for the order: for masked tokens (BERT, Devlin et al., 2019) train
+    on the logits, for a classifier or retrieval use `hidden`.
+
+    >>> import jax.numpy as jnp
+    >>> config = TransformerConfig(vocab_size=11, num_layers=1, width=8, num_heads=2,
+    ...                            num_kv_heads=1, mlp_width=16)
+    >>> model = Encoder(config, rngs=nnx.Rngs(0))
+    >>> inputs, segment_ids, positions = jnp.array([[[5, 6, 7, 0]], [[1, 1, 2, 0]], [[0, 1, 0, 0]]])
+    >>> model.hidden(inputs, segment_ids, positions).shape
+    (1, 4, 8)
+    """
+
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
+        self.embedding = Embedding(config, rngs=rngs)
+        self.transformer = Transformer(config, causal=False, cross=False, rngs=rngs)
+
+    def __call__(self, inputs: Array, segment_ids: Array, positions: Array) -> Array:
+        """Return float32 logits [B, L, V] from int32 tokens, segment ids and positions [B, L]."""
+        return self.embedding.logits(self.hidden(inputs, segment_ids, positions))
+
+    def hidden(self, inputs: Array, segment_ids: Array, positions: Array) -> Array:
+        """Return the last hidden states [B, L, D] in the compute dtype."""
+        return self.transformer(self.embedding(inputs), segment_ids, positions)

@@ -1,0 +1,257 @@
+"""Attention: every implementation against the dense one, and no leak between segments."""
+
+import logging
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models import blocked
+from models.attention import choose, segment_attention
+from models.segments import reach, visible
+from models.splash import splash_available
+
+ROOT = Path(__file__).parents[1]
+FAST = [
+    "blocked",
+    pytest.param(
+        "splash",
+        marks=pytest.mark.skipif(not splash_available(), reason="tokamax is not installed"),
+    ),
+]
+ORDERS = [(True, None), (False, None), (True, 7), (False, 7)]  # causal, window
+
+
+def packed_ids(length, rng):
+    """Rows of one segment, of many, of none, of some and padding, and of segments in pieces."""
+    some = np.repeat(np.arange(1, 40), rng.integers(1, 30, 39))[: length - 5]
+    return np.stack(
+        [
+            np.ones(length),
+            np.arange(length) // 2 + 1,
+            np.zeros(length),
+            np.pad(some, (0, length - len(some))),
+            rng.integers(0, 4, length),
+        ]
+    ).astype(np.int32)
+
+
+def arrays(q_ids, kv_ids, *, heads=4, kv_heads=2, width=8, dtype="float32", seed=0):
+    """Queries, keys, values and a cotangent for the output."""
+    rng = np.random.default_rng(seed)
+    shapes = [(*ids.shape, n, width) for ids, n in
+              [(q_ids, heads), (kv_ids, kv_heads), (kv_ids, kv_heads), (q_ids, heads)]]  # fmt: skip
+    return [jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes]
+
+
+@partial(jax.jit, static_argnames=("causal", "window", "implementation", "_blocks"))
+def value_and_gradients(q, k, v, g, q_ids, kv_ids, _blocks=None, **options):
+    def attend(q, k, v):
+        return segment_attention(q, k, v, q_segment_ids=q_ids, kv_segment_ids=kv_ids, **options)
+
+    out, pull_back = jax.vjp(attend, q, k, v)
+    return out, *pull_back(g)
+
+
+def assert_close(found, expected, tolerance):
+    for name, a, b in zip(("output", "dq", "dk", "dv"), found, expected, strict=True):
+        a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
+        error = np.abs(a - b).max() / max(1, np.abs(b).max())
+        assert error < tolerance, f"{name} is off by {error:.1e}"
+
+
+@pytest.fixture(params=["rows in turn", "rows together"])
+def small_blocks(request, monkeypatch):
+    """Blocks of 16, so that short rows have many; the way of CPUs and that of accelerators."""
+    monkeypatch.setattr(blocked, "_block", lambda length: min(length, 16))
+    monkeypatch.setattr(blocked, "_on_cpu", lambda: request.param == "rows in turn")
+    return request.param
+
+
+@pytest.mark.parametrize(("causal", "window"), ORDERS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 1e-2)])
+def test_blocked_equals_dense(causal, window, dtype, tolerance, small_blocks):
+    ids = packed_ids(83, np.random.default_rng(1))
+    inputs = arrays(ids, ids, dtype=dtype)
+    exact = [x.astype(jnp.float32) for x in inputs]
+    dense = value_and_gradients(
+        *exact, ids, None, causal=causal, window=window, implementation="dense"
+    )
+    found = value_and_gradients(
+        *inputs, ids, None, causal=causal, window=window, implementation="blocked",
+        _blocks=small_blocks,
+    )  # fmt: skip
+    assert found[0].dtype == jnp.dtype(dtype)
+    assert_close(found, dense, tolerance)
+
+
+@pytest.mark.skipif(not splash_available(), reason="tokamax is not installed")
+@pytest.mark.parametrize(("causal", "window"), ORDERS)
+def test_splash_equals_dense(causal, window):
+    ids = packed_ids(150, np.random.default_rng(1))
+    ids = ids[:4]  # its window mask is not meant for segments in pieces
+    inputs = arrays(ids, ids)
+    options = {"causal": causal, "window": window}
+    dense = value_and_gradients(*inputs, ids, None, **options, implementation="dense")
+    found = value_and_gradients(*inputs, ids, None, **options, implementation="splash")
+    assert_close(found, dense, 1e-5)
+
+
+@pytest.mark.parametrize("length", [1, 128, 300])
+def test_blocked_equals_dense_with_its_own_block_size(length):
+    ids = packed_ids(max(length, 6), np.random.default_rng(2))[:, :length]
+    inputs = arrays(ids, ids, heads=2, kv_heads=2)
+    dense = value_and_gradients(*inputs, ids, None, implementation="dense")
+    assert_close(value_and_gradients(*inputs, ids, None, implementation="blocked"), dense, 1e-5)
+
+
+@pytest.mark.parametrize("implementation", FAST)
+def test_cross_attention_equals_dense(implementation):
+    rng = np.random.default_rng(3)
+    q_ids, kv_ids = packed_ids(70, rng), packed_ids(131, rng)
+    q_ids[3], kv_ids[3] = q_ids[3][::-1], np.where(kv_ids[3] == 2, 99, kv_ids[3])
+    inputs = arrays(q_ids, kv_ids)
+    dense = value_and_gradients(*inputs, q_ids, kv_ids, causal=False, implementation="dense")
+    found = value_and_gradients(*inputs, q_ids, kv_ids, causal=False, implementation=implementation)
+    assert_close(found, dense, 1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("implementation", ["dense", *FAST])
+def test_padding_gives_zeros_and_no_gradient(implementation, dtype):
+    ids = np.array([[1] * 9 + [2] * 5 + [0] * 6, [0] * 20], np.int32)
+    found = value_and_gradients(
+        *arrays(ids, ids, dtype=dtype), ids, None, implementation=implementation
+    )
+    for array in found:
+        array = np.asarray(array, np.float32)
+        assert np.isfinite(array).all()
+        assert (array[ids == 0] == 0).all()
+        assert (array[ids != 0] != 0).any()
+
+
+def test_queries_whose_segment_has_no_keys_give_zeros():
+    q_ids, kv_ids = np.array([[1, 2, 3]], np.int32), np.array([[1, 3, 3, 0]], np.int32)
+    for implementation in ("dense", "blocked"):
+        out, dq, *_ = value_and_gradients(
+            *arrays(q_ids, kv_ids), q_ids, kv_ids, causal=False, implementation=implementation
+        )
+        assert (out[0, 1] == 0).all()
+        assert (dq[0, 1] == 0).all()
+        assert (out[0, 0] != 0).all()
+
+
+@pytest.mark.parametrize("implementation", ["dense", *FAST])
+def test_a_segment_changes_nothing_in_another(implementation):
+    rng = np.random.default_rng(4)
+    ids = np.repeat([1, 2, 3, 4, 0], [40, 3, 70, 30, 7])[None].astype(np.int32)
+    inputs = arrays(ids, ids)
+    elsewhere = ids[0] != 3
+    changed = [x.at[0, ~elsewhere].set(rng.normal(size=x[0, ~elsewhere].shape)) for x in inputs]
+    before = value_and_gradients(*inputs, ids, None, implementation=implementation)
+    after = value_and_gradients(*changed, ids, None, implementation=implementation)
+    for a, b in zip(before, after, strict=True):
+        np.testing.assert_array_equal(a[0, elsewhere], b[0, elsewhere])
+        assert (a[0, ~elsewhere] != b[0, ~elsewhere]).any()
+
+
+def test_work_grows_with_segments_not_with_the_square_of_the_row():
+    def steps(length):
+        ids = np.arange(length)[None] // 100 + 1
+        (_, counts), _ = blocked._ranges(jnp.asarray(ids), jnp.asarray(ids), True, None)
+        return int(counts.sum())
+
+    assert steps(8192) == pytest.approx(2 * steps(4096), rel=0.05)
+    assert steps(4096) < 3 * 4096 / 128
+
+
+def test_memory_of_blocked_is_a_fraction_of_dense():
+    q, k, ids = (jax.ShapeDtypeStruct((1, 2048, n, 16), "float32") for n in (4, 2, 1))
+    ids = jax.ShapeDtypeStruct((1, 2048), "int32")
+
+    def temporary_bytes(implementation):
+        lowered = value_and_gradients.lower(q, k, k, q, ids, ids, implementation=implementation)
+        return lowered.compile().memory_analysis().temp_size_in_bytes
+
+    assert 50 * temporary_bytes("blocked") < temporary_bytes("dense")
+
+
+@pytest.mark.parametrize(("causal", "window"), ORDERS)
+def test_reach_is_where_the_mask_begins_and_ends(causal, window):
+    for ids in packed_ids(40, np.random.default_rng(5))[:4]:
+        places = jnp.arange(40)
+        mask = visible(ids, ids, places, places, causal=causal, window=window)
+        first, stop = reach(ids, ids, causal=causal, window=window)
+        none = ~mask.any(axis=1)
+        np.testing.assert_array_equal(first, np.where(none, 40, mask.argmax(axis=1)))
+        np.testing.assert_array_equal(stop, np.where(none, 0, 40 - mask[:, ::-1].argmax(axis=1)))
+
+
+def test_auto_says_once_what_it_chose(caplog):
+    ids = np.ones((1, 33), np.int32)
+    q, k, v, _ = arrays(ids, ids)
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            segment_attention(q, k, v, q_segment_ids=ids)
+    said = [record.message for record in caplog.records if "attention over" in record.message]
+    assert said == [
+        "attention over rows of 33 × 33 positions: 'blocked', because "
+        "on CPU it was faster than dense at every length from 64."
+    ]
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
+def test_auto_never_leaves_the_known_implementations(platform):
+    for length in (64, 4096):
+        for dtype in ("float32", "bfloat16", "float16"):
+            name, _ = choose(platform, jnp.dtype(dtype), length, length)
+            assert name in {"dense", "blocked", "splash"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"implementation": "flash"}, "use one of auto, dense"),
+        ({"k": jnp.ones((1, 5, 2, 8))}, "with k and v alike"),
+        ({"q": jnp.ones((1, 6, 3, 8))}, "multiple of the number of key heads"),
+        ({"q_segment_ids": np.ones((1, 5), np.int32)}, "pass kv_segment_ids too"),
+        ({"window": 0}, "counts the position itself"),
+        (
+            {"q": jnp.ones((1, 5, 2, 8)), "q_segment_ids": np.ones((1, 5), np.int32),
+             "kv_segment_ids": np.ones((1, 6), np.int32)},
+            "use causal=False",
+        ),
+    ],
+)  # fmt: skip
+def test_arguments_that_do_not_fit_are_refused(changes, sentence):
+    good = {name: jnp.ones((1, 6, 2, 8)) for name in "qkv"}
+    with pytest.raises(ValueError, match=sentence):
+        segment_attention(**(good | {"q_segment_ids": np.ones((1, 6), np.int32)} | changes))
+
+
+@pytest.mark.slow
+def test_a_mesh_adds_no_collective_that_dense_attention_lacks():
+    script = ROOT / "tests" / "test_attention.py"
+    environment = os.environ | {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "NPROC": "16",  # jax 0.10.2 can deadlock with more forced devices than threads
+        "PYTHONPATH": str(ROOT),
+    }
+    done = subprocess.run(
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def _compare_collectives():
+    """Run in a process with four devices: one training step's HLO, blocked against dense."""
+
+
+if __name__ == "__main__":
+    _compare_collectives()

@@ -1,0 +1,243 @@
+"""Models: packing changes nothing, segments do not leak, and batches serve other code bases."""
+
+from dataclasses import replace
+from functools import cache, partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from models.config import TransformerConfig
+from models.decoder import Decoder
+from models.encoder import Encoder
+from models.encoder_decoder import EncoderDecoder
+from models.loss import chunked_cross_entropy, cross_entropy, token_losses
+from models.parameters import decay_mask, parameter_shardings
+
+CONFIG = TransformerConfig(
+    vocab_size=50, num_layers=2, width=32, num_heads=4, num_kv_heads=2, mlp_width=48
+)
+KINDS = {"decoder": Decoder, "encoder": Encoder, "encoder–decoder": EncoderDecoder}
+LENGTHS = (9, 4, 7)
+SIDES = ("inputs", "targets")
+
+
+@cache
+def split_model(kind, config=CONFIG):
+    return nnx.split(KINDS[kind](config, rngs=nnx.Rngs(0)))
+
+
+def rows_of(examples, length, *, first_positions=None):
+    """One side of a batch with one row: tokens, segment ids, positions, targets, weights."""
+    row = {name: np.zeros((1, length), np.int32) for name in ("tokens", "ids", "positions", "next")}
+    start = 0
+    for segment, example in enumerate(examples, 1):
+        here = slice(start, start + len(example))
+        row["tokens"][0, here] = example
+        row["ids"][0, here] = segment
+        row["positions"][0, here] = np.arange(len(example))
+        row["next"][0, here] = (np.asarray(example) * 7 + 3) % 50
+        start += len(example)
+    return row | {"weights": (row["ids"] > 0).astype(np.float32)}
+
+
+def examples_of(seed=0):
+    """Pairs of an input and a target, of different lengths."""
+    rng = np.random.default_rng(seed)
+    return [(rng.integers(1, 50, n), rng.integers(1, 50, 12 - n)) for n in LENGTHS]
+
+
+def packed(examples, length=24):
+    return [rows_of([pair[side] for pair in examples], length) for side in (0, 1)]
+
+
+def losses(kind, state, batch, config=CONFIG):
+    """Per-token losses [1, L] and the side of the batch they belong to."""
+    inputs, targets = batch
+    model = nnx.merge(split_model(kind, config)[0], state)
+    first = inputs["tokens"], inputs["ids"], inputs["positions"]
+    if kind == "encoder–decoder":
+        logits = model(*first, targets["tokens"], targets["ids"], targets["positions"])
+        return token_losses(logits, targets["next"]), targets
+    return token_losses(model(*first), inputs["next"]), inputs
+
+
+@partial(jax.jit, static_argnums=(0, 3))
+def loss_and_gradient(kind, state, batch, config=CONFIG):
+    """Token losses, and the gradient of their weighted sum."""
+
+    def weighted(state):
+        nll, side = losses(kind, state, batch, config)
+        return jnp.sum(nll * side["weights"]), nll
+
+    (_, nll), gradient = jax.value_and_grad(weighted, has_aux=True)(state)
+    return nll, gradient
+
+
+@pytest.mark.parametrize("attention", ["dense", "blocked"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_examples_have_the_losses_and_gradients_they_have_alone(kind, attention):
+    config = replace(CONFIG, attention=attention)
+    state = split_model(kind, config)[1]
+    examples = examples_of()
+    side = 1 if kind == "encoder–decoder" else 0
+    together, gradient = loss_and_gradient(kind, state, packed(examples), config)
+    alone = [loss_and_gradient(kind, state, packed([pair]), config) for pair in examples]
+
+    start = 0
+    for pair, (nll, _) in zip(examples, alone, strict=True):
+        n = len(pair[side])
+        np.testing.assert_allclose(together[0, start : start + n], nll[0, :n], atol=1e-5)
+        start += n
+    tokens = sum(len(pair[side]) for pair in examples)
+    total = jax.tree.map(lambda *parts: sum(parts), *(gradient for _, gradient in alone))
+    for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(total), strict=True):
+        np.testing.assert_allclose(a / tokens, b / tokens, atol=1e-6)
+
+
+@pytest.mark.parametrize("attention", ["dense", "blocked"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_changing_one_document_changes_nothing_in_another(kind, attention):
+    config = replace(CONFIG, attention=attention)
+    state = split_model(kind, config)[1]
+    first, second, third = examples_of()
+    other = [(example + 1) % 49 + 1 for example in second]
+    before, _ = loss_and_gradient(kind, state, packed([first, second, third]), config)
+    after, _ = loss_and_gradient(kind, state, packed([first, other, third]), config)
+    side = 1 if kind == "encoder–decoder" else 0
+    begin, end = len(first[side]), len(first[side]) + len(second[side])
+    elsewhere = np.r_[0:begin, end:24]
+    np.testing.assert_array_equal(before[0, elsewhere], after[0, elsewhere])
+    assert (before[0, begin:end] != after[0, begin:end]).all()
+
+
+@pytest.mark.parametrize("attention", ["dense", "blocked"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_gradient_of_one_document_ignores_the_tokens_of_another(kind, attention):
+    config = replace(CONFIG, attention=attention)
+    state = split_model(kind, config)[1]
+    first, second, _ = examples_of()
+    other = [(example + 1) % 49 + 1 for example in second]
+    side = 1 if kind == "encoder–decoder" else 0
+    gradients = []
+    for companion in (second, other):
+        batch = packed([first, companion])
+        for rows in batch:
+            rows["weights"] = (rows["ids"] == 1).astype(np.float32)
+        assert batch[side]["weights"].sum() == len(first[side])
+        gradients.append(loss_and_gradient(kind, state, batch, config)[1])
+    for a, b in zip(*map(jax.tree.leaves, gradients), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_padding_alone_are_finite_and_teach_nothing(kind):
+    state = split_model(kind)[1]
+    nll, gradient = loss_and_gradient(kind, state, packed([]))
+    assert np.isfinite(nll).all()
+    assert all((leaf == 0).all() for leaf in jax.tree.leaves(gradient))
+
+
+def test_a_split_document_keeps_its_positions_but_loses_sight_of_the_first_piece():
+    state = split_model("decoder")[1]
+    rows = packed(examples_of()[:1])
+    later = [side | {"positions": side["positions"] + 1000} for side in rows]
+    near, far = (loss_and_gradient("decoder", state, batch)[0] for batch in (rows, later))
+    # Rotary positions matter only in differences, to the precision of float32 angles.
+    np.testing.assert_allclose(near, far, atol=1e-3)
+
+
+def test_scanned_and_rematerialised_layers_compute_the_same():
+    state = split_model("decoder")[1]
+    batch = packed(examples_of())
+    expected, expected_gradient = loss_and_gradient("decoder", state, batch)
+    layers = [state["transformer"]["layers"][i] for i in range(CONFIG.num_layers)]
+    stack = partial(jax.tree.map, lambda *parts: jnp.stack(parts))
+    for scan, remat in ((False, True), (True, False), (True, True)):
+        config = replace(CONFIG, scan_layers=scan, remat=remat)
+        _, other = split_model("decoder", config)
+        same = nnx.State(dict(state))
+        if scan:
+            same["transformer"] = nnx.State(dict(state["transformer"]) | {"layers": stack(*layers)})
+        assert jax.tree.map(jnp.shape, same) == jax.tree.map(jnp.shape, other)
+        found, gradient = loss_and_gradient("decoder", same, batch, config)
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+        np.testing.assert_allclose(
+            gradient["embedding"]["embedding"][...],
+            expected_gradient["embedding"]["embedding"][...],
+            atol=1e-4,
+        )
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_low_precision_keeps_float32_parameters_and_logits(dtype):
+    config = replace(CONFIG, dtype=dtype)
+    graph, state = split_model("decoder", config)
+    inputs, _ = packed(examples_of())
+    model = nnx.merge(graph, state)
+    logits = model(inputs["tokens"], inputs["ids"], inputs["positions"])
+    assert logits.dtype == jnp.float32
+    assert {leaf.dtype for leaf in jax.tree.leaves(state)} == {jnp.dtype("float32")}
+    assert model.hidden(*(inputs[k] for k in ("tokens", "ids", "positions"))).dtype == dtype
+    exact, _ = loss_and_gradient("decoder", state, packed(examples_of()))
+    rough, _ = loss_and_gradient("decoder", state, packed(examples_of()), config)
+    np.testing.assert_allclose(rough, exact, atol=0.05)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fresh_model_knows_nothing(kind):
+    """The first loss is that of a uniform guess, so nothing has to be unlearnt."""
+    config = replace(CONFIG, width=128)
+    nll, _ = loss_and_gradient(kind, split_model(kind, config)[1], packed(examples_of()), config)
+    side = 1 if kind == "encoder–decoder" else 0
+    real = packed(examples_of())[side]["weights"][0] > 0
+    assert np.mean(nll[0, real]) == pytest.approx(np.log(50), abs=0.3)
+
+
+def test_chunked_loss_of_a_decoder_is_its_plain_loss():
+    model = nnx.merge(*split_model("decoder"))
+    inputs, _ = packed(examples_of())
+    arguments = inputs["tokens"], inputs["ids"], inputs["positions"]
+    found = chunked_cross_entropy(
+        model.hidden(*arguments),
+        model.embedding.embedding[...],
+        inputs["next"],
+        inputs["weights"],
+        chunk=16,
+    )
+    expected = cross_entropy(model(*arguments), inputs["next"], inputs["weights"])
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_parameter_has_a_place_on_a_mesh_and_decay_by_kind(kind, scan_layers):
+    config = replace(CONFIG, scan_layers=scan_layers)
+    _, state = split_model(kind, config)
+    mesh = jax.make_mesh((1, 1, 1), ("data", "fsdp", "tensor"))
+    shardings = jax.tree_util.tree_leaves_with_path(parameter_shardings(state, mesh))
+    decays = jax.tree.leaves(decay_mask(state))
+    for (path, sharding), decay in zip(shardings, decays, strict=True):
+        is_scale = "scale" in jax.tree_util.keystr(path)
+        assert decay != is_scale
+        assert ("fsdp" in sharding.spec and "tensor" in sharding.spec) != is_scale
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"num_layers": 0}, "num_layers is 0; it must be at least 1"),
+        ({"width": 30}, "width must be a multiple of 8"),
+        ({"num_kv_heads": 3}, "num_kv_heads must divide num_heads"),
+        ({"dtype": "float64"}, "use one of float32, bfloat16, float16"),
+        ({"attention": "flash"}, "use one of auto, dense, blocked"),
+        ({"window": 0}, "Use None for no window"),
+        ({"rope_theta": 0.0}, "must be positive"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(changes, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        replace(CONFIG, **changes)
