@@ -1,4 +1,7 @@
-"""Run a function on each device's own rows and heads, when a mesh is there."""
+"""What a mesh changes: rows and heads are split over devices, and the compiler is told so.
+
+The mesh is the one of the surrounding `jax.set_mesh`; without one, nothing here does anything.
+"""
 
 import math
 from collections.abc import Callable
@@ -12,30 +15,30 @@ ROW_AXES = ("data", "fsdp")
 HEAD_AXIS = "tensor"
 
 
+def split_rows(x: Array) -> Array:
+    """Return x with its rows (dimension 0) split over `data` and `fsdp`, and nothing else.
+
+    Said of the residual stream, it makes the compiler gather a layer's weights along `fsdp`,
+    which is what that axis is for; left alone, it may rather move activations about.
+    """
+    rows = _row_axes(x.shape[0], _axis_sizes())
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(rows)) if rows else x
+
+
 def per_device(f: Callable[..., Any], *arrays: Array) -> Any:
-    """Return f(*arrays), computed by every device on its part of dimension 0 and dimension 2.
+    """Return f(*arrays), computed by every device on its own rows and heads.
 
     Every array that goes in or comes out has rows in dimension 0 (split over `data` and `fsdp`)
     and, if it has three dimensions or more, heads in dimension 2 (split over `tensor`); f must
     treat rows and heads independently. Under plain `jit` the partitioner cannot know that of a
     loop with dynamic slices, and gathers its operands on every device.
 
-    The mesh is the one of the surrounding `jax.set_mesh`. With none, with axes that are already
-    manual (inside a `shard_map`), or where an axis does not divide its dimension, f sees the
-    whole of it.
+    With axes that are already manual (inside a `shard_map`), or where an axis does not divide its
+    dimension, f sees the whole of it.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    sizes = {
-        name: size
-        for name, size, kind in zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
-        if size > 1 and kind != AxisType.Manual
-    }
-    num_rows = arrays[0].shape[0]
+    sizes = _axis_sizes()
+    rows = _row_axes(arrays[0].shape[0], sizes)
     num_heads = math.gcd(*(array.shape[2] for array in arrays if array.ndim > 2))
-    rows: tuple[str, ...] = ()
-    for axis in ROW_AXES:
-        if axis in sizes and num_rows % (sizes[axis] * math.prod(sizes[a] for a in rows)) == 0:
-            rows += (axis,)
     heads = HEAD_AXIS if HEAD_AXIS in sizes and num_heads % sizes[HEAD_AXIS] == 0 else None
     if not rows and not heads:
         return f(*arrays)
@@ -50,3 +53,19 @@ def per_device(f: Callable[..., Any], *arrays: Array) -> Any:
         axis_names=set(rows) | ({heads} if heads else set()),
         check_vma=False,
     )(*arrays)
+
+
+def _axis_sizes() -> dict[str, int]:
+    """Return the axes of the current mesh that split something and are the compiler's to use."""
+    mesh = jax.sharding.get_abstract_mesh()
+    axes = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
+    return {name: size for name, size, kind in axes if size > 1 and kind == AxisType.Auto}
+
+
+def _row_axes(num_rows: int, sizes: dict[str, int]) -> tuple[str, ...]:
+    """Return the axes that rows can be split over: as many as divide their number."""
+    axes: tuple[str, ...] = ()
+    for axis in ROW_AXES:
+        if axis in sizes and num_rows % math.prod(sizes[name] for name in (*axes, axis)) == 0:
+            axes += (axis,)
+    return axes

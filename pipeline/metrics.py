@@ -54,7 +54,7 @@ class MetricsLog:
         self._path = workdir / "metrics.jsonl"
         kept = []
         if self._path.exists():
-            kept = [line for line in self._path.read_text().splitlines() if _step(line) < step]
+            kept = [line for line in self._path.read_text().splitlines() if _needs(line) <= step]
         text = "".join(line + "\n" for line in kept)
         self._scratch = tempfile.TemporaryDirectory() if self._remote else None
         here = epath.Path(self._scratch.name) if self._scratch else workdir
@@ -92,10 +92,14 @@ class MetricsLog:
             self._scratch.cleanup()
 
 
-def _step(line: str) -> float:
-    """The step of a line; a line that a kill cut short is after every step."""
+def _needs(line: str) -> float:
+    """How many steps a line tells of; a line that a kill cut short tells of steps to come.
+
+    Step 9 is the tenth; an evaluation at step 10 was made after ten steps.
+    """
     try:
-        return json.loads(line)["step"]
+        values = json.loads(line)
+        return values["step"] + ("eval_loss" not in values)
     except (ValueError, KeyError, TypeError):
         return float("inf")
 

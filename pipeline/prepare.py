@@ -1,14 +1,17 @@
 """Prepare: text to a corpus; once, in parallel, and from where it was interrupted."""
 
+import contextlib
 import itertools
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -32,6 +35,8 @@ RECORDS = 512
 # Workers cost a second or two to start. Unless told how many to use, work starts without any, and
 # goes on with workers if more than `WORTH` seconds of it are left after the first `TRIAL`.
 TRIAL, WORTH = 2.0, 15.0
+
+GUARD = 'guard its main part with `if __name__ == "__main__":`'
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,9 @@ def prepare(
     }
     # A finished corpus needs no lock, and may lie where nothing can be written.
     if not (directory / MANIFEST).exists():
+        # A worker that runs the script that started it would wait for this lock for ever.
+        if getattr(multiprocessing.current_process(), "_inheriting", False):
+            raise RuntimeError(f"prepare was called by the import of a script: {GUARD}")
         with alone(directory, "preparing a corpus"):
             if not (directory / MANIFEST).exists():
                 _prepare(Job(source, tokenizer, field), directory, origin, num_workers, progress)
@@ -113,9 +121,6 @@ def prepare(
 def _prepare(
     job: Job, directory: epath.Path, origin: dict, num_workers: int | None, progress: bool
 ) -> None:
-    # While a worker imports the script that started it, waiting for the lock would be for ever.
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise RuntimeError(GUARD)
     documents = len(job.source)
     if not documents:
         raise ValueError(
@@ -124,7 +129,8 @@ def _prepare(
         )
     writer = Writer(directory, CAUSAL, origin)
     chunks = _tokenised(job, writer.examples, documents, num_workers)
-    with _Progress(documents, writer, shown=progress) as bar:
+    # Closing the chunks ends the workers at once, also when a part cannot be written.
+    with _Progress(documents, writer, shown=progress) as bar, contextlib.closing(chunks):
         for part in cut(map(bar.counted, chunks)):
             writer.add(part)
     writer.finish(
@@ -134,7 +140,7 @@ def _prepare(
     )
 
 
-def _tokenised(job: Job, begin: int, end: int, num_workers: int | None) -> Iterator[Chunk]:
+def _tokenised(job: Job, begin: int, end: int, num_workers: int | None) -> Generator[Chunk]:
     """The chunks of records `begin` to `end`, in order."""
     ranges = ((at, min(at + RECORDS, end)) for at in range(begin, end, RECORDS))
     if num_workers is None:
@@ -158,8 +164,12 @@ def _cpus() -> int:
 
 
 def _tokenised_by_workers(job: Job, ranges: Iterator, num_workers: int) -> Iterator[Chunk]:
+    # The job goes through a file: what is sent to a worker as it starts must fit into a pipe
+    # (64 KiB), or a worker that dies before it reads leaves this process waiting for ever.
+    with tempfile.NamedTemporaryFile("wb", prefix="lockstep-job-", delete=False) as file:
+        pickle.dump(job, file)
     pool = ProcessPoolExecutor(
-        num_workers, multiprocessing.get_context("spawn"), initializer=_start, initargs=(job,)
+        num_workers, multiprocessing.get_context("spawn"), initializer=_start, initargs=(file.name,)
     )
     try:
         # Two ranges for each worker are on their way; results are taken in order.
@@ -173,25 +183,29 @@ def _tokenised_by_workers(job: Job, ranges: Iterator, num_workers: int) -> Itera
     except BrokenProcessPool as error:
         raise RuntimeError(
             "a worker died while tokenising. If it was killed for want of memory, use fewer "
-            "num_workers; if this is a script, guard its main part with "
-            '`if __name__ == "__main__":`. Finished parts are kept: run again to go on'
+            f"num_workers; if this is a script, {GUARD}, and with python - or in a shell use "
+            "num_workers=0. Finished parts are kept: run again to go on"
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+        os.unlink(file.name)
 
 
 _job: Job
 
 
-def _start(job: Job) -> None:
+def _start(job: str) -> None:
     """Sets up a worker, which ends when the process that started it does, even if killed."""
     global _job
-    _job = job
+    with open(job, "rb") as file:
+        _job = pickle.load(file)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it will say so
 
     def follow() -> None:
         if parent := multiprocessing.parent_process():
             parent.join()
+        with contextlib.suppress(OSError):
+            os.unlink(job)
         os._exit(1)
 
     threading.Thread(target=follow, daemon=True).start()

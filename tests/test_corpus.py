@@ -150,9 +150,9 @@ def test_a_piece_beyond_its_example_is_refused(corpus, piece, sentence):
 def test_parts_do_not_hold_files_open(tmp_path, monkeypatch):
     monkeypatch.setattr(chunks, "EXAMPLES_PER_PART", 1)
     corpus = Corpus.from_arrays([[number, number + 1] for number in range(100)], tmp_path)
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(os.listdir("/dev/fd"))
     assert corpus.read([99, 0], [0, 0], [1, 1])["inputs"].tolist() == [99, 0]
-    assert len(os.listdir("/proc/self/fd")) < before + 10
+    assert len(os.listdir("/dev/fd")) < before + 10
 
 
 def test_neighbouring_pieces_are_fetched_as_one_range(directory, monkeypatch):

@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline import chunks
+from pipeline import atomic, chunks
+from pipeline import corpus as corpus_module
+from pipeline import parts as parts_module
 from pipeline import prepare as prepare_module
 from pipeline.atomic import written
 from pipeline.corpus import Corpus
@@ -42,7 +44,9 @@ PROGRAM = """
 
     if __name__ == "__main__":
         chunks.TOKENS_PER_PART, prepare.RECORDS = 2000, 16
-        corpus = prepare.prepare(Slow(text), Bytes(), directory, num_workers=workers)
+        source = Slow(text)
+        source.ballast = bytes(1 << 20)  # more than a pipe holds
+        corpus = prepare.prepare(source, Bytes(), directory, num_workers=workers)
         print(corpus.fingerprint)
 """
 
@@ -237,12 +241,44 @@ def test_a_worker_that_dies_gives_a_sentence(source, tmp_path, run):
     assert "run again to go on" in error
 
 
+def test_a_script_without_a_guard_gives_a_sentence(source, tmp_path):
+    script = tmp_path / "unguarded.py"
+    text = textwrap.dedent(PROGRAM).replace('if __name__ == "__main__":', "if True:")
+    script.write_text(text)
+    command = [sys.executable, script, source.files[0], tmp_path / "corpus", "2", "0"]
+    env = os.environ | {"PYTHONPATH": str(Path(chunks.__file__).parents[1])}
+    seen = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, env=env, timeout=60, check=False
+    )
+    assert seen.returncode == 1
+    assert "prepare was called by the import of a script: guard its main part" in seen.stderr
+    assert "RuntimeError: a worker died while tokenising." in seen.stderr
+
+
 def test_progress_shows_documents_tokens_and_rate(source, tmp_path, capsys):
     prepare(source, Bytes(), tmp_path / "corpus")
     shown = capsys.readouterr().err
     assert re.search(r"preparing: 100%.* 400/400 .*documents/s, 0\.0 M tokens, [\d.]+ M/s", shown)
     prepare(source, Bytes(), tmp_path / "quiet", progress=False)
     assert capsys.readouterr().err == ""
+
+
+def test_a_directory_that_is_not_local_is_written_and_read_without_maps(
+    source, tmp_path, monkeypatch
+):
+    whole = prepare(source, Bytes(), tmp_path / "whole", progress=False)
+    for module in (atomic, corpus_module, parts_module):
+        monkeypatch.setattr(module, "is_local", lambda path: False)
+    remote = prepare(source, Bytes(), tmp_path / "corpus", progress=False)
+    assert contents(remote.directory) == contents(whole.directory)
+    (tmp_path / "corpus" / "corpus.json").unlink()
+    parts(tmp_path / "corpus")[-1].unlink()
+    again = prepare(source, Bytes(), tmp_path / "corpus", progress=False)
+    again.verify()
+    assert contents(again.directory) == contents(whole.directory)
+    assert not again._memory_map
+    assert again[7]["inputs"].tolist() == whole[7]["inputs"].tolist()
+    assert ".lock" not in os.listdir(again.directory)
 
 
 def test_an_empty_source_is_refused(tmp_path):

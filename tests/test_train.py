@@ -1,0 +1,214 @@
+"""The training program, run as a user runs it: in processes of its own."""
+
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+TIME_LIMIT = 240  # seconds for one start
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """160 documents of 5 to 300 characters as JSON lines."""
+    rng = np.random.default_rng(0)
+    words = ["pack", "the", "rows", "a", "bucket", "of", "lengths", "and", "step"]
+    path = tmp_path_factory.mktemp("text") / "documents.jsonl"
+    documents = [
+        " ".join(rng.choice(words, size=int(n))) + "."
+        for n in np.clip(rng.lognormal(2.5, 0.8, 160), 1, 60)
+    ]
+    path.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
+    return path
+
+
+def start(text, workdir, *flags):
+    """Starts the program; one device, as on a user's machine."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "NPROC")}
+    environment |= {"TINY_TEXT": str(text), "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "train.py", "--config=tests/tiny_config.py", f"--workdir={workdir}"]
+    return subprocess.Popen(
+        [*command, *flags],
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def run(text, workdir, *flags):
+    """Runs the program to its end: exit code and output."""
+    process = start(text, workdir, *flags)
+    try:
+        output, _ = process.communicate(timeout=TIME_LIMIT)
+    finally:
+        process.kill()
+    return process.returncode, output
+
+
+def lines(workdir):
+    """The lines of steps and of evaluations, without what depends on the clock."""
+    path = workdir / "metrics.jsonl"
+    whole = [line for line in path.read_text().split("\n")[:-1] if line] if path.exists() else []
+    parsed = [json.loads(line) for line in whole]
+    return [{k: v for k, v in line.items() if k not in ("waited", "seconds")} for line in parsed]
+
+
+def wait_for_step(process, workdir, step):
+    deadline = time.monotonic() + TIME_LIMIT
+    while process.poll() is None and time.monotonic() < deadline:
+        if any(line["step"] >= step and "loss" in line for line in lines(workdir)):
+            return
+        time.sleep(0.02)
+    process.kill()
+    raise AssertionError(f"step {step} was not reached:\n{process.communicate()[0]}")
+
+
+def summary(workdir):
+    """The summary without what depends on the clock."""
+    values = json.loads((workdir / "summary.json").read_text())
+    del values["seconds"]
+    return values
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(text, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("uninterrupted")
+    code, output = run(text, workdir)
+    assert code == 0, output
+    return workdir, output
+
+
+def test_a_run_compiles_each_bucket_once_and_nothing_after_the_start(uninterrupted):
+    workdir, output = uninterrupted
+    values = summary(workdir)
+    assert 1 <= len(values["compiles"]) <= 3
+    assert set(values["compiles"].values()) == {1}
+    assert values["compiles_after_start"] == 0, output
+    for bucket in values["compiles"]:
+        assert f"train_step {bucket}: compiled in" in output
+
+
+def test_a_run_learns_and_says_how_much(uninterrupted):
+    workdir, output = uninterrupted
+    values = summary(workdir)
+    assert values["eval_loss_last"] < values["eval_loss_first"]
+    assert values["steps"] == 30
+    steps = [line for line in lines(workdir) if "loss" in line]
+    assert [line["step"] for line in steps] == list(range(30))
+    assert {line["epoch"] for line in steps} >= {0, 1}
+    assert sum(line["tokens"] for line in steps) == values["tokens"]
+    evaluations = [line for line in lines(workdir) if "eval_loss" in line]
+    assert [line["step"] for line in evaluations] == [0, 10, 20, 30]
+    assert evaluations[-1]["bits_per_byte"] == values["bits_per_byte"]
+    assert "padding" in output
+    assert list((workdir / "tensorboard").iterdir())
+
+
+def test_the_held_out_unigram_entropy_is_that_of_the_bytes(uninterrupted, text):
+    workdir, _ = uninterrupted
+    documents = [json.loads(line)["text"] for line in text.read_text().splitlines()][128:]
+    targets = [byte for document in documents for byte in [*document.encode(), 256]]
+    share = np.unique(targets, return_counts=True)[1] / len(targets)
+    entropy = -(share * np.log(share)).sum()
+    assert summary(workdir)["unigram_entropy"] == pytest.approx(entropy)
+
+
+def test_killed_at_a_random_step_it_continues_bit_for_bit(uninterrupted, text, tmp_path):
+    workdir, _ = uninterrupted
+    process = start(text, tmp_path)
+    wait_for_step(process, tmp_path, random.Random().randint(6, 27))
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    code, output = run(text, tmp_path)
+    assert code == 0, output
+    assert "resumed: step" in output
+    assert lines(tmp_path) == lines(workdir)
+    assert summary(tmp_path) == summary(workdir)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_leaves_with_success_and_the_next_start_continues(
+    uninterrupted, text, tmp_path, number
+):
+    workdir, _ = uninterrupted
+    process = start(text, tmp_path)
+    wait_for_step(process, tmp_path, 7)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=TIME_LIMIT)
+    assert process.returncode == 0, output
+    assert f"{number.name}: saved step" in output
+    code, output = run(text, tmp_path)
+    assert code == 0, output
+    assert lines(tmp_path) == lines(workdir)
+
+
+def test_a_finished_run_says_so_and_goes_on_when_it_is_given_more_steps(
+    uninterrupted, text, tmp_path
+):
+    code, output = run(text, tmp_path, "--config.steps=6")
+    assert code == 0, output
+    code, output = run(text, tmp_path, "--config.steps=6")
+    assert code == 0
+    assert "finished: " in output
+    assert "--config.steps=N" in output
+    code, output = run(text, tmp_path, "--config.steps=9")
+    assert code == 0, output
+    assert summary(tmp_path)["steps"] == 9
+    steps = [line for line in lines(tmp_path) if "loss" in line]
+    assert [line["step"] for line in steps] == list(range(9))
+    workdir, _ = uninterrupted
+    batches = [line["batch"] for line in lines(workdir) if "batch" in line]
+    assert [line["batch"] for line in steps] == batches[:9]
+    code, output = run(text, tmp_path, "--config.steps=12", "--config.model.width=32")
+    assert code != 0
+    assert "config.model.width was 16 and is now 32" in output
+
+
+def test_a_loss_that_is_not_finite_stops_with_the_documents_and_can_be_skipped(text, tmp_path):
+    wild = ("--config.optimizer.learning_rate=1e30", "--config.steps=8")
+    code, output = run(text, tmp_path / "stop", *wild)
+    assert code != 0
+    assert "FloatingPointError: loss" in output
+    assert "--config.skip_steps='(" in output
+    code, output = run(text, tmp_path / "skip", *wild, "--config.on_nonfinite=skip")
+    assert code == 0, output
+    assert summary(tmp_path / "skip")["skipped_steps"] > 0
+    assert "no update: loss" in output
+
+
+def test_steps_to_skip_are_left_out_and_the_others_keep_their_batches(
+    uninterrupted, text, tmp_path
+):
+    code, output = run(text, tmp_path, "--config.steps=6", "--config.skip_steps=(2,4)")
+    assert code == 0, output
+    batches = {line["step"]: line["batch"] for line in lines(tmp_path) if "batch" in line}
+    assert list(batches) == [0, 1, 3, 5]
+    whole = {line["step"]: line["batch"] for line in lines(uninterrupted[0]) if "batch" in line}
+    assert batches.items() <= whole.items()
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--config.model.widht=3"], 'Did you mean "width" instead of "widht"?'),
+        (["--config.on_nonfinite=ignore"], "on_nonfinite is 'ignore'"),
+        (["--config.train.tfds=lm1b"], "give one of them and leave the other empty"),
+        (["--config.optimizer.warmup_steps=30"], "warm-up must end before the run does"),
+        (["--config.mesh.data=3"], "does not fit 1 devices"),
+    ],
+)
+def test_a_wrong_configuration_gets_a_sentence(text, tmp_path, flags, sentence):
+    code, output = run(text, tmp_path, *flags)
+    assert code != 0
+    assert sentence in output

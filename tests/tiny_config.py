@@ -1,0 +1,22 @@
+"""The smallest run that has everything: three buckets, evaluations, checkpoints, two epochs."""
+
+import os
+
+from ml_collections import ConfigDict
+
+from configs import quickstart
+
+
+def get_config() -> ConfigDict:
+    """Needs the text in the file that TINY_TEXT names."""
+    config = quickstart.get_config()
+    config.steps = 30
+    for part, begin, end in ((config.train, 0.0, 0.8), (config.eval, 0.8, 1.0)):
+        part.tfds, part.files = "", os.environ["TINY_TEXT"]
+        part.begin, part.end = begin, end
+    config.tokenizer.kind = "bytes"
+    config.batches.update(tokens_per_batch=512, max_buckets=3, max_length=128, length_multiple=16)
+    config.model.update(num_layers=1, width=16, num_heads=2, num_kv_heads=1, mlp_width=32)
+    config.optimizer.warmup_steps = 3
+    config.eval_every, config.checkpoint_every = 10, 5
+    return config
