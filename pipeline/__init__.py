@@ -12,17 +12,21 @@ from pipeline.plan import Plan, PlannedBatch
 
 if TYPE_CHECKING:
     from pipeline import sources, tokenizers
+    from pipeline.compiled import Compiled
     from pipeline.corpus import Corpus
     from pipeline.loader import Batches, Loader, load
-    from pipeline.prepare import prepare
+    from pipeline.preparation import prepare
+    from pipeline.spelling import rename
     from pipeline.sharding import to_global
 
 _LATER = {
     "Batches": "loader",
+    "Compiled": "compiled",
     "Corpus": "corpus",
     "Loader": "loader",
     "load": "loader",
-    "prepare": "prepare",
+    "prepare": "preparation",
+    "rename": "spelling",
     "sources": None,
     "to_global": "sharding",
     "tokenizers": None,
@@ -31,6 +35,7 @@ _LATER = {
 __all__ = [
     "Batches",
     "Bucket",
+    "Compiled",
     "Corpus",
     "Loader",
     "Plan",
@@ -38,6 +43,7 @@ __all__ = [
     "fit_buckets",
     "load",
     "prepare",
+    "rename",
     "sources",
     "to_global",
     "tokenizers",

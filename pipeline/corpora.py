@@ -6,7 +6,7 @@ from etils import epath
 
 from pipeline import sources, tokenizers
 from pipeline.corpus import Corpus
-from pipeline.prepare import prepare
+from pipeline.preparation import prepare
 
 
 def open_source(fields: Any, data_dir: epath.Path) -> sources.Source:

@@ -1,15 +1,26 @@
 """Attention: every implementation against the dense one, and no leak between segments."""
 
 import logging
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from models import blocked
 from models.attention import choose, segment_attention
+from models.config import TransformerConfig
+from models.decoder import Decoder
+from models.loss import cross_entropy
+from models.parameters import batch_sharding, parameter_shardings
 from models.segments import reach, visible
 from models.splash import splash_available
 
@@ -228,3 +239,46 @@ def test_arguments_that_do_not_fit_are_refused(changes, sentence):
     good = {name: jnp.ones((1, 6, 2, 8)) for name in "qkv"}
     with pytest.raises(ValueError, match=sentence):
         segment_attention(**(good | {"q_segment_ids": np.ones((1, 6), np.int32)} | changes))
+
+
+@pytest.mark.slow
+def test_on_four_devices_blocked_attention_adds_no_collective_to_dense():
+    folder = Path(__file__).parent
+    environment = os.environ | {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "NPROC": "16",  # jax 0.10.2 can deadlock with more forced devices than threads
+        "PYTHONPATH": os.pathsep.join([str(folder), str(folder.parent)]),
+    }
+    command = [sys.executable, "-c", "import test_attention as t; t.compare_collectives()"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def compare_collectives():
+    """Compile a training step for a mesh, run it, and count collectives; needs four devices."""
+    axes = ("data", "fsdp", "tensor")
+    mesh = jax.make_mesh((1, 2, 2), axes, axis_types=(jax.sharding.AxisType.Auto,) * 3)
+    ids = np.tile(np.repeat([1, 2, 0], [30, 20, 6]), (4, 1)).astype(np.int32)
+    tokens = np.random.default_rng(6).integers(1, 50, ids.shape).astype(np.int32)
+    kinds = r" (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
+    values, found = [], []
+    for attention in ("dense", "blocked"):
+        config = TransformerConfig(
+            vocab_size=50, num_layers=2, width=32, num_heads=4, num_kv_heads=2, mlp_width=48,
+            attention=attention, scan_layers=True,
+        )  # fmt: skip
+        graph, state = nnx.split(Decoder(config, rngs=nnx.Rngs(0)))
+
+        def loss(state, tokens, ids, graph=graph):
+            logits = nnx.merge(graph, state)(tokens, ids, ids * 0 + jnp.arange(ids.shape[1]))
+            return cross_entropy(logits, tokens, ids > 0).total
+
+        shardings = parameter_shardings(state, mesh), batch_sharding(mesh), batch_sharding(mesh)
+        with jax.set_mesh(mesh):
+            step = jax.jit(jax.value_and_grad(loss), in_shardings=shardings)
+            compiled = step.lower(state, tokens, ids).compile()
+            values.append(compiled(*jax.device_put((state, tokens, ids), shardings))[0])
+        found.append(Counter(re.findall(kinds, compiled.as_text())))
+    np.testing.assert_allclose(values[0], values[1], rtol=1e-5)
+    assert found[0], "the step was not split at all"
+    assert found[1] <= found[0], found

@@ -1,13 +1,7 @@
 """Models: packing changes nothing, segments do not leak, and batches serve other code bases."""
 
-import os
-import re
-import subprocess
-import sys
-from collections import Counter
 from dataclasses import replace
 from functools import cache, partial
-from pathlib import Path
 
 import flax.linen as nn
 import jax
@@ -21,7 +15,7 @@ from models.decoder import Decoder
 from models.encoder import Encoder
 from models.encoder_decoder import EncoderDecoder
 from models.loss import chunked_cross_entropy, cross_entropy, token_losses
-from models.parameters import batch_sharding, decay_mask, parameter_shardings
+from models.parameters import decay_mask, parameter_shardings
 
 CONFIG = TransformerConfig(
     vocab_size=50, num_layers=2, width=32, num_heads=4, num_kv_heads=2, mlp_width=48,
@@ -305,45 +299,3 @@ def test_maxtext_field_names_carry_the_same_batch():
     logits = model(inputs["tokens"], inputs["ids"], inputs["positions"])
     ours = cross_entropy(logits, inputs["next"], inputs["weights"])
     np.testing.assert_allclose(maxtext_loss(model, batch), ours.total / ours.weight, rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_on_four_devices_blocked_attention_adds_no_collective_to_dense():
-    folder = Path(__file__).parent
-    environment = os.environ | {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
-        "NPROC": "16",  # jax 0.10.2 can deadlock with more forced devices than threads
-        "PYTHONPATH": os.pathsep.join([str(folder), str(folder.parent)]),
-    }
-    command = [sys.executable, "-c", "import test_models; test_models.compare_collectives()"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
-def compare_collectives():
-    """Compile a training step for a mesh, run it, and count collectives; needs four devices."""
-    axes = ("data", "fsdp", "tensor")
-    mesh = jax.make_mesh((1, 2, 2), axes, axis_types=(jax.sharding.AxisType.Auto,) * 3)
-    rows = np.concatenate([rows_of(pair, 24)["tokens"] for pair in examples_of()] * 2)[:4]
-    ids = np.concatenate([rows_of(pair, 24)["ids"] for pair in examples_of()] * 2)[:4]
-
-    def loss(state, graph, rows, ids):
-        logits = nnx.merge(graph, state)(rows, ids, ids * 0 + jnp.arange(24))
-        return cross_entropy(logits, rows, ids > 0).total
-
-    kinds = r" (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
-    found = {}
-    for attention in ("dense", "blocked"):
-        graph, state = split_model("decoder", replace(CONFIG, attention=attention))
-        expected = loss(state, graph, rows, ids)
-        split, batch = parameter_shardings(state, mesh), batch_sharding(mesh)
-        with jax.set_mesh(mesh):
-            step = jax.jit(
-                jax.value_and_grad(partial(loss, graph=graph)), in_shardings=(split, batch, batch)
-            )
-            compiled = step.lower(state, rows=rows, ids=ids).compile()
-            value, _ = compiled(jax.device_put(state, split), rows=rows, ids=ids)
-        np.testing.assert_allclose(value, expected, rtol=1e-5)
-        found[attention] = Counter(re.findall(kinds, compiled.as_text()))
-    assert found["dense"], "the step was not split at all"
-    assert found["blocked"] <= found["dense"], found

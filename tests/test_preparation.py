@@ -15,9 +15,9 @@ from pipeline import atomic, chunks
 from pipeline import corpus as corpus_module
 from pipeline import parts as parts_module
 from pipeline import prepare as prepare_module
-from pipeline.atomic import written
+from pipeline.atomic import alone, written
 from pipeline.corpus import Corpus
-from pipeline.prepare import prepare
+from pipeline.preparation import prepare
 from pipeline.sources import JsonLines, Slice, TextFiles
 from pipeline.tokenizers import Bytes
 
@@ -219,13 +219,15 @@ def test_a_part_that_is_not_whole_is_done_again(source, tmp_path, damage):
     assert contents(prepare(source, Bytes(), tmp_path / "corpus").directory) == before
 
 
-def test_of_two_processes_one_prepares_and_the_other_waits(source, run):
-    first = run(delay=0.05)
-    wait_for(lambda: Path(f"{source.files[0]}.log").exists())
-    second = run()
-    answers = [process.communicate(timeout=60) for process in (first, second)]
-    assert answers[0][0] == answers[1][0] != ""
-    assert "another process is preparing a corpus in" in answers[1][1]
+def test_of_two_processes_one_prepares_and_the_other_waits(source, tmp_path, run):
+    with alone(tmp_path / "corpus", "testing"):
+        both = run(), run()
+        for process in both:
+            said = process.stderr.readline()
+            assert "another process is preparing a corpus in" in said
+            assert "waiting for it" in said
+    answers = [process.communicate(timeout=60)[0] for process in both]
+    assert answers[0] == answers[1] != ""
     assert sorted(index for _, index in log_of(source)) == list(range(len(LINES)))
 
 

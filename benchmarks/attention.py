@@ -1,0 +1,227 @@
+"""What attention costs when it skips other segments: run `python -m benchmarks.attention`.
+
+On CPU (about a minute): forward and backward at L = 4,096 on a packed row and on one long document,
+dense against blocked, time and temporary memory; then how blocked grows with L.
+
+On a GPU (planned for under ten minutes): the same against `jax.nn.dot_product_attention` with XLA
+and with cuDNN, causal bfloat16, L = 2,048 … 16,384; then the training step of a 125M and a 350M
+decoder on lengths like WikiText's: padded to the longest, packed and masked, packed and skipped.
+
+All figures of one table come from one run; times are the best of several, taken in turn.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from models.attention import segment_attention
+from models.config import TransformerConfig
+from models.decoder import Decoder
+from models.loss import chunked_cross_entropy
+from models.parameters import decay_mask
+
+PEAK = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L4": 121e12}  # dense bfloat16 FLOP/s
+REPEATS = 5
+
+
+def main() -> None:
+    """Print the tables that this machine's platform calls for."""
+    device = jax.devices()[0]
+    print(f"{device.device_kind}, jax {jax.__version__}")
+    if device.platform == "cpu":
+        attention_table([4096], ["dense", "blocked"], heads=8, dtype="float32")
+        growth_table([2048, 4096, 8192, 16384], heads=8, dtype="float32")
+    else:
+        attention_table(
+            [2048, 4096, 8192, 16384], ["XLA", "cuDNN", "blocked"], heads=16, dtype="bfloat16"
+        )
+        training_table(device.device_kind)
+
+
+def attention_table(lengths: list[int], names: list[str], *, heads: int, dtype: str) -> None:
+    """Print time and temporary memory, forward and backward, of each implementation."""
+    rng = np.random.default_rng(0)
+    print(f"\nforward and backward, causal, {heads} heads of 64, {dtype}")
+    print(f"{'L':>6}  {'row':<22}{'':<10}{'ms':>9}{'temp MiB':>10}  {'speed':>7}{'memory':>8}")
+    for length in lengths:
+        rows = max(1, 16384 // length) if jax.default_backend() != "cpu" else 1
+        packed = np.stack([packed_ids(length, rng, longest=256) for _ in range(rows)])
+        for row, ids in ("segments up to 256", packed), ("one document", np.ones_like(packed)):
+            inputs = attention_inputs(ids, heads, dtype)
+            steps = {name: step for name in names if (step := compiled(name, inputs)) is not None}
+            times = best_times({name: partial(step, *inputs) for name, step in steps.items()})
+            base_time, base_memory = times[names[0]], temporary_mib(steps[names[0]])
+            for name, step in steps.items():
+                memory = temporary_mib(step)
+                print(
+                    f"{length:>6}  {row:<22}{name:<10}{times[name] * 1e3:>9.1f}{memory:>10.1f}"
+                    f"  {base_time / times[name]:>6.1f}×{base_memory / max(memory, 1e-3):>7.0f}×"
+                )
+
+
+def growth_table(lengths: list[int], *, heads: int, dtype: str) -> None:
+    """Print how the time of blocked attention grows with the row at a fixed segment length."""
+    print("\nblocked, segments up to 256: time per position should not depend on L")
+    for length in lengths:
+        ids = packed_ids(length, np.random.default_rng(1), longest=256)[None]
+        inputs = attention_inputs(ids, heads, dtype)
+        step = compiled("blocked", inputs)
+        assert step is not None
+        seconds = best_times({"blocked": partial(step, *inputs)})["blocked"]
+        print(
+            f"{length:>6}  {seconds * 1e3:>8.1f} ms  {seconds / length * 1e6:>6.2f} µs/position  "
+            f"{temporary_mib(step):>7.1f} MiB"
+        )
+
+
+def packed_ids(length: int, rng: np.random.Generator, *, longest: int) -> np.ndarray:
+    """Return int32 [length]: a full row of segments of 8 to `longest` positions."""
+    sizes = rng.integers(8, longest + 1, length // 8)
+    return np.repeat(np.arange(1, len(sizes) + 1), sizes)[:length].astype(np.int32)
+
+
+def attention_inputs(ids: np.ndarray, heads: int, dtype: str) -> tuple[jax.Array, ...]:
+    """Return queries, keys, values, a cotangent, all [B, L, heads, 64], and the segment ids."""
+    keys = jax.random.split(jax.random.key(0), 4)
+    return *(jax.random.normal(key, (*ids.shape, heads, 64), dtype) for key in keys), ids
+
+
+def compiled(name: str, inputs: tuple) -> jax.stages.Compiled | None:
+    """Return the compiled forward and backward pass, or None where it cannot run here."""
+
+    def attend(q, k, v, ids):
+        if name in ("XLA", "cuDNN"):  # the mask is what keeps them inside segments
+            mask = (ids[:, None, :, None] == ids[:, None, None, :]) & (ids > 0)[:, None, None]
+            return jax.nn.dot_product_attention(
+                q, k, v, mask=mask, is_causal=True, implementation=name.lower()
+            )
+        return segment_attention(q, k, v, q_segment_ids=ids, implementation=name)
+
+    def step(q, k, v, g, ids):
+        out, pull_back = jax.vjp(lambda q, k, v: attend(q, k, v, ids), q, k, v)
+        return out, pull_back(g)
+
+    try:
+        program = jax.jit(step).lower(*inputs).compile()
+        jax.block_until_ready(program(*inputs))
+    except Exception as error:  # out of memory, or no such kernel: the others still count
+        print(f"{name} did not run: {str(error).splitlines()[0][:90]}")
+        return None
+    return program
+
+
+def best_times(calls: dict[str, Callable]) -> dict[str, float]:
+    """Return the best of REPEATS seconds of each, taking turns so that all share bad moments."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(REPEATS):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            jax.block_until_ready(call())
+            seconds[name].append(time.perf_counter() - start)
+    return {name: min(values) for name, values in seconds.items()}
+
+
+def temporary_mib(step: jax.stages.Compiled) -> float:
+    """Return what the compiled step allocates besides its arguments and outputs."""
+    return step.memory_analysis().temp_size_in_bytes / 2**20
+
+
+def training_table(kind: str, *, sizes: dict[str, dict] | None = None, length: int = 2048) -> None:
+    """Print real tokens per second and model FLOP utilisation of a decoder's training step."""
+    sizes = sizes or {
+        "125M": {"num_layers": 12, "width": 768, "num_heads": 12, "mlp_width": 2048},
+        "350M": {"num_layers": 24, "width": 1024, "num_heads": 16, "mlp_width": 2816},
+    }
+    peak = next((flops for name, flops in PEAK.items() if name in kind), None)
+    print(f"\ntraining step, WikiText-like lengths (mean ≈ 103, at most 512), rows of {length}")
+    print(f"{'model':<8}{'batches':<28}{'tokens/s':>12}{'TFLOP/s':>10}{'MFU':>8}")
+    for name, size in sizes.items():
+        for batches, attention, packed in (
+            ("padded to the longest", "dense", False),
+            ("packed, dense", "dense", True),
+            ("packed, segments skipped", "blocked", True),
+        ):
+            config = TransformerConfig(
+                vocab_size=32768, num_kv_heads=size["num_heads"], dtype="bfloat16",
+                attention=attention, remat=True, scan_layers=True, **size,
+            )  # fmt: skip
+            tokens, flops = training_speed(config, batch_stream(length, packed))
+            used = f"{flops / peak:>7.1%}" if peak else "      –"
+            print(f"{name:<8}{batches:<28}{tokens:>12,.0f}{flops / 1e12:>10.1f} {used}")
+
+
+def batch_stream(length: int, packed: bool) -> Iterator[np.ndarray]:
+    """Yield segment ids [rows, row length] of 16 × `length` positions of lognormal documents."""
+    rng = np.random.default_rng(2)
+    while True:
+        lengths = np.clip(rng.lognormal(4.2, 0.95, 4096).astype(int), 2, 512)
+        if not packed:
+            rows = 16 * length // 512
+            documents = lengths[:rows]
+            ids = np.arange(documents.max())[None] < documents[:, None]
+            yield np.pad(ids, ((0, 0), (0, 512 - ids.shape[1]))).astype(np.int32)
+            continue
+        free, batch = np.full(16, length), [[] for _ in range(16)]
+        for size in sorted(lengths[: 16 * length // 110], reverse=True):  # best fit, decreasing
+            fits = np.flatnonzero(free >= size)
+            if len(fits):
+                row = fits[np.argmin(free[fits])]
+                batch[row].append(size)
+                free[row] -= size
+        yield np.stack(
+            [
+                np.pad(np.repeat(np.arange(1, len(row) + 1), row), (0, hole))
+                for row, hole in zip(batch, free, strict=True)
+            ]
+        ).astype(np.int32)
+
+
+def training_speed(config: TransformerConfig, batches: Iterator[np.ndarray]) -> tuple[float, float]:
+    """Return real tokens per second, and the model's FLOPs for those per second.
+
+    Counted are 6 FLOPs for each parameter and token, and 12 · width for each layer and each pair
+    of a query and a key that it may see; none for padding or masked pairs, none for recomputing.
+    """
+    graph, state = nnx.split(Decoder(config, rngs=nnx.Rngs(0)))
+    optimizer = optax.adamw(1e-4, mask=decay_mask)
+
+    def loss(state, ids):
+        model = nnx.merge(graph, state)
+        tokens = (ids * 7919) % config.vocab_size
+        hidden = model.hidden(tokens, ids, jnp.arange(ids.shape[1]) + 0 * ids)
+        table = model.embedding.embedding[...]
+        sums = chunked_cross_entropy(hidden, table, tokens, ids > 0)
+        return sums.total / sums.weight
+
+    @partial(jax.jit, donate_argnums=(0, 1))
+    def step(state, moments, ids):
+        value, gradient = jax.value_and_grad(loss)(state, ids)
+        updates, moments = optimizer.update(gradient, moments, state)
+        return optax.apply_updates(state, updates), moments, value
+
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(state))
+    moments = optimizer.init(state)
+    speeds = []
+    for index, ids in zip(range(REPEATS + 2), batches, strict=False):
+        start = time.perf_counter()
+        state, moments, value = step(state, moments, ids)
+        jax.block_until_ready(value)
+        seconds = time.perf_counter() - start
+        tokens = np.count_nonzero(ids)
+        counts = np.concatenate([np.unique(row[row > 0], return_counts=True)[1] for row in ids])
+        pairs = np.sum(counts * (counts + 1) / 2)
+        flops = 6 * parameters * tokens + 12 * config.num_layers * config.width * pairs
+        if index >= 2:  # the first compiles, the second warms up
+            speeds.append((tokens / seconds, flops / seconds))
+    return tuple(statistics.median(column) for column in zip(*speeds, strict=True))
+
+
+if __name__ == "__main__":
+    main()
