@@ -39,11 +39,18 @@ def get_config() -> ConfigDict:
     config.optimizer.clip = 1.0  # global norm of gradients
     config.optimizer.b1, config.optimizer.b2 = 0.9, 0.98
 
+    config.optimizer.loss_scale = 2.0**15  # to begin with; only float16 has one
+
     config.mesh = ConfigDict({"data": -1, "fsdp": 1, "tensor": 1})  # -1: all devices left
+
+    config.microbatches = "auto"  # per bucket, as few as fit the memory; or a number, as "4"
+    config.memory_budget = 0  # bytes a device; 0: what the device says it has
 
     config.eval_every = 100  # steps
     config.checkpoint_every = 50  # steps
     config.keep = 3  # checkpoints
     config.on_nonfinite = "stop"  # or "skip": go on without that step's update
+    config.on_compile = "warn"  # about compilations after step 0; or "stop"
+    config.peak_flops = 0.0  # FLOP/s of a device, for its utilisation; 0: from a table
     config.skip_steps = ()  # steps whose batch is left out
     return config

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from pipeline.corpus import Corpus
     from pipeline.loader import Batches, Loader, load
     from pipeline.preparation import prepare
-    from pipeline.spelling import rename
     from pipeline.sharding import to_global
+    from pipeline.spelling import rename
 
 _LATER = {
     "Batches": "loader",

@@ -1,43 +1,26 @@
-"""A step compiled ahead of time for every bucket, and a count of what XLA compiles."""
+"""A step compiled ahead of time for every bucket, in as many microbatches as memory asks for."""
 
 import dataclasses
+import functools
+import logging
+import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
+from etils import epath
 
 from pipeline.bucket import Bucket
+from pipeline.compile_log import CompileLog
+from pipeline.microbatches import allowed
 
-EVENT = "/jax/core/compile/backend_compile_duration"
+log = logging.getLogger(__name__)
 
-
-class CompileLog:
-    """The functions that XLA has compiled since this was made, by listening to JAX's own events.
-
-    Programs found in JAX's persistent cache count too: the process would have compiled them.
-    """
-
-    def __init__(self):
-        self._lock = threading.Lock()
-        self._names: list[str] = []
-        jax.monitoring.register_event_duration_secs_listener(self._listen)
-
-    def _listen(self, event: str, duration_secs: float, **details: str | int):
-        if event == EVENT:
-            with self._lock:
-                self._names.append(str(details.get("fun_name", "unknown")))
-
-    @property
-    def names(self) -> list[str]:
-        """One name for each compilation so far, such as `jit(train_step)`, in their order."""
-        with self._lock:
-            return list(self._names)
-
-    def close(self):
-        """Stops listening."""
-        jax.monitoring.unregister_event_duration_listener(self._listen)
+# Above this share of the memory a bucket is worth a warning.
+TIGHT = 0.9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,23 +29,21 @@ class Program:
 
     Attributes:
         run: the executable.
-        compiles: how many compilations of the step JAX reported while it was made.
-        seconds: what making it took.
-        flops: floating-point operations of one call, as XLA estimates them; 0 where it does not.
-        memory: bytes of arguments, results and temporaries, without what is donated twice.
+        microbatches: into how many parts it splits a batch.
+        compiles: compilations of the step that JAX reported while it was made.
+        searched: compilations for other numbers of microbatches, thrown away.
+        seconds: what making it took, the search included.
+        flops: floating-point operations of one call, as XLA estimates them; loops count once.
+        memory: bytes on a device: arguments, results and temporaries; what is donated counts once.
     """
 
     run: Callable
+    microbatches: int
     compiles: int
+    searched: int
     seconds: float
     flops: float
     memory: int
-
-    def __str__(self) -> str:
-        return (
-            f"compiled in {self.seconds:.1f} s, {self.flops / 1e9:,.2f} GFLOP a step, "
-            f"{self.memory / 2**20:,.0f} MiB"
-        )
 
 
 class Compiled:
@@ -77,13 +58,22 @@ class Compiled:
     8.0
 
     Args:
-        step: a function of a state and a batch, both pytrees; compiled with the state donated if
-            `donate`.
+        step: a function of a state and a batch, both pytrees; with `microbatches` also of the
+            keyword `microbatches`, a whole number that is static for each bucket.
         state: the state, or a pytree of `jax.ShapeDtypeStruct` with its shardings.
         specs: for each bucket, a `jax.ShapeDtypeStruct` for each field of a batch.
         donate: let the step overwrite its state.
-        report: called with a line for each bucket; None for silence.
+        microbatches: how many for every bucket; "auto": for each bucket the fewest whose program
+            stays within `budget`, found by compiling, never by running out of memory; None: `step`
+            knows no microbatches.
+        budget: bytes on a device that a program may need; None: what the device says it has, which
+            a CPU does not.
+        report: called with each line of progress; None for silence.
         **jit_options: passed on to `jax.jit`, for example `out_shardings`.
+
+    Raises:
+        ValueError: the rows of a bucket do not split into `microbatches`.
+        MemoryError: a bucket needs more than the budget, however it is split.
     """
 
     def __init__(
@@ -93,67 +83,186 @@ class Compiled:
         specs: Mapping[Bucket, Mapping[str, jax.ShapeDtypeStruct]],
         *,
         donate: bool = False,
+        microbatches: int | str | None = None,
+        budget: int | None = None,
         report: Callable[[str], None] | None = print,
         **jit_options,
     ):
-        self.name = step.__name__
-        self.specs = dict(specs)
-        self.programs: dict[Bucket, Program] = {}
-        jitted = jax.jit(step, donate_argnums=(0,) if donate else (), **jit_options)
-        for bucket, spec in specs.items():
-            program = self.programs[bucket] = self._compile(jitted, state, spec)
-            if report:
-                report(f"{self.name} {bucket}: {program}")
+        self.name, self.specs = step.__name__, dict(specs)
+        self.budget = device_memory() if budget is None else budget
+        self._report = report or (lambda line: None)
+        self._step, self._state = step, state
+        self._options = jit_options | {"donate_argnums": (0,) if donate else ()}
+        choices = {bucket: self._choices(bucket, microbatches) for bucket in specs}
+        # Tracing needs this thread's mesh and Python; XLA itself compiles without the lock.
+        events = CompileLog()
+        with ThreadPoolExecutor() as pool:
+            lowered = {
+                bucket: self._lower(bucket, numbers[0]) for bucket, numbers in choices.items()
+            }
+            firsts = {
+                bucket: pool.submit(self._compile, low, bucket, choices[bucket][0], events)
+                for bucket, low in lowered.items()
+            }
+            self.programs = {
+                bucket: self._fit(bucket, choices[bucket], future.result(), events)
+                for bucket, future in firsts.items()
+            }
+        events.close()
         self._by_shape: dict[tuple[int, ...], Any] = {
-            bucket.shape: self.programs[bucket].run for bucket in specs
+            bucket.shape: (program.run, self.specs[bucket])
+            for bucket, program in self.programs.items()
         }
 
-    def _compile(self, jitted: Any, state: Any, spec: Mapping[str, Any]) -> Program:
-        log, begin = CompileLog(), time.perf_counter()
-        run = jitted.lower(state, dict(spec)).compile()
-        log.close()
+    def _choices(self, bucket: Bucket, microbatches: int | str | None) -> list[int]:
+        """Numbers of microbatches to try, the fewest first; 0 stands for a step without."""
+        if microbatches is None:
+            return [0]
+        sharding = next(iter(self.specs[bucket].values())).sharding
+        numbers = allowed(bucket.rows, sharding)
+        if microbatches == "auto":
+            return numbers
+        if microbatches not in numbers:
+            raise ValueError(
+                f"bucket {bucket} does not split into microbatches={microbatches!r}; each device "
+                f"splits its own rows, so it must be one of {', '.join(map(str, numbers))}, or "
+                "'auto'"
+            )
+        return [int(microbatches)]
+
+    def _lower(self, bucket: Bucket, number: int):
+        step = self._step
+        if number:
+            step = functools.partial(step, microbatches=number)
+            functools.update_wrapper(step, self._step)
+        return jax.jit(step, **self._options).lower(self._state, dict(self.specs[bucket]))
+
+    def _compile(self, lowered: Any, bucket: Bucket, number: int, events: CompileLog) -> Program:
+        thread, begin = threading.get_ident(), time.perf_counter()
+        before = events.count(self.name, thread)
+        run = lowered.compile()
         memory, costs = run.memory_analysis(), run.cost_analysis()
-        return Program(
+        program = Program(
             run=run,
-            compiles=sum(self.name in name for name in log.names),
+            microbatches=max(number, 1),
+            compiles=events.count(self.name, thread) - before,
+            searched=0,
             seconds=time.perf_counter() - begin,
             flops=(costs or {}).get("flops", 0.0),
-            memory=memory.argument_size_in_bytes
-            + memory.output_size_in_bytes
-            + memory.temp_size_in_bytes
-            - memory.alias_size_in_bytes
-            if memory
-            else 0,
+            memory=(
+                memory.argument_size_in_bytes
+                + memory.output_size_in_bytes
+                + memory.temp_size_in_bytes
+                - memory.alias_size_in_bytes
+            ),
+        )
+        split = f" in {program.microbatches} microbatches" if program.microbatches > 1 else ""
+        self._report(
+            f"{self.name} {bucket}{split}: compiled in {program.seconds:.1f} s, "
+            f"{program.flops / 1e9:,.2f} GFLOP, {_size(program.memory)}{self._share(program)}"
+        )
+        return program
+
+    def _fit(self, bucket: Bucket, numbers: list[int], program: Program, events: CompileLog):
+        """The first program, or that of more microbatches, that fits the budget."""
+        searched, seconds = 0, program.seconds
+        for number in numbers[1:]:
+            if self.budget is None or program.memory <= self.budget:
+                break
+            searched += program.compiles
+            program = self._compile(self._lower(bucket, number), bucket, number, events)
+            seconds += program.seconds
+        if self.budget is not None:
+            if program.memory > self.budget:
+                raise MemoryError(
+                    f"{self.name} needs {_size(program.memory)} a device for bucket {bucket} in "
+                    f"{program.microbatches} microbatches, and there are {_size(self.budget)}; "
+                    "give it fewer rows or positions, microbatches='auto', a smaller model, "
+                    "remat, or more devices to share the state"
+                )
+            if program.memory > TIGHT * self.budget:
+                log.warning("%s %s needs %s", self.name, bucket, self._share(program).strip(" ,"))
+        return dataclasses.replace(program, searched=searched, seconds=seconds)
+
+    def _share(self, program: Program) -> str:
+        return (
+            f", {program.memory / self.budget:.0%} of {_size(self.budget)}" if self.budget else ""
         )
 
     def __call__(self, state: Any, batch: Mapping[str, jax.Array]):
         """Runs the step of the batch's shape.
 
         Raises:
-            ValueError: the batch is of no compiled shape or dtype; names the field and both.
+            ValueError: the batch is of a shape, dtype or sharding that was not compiled; names the
+                field and both.
         """
         first = next(iter(batch.values()))
-        run = self._by_shape.get(first.shape)
-        if run is None:
-            shapes = ", ".join(str(bucket) for bucket in self.specs)
+        found = self._by_shape.get(first.shape)
+        if found is None:
+            shapes = ", ".join(str(bucket.shape) for bucket in self.specs)
             raise ValueError(
-                f"{self.name} was compiled for {shapes} and got a batch of shape {first.shape}; "
-                "batches must come from a plan with the same buckets"
+                f"{self.name}: {next(iter(batch))} has shape {first.shape}, and was compiled for "
+                f"{shapes}; batches must come from a plan with the same buckets"
             )
-        spec = self.specs[Bucket(*first.shape)]
+        run, spec = found
         for name in dict.fromkeys([*spec, *batch]):
-            seen, wanted = batch.get(name), spec.get(name)
-            if (
-                seen is None
-                or wanted is None
-                or (seen.shape, seen.dtype) != (wanted.shape, wanted.dtype)
-            ):
+            if not _as_compiled(batch.get(name), spec.get(name)):
                 raise ValueError(
-                    f"{self.name}: {name} is {_describe(seen)}, and was compiled for "
-                    f"{_describe(wanted)}"
+                    f"{self.name}: {name} is {_describe(batch.get(name))}, and was compiled for "
+                    f"{_describe(spec.get(name))}; see pipeline.to_global"
                 )
         return run(state, dict(batch))
 
 
+def keep_programs(directory: epath.PathLike):
+    """Keeps compiled programs in `directory`, JAX's persistent cache, for a fast second start.
+
+    Where JAX has been told of another directory (JAX_COMPILATION_CACHE_DIR), that one is used.
+    """
+    if not jax.config.jax_compilation_cache_dir:
+        jax.config.update("jax_compilation_cache_dir", os.fspath(directory))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def device_memory() -> int | None:
+    """Bytes that a program may use on a device, as far as the device says."""
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+
+
+def table(programs: Iterable[tuple[Bucket, Program]], budget: int | None) -> str:
+    """What each bucket's program needs, line by line."""
+    lines = [f"{'bucket':>14}{'microbatches':>14}{'memory':>12}{'of limit':>10}{'GFLOP':>12}"]
+    for bucket, program in programs:
+        share = f"{program.memory / budget:.0%}" if budget else "–"
+        lines.append(
+            f"{bucket!s:>14}{program.microbatches:>14}{_size(program.memory):>12}{share:>10}"
+            f"{program.flops / 1e9:>12,.2f}"
+        )
+    return "\n".join(lines)
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:,.2f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"
+
+
+def _as_compiled(array, spec) -> bool:
+    if array is None or spec is None or (array.shape, array.dtype) != (spec.shape, spec.dtype):
+        return False
+    if spec.sharding is None:
+        return True
+    return (
+        isinstance(array, jax.Array)
+        and array.committed
+        and array.sharding.is_equivalent_to(spec.sharding, array.ndim)
+    )
+
+
 def _describe(array) -> str:
-    return "missing" if array is None else f"{array.dtype}{list(array.shape)}"
+    if array is None:
+        return "missing"
+    text = f"{array.dtype}{list(array.shape)}"
+    if isinstance(array, jax.Array) and not array.committed:
+        return f"{text}, not committed to a device"
+    placed: Any = getattr(array, "sharding", "NumPy")
+    return f"{text} of {getattr(placed, 'spec', placed)}"

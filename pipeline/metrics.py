@@ -45,9 +45,13 @@ class MetricsLog:
     Args:
         workdir: where to write.
         step: the step that the run goes on from.
+        enabled: whether to write at all; of several hosts one does.
     """
 
-    def __init__(self, workdir: epath.Path, step: int):
+    def __init__(self, workdir: epath.Path, step: int, *, enabled: bool = True):
+        self._enabled = enabled
+        if not enabled:
+            return
         import tensorboardX
 
         self._workdir, self._remote = workdir, not is_local(workdir)
@@ -68,6 +72,8 @@ class MetricsLog:
 
     def write(self, values: Mapping[str, Any]):
         """Writes one step's values; `step` is among them."""
+        if not self._enabled:
+            return
         self._file.write(json.dumps(values) + "\n")
         for name, value in values.items():
             if name != "step" and isinstance(value, (int, float)):
@@ -75,6 +81,8 @@ class MetricsLog:
 
     def flush(self):
         """Makes what was written so far outlive the process."""
+        if not self._enabled:
+            return
         self._file.flush()
         self._board.flush()
         if self._remote:
@@ -85,6 +93,8 @@ class MetricsLog:
 
     def close(self):
         """Flushes and closes the files."""
+        if not self._enabled:
+            return
         self.flush()
         self._file.close()
         self._board.close()
@@ -105,16 +115,23 @@ def _needs(line: str) -> float:
 
 
 class Progress:
-    """The live line of a run: a bar on a terminal, a line now and then elsewhere."""
+    """The live line of a run: a bar on a terminal, a line now and then elsewhere.
 
-    def __init__(self, steps: int, step: int):
+    Args:
+        steps: how many the run has.
+        step: the step that it goes on from.
+        enabled: whether to show anything; of several hosts one does.
+    """
+
+    def __init__(self, steps: int, step: int, *, enabled: bool = True):
+        self._enabled = enabled
         self._bar = tqdm.tqdm(
             total=steps,
             initial=step,
             desc="train",
             unit="step",
             dynamic_ncols=True,
-            disable=not sys.stderr.isatty(),
+            disable=not (enabled and sys.stderr.isatty()),
         )
         self._steps, self._first = steps, step
         self._begin = self._printed = time.perf_counter()
@@ -122,6 +139,8 @@ class Progress:
 
     def update(self, step: int, tokens: int, waited: float, text: str):
         """Shows that `step` steps are done, with `tokens` and `waited` seconds so far."""
+        if not self._enabled:
+            return
         self._bar.update(step - self._bar.n)
         now = time.perf_counter()
         if now - self._printed < (1.0 if not self._bar.disable else EVERY) and step < self._steps:
@@ -140,9 +159,51 @@ class Progress:
 
     def say(self, text: str):
         """Prints a line without disturbing the bar."""
+        if not self._enabled:
+            return
         tqdm.tqdm.write(text)
         sys.stdout.flush()
 
     def close(self):
         """Leaves the bar as it is."""
         self._bar.close()
+
+
+class Profile:
+    """A trace of some steps, for TensorBoard or Perfetto.
+
+    Args:
+        steps: "FIRST:LAST", the steps to trace; empty for none.
+        directory: where the trace goes.
+
+    Raises:
+        ValueError: `steps` is not of that form.
+    """
+
+    def __init__(self, steps: str, directory: epath.Path):
+        first, colon, last = steps.partition(":")
+        if steps and not (colon and first.isdigit() and last.isdigit() and int(first) <= int(last)):
+            raise ValueError(f"profile_steps is {steps!r}; it must be FIRST:LAST, as in 10:14")
+        self._steps = range(int(first), int(last) + 1) if steps else range(0)
+        self._directory, self._running = directory, False
+
+    @contextlib.contextmanager
+    def step(self, step: int) -> Iterator[None]:
+        """Runs a step, in the trace if it is one of those asked for."""
+        import jax
+
+        if step in self._steps and not self._running:
+            jax.profiler.start_trace(os.fspath(self._directory))
+            self._running = True
+        elif self._running and step not in self._steps:
+            self.close()
+        with jax.profiler.StepTraceAnnotation("step", step_num=step):
+            yield
+
+    def close(self):
+        """Ends the trace, if one runs."""
+        import jax
+
+        if self._running:
+            jax.profiler.stop_trace()
+            self._running = False

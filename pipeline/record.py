@@ -18,6 +18,7 @@ class Record:
 
     Attributes:
         config: the configuration, as JSON.
+        buckets: rows and length of each bucket, fitted when the run began.
         unigram_entropy: of the held-out targets, in nats per token.
         tokens: real positions trained on.
         positions: all positions computed, padding included.
@@ -29,6 +30,7 @@ class Record:
     """
 
     config: dict[str, Any]
+    buckets: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     unigram_entropy: float = math.nan
     tokens: int = 0
     positions: int = 0
@@ -74,6 +76,9 @@ class Record:
             "skipped_steps": self.skipped,
             "compiles": self.compiles,
             "compiles_after_start": self.compiles_after_start,
+            "goodput": self.seconds.get("train", 0.0) / max(sum(self.seconds.values()), 1e-9),
+            "waiting": self.seconds.get("wait", 0.0)
+            / max(self.seconds.get("wait", 0.0) + self.seconds.get("train", 0.0), 1e-9),
             "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
         }
 
@@ -103,7 +108,7 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any], may_change: tuple[s
     >>> changes(then, now, may_change=("steps",))
     ['config.model.width was 8 and is now 16']
     """
-    old, new = _flat(then), _flat(now)
+    old, new = flat(then), flat(now)
     return [
         f"config.{name} was {old.get(name, 'not there')} and is now {new.get(name, 'not there')}"
         for name in dict.fromkeys([*old, *new])
@@ -111,11 +116,12 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any], may_change: tuple[s
     ]
 
 
-def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The fields of a config and of the configs in it, named with dots."""
     fields: dict[str, Any] = {}
     for name, value in config.items():
         if isinstance(value, Mapping):
-            fields |= _flat(value, f"{prefix}{name}.")
+            fields |= flat(value, f"{prefix}{name}.")
         else:
             fields[prefix + name] = value
     return fields

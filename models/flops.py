@@ -1,0 +1,27 @@
+"""The work that a model's mathematics asks for, whatever a program does to get it done."""
+
+from models.config import TransformerConfig
+
+
+def training_flops(config: TransformerConfig, tokens: int, squares: int) -> float:
+    """Floating-point operations of a decoder's training step, without recomputation.
+
+    Matrix products take 2 for each parameter and token, and twice as many again in the backward
+    pass (Kaplan et al., 2020). Causal attention inside segments takes half of each segment's
+    square, for the scores and for the values.
+
+    >>> config = TransformerConfig(vocab_size=10, num_layers=1, width=4, num_heads=2,
+    ...                            num_kv_heads=1, mlp_width=8)
+    >>> training_flops(config, tokens=1, squares=1)
+    1128.0
+
+    Args:
+        config: the model.
+        tokens: real positions in the batch.
+        squares: the sum of the squares of its segments' lengths.
+    """
+    width, heads = config.width, config.num_heads * config.head_width
+    keys = config.num_kv_heads * config.head_width
+    layer = width * (2 * heads + 2 * keys) + 3 * width * config.mlp_width
+    products = 6 * tokens * (config.num_layers * layer + width * config.vocab_size)
+    return products + 6.0 * squares * heads * config.num_layers

@@ -1,0 +1,213 @@
+"""Several hosts as one: who works first, and whether all of them agree.
+
+With one process every function here does nothing but what it says on the tin.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+from pipeline.checkpoint import differences
+
+T = TypeVar("T")
+
+# Seconds that process 0 leaves the others for their last words.
+GRACE = 2.0
+
+
+def one_after_another(what: str, work: Callable[[], T]) -> T:
+    """`work()` on process 0, and when it is done, on all the others at once.
+
+    So that what one host writes to a shared file system is there when the others look for it,
+    while hosts with disks of their own each do the work themselves.
+
+    Raises:
+        RuntimeError: on every other process, when process 0 failed.
+    """
+    import jax
+
+    failure: BaseException | None = None
+    result: list[T] = []
+
+    def attempt():
+        nonlocal failure
+        try:
+            result.append(work())
+        except Exception as error:
+            failure = error
+
+    if jax.process_index() == 0:
+        attempt()
+    _require_all(what, failure)
+    if jax.process_index() != 0:
+        attempt()
+    _require_all(what, failure)
+    return result[0]
+
+
+def _require_all(what: str, failure: BaseException | None):
+    """Raises on every process when any has failed, so that none waits for one that is gone."""
+    failed = np.flatnonzero(_gather(np.array([failure is not None])))
+    if failure is not None:
+        raise failure
+    if len(failed):
+        raise RuntimeError(
+            f"{what} failed on process {failed[0]}; its own output says why. This process stops "
+            "as well, because no step can run without all of them"
+        )
+
+
+def require_agreement(values: Mapping[str, str]):
+    """Compares named values over all processes, such as fingerprints of `name=value;…` parts.
+
+    Each process sends 32 bytes; the values themselves travel only when the hashes differ.
+
+    Raises:
+        ValueError: on every process, when any differs from process 0; names the processes, what
+            differs and both values.
+    """
+    text = json.dumps(dict(values), sort_keys=True).encode()
+    hashes = _gather(np.frombuffer(hashlib.sha256(text).digest(), np.uint8))
+    other = np.flatnonzero((hashes != hashes[0]).any(axis=1))
+    if not len(other):
+        return
+    size = int(_gather(np.array([len(text)])).max())
+    texts = [
+        json.loads(row.tobytes()) for row in _gather(np.frombuffer(text.ljust(size), np.uint8))
+    ]
+    said = [
+        f"process {index}: "
+        + "; ".join(
+            f"{name}: {change}"
+            for name in texts[0]
+            for change in differences(texts[0][name], texts[index][name])
+        )
+        for index in other[:4]
+    ]
+    raise ValueError(
+        f"{len(other)} of {len(hashes)} processes disagree with process 0 (“was” is process 0's "
+        f"value): {' / '.join(said)}. Hosts that disagree would train on different batches, so "
+        "none starts; give all of them the same data, configuration and version"
+    )
+
+
+def _gather(array: np.ndarray) -> np.ndarray:
+    """`array` of every process, stacked: [processes, …]."""
+    from jax.experimental import multihost_utils
+
+    return np.asarray(multihost_utils.process_allgather(array)).reshape(-1, *array.shape)
+
+
+def connect(coordinator: str | None, num_processes: int | None, process_id: int | None, wait: int):
+    """Joins the processes of this run, if there are several.
+
+    Args:
+        coordinator: `HOST:PORT` of process 0; None: JAX finds the others itself where the platform
+            says that there are any (TPU pods, SLURM, Open MPI).
+        num_processes: how many there are.
+        process_id: which of them this is.
+        wait: seconds without a sign of life after which a process counts as gone.
+
+    Raises:
+        ValueError: only some of the three are given.
+    """
+    import jax
+
+    given = [value is not None for value in (coordinator, num_processes, process_id)]
+    if any(given) and not all(given):
+        raise ValueError(
+            f"coordinator={coordinator}, num_processes={num_processes}, process_id={process_id}: "
+            "give all three, or none where the platform provides them"
+        )
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    options: dict[str, Any] = {"heartbeat_timeout_seconds": wait}
+    if coordinator is not None:
+        jax.distributed.initialize(coordinator, num_processes, process_id, **options)
+    elif _platform_processes() > 1:
+        jax.distributed.initialize(**options)
+
+
+def _platform_processes() -> int:
+    """How many processes the platform says there are."""
+    for name in ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"):
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    return len(os.environ.get("TPU_WORKER_HOSTNAMES", "").split(","))
+
+
+def say(text: object):
+    """Prints on process 0 only."""
+    import jax
+
+    if jax.process_index() == 0:
+        print(text, flush=True)
+
+
+class StopSignals:
+    """SIGINT and SIGTERM as a wish to stop after a step on which all processes agree.
+
+    A second signal ends the process at once.
+    """
+
+    def __init__(self):
+        import jax
+
+        self.reason, self._several = "", jax.process_count() > 1
+        signal.signal(signal.SIGINT, self._note)
+        if not self._several:  # with several processes JAX itself listens for SIGTERM
+            signal.signal(signal.SIGTERM, self._note)
+
+    def _note(self, number: int, _):
+        self.reason = signal.Signals(number).name
+        signal.signal(number, signal.SIG_DFL)
+        if self._several:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def asked(self, step: int) -> bool:
+        """Whether to stop after `step` steps; the same answer on every process."""
+        if not self._several:
+            return bool(self.reason)
+        from jax.experimental import multihost_utils
+
+        if multihost_utils.reached_preemption_sync_point(step):
+            self.reason = self.reason or "SIGTERM"
+            return True
+        return False
+
+
+@contextlib.contextmanager
+def leaving_together() -> Iterator[None]:
+    """Ends this process at once when the block fails and there are others.
+
+    An ordinary end would first wait for all the others, and those that are gone never come.
+    """
+    import jax
+
+    try:
+        yield
+    except Exception as error:
+        if jax.process_count() == 1:
+            raise
+        traceback.print_exc()
+        if isinstance(error, jax.errors.JaxRuntimeError):
+            print(
+                f"process {jax.process_index()} of {jax.process_count()} stops: a step that takes "
+                "all processes has failed, most likely because another has gone (see above, and "
+                "their output). Start again with the hosts that are left; the run goes on from its "
+                "last checkpoint",
+                file=sys.stderr,
+            )
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if jax.process_index() == 0:
+            time.sleep(GRACE)  # it leads the others, which could not even say why they stop
+        os._exit(1)

@@ -1,0 +1,207 @@
+"""The loop that runs compiled steps over a plan's batches: it knows no model."""
+
+import json
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+
+from pipeline import hosts
+from pipeline.checkpoint import Checkpoints
+from pipeline.compile_log import CompileLog
+from pipeline.compiled import Compiled
+from pipeline.loader import Loader, load
+from pipeline.metrics import Clock, MetricsLog, Profile, Progress
+from pipeline.peaks import peak_of
+from pipeline.plan import PlannedBatch
+from pipeline.record import Record
+
+
+class Trainer:
+    """Trains from one step to another, with evaluation, checkpoints, metrics and a clean stop.
+
+    Args:
+        config: `steps`, `eval_every`, `checkpoint_every`, `skip_steps`, `on_nonfinite` ("stop" or
+            "skip"), `on_compile` ("stop" or "warn") and `peak_flops` (of a device; 0: a table's).
+        workdir: where metrics and the summary go.
+        train_step: compiled; from state and batch to state and scalars, `loss`, `gradient_norm`
+            and `finite` among them.
+        eval_step: compiled; from the state's `params` and a batch to Σ weight·nll and Σ weight.
+        held_out: what `load` takes, for one finite pass over the held-out corpus.
+        flops: what the model's mathematics asks for in a training step on a planned batch.
+        checkpoints: where the state goes.
+        record: what the run has done so far.
+        clock: seconds by phase.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        workdir: epath.Path,
+        *,
+        train_step: Compiled,
+        eval_step: Compiled,
+        held_out: dict[str, Any],
+        flops: Callable[[PlannedBatch], float],
+        checkpoints: Checkpoints,
+        record: Record,
+        clock: Clock,
+    ):
+        self.config, self.workdir, self.flops = config, workdir, flops
+        self.train_step, self.eval_step, self.held_out = train_step, eval_step, held_out
+        self.checkpoints, self.record, self.clock = checkpoints, record, clock
+        peak = config.peak_flops or peak_of(jax.devices()[0].device_kind)
+        self.peak = peak * jax.device_count() if peak else None
+
+    def train(self, state: Any, loader: Loader, step: int, profile: Profile):
+        """Runs from step `step` to the last, or until a signal asks to stop; saves and summarises.
+
+        Raises:
+            FloatingPointError: a loss was not finite, and `on_nonfinite` is "stop".
+            RuntimeError: something was compiled after the start and `on_compile` is "stop", or
+                another process has gone.
+        """
+        config, running = self.config, None
+        leads = jax.process_index() == 0
+        self.log = MetricsLog(self.workdir, step, enabled=leads)
+        self.progress = Progress(config.steps, step, enabled=leads)
+        self.loader, self.compiles, self.reported = loader, CompileLog(), 0
+        self.stop = hosts.StopSignals()
+        if not self.record.evaluations:
+            self.evaluate(state, step)
+        stopped = False
+        while step < config.steps and not stopped:
+            begin = time.perf_counter()
+            with self.clock("wait"):
+                batch = next(loader)
+            waited = time.perf_counter() - begin
+            previous, running = running, None
+            if step not in config.skip_steps:
+                with self.clock("train"), profile.step(step):
+                    state, values = self.train_step(state, batch)
+                running = step, begin, waited, values
+            self.settle(previous)  # while this step runs
+            self.guard(step)
+            step += 1
+            stopped = self.stop.asked(step)
+            evaluates = step == config.steps or step % config.eval_every == 0
+            saves = step == config.steps or step % config.checkpoint_every == 0 or stopped
+            if evaluates or saves:
+                self.settle(running)
+                running = None
+            if evaluates:
+                self.evaluate(state, step)
+            if saves:
+                self.save(step, state)
+        if stopped and step < config.steps:
+            self.progress.say(f"{self.stop.reason}: saved step {step:,}; run again to go on")
+        profile.close()
+        self.progress.close()
+        self.log.close()
+        self.checkpoints.close()
+        summarise(self.record, self.workdir, step)
+
+    def settle(self, done):
+        """Records a step's values once it has run; deals with one that is not finite."""
+        if done is None:
+            return
+        step, begin, waited, values = done
+        with self.clock("train"):
+            values = {name: value.item() for name, value in jax.device_get(values).items()}
+        planned = self.loader.plan.batch(step)
+        documents = np.unique(planned.segments[:, 1])
+        if not values.pop("finite"):
+            self.nonfinite(step, planned, documents, values)
+        self.record.add(planned)
+        seconds = time.perf_counter() - begin
+        self.log.write(
+            {
+                "step": step,
+                "epoch": planned.epoch,
+                "bucket": str(planned.bucket),
+                **{name: value if math.isfinite(value) else None for name, value in values.items()},
+                "documents": len(documents),
+                "tokens": planned.num_tokens,
+                "positions": planned.bucket.positions,
+                "padding": 1 - planned.num_tokens / planned.bucket.positions,
+                "batch": planned.digest,
+                **self.speed(planned, waited, seconds),
+            }
+        )
+        text = f"loss {values['loss']:.3f} · {planned.bucket} · padding {self.record.padding:.2%}"
+        self.progress.update(step + 1, self.record.tokens, self.clock.seconds["wait"], text)
+
+    def speed(self, planned: PlannedBatch, waited: float, seconds: float) -> dict[str, float]:
+        """What depends on the clock. Steps overlap: `seconds` runs until the next was started."""
+        values = {"waited": waited, "seconds": seconds}
+        values["tokens_per_second"] = planned.num_tokens / seconds
+        values["positions_per_second"] = planned.bucket.positions / seconds
+        if self.peak:
+            values["flop_utilisation"] = self.flops(planned) / seconds / self.peak
+        return values
+
+    def nonfinite(self, step: int, planned: PlannedBatch, documents: np.ndarray, values):
+        """Stops, or counts and says it, naming the step, the bucket and the documents."""
+        text = (
+            f"loss {values['loss']} and gradient norm {values['gradient_norm']} at step {step:,}, "
+            f"bucket {planned.bucket}, documents "
+            f"{', '.join(map(str, documents[:20]))}{', …' * (len(documents) > 20)}"
+        )
+        if self.config.on_nonfinite == "stop" and "loss_scale" not in values:
+            raise FloatingPointError(
+                f"{text}. Run again with --config.skip_steps='({step},)' to leave this batch out, "
+                "or with --config.on_nonfinite=skip to go on without such updates"
+            )
+        self.record.skipped += 1
+        self.progress.say(f"no update: {text}")
+
+    def guard(self, step: int):
+        """Says, or stops, when anything was compiled since the last look."""
+        names = self.compiles.names
+        self.record.compiles_after_start = len(names)
+        if len(names) > self.reported:
+            text = (
+                f"compiled at step {step:,}, after the start: {', '.join(names[self.reported :])}. "
+                "A shape, dtype or sharding has changed that was not compiled before step 0"
+            )
+            self.reported = len(names)
+            if self.config.on_compile == "stop":
+                raise RuntimeError(f"{text}; --config.on_compile=warn goes on all the same")
+            self.progress.say(f"warning: {text}")
+
+    def evaluate(self, state: Any, step: int):
+        """Evaluates on every held-out document once; sums are kept as Python floats."""
+        total = weight = 0.0
+        with self.clock("evaluate"), load(**self.held_out) as batches:
+            for batch in batches:
+                sums = jax.device_get(self.eval_step(state["params"], batch))
+                total, weight = total + float(sums[0]), weight + float(sums[1])
+            values = self.record.evaluate(step, total, weight, batches.corpus.text_bytes)
+        self.log.write({"step": step, **values})
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
+        entropy = self.record.unigram_entropy
+        self.progress.say(f"step {step:,}: {shown} (unigram entropy {entropy:.4f})")
+
+    def save(self, step: int, state: Any):
+        """Starts to write a checkpoint of the state after `step` steps."""
+        with self.clock("save"):
+            self.log.flush()
+            self.record.compiles = {
+                str(bucket): program.compiles
+                for bucket, program in self.train_step.programs.items()
+            }
+            self.record.seconds = dict(self.clock.seconds)
+            data, run = self.loader.get_state(), self.record.as_json()
+            self.checkpoints.save(step, state, data=data, run=run)
+
+
+def summarise(record: Record, workdir: epath.Path, step: int):
+    """Prints the summary and writes it to `summary.json`, on one host."""
+    if jax.process_index() == 0:
+        text = json.dumps(record.summary(step), indent=1)
+        (workdir / "summary.json").write_text(text + "\n")
+        print(text)

@@ -1,0 +1,37 @@
+"""Lint, format, import layers and types, so that one command checks everything."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+BIN = pathlib.Path(sys.executable).parent
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["ruff", "check", "."],
+        ["ruff", "format", "--check", "."],
+        ["lint-imports"],
+        ["mypy"],
+    ],
+    ids=lambda command: " ".join(command),
+)
+def test_the_code_passes(command):
+    done = subprocess.run(
+        [BIN / command[0], *command[1:]], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_files_stay_small():
+    sizes = {
+        str(path.relative_to(ROOT)): len(path.read_text().splitlines())
+        for folder in ("pipeline", "models", "configs", "benchmarks")
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    sizes["train.py"] = len((ROOT / "train.py").read_text().splitlines())
+    assert {path: size for path, size in sizes.items() if size > 400} == {}
