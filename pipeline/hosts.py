@@ -198,9 +198,9 @@ def leaving_together() -> Iterator[None]:
         if jax.process_count() == 1:
             raise
         traceback.print_exc()
-        if isinstance(error, jax.errors.JaxRuntimeError):
+        if isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error):
             print(
-                f"process {jax.process_index()} of {jax.process_count()} stops: a step that takes "
+                f"process {jax.process_index()} of {jax.process_count()} stops: work that takes "
                 "all processes has failed, most likely because another has gone (see above, and "
                 "their output). Start again with the hosts that are left; the run goes on from its "
                 "last checkpoint",

@@ -26,7 +26,8 @@ class Record:
         evaluations: for each evaluated step, `eval_loss` in nats per token and `bits_per_byte`.
         seconds: by phase.
         compiles: compilations of the training step by bucket, in this start.
-        compiles_after_start: compilations of anything since the first step of this start.
+        compiles_after_start: compilations of the steps since the first step of this start.
+        other_compiles: compilations of anything else since then.
     """
 
     config: dict[str, Any]
@@ -39,6 +40,7 @@ class Record:
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     compiles: dict[str, int] = dataclasses.field(default_factory=dict)
     compiles_after_start: int = 0
+    other_compiles: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """A copy that JSON can hold."""
@@ -76,6 +78,7 @@ class Record:
             "skipped_steps": self.skipped,
             "compiles": self.compiles,
             "compiles_after_start": self.compiles_after_start,
+            "other_compiles": self.other_compiles,
             "goodput": self.seconds.get("train", 0.0) / max(sum(self.seconds.values()), 1e-9),
             "waiting": self.seconds.get("wait", 0.0)
             / max(self.seconds.get("wait", 0.0) + self.seconds.get("train", 0.0), 1e-9),

@@ -1,0 +1,96 @@
+"""One of several processes: does what its JSON argument asks, and answers in JSON."""
+
+import hashlib
+import json
+import sys
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, PartitionSpec
+
+import pipeline
+from pipeline import hosts
+from pipeline.sources import TextFiles
+from pipeline.tokenizers import Bytes
+
+
+def layout(asked):
+    sizes = asked["mesh"]
+    order = asked.get("order", range(len(jax.devices())))
+    devices = np.array([jax.devices()[index] for index in order]).reshape(tuple(sizes.values()))
+    mesh = Mesh(devices, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+    return mesh, PartitionSpec(*asked["spec"]) if "spec" in asked else None
+
+
+def hash_of(batch, mesh):
+    """A hash of every array of a global batch, gathered on every process."""
+    whole = jax.jit(
+        lambda batch: batch,
+        out_shardings=jax.sharding.NamedSharding(mesh, PartitionSpec()),
+    )(batch)
+    sha = hashlib.sha256()
+    for name, array in sorted(whole.items()):
+        values = np.asarray(array.addressable_data(0))
+        sha.update(f"{name} {values.dtype} {values.shape}".encode() + values.tobytes())
+    return sha.hexdigest(), float(np.asarray(whole["loss_weights"].addressable_data(0)).sum())
+
+
+def batches(asked):
+    mesh, spec = layout(asked)
+    buckets = [pipeline.Bucket(*b) for b in asked.get("buckets", [[8, 16], [4, 64]])]
+    answer = {"hashes": [], "weights": [], "states": []}
+    options = {"num_epochs": asked.get("epochs", 2), "mesh": mesh, "spec": spec}
+    with pipeline.load(asked["corpus"], buckets=buckets, **options) as loader:
+        answer["steps_per_epoch"] = loader.plan.num_batches()
+        for batch in loader:
+            digest, weight = hash_of(batch, mesh)
+            answer["hashes"].append(digest)
+            answer["weights"].append(weight)
+            answer["states"].append(loader.get_state())
+    return answer
+
+
+def agree(asked):
+    if "version" in asked:
+        pipeline.plan.VERSION = asked["version"]
+    corpus = pipeline.Corpus.open(asked["corpus"])
+    lengths = corpus.lengths[:-1] if asked.get("drop_last_example") else corpus.lengths
+    buckets = [pipeline.Bucket(*b) for b in asked.get("buckets", [[8, 16], [4, 64]])]
+    plan = pipeline.Plan(lengths, buckets, seed=asked.get("seed", 0))
+    hosts.require_agreement({"plan": plan.fingerprint})
+    return {}
+
+
+class Counting(Bytes):
+    """Notes whether it was asked for anything."""
+
+    used = False
+
+    def encode_batch(self, texts):
+        Counting.used = True
+        return super().encode_batch(texts)
+
+
+def prepare(asked):
+    def work():
+        if asked.get("broken"):
+            raise OSError("the disk is gone")
+        source = TextFiles(__file__)
+        return pipeline.prepare(source, Counting(), asked["directory"], num_workers=0)
+
+    corpus = hosts.one_after_another("preparing", work)
+    hosts.require_agreement({"corpus": corpus.fingerprint})
+    return {"fingerprint": corpus.fingerprint, "tokenised": Counting.used}
+
+
+def main():
+    asked = json.loads(sys.argv[1])
+    if asked["count"] > 1:
+        hosts.connect(f"127.0.0.1:{asked['port']}", asked["count"], asked["index"], wait=20)
+    with hosts.leaving_together():
+        answer = {"batches": batches, "agree": agree, "prepare": prepare}[asked["do"]](asked)
+        print("ANSWER", json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

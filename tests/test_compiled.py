@@ -1,0 +1,172 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from pipeline import Bucket, Compiled
+from pipeline.compile_log import CompileLog
+from pipeline.compiled import table
+from pipeline.microbatches import allowed, split, summed_gradients
+
+WIDTH = 16
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+
+
+@pytest.fixture(scope="module")
+def sharding(mesh):
+    return NamedSharding(mesh, PartitionSpec("data"))
+
+
+def specs_of(sharding, *shapes):
+    return {
+        Bucket(*shape): {
+            "inputs": jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding),
+            "loss_weights": jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding),
+        }
+        for shape in shapes
+    }
+
+
+def batch_of(sharding, shape, seed=0):
+    """A batch whose four devices have nearly empty rows first: microbatches differ in tokens."""
+    rng = np.random.default_rng(seed)
+    real = np.arange(shape[1]) < rng.integers(0, shape[1] + 1, (shape[0], 1))
+    share = shape[0] // 4
+    real[np.arange(shape[0]) % share < share // 2, 1:] = False
+    batch = {
+        "inputs": rng.integers(0, 50, shape).astype(np.int32),
+        "loss_weights": real.astype(np.float32),
+    }
+    return jax.device_put(batch, sharding)
+
+
+def loss(params, batch):
+    hidden = jnp.tanh(params["table"][batch["inputs"]] @ params["out"])
+    return (hidden.sum(-1) ** 2 * batch["loss_weights"]).sum(), batch["loss_weights"].sum()
+
+
+@pytest.fixture(scope="module")
+def params():
+    table, out = jax.random.normal(jax.random.key(0), (2, 50, WIDTH))
+    return {"table": table, "out": out[:WIDTH]}
+
+
+def make_step(sharding):
+    def step(params, batch, microbatches=1):
+        total, weight, gradients = summed_gradients(
+            loss, params, batch, microbatches=microbatches, sharding=sharding
+        )
+        return jax.tree.map(lambda p, g: p - 0.1 * g / weight, params, gradients), total / weight
+
+    return step
+
+
+@pytest.mark.parametrize("number", [2, 4, 8])
+def test_microbatches_give_the_gradients_of_the_whole_batch(sharding, params, number):
+    batch = batch_of(sharding, (32, 24))
+    run = jax.jit(
+        lambda params, batch, number: summed_gradients(
+            loss, params, batch, microbatches=number, sharding=sharding
+        ),
+        static_argnums=2,
+    )
+    whole, parts = run(params, batch, 1), run(params, batch, number)
+    for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-6, atol=1e-6 * float(jnp.abs(one).max()))
+    # Averaging over microbatches would be far off: their numbers of tokens differ.
+    tokens = split(batch, number, sharding)["loss_weights"].sum((1, 2))
+    assert float(tokens.max()) > 1.2 * float(tokens.min())
+
+
+def test_splitting_moves_no_row_to_another_device(sharding):
+    batch = batch_of(sharding, (16, 24))
+    run = jax.jit(lambda batch: split(batch, 2, sharding)).lower(batch).compile()
+    text = run.as_text()
+    for collective in ("all-to-all", "all-gather", "collective-permute", "all-reduce"):
+        assert collective not in text
+    rows = np.asarray(batch["inputs"]).reshape(4, 2, 2, 24)
+    np.testing.assert_array_equal(run(batch)["inputs"], rows.swapaxes(0, 1).reshape(2, 8, 24))
+
+
+def test_every_bucket_is_compiled_once_and_nothing_after_that(sharding, params):
+    step = Compiled(make_step(sharding), params, specs_of(sharding, (8, 8), (4, 16)), report=None)
+    assert [program.compiles for program in step.programs.values()] == [1, 1]
+    batches = [batch_of(sharding, shape) for shape in ((8, 8), (4, 16))]
+    log = CompileLog()
+    state = params
+    for _ in range(3):
+        for batch in batches:
+            state, _ = step(state, batch)
+    jax.block_until_ready(state)
+    assert log.names == []
+    jax.jit(lambda x: x * 3)(jnp.ones(7))
+    assert log.names != []
+    log.close()
+
+
+def test_what_was_not_compiled_is_refused_before_xla(sharding, params, mesh):
+    step = Compiled(make_step(sharding), params, specs_of(sharding, (8, 8)), report=None)
+    good = batch_of(sharding, (8, 8))
+    host = {name: np.asarray(values) for name, values in good.items()}
+    whole = jax.device_put(good["inputs"], NamedSharding(mesh, PartitionSpec()))
+    for changed, sentence in (
+        ({"inputs": host["inputs"].astype(np.int64)}, "inputs is int64[8, 8] of NumPy"),
+        ({"inputs": jnp.asarray(host["inputs"])}, "inputs is int32[8, 8], not committed"),
+        ({"inputs": whole}, "inputs is int32[8, 8] of P"),
+        ({"extra": good["inputs"]}, "was compiled for missing"),
+    ):
+        with pytest.raises(ValueError) as error:
+            step(params, good | changed)
+        assert sentence in str(error.value)
+        assert "step: " in str(error.value)
+    with pytest.raises(ValueError, match=r"shape \(4, 8\), and was compiled for \(8, 8\)"):
+        step(params, batch_of(sharding, (4, 8)))
+    with pytest.raises(ValueError, match="loss_weights is missing"):
+        step(params, {"inputs": good["inputs"]})
+
+
+def test_auto_splits_only_the_bucket_that_is_over_the_budget(sharding, params):
+    specs = specs_of(sharding, (32, 8), (32, 512))
+    free = Compiled(make_step(sharding), params, specs, microbatches=1, report=None)
+    short, long = (program.memory for program in free.programs.values())
+    budget = (short + long) // 2
+    lines = []
+    step = Compiled(
+        make_step(sharding), params, specs, microbatches="auto", budget=budget, report=lines.append
+    )
+    first, second = step.programs.values()
+    assert (first.microbatches, first.searched) == (1, 0)
+    assert second.microbatches > 1
+    assert second.searched >= 1
+    assert second.compiles == 1
+    assert second.memory <= budget < long
+    assert f"{second.microbatches}" in table(step.programs.items(), budget)
+    assert any("microbatches" in line for line in lines)
+    batch = batch_of(sharding, (32, 512))
+    for one, other in zip(
+        jax.tree.leaves(step(params, batch)), jax.tree.leaves(free(params, batch)), strict=True
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_budget_that_nothing_meets_is_refused_with_a_sentence(sharding, params, caplog):
+    specs = specs_of(sharding, (8, 64))
+    with pytest.raises(MemoryError, match=r"bucket 8x64 in 2 microbatches, and there are 0\.0 MiB"):
+        Compiled(make_step(sharding), params, specs, microbatches="auto", budget=1000, report=None)
+    free = Compiled(make_step(sharding), params, specs, report=None)
+    memory = free.programs[Bucket(8, 64)].memory
+    Compiled(make_step(sharding), params, specs, budget=int(memory / 0.95), report=None)
+    assert "95%" in caplog.text
+
+
+def test_microbatches_that_do_not_divide_are_refused(sharding, params):
+    assert allowed(24, sharding) == [1, 2, 3, 6]
+    with pytest.raises(ValueError, match="must be one of 1, 2, 3, 6, or 'auto'"):
+        Compiled(
+            make_step(sharding), params, specs_of(sharding, (24, 8)), microbatches=4, report=None
+        )

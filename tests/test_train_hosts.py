@@ -1,0 +1,146 @@
+"""The training program on several hosts: equal results, elastic resume, hosts that go."""
+
+import json
+import signal
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from tests.processes import TIME_LIMIT, Group, environment, free_port
+from tests.test_train import lines, summary, text  # noqa: F401
+
+
+def start(text, workdir, count, *flags):  # noqa: F811
+    """The program in `count` processes."""
+    command = [sys.executable, "train.py", "--config=tests/hosts_config.py", f"--workdir={workdir}"]
+    join = [f"--coordinator=127.0.0.1:{free_port()}", f"--num_processes={count}", "--wait=15"]
+    env = environment(
+        TINY_TEXT=str(text), JAX_COMPILATION_CACHE_DIR=str(text.parent / f"programs{count}")
+    )
+    commands = [
+        [*command, *flags, *([*join, f"--process_id={index}"] if count > 1 else [])]
+        for index in range(count)
+    ]
+    return Group(commands, workdir / f"logs{time.monotonic_ns()}", env)
+
+
+def run(text, workdir, count, *flags):  # noqa: F811
+    group = start(text, workdir, count, *flags)
+    codes = group.wait()
+    assert codes == [0] * count, "\n\n".join(group.outputs())[-6000:]
+    return group.outputs()
+
+
+def steps_of(workdir):
+    return [line for line in lines(workdir) if "loss" in line]
+
+
+def wait_for_step(group, workdir, step):
+    deadline = time.monotonic() + TIME_LIMIT
+    while time.monotonic() < deadline and all(p.poll() is None for p in group.processes):
+        if any(line["step"] >= step for line in steps_of(workdir)):
+            return
+        time.sleep(0.02)
+    outputs = "\n\n".join(group.outputs())
+    group.kill()
+    raise AssertionError(f"step {step} was not reached:\n{outputs[-6000:]}")
+
+
+@pytest.fixture(scope="module")
+def alone(text, tmp_path_factory):  # noqa: F811
+    workdir = tmp_path_factory.mktemp("alone")
+    run(text, workdir, 1)
+    return workdir
+
+
+def assert_same_run(workdir, alone):
+    """Every step once, with the batch of the run of one process, and its loss."""
+    ours, theirs = steps_of(workdir), steps_of(alone)
+    assert [line["step"] for line in ours] == list(range(20))
+    assert [line["batch"] for line in ours] == [line["batch"] for line in theirs]
+    np.testing.assert_allclose(
+        [line["loss"] for line in ours], [line["loss"] for line in theirs], rtol=1e-5
+    )
+    for name in ("eval_loss_first", "eval_loss_last"):
+        assert summary(workdir)[name] == pytest.approx(summary(alone)[name], rel=1e-5)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_losses_are_those_of_one_process(alone, text, tmp_path, count):  # noqa: F811
+    run(text, tmp_path, count)
+    assert_same_run(tmp_path, alone)
+    first = summary(tmp_path)["eval_loss_first"]
+    assert first == pytest.approx(summary(alone)["eval_loss_first"], rel=1e-6)
+    assert summary(tmp_path)["compiles_after_start"] == 0
+
+
+def test_saved_on_four_resumed_on_one_three_and_two(alone, text, tmp_path):  # noqa: F811
+    for count, steps in ((4, 4), (1, 8), (3, 12), (2, 16), (4, 20)):
+        # The schedule must be that of the whole run, so every start but the last is stopped.
+        group = start(text, tmp_path, count)
+        if steps < 20:
+            wait_for_step(group, tmp_path, steps - 1)
+            group.processes[0].send_signal(signal.SIGTERM)
+        codes = group.wait()
+        assert codes == [0] * count, "\n\n".join(group.outputs())[-6000:]
+    assert_same_run(tmp_path, alone)
+
+
+def test_sigterm_to_one_of_four_saves_on_all(alone, text, tmp_path):  # noqa: F811
+    group = start(text, tmp_path, 4)
+    wait_for_step(group, tmp_path, 5)
+    group.processes[2].send_signal(signal.SIGTERM)
+    assert group.wait() == [0] * 4, group.outputs()
+    assert "SIGTERM: saved step" in group.outputs()[0]
+    run(text, tmp_path, 4)
+    assert_same_run(tmp_path, alone)
+
+
+def test_sigkill_to_one_of_four_ends_the_others_and_three_continue(
+    alone,
+    text,  # noqa: F811
+    tmp_path,
+):
+    group = start(text, tmp_path, 4)
+    wait_for_step(group, tmp_path, 6)
+    group.processes[3].send_signal(signal.SIGKILL)
+    codes = group.wait(limit=60)
+    assert codes[3] == -signal.SIGKILL
+    assert all(code != 0 for code in codes[:3])
+    said = "\n".join(group.outputs()[:3])
+    assert "most likely because another has gone" in said, said
+    run(text, tmp_path, 3)
+    assert_same_run(tmp_path, alone)
+
+
+def test_rows_that_do_not_divide_name_the_multiple_to_use(alone, text, tmp_path):  # noqa: F811
+    group = start(text, tmp_path, 5)
+    codes = group.wait()
+    assert all(code != 0 for code in codes)
+    assert "row_multiple=5" in "".join(group.outputs())
+
+
+def test_a_configuration_that_differs_on_one_host_is_named(text, tmp_path):  # noqa: F811
+    group = start(text, tmp_path, 1)
+    group.kill()
+    port = free_port()
+    command = [sys.executable, "train.py", "--config=tests/hosts_config.py"]
+    commands = [
+        [
+            *command,
+            f"--workdir={tmp_path / str(index)}",
+            f"--coordinator=127.0.0.1:{port}",
+            "--num_processes=2",
+            f"--process_id={index}",
+            "--wait=15",
+            f"--config.optimizer.clip={1.0 + index}",
+        ]
+        for index in range(2)
+    ]
+    group = Group(commands, tmp_path / "logs", environment(TINY_TEXT=str(text)))
+    assert all(code != 0 for code in group.wait())
+    for output in group.outputs():
+        assert "optimizer.clip was 1.0 and is now 2.0" in output
+    assert json.loads((tmp_path / "0/corpus/train/corpus.json").read_text())
