@@ -2,8 +2,8 @@
 
     python -m benchmarks.padding --lengths FILE
 
-The strategies of infinibatch's documentation on WikiText-103 (1,164,464 lines, at most 512), Grain's
-packers, and Lockstep, all with batches of at most 16,384 positions where they are not of 32 rows.
+The first three strategies are those that infinibatch's documentation compares on WikiText-103
+(1,164,464 lines of at most 512 subwords). Batches have 32 rows, or at most 16,384 positions.
 """
 
 import argparse

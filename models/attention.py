@@ -15,8 +15,9 @@ from models.blocked import blocked_attention
 from models.mesh import per_device
 from models.segments import visible
 from models.splash import splash_attention, splash_available
+from models.triton import triton_attention
 
-IMPLEMENTATIONS = ("auto", "dense", "blocked", "splash")
+IMPLEMENTATIONS = ("auto", "dense", "blocked", "splash", "triton")
 
 
 def segment_attention(
@@ -72,6 +73,7 @@ def segment_attention(
     fast: dict[str, Callable[..., Array]] = {
         "blocked": blocked_attention,
         "splash": splash_attention,
+        "triton": triton_attention,
     }
     attend = fast[implementation]
     return per_device(lambda *local: attend(*local, causal, window), *arrays)

@@ -16,13 +16,13 @@ class Decoder(nnx.Module):
     A packed row gives what its segments would give alone: attention stays inside a segment, and
     rotary positions come from `positions`, not from places in the row.
 
-    >>> import jax.numpy as jnp
+    >>> import jax, jax.numpy as jnp
     >>> config = TransformerConfig(vocab_size=11, num_layers=1, width=8, num_heads=2,
     ...                            num_kv_heads=1, mlp_width=16)
     >>> model = Decoder(config, rngs=nnx.Rngs(0))
     >>> inputs, segment_ids, positions = jnp.array([[[5, 6, 7, 0]], [[1, 1, 2, 0]], [[0, 1, 0, 0]]])
-    >>> model(inputs, segment_ids, positions).shape
-    (1, 4, 11)
+    >>> jax.eval_shape(model, inputs, segment_ids, positions)
+    ShapeDtypeStruct(shape=(1, 4, 11), dtype=float32)
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):

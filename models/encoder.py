@@ -15,14 +15,6 @@ class Encoder(nnx.Module):
 
     Built as `Decoder` is, but for the order: for masked tokens (BERT, Devlin et al., 2019) train
     on the logits, for a classifier or retrieval use `hidden`.
-
-    >>> import jax.numpy as jnp
-    >>> config = TransformerConfig(vocab_size=11, num_layers=1, width=8, num_heads=2,
-    ...                            num_kv_heads=1, mlp_width=16)
-    >>> model = Encoder(config, rngs=nnx.Rngs(0))
-    >>> inputs, segment_ids, positions = jnp.array([[[5, 6, 7, 0]], [[1, 1, 2, 0]], [[0, 1, 0, 0]]])
-    >>> model.hidden(inputs, segment_ids, positions).shape
-    (1, 4, 8)
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):

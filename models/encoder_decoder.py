@@ -17,7 +17,7 @@ class EncoderDecoder(nnx.Module):
     A row packs several pairs: segment 3 of the targets attends to segment 3 of the inputs in the
     same row, and to nothing else. Both stacks have `num_layers` layers and share token vectors.
 
-    >>> import jax.numpy as jnp
+    >>> import jax, jax.numpy as jnp
     >>> config = TransformerConfig(vocab_size=11, num_layers=1, width=8, num_heads=2,
     ...                            num_kv_heads=1, mlp_width=16)
     >>> model = EncoderDecoder(config, rngs=nnx.Rngs(0))
@@ -25,9 +25,9 @@ class EncoderDecoder(nnx.Module):
     ...     [[[5, 6, 7, 0]], [[1, 1, 2, 0]], [[0, 1, 0, 0]]])
     >>> decoder_inputs, targets_segment_ids, targets_positions = jnp.array(
     ...     [[[0, 8, 0]], [[1, 1, 2]], [[0, 1, 0]]])
-    >>> model(inputs, inputs_segment_ids, inputs_positions,
-    ...       decoder_inputs, targets_segment_ids, targets_positions).shape
-    (1, 3, 11)
+    >>> jax.eval_shape(model, inputs, inputs_segment_ids, inputs_positions,
+    ...                decoder_inputs, targets_segment_ids, targets_positions)
+    ShapeDtypeStruct(shape=(1, 3, 11), dtype=float32)
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):

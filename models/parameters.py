@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 # Mesh axes for each dimension. `fsdp` splits the residual width D of every matrix; `tensor` splits
 # what a layer computes in parallel: heads, feed-forward width, vocabulary.
 AXES: dict[str, tuple[str | None, ...]] = {
-    "embedding": ("tensor", "fsdp"),  # V, D
+    "table": ("tensor", "fsdp"),  # V, D
     "query": ("fsdp", "tensor", None),  # D, N, K
     "key": ("fsdp", "tensor", None),  # D, G, K
     "value": ("fsdp", "tensor", None),  # D, G, K

@@ -25,17 +25,17 @@ class Embedding(nnx.Module):
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
         shape = (config.vocab_size, config.width)
-        self.embedding = nnx.Param(jax.random.normal(rngs.params(), shape) * EMBEDDING_SCALE)
+        self.table = nnx.Param(jax.random.normal(rngs.params(), shape) * EMBEDDING_SCALE)
         self.dtype = config.compute_dtype
 
     def __call__(self, tokens_BL: Array) -> Array:
         """Return [B, L, D] in the compute dtype."""
-        return split_rows(self.embedding[...].astype(self.dtype)[tokens_BL])
+        return split_rows(self.table[...].astype(self.dtype)[tokens_BL])
 
     def logits(self, x_BLD: Array) -> Array:
         """Return float32 [B, L, V]."""
-        embedding_VD = self.embedding[...].astype(x_BLD.dtype)
-        return jnp.einsum("BLD,VD->BLV", x_BLD, embedding_VD, preferred_element_type=jnp.float32)
+        table_VD = self.table[...].astype(x_BLD.dtype)
+        return jnp.einsum("BLD,VD->BLV", x_BLD, table_VD, preferred_element_type=jnp.float32)
 
 
 class Layer(nnx.Module):

@@ -219,7 +219,7 @@ def keep_programs(directory: epath.PathLike):
 
     Where JAX has been told of another directory (JAX_COMPILATION_CACHE_DIR), that one is used.
     """
-    if not jax.config.jax_compilation_cache_dir:
+    if not getattr(jax.config, "jax_compilation_cache_dir"):  # noqa: B009 (set at run time)
         jax.config.update("jax_compilation_cache_dir", os.fspath(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

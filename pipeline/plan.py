@@ -12,7 +12,7 @@ import numpy as np
 from pipeline import lengths as lengths_lib
 from pipeline.bucket import Bucket, as_buckets
 from pipeline.overflow import cut
-from pipeline.packing import check_packing
+from pipeline.packing import Packed, check_packing
 from pipeline.windows import Dealt, Windows
 
 # The version of the planning algorithm. It goes up whenever any plan would change, so that a
@@ -219,6 +219,20 @@ class Plan:
             bucket: sum(number * table.batches[index] for number, table in self._windows.tables())
             for index, bucket in enumerate(self.buckets)
         }
+
+    def packed(self) -> list[tuple[int, Packed]]:
+        """The packed histogram of each kind of window, and how many such windows an epoch has."""
+        return [(number, table.packed) for number, table in self._windows.tables()]
+
+    @property
+    def overlong(self) -> int:
+        """How many examples are longer than the longest bucket."""
+        return self._pieces.overlong
+
+    @property
+    def lost(self) -> int:
+        """How many of their positions are in no batch."""
+        return self._pieces.lost
 
     @property
     def num_tokens(self) -> int:

@@ -1,0 +1,84 @@
+"""How others make batches: Grain's packers, read-ahead batches, contiguous next fit."""
+
+import random
+from collections.abc import Iterator, Sequence
+
+import grain
+import numpy as np
+
+# Elements in memory need no threads: with them, each element costs twice as much.
+READ = grain.ReadOptions(num_threads=0, prefetch_buffer_size=16)
+
+PACKERS = {
+    "first fit": grain.experimental.FirstFitPackIterDataset,
+    "best fit": grain.experimental.BestFitPackIterDataset,
+}
+
+
+def grain_packed(
+    examples: Sequence[np.ndarray], length: int, *, packer: str = "best fit", bins: int = 32
+) -> grain.IterDataset:
+    """Grain's packed rows of causal examples, shuffled: inputs, targets, segment ids, positions."""
+    causal = grain.MapDataset.source(examples).shuffle(seed=0).map(_shifted)
+    rows = causal.to_iter_dataset(READ)
+    lengths = {"inputs": length, "targets": length}
+    return PACKERS[packer](rows, length_struct=lengths, num_packing_bins=bins)
+
+
+def _shifted(example: np.ndarray) -> dict[str, np.ndarray]:
+    return {"inputs": example[:-1], "targets": example[1:]}
+
+
+def grain_fill(lengths: np.ndarray, length: int, *, packer: str, bins: int) -> float:
+    """The share of positions that are real when Grain packs examples of these lengths."""
+    blank = np.zeros(length + 1, np.int32)
+    rows = grain_packed([blank[: size + 1] for size in lengths], length, packer=packer, bins=bins)
+    return int(lengths.sum()) / (sum(1 for _ in rows) * length)
+
+
+def read_ahead(
+    lengths: np.ndarray, budget: int, window: int = 10_000
+) -> tuple[list[list[int]], str]:
+    """Batches of like lengths, and who made them.
+
+    The infinibatch package if it is installed; otherwise its algorithm from the description: read
+    a window, sort it from the longest down, cut off `budget // longest left` examples at a time,
+    shuffle the batches.
+    """
+    items = lengths.tolist()
+    random.Random(0).shuffle(items)
+    try:
+        from infinibatch import iterators
+    except ImportError:
+        return list(_read_ahead(items, budget, window)), "as described"
+    batches = iterators.BucketedReadaheadBatchIterator(
+        iterators.NativeCheckpointableIterator(items),
+        read_ahead=window,
+        key=int,
+        batch_size=lambda longest: budget // longest,
+        seed=0,
+    )
+    return list(batches), "infinibatch"
+
+
+def _read_ahead(items: list[int], budget: int, window: int) -> Iterator[list[int]]:
+    order = random.Random(1)
+    for begin in range(0, len(items), window):
+        ahead = sorted(items[begin : begin + window], reverse=True)
+        batches = []
+        while ahead:
+            rows = budget // ahead[0]
+            batches.append(ahead[:rows])
+            ahead = ahead[rows:]
+        order.shuffle(batches)
+        yield from batches
+
+
+def next_fit(lengths: np.ndarray, length: int) -> int:
+    """Rows that contiguous next fit needs: an example that does not fit closes the row."""
+    rows, room = 0, 0
+    for size in lengths.tolist():
+        if size > room:
+            rows, room = rows + 1, length
+        room -= size
+    return rows

@@ -1,0 +1,18 @@
+"""Taking turns: contenders measured one after another, round after round, in one process.
+
+A busy moment of the machine then hits all of them, and ratios hold where seconds do not.
+"""
+
+import time
+from collections.abc import Callable
+
+
+def best_seconds(contenders: dict[str, Callable[[], object]], rounds: int = 3) -> dict[str, float]:
+    """The shortest of `rounds` times of each contender, in seconds."""
+    seconds = dict.fromkeys(contenders, float("inf"))
+    for _ in range(rounds):
+        for name, run in contenders.items():
+            begin = time.perf_counter()
+            run()
+            seconds[name] = min(seconds[name], time.perf_counter() - begin)
+    return seconds
