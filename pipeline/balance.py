@@ -45,3 +45,19 @@ def balanced(rows: np.ndarray, costs: np.ndarray, total: int) -> tuple[np.ndarra
     rank = even_order(total)
     places = np.flatnonzero(rank < len(rows))
     return ranked[rank[places]], places
+
+
+def imbalance(segments: np.ndarray, rows: int, hosts: int) -> float:
+    """The work of the busiest host in a batch, as a multiple of the mean: at least 1.
+
+    >>> imbalance(np.array([[0, 0, 0, 3], [1, 1, 0, 1]]), rows=2, hosts=2)  # 9 against 1
+    1.8
+
+    Args:
+        segments: int64 [n, 4], as in `PlannedBatch`.
+        rows: rows of the batch.
+        hosts: how many share them, in contiguous slices; divides `rows`.
+    """
+    costs = np.bincount(segments[:, 0], weights=segments[:, 3] ** 2.0, minlength=rows)
+    shares = costs.reshape(hosts, -1).sum(axis=1)
+    return float(shares.max() / shares.mean())

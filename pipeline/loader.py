@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import grain
+import jax
 import numpy as np
 
 from pipeline.bucket import Bucket
@@ -83,8 +84,10 @@ class Batches(grain.MapDataset):
     def __getitem__(self, step):
         if isinstance(step, slice):
             return self.slice(step)
-        planned = self.plan.batch(step)
-        return collate(self.corpus, planned, self.blocks[planned.bucket])
+        with jax.profiler.TraceAnnotation("plan"):
+            planned = self.plan.batch(step)
+        with jax.profiler.TraceAnnotation("collate"):
+            return collate(self.corpus, planned, self.blocks[planned.bucket])
 
     def empty(self, bucket: Bucket) -> dict[str, np.ndarray]:
         """A batch of padding alone: the fields, shapes and dtypes of this process's batches."""
@@ -165,7 +168,8 @@ class Loader:
 
         def put(batch):
             shape = next(iter(batch.values())).shape
-            return to_global(batch, mesh, spec=spec, shape=shapes[shape])
+            with jax.profiler.TraceAnnotation("transfer"):
+                return to_global(batch, mesh, spec=spec, shape=shapes[shape])
 
         #: For each bucket that the plan uses, a `jax.ShapeDtypeStruct` for every field.
         self.specs = {
@@ -204,8 +208,6 @@ class Loader:
 
 
 def _specs(batch: dict[str, np.ndarray], bucket: Bucket, sharding) -> dict[str, Any]:
-    import jax
-
     return {
         name: jax.ShapeDtypeStruct(bucket.shape, values.dtype, sharding=sharding)
         for name, values in batch.items()
@@ -213,8 +215,6 @@ def _specs(batch: dict[str, np.ndarray], bucket: Bucket, sharding) -> dict[str, 
 
 
 def _one_device():
-    import jax
-
     auto = (jax.sharding.AxisType.Auto,)
     return jax.make_mesh((1,), ("data",), axis_types=auto, devices=jax.local_devices()[:1])
 

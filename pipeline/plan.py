@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from pipeline import lengths as lengths_lib
+from pipeline.balance import imbalance
 from pipeline.bucket import Bucket, as_buckets
 from pipeline.overflow import cut
 from pipeline.packing import Packed, check_packing
@@ -20,6 +21,9 @@ from pipeline.windows import Dealt, Windows
 VERSION = 1
 
 WINDOW = 1 << 21
+
+# Of how many hosts the printed plan shows the busiest, against their mean.
+HOSTS = 8
 
 # Windows kept in memory: the current one, the next, and the last for readers that lag behind.
 KEPT = 3
@@ -234,6 +238,19 @@ class Plan:
         """How many of their positions are in no batch."""
         return self._pieces.lost
 
+    def imbalance(self, hosts: int, batches: int = 64) -> dict[Bucket, float]:
+        """How much busier the busiest of `hosts` is than the mean, for attention inside segments.
+
+        The mean over those of the first `batches` that are of each bucket; buckets whose rows
+        `hosts` does not divide, or that are not among them, are left out.
+        """
+        seen: dict[Bucket, list[float]] = {}
+        for step in range(min(batches, self.num_batches())):
+            bucket, segments = self.batch(step).bucket, self.batch(step).segments
+            if bucket.rows % hosts == 0:
+                seen.setdefault(bucket, []).append(imbalance(segments, bucket.rows, hosts))
+        return {bucket: sum(values) / len(values) for bucket, values in seen.items()}
+
     @property
     def num_tokens(self) -> int:
         """Real positions in an epoch."""
@@ -254,7 +271,11 @@ class Plan:
         return f"Plan({self.fingerprint})"
 
     def __str__(self) -> str:
-        lines = [f"{'bucket':>14}{'batches':>12}{'rows':>14}{'fill':>10}{'tokens':>18}"]
+        lines = [
+            f"{'bucket':>14}{'batches':>12}{'rows':>14}{'fill':>10}{'tokens':>18}"
+            f"{f'busiest of {HOSTS}':>16}"
+        ]
+        busiest = self.imbalance(HOSTS)
         total = np.zeros(4, np.int64)
         for index, bucket in enumerate(self.buckets):
             counts = np.zeros(4, np.int64)  # batches, rows, tokens, positions
@@ -268,7 +289,8 @@ class Plan:
                         batches * bucket.positions,
                     ]
                 )
-            lines.append(_line(str(bucket), counts))
+            even = f"{busiest[bucket]:.3f}×" if bucket in busiest else "–"
+            lines.append(f"{_line(str(bucket), counts)}{even:>16}")
             total += counts
         lines.append(_line("epoch", total))
         longest = self.buckets[-1].length

@@ -5,11 +5,14 @@ import json
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 import pipeline
 from pipeline import hosts
+from pipeline.microbatches import summed_gradients
+from pipeline.sharding import batch_sharding
 from pipeline.sources import TextFiles
 from pipeline.tokenizers import Bytes
 
@@ -61,6 +64,37 @@ def agree(asked):
     return {}
 
 
+def gradients(asked):
+    """Gradients of a batch in 1, 2 and 4 microbatches that differ much in their tokens."""
+    mesh, _ = layout(asked)
+    sharding = batch_sharding(mesh)
+    rng = np.random.default_rng(0)
+    real = np.arange(16) < rng.integers(0, 17, (16, 1))
+    real[::2, 1:] = False
+    fields = {"inputs": rng.integers(0, 50, (16, 16)), "loss_weights": real.astype(np.float32)}
+    batch = {
+        name: jax.make_array_from_callback((16, 16), sharding, lambda at, v=values: v[at])
+        for name, values in fields.items()
+    }
+
+    def loss(table, batch):
+        hidden = jnp.tanh(table[batch["inputs"]]).sum(-1)
+        return (hidden**2 * batch["loss_weights"]).sum(), batch["loss_weights"].sum()
+
+    def run(table, batch, number):
+        total, weight, gradient = summed_gradients(
+            loss, table, batch, microbatches=number, sharding=sharding
+        )
+        return total / weight, gradient / weight
+
+    table = jnp.asarray(rng.normal(size=(50, 8)), jnp.float32)
+    answer = {}
+    for number in (1, 2, 4):
+        mean, gradient = jax.jit(run, static_argnums=2)(table, batch, number)
+        answer[number] = [float(mean), *np.asarray(gradient).ravel().tolist()]
+    return answer
+
+
 class Counting(Bytes):
     """Notes whether it was asked for anything."""
 
@@ -88,7 +122,9 @@ def main():
     if asked["count"] > 1:
         hosts.connect(f"127.0.0.1:{asked['port']}", asked["count"], asked["index"], wait=20)
     with hosts.leaving_together():
-        answer = {"batches": batches, "agree": agree, "prepare": prepare}[asked["do"]](asked)
+        answer = {"batches": batches, "agree": agree, "prepare": prepare, "gradients": gradients}[
+            asked["do"]
+        ](asked)
         print("ANSWER", json.dumps(answer), flush=True)
 
 

@@ -100,6 +100,17 @@ def test_fewer_examples_than_hosts_still_make_equal_steps(tmp_path):
         assert answers[0]["weights"] == [4.0 * count] * 2
 
 
+def test_microbatches_on_two_processes_give_the_gradients_of_the_whole_batch_on_one(tmp_path):
+    gradients = []
+    for count in (1, 2):
+        request = {"do": "gradients", "mesh": {"data": count}}
+        codes, outputs, answers = worker_group(count, tmp_path / str(count), request)
+        assert codes == [0] * count, outputs
+        gradients += [np.array(answer[number]) for answer in answers for number in "124"]
+    for other in gradients[1:]:
+        np.testing.assert_allclose(other, gradients[0], rtol=1e-6, atol=1e-6)
+
+
 def test_process_0_prepares_and_the_others_open_what_it_left(tmp_path):
     request = {"do": "prepare", "directory": str(tmp_path / "shared"), "mesh": {"data": 2}}
     codes, outputs, answers = worker_group(2, tmp_path / "a", request)

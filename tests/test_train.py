@@ -191,11 +191,44 @@ def test_a_loss_that_is_not_finite_stops_with_the_documents_and_can_be_skipped(t
     assert "no update: loss" in output
 
 
+def test_a_loss_scale_that_is_too_large_falls_while_training_goes_on(text, tmp_path):
+    flags = ("--config.model.dtype=float16", "--config.optimizer.loss_scale=1e9")
+    code, output = run(text, tmp_path, *flags)
+    assert code == 0, output
+    steps = [line for line in lines(tmp_path) if "loss_scale" in line]
+    scales = [line["loss_scale"] for line in steps]
+    skipped = [line["step"] for line in steps if line["gradient_norm"] is None]
+    assert skipped
+    assert summary(tmp_path)["skipped_steps"] == len(skipped)
+    assert all(scales[step + 1] == scales[step] / 2 for step in skipped if step + 1 < len(scales))
+    assert summary(tmp_path)["eval_loss_last"] < summary(tmp_path)["eval_loss_first"]
+
+
+def test_microbatches_train_like_the_whole_batch(uninterrupted, text, tmp_path):
+    code, output = run(text, tmp_path, "--config.microbatches=2", "--config.steps=30")
+    assert code == 0, output
+    assert "in 2 microbatches" in output
+    ours, theirs = (
+        [line["loss"] for line in lines(workdir) if "loss" in line]
+        for workdir in (tmp_path, uninterrupted[0])
+    )
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+
+
+def test_a_budget_that_no_bucket_meets_ends_the_run_before_its_first_step(text, tmp_path):
+    code, output = run(text, tmp_path, "--config.memory_budget=1000")
+    assert code != 0
+    assert "MemoryError: train_step needs" in output
+    assert not lines(tmp_path)
+
+
 def test_steps_to_skip_are_left_out_and_the_others_keep_their_batches(
     uninterrupted, text, tmp_path
 ):
-    code, output = run(text, tmp_path, "--config.steps=6", "--config.skip_steps=(2,4)")
+    flags = ("--config.steps=6", "--config.skip_steps=(2,4)", "--profile_steps=1:3")
+    code, output = run(text, tmp_path, *flags)
     assert code == 0, output
+    assert list((tmp_path / "profile").rglob("*.xplane.pb"))
     batches = {line["step"]: line["batch"] for line in lines(tmp_path) if "batch" in line}
     assert list(batches) == [0, 1, 3, 5]
     whole = {line["step"]: line["batch"] for line in lines(uninterrupted[0]) if "batch" in line}

@@ -18,5 +18,6 @@ def get_config() -> ConfigDict:
     config.batches.update(tokens_per_batch=512, max_buckets=3, max_length=128, length_multiple=16)
     config.model.update(num_layers=1, width=16, num_heads=2, num_kv_heads=1, mlp_width=32)
     config.optimizer.warmup_steps = 3
+    config.on_compile = "stop"
     config.eval_every, config.checkpoint_every = 10, 5
     return config

@@ -1,0 +1,136 @@
+"""The loop itself, with a step that is next to nothing."""
+
+import json
+import time
+
+import jax
+import jax.numpy as jnp
+import pytest
+from ml_collections import ConfigDict
+
+import pipeline
+from pipeline import metrics
+from pipeline.checkpoint import Checkpoints
+from pipeline.compiled import Compiled
+from pipeline.metrics import Clock, MetricsLog, Profile
+from pipeline.record import Record, changes, unigram_entropy
+from pipeline.trainer import Trainer
+
+CONFIG = ConfigDict(
+    {
+        "steps": 12,
+        "eval_every": 6,
+        "checkpoint_every": 6,
+        "skip_steps": (),
+        "on_nonfinite": "stop",
+        "on_compile": "stop",
+        "peak_flops": 1e9,
+    }
+)
+
+
+def train_step(state, batch):
+    loss = batch["loss_weights"].sum() * state["params"]
+    values = {"loss": loss, "gradient_norm": loss, "finite": jnp.isfinite(loss)}
+    return {"params": state["params"] + 1}, values
+
+
+def eval_step(params, batch):
+    return batch["loss_weights"].sum() * params, batch["loss_weights"].sum()
+
+
+def run(corpus, buckets, workdir, step=train_step, config=CONFIG):
+    """A whole run of the loop; returns its record."""
+    record, clock, state = Record(config={}), Clock(), {"params": jnp.zeros(())}
+    once = {"corpus": corpus, "buckets": buckets, "shuffle": False, "num_epochs": 1}
+    with pipeline.load(corpus, buckets=buckets) as loader:
+        trainer = Trainer(
+            config,
+            workdir,
+            train_step=Compiled(step, state, loader.specs, report=None),
+            eval_step=Compiled(eval_step, state["params"], loader.specs, report=None),
+            held_out=once,
+            flops=lambda planned: 2.0 * planned.num_tokens,
+            checkpoints=Checkpoints(workdir / "checkpoints"),
+            record=record,
+            clock=clock,
+        )
+        trainer.train(state, loader, 0, Profile("", workdir))
+    return record
+
+
+def test_a_slow_source_shows_as_waiting(corpus, buckets, tmp_path, monkeypatch):
+    fast = run(corpus, buckets, tmp_path / "fast").summary(12)["waiting"]
+    read = pipeline.Corpus.read
+
+    def slowly(*arguments):
+        time.sleep(0.1)
+        return read(*arguments)
+
+    monkeypatch.setattr(pipeline.Corpus, "read", slowly)
+    slow = run(corpus, buckets, tmp_path / "slow")
+    assert slow.summary(12)["waiting"] > 0.5 > fast / 2
+    lines = [json.loads(line) for line in (tmp_path / "slow/metrics.jsonl").open()]
+    assert sum(line.get("waited", 0) for line in lines) == pytest.approx(
+        slow.seconds["wait"], rel=0.1
+    )
+
+
+def test_an_evaluation_weighs_every_held_out_position_once(corpus, buckets, tmp_path):
+    record = run(corpus, buckets, tmp_path)
+    assert {step: values["eval_loss"] for step, values in record.evaluations.items()} == {
+        "0": 0.0,
+        "6": 6.0,
+        "12": 12.0,
+    }
+    assert record.tokens == sum(
+        pipeline.Plan(corpus, buckets).batch(step).num_tokens for step in range(12)
+    )
+
+
+def test_a_step_compiled_after_the_start_stops_the_run(corpus, buckets, tmp_path, monkeypatch):
+    original = Compiled.__call__
+
+    def sneaky(self, state, batch):
+        if self.name == "train_step" and int(state["params"]) == 4:
+            jax.jit(train_step)(state, {"loss_weights": jnp.ones(3)})
+        return original(self, state, batch)
+
+    monkeypatch.setattr(Compiled, "__call__", sneaky)
+    with pytest.raises(RuntimeError, match="compiled at step 4, after the start"):
+        run(corpus, buckets, tmp_path)
+
+
+def test_where_files_cannot_be_appended_to_they_are_written_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(metrics, "is_local", lambda path: False)
+    first = MetricsLog(metrics.epath.Path(tmp_path), 0)
+    for step in range(4):
+        first.write({"step": step, "loss": 1.0})
+    first.flush()
+    first.write({"step": 4, "loss": 1.0})  # lost with the process: never flushed
+    again = MetricsLog(metrics.epath.Path(tmp_path), 3)
+    again.write({"step": 3, "loss": 2.0})
+    again.close()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["loss"]) for line in lines] == [(0, 1), (1, 1), (2, 1), (3, 2)]
+    assert len(list((tmp_path / "tensorboard").iterdir())) >= 1
+
+
+def test_a_profile_asks_for_a_range_of_steps(tmp_path):
+    for steps in ("3", "a:b", "5:3"):
+        with pytest.raises(ValueError, match="it must be FIRST:LAST"):
+            Profile(steps, tmp_path)
+
+
+def test_changes_name_fields_that_came_went_or_differ():
+    then, now = {"a": 1, "b": {"c": 2}, "steps": 3}, {"b": {"c": 4, "d": 5}, "steps": 9}
+    assert changes(then, now, ("steps",)) == [
+        "config.a was 1 and is now not there",
+        "config.b.c was 2 and is now 4",
+        "config.b.d was not there and is now 5",
+    ]
+
+
+def test_unigram_entropy_of_even_targets_is_the_log_of_their_number(tmp_path):
+    corpus = pipeline.Corpus.from_arrays([[9, 0, 1, 2, 3], [9, 3, 2], [9, 0, 1]], tmp_path / "c")
+    assert unigram_entropy(corpus) == pytest.approx(1.3862944)
