@@ -100,7 +100,7 @@ def make_steps(model: TransformerConfig, spec: ConfigDict, steps: int, sharding=
         params = nnx.to_pure_dict(nnx.state(Decoder(model, rngs=nnx.Rngs(key)), nnx.Param))
         state = {"params": params, "optimizer": optimizer.init(params), "updates": jnp.int32(0)}
         if model.dtype == "float16":  # small gradients would vanish in it
-            state["scale"] = DynamicScale(scale=jnp.float32(spec.loss_scale))
+            state["loss_scale"] = DynamicScale(scale=jnp.float32(spec.loss_scale))
         return state
 
     def eval_step(params, batch):
@@ -110,7 +110,7 @@ def make_steps(model: TransformerConfig, spec: ConfigDict, steps: int, sharding=
 
     def train_step(state, batch, microbatches=1):
         # Sums of losses grow with the batch; the scale is meant for their mean.
-        scale = state["scale"].scale / batch["inputs"].size if "scale" in state else 1.0
+        scale = state["loss_scale"].scale / batch["inputs"].size if "loss_scale" in state else 1.0
 
         def scaled(params, microbatch):
             total, weight = eval_step(params, microbatch)
@@ -134,9 +134,9 @@ def make_steps(model: TransformerConfig, spec: ConfigDict, steps: int, sharding=
         values["learning_rate"] = schedule(state["updates"])
         keep = {name: state[name] for name in after}
         after = jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, keep)
-        if "scale" in state:
-            after["scale"] = adjusted(state["scale"], finite)
-            values["loss_scale"] = state["scale"].scale
+        if "loss_scale" in state:
+            after["loss_scale"] = adjusted(state["loss_scale"], finite)
+            values["loss_scale"] = state["loss_scale"].scale
         return after, values
 
     return init, train_step, eval_step

@@ -186,14 +186,20 @@ class StopSignals:
 
 @contextlib.contextmanager
 def leaving_together() -> Iterator[None]:
-    """Ends this process at once when the block fails and there are others.
+    """Ends this process at once after the block, when there are others.
 
-    An ordinary end would first wait for all the others, and those that are gone never come.
+    An ordinary end would first wait for all the others, and those that are gone never come; and
+    JAX's own hangs when a SIGTERM comes just then.
     """
     import jax
 
+    code = 1
     try:
         yield
+        if jax.process_count() == 1:
+            return
+        _require_all("the run", None)  # nobody leaves before all are done
+        code = 0
     except Exception as error:
         if jax.process_count() == 1:
             raise
@@ -206,8 +212,8 @@ def leaving_together() -> Iterator[None]:
                 "last checkpoint",
                 file=sys.stderr,
             )
-        sys.stdout.flush()
-        sys.stderr.flush()
-        if jax.process_index() == 0:
-            time.sleep(GRACE)  # it leads the others, which could not even say why they stop
-        os._exit(1)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if jax.process_index() == 0:
+        time.sleep(GRACE)  # it leads the others, which could not even say why they stop
+    os._exit(code)

@@ -8,7 +8,7 @@ from tests import tiny_config
 def get_config() -> ConfigDict:
     """Needs the text in the file that TINY_TEXT names."""
     config = tiny_config.get_config()
-    config.steps = 20
+    config.steps = 40
     config.batches.update(tokens_per_batch=1536, max_buckets=2, row_multiple=12)
     config.checkpoint_every = 4
     return config

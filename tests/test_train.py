@@ -130,7 +130,9 @@ def test_the_held_out_unigram_entropy_is_that_of_the_bytes(uninterrupted, text):
 def test_killed_at_a_random_step_it_continues_bit_for_bit(uninterrupted, text, tmp_path):
     workdir, _ = uninterrupted
     process = start(text, tmp_path)
-    wait_for_step(process, tmp_path, random.Random().randint(6, 27))
+    wait_for_step(process, tmp_path, random.Random().randint(6, 20))
+    while not (tmp_path / "checkpoints/5").exists():  # it is written in the background
+        time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert process.returncode == -signal.SIGKILL
@@ -176,7 +178,7 @@ def test_a_finished_run_says_so_and_goes_on_when_it_is_given_more_steps(
     assert [line["batch"] for line in steps] == batches[:9]
     code, output = run(text, tmp_path, "--config.steps=12", "--config.model.width=32")
     assert code != 0
-    assert "config.model.width was 16 and is now 32" in output
+    assert "config.model.width was 64 and is now 32" in output
 
 
 def test_a_loss_that_is_not_finite_stops_with_the_documents_and_can_be_skipped(text, tmp_path):

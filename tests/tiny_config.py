@@ -15,8 +15,9 @@ def get_config() -> ConfigDict:
         part.tfds, part.files = "", os.environ["TINY_TEXT"]
         part.begin, part.end = begin, end
     config.tokenizer.kind = "bytes"
-    config.batches.update(tokens_per_batch=512, max_buckets=3, max_length=128, length_multiple=16)
-    config.model.update(num_layers=1, width=16, num_heads=2, num_kv_heads=1, mlp_width=32)
+    config.batches.update(tokens_per_batch=1024, max_buckets=3, max_length=128, length_multiple=16)
+    # Small, and yet slow enough to be stopped midway.
+    config.model.update(num_layers=2, width=64, num_heads=2, num_kv_heads=1, mlp_width=128)
     config.optimizer.warmup_steps = 3
     config.on_compile = "stop"
     config.eval_every, config.checkpoint_every = 10, 5
