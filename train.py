@@ -9,6 +9,7 @@ know no data) meet.
 """
 
 import json
+import logging
 import math
 import os
 import pathlib
@@ -268,6 +269,8 @@ class Run:
 
 def main(_):
     """Runs the configuration that the flags give."""
+    if not flags.FLAGS["verbosity"].present:
+        logging.getLogger("absl").setLevel(logging.WARNING)  # orbax tells of every file
     hosts.connect(COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value, WAIT.value)
     name = pathlib.Path(config_flags.get_config_filename(flags.FLAGS["config"])).stem
     with hosts.leaving_together():
