@@ -8,10 +8,10 @@ python -m benchmarks --lengths FILE        # lengths as in FILE instead of logno
 import argparse
 import importlib
 
-from benchmarks import results
+from benchmarks import histograms, results
 from benchmarks.lengths import sample
 
-SECTIONS = ("planner", "loader", "resume", "end_to_end")
+SECTIONS = ("planner", "loader", "resume", "growth", "end_to_end")
 
 
 def main() -> None:
@@ -21,18 +21,37 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("sections", nargs="*", choices=[[], *SECTIONS], help="default: all")
+    parser.add_argument(
+        "sections", nargs="*", help=f"of {', '.join(SECTIONS)} and scale; default: all but scale"
+    )
     parser.add_argument(
         "--lengths", metavar="FILE", help="a JSON list of lengths, or text: words of each line"
     )
+    parser.add_argument(
+        "--histogram",
+        metavar="FILE",
+        action="append",
+        help='JSON, a list or {"counts": a list}: entry i counts the examples of length i + 1',
+    )
+    parser.add_argument(
+        "--examples", metavar="N", type=int, default=1_000_000_000, help="for scale"
+    )
     arguments = parser.parse_args()
-    lengths = sample(arguments.lengths)
-    sections = []
-    for name in arguments.sections or SECTIONS:
-        section = importlib.import_module(f"benchmarks.{name}").measure(lengths)
-        print(section, end="\n\n", flush=True)
-        sections.append(section)
-        results.write([section])
+    if wrong := set(arguments.sections) - {*SECTIONS, "scale"}:
+        parser.error(f"no section {', '.join(wrong)}; there are {', '.join(SECTIONS)} and scale")
+    names = arguments.sections or (() if arguments.histogram else SECTIONS)
+    lengths = sample(arguments.lengths) if names else None
+    if arguments.histogram:
+        show(histograms.measure(arguments.histogram))
+    for name in names:
+        module = importlib.import_module(f"benchmarks.{name}")
+        show(module.measure(arguments.examples if name == "scale" else lengths))
+
+
+def show(section: results.Section) -> None:
+    """Prints a section, and keeps it in `RESULTS.md`."""
+    print(section, end="\n\n", flush=True)
+    results.write([section])
 
 
 if __name__ == "__main__":

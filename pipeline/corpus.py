@@ -1,10 +1,11 @@
 """Corpus: tokenised examples on disk, with their lengths and a fingerprint."""
 
+import errno
 import functools
 import json
 import operator
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from etils import epath
 
 from pipeline import lengths as lengths_module
 from pipeline import tokenizers
-from pipeline.atomic import alone, is_local
+from pipeline.atomic import alone, is_local, written
 from pipeline.chunks import Chunk, chunks_of, cut
 from pipeline.parts import Part, read_part
 from pipeline.pieces import MappedPieces, RangedPieces
@@ -180,6 +181,27 @@ class Corpus:
         """The tokenizer that made the tokens, for decoding; None if it was made from arrays."""
         description = self._manifest["tokenizer"]
         return None if description is None else tokenizers.load(description, self.directory)
+
+    def kept(self, name: str, make: Callable[[], bytes]) -> bytes:
+        """The file `name` beside the corpus; where there is none, what `make` gives, then kept.
+
+        Of several processes one makes it, where they share a local directory. Where nothing can be
+        written, it is made but not kept.
+        """
+        path = self.directory / name
+        if path.exists():
+            return path.read_bytes()
+        try:
+            with alone(self.directory, f"making {name}"):
+                if not path.exists():
+                    content = make()
+                    with written(path) as file:
+                        file.write(content)
+                return path.read_bytes()
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+            return make()
 
     def verify(self) -> None:
         """Reads everything and compares digests, which `open` does not.

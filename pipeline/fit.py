@@ -7,8 +7,8 @@ import numpy as np
 
 from pipeline import lengths as lengths_lib
 from pipeline.bucket import Bucket
-from pipeline.overflow import cut
-from pipeline.packing import check_packing, pack
+from pipeline.overflow import split_counts
+from pipeline.packing import check_packing, pack, row_cost
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,8 @@ def fit_buckets(
             says what becomes of them. None: the longest bucket holds the longest example.
         length_multiple: bucket lengths are multiples of this.
         row_multiple: rows are multiples of this; the number of devices that share a batch's rows.
-        packing: "best_fit" or "none", as the plan's.
+        packing: "best_fit", "optimal" or "none", as the plan's; sets of buckets are compared by
+            best fit for both of the first.
         attention: "dense" or "segment", what attention costs the model.
         width: the model's width.
 
@@ -84,16 +85,16 @@ def fit_buckets(
             "tokens_per_batch, or set a smaller max_length (longer examples are then split, or "
             "what the plan's overflow says)"
         )
-    counts = lengths_lib.histogram(cut(array, longest, "split").lengths)
+    counts = split_counts(lengths_lib.histogram(array), longest)
     counts[0] = 0
 
     def buckets_of(chosen: list[int]) -> tuple[Bucket, ...]:
         rows = [tokens_per_batch // (length * row_multiple) * row_multiple for length in chosen]
         return tuple(map(Bucket, rows, chosen))
 
-    def price(length: np.ndarray | int):
-        scores = attention == "dense" and packing != "none"
-        return length + length * length / (6 * width) * scores
+    def price(length: int) -> float:
+        counted = "segment" if packing == "none" else attention
+        return row_cost(length, attention=counted, width=width)
 
     def cost(chosen: list[int]) -> float:
         # One row a batch: what is left over at the end of an epoch must not count here, where

@@ -79,6 +79,11 @@ class MetricsLog:
             if name != "step" and isinstance(value, (int, float)):
                 self._board.add_scalar(name, value, values["step"])
 
+    def text(self, name: str, markdown: str):
+        """Shows a text in TensorBoard, at step 0."""
+        if self._enabled:
+            self._board.add_text(name, markdown, 0)
+
     def flush(self):
         """Makes what was written so far outlive the process."""
         if not self._enabled:

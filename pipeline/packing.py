@@ -6,7 +6,8 @@ number of examples.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -118,7 +119,8 @@ def one_per_row(
     return patterns
 
 
-PACKINGS = {"best_fit": best_fit, "none": one_per_row}
+# What "optimal" cannot place well, and what moves between buckets, goes by best fit.
+PACKINGS = {"best_fit": best_fit, "optimal": best_fit, "none": one_per_row}
 
 
 def check_packing(packing: str) -> str:
@@ -126,6 +128,19 @@ def check_packing(packing: str) -> str:
     if packing not in PACKINGS:
         raise ValueError(f"packing is {packing!r}; it must be one of {', '.join(PACKINGS)}")
     return packing
+
+
+def row_cost(length, *, attention: str = "dense", width: int = 1024):
+    """What a row of `length` positions costs a Transformer of `width`, in positions.
+
+    With "dense" attention, scores cost `length / (6 · width)` of everything else in a layer whose
+    MLP is four times as wide. With "segment" attention, which skips other segments, a row costs
+    its positions.
+
+    >>> row_cost(6144)
+    12288.0
+    """
+    return length + length * length / (6 * width) * (attention == "dense")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,6 +181,7 @@ def pack(
     packing: str = "best_fit",
     max_segments: int | None = None,
     whole: bool = False,
+    found: Sequence[Sequence[Pattern]] | None = None,
 ) -> Packed:
     """Packs a histogram into the buckets' rows, from the longest bucket down.
 
@@ -177,35 +193,36 @@ def pack(
     Args:
         counts: int64 [longest + 1], segments of each length; not changed. Index 0 is ignored.
         buckets: ascending by length; the last holds the longest segment.
-        packing: "best_fit" or "none".
+        packing: "best_fit", "optimal" or "none".
         max_segments: the most segments in one row; None for no limit.
+        found: for each bucket, patterns that hold segments of `counts`; what they leave is packed
+            as above. "optimal" is best fit unless its patterns are given here.
         whole: leave out the segments of the under-filled batch (they are missing from the
             result's `counts`) instead of filling it up with empty rows.
     """
     find = PACKINGS[packing]
-    left = counts.copy()
+    patterns = [list(known) for known in found] if found else [[] for _ in buckets]
+    left = counts - _histogram(itertools.chain(*patterns), len(counts))
     left[0] = 0
-    found: list[list[Pattern]] = []
     for index in reversed(range(len(buckets))):
         below = buckets[index - 1].length if index else 0
-        found.insert(
-            0,
-            find(left, buckets[index].length, opens_above=below, max_segments=max_segments),
+        patterns[index] += find(
+            left, buckets[index].length, opens_above=below, max_segments=max_segments
         )
     assert not left.any(), "the longest bucket holds the longest segment"
     for index, bucket in enumerate(buckets):
         last = index + 1 == len(buckets)
         if last and not whole:
             break
-        found[index], spare = _split_spare(found[index], bucket.rows)
+        patterns[index], spare = _split_spare(patterns[index], bucket.rows)
         moved = _histogram(spare, len(counts))
         if last:
             left = moved
         elif spare:
-            found[index + 1] += find(moved, buckets[index + 1].length, max_segments=max_segments)
+            patterns[index + 1] += find(moved, buckets[index + 1].length, max_segments=max_segments)
     placed = counts - left
     placed[0] = 0
-    return Packed(tuple(buckets), tuple(map(tuple, found)), placed)
+    return Packed(tuple(buckets), tuple(map(tuple, patterns)), placed)
 
 
 def _split_spare(patterns: list[Pattern], rows: int) -> tuple[list[Pattern], list[Pattern]]:
@@ -222,7 +239,7 @@ def _split_spare(patterns: list[Pattern], rows: int) -> tuple[list[Pattern], lis
     return stay, go
 
 
-def _histogram(patterns: Iterator[Pattern] | list[Pattern], size: int) -> np.ndarray:
+def _histogram(patterns: Iterable[Pattern], size: int) -> np.ndarray:
     counts = np.zeros(size, np.int64)
     for pattern in patterns:
         for length, times in pattern.pieces:

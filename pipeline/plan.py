@@ -3,7 +3,9 @@
 import collections
 import concurrent.futures
 import dataclasses
+import functools
 import hashlib
+import os
 import threading
 from collections.abc import Iterable
 
@@ -13,14 +15,15 @@ from pipeline import lengths as lengths_lib
 from pipeline.balance import imbalance
 from pipeline.bucket import Bucket, as_buckets
 from pipeline.overflow import cut
-from pipeline.packing import Packed, check_packing
+from pipeline.packing import Packed, check_packing, pack
+from pipeline.solution import Search, kept
 from pipeline.windows import Dealt, Windows
 
 # The version of the planning algorithm. It goes up whenever any plan would change, so that a
 # checkpoint is never continued under another order of batches.
-VERSION = 1
+VERSION = 2
 
-WINDOW = 1 << 21
+WINDOW = 1 << 22
 
 # Of how many hosts the printed plan shows the busiest, against their mean.
 HOSTS = 8
@@ -75,14 +78,21 @@ class Plan:
         seed: decides every shuffle; 0 ≤ seed < 2**63.
         shuffle: shuffle examples, rows, batches and buckets anew in every epoch. Without it every
             epoch is the same, rows in the order of their longest example.
-        packing: "best_fit", or "none" for one example in a row.
+        packing: "best_fit"; "optimal", column generation, which needs scipy and some seconds or
+            minutes once (with more than 2,048 different lengths it is best fit); or "none" for one
+            example in a row.
         overflow: for examples longer than the longest bucket: "split", "truncate", "drop" or
             "error".
         window: the most pieces that are planned together; bounds memory and time to first batch.
         max_segments: the most segments in a row; None for no limit.
+        patterns: a file that keeps what "optimal" found, an input of the plan from then on; made
+            if it is not there. None: a corpus keeps it beside itself, and for lengths alone it is
+            found anew, which on another machine may be another plan.
 
     Raises:
-        ValueError: an argument is not as above, or no example has a position to train on.
+        ValueError: an argument is not as above, no example has a position to train on, or
+            `patterns` is of another plan.
+        ImportError: packing is "optimal", patterns have to be found, and scipy is missing.
     """
 
     def __init__(
@@ -96,6 +106,7 @@ class Plan:
         overflow: str = "split",
         window: int = WINDOW,
         max_segments: int | None = None,
+        patterns: str | os.PathLike | None = None,
     ):
         self.buckets = as_buckets(buckets)
         check_packing(packing)
@@ -109,8 +120,7 @@ class Plan:
         array = lengths_lib.as_lengths(lengths)
         self.num_examples = len(array)
         self._pieces = cut(array, self.buckets[-1].length, overflow)
-        longest = int(self._pieces.lengths.max(initial=0))
-        if longest == 0:
+        if self._pieces.longest == 0:
             raise ValueError(
                 f"none of the {len(array):,} examples has a position to train on; a causal example "
                 "needs at least two tokens, and overflow='drop' leaves out those longer than the "
@@ -118,34 +128,52 @@ class Plan:
             )
         self.overflow, self.packing, self.seed = overflow, packing, int(seed)
         self.shuffle, self.max_segments = bool(shuffle), max_segments
-        self.num_empty = sum(
-            len(piece) - int(np.count_nonzero(piece)) for piece in lengths_lib.pieces(array)
-        )
         #: The largest position that a batch will hold: a table of positions needs one entry more.
-        self.max_position = (longest if overflow != "split" else int(array.max())) - 1
-        self._windows = Windows(
-            self._pieces.lengths,
-            self.buckets,
-            seed=self.seed,
-            shuffle=self.shuffle,
-            packing=packing,
-            max_segments=max_segments,
-            window=int(window),
-        )
-        #: What the plan depends on, as `name=value` parts, so that a refusal can name what changed.
-        self.fingerprint = ";".join(
-            (
-                f"plan={VERSION}",
-                f"lengths={lengths_lib.digest(lengths)}",
-                f"buckets={'+'.join(map(str, self.buckets))}",
-                f"seed={self.seed}",
-                f"shuffle={'yes' if self.shuffle else 'no'}",
-                f"packing={packing}",
-                f"overflow={overflow}",
-                f"windows={self._windows.number}",
-                f"max_segments={max_segments or 'any'}",
+        self.max_position = self._pieces.longest - 1
+        if overflow == "split":
+            self.max_position = self._pieces.longest_example - 1
+        # What the plan depends on, as `name=value` parts, so that a refusal can name what changed.
+        parts = {
+            "plan": VERSION,
+            "lengths": lengths_lib.digest(lengths),
+            "buckets": "+".join(map(str, self.buckets)),
+            "seed": self.seed,
+            "shuffle": "yes" if self.shuffle else "no",
+            "packing": packing,
+            "overflow": overflow,
+            "window": int(window) if len(self._pieces) > window else "all",
+            "max_segments": max_segments or "any",
+        }
+
+        def windows(search) -> Windows:
+            return Windows(
+                self._pieces,
+                functools.partial(search, buckets=self.buckets, max_segments=max_segments),
+                seed=self.seed,
+                shuffle=self.shuffle,
+                window=int(window),
             )
-        )
+
+        def solve() -> bytes:
+            search = Search()
+            return search.text(windows(search.pack).counts)
+
+        #: Proven: no packing of these examples into these buckets uses a greater share of its
+        #: positions. None, unless packing is "optimal".
+        self.bound: float | None = None
+        if packing == "optimal":
+            rows = {name: parts[name] for name in parts if name not in ("seed", "shuffle")}
+            solution = kept(lengths, patterns, f"{rows}", solve)
+            self.bound, parts["patterns"] = solution.bound, solution.digest
+            self._windows = windows(solution.pack)
+        else:
+            self._windows = windows(functools.partial(pack, packing=packing))
+        #: How many examples have nothing to train on.
+        self.num_empty = int(self._windows.counts[0])
+        if overflow == "drop":
+            self.num_empty -= self._pieces.overlong
+        #: What the plan depends on: its parts, as `name=value` with semicolons between.
+        self.fingerprint = ";".join(f"{name}={value}" for name, value in parts.items())
         self._reset()
 
     def _reset(self):
@@ -180,8 +208,8 @@ class Plan:
         place, local = self._windows.find(epoch, within)
         dealt = self._window(epoch, place).result()
         if local >= len(dealt.bucket) // 2:
-            follower = (epoch, place + 1) if place < self._windows.number else (epoch + 1, 0)
-            self._window(*follower, background=True)
+            last = place + 1 == len(self._windows)
+            self._window(*((epoch + 1, 0) if last else (epoch, place + 1)), background=True)
         bucket, row, pieces, sizes = dealt.segments(local)
         segments = np.empty((len(row), 4), np.int64)
         segments[:, 0], segments[:, 3] = row, sizes
@@ -220,13 +248,13 @@ class Plan:
     def batches_per_bucket(self) -> dict[Bucket, int]:
         """How many batches of each bucket an epoch has; 0 for one that is never needed."""
         return {
-            bucket: sum(number * table.batches[index] for number, table in self._windows.tables())
+            bucket: sum(kind.number * kind.table.batches[index] for kind in self._windows.kinds)
             for index, bucket in enumerate(self.buckets)
         }
 
     def packed(self) -> list[tuple[int, Packed]]:
         """The packed histogram of each kind of window, and how many such windows an epoch has."""
-        return [(number, table.packed) for number, table in self._windows.tables()]
+        return [(kind.number, kind.table.packed) for kind in self._windows.kinds]
 
     @property
     def overlong(self) -> int:
@@ -255,8 +283,8 @@ class Plan:
     def num_tokens(self) -> int:
         """Real positions in an epoch."""
         return sum(
-            number * table.packed.real(index)
-            for number, table in self._windows.tables()
+            number * packed.real(index)
+            for number, packed in self.packed()
             for index in range(len(self.buckets))
         )
 
@@ -279,15 +307,10 @@ class Plan:
         total = np.zeros(4, np.int64)
         for index, bucket in enumerate(self.buckets):
             counts = np.zeros(4, np.int64)  # batches, rows, tokens, positions
-            for number, table in self._windows.tables():
-                batches = table.batches[index]
+            for number, packed in self.packed():
+                batches = packed.batches(index)
                 counts += number * np.array(
-                    [
-                        batches,
-                        table.packed.rows(index),
-                        table.packed.real(index),
-                        batches * bucket.positions,
-                    ]
+                    [batches, packed.rows(index), packed.real(index), batches * bucket.positions]
                 )
             even = f"{busiest[bucket]:.3f}×" if bucket in busiest else "–"
             lines.append(f"{_line(str(bucket), counts)}{even:>16}")
@@ -300,6 +323,11 @@ class Plan:
             f"same data would take {count:,} rows of {longest:,} and "
             f"{1 - total[2] / (max(count, 1) * longest):.1%} padding"
         )
+        if self.bound is not None:
+            lines.append(
+                f"{1 - self.padding:.4%} of positions used; no packing can use more than "
+                f"{self.bound:.4%}"
+            )
         if self.num_empty:
             lines.append(f"{self.num_empty:,} examples have nothing to train on and are left out")
         if self._pieces.overlong:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from pipeline import hosts
+from pipeline import hosts, report
 from pipeline.checkpoint import Checkpoints
 from pipeline.compile_log import CompileLog
 from pipeline.compiled import Compiled
@@ -72,6 +72,7 @@ class Trainer:
         self.loader, self.compiles, self.record.compiles_after_start = loader, CompileLog(), 0
         self.stop = hosts.StopSignals()
         if not self.record.evaluations:
+            self.log.text("plan", report.markdown(loader.plan))
             self.evaluate(state, step)
         stopped = False
         while step < config.steps and not stopped:

@@ -3,19 +3,22 @@
 A corpus no larger than a window is planned whole. A larger one is partitioned once: each length is
 dealt evenly over the main windows, so that all of them have one histogram and share one pattern
 search; each holds whole batches only. What is left over, remainders and the last batch of each
-window, makes the tail window. So every epoch has the same number of batches, and which window a
-step falls into is arithmetic.
+window, is dealt over windows in the same way, until it fits into one. So every epoch has the same
+number of batches, and which window a step falls into is arithmetic.
 """
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import numpy as np
 
 from pipeline import lengths as lengths_lib
 from pipeline.balance import balanced
 from pipeline.bucket import Bucket
-from pipeline.packing import Packed, pack
+from pipeline.overflow import Pieces
+from pipeline.packing import Packed
+from pipeline.partition import Partition
 from pipeline.shuffle import Purpose, permutation, random_bits, sort_by_group
 
 
@@ -114,70 +117,111 @@ class Dealt:
         return bucket, row, self.pieces[slots], sizes
 
 
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """Windows that share one histogram and its rows.
+
+    Attributes:
+        number: how many there are.
+        table: the rows of each.
+        first: int64 [longest + 1], the rank of the first piece of each length in the first of
+            them; each takes as many of the next ranks as `table.packed.counts` says.
+    """
+
+    number: int
+    table: Table
+    first: np.ndarray
+
+
 class Windows:
-    """The partition of the pieces into windows, and the deal of each window in each epoch."""
+    """The partition of the pieces into windows, and the deal of each window in each epoch.
+
+    Args:
+        pieces: what is packed.
+        search: packs a histogram into rows; with `whole=True` into whole batches only.
+        seed: decides every shuffle.
+        shuffle: whether there are any.
+        window: about the most pieces in a window, where it can hold a batch and some of each
+            length; otherwise it is larger.
+
+    Attributes:
+        counts: int64 [longest + 1], pieces of each length.
+        kinds: the windows, those that share one histogram together.
+        steps: batches in an epoch.
+    """
 
     def __init__(
         self,
-        lengths: np.ndarray,
-        buckets: tuple[Bucket, ...],
+        pieces: Pieces,
+        search: Callable[..., Packed],
         *,
         seed: int,
         shuffle: bool,
-        packing: str,
-        max_segments: int | None,
         window: int,
     ):
-        self._lengths, self._seed, self._shuffle = lengths, seed, shuffle
-        counts = lengths_lib.histogram(lengths)
-        search = functools.partial(
-            pack, buckets=buckets, packing=packing, max_segments=max_segments
-        )
-        number = -(-len(lengths) // window) if len(lengths) > window else 0
-        self._first = np.cumsum(counts) - counts  # of each length, in the partition's order
-        self._share = np.zeros_like(counts)  # pieces of each length in one main window
-        if number:
-            main = search(counts // number, whole=True)
-            number = number if main.counts.any() else 0
-        self.number = number
-        if number:
-            self._share = main.counts
-            self.main = Table(main)
-        self._rest = counts - number * self._share
-        self.tail = Table(search(self._rest))
-        self.steps = self.tail.steps + (number * self.main.steps if number else 0)
+        self._pieces, self._seed, self._shuffle = pieces, seed, shuffle
+        self._partition = None
+        if len(pieces) > window:
+            self._partition = Partition(pieces, window, seed if shuffle else None)
+            self.counts = self._partition.counts
+        else:
+            self.counts = lengths_lib.histogram(pieces.numbered())
+        counts = self.counts.copy()
+        counts[0] = 0
+        self.kinds: list[Kind] = []
+        first = np.zeros_like(counts)
+        number = 0
+        while number != 1:
+            number = max(-(-int(counts.sum()) // window), 1) if self._partition else 1
+            packed = search(counts // number, whole=number > 1)
+            while number > 1 and not packed.counts.any():
+                # So many lengths that a window has none of each, or no whole batch: fewer windows.
+                number //= 2
+                packed = search(counts // number, whole=number > 1)
+            if packed.counts.any():
+                self.kinds.append(Kind(number, Table(packed), first))
+            first = first + number * packed.counts
+            counts = counts - number * packed.counts
+        # The kind of each window, by its number.
+        self._kind = np.repeat(np.arange(len(self.kinds)), [kind.number for kind in self.kinds])
+        steps = np.array([kind.table.steps for kind in self.kinds])
+        self._steps = steps[self._kind]
+        self.steps = int(self._steps.sum())
+        self._latest: tuple[int, np.ndarray, np.ndarray] | None = None
 
-    def tables(self) -> list[tuple[int, Table]]:
-        """Each kind of window and how many of it an epoch has."""
-        main = [(self.number, self.main)] if self.number else []
-        return [*main, (1, self.tail)]
+    def __len__(self) -> int:
+        return len(self._kind)
 
     def find(self, epoch: int, step: int) -> tuple[int, int]:
         """The place in the epoch's order of windows, and the step in that window."""
-        before = self._tail_place(epoch)
-        main = self.main.steps if self.number else 0
-        if step < before * main:
-            return divmod(step, main)
-        step -= before * main
-        if step < self.tail.steps:
-            return before, step
-        place, step = divmod(step - self.tail.steps, main)
-        return before + 1 + place, step
+        _, _, ends = self._order(epoch)
+        place = int(np.searchsorted(ends, step, side="right"))
+        return place, step - (int(ends[place - 1]) if place else 0)
+
+    def _order(self, epoch: int) -> tuple[int, np.ndarray, np.ndarray]:
+        """The epoch, its windows in their order, and the step that follows each."""
+        latest = self._latest
+        if latest is None or latest[0] != epoch:
+            order = np.arange(len(self))
+            if self._shuffle:
+                order = permutation(
+                    random_bits(self._seed, Purpose.WINDOWS, len(self), epoch=epoch)
+                )
+            latest = self._latest = epoch, order, np.cumsum(self._steps[order])
+        return latest
 
     def deal(self, epoch: int, place: int) -> Dealt:
         """Deals the window at `place` of the epoch's order: a pure function."""
-        before = self._tail_place(epoch)
-        if place == before:
-            window, table = self.number, self.tail
+        window = int(self._order(epoch)[1][place])
+        kind = self.kinds[self._kind[window]]
+        table = kind.table
+        if self._partition is None:
+            members, sizes = None, self._pieces.numbered()
         else:
-            order = np.arange(self.number)
-            if self._shuffle:
-                order = permutation(
-                    random_bits(self._seed, Purpose.WINDOWS, self.number, epoch=epoch)
-                )
-            window, table = int(order[place - (place > before)]), self.main
+            share = table.packed.counts
+            nth = window - int(np.searchsorted(self._kind, self._kind[window]))
+            members, sizes = self._partition.members(kind.first + nth * share, share)
         random = functools.partial(random_bits, self._seed, epoch=epoch, window=window)
-        members, sizes = self._members(window)
         bits = random(Purpose.EXAMPLES, len(sizes)) if self._shuffle else None
         order = sort_by_group(sizes, bits)
         order = order[np.count_nonzero(sizes == 0) :]  # length 0 is in no batch
@@ -198,27 +242,3 @@ class Windows:
             when.append((((np.arange(number) << 24) + phase) << 14) // max(number, 1))
         turn = np.argsort(np.concatenate(when), kind="stable")
         return Dealt(table, pieces, rows, np.concatenate(bucket)[turn], np.concatenate(batch)[turn])
-
-    def _tail_place(self, epoch: int) -> int:
-        if not (self._shuffle and self.number):
-            return self.number
-        bits = random_bits(self._seed, Purpose.WINDOWS, 1, epoch=epoch, window=1)
-        return int(bits[0] % np.uint64(self.number + 1))
-
-    @functools.cached_property
-    def _partition(self) -> np.ndarray:
-        """All pieces by length, in the seed's order inside each length."""
-        bits = None
-        if self._shuffle:
-            bits = random_bits(self._seed, Purpose.PARTITION, len(self._lengths))
-        return sort_by_group(self._lengths, bits)
-
-    def _members(self, window: int) -> tuple[np.ndarray | None, np.ndarray]:
-        """The pieces of a window (None for all of them) and their lengths."""
-        if self.number == 0:
-            return None, self._lengths
-        share = self._share if window < self.number else self._rest
-        first = self._first + window * self._share
-        before = np.cumsum(share) - share
-        index = np.repeat(first - before, share) + np.arange(int(share.sum()))
-        return self._partition[index], np.repeat(np.arange(len(share)), share)

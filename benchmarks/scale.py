@@ -1,0 +1,149 @@
+"""Scale: a plan of up to a billion lengths, mapped from a file: time, memory, padding.
+
+    python -m benchmarks scale --examples 1_000_000_000     # four gigabytes of disk, some minutes
+
+Each size is measured in a process of its own, so that its memory is its own.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+
+import pipeline
+from benchmarks.results import Line, Section
+
+SMALL = 1_000_000
+TOKENS = 4_000_000  # positions in a batch
+LONGEST = 8192
+
+
+def measure(examples: int) -> Section:
+    """Plans a million lengths, then `examples` of them, each through a whole epoch."""
+    lines = []
+    rates = {}
+    for count in (SMALL, examples):
+        with tempfile.TemporaryDirectory() as directory:
+            path = os.path.join(directory, "lengths.u32")
+            _write(path, count)
+            child = subprocess.run(
+                [sys.executable, "-m", "benchmarks.scale", path], capture_output=True, check=True
+            )
+        seen = json.loads(child.stdout)
+        rates[count] = count / seen["epoch"]
+        lines += [
+            Line(
+                f"{count:,} lengths: first batch",
+                f"{seen['first']:.2f} s",
+                f"{seen['windows']} windows, padding {seen['padding']:.4%}, "
+                f"{seen['batches']:,} batches",
+            ),
+            Line(
+                f"{count:,} lengths: plan and all batches of an epoch",
+                f"{rates[count] / 1e6:.1f} M examples/s",
+                f"{rates[count] / rates[SMALL]:.2f}× the rate at {SMALL:,}; every position once",
+            ),
+            Line(
+                f"{count:,} lengths: anonymous memory at most",
+                f"{seen['memory'] / 2**20:,.0f} MiB",
+                f"{seen['memory'] / count:.2f} bytes an example",
+            ),
+            Line(
+                f"{count:,} lengths: any step",
+                f"{seen['any']:.2f} s",
+                "the median of three far apart, each in a window of its own",
+            ),
+        ]
+    return Section(
+        "scale",
+        f"Lognormal lengths up to {LONGEST:,}, memory-mapped, with a stored digest; four buckets, "
+        f"{TOKENS:,} positions in a batch.",
+        lines,
+    )
+
+
+def _write(path: str, count: int) -> None:
+    lengths = np.memmap(path, np.uint32, "w+", shape=(count,))
+    rng = np.random.default_rng(0)
+    for begin in range(0, count, 1 << 22):
+        part = lengths[begin : begin + (1 << 22)]
+        part[:] = np.clip(rng.lognormal(6, 1.2, len(part)), 1, LONGEST)
+
+
+class _Stored:
+    """Lengths on disk with a digest, as a corpus has them."""
+
+    lengths_digest = "0" * 16
+
+    def __init__(self, path: str):
+        self.lengths = np.memmap(path, np.uint32, "r")
+
+
+def _plan_once(path: str) -> dict:
+    stored = _Stored(path)
+    buckets = pipeline.fit_buckets(
+        np.array(stored.lengths[:SMALL]),
+        tokens_per_batch=TOKENS,
+        max_buckets=4,
+        max_length=LONGEST,
+    )
+    begin = time.perf_counter()
+    plan = pipeline.Plan(stored, buckets)
+    plan.batch(0)
+    first = time.perf_counter() - begin
+    memory, total, steps = _anonymous(), np.uint64(0), plan.num_batches()
+    for step in range(steps):
+        segments = plan.batch(step).segments
+        total += _mixed(segments[:, 1], segments[:, 3])
+        if step % 64 == 0:
+            memory = max(memory, _anonymous())
+    epoch = time.perf_counter() - begin
+    _check(stored.lengths, total)
+    jumps = []
+    for step in (5 * steps + 1, 9 * steps // 2, 100 * steps - 1):
+        begin = time.perf_counter()
+        plan.batch(step)
+        jumps.append(time.perf_counter() - begin)
+    return {
+        "first": first,
+        "epoch": epoch,
+        "memory": memory,
+        "any": float(np.median(jumps)),
+        "padding": plan.padding,
+        "batches": steps,
+        "windows": len(plan._windows),
+    }
+
+
+def _check(lengths: np.ndarray, total: np.uint64) -> None:
+    """That a sum over all positions, each example's weighed by a number of its own, is `total`."""
+    for begin in range(0, len(lengths), 1 << 22):
+        part = lengths[begin : begin + (1 << 22)]
+        total -= _mixed(np.arange(begin, begin + len(part)), part)
+    assert total == 0, "the epoch is not a partition"
+
+
+def _mixed(examples: np.ndarray, sizes: np.ndarray) -> np.uint64:
+    weights = examples.astype(np.uint64) + np.uint64(1)
+    weights *= np.uint64(0x9E3779B97F4A7C15)
+    weights ^= weights >> np.uint64(29)
+    weights *= np.uint64(0xBF58476D1CE4E5B9)
+    return (weights * sizes.astype(np.uint64)).sum(dtype=np.uint64)
+
+
+def _anonymous() -> int:
+    """Bytes of this process's memory that no file backs."""
+    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+if __name__ == "__main__":
+    np.seterr(over="ignore")
+    print(json.dumps(_plan_once(sys.argv[1])))

@@ -1,0 +1,89 @@
+"""Options: how to fit buckets and plan, from a config or from the command line."""
+
+import dataclasses
+import difflib
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pipeline.bucket import Bucket
+from pipeline.fit import fit_buckets
+from pipeline.lengths import as_lengths
+from pipeline.plan import Plan
+
+DEFAULTS: dict[str, Any] = {
+    "tokens_per_batch": 16_384,
+    "max_buckets": 4,
+    "max_length": None,
+    "length_multiple": 128,
+    "row_multiple": 1,
+    "packing": "best_fit",
+    "overflow": "split",
+    "attention": "dense",
+    "width": 1024,
+    "seed": 0,
+}
+
+
+def _keywords(function) -> list[str]:
+    parameters = inspect.signature(function).parameters.values()
+    return [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What `pipeline.load` takes: options of `fit_buckets` and of `Plan`, and perhaps `buckets`.
+
+    >>> Options({"max_buckets": 1}).fit([100, 30])
+    (Bucket(rows=128, length=128),)
+
+    Raises:
+        ValueError: an option is of neither.
+    """
+
+    chosen: Mapping[str, Any]
+
+    def __post_init__(self):
+        known = sorted({*_keywords(fit_buckets), *_keywords(Plan), "buckets"})
+        for name in self.chosen:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                raise ValueError(
+                    f"there is no option {name!r}{f'; did you mean {near[0]!r}?' if near else ''} "
+                    f"The options are {', '.join(known)}"
+                )
+        object.__setattr__(self, "chosen", {**DEFAULTS, **self.chosen})
+
+    def __getitem__(self, name: str) -> Any:
+        return self.chosen[name]
+
+    def but(self, **changes) -> "Options":
+        """A copy with other values."""
+        return Options({**self.chosen, **changes})
+
+    def for_lengths(self, lengths) -> "Options":
+        """A copy in which a batch holds the longest row.
+
+        Where no `max_length` is given and the longest example is longer than a whole batch, rows
+        are as long as a batch at most, and the plan's `overflow` cuts what is longer.
+        """
+        most = self["tokens_per_batch"] // self["row_multiple"]
+        most -= most % self["length_multiple"]
+        longest = int(as_lengths(lengths).max(initial=0))
+        if self["max_length"] is None and longest > most > 0:
+            return self.but(max_length=most)
+        return self
+
+    def fit(self, lengths) -> tuple[Bucket, ...]:
+        """The buckets given, or those that `fit_buckets` chooses for `lengths`."""
+        if self.chosen.get("buckets"):
+            return tuple(self.chosen["buckets"])
+        chosen = {name: self[name] for name in _keywords(fit_buckets) if name in self.chosen}
+        return fit_buckets(np.asarray(as_lengths(lengths)), **chosen)
+
+    def plan(self, lengths, buckets: tuple[Bucket, ...] | None = None) -> Plan:
+        """The plan of `lengths` over `buckets`, or over those of `fit`."""
+        chosen = {name: self[name] for name in _keywords(Plan) if name in self.chosen}
+        return Plan(lengths, buckets or self.fit(lengths), **chosen)

@@ -1,0 +1,133 @@
+"""The plan's own section: what its batches look like, counted over them."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+from pipeline.plan import Plan
+
+# Batches are walked one by one, up to this many; an epoch that has more is told by its first ones.
+WALKED = 10_000
+
+HOSTS = 8
+
+# Into how many stretches an epoch is divided to show how even it is.
+STRETCHES = 40
+
+
+def planned(plan: Plan, walked: int | None = None) -> dict[str, Any]:
+    """What there is to say of a plan.
+
+    Args:
+        plan: what to tell of.
+        walked: how many batches to walk, at most; `WALKED` if not given.
+
+    Returns:
+        `fingerprint`, `batches` and `padding` of an epoch; `overlong` examples, what `overflow`
+        does with them and how many positions are `lost`; `segments_per_row`, rows by their number
+        of segments; `walked`, how many batches the rest is counted over; `order`, the bucket of
+        each of them as an index; `balance` over hosts; and for each of the `buckets` its `rows`
+        and `length`, `batches`, `fill`, `tokens`, `segments`, and the mean of `tokens` and
+        `documents` in an optimizer step.
+    """
+    buckets, histogram = _buckets(plan)
+    walk = _Walk(plan, min(plan.num_batches(), walked or WALKED))
+    for index, bucket in enumerate(buckets):
+        bucket["documents_per_step"] = walk.documents_per_step(index)
+    return {
+        "fingerprint": plan.fingerprint,
+        "batches": plan.num_batches(),
+        "padding": plan.padding,
+        "tokens": plan.num_tokens,
+        "overflow": plan.overflow,
+        "overlong": plan.overlong,
+        "lost": plan.lost,
+        "buckets": buckets,
+        "segments_per_row": histogram,
+        "walked": len(walk.order),
+        "order": walk.order.tolist(),
+        "balance": walk.balance(),
+    }
+
+
+def _buckets(plan: Plan) -> tuple[list[dict[str, Any]], list[list[int]]]:
+    """Each bucket's figures, and `[segments, rows]` pairs, both from the packed histograms."""
+    buckets = []
+    per_row: dict[int, int] = {}
+    for index, (bucket, batches) in enumerate(plan.batches_per_bucket.items()):
+        tokens = segments = rows = 0
+        for number, packed in plan.packed():
+            tokens += number * packed.real(index)
+            segments += number * packed.segments(index)
+            rows += number * packed.rows(index)
+            for pattern in packed.patterns[index]:
+                held = sum(times for _, times in pattern.pieces)
+                per_row[held] = per_row.get(held, 0) + number * pattern.rows
+        empty = batches * bucket.rows - rows
+        if empty:
+            per_row[0] = per_row.get(0, 0) + empty
+        buckets.append(
+            {
+                "rows": bucket.rows,
+                "length": bucket.length,
+                "batches": batches,
+                "fill": tokens / (batches * bucket.positions) if batches else None,
+                "tokens": tokens,
+                "segments": segments,
+                "tokens_per_step": tokens / batches if batches else None,
+            }
+        )
+    return buckets, [[held, per_row[held]] for held in sorted(per_row)]
+
+
+class _Walk:
+    """The first batches of the first epoch, one by one."""
+
+    def __init__(self, plan: Plan, count: int):
+        number_of = {bucket: index for index, bucket in enumerate(plan.buckets)}
+        self.buckets, self.count = plan.buckets, count
+        self.hosts = next(h for h in (HOSTS, 4, 2, 1) if all(b.rows % h == 0 for b in plan.buckets))
+        self.order = np.zeros(count, np.int64)
+        self.documents = np.zeros(count, np.int64)
+        # Real positions and squared segment lengths of each host in each batch.
+        self.tokens = np.zeros((count, self.hosts))
+        self.squares = np.zeros((count, self.hosts))
+        for step in range(count):
+            planned = plan.batch(step)
+            row, example, _, length = planned.segments.T
+            host = row * self.hosts // planned.bucket.rows
+            self.order[step] = number_of[planned.bucket]
+            self.documents[step] = len(np.unique(example))
+            self.tokens[step] = np.bincount(host, length, self.hosts)
+            self.squares[step] = np.bincount(host, length.astype(float) ** 2, self.hosts)
+
+    def documents_per_step(self, index: int) -> float | None:
+        """Different documents in a batch of a bucket, on average; None if none was walked."""
+        here = self.order == index
+        return float(self.documents[here].mean()) if here.any() else None
+
+    def balance(self) -> dict[str, Any]:
+        """How even the work of the hosts is: the busiest host against the mean, over all steps.
+
+        The last, under-filled batch of an epoch counts like any other.
+        """
+        figures: dict[str, Any] = {"hosts": self.hosts}
+        for name, values in (("tokens", self.tokens), ("attention", self.squares)):
+            ratio = values.max(axis=1) / values.mean(axis=1)
+            stretches = np.array_split(ratio, min(len(ratio), STRETCHES))
+            figures[name] = {
+                "mean": float(ratio.mean()),
+                "worst": float(ratio.max()),
+                "over_epoch": [float(stretch.mean()) for stretch in stretches],
+            }
+        return figures
+
+
+def runs(order: list[int]) -> list[tuple[int, int]]:
+    """The order of buckets as (bucket, how many batches of it follow one another).
+
+    >>> runs([1, 1, 0, 1])
+    [(1, 2), (0, 1), (1, 1)]
+    """
+    return [(bucket, len(list(group))) for bucket, group in itertools.groupby(order)]

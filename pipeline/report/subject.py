@@ -1,0 +1,174 @@
+"""Subject: what a report is about: corpora, the corpus of a config, or lengths alone."""
+
+import dataclasses
+import importlib.util
+import json
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from pipeline import lengths as lengths_lib
+from pipeline.corpus import Corpus
+from pipeline.writer import MANIFEST
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Subject:
+    """Lengths, what is known of where they come from, and how a config would batch them.
+
+    It has `lengths` and `lengths_digest`, so `Plan` and `fit_buckets` take it as they take a
+    corpus.
+
+    Attributes:
+        name: what to call it.
+        lengths: positions of each example, integers [n].
+        lengths_digest: `pipeline.lengths.digest` of them.
+        sources: name and number of examples of each source, in the order of `lengths`.
+        corpora: the corpus of each source; empty if only lengths are known.
+        options: the options of `pipeline.load` that a config gives; empty without one.
+    """
+
+    name: str
+    lengths: np.ndarray
+    lengths_digest: str
+    sources: tuple[tuple[str, int], ...]
+    corpora: tuple[Corpus, ...] = ()
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def corpus(self) -> Corpus:
+        """The one corpus that it is about.
+
+        Raises:
+            ValueError: there is none, or there are several.
+        """
+        if len(self.corpora) != 1:
+            raise ValueError(
+                f"{self.name} is {len(self.corpora)} corpora and tokens are needed; give the "
+                "directory of one corpus, or a config"
+            )
+        return self.corpora[0]
+
+
+def open_subject(paths: Sequence[str], workdir: str | None = None) -> Subject:
+    """The subject that the paths name; several are the sources of one mixture.
+
+    Args:
+        paths: directories of corpora; or one config (`.py`); or files of lengths: `.npy`, an
+            integer array, or `.json`, an object that maps length to count.
+        workdir: where the corpus of a config lies, or is prepared; `runs/NAME` if not given.
+
+    Raises:
+        ValueError: a path is none of these, or its content is not as above.
+        FileNotFoundError: there is nothing there.
+    """
+    parts = [_open(path, workdir) for path in paths]
+    if len(parts) == 1:
+        return parts[0]
+    if any(part.options for part in parts):
+        raise ValueError(
+            "a config was given together with other paths; give it alone, or give directories of "
+            "corpora and files of lengths"
+        )
+    lengths = np.concatenate([lengths_lib.as_lengths(part.lengths) for part in parts])
+    return Subject(
+        name=" + ".join(part.name for part in parts),
+        lengths=lengths,
+        lengths_digest=lengths_lib.digest(lengths),
+        sources=tuple(source for part in parts for source in part.sources),
+        corpora=tuple(corpus for part in parts for corpus in part.corpora),
+    )
+
+
+def _open(path: str, workdir: str | None) -> Subject:
+    place = epath.Path(path).expanduser()
+    name = os.fspath(path).rstrip("/") or "/"
+    if place.suffix in (".npy", ".json", ".py") and not place.exists():
+        raise FileNotFoundError(f"there is no file {path}; check the path")
+    if place.suffix == ".npy":
+        return _of_lengths(name, _from_npy(place))
+    if place.suffix == ".json":
+        return _of_lengths(name, _from_json(place))
+    if place.suffix == ".py":
+        return _from_config(pathlib.Path(os.fspath(place)), workdir)
+    if place.is_file():
+        raise ValueError(
+            f"{path} is a file, and its name does not say of what; give the directory of a corpus, "
+            "a config (.py), or lengths (.npy, or .json that maps length to count)"
+        )
+    try:
+        corpus = Corpus.open(place)
+    except FileNotFoundError as error:
+        depths = (f"{'*/' * depth}{MANIFEST}" for depth in (1, 2, 3))
+        inside = [str(found.parent) for depth in depths for found in sorted(place.glob(depth))]
+        if inside:
+            raise FileNotFoundError(
+                f"there is no corpus in {path} itself, but there is in {' and in '.join(inside)}; "
+                "give one of these"
+            ) from error
+        raise
+    return of_corpus(corpus, name)
+
+
+def of_corpus(corpus: Corpus, name: str, options: Mapping[str, Any] | None = None) -> Subject:
+    """The subject that is this corpus."""
+    return Subject(
+        name=name,
+        lengths=corpus.lengths,
+        lengths_digest=corpus.lengths_digest,
+        sources=((name, len(corpus)),),
+        corpora=(corpus,),
+        options=options or {},
+    )
+
+
+def _of_lengths(name: str, lengths: np.ndarray) -> Subject:
+    return Subject(
+        name=name,
+        lengths=lengths,
+        lengths_digest=lengths_lib.digest(lengths),
+        sources=((name, len(lengths)),),
+    )
+
+
+def _from_npy(path: epath.Path) -> np.ndarray:
+    try:
+        lengths = np.load(os.fspath(path), mmap_mode="r")
+        return lengths_lib.as_lengths(np.asarray(lengths))
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path} is not an array of lengths: {error}") from error
+
+
+def _from_json(path: epath.Path) -> np.ndarray:
+    try:
+        counts = {int(length): count for length, count in json.loads(path.read_text()).items()}
+        for length, count in counts.items():
+            if length < 0 or not isinstance(count, int) or count < 0:
+                raise ValueError(f"it says {count!r} for length {length}")
+    except (ValueError, AttributeError, TypeError) as error:
+        raise ValueError(
+            f"{path} does not map length to count ({error}); it must hold one object of whole "
+            'numbers, such as {"12": 3400, "13": 3120}'
+        ) from error
+    lengths = sorted(counts)
+    return np.repeat(np.array(lengths, np.uint32), [counts[length] for length in lengths])
+
+
+def _from_config(path: pathlib.Path, workdir: str | None) -> Subject:
+    from pipeline.corpora import prepare_corpora
+
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, "get_config"):
+        raise ValueError(f"{path} has no function get_config(), which a config must have")
+    config = module.get_config()
+    directory = epath.Path(workdir or f"runs/{path.stem}")
+    corpus, _ = prepare_corpora(config, directory / "corpus")
+    return of_corpus(corpus, os.fspath(path), {**config.batches, "seed": config.seed})

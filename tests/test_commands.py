@@ -1,0 +1,261 @@
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from pipeline import Corpus, Plan, fit_buckets
+from pipeline.__main__ import DAMAGED, FINE, WRONG, main
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs a command; returns its exit status, and what it printed and complained of."""
+
+    def command(*arguments):
+        try:
+            status = main([str(argument) for argument in arguments])
+        except SystemExit as stop:  # argparse leaves by itself
+            status = stop.code
+        printed = capsys.readouterr()
+        return status, printed.out, printed.err
+
+    return command
+
+
+@pytest.fixture
+def lengths(tmp_path):
+    np.save(tmp_path / "lengths.npy", np.random.default_rng(0).integers(0, 300, 2000))
+    return tmp_path / "lengths.npy"
+
+
+# ---- help and errors
+
+
+def test_the_program_runs_and_teaches():
+    done = subprocess.run(
+        [sys.executable, "-m", "pipeline", "--help"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == FINE
+    for command in ("prepare", "report", "buckets", "show", "check"):
+        assert f"python -m pipeline {command} " in done.stdout
+    assert "exit status: 0 all is well; 1 check found something wrong" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["prepare", "report", "buckets", "show", "check"])
+def test_each_command_has_help(run, command):
+    status, out, _ = run(command, "--help")
+    assert status == FINE
+    assert "exit status" in out
+    assert max(map(len, out.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["report", "nowhere"], "there is no corpus in nowhere .no corpus.json.; prepare one"),
+        (["report", "nowhere.npy"], "there is no file nowhere.npy; check the path"),
+        (["report", "FOLDER/words.txt"], "words.txt is a file, and its name does not say of what"),
+        (["report", "FOLDER/list.json"], "does not map length to count"),
+        (["report", "FOLDER/negative.json"], "-3 for length 5.*whole numbers, such as"),
+        (["report", "FOLDER/float.npy"], "float.npy is not an array of lengths: .*dtype float64"),
+        (["report", "FOLDER/nothing.npy"], "nothing.npy is not an array of lengths"),
+        (["report", "FOLDER"], "no corpus in .* itself, but there is in .*sub; give one"),
+        (["report", "FOLDER/empty.py"], "has no function get_config"),
+        (["report", "FOLDER/zero.npy"], "none of the 3"),
+        (["show", "FOLDER/some.npy"], "is 0 corpora and tokens are needed"),
+        (["check", "FOLDER/some.npy"], "is 0 corpora and tokens are needed"),
+        (["check", "FOLDER/a/sub", "--max-length", "-1"], "max_length is -1"),
+        (["buckets", "FOLDER/some.npy", "--max-length", "100000"], "raise tokens_per_batch"),
+        (["prepare", "a.txt"], "--into is missing; say in which directory"),
+        (["prepare", "--into", "FOLDER/new"], "files is '' and tfds is ''; give one of them"),
+    ],
+)
+def test_a_mistake_is_answered_with_a_sentence(run, tmp_path, arguments, sentence):
+    (tmp_path / "words.txt").write_text("words")
+    (tmp_path / "list.json").write_text("[1, 2]")
+    (tmp_path / "negative.json").write_text('{"5": -3}')
+    (tmp_path / "empty.py").write_text("")
+    (tmp_path / "nothing.npy").write_bytes(b"")
+    np.save(tmp_path / "float.npy", np.array([1.5]))
+    np.save(tmp_path / "zero.npy", np.zeros(3, int))
+    np.save(tmp_path / "some.npy", np.array([3, 200_000]))
+    Corpus.from_arrays([np.arange(4)], tmp_path / "a" / "sub")
+    status, out, err = run(*(each.replace("FOLDER", str(tmp_path)) for each in arguments))
+    assert (status, out) == (WRONG, "")
+    assert re.search(sentence, err), err
+    assert err.startswith("error: ")
+    assert "Traceback" not in err
+
+
+def test_a_wrong_flag_is_a_usage_error(run):
+    status, _, err = run("report", "x", "--packing", "tight")
+    assert status == WRONG
+    assert "invalid choice: 'tight'" in err
+    assert run("report", "x", "--sample", "0")[0] == WRONG
+    assert run()[0] == WRONG
+
+
+# ---- report
+
+
+def test_report_prints_a_table(run, lengths):
+    status, out, err = run("report", lengths)
+    assert (status, err) == (FINE, "")
+    for name in ("padded to the longest of all", "first fit, 64 open rows", "Lockstep, 1 bucket"):
+        assert name in out
+
+
+def test_report_writes_what_is_asked_for(run, lengths, tmp_path):
+    page, figures, picture = (tmp_path / f"out.{end}" for end in ("html", "json", "png"))
+    status, out, err = run(
+        "report", lengths, "--html", page, "--json", figures, "--png", picture, "--seed", 3
+    )
+    assert status == FINE
+    assert "Lockstep" in out
+    assert f"wrote {page}" in err
+    assert page.read_text().startswith("<!DOCTYPE html>")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    seen = json.loads(figures.read_text())
+    assert seen["options"]["seed"] == 3
+    assert all({"name", "padding", "batches", "shapes"} <= set(s) for s in seen["strategies"])
+
+
+def test_report_prints_json_for_programs_and_nothing_else(run, lengths):
+    status, out, err = run("report", lengths, "--json", "--sample", "100")
+    seen = json.loads(out)
+    assert (status, err) == (FINE, "")
+    sampled = [each["name"] for each in seen["strategies"] if each["sample"]]
+    assert sampled == ["first fit, 64 open rows", "best fit, 64 open rows"]
+
+
+def test_a_file_of_counts_is_the_same_as_its_lengths(run, tmp_path):
+    np.save(tmp_path / "a.npy", np.repeat([5, 12, 40], [30, 20, 10]))
+    (tmp_path / "b.json").write_text('{"12": 20, "5": 30, "40": 10}')
+    seen = []
+    for name in ("a.npy", "b.json"):
+        _, out, _ = run("report", tmp_path / name, "--json", "--tokens-per-batch", 512)
+        figures = json.loads(out)
+        assert figures.pop("name").endswith(name)
+        figures["corpus"].pop("sources")
+        seen.append(figures)
+    assert seen[0] == seen[1]
+
+
+def test_a_config_gives_its_corpus_and_its_options(run, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"line {n} {'word ' * (n % 17)}\n" for n in range(400)))
+    (tmp_path / "mine.py").write_text(
+        "from configs import quickstart\n"
+        "def get_config():\n"
+        "    config = quickstart.get_config()\n"
+        "    for part in (config.train, config.eval):\n"
+        f"        part.tfds, part.files = '', {str(text)!r}\n"
+        "    config.tokenizer.kind, config.seed = 'bytes', 7\n"
+        "    config.batches.update(tokens_per_batch=512, max_length=128, length_multiple=16)\n"
+        "    return config\n"
+    )
+    arguments = [tmp_path / "mine.py", "--workdir", tmp_path / "run"]
+    status, out, _ = run("report", *arguments, "--json", "--max-buckets", 2)
+    seen = json.loads(out)
+    assert status == FINE
+    assert seen["options"]["tokens_per_batch"] == 512
+    assert seen["options"]["seed"] == 7
+    assert len(seen["plan"]["buckets"]) <= 2
+    # The plan is the one that training makes from the same config.
+    corpus = Corpus.open(tmp_path / "run" / "corpus" / "train")
+    options = {"tokens_per_batch": 512, "max_length": 128, "length_multiple": 16}
+    plan = Plan(corpus, fit_buckets(corpus, max_buckets=2, **options), seed=7)
+    assert seen["plan"]["fingerprint"] == plan.fingerprint
+    status, out, _ = run("check", *arguments)
+    assert (status, "is a partition" in out) == (FINE, True)
+
+
+def test_rows_are_as_long_as_a_batch_where_nothing_is_said(run, tmp_path):
+    np.save(tmp_path / "long.npy", np.array([100, 5000, 200]))
+    _, out, _ = run("report", tmp_path / "long.npy", "--json", "--tokens-per-batch", 2048)
+    seen = json.loads(out)
+    assert seen["corpus"]["longest_row"] == 2048
+    assert seen["plan"]["overlong"] == 1
+
+
+# ---- buckets and show
+
+
+def test_buckets_are_ready_to_paste(run, lengths):
+    status, out, _ = run("buckets", lengths, "--max-buckets", 3, "--row-multiple", 8)
+    assert status == FINE
+    pasted: dict = {}
+    exec(out, pasted)
+    expected = fit_buckets(np.load(lengths), tokens_per_batch=16_384, max_buckets=3, row_multiple=8)
+    assert pasted["buckets"] == expected
+    plan = Plan(np.load(lengths), expected)
+    assert f"{plan.num_batches():,} batches an epoch" in out
+
+
+def test_show_prints_a_batch_and_draws_it(run, corpus, tmp_path):
+    planning = ["--tokens-per-batch", 512, "--max-length", 64, "--length-multiple", 16]
+    status, out, _ = run("show", corpus.directory, "--step", 3, *planning)
+    assert status == FINE
+    assert out.startswith("step 3 (epoch 0, batch 3 of ")
+    status, out, _ = run("show", corpus.directory, "--row", 1, "--color", "always", *planning)
+    assert status == FINE
+    assert "\033[36m" in out
+    assert "row 0" not in out
+    picture = tmp_path / "batch.png"
+    status, out, _ = run("show", corpus.directory, "--png", picture, *planning)
+    assert (status, out) == (FINE, f"wrote {picture}\n")
+    assert picture.exists()
+
+
+# ---- prepare and check
+
+
+def test_prepare_then_check(run, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"body": "some words"}\n{"body": "a few more of them"}\n')
+    into = tmp_path / "corpus"
+    status, out, _ = run("prepare", tmp_path / "a.jsonl", "--into", into, "--field", "body")
+    assert status == FINE
+    assert "documents    2" in out
+    assert f"python -m pipeline report {into}" in out
+    status, out, err = run("check", into)
+    assert (status, err) == (FINE, "")
+    assert [line.split()[0] for line in out.splitlines()] == [
+        "files:",
+        "offsets:",
+        "fingerprint:",
+        "vocabulary",
+        "plan:",
+    ]
+
+
+def test_prepare_trains_a_tokenizer_and_leaves_out_marks(run, tmp_path):
+    text = tmp_path / "a.txt"
+    text.write_text("".join(f"a line of words, number {n}\n" for n in range(300)))
+    options = ["--tokenizer", "sentencepiece", "--vocab-size", 300, "--no-marks"]
+    into = tmp_path / "corpus"
+    status, _, err = run("prepare", text, "--into", into, "--end", "0.5", *options)
+    assert status == FINE, err
+    corpus = Corpus.open(into)
+    assert (len(corpus), corpus.vocab_size) == (150, 300)
+    assert corpus.tokenizer.begin_id is None
+    model = into / "tokenizer.model"
+    again = tmp_path / "again"
+    assert run("prepare", text, "--into", again, "--tokenizer", model, "--no-marks")[0] == FINE
+    assert len(Corpus.open(again)) == 300
+
+
+def test_check_says_what_is_damaged(run, corpus, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(corpus.directory, copy)
+    part = next(copy.glob("part-*.arrow"))
+    data = part.read_bytes()
+    middle = len(data) // 2
+    for changed in (data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :], data[:-8]):
+        part.write_bytes(changed)
+        status, _, err = run("check", copy)
+        assert status == DAMAGED
+        assert "wrong: the corpus is damaged at" in err

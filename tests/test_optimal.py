@@ -1,0 +1,205 @@
+import itertools
+import json
+import os
+import stat
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pipeline
+from pipeline import Bucket, Plan, fit_buckets
+from pipeline.knapsack import Knapsack
+from pipeline.solution import Search
+
+histograms = st.dictionaries(st.integers(1, 30), st.integers(1, 40), min_size=1, max_size=8)
+
+
+def lengths_of(histogram):
+    return np.repeat(list(histogram), list(histogram.values()))
+
+
+def some_lengths(count=4000, longest=64):
+    rng = np.random.default_rng(0)
+    return np.clip(rng.lognormal(2.5, 0.8, count), 1, longest).astype(np.int64)
+
+
+def trained(plan, lengths, epoch=0):
+    """How often each position is in the epoch, summed for each example; rows are checked."""
+    seen = np.zeros(len(lengths), np.int64)
+    for step in range(epoch * plan.num_batches(), (epoch + 1) * plan.num_batches()):
+        batch = plan.batch(step)
+        row, example, _, size = batch.segments.T
+        assert np.bincount(row, size, batch.bucket.rows).max() <= batch.bucket.length
+        assert plan.max_segments is None or np.bincount(row).max() <= plan.max_segments
+        np.add.at(seen, example, size)
+    return seen
+
+
+# ---- the knapsack
+
+
+@given(
+    st.lists(st.integers(1, 12), min_size=1, max_size=4, unique=True).map(sorted),
+    st.lists(st.integers(0, 9), min_size=4, max_size=4),
+    st.integers(1, 16),
+    st.one_of(st.none(), st.integers(1, 4)),
+)
+def test_the_knapsack_is_exact(sizes, values, longest, most):
+    values = np.array(values[: len(sizes)], float)
+    sack = Knapsack(np.array(sizes), values, longest, most)
+    for room in range(longest + 1):
+        times = (range(min(room // size, most or room) + 1) for size in sizes)
+        rows = [
+            row
+            for row in itertools.product(*times)
+            if np.dot(row, sizes) <= room and (most is None or sum(row) <= most)
+        ]
+        assert sack.worth[room] == max(np.dot(row, values) for row in rows)
+        for number, worth in enumerate(sack.worth_with(room)):
+            best = max((np.dot(row, values) for row in rows if row[number]), default=-1)
+            assert worth == best
+            if worth > 0:
+                row = sack.rows(np.array([number]), np.array([room]))[:, 0]
+                assert tuple(row) in rows
+                assert row @ values == worth
+
+
+# ---- plans
+
+
+def test_two_rows_where_best_fit_needs_three():
+    lengths = [4, 4, 3, 3, 3, 3]  # 4+4 | 3+3+3 | 3, or 4+3+3 | 4+3+3
+    assert Plan(lengths, [Bucket(1, 10)]).num_batches() == 3
+    plan = Plan(lengths, [Bucket(1, 10)], packing="optimal")
+    assert plan.num_batches() == 2
+    assert plan.bound == pytest.approx(1)
+    assert "100.0000% of positions used; no packing can use more than 100.0000%" in str(plan)
+
+
+@settings(max_examples=25)
+@given(histograms, st.one_of(st.none(), st.integers(1, 4)))
+def test_it_is_never_worse_than_best_fit_and_never_better_than_the_bound(histogram, most):
+    lengths = lengths_of(histogram)
+    simple, optimal = (
+        Plan(lengths, [Bucket(1, 30)], packing=packing, max_segments=most)
+        for packing in ("best_fit", "optimal")
+    )
+    assert optimal.padding <= simple.padding
+    assert 1 - optimal.padding <= optimal.bound <= 1
+    np.testing.assert_array_equal(trained(optimal, lengths), lengths)
+
+
+@settings(max_examples=25)
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=7))
+def test_the_bound_holds_for_the_best_of_all_packings(lengths):
+    def fewest(left, rows):  # tries every row for each segment
+        if not left:
+            return len(rows)
+        size, rest = left[0], left[1:]
+        fits = {room: at for at, room in enumerate(rows) if room >= size}
+        tries = [
+            fewest(rest, [*rows[:at], room - size, *rows[at + 1 :]]) for room, at in fits.items()
+        ]
+        return min([*tries, fewest(rest, [*rows, 12 - size])])
+
+    plan = Plan(lengths, [Bucket(1, 12)], packing="optimal")
+    assert sum(lengths) / (12 * fewest(lengths, [])) <= plan.bound
+
+
+@pytest.mark.parametrize("window", [1 << 20, 900])
+@pytest.mark.parametrize("most", [None, 3])
+def test_several_buckets_and_windows_make_a_partition_close_to_the_bound(window, most):
+    lengths = some_lengths()
+    buckets = Bucket(4, 16), Bucket(3, 32), Bucket(2, 64)
+    plan = Plan(lengths, buckets, packing="optimal", window=window, max_segments=most)
+    for epoch in (0, 2):
+        np.testing.assert_array_equal(trained(plan, lengths, epoch), lengths)
+    assert 1 - plan.padding <= plan.bound
+    assert plan.padding < 0.02
+    assert all(plan.batches_per_bucket.values())
+
+
+def test_max_segments_is_weighed_from_the_start():
+    # With two in a row at most, 6+4 and 6+4 fill what best fit would leave to 6+3 and 4+4.
+    lengths = np.repeat([6, 4, 3], [40, 40, 40])
+    simple, optimal = (
+        Plan(lengths, [Bucket(1, 10)], packing=packing, max_segments=2)
+        for packing in ("best_fit", "optimal")
+    )
+    assert optimal.num_batches() == 60 <= simple.num_batches()
+
+
+def test_many_lengths_are_left_to_best_fit():
+    lengths = np.arange(1, 2200)
+    plan = Plan(lengths, [Bucket(1, 2200)], packing="optimal")
+    assert plan.padding == Plan(lengths, [Bucket(1, 2200)]).padding
+    assert plan.bound == 1
+
+
+def test_buckets_are_fitted_for_it():
+    lengths = some_lengths()
+    options = {"tokens_per_batch": 256, "max_buckets": 3, "length_multiple": 8}
+    assert fit_buckets(lengths, packing="optimal", **options) == fit_buckets(lengths, **options)
+
+
+# ---- solved once, then an input
+
+
+def test_a_file_keeps_the_patterns_and_the_plan(tmp_path, monkeypatch):
+    lengths, buckets, file = some_lengths(), [Bucket(2, 64)], tmp_path / "patterns.json"
+    first = Plan(lengths, buckets, packing="optimal", patterns=file)
+    assert 0.9 < json.loads(file.read_text())["bound"] <= 1
+    monkeypatch.setattr(Search, "pack", None)  # nothing is searched again
+    again = Plan(lengths, buckets, packing="optimal", patterns=str(file), seed=1)
+    assert again.num_batches() == first.num_batches()
+    assert again.fingerprint == first.fingerprint.replace("seed=0", "seed=1")
+    with pytest.raises(ValueError, match="are for other lengths, buckets or windows"):
+        Plan(lengths[1:], buckets, packing="optimal", patterns=file)
+    file.write_text("{")
+    with pytest.raises(ValueError, match=r"patterns\.json does not hold the patterns of a plan"):
+        Plan(lengths, buckets, packing="optimal", patterns=file)
+    assert os.listdir(tmp_path) == ["patterns.json"]
+
+
+def test_other_patterns_make_another_fingerprint(tmp_path):
+    files = tmp_path / "optimal.json", tmp_path / "simple.json"
+    lengths, buckets = [4, 4, 3, 3, 3, 3], [Bucket(1, 10)]
+    plans = [Plan(lengths, buckets, packing="optimal", patterns=files[0])]
+    stored = json.loads(files[0].read_text())
+    for digest in stored["patterns"]:
+        stored["patterns"][digest] = [[[1, [[4, 2]]], [1, [[3, 3]]], [1, [[3, 1]]]]]
+    files[1].write_text(json.dumps(stored))
+    plans.append(Plan(lengths, buckets, packing="optimal", patterns=files[1]))
+    assert [plan.num_batches() for plan in plans] == [2, 3]
+    assert plans[0].fingerprint != plans[1].fingerprint
+
+
+def test_a_corpus_keeps_the_patterns_beside_itself(examples, tmp_path, monkeypatch, buckets):
+    corpus = pipeline.Corpus.from_arrays(examples, tmp_path)
+    first = Plan(corpus, buckets, packing="optimal")
+    kept = list(tmp_path.glob("packing-*.json"))
+    assert len(kept) == 1
+    monkeypatch.setattr(Search, "pack", None)
+    again = Plan(pipeline.Corpus.open(tmp_path), buckets, packing="optimal", seed=3)
+    assert again.num_batches() == first.num_batches()
+    pipeline.Corpus.open(tmp_path).verify()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_corpus_that_cannot_be_written_is_solved_each_time(examples, tmp_path, buckets):
+    corpus = pipeline.Corpus.from_arrays(examples, tmp_path)
+    tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    try:
+        plans = [Plan(corpus, buckets, packing="optimal") for _ in range(2)]
+    finally:
+        tmp_path.chmod(stat.S_IRWXU)
+    assert plans[0].fingerprint == plans[1].fingerprint
+
+
+def test_without_scipy_a_sentence_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    with pytest.raises(ImportError, match=r"lockstep-pipeline\[optimal\]"):
+        Plan([3, 4], [Bucket(1, 8)], packing="optimal")

@@ -1,0 +1,122 @@
+import re
+
+import numpy as np
+import pytest
+
+from pipeline import Batches, Corpus, Plan, prepare
+from pipeline.bucket import Bucket
+from pipeline.show import COLOURS, Shown, _printable
+from pipeline.sources import TextFiles
+from pipeline.tokenizers import Bytes
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """A corpus of three texts: lengths 6, 4 and 3 with an end mark."""
+    (tmp_path / "texts.txt").write_text("banana\nplum\nfig\n")
+    source = TextFiles(str(tmp_path / "texts.txt"))
+    return prepare(source, Bytes(begin=False), tmp_path / "corpus", progress=False)
+
+
+@pytest.fixture
+def shown(texts):
+    """Two rows of 8: banana alone; plum and fig."""
+    return Shown(texts, Plan(texts, [Bucket(2, 8)], shuffle=False), 0)
+
+
+def test_a_small_batch_line_by_line(shown):
+    assert list(shown.lines(width=50)) == [
+        "step 0 (epoch 0, batch 0 of 1), 2 rows × 8 positions",
+        "3 segments, 13 real positions, 18.75% padding, weights 13, digest " + shown.planned.digest,
+        "",
+        "row 0   ▕AAAAAA··▏ 6 of 8",
+        "  A example 0, positions 0 to 5, weights 6: banana",
+        "",
+        "row 1   ▕AAAABBB·▏ 7 of 8",
+        "  A example 1, positions 0 to 3, weights 4: plum",
+        "  B example 2, positions 0 to 2, weights 3: fig",
+    ]
+
+
+def test_one_row_with_all_its_text(shown):
+    assert list(shown.lines(row=1))[3:] == [
+        "row 1   ▕AAAABBB·▏ 7 of 8",
+        "  A example 1, positions 0 to 3, weights 4, columns 0 on:",
+        "plum",
+        "  B example 2, positions 0 to 2, weights 3, columns 4 on:",
+        "fig",
+        "  · padding, columns 7 on",
+    ]
+
+
+def test_each_segment_has_its_colour(shown):
+    text = "\n".join(shown.lines(colour=True))
+    assert f"\033[{COLOURS[0]}mAAAA\033[0m\033[{COLOURS[1]}mBBB\033[0m·" in text
+    assert f"\033[{COLOURS[1]}mfig\033[0m" in text
+    plain = re.sub(r"\033\[\d+m", "", text)
+    assert plain == "\n".join(shown.lines())
+
+
+def test_long_rows_are_drawn_in_as_many_letters_as_there_is_room_for():
+    class Flat:
+        tokenizer = None
+
+        def read(self, examples, starts, lengths):
+            return {"inputs": np.ones(int(lengths.sum()), np.int32)}
+
+    plan = Plan([300, 100, 56], [Bucket(1, 512)], shuffle=False)
+    lines = list(Shown(Flat(), plan, 0).lines(width=88))
+    strip = re.search("▕(.*)▏", lines[3]).group(1)
+    assert len(lines[3]) == 88
+    for letter, size in (("A", 300), ("B", 100), ("C", 56), ("·", 56)):
+        assert abs(strip.count(letter) - size * len(strip) / 512) <= 1
+
+
+def test_segments_are_read_back_from_the_arrays(corpus, buckets):
+    plan = Plan(corpus, buckets)
+    for step in range(plan.num_batches()):
+        shown = Shown(corpus, plan, step)
+        arrays = Batches(corpus, plan)[step]
+        for name, values in arrays.items():
+            np.testing.assert_array_equal(shown.arrays[name], values)
+        seen = [
+            [row, each.example, each.positions[0], each.columns[1] - each.columns[0]]
+            for row in range(shown.bucket.rows)
+            for each in shown.segments(row)
+        ]
+        np.testing.assert_array_equal(seen, plan.batch(step).segments)
+        for row in range(shown.bucket.rows):
+            for each in shown.segments(row):
+                assert each.positions[1] - each.positions[0] + 1 == len(each.tokens)
+                tokens = corpus[each.example]["inputs"][each.positions[0] : each.positions[1] + 1]
+                np.testing.assert_array_equal(each.tokens, tokens)
+
+
+def test_without_a_tokenizer_ids_are_shown(tmp_path):
+    corpus = Corpus.from_arrays([np.array([5, 6, 7])], tmp_path / "c")
+    shown = Shown(corpus, Plan(corpus, [Bucket(1, 4)]), 0)
+    assert list(shown.lines())[-1].endswith(": 5 6")
+
+
+def test_text_cannot_command_the_terminal():
+    assert _printable("a\033[2Jb\r\nc\td") == "a\ufffd[2Jb\nc\td"
+
+
+def test_empty_rows_are_all_padding(texts):
+    shown = Shown(texts, Plan(texts, [Bucket(4, 16)], shuffle=False), 0)
+    assert shown.segments(3) == []
+    assert any(line.endswith("▕················▏ 0 of 16") for line in shown.lines(width=60))
+
+
+def test_a_wrong_row_or_step_is_refused(shown, texts):
+    with pytest.raises(ValueError, match="row is 2; bucket 2x8 has the rows 0 to 1"):
+        list(shown.lines(row=2))
+    with pytest.raises(ValueError, match="step is -1; steps count from 0"):
+        Shown(texts, Plan(texts, [Bucket(2, 8)]), -1)
+
+
+def test_the_picture_is_a_png(shown, tmp_path):
+    shown.picture(tmp_path / "batch.png")
+    data = (tmp_path / "batch.png").read_bytes()
+    assert data.startswith(b"\x89PNG")
+    assert int.from_bytes(data[16:20], "big") == 1500
