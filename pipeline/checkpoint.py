@@ -3,7 +3,7 @@
 The data state is a step and the fingerprint of what it counts steps of. It is small JSON, the same
 on every host and for any number of hosts:
 
-    {"step": 12, "plans": [{"from": 0, "fingerprint": "plan=1;lengths=…", "corpus": "tokens=…"}]}
+    {"step": 12, "plans": [{"from": 0, "fingerprint": "plan=2;lengths=…", "corpus": "tokens=…"}]}
 """
 
 from typing import Any
