@@ -168,6 +168,13 @@ class Run:
         self.first = self.checkpoints.latest or 0
         self.data: dict[str, Any] = {}
         self.record = Record(config=json.loads(config.to_json()))
+        # First of all: hosts that differ here would wait for each other in different places.
+        hosts.require_agreement(
+            {
+                "configuration": ";".join(f"{k}={v}" for k, v in flat(self.record.config).items()),
+                "checkpoint": f"step={self.first}",
+            }
+        )
         if self.first:
             self.data, record = self.checkpoints.restore_json(self.first)
             if wrong := changes(record["config"], self.record.config, MAY_CHANGE):
@@ -199,6 +206,8 @@ class Run:
             # Buckets are fitted once: a run that goes on with other devices keeps its batches.
             fitted = [pipeline.Bucket(*shape) for shape in record.buckets] or None
             options = {"seed": config.seed, **config.batches}
+            if not options["row_multiple"]:
+                del options["row_multiple"]
             loader = pipeline.load(corpus, buckets=fitted, mesh=mesh, **options)
             record.buckets = [bucket.shape for bucket in loader.plan.buckets]
         hosts.require_agreement(
@@ -206,8 +215,6 @@ class Run:
                 "plan": loader.plan.fingerprint,
                 "corpus": corpus.fingerprint,
                 "held-out corpus": held_out.fingerprint,
-                "configuration": ";".join(f"{k}={v}" for k, v in flat(record.config).items()),
-                "checkpoint": f"step={self.first}",
             }
         )
         hosts.say(loader.plan)
@@ -244,7 +251,7 @@ class Run:
             like,
             shardings,
         )
-        number = config.microbatches
+        number = str(config.microbatches)
         fitting: dict[str, Any] = {"budget": config.memory_budget or None, "report": hosts.say}
         with self.clock("compile"), pipeline.load(**once) as finite:
             train = Compiled(
@@ -257,6 +264,14 @@ class Run:
                 **fitting,
             )
             evaluate = Compiled(eval_step, like["params"], finite.specs, **fitting)
+            # What each host decided by itself: its memory, its held-out plan.
+            split = {b: program.microbatches for b, program in train.programs.items()}
+            hosts.require_agreement(
+                {
+                    "held-out plan": finite.plan.fingerprint,
+                    "microbatches": ";".join(f"{b}={number}" for b, number in split.items()),
+                }
+            )
         hosts.say(table(train.programs.items(), train.budget))
         with self.clock("restore"):
             if not self.first:

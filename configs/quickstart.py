@@ -25,13 +25,19 @@ def get_config() -> ConfigDict:
     # dense attention, to have several; with attention="segment" one would be enough here.
     config.batches = ConfigDict({"tokens_per_batch": 4096, "max_buckets": 4, "max_length": 1024})
     config.batches.length_multiple = 128
+    # Rows are a multiple of this: of every number of devices that the run may have, to go on with
+    # more or fewer; 0: of those it begins with.
+    config.batches.row_multiple = 0
     config.batches.packing = "best_fit"
     config.batches.overflow = "split"
 
     # What `TransformerConfig` takes.
     config.model = ConfigDict({"num_layers": 4, "width": 128, "num_heads": 4, "num_kv_heads": 2})
     config.model.mlp_width = 384
-    config.model.dtype = "float32"
+    config.model.dtype = "float32"  # or "bfloat16", "float16"
+    config.model.attention = "auto"
+    config.model.remat = False  # compute each layer again in the backward pass, to save memory
+    config.model.scan_layers = False  # compile one layer for all
 
     config.optimizer = ConfigDict({"learning_rate": 4e-3, "warmup_steps": 20})
     config.optimizer.final = 0.05  # learning rate at the last step, as a share of the highest

@@ -57,7 +57,7 @@ class MetricsLog:
         self._workdir, self._remote = workdir, not is_local(workdir)
         self._path = workdir / "metrics.jsonl"
         kept = []
-        if self._path.exists():
+        if step and self._path.exists():
             kept = [line for line in self._path.read_text().splitlines() if _needs(line) <= step]
         text = "".join(line + "\n" for line in kept)
         self._scratch = tempfile.TemporaryDirectory() if self._remote else None
@@ -125,10 +125,14 @@ class Progress:
     Args:
         steps: how many the run has.
         step: the step that it goes on from.
+        tokens: tokens trained on before that.
+        waited: seconds spent waiting before that.
         enabled: whether to show anything; of several hosts one does.
     """
 
-    def __init__(self, steps: int, step: int, *, enabled: bool = True):
+    def __init__(
+        self, steps: int, step: int, *, tokens: int = 0, waited: float = 0.0, enabled: bool = True
+    ):
         self._enabled = enabled
         self._bar = tqdm.tqdm(
             total=steps,
@@ -140,7 +144,7 @@ class Progress:
         )
         self._steps, self._first = steps, step
         self._begin = self._printed = time.perf_counter()
-        self._since = self._begin, 0, 0.0  # time, tokens and waiting at the last line
+        self._since = self._begin, tokens, waited  # time, tokens and waiting at the last line
 
     def update(self, step: int, tokens: int, waited: float, text: str):
         """Shows that `step` steps are done, with `tokens` and `waited` seconds so far."""

@@ -32,17 +32,18 @@ def split(batch: Mapping[str, jax.Array], number: int, sharding) -> dict[str, ja
     Args:
         batch: fields of the global batch.
         number: one of `allowed(rows, sharding)`.
-        sharding: the `NamedSharding` of the fields.
+        sharding: the `NamedSharding` of the fields; None on one device.
     """
-    devices = parts(sharding)[0]
-    stacked = jax.sharding.PartitionSpec(None, *sharding.spec)
-    placed = jax.sharding.NamedSharding(sharding.mesh, stacked)
+    devices, placed = parts(sharding)[0], None
+    if sharding is not None:
+        stacked = jax.sharding.PartitionSpec(None, *sharding.spec)
+        placed = jax.sharding.NamedSharding(sharding.mesh, stacked)
 
     def cut(field):
         rows, length = field.shape
         field = field.reshape(devices, number, rows // (devices * number), length)
         field = field.swapaxes(0, 1).reshape(number, rows // number, length)
-        return jax.lax.with_sharding_constraint(field, placed)
+        return field if placed is None else jax.lax.with_sharding_constraint(field, placed)
 
     return {name: cut(field) for name, field in batch.items()}
 

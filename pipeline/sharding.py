@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -77,7 +78,9 @@ def block_of_sharding(sharding, shape: tuple[int, int]) -> Block:
 
 
 def parts(sharding) -> tuple[int, int]:
-    """Into how many parts a `NamedSharding` divides the rows and the length of a batch."""
+    """Into how many parts a `NamedSharding` divides the rows and the length; None: one of each."""
+    if sharding is None:
+        return 1, 1
     spec = (*sharding.spec, None, None)[:2]
     axes = [() if axis is None else axis if isinstance(axis, tuple) else (axis,) for axis in spec]
     rows, length = (math.prod(sharding.mesh.shape[name] for name in names) for names in axes)
@@ -108,6 +111,20 @@ def batch_sharding(mesh, spec=None):
             )
         spec = jax.sharding.PartitionSpec(axes)
     return jax.sharding.NamedSharding(mesh, spec)
+
+
+def field_layout(local: np.ndarray, shape: tuple[int, int], sharding) -> tuple[tuple, Any]:
+    """The global shape and the sharding of a field, from those of batches.
+
+    A field `[rows, positions]` lies as batches do; one of more dimensions belongs to whole rows
+    (`segments` of compact batches), and lies as the rows do.
+    """
+    import jax
+
+    if local.ndim == 2:
+        return shape, sharding
+    spec = jax.sharding.PartitionSpec(*sharding.spec[:1])
+    return (shape[0], *local.shape[1:]), jax.sharding.NamedSharding(sharding.mesh, spec)
 
 
 def to_global(
@@ -148,16 +165,17 @@ def to_global(
     arrays = {}
     for name in batch if fields is None else fields:
         local = batch[name]
-        if local.shape != block.shape:
+        if len(local) != len(block.rows) or (local.ndim == 2 and local.shape != block.shape):
             raise ValueError(
                 f"{name} has shape {local.shape}, but of a global batch of {shape} this process "
                 f"holds {block.shape}; build batches with Batches(…, sharding=…) for the same mesh"
             )
         arrays[name] = jax.make_array_from_callback(
-            shape, sharding, functools.partial(_part, local, block)
+            *field_layout(local, shape, sharding), functools.partial(_part, local, block)
         )
     return arrays
 
 
 def _part(local: np.ndarray, block: Block, index: tuple[slice, ...]) -> np.ndarray:
-    return local[block.within(index)]
+    rows, columns = block.within(index)
+    return local[rows] if local.ndim > 2 else local[rows, columns]

@@ -65,16 +65,38 @@ class Trainer:
             RuntimeError: something was compiled after the start and `on_compile` is "stop", or
                 another process has gone.
         """
-        config, running = self.config, None
+        for name in ("eval_every", "checkpoint_every"):
+            if self.config[name] < 1:
+                raise ValueError(f"{name} is {self.config[name]}; it must be at least 1 step")
         leads = jax.process_index() == 0
         self.log = MetricsLog(self.workdir, step, enabled=leads)
-        self.progress = Progress(config.steps, step, enabled=leads)
+        self.progress = Progress(
+            self.config.steps,
+            step,
+            tokens=self.record.tokens,
+            waited=self.clock.seconds["wait"],
+            enabled=leads,
+        )
         self.loader, self.compiles, self.record.compiles_after_start = loader, CompileLog(), 0
         self.stop = hosts.StopSignals()
+        try:
+            step = self.loop(state, loader, step, profile)
+            self.checkpoints.close()
+        finally:  # what was measured before a failure is what explains it
+            profile.close()
+            self.progress.close()
+            self.log.close()
+            self.compiles.close()
+        summarise(self.record, self.workdir, step)
+
+    def loop(self, state: Any, loader: Loader, step: int, profile: Profile) -> int:
+        """As `train`, with the files open; returns the steps done."""
+        config, running = self.config, None
         if not self.record.evaluations:
             self.log.text("plan", report.markdown(loader.plan))
             self.evaluate(state, step)
         stopped = False
+        self.since = time.perf_counter()  # when the last step was done
         while step < config.steps and not stopped:
             begin = time.perf_counter()
             with self.clock("wait"):
@@ -84,7 +106,7 @@ class Trainer:
             if step not in config.skip_steps:
                 with self.clock("train"), profile.step(step):
                     state, values = self.train_step(state, batch)
-                running = step, begin, waited, values
+                running = step, waited, values
             self.settle(previous)  # while this step runs
             self.guard(step)
             step += 1
@@ -98,19 +120,17 @@ class Trainer:
                 self.evaluate(state, step)
             if saves:
                 self.save(step, state)
+            if evaluates or saves:
+                self.since = time.perf_counter()
         if stopped and step < config.steps:
             self.progress.say(f"{self.stop.reason}: saved step {step:,}; run again to go on")
-        profile.close()
-        self.progress.close()
-        self.log.close()
-        self.checkpoints.close()
-        summarise(self.record, self.workdir, step)
+        return step
 
     def settle(self, done):
         """Records a step's values once it has run; deals with one that is not finite."""
         if done is None:
             return
-        step, begin, waited, values = done
+        step, waited, values = done
         with self.clock("train"):
             values = {name: value.item() for name, value in jax.device_get(values).items()}
         planned = self.loader.plan.batch(step)
@@ -118,7 +138,8 @@ class Trainer:
         if not values.pop("finite"):
             self.nonfinite(step, planned, documents, values)
         self.record.add(planned)
-        seconds = time.perf_counter() - begin
+        now = time.perf_counter()
+        seconds, self.since = now - self.since, now
         self.log.write(
             {
                 "step": step,
@@ -137,7 +158,7 @@ class Trainer:
         self.progress.update(step + 1, self.record.tokens, self.clock.seconds["wait"], text)
 
     def speed(self, planned: PlannedBatch, waited: float, seconds: float) -> dict[str, float]:
-        """What depends on the clock. Steps overlap: `seconds` runs until the next was started."""
+        """What depends on the clock; `seconds` is from the end of the step before to this one's."""
         values = {"waited": waited, "seconds": seconds}
         values["tokens_per_second"] = planned.num_tokens / seconds
         values["positions_per_second"] = planned.bucket.positions / seconds
@@ -152,7 +173,9 @@ class Trainer:
             f"bucket {planned.bucket}, documents "
             f"{', '.join(map(str, documents[:20]))}{', …' * (len(documents) > 20)}"
         )
-        if self.config.on_nonfinite == "stop" and "loss_scale" not in values:
+        # With a loss scale an overflow of the gradients is expected, while it can still fall.
+        overflow = math.isfinite(values["loss"]) and values.get("loss_scale", 0) > 1
+        if self.config.on_nonfinite == "stop" and not overflow:
             raise FloatingPointError(
                 f"{text}. Run again with --config.skip_steps='({step},)' to leave this batch out, "
                 "or with --config.on_nonfinite=skip to go on without such updates"
