@@ -205,9 +205,8 @@ class Run:
         with self.clock("plan"):
             # Buckets are fitted once: a run that goes on with other devices keeps its batches.
             fitted = [pipeline.Bucket(*shape) for shape in record.buckets] or None
-            options = {"seed": config.seed, **config.batches}
-            if not options["row_multiple"]:
-                del options["row_multiple"]
+            given = {name: each for name, each in config.batches.items() if each is not None}
+            options = {"seed": config.seed, **given}
             loader = pipeline.load(corpus, buckets=fitted, mesh=mesh, **options)
             record.buckets = [bucket.shape for bucket in loader.plan.buckets]
         hosts.require_agreement(

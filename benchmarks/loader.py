@@ -1,8 +1,10 @@
 """The loader: real tokens per second and the longest waits, against Grain's packer and memcpy."""
 
+import functools
 import itertools
 import tempfile
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -12,7 +14,7 @@ from benchmarks.lengths import examples_of
 from benchmarks.results import Line, Section
 from benchmarks.turns import best_seconds
 
-TOKENS = 32_768  # positions in a batch
+TOKENS = 131_072  # positions in a batch
 EXAMPLES = 200_000
 GRAIN_EXAMPLES = 20_000
 
@@ -27,12 +29,23 @@ def measure(lengths: np.ndarray) -> Section:
         buckets = pipeline.fit_buckets(corpus, tokens_per_batch=TOKENS, max_buckets=4)
         plan = pipeline.Plan(corpus, buckets)
         batches = pipeline.Batches(corpus, plan)
-        built = [batches[step] for step in range(64)]  # also brings the plan's window up
+        compact = pipeline.Batches(corpus, plan, compact=True)
+        built = [batches[step] for step in range(24)]  # also brings the plan's window up
         room = [{name: np.zeros_like(field) for name, field in batch.items()} for batch in built]
 
         def one_by_one():
             for step in range(len(batches)):
                 batches[step]
+
+        def one_by_one_compact():
+            for step in range(len(compact)):
+                compact[step]
+
+        def load(compact):
+            loader = pipeline.load(corpus, buckets=buckets, num_epochs=1, compact=compact)
+            with loader:
+                for batch in loader:
+                    batch["inputs"].block_until_ready()
 
         def iterate():
             for _ in batches.to_iter_dataset():
@@ -51,17 +64,18 @@ def measure(lengths: np.ndarray) -> Section:
             stacked = rows.batch(TOKENS // longest).map(_weighted)
             tokens_by_grain = sum(int(batch["loss_weights"].sum()) for batch in stacked)
 
-        contenders = {
+        contenders: dict[str, Callable[[], object]] = {
             "one": one_by_one,
+            "compact": one_by_one_compact,
             "iterator": iterate,
+            "loaded": functools.partial(load, compact=False),
+            "loaded compact": functools.partial(load, compact=True),
             "copy": copy,
             "grain": grain,
         }
         seconds = best_seconds(contenders)
         waits = np.sort(_waits(corpus, plan.buckets, len(lengths) // 8))
-    tokens = {
-        "one": plan.num_tokens,
-        "iterator": plan.num_tokens,
+    tokens = dict.fromkeys(contenders, plan.num_tokens) | {
         "grain": tokens_by_grain,
         "copy": sum(batch["loss_weights"].size for batch in built),
     }
@@ -79,7 +93,10 @@ def measure(lengths: np.ndarray) -> Section:
         "fastest here.",
         [
             line("Lockstep, `batches[step]` in one thread", "one"),
+            line("Lockstep, the same, compact: three fields are made on the device", "compact"),
             line("Lockstep, iterator with its two threads", "iterator"),
+            line("Lockstep, `load`: as jax.Arrays", "loaded"),
+            line("Lockstep, `load`, compact", "loaded compact"),
             Line("memcpy of the same arrays", f"{rates['copy'] / 1e6:,.1f} M tokens/s"),
             Line("Grain best fit, 32 bins", f"{rates['grain'] / 1e6:,.2f} M tokens/s"),
             Line(
@@ -97,12 +114,12 @@ def _weighted(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _waits(corpus: pipeline.Corpus, buckets, window: int) -> np.ndarray:
-    """Seconds that each `next()` takes over two epochs, after the first."""
+    """Seconds that each `next()` takes over four epochs, after the first."""
     plan = pipeline.Plan(corpus, buckets, window=window)
     steps = iter(pipeline.Batches(corpus, plan).repeat().to_iter_dataset())
     next(steps)
     waits = []
-    for _ in itertools.repeat(None, 2 * plan.num_batches()):
+    for _ in itertools.repeat(None, 4 * plan.num_batches()):
         begin = time.perf_counter()
         next(steps)
         waits.append(time.perf_counter() - begin)

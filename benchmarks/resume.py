@@ -15,7 +15,7 @@ from benchmarks.results import Line, Section
 EXAMPLES = 200_000
 STEPS = (10, 10_000, 10_000_000)
 BINS = (32, 128, 512, 2048)
-ROUNDS = 3
+ROUNDS = 5
 
 
 def measure(lengths: np.ndarray) -> Section:

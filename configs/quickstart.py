@@ -1,6 +1,6 @@
 """A small language model of the Python standard library's own functions: minutes on two cores."""
 
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, config_dict
 
 
 def get_config() -> ConfigDict:
@@ -26,8 +26,8 @@ def get_config() -> ConfigDict:
     config.batches = ConfigDict({"tokens_per_batch": 4096, "max_buckets": 4, "max_length": 1024})
     config.batches.length_multiple = 128
     # Rows are a multiple of this: of every number of devices that the run may have, to go on with
-    # more or fewer; 0: of those it begins with.
-    config.batches.row_multiple = 0
+    # more or fewer. Not given: of those it begins with.
+    config.batches.row_multiple = config_dict.placeholder(int)
     config.batches.packing = "best_fit"
     config.batches.overflow = "split"
 

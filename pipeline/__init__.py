@@ -12,6 +12,7 @@ from pipeline.plan import Plan, PlannedBatch
 
 if TYPE_CHECKING:
     from pipeline import sources, tokenizers
+    from pipeline.compact import spread
     from pipeline.compiled import Compiled
     from pipeline.corpus import Corpus
     from pipeline.loader import Batches, Loader, load
@@ -28,6 +29,7 @@ _LATER = {
     "prepare": "preparation",
     "rename": "spelling",
     "sources": None,
+    "spread": "compact",
     "to_global": "sharding",
     "tokenizers": None,
 }
@@ -45,6 +47,7 @@ __all__ = [
     "prepare",
     "rename",
     "sources",
+    "spread",
     "to_global",
     "tokenizers",
 ]

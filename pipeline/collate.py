@@ -2,13 +2,17 @@
 
 import numpy as np
 
+from pipeline import buffers
+from pipeline.compact import SEGMENTS, row_segments
 from pipeline.plan import PlannedBatch
 from pipeline.sharding import Block
 
 INT = np.int32
 
 
-def collate(corpus, planned: PlannedBatch, block: Block) -> dict[str, np.ndarray]:
+def collate(
+    corpus, planned: PlannedBatch, block: Block, most: int | None = None
+) -> dict[str, np.ndarray]:
     """The arrays of `block` of a planned batch; padding is 0 in every field.
 
     A row with two segments, the second a later piece that starts at position 7 of its example:
@@ -21,44 +25,37 @@ def collate(corpus, planned: PlannedBatch, block: Block) -> dict[str, np.ndarray
         corpus: anything with the `read` of `pipeline.Corpus`.
         planned: the segments of the global batch.
         block: the rows and columns to build.
+        most: for a compact batch, the most segments that a row of this bucket has.
 
     Returns:
         The corpus's features (`inputs`, `targets`, int32), `inputs_segment_ids` and
         `inputs_positions` (int32) and `loss_weights` (float32), each `[rows, length]` of the block.
+        A compact batch has `segments` in place of these three: see `pipeline.compact`.
     """
     height, width = block.shape
     row, column, ids, example, start, size = _clip(planned.segments, block)
-    # The block, flattened, is a run of padding, a segment, a run of padding, a segment, …
-    begin = row * width + column
-    runs = np.empty(2 * len(begin) + 1, np.int64)
-    end = begin + size
-    runs[1::2] = size
-    runs[0:-1:2] = begin - np.concatenate([[0], end[:-1]])
-    runs[-1] = height * width - (end[-1] if len(end) else 0)
-
-    def spread(values, dtype):
-        each = np.zeros(len(runs), dtype)
-        each[1::2] = values
-        return np.repeat(each, runs)
-
-    real = spread(1, bool)
-    segment_ids = spread(ids, INT)
-    positions = np.arange(height * width, dtype=INT)
-    positions -= spread(begin - start, INT)
-    full = bool(real.all())
-    if not full:
-        positions[~real] = 0
-    batch = {}
-    for name, values in corpus.read(example, start, size).items():
-        if full:
-            batch[name] = values
-        else:
-            batch[name] = np.zeros(height * width, values.dtype)
-            batch[name][real] = values
-    batch["inputs_segment_ids"] = segment_ids
-    batch["inputs_positions"] = positions
-    batch.setdefault("loss_weights", real.astype(np.float32))
-    return {name: values.reshape(height, width) for name, values in batch.items()}
+    begin, cells = row * width + column, height * width
+    # The block, flattened: each segment reaches, with the padding after it, to where the next
+    # begins. Padding is little, so everything is made as if there were none, and then set to 0.
+    edge = int(begin[0]) if len(begin) else cells
+    reach = np.diff(begin, append=cells)
+    batch = corpus.read(example, start, size, reach)
+    if most is None:
+        batch["inputs_segment_ids"] = buffers.ramps(ids, reach, 0, INT)
+        batch["inputs_positions"] = buffers.ramps(start, reach, 1, INT)
+        if "loss_weights" not in batch:
+            batch["loss_weights"] = buffers.empty(cells - edge, np.float32)
+            batch["loss_weights"].fill(1)
+    padded = np.flatnonzero(reach > size)  # segments with padding after them
+    padding = buffers.ramps((begin + size - edge)[padded], (reach - size)[padded], 1, np.int64)
+    for name, values in batch.items():
+        values[padding] = 0
+        if edge:  # the first rows are empty
+            values = np.concatenate([np.zeros(edge, values.dtype), values])
+        batch[name] = values.reshape(height, width)
+    if most is not None:
+        batch[SEGMENTS] = row_segments(planned.segments, block.rows, most)
+    return batch
 
 
 def _clip(segments: np.ndarray, block: Block):
@@ -67,11 +64,14 @@ def _clip(segments: np.ndarray, block: Block):
     Segment ids count over the whole row, whichever columns the block has.
     """
     row, example, start, size = segments.T
-    first = np.flatnonzero(np.diff(row, prepend=-1))  # each row's first segment
-    times = np.diff(first, append=len(row))
-    ids = np.arange(len(row)) - np.repeat(first, times) + 1
+    new = np.empty(len(row), bool)  # whether a segment is the first of its row
+    new[:1] = True
+    np.not_equal(row[1:], row[:-1], out=new[1:])
+    first = np.flatnonzero(new)
+    number = np.arange(1, len(row) + 1)
     before = np.cumsum(size) - size
-    column = before - np.repeat(before[first], times)
+    line = np.cumsum(new) - 1
+    ids, column = number - first[line], before - before[first][line]
     if len(block.rows) and block.rows[-1] - block.rows[0] + 1 == len(block.rows):
         # Contiguous rows are a slice of the segments, which are in row order.
         keep: slice | np.ndarray = slice(*np.searchsorted(row, [block.rows[0], block.rows[-1] + 1]))

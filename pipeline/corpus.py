@@ -114,16 +114,20 @@ class Corpus:
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
         return (self[index] for index in range(len(self)))
 
-    def read(self, examples: Any, starts: Any, lengths: Any) -> dict[str, np.ndarray]:
+    def read(
+        self, examples: Any, starts: Any, lengths: Any, reach: Any = None
+    ) -> dict[str, np.ndarray]:
         """Pieces of examples, one after another: the one way that batches get tokens.
 
         Args:
             examples: the example of each piece; ints, [pieces].
             starts: the first position of each piece, within its example.
             lengths: the positions of each piece; may be 0.
+            reach: how many places each piece takes in the result, at least its length, or 0 for
+                a piece of length 0; what is in the places after it is left open. None: `lengths`.
 
         Returns:
-            A flat int32 array of `sum(lengths)` for each field: `inputs` and `targets`.
+            A flat int32 array of `sum(reach)` for each field: `inputs` and `targets`.
 
         Raises:
             IndexError: there is no such example, or it is too short for its piece.
@@ -134,7 +138,8 @@ class Corpus:
         if len(examples) and not (examples.min() >= 0 and examples.max() < len(self)):
             wrong = examples[(examples < 0) | (examples >= len(self))][0]
             raise IndexError(f"example {wrong} of a corpus of {len(self):,}")
-        return self._pieces.read(examples, starts, lengths, self.task.shifts)
+        reach = lengths if reach is None else np.asarray(reach, dtype=np.int64)
+        return self._pieces.read(examples, starts, lengths, reach, self.task.shifts)
 
     @functools.cached_property
     def _pieces(self) -> MappedPieces | RangedPieces:

@@ -20,6 +20,7 @@ from pipeline.sharding import (
     Block,
     batch_sharding,
     block_of_sharding,
+    field_layout,
     parts,
     slice_of_process,
     to_global,
@@ -42,6 +43,8 @@ class Batches(grain.MapDataset):
         sharding: a `jax.sharding.NamedSharding` of batches `[rows, length]`; this process then
             builds exactly the rows and columns that its devices hold.
         process_index, process_count: the shorthand for contiguous slices of rows.
+        compact: give `segments` in place of the fields that follow from them; `pipeline.spread`
+            makes those inside the compiled step.
 
     Raises:
         ValueError: both ways to say which rows are given, the rows of a bucket do not divide, or
@@ -56,6 +59,7 @@ class Batches(grain.MapDataset):
         sharding=None,
         process_index: int = 0,
         process_count: int = 1,
+        compact: bool = False,
     ):
         super().__init__()
         if len(corpus) != plan.num_examples:
@@ -75,6 +79,8 @@ class Batches(grain.MapDataset):
             else block_of_sharding(sharding, bucket.shape)
             for bucket in plan.buckets
         }
+        #: For compact batches, the most segments in a row of each bucket.
+        self.most = plan.most_segments() if compact else {}
 
     def __len__(self) -> int:
         if self._epochs is None:
@@ -87,12 +93,13 @@ class Batches(grain.MapDataset):
         with jax.profiler.TraceAnnotation("plan"):
             planned = self.plan.batch(step)
         with jax.profiler.TraceAnnotation("collate"):
-            return collate(self.corpus, planned, self.blocks[planned.bucket])
+            bucket = planned.bucket
+            return collate(self.corpus, planned, self.blocks[bucket], self.most.get(bucket))
 
     def empty(self, bucket: Bucket) -> dict[str, np.ndarray]:
         """A batch of padding alone: the fields, shapes and dtypes of this process's batches."""
         nothing = PlannedBatch(bucket, np.zeros((0, 4), np.int64))
-        return collate(self.corpus, nothing, self.blocks[bucket])
+        return collate(self.corpus, nothing, self.blocks[bucket], self.most.get(bucket))
 
     def repeat(self, num_epochs: int | None = None, **options) -> "Batches":
         """The same batches for `num_epochs` epochs; None for ever."""
@@ -208,10 +215,11 @@ class Loader:
 
 
 def _specs(batch: dict[str, np.ndarray], bucket: Bucket, sharding) -> dict[str, Any]:
-    return {
-        name: jax.ShapeDtypeStruct(bucket.shape, values.dtype, sharding=sharding)
-        for name, values in batch.items()
-    }
+    specs = {}
+    for name, values in batch.items():
+        shape, of_field = field_layout(values, bucket.shape, sharding)
+        specs[name] = jax.ShapeDtypeStruct(shape, values.dtype, sharding=of_field)
+    return specs
 
 
 def _one_device():
@@ -227,6 +235,7 @@ def load(
     spec=None,
     num_epochs: int | None = None,
     prefetch: int = 2,
+    compact: bool = False,
     **options,
 ) -> Loader:
     """An iterator over the batches of a corpus, planned, packed and on the devices.
@@ -238,6 +247,7 @@ def load(
         spec: as for `Loader`.
         prefetch: as for `Loader`.
         num_epochs: how often to go through the corpus; None for ever.
+        compact: as for `Batches`.
         **options: what `fit_buckets` and `Plan` take by keyword: `tokens_per_batch`,
             `max_buckets`, `seed`, `packing`, `overflow`, …
 
@@ -266,5 +276,5 @@ def load(
         chosen |= {name: value for name, value in options.items() if name in fitting}
         buckets = fit_buckets(corpus, **chosen)
     plan = Plan(corpus, buckets, **{k: v for k, v in options.items() if k in planning})
-    batches = Batches(corpus, plan, sharding=sharding).repeat(num_epochs)
+    batches = Batches(corpus, plan, sharding=sharding, compact=compact).repeat(num_epochs)
     return Loader(batches, mesh=mesh, spec=spec, prefetch=prefetch)

@@ -169,6 +169,11 @@ class Packed:
         """Real positions in the rows of bucket number `index`."""
         return sum(pattern.fill * pattern.rows for pattern in self.patterns[index])
 
+    def most_segments(self, index: int) -> int:
+        """The most segments in a row of bucket number `index`; 1 if it has no rows."""
+        rows = self.patterns[index]
+        return max((sum(times for _, times in p.pieces) for p in rows), default=1)
+
     def segments(self, index: int) -> int:
         """Segments in the rows of bucket number `index`."""
         return sum(p.rows * sum(times for _, times in p.pieces) for p in self.patterns[index])

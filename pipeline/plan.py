@@ -1,12 +1,9 @@
 """The plan: for each global step, the bucket and the segments of each of its rows."""
 
-import collections
-import concurrent.futures
 import dataclasses
 import functools
 import hashlib
 import os
-import threading
 from collections.abc import Iterable
 
 import numpy as np
@@ -14,22 +11,18 @@ import numpy as np
 from pipeline import lengths as lengths_lib
 from pipeline.balance import imbalance
 from pipeline.bucket import Bucket, as_buckets
+from pipeline.dealer import Dealer
 from pipeline.overflow import cut
 from pipeline.packing import Packed, check_packing, pack
 from pipeline.solution import Search, kept
-from pipeline.windows import Dealt, Windows
+from pipeline.summary import table
+from pipeline.windows import Windows
 
 # The version of the planning algorithm. It goes up whenever any plan would change, so that a
 # checkpoint is never continued under another order of batches.
 VERSION = 2
 
 WINDOW = 1 << 22
-
-# Of how many hosts the printed plan shows the busiest, against their mean.
-HOSTS = 8
-
-# Windows kept in memory: the current one, the next, and the last for readers that lag behind.
-KEPT = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,22 +167,7 @@ class Plan:
             self.num_empty -= self._pieces.overlong
         #: What the plan depends on: its parts, as `name=value` with semicolons between.
         self.fingerprint = ";".join(f"{name}={value}" for name, value in parts.items())
-        self._reset()
-
-    def _reset(self):
-        self._lock = threading.Lock()
-        self._dealt: collections.OrderedDict[tuple[int, int], concurrent.futures.Future] = (
-            collections.OrderedDict()
-        )
-
-    def __getstate__(self):
-        state = self.__dict__.copy()
-        del state["_lock"], state["_dealt"]
-        return state
-
-    def __setstate__(self, state):
-        self.__dict__.update(state)
-        self._reset()
+        self._dealer = Dealer(self._windows)
 
     def num_batches(self, epoch: int = 0) -> int:
         """Batches in an epoch; the same for every epoch."""
@@ -206,43 +184,17 @@ class Plan:
             raise IndexError(f"step is {step}; steps count from 0 over all epochs")
         epoch, within = divmod(int(step), self.num_batches())
         place, local = self._windows.find(epoch, within)
-        dealt = self._window(epoch, place).result()
+        epoch_dealt = epoch if self.shuffle else 0  # without shuffling all epochs are one
+        dealt = self._dealer.get(epoch_dealt, place)
         if local >= len(dealt.bucket) // 2:
             last = place + 1 == len(self._windows)
-            self._window(*((epoch + 1, 0) if last else (epoch, place + 1)), background=True)
+            following = (epoch_dealt + self.shuffle, 0) if last else (epoch_dealt, place + 1)
+            self._dealer.prepare(*following)
         bucket, row, pieces, sizes = dealt.segments(local)
         segments = np.empty((len(row), 4), np.int64)
         segments[:, 0], segments[:, 3] = row, sizes
         segments[:, 1], segments[:, 2] = self._pieces.locate(pieces)
         return PlannedBatch(bucket, segments, epoch)
-
-    def _window(
-        self, epoch: int, place: int, background: bool = False
-    ) -> concurrent.futures.Future[Dealt]:
-        """A dealt window from the cache; dealt once, however many threads ask for it."""
-        key = (epoch if self.shuffle else 0, place)
-        with self._lock:
-            future = self._dealt.get(key)
-            mine = future is None
-            if future is None:
-                future = self._dealt[key] = concurrent.futures.Future()
-                while len(self._dealt) > KEPT:
-                    self._dealt.popitem(last=False)
-            elif not background:
-                self._dealt.move_to_end(key)
-        if mine and background:
-            threading.Thread(target=self._deal, args=(key, future), daemon=True).start()
-        elif mine:
-            self._deal(key, future)
-        return future
-
-    def _deal(self, key: tuple[int, int], future: concurrent.futures.Future):
-        try:
-            future.set_result(self._windows.deal(*key))
-        except BaseException as error:
-            with self._lock:
-                self._dealt.pop(key, None)
-            future.set_exception(error)
 
     @property
     def batches_per_bucket(self) -> dict[Bucket, int]:
@@ -255,6 +207,13 @@ class Plan:
     def packed(self) -> list[tuple[int, Packed]]:
         """The packed histogram of each kind of window, and how many such windows an epoch has."""
         return [(kind.number, kind.table.packed) for kind in self._windows.kinds]
+
+    def most_segments(self) -> dict[Bucket, int]:
+        """The most segments that any row of each bucket has; at least 1."""
+        return {
+            bucket: max(packed.most_segments(index) for _, packed in self.packed())
+            for index, bucket in enumerate(self.buckets)
+        }
 
     @property
     def overlong(self) -> int:
@@ -299,47 +258,4 @@ class Plan:
         return f"Plan({self.fingerprint})"
 
     def __str__(self) -> str:
-        lines = [
-            f"{'bucket':>14}{'batches':>12}{'rows':>14}{'fill':>10}{'tokens':>18}"
-            f"{f'busiest of {HOSTS}':>16}"
-        ]
-        busiest = self.imbalance(HOSTS)
-        total = np.zeros(4, np.int64)
-        for index, bucket in enumerate(self.buckets):
-            counts = np.zeros(4, np.int64)  # batches, rows, tokens, positions
-            for number, packed in self.packed():
-                batches = packed.batches(index)
-                counts += number * np.array(
-                    [batches, packed.rows(index), packed.real(index), batches * bucket.positions]
-                )
-            even = f"{busiest[bucket]:.3f}×" if bucket in busiest else "–"
-            lines.append(f"{_line(str(bucket), counts)}{even:>16}")
-            total += counts
-        lines.append(_line("epoch", total))
-        longest = self.buckets[-1].length
-        count = self.num_examples - self.num_empty
-        lines.append(
-            f"padding {self.padding:.3%}; padded to the longest bucket, one example in a row, the "
-            f"same data would take {count:,} rows of {longest:,} and "
-            f"{1 - total[2] / (max(count, 1) * longest):.1%} padding"
-        )
-        if self.bound is not None:
-            lines.append(
-                f"{1 - self.padding:.4%} of positions used; no packing can use more than "
-                f"{self.bound:.4%}"
-            )
-        if self.num_empty:
-            lines.append(f"{self.num_empty:,} examples have nothing to train on and are left out")
-        if self._pieces.overlong:
-            done = {"split": "split", "truncate": "truncated", "drop": "dropped"}[self.overflow]
-            lines.append(
-                f"{self._pieces.overlong:,} examples longer than {longest:,} are {done}, "
-                f"{self._pieces.lost:,} positions lost"
-            )
-        return "\n".join(lines)
-
-
-def _line(name: str, counts: np.ndarray) -> str:
-    batches, rows, tokens, positions = counts.tolist()
-    fill = f"{tokens / positions:.2%}" if positions else "–"
-    return f"{name:>14}{batches:>12,}{rows:>14,}{fill:>10}{tokens:>18,}"
+        return table(self)

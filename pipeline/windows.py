@@ -41,9 +41,8 @@ class Table:
         self.slot_start: list[np.ndarray] = []
         self.slot_piece: list[np.ndarray] = []
         self.slot_length: list[np.ndarray] = []
-        self.cost: list[
-            np.ndarray
-        ] = []  # of a row of each pattern: the sum of its segments' squared lengths
+        # Of a row of each pattern, the sum of its segments' squared lengths.
+        self.cost: list[np.ndarray] = []
         for patterns in packed.patterns:
             rows, starts, pieces, sizes = [0], [0], [], []
             self.cost.append(
@@ -96,7 +95,7 @@ class Dealt:
 
     Attributes:
         table: the rows and their slots.
-        pieces: the pieces in the order in which slots count them, int64.
+        pieces: the pieces in the order in which slots count them, integers.
         rows: for each bucket, its rows in the order in which batches take them, int64.
         bucket: for each step of the window, the number of its bucket.
         batch: for each step, which batch of that bucket it is.

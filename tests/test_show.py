@@ -61,8 +61,8 @@ def test_long_rows_are_drawn_in_as_many_letters_as_there_is_room_for():
     class Flat:
         tokenizer = None
 
-        def read(self, examples, starts, lengths):
-            return {"inputs": np.ones(int(lengths.sum()), np.int32)}
+        def read(self, examples, starts, lengths, reach):
+            return {"inputs": np.ones(int(reach.sum()), np.int32)}
 
     plan = Plan([300, 100, 56], [Bucket(1, 512)], shuffle=False)
     lines = list(Shown(Flat(), plan, 0).lines(width=88))

@@ -36,6 +36,8 @@ def _keywords(function) -> list[str]:
 class Options:
     """What `pipeline.load` takes: options of `fit_buckets` and of `Plan`, and perhaps `buckets`.
 
+    None stands for the default.
+
     >>> Options({"max_buckets": 1}).fit([100, 30])
     (Bucket(rows=128, length=128),)
 
@@ -54,7 +56,8 @@ class Options:
                     f"there is no option {name!r}{f'; did you mean {near[0]!r}?' if near else ''} "
                     f"The options are {', '.join(known)}"
                 )
-        object.__setattr__(self, "chosen", {**DEFAULTS, **self.chosen})
+        given = {name: value for name, value in self.chosen.items() if value is not None}
+        object.__setattr__(self, "chosen", {**DEFAULTS, **given})
 
     def __getitem__(self, name: str) -> Any:
         return self.chosen[name]
