@@ -32,10 +32,10 @@ from models.loss import cross_entropy
 from models.parameters import decay_mask, parameter_shardings
 from pipeline import hosts
 from pipeline.checkpoint import Checkpoints
-from pipeline.compiled import Compiled, keep_programs, table
+from pipeline.compiled import Compiled, device_memory, keep_programs, table
 from pipeline.corpora import prepare_corpora
 from pipeline.metrics import Clock, Profile
-from pipeline.microbatches import summed_gradients
+from pipeline.microbatches import summed, summed_gradients
 from pipeline.record import Record, changes, flat, unigram_entropy
 from pipeline.sharding import batch_sharding
 from pipeline.trainer import Trainer, summarise
@@ -75,7 +75,7 @@ def make_mesh(config: ConfigDict) -> jax.sharding.Mesh:
 
 
 def make_steps(model: TransformerConfig, spec: ConfigDict, steps: int, sharding=None):
-    """The functions `init(key)`, `train_step(state, batch, microbatches)`, `eval_step(params, …)`.
+    """The functions `init(key)`, `train_step(state, batch, …)` and `eval_step(params, batch, …)`.
 
     `sharding` is that of the batches; only several microbatches need it.
     """
@@ -104,17 +104,20 @@ def make_steps(model: TransformerConfig, spec: ConfigDict, steps: int, sharding=
             state["loss_scale"] = DynamicScale(scale=jnp.float32(spec.loss_scale))
         return state
 
-    def eval_step(params, batch):
+    def sums(params, batch):
         decoder = nnx.merge(graph, params)
         logits = decoder(batch["inputs"], batch["inputs_segment_ids"], batch["inputs_positions"])
         return cross_entropy(logits, batch["targets"], batch["loss_weights"])
+
+    def eval_step(params, batch, microbatches=1):
+        return summed(sums, params, batch, microbatches=microbatches, sharding=sharding)
 
     def train_step(state, batch, microbatches=1):
         # Sums of losses grow with the batch; the scale is meant for their mean.
         scale = state["loss_scale"].scale / batch["inputs"].size if "loss_scale" in state else 1.0
 
         def scaled(params, microbatch):
-            total, weight = eval_step(params, microbatch)
+            total, weight = sums(params, microbatch)
             return total * scale, weight
 
         total, weight, gradients = summed_gradients(
@@ -251,7 +254,11 @@ class Run:
             shardings,
         )
         number = str(config.microbatches)
-        fitting: dict[str, Any] = {"budget": config.memory_budget or None, "report": hosts.say}
+        options: dict[str, Any] = {
+            "budget": config.memory_budget or hosts.smallest(device_memory()),
+            "report": hosts.say,
+        }
+        besides = {name: leaf for name, leaf in like.items() if name != "params"}
         with self.clock("compile"), pipeline.load(**once) as finite:
             train = Compiled(
                 train_step,
@@ -260,21 +267,33 @@ class Run:
                 donate=True,
                 microbatches=int(number) if number.isdigit() else number,
                 out_shardings=(shardings, None),
-                **fitting,
+                **options,
             )
-            evaluate = Compiled(eval_step, like["params"], finite.specs, **fitting)
-            # What each host decided by itself: its memory, its held-out plan.
-            split = {b: program.microbatches for b, program in train.programs.items()}
+            evaluate = Compiled(
+                eval_step,
+                like["params"],
+                finite.specs,
+                held=besides,
+                microbatches="auto",
+                **options,
+            )
+            # What each host decided by itself: its held-out plan, and how to split batches.
+            split = {
+                f"{step.name} {bucket}": program.microbatches
+                for step in (train, evaluate)
+                for bucket, program in step.programs.items()
+            }
             hosts.require_agreement(
                 {
                     "held-out plan": finite.plan.fingerprint,
-                    "microbatches": ";".join(f"{b}={number}" for b, number in split.items()),
+                    "microbatches": ";".join(f"{name}={number}" for name, number in split.items()),
                 }
             )
-        hosts.say(table(train.programs.items(), train.budget))
-        with self.clock("restore"):
-            if not self.first:
+        hosts.say(table(train, evaluate))
+        if not self.first:
+            with self.clock("initialise"):
                 return jax.jit(init, out_shardings=shardings)(key), train, evaluate
+        with self.clock("restore"):
             loader.set_state(self.data)
             state = self.checkpoints.restore_state(self.first, like)
             hosts.say(f"resumed: step {self.first:,} of {config.steps:,}")

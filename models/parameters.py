@@ -50,12 +50,6 @@ def parameter_shardings(tree: Any, mesh: Mesh) -> Any:
     return jax.tree_util.tree_map_with_path(sharding, tree)
 
 
-def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Return how a batch field [rows, length] is split: rows over `data` and `fsdp` together."""
-    axes = tuple(axis for axis in ("data", "fsdp") if axis in mesh.shape)
-    return NamedSharding(mesh, PartitionSpec(axes or None, None))
-
-
 def decay_mask(tree: Any) -> Any:
     """Return a tree of bools for optax: True for matrices, False for the norms' scales.
 

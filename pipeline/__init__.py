@@ -13,6 +13,7 @@ from pipeline.plan import Plan, PlannedBatch
 if TYPE_CHECKING:
     from pipeline import sources, tokenizers
     from pipeline.compact import spread
+    from pipeline.compile_log import CompileGuard
     from pipeline.compiled import Compiled
     from pipeline.corpus import Corpus
     from pipeline.loader import Batches, Loader, load
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _LATER = {
     "Batches": "loader",
+    "CompileGuard": "compile_log",
     "Compiled": "compiled",
     "Corpus": "corpus",
     "Loader": "loader",
@@ -37,6 +39,7 @@ _LATER = {
 __all__ = [
     "Batches",
     "Bucket",
+    "CompileGuard",
     "Compiled",
     "Corpus",
     "Loader",

@@ -115,10 +115,6 @@ class Checkpoints:
         items = self._manager.restore(step, args=args.Composite(state=args.StandardRestore(like)))
         return items["state"]
 
-    def wait(self):
-        """Waits until what was saved is on disk."""
-        self._manager.wait_until_finished()
-
     def close(self):
         """Waits and lets go of the directory."""
         self._manager.close()

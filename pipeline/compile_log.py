@@ -1,10 +1,16 @@
-"""What XLA compiles, by listening to JAX's own events."""
+"""What XLA compiles: a log of it, and a guard for steps that must not be compiled again."""
 
+import logging
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import jax
 
 EVENT = "/jax/core/compile/backend_compile_duration"
+
+# Where JAX explains why it traces a function again, when it is asked to.
+EXPLANATIONS = "jax._src.interpreters.partial_eval"
 
 
 class CompileLog:
@@ -38,3 +44,87 @@ class CompileLog:
     def close(self):
         """Stops listening."""
         jax.monitoring.unregister_event_duration_listener(self._listen)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+class CompileGuard:
+    """Stops, or says it, when a step is compiled after the start; what else is, it only counts.
+
+    >>> @jax.jit
+    ... def step(x):
+    ...     return x + 1
+    >>> x = step(jax.numpy.zeros(3))
+    >>> with CompileGuard("step") as guard:
+    ...     x = step(x)
+    ...     guard.check("at step 1")
+    ...     guard.again
+    0
+
+    Args:
+        *names: of the functions to watch.
+        on_compile: "stop" or "warn".
+        say: called with a warning.
+
+    Attributes:
+        again: compilations of the steps since this was made.
+        others: compilations of anything else.
+
+    Raises:
+        ValueError: `on_compile` is neither.
+    """
+
+    def __init__(
+        self, *names: str, on_compile: str = "stop", say: Callable[[str], Any] = logging.warning
+    ):
+        if on_compile not in ("stop", "warn"):
+            raise ValueError(f"on_compile is {on_compile!r}; it must be 'stop' or 'warn'")
+        self._watched, self._stops, self._say = names, on_compile == "stop", say
+        self.again = self.others = 0
+        self._reason, self._log = "", CompileLog()
+        self._explained = bool(jax.config.values["jax_explain_cache_misses"])
+        jax.config.update("jax_explain_cache_misses", True)
+        logging.getLogger(EXPLANATIONS).addFilter(self._note)
+
+    def _note(self, record: logging.LogRecord) -> bool:
+        """Keeps JAX's reason, why a watched function is traced, rather than letting it print."""
+        text = record.getMessage()
+        if "CACHE MISS" not in text:
+            return True
+        if any(f"{name} " in text for name in self._watched):
+            self._reason = " ".join(text.split("\n", 1)[-1].split())
+        return self._explained
+
+    def check(self, when: str):
+        """Looks at what was compiled since the last look; `when` is for the message.
+
+        Raises:
+            RuntimeError: a step was, and `on_compile` is "stop"; says which and what has changed.
+        """
+        names = self._log.names
+        again = [name for name in names if any(watched in name for watched in self._watched)]
+        self.others, before, self.again = len(names) - len(again), self.again, len(again)
+        if len(again) == before:
+            return
+        text = f"compiled {when}, after the start: {again[-1]}. A shape, dtype or sharding has "
+        text += "changed that was not compiled before"
+        text += f"; JAX says: {self._reason}" if self._reason else ""
+        if self._stops:
+            raise RuntimeError(f"{text}. on_compile='warn' goes on all the same")
+        self._say(f"warning: {text}")
+
+    def close(self):
+        """Stops watching."""
+        self._log.close()
+        logging.getLogger(EXPLANATIONS).removeFilter(self._note)
+        jax.config.update("jax_explain_cache_misses", self._explained)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()

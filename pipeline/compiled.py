@@ -3,10 +3,11 @@
 import dataclasses
 import functools
 import logging
+import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -34,7 +35,8 @@ class Program:
         searched: compilations for other numbers of microbatches, thrown away.
         seconds: what making it took, the search included.
         flops: floating-point operations of one call, as XLA estimates them; loops count once.
-        memory: bytes on a device: arguments, results and temporaries; what is donated counts once.
+        memory: bytes on a device: arguments, results and temporaries, what is donated once; and
+            what is held besides.
     """
 
     run: Callable
@@ -68,6 +70,8 @@ class Compiled:
             knows no microbatches.
         budget: bytes on a device that a program may need; None: what the device says it has, which
             a CPU does not.
+        held: what is on the devices besides, as `state`: for a step that is given parameters alone,
+            the rest of the training state. It counts as memory of every program.
         report: called with each line of progress; None for silence.
         **jit_options: passed on to `jax.jit`, for example `out_shardings`.
 
@@ -85,18 +89,18 @@ class Compiled:
         donate: bool = False,
         microbatches: int | str | None = None,
         budget: int | None = None,
+        held: Any = None,
         report: Callable[[str], None] | None = print,
         **jit_options,
     ):
         self.name, self.specs = step.__name__, dict(specs)
         self.budget = device_memory() if budget is None else budget
         self._report = report or (lambda line: None)
-        self._step, self._state = step, state
+        self._step, self._state, self._held = step, state, bytes_on_device(held)
         self._options = jit_options | {"donate_argnums": (0,) if donate else ()}
         choices = {bucket: self._choices(bucket, microbatches) for bucket in specs}
         # Tracing needs this thread's mesh and Python; XLA itself compiles without the lock.
-        events = CompileLog()
-        with ThreadPoolExecutor() as pool:
+        with CompileLog() as events, ThreadPoolExecutor() as pool:
             lowered = {
                 bucket: self._lower(bucket, numbers[0]) for bucket, numbers in choices.items()
             }
@@ -108,7 +112,6 @@ class Compiled:
                 bucket: self._fit(bucket, choices[bucket], future.result(), events)
                 for bucket, future in firsts.items()
             }
-        events.close()
         self._by_shape: dict[tuple[int, ...], Any] = {
             bucket.shape: (program.run, self.specs[bucket])
             for bucket, program in self.programs.items()
@@ -154,6 +157,7 @@ class Compiled:
                 + memory.output_size_in_bytes
                 + memory.temp_size_in_bytes
                 - memory.alias_size_in_bytes
+                + self._held
             ),
         )
         split = f" in {program.microbatches} microbatches" if program.microbatches > 1 else ""
@@ -230,15 +234,29 @@ def device_memory() -> int | None:
     return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
 
 
-def table(programs: Iterable[tuple[Bucket, Program]], budget: int | None) -> str:
-    """What each bucket's program needs, line by line."""
-    lines = [f"{'bucket':>14}{'microbatches':>14}{'memory':>12}{'of limit':>10}{'GFLOP':>12}"]
-    for bucket, program in programs:
-        share = f"{program.memory / budget:.0%}" if budget else "–"
-        lines.append(
-            f"{bucket!s:>14}{program.microbatches:>14}{_size(program.memory):>12}{share:>10}"
-            f"{program.flops / 1e9:>12,.2f}"
-        )
+def bytes_on_device(tree: Any) -> int:
+    """Bytes of arrays, or of `jax.ShapeDtypeStruct`s, on a device that holds its part of each."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape) if leaf.sharding else leaf.shape)
+        * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
+def table(*steps: Compiled) -> str:
+    """What the program of each step and bucket needs, line by line."""
+    width = max(len(step.name) for step in steps)
+    lines = [
+        f"{'step':<{width}}{'bucket':>14}{'microbatches':>14}{'memory':>12}{'of limit':>10}"
+        f"{'GFLOP':>12}"
+    ]
+    for step in steps:
+        for bucket, program in step.programs.items():
+            share = f"{program.memory / step.budget:.0%}" if step.budget else "–"
+            lines.append(
+                f"{step.name:<{width}}{bucket!s:>14}{program.microbatches:>14}"
+                f"{_size(program.memory):>12}{share:>10}{program.flops / 1e9:>12,.2f}"
+            )
     return "\n".join(lines)
 
 

@@ -69,18 +69,21 @@ def _require_all(what: str, failure: BaseException | None):
 def require_agreement(values: Mapping[str, str]):
     """Compares named values over all processes, such as fingerprints of `name=value;…` parts.
 
-    Each process sends 32 bytes; the values themselves travel only when the hashes differ.
+    Each process sends 32 bytes, a hash, and receives 64, however many there are: the least and the
+    greatest of all. Only when these differ do the values themselves travel.
 
     Raises:
         ValueError: on every process, when any differs from process 0; names the processes, what
             differs and both values.
     """
     text = json.dumps(dict(values), sort_keys=True).encode()
-    hashes = _gather(np.frombuffer(hashlib.sha256(text).digest(), np.uint8))
-    other = np.flatnonzero((hashes != hashes[0]).any(axis=1))
-    if not len(other):
+    digest = np.frombuffer(hashlib.sha256(text).digest(), np.uint8)
+    least, greatest = _extremes(digest)
+    if (least == greatest).all():
         return
-    size = int(_gather(np.array([len(text)])).max())
+    hashes = _gather(digest)
+    other = np.flatnonzero((hashes != hashes[0]).any(axis=1))
+    size = int(_extremes(np.array([len(text)]))[1][0])
     texts = [
         json.loads(row.tobytes()) for row in _gather(np.frombuffer(text.ljust(size), np.uint8))
     ]
@@ -107,12 +110,43 @@ def _gather(array: np.ndarray) -> np.ndarray:
     return np.asarray(multihost_utils.process_allgather(array)).reshape(-1, *array.shape)
 
 
+def smallest(number: int | None) -> int | None:
+    """The smallest of a number that each process has, as bytes of memory; None: it has none.
+
+    Rounded down to a multiple of 1,024.
+    """
+    limit = np.iinfo(np.int32).max  # what JAX passes on without x64
+    least, _ = _extremes(np.array([limit if number is None else min(number >> 10, limit)]))
+    return None if least[0] == limit else int(least[0]) << 10
+
+
+def _extremes(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The least and the greatest value of each entry of `array` [n] over all processes."""
+    import jax
+    from jax.experimental import multihost_utils
+
+    if jax.process_count() == 1:
+        return array, array
+    devices = np.array(jax.devices()).reshape(jax.process_count(), -1)
+    mesh = jax.sharding.Mesh(devices, ("processes", "devices"))
+    rows, whole = jax.sharding.PartitionSpec("processes"), jax.sharding.PartitionSpec()
+    every = multihost_utils.host_local_array_to_global_array(array[None], mesh, rows)
+    with jax.set_mesh(mesh):
+        found = jax.jit(_over_rows, out_shardings=(whole, whole))(every)
+    least, greatest = (np.asarray(each.addressable_data(0)) for each in found)
+    return least, greatest
+
+
+def _over_rows(array):
+    return array.min(0), array.max(0)
+
+
 def connect(coordinator: str | None, num_processes: int | None, process_id: int | None, wait: int):
     """Joins the processes of this run, if there are several.
 
     Args:
-        coordinator: `HOST:PORT` of process 0; None: JAX finds the others itself where the platform
-            says that there are any (TPU pods, SLURM, Open MPI).
+        coordinator: `HOST:PORT` of process 0; None: JAX finds the others itself where it knows the
+            platform (TPU pods, SLURM, Open MPI, Kubernetes), and elsewhere this is the only one.
         num_processes: how many there are.
         process_id: which of them this is.
         wait: seconds without a sign of life after which a process counts as gone.
@@ -132,16 +166,12 @@ def connect(coordinator: str | None, num_processes: int | None, process_id: int 
     options: dict[str, Any] = {"heartbeat_timeout_seconds": wait}
     if coordinator is not None:
         jax.distributed.initialize(coordinator, num_processes, process_id, **options)
-    elif _platform_processes() > 1:
+        return
+    try:
         jax.distributed.initialize(**options)
-
-
-def _platform_processes() -> int:
-    """How many processes the platform says there are."""
-    for name in ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"):
-        if os.environ.get(name, "").isdigit():
-            return int(os.environ[name])
-    return len(os.environ.get("TPU_WORKER_HOSTNAMES", "").split(","))
+    except ValueError as error:
+        if "coordinator_address should be defined" not in str(error):
+            raise  # the platform is known, and what it says is not enough
 
 
 def say(text: object):

@@ -20,19 +20,42 @@ EVERY = 10.0
 
 
 class Clock:
-    """Seconds by phase, going on from those given: `with clock("compile"): …`."""
+    """Seconds by phase, going on from those given: `with clock("compile"): …`.
+
+    Every second since it was made belongs to one phase: to the innermost block, or to "other".
+
+    >>> clock = Clock({"train": 60.0})
+    >>> with clock("plan"):
+    ...     pass
+    >>> list(clock.seconds())
+    ['train', 'other', 'plan']
+    """
 
     def __init__(self, seconds: Mapping[str, float] | None = None):
-        self.seconds: dict[str, float] = defaultdict(float, seconds or {})
+        self._seconds: dict[str, float] = defaultdict(float, seconds or {})
+        self._open, self._since = ["other"], time.perf_counter()
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds of each phase up to now; their sum is the time since the clock was made."""
+        now = time.perf_counter()
+        self._seconds[self._open[-1]] += now - self._since
+        self._since = now
+        return dict(self._seconds)
+
+    def __getitem__(self, phase: str) -> float:
+        """Seconds of one phase."""
+        return self.seconds().get(phase, 0.0)
 
     @contextlib.contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
         """Adds the time inside the block to `phase`."""
-        begin = time.perf_counter()
+        self.seconds()
+        self._open.append(phase)
         try:
             yield
         finally:
-            self.seconds[phase] += time.perf_counter() - begin
+            self.seconds()
+            self._open.pop()
 
 
 class MetricsLog:
@@ -69,12 +92,18 @@ class MetricsLog:
         self._board = tensorboardX.SummaryWriter(
             os.fspath(here / "tensorboard"), purge_step=step, flush_secs=30
         )
+        for line in kept:  # an evaluation after that many steps, which TensorBoard now forgets
+            if (values := json.loads(line))["step"] >= step:
+                self._draw(values)
 
     def write(self, values: Mapping[str, Any]):
         """Writes one step's values; `step` is among them."""
         if not self._enabled:
             return
         self._file.write(json.dumps(values) + "\n")
+        self._draw(values)
+
+    def _draw(self, values: Mapping[str, Any]):
         for name, value in values.items():
             if name != "step" and isinstance(value, (int, float)):
                 self._board.add_scalar(name, value, values["step"])
@@ -197,14 +226,21 @@ class Profile:
         self._directory, self._running = directory, False
 
     @contextlib.contextmanager
-    def step(self, step: int) -> Iterator[None]:
-        """Runs a step, in the trace if it is one of those asked for."""
+    def step(self, step: int, before: Any = None) -> Iterator[None]:
+        """Runs a step, in the trace if it is one of those asked for.
+
+        Args:
+            step: its number.
+            before: what the steps before it give; a trace begins and ends when that is there.
+        """
         import jax
 
         if step in self._steps and not self._running:
+            jax.block_until_ready(before)
             jax.profiler.start_trace(os.fspath(self._directory))
             self._running = True
         elif self._running and step not in self._steps:
+            jax.block_until_ready(before)
             self.close()
         with jax.profiler.StepTraceAnnotation("step", step_num=step):
             yield

@@ -5,12 +5,14 @@ different numbers of tokens. Here the sums are those of the whole batch.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from pipeline.sharding import parts
+
+T = TypeVar("T")
 
 
 def allowed(rows: int, sharding) -> list[int]:
@@ -25,7 +27,7 @@ def allowed(rows: int, sharding) -> list[int]:
 
 
 def split(batch: Mapping[str, jax.Array], number: int, sharding) -> dict[str, jax.Array]:
-    """The fields `[rows, length]` as `[number, rows / number, length]`, without a transfer.
+    """The fields `[rows, …]` as `[number, rows / number, …]`, without a transfer.
 
     Each device cuts the rows that it holds, so microbatch `k` is the `k`-th part of every device.
 
@@ -34,18 +36,50 @@ def split(batch: Mapping[str, jax.Array], number: int, sharding) -> dict[str, ja
         number: one of `allowed(rows, sharding)`.
         sharding: the `NamedSharding` of the fields; None on one device.
     """
-    devices, placed = parts(sharding)[0], None
-    if sharding is not None:
-        stacked = jax.sharding.PartitionSpec(None, *sharding.spec)
-        placed = jax.sharding.NamedSharding(sharding.mesh, stacked)
+    devices = parts(sharding)[0]
 
     def cut(field):
-        rows, length = field.shape
-        field = field.reshape(devices, number, rows // (devices * number), length)
-        field = field.swapaxes(0, 1).reshape(number, rows // number, length)
-        return field if placed is None else jax.lax.with_sharding_constraint(field, placed)
+        rows, *rest = field.shape
+        field = field.reshape(devices, number, rows // (devices * number), *rest)
+        field = field.swapaxes(0, 1).reshape(number, rows // number, *rest)
+        if sharding is None:
+            return field
+        spec = sharding.spec if len(rest) == 1 else sharding.spec[:1]
+        stacked = jax.sharding.PartitionSpec(None, *spec)
+        placed = jax.sharding.NamedSharding(sharding.mesh, stacked)
+        return jax.lax.with_sharding_constraint(field, placed)
 
     return {name: cut(field) for name, field in batch.items()}
+
+
+def summed(
+    function: Callable[[Any, Mapping[str, jax.Array]], T],
+    params: Any,
+    batch: Mapping[str, jax.Array],
+    *,
+    microbatches: int,
+    sharding,
+) -> T:
+    """Σ over its microbatches of what `function` makes of a batch.
+
+    Args:
+        function: from parameters and a batch to a pytree of sums over the batch.
+        params: what `function` is given first.
+        batch: fields of the global batch, rows first.
+        microbatches: how many parts to compute one after another; only one is in memory.
+        sharding: the `NamedSharding` of the fields.
+    """
+    if microbatches == 1:
+        return function(params, batch)
+    stacked = split(batch, microbatches, sharding)
+    first = jax.tree.map(lambda field: jax.ShapeDtypeStruct(field.shape[1:], field.dtype), stacked)
+    sums = jax.eval_shape(function, params, first)
+
+    def add(sums, microbatch):
+        return jax.tree.map(jnp.add, sums, function(params, microbatch)), None
+
+    start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sums)
+    return jax.lax.scan(add, start, stacked)[0]
 
 
 def summed_gradients(
@@ -61,19 +95,14 @@ def summed_gradients(
     Args:
         loss: from parameters and a batch to the two sums, float32 scalars.
         params: what to differentiate by.
-        batch: fields `[rows, length]` of the global batch.
-        microbatches: how many parts to compute one after another; only one is in memory.
-        sharding: the `NamedSharding` of the fields.
+        batch: as for `summed`.
+        microbatches: as for `summed`.
+        sharding: as for `summed`.
     """
     differentiate = jax.value_and_grad(loss, has_aux=True)
-    if microbatches == 1:
+
+    def sums(params, batch):
         (total, weight), gradients = differentiate(params, batch)
         return total, weight, gradients
 
-    def add(sums, microbatch):
-        (total, weight), gradients = differentiate(params, microbatch)
-        return jax.tree.map(jnp.add, sums, (total, weight, gradients)), None
-
-    zero = jnp.zeros((), jnp.float32)
-    start = zero, zero, jax.tree.map(jnp.zeros_like, params)
-    return jax.lax.scan(add, start, split(batch, microbatches, sharding))[0]
+    return summed(sums, params, batch, microbatches=microbatches, sharding=sharding)

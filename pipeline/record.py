@@ -22,9 +22,11 @@ class Record:
         unigram_entropy: of the held-out targets, in nats per token.
         tokens: real positions trained on.
         positions: all positions computed, padding included.
+        documents: examples trained on, once for each batch that they are in.
+        flops: what the model's mathematics asked for in the training steps.
         skipped: steps without an update because they were not finite.
         evaluations: for each evaluated step, `eval_loss` in nats per token and `bits_per_byte`.
-        seconds: by phase.
+        seconds: by phase; together the time of all starts, up to the last checkpoint of each.
         compiles: compilations of the training step by bucket, in this start.
         compiles_after_start: compilations of the steps since the first step of this start.
         other_compiles: compilations of anything else since then.
@@ -35,6 +37,8 @@ class Record:
     unigram_entropy: float = math.nan
     tokens: int = 0
     positions: int = 0
+    documents: int = 0
+    flops: float = 0.0
     skipped: int = 0
     evaluations: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -51,10 +55,12 @@ class Record:
         """The share of computed positions that were padding."""
         return 1 - self.tokens / max(self.positions, 1)
 
-    def add(self, planned: PlannedBatch):
+    def add(self, planned: PlannedBatch, documents: int, flops: float):
         """Counts a batch that was trained on."""
         self.tokens += planned.num_tokens
         self.positions += planned.bucket.positions
+        self.documents += documents
+        self.flops += flops
 
     def evaluate(self, step: int, total: float, weight: float, text_bytes: int | None):
         """Notes an evaluation: the sum of losses in nats, of how many tokens and bytes."""
@@ -64,9 +70,11 @@ class Record:
         self.evaluations[str(step)] = values
         return values
 
-    def summary(self, steps: int) -> dict[str, Any]:
-        """What `summary.json` holds."""
+    def summary(self, steps: int, peak: float | None = None) -> dict[str, Any]:
+        """What `summary.json` holds; `peak` is that of all devices together, in FLOP/s."""
         evaluations = list(self.evaluations.values()) or [{}]
+        waiting, every = self.seconds.get("wait", 0.0), max(sum(self.seconds.values()), 1e-9)
+        training = max(self.seconds.get("train", 0.0) + waiting, 1e-9)
         return {
             "eval_loss_first": evaluations[0].get("eval_loss"),
             "eval_loss_last": evaluations[-1].get("eval_loss"),
@@ -75,13 +83,17 @@ class Record:
             "steps": steps,
             "tokens": self.tokens,
             "padding": self.padding,
+            "tokens_per_batch": self.tokens / max(steps, 1),
+            "documents_per_batch": self.documents / max(steps, 1),
+            "tokens_per_second": self.tokens / training,
+            "positions_per_second": self.positions / training,
+            "flop_utilisation": self.flops / training / peak if peak else None,
             "skipped_steps": self.skipped,
             "compiles": self.compiles,
             "compiles_after_start": self.compiles_after_start,
             "other_compiles": self.other_compiles,
-            "goodput": self.seconds.get("train", 0.0) / max(sum(self.seconds.values()), 1e-9),
-            "waiting": self.seconds.get("wait", 0.0)
-            / max(self.seconds.get("wait", 0.0) + self.seconds.get("train", 0.0), 1e-9),
+            "goodput": self.seconds.get("train", 0.0) / every,
+            "waiting": waiting / training,
             "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
         }
 

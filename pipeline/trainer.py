@@ -12,7 +12,7 @@ from etils import epath
 
 from pipeline import hosts, report
 from pipeline.checkpoint import Checkpoints
-from pipeline.compile_log import CompileLog
+from pipeline.compile_log import CompileGuard
 from pipeline.compiled import Compiled
 from pipeline.loader import Loader, load
 from pipeline.metrics import Clock, MetricsLog, Profile, Progress
@@ -74,20 +74,27 @@ class Trainer:
             self.config.steps,
             step,
             tokens=self.record.tokens,
-            waited=self.clock.seconds["wait"],
+            waited=self.clock["wait"],
             enabled=leads,
         )
-        self.loader, self.compiles, self.record.compiles_after_start = loader, CompileLog(), 0
-        self.stop = hosts.StopSignals()
+        self.loader, self.stop = loader, hosts.StopSignals()
+        self.guard = CompileGuard(
+            self.train_step.name,
+            self.eval_step.name,
+            on_compile=self.config.on_compile,
+            say=self.progress.say,
+        )
         try:
             step = self.loop(state, loader, step, profile)
-            self.checkpoints.close()
+            with self.clock("save"):
+                self.checkpoints.close()
         finally:  # what was measured before a failure is what explains it
             profile.close()
             self.progress.close()
             self.log.close()
-            self.compiles.close()
-        summarise(self.record, self.workdir, step)
+            self.guard.close()
+        self.note()
+        summarise(self.record, self.workdir, step, self.peak)
 
     def loop(self, state: Any, loader: Loader, step: int, profile: Profile) -> int:
         """As `train`, with the files open; returns the steps done."""
@@ -104,11 +111,11 @@ class Trainer:
             waited = time.perf_counter() - begin
             previous, running = running, None
             if step not in config.skip_steps:
-                with self.clock("train"), profile.step(step):
+                with self.clock("train"), profile.step(step, previous and previous[-1]):
                     state, values = self.train_step(state, batch)
                 running = step, waited, values
             self.settle(previous)  # while this step runs
-            self.guard(step)
+            self.guard.check(f"at step {step:,}")
             step += 1
             stopped = self.stop.asked(step)
             evaluates = step == config.steps or step % config.eval_every == 0
@@ -122,6 +129,7 @@ class Trainer:
                 self.save(step, state)
             if evaluates or saves:
                 self.since = time.perf_counter()
+        self.guard.check(f"after step {step - 1:,}")
         if stopped and step < config.steps:
             self.progress.say(f"{self.stop.reason}: saved step {step:,}; run again to go on")
         return step
@@ -137,7 +145,8 @@ class Trainer:
         documents = np.unique(planned.segments[:, 1])
         if not values.pop("finite"):
             self.nonfinite(step, planned, documents, values)
-        self.record.add(planned)
+        flops = self.flops(planned)
+        self.record.add(planned, len(documents), flops)
         now = time.perf_counter()
         seconds, self.since = now - self.since, now
         self.log.write(
@@ -151,19 +160,19 @@ class Trainer:
                 "positions": planned.bucket.positions,
                 "padding": 1 - planned.num_tokens / planned.bucket.positions,
                 "batch": planned.digest,
-                **self.speed(planned, waited, seconds),
+                **self.speed(planned, waited, seconds, flops),
             }
         )
         text = f"loss {values['loss']:.3f} · {planned.bucket} · padding {self.record.padding:.2%}"
-        self.progress.update(step + 1, self.record.tokens, self.clock.seconds["wait"], text)
+        self.progress.update(step + 1, self.record.tokens, self.clock["wait"], text)
 
-    def speed(self, planned: PlannedBatch, waited: float, seconds: float) -> dict[str, float]:
+    def speed(self, planned: PlannedBatch, waited: float, seconds: float, flops: float):
         """What depends on the clock; `seconds` is from the end of the step before to this one's."""
         values = {"waited": waited, "seconds": seconds}
         values["tokens_per_second"] = planned.num_tokens / seconds
         values["positions_per_second"] = planned.bucket.positions / seconds
         if self.peak:
-            values["flop_utilisation"] = self.flops(planned) / seconds / self.peak
+            values["flop_utilisation"] = flops / seconds / self.peak
         return values
 
     def nonfinite(self, step: int, planned: PlannedBatch, documents: np.ndarray, values):
@@ -183,24 +192,6 @@ class Trainer:
         self.record.skipped += 1
         self.progress.say(f"no update: {text}")
 
-    def guard(self, step: int):
-        """Says, or stops, when a step was compiled since the last look.
-
-        What others compile, such as orbax to let hosts wait for each other, is only counted.
-        """
-        names, ours = self.compiles.names, (self.train_step.name, self.eval_step.name)
-        again = [name for name in names if any(step in name for step in ours)]
-        self.record.other_compiles = len(names) - len(again)
-        if len(again) > self.record.compiles_after_start:
-            self.record.compiles_after_start = len(again)
-            text = (
-                f"compiled at step {step:,}, after the start: {again[-1]}. A shape, dtype or "
-                "sharding has changed that was not compiled before step 0"
-            )
-            if self.config.on_compile == "stop":
-                raise RuntimeError(f"{text}; --config.on_compile=warn goes on all the same")
-            self.progress.say(f"warning: {text}")
-
     def evaluate(self, state: Any, step: int):
         """Evaluates on every held-out document once; sums are kept as Python floats."""
         total = weight = 0.0
@@ -218,18 +209,23 @@ class Trainer:
         """Starts to write a checkpoint of the state after `step` steps."""
         with self.clock("save"):
             self.log.flush()
-            self.record.compiles = {
-                str(bucket): program.compiles
-                for bucket, program in self.train_step.programs.items()
-            }
-            self.record.seconds = dict(self.clock.seconds)
+            self.note()
             data, run = self.loader.get_state(), self.record.as_json()
             self.checkpoints.save(step, state, data=data, run=run)
 
+    def note(self):
+        """Brings the record's compilations and seconds up to now."""
+        self.record.compiles = {
+            str(bucket): program.compiles for bucket, program in self.train_step.programs.items()
+        }
+        self.record.compiles_after_start = self.guard.again
+        self.record.other_compiles = self.guard.others
+        self.record.seconds = self.clock.seconds()
 
-def summarise(record: Record, workdir: epath.Path, step: int):
+
+def summarise(record: Record, workdir: epath.Path, step: int, peak: float | None = None):
     """Prints the summary and writes it to `summary.json`, on one host."""
     if jax.process_index() == 0:
-        text = json.dumps(record.summary(step), indent=1)
+        text = json.dumps(record.summary(step, peak), indent=1)
         (workdir / "summary.json").write_text(text + "\n")
         print(text)

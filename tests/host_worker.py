@@ -117,15 +117,27 @@ def prepare(asked):
     return {"fingerprint": corpus.fingerprint, "tokenised": Counting.used}
 
 
+def count(asked):
+    index, several = jax.process_index(), jax.process_count() > 1
+    memory = [1500, None][index] if several else None
+    return {
+        "count": jax.process_count(),
+        "index": index,
+        "smallest": hosts.smallest(memory),
+    }
+
+
+DO = {f.__name__: f for f in (batches, agree, prepare, gradients, count)}
+
+
 def main():
     asked = json.loads(sys.argv[1])
-    if asked["count"] > 1:
+    if asked.get("platform"):
+        hosts.connect(None, None, None, wait=20)
+    elif asked["count"] > 1:
         hosts.connect(f"127.0.0.1:{asked['port']}", asked["count"], asked["index"], wait=20)
     with hosts.leaving_together():
-        answer = {"batches": batches, "agree": agree, "prepare": prepare, "gradients": gradients}[
-            asked["do"]
-        ](asked)
-        print("ANSWER", json.dumps(answer), flush=True)
+        print("ANSWER", json.dumps(DO[asked["do"]](asked)), flush=True)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from pipeline import Bucket, Compiled
-from pipeline.compile_log import CompileLog
+from pipeline.compile_log import CompileGuard, CompileLog
 from pipeline.compiled import table
 from pipeline.microbatches import allowed, split, summed_gradients
 
@@ -109,6 +109,47 @@ def test_every_bucket_is_compiled_once_and_nothing_after_that(sharding, params):
     log.close()
 
 
+def test_the_guard_says_which_step_was_compiled_again_and_what_has_changed():
+    @jax.jit
+    def guarded(batch):
+        return batch["inputs"].sum()
+
+    @jax.jit
+    def other(x):
+        return x + 1
+
+    batch = {"inputs": jnp.ones((2, 3))}
+    guarded(batch)
+    warnings = []
+    with CompileGuard("guarded", on_compile="warn", say=warnings.append) as guard:
+        guarded(batch)
+        other(jnp.zeros(()))
+        guard.check("at step 1")
+        assert (guard.again, guard.others > 0, warnings) == (0, True, [])
+        guarded({"inputs": jnp.ones((2, 3), jnp.int32)})
+        guard.check("at step 2")
+        guard.check("at step 3")
+    (warning,) = warnings
+    for part in ("at step 2", "jit(guarded)", "'inputs'", "now i32[2,3] and before f32[2,3]"):
+        assert part in warning
+    with CompileGuard("guarded") as guard:
+        guarded({"inputs": jnp.ones((4, 3))})
+        with pytest.raises(RuntimeError, match=r"now f32\[4,3\]"):
+            guard.check("at step 4")
+    with pytest.raises(ValueError, match="'stop' or 'warn'"):
+        CompileGuard("guarded", on_compile="raise")
+
+
+def test_what_is_held_besides_counts(sharding, params):
+    specs = specs_of(sharding, (8, 8))
+    one = {"moment": jax.ShapeDtypeStruct((4, 100), jnp.float32, sharding=sharding)}
+    free, held = (
+        Compiled(make_step(sharding), params, specs, report=None, held=h) for h in ({}, one)
+    )
+    (less,), (more,) = free.programs.values(), held.programs.values()
+    assert more.memory - less.memory == 400  # a quarter of it on each of four devices
+
+
 def test_what_was_not_compiled_is_refused_before_xla(sharding, params, mesh):
     step = Compiled(make_step(sharding), params, specs_of(sharding, (8, 8)), report=None)
     good = batch_of(sharding, (8, 8))
@@ -145,7 +186,7 @@ def test_auto_splits_only_the_bucket_that_is_over_the_budget(sharding, params):
     assert second.searched >= 1
     assert second.compiles == 1
     assert second.memory <= budget < long
-    assert f"{second.microbatches}" in table(step.programs.items(), budget)
+    assert f"{second.microbatches}" in table(step)
     assert any("microbatches" in line for line in lines)
     batch = batch_of(sharding, (32, 512))
     for one, other in zip(

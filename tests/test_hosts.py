@@ -87,6 +87,31 @@ def test_a_process_that_differs_stops_all_of_them_and_is_named(shared, tmp_path,
         assert f"process 1: {sentence}" in output
 
 
+def test_slurm_says_how_many_there_are(tmp_path):
+    port = free_port()
+    environments = [
+        {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_NTASKS": "2"}
+        | {"SLURM_PROCID": str(index), "SLURM_LOCALID": "0", "JAX_COORDINATOR_PORT": str(port)}
+        for index in range(2)
+    ]
+    # What a batch script sees that starts no task: nobody else is there to wait for.
+    environments.append({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2"})
+    asked = json.dumps({"do": "count", "platform": True})
+    groups = [
+        Group(
+            [[sys.executable, "tests/host_worker.py", asked]], tmp_path / str(n), environment(**e)
+        )
+        for n, e in enumerate(environments)
+    ]
+    assert [group.wait() for group in groups] == [[0]] * 3, [group.outputs() for group in groups]
+    found = [re.findall(r"^ANSWER (.*)$", group.outputs()[0], re.M)[-1] for group in groups]
+    assert [json.loads(each) for each in found] == [
+        {"count": 2, "index": 0, "smallest": 1024},
+        {"count": 2, "index": 1, "smallest": 1024},
+        {"count": 1, "index": 0, "smallest": None},
+    ]
+
+
 def test_fewer_examples_than_hosts_still_make_equal_steps(tmp_path):
     for count in (1, 3):
         examples = [np.arange(5, dtype=np.int32)] * count

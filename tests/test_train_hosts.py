@@ -1,5 +1,6 @@
 """The training program on several hosts: equal results, elastic resume, hosts that go."""
 
+import re
 import signal
 import sys
 import time
@@ -7,6 +8,8 @@ import time
 import numpy as np
 import pytest
 
+from pipeline import Bucket, Corpus, Plan
+from pipeline.checkpoint import Checkpoints
 from tests.processes import TIME_LIMIT, Group, environment, free_port
 from tests.test_train import lines, summary, text  # noqa: F401
 
@@ -54,6 +57,34 @@ def alone(text, tmp_path_factory):  # noqa: F811
     workdir = tmp_path_factory.mktemp("alone")
     run(text, workdir, 1)
     return workdir
+
+
+def assert_every_example_once(workdir):
+    """In each whole epoch of the log, the batches that ran hold every position once."""
+    corpus = Corpus.open(workdir / "corpus/train")
+    fingerprint = Checkpoints(workdir / "checkpoints").restore_json(40)[0]["plans"][0][
+        "fingerprint"
+    ]
+    shapes = re.search("buckets=([^;]*)", fingerprint).group(1).split("+")
+    plan = Plan(corpus, [Bucket(*map(int, shape.split("x"))) for shape in shapes])
+    assert plan.fingerprint == fingerprint
+    steps = steps_of(workdir)
+    per_epoch = plan.num_batches()
+    assert len(steps) >= 2 * per_epoch
+    for first in (0, per_epoch):
+        ran = [plan.batch(line["step"]) for line in steps[first : first + per_epoch]]
+        assert [each.digest for each in ran] == [
+            line["batch"] for line in steps[first : first + per_epoch]
+        ]
+        seen = np.concatenate([each.segments for each in ran])
+        positions = [
+            np.sort(np.concatenate([np.arange(begin, begin + size) for begin, size in pieces]))
+            for example in range(len(corpus))
+            if len(pieces := seen[seen[:, 1] == example, 2:])
+        ]
+        assert len(positions) == len(corpus)
+        for found, length in zip(positions, corpus.lengths, strict=True):
+            assert found.tolist() == list(range(length))
 
 
 def assert_same_run(workdir, alone):
@@ -115,6 +146,7 @@ def test_sigkill_to_one_of_four_ends_the_others_and_three_continue(
     assert "most likely because another has gone" in said, said
     run(text, tmp_path, 3)
     assert_same_run(tmp_path, alone)
+    assert_every_example_once(tmp_path)
 
 
 def test_rows_that_do_not_divide_name_the_multiple_to_use(alone, text, tmp_path):  # noqa: F811

@@ -97,8 +97,66 @@ def test_a_step_compiled_after_the_start_stops_the_run(corpus, buckets, tmp_path
         return original(self, state, batch)
 
     monkeypatch.setattr(Compiled, "__call__", sneaky)
-    with pytest.raises(RuntimeError, match="compiled at step 4, after the start"):
+    with pytest.raises(
+        RuntimeError, match=r"compiled at step 4, after the start: jit\(train_step\)"
+    ):
         run(corpus, buckets, tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
+    assert [line["step"] for line in lines if "loss" in line] == [0, 1, 2, 3]
+
+
+def test_the_seconds_of_all_phases_are_those_that_have_passed(corpus, buckets, tmp_path):
+    begin = time.perf_counter()
+    record = run(corpus, buckets, tmp_path)
+    passed = time.perf_counter() - begin
+    assert 0.5 * passed < sum(record.seconds.values()) < passed
+    assert {"train", "wait", "evaluate", "save", "other"} == set(record.seconds)
+
+
+def test_the_summary_says_how_fast_and_how_large_batches_were():
+    record = Record(config={}, tokens=900, positions=1000, documents=40, flops=6e9)
+    record.seconds = {"train": 2.0, "wait": 1.0, "compile": 7.0}
+    values = record.summary(10, peak=4e9)
+    assert values["tokens_per_second"] == 300
+    assert values["positions_per_second"] == pytest.approx(1000 / 3)
+    assert (values["tokens_per_batch"], values["documents_per_batch"]) == (90, 4)
+    assert values["flop_utilisation"] == 0.5
+    assert values["goodput"] == 0.2
+    assert values["waiting"] == pytest.approx(1 / 3)
+    assert record.summary(10)["flop_utilisation"] is None
+
+
+def test_blocks_within_blocks_are_counted_once(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(metrics.time, "perf_counter", lambda: now[0])
+    clock = Clock({"train": 5.0})
+    with clock("train"):
+        now[0] = 2.0
+        with clock("wait"):
+            now[0] = 5.0
+            assert clock.seconds() == {"train": 7.0, "other": 0.0, "wait": 3.0}
+        now[0] = 6.0
+    now[0] = 10.0
+    assert clock.seconds() == {"train": 8.0, "other": 4.0, "wait": 3.0}
+
+
+def test_tensorboard_keeps_the_evaluation_at_the_step_that_is_gone_on_from(tmp_path, monkeypatch):
+    import tensorboardX
+
+    drawn = []
+    monkeypatch.setattr(
+        tensorboardX.SummaryWriter,
+        "add_scalar",
+        lambda self, name, value, step: drawn.append((name, value, step)),
+    )
+    log = MetricsLog(tmp_path, 0)
+    for line in ({"step": 3, "loss": 1.0}, {"step": 4, "eval_loss": 2.0}, {"step": 4, "loss": 3.0}):
+        log.write(line)
+    log.close()
+    drawn.clear()
+    MetricsLog(tmp_path, 4).close()
+    assert drawn == [("eval_loss", 2.0, 4)]
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
 
 
 def test_where_files_cannot_be_appended_to_they_are_written_whole(tmp_path, monkeypatch):
