@@ -10,6 +10,7 @@ decoder on lengths like WikiText's: padded to the longest, packed and masked, pa
 All figures of one table come from one run; times are the best of several, taken in turn.
 """
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -27,8 +28,9 @@ from models.decoder import Decoder
 from models.flops import training_flops
 from models.loss import chunked_cross_entropy
 from models.parameters import decay_mask
+from pipeline import Bucket, Plan
+from pipeline.peaks import peak_of
 
-PEAK = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L4": 121e12}  # dense bfloat16 FLOP/s
 REPEATS = 3
 
 
@@ -41,7 +43,10 @@ def main() -> None:
         growth_table([2048, 4096, 8192, 16384], heads=8, dtype="float32")
     else:
         attention_table(
-            [2048, 4096, 8192, 16384], ["XLA", "cuDNN", "blocked"], heads=16, dtype="bfloat16"
+            [2048, 4096, 8192, 16384],
+            ["XLA", "cuDNN", "blocked", "triton"],
+            heads=16,
+            dtype="bfloat16",
         )
         training_table(device.device_kind)
 
@@ -141,14 +146,14 @@ def training_table(kind: str, *, sizes: dict[str, dict] | None = None, length: i
         "125M": {"num_layers": 12, "width": 768, "num_heads": 12, "mlp_width": 2048},
         "350M": {"num_layers": 24, "width": 1024, "num_heads": 16, "mlp_width": 2816},
     }
-    peak = next((flops for name, flops in PEAK.items() if name in kind), None)
+    peak = peak_of(kind)
     print(f"\ntraining step, WikiText-like lengths (mean ≈ 103, at most 512), rows of {length}")
     print(f"{'model':<8}{'batches':<28}{'tokens/s':>12}{'TFLOP/s':>10}{'MFU':>8}")
     for name, size in sizes.items():
         for batches, attention, packed in (
             ("padded to the longest", "dense", False),
             ("packed, dense", "dense", True),
-            ("packed, segments skipped", "blocked", True),
+            ("packed, segments skipped", "auto", True),
         ):
             config = TransformerConfig(
                 vocab_size=32768, num_kv_heads=size["num_heads"], dtype="bfloat16",
@@ -161,28 +166,16 @@ def training_table(kind: str, *, sizes: dict[str, dict] | None = None, length: i
 
 def batch_stream(length: int, packed: bool) -> Iterator[np.ndarray]:
     """Yield segment ids [rows, row length] of 16 × `length` positions of lognormal documents."""
-    rng = np.random.default_rng(2)
-    while True:
-        lengths = np.clip(rng.lognormal(4.2, 0.95, 4096).astype(int), 2, 512)
-        if not packed:
-            rows = 16 * length // 512
-            documents = lengths[:rows]
-            ids = np.arange(documents.max())[None] < documents[:, None]
-            yield np.pad(ids, ((0, 0), (0, 512 - ids.shape[1]))).astype(np.int32)
-            continue
-        free, batch = np.full(16, length), [[] for _ in range(16)]
-        for size in sorted(lengths[: 16 * length // 110], reverse=True):  # best fit, decreasing
-            fits = np.flatnonzero(free >= size)
-            if len(fits):
-                row = fits[np.argmin(free[fits])]
-                batch[row].append(size)
-                free[row] -= size
-        yield np.stack(
-            [
-                np.pad(np.repeat(np.arange(1, len(row) + 1), row), (0, hole))
-                for row, hole in zip(batch, free, strict=True)
-            ]
-        ).astype(np.int32)
+    lengths = np.random.default_rng(2).lognormal(4.2, 0.95, 1 << 16).clip(2, 512).astype(int)
+    bucket = Bucket(16, length) if packed else Bucket(16 * length // 512, 512)
+    plan = Plan(lengths, [bucket], packing="best_fit" if packed else "none")
+    for number in itertools.count():
+        ids = np.zeros(bucket.shape, np.int32)
+        rows = itertools.groupby(plan.batch(number).segments, key=lambda segment: segment[0])
+        for row, segments in rows:
+            sizes = [size for *_, size in segments]
+            ids[row, : sum(sizes)] = np.repeat(np.arange(1, len(sizes) + 1), sizes)
+        yield ids
 
 
 def training_speed(config: TransformerConfig, batches: Iterator[np.ndarray]) -> tuple[float, float]:
