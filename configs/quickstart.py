@@ -10,7 +10,7 @@ def get_config() -> ConfigDict:
     config.steps = 200
 
     # Where text comes from: `tfds`, a prepared data set ("python_stdlib" makes itself), or
-    # `files`, names or globs of .jsonl and text files, also .gz and .zst.
+    # `files`, names or globs of files; their ends tell the kind (.jsonl, .parquet, .txt.gz, …).
     config.train = ConfigDict({"tfds": "python_stdlib", "files": "", "split": "train"})
     config.eval = ConfigDict({"tfds": "python_stdlib", "files": "", "split": "validation"})
     for part in (config.train, config.eval):

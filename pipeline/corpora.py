@@ -14,9 +14,9 @@ def open_source(fields: Any, data_dir: epath.Path) -> sources.Source:
 
     Args:
         fields: has `tfds` (the name of a prepared data set, or "python_stdlib") or `files` (names
-            or globs, separated by commas; `.jsonl` files hold an object per line, others text),
-            one of them empty; `split`, of a TFDS data set; `begin` and `end`, the share of the
-            records that is wanted, from 0.0 to 1.0.
+            or globs, separated by commas, of a kind that `sources.open_files` tells from their
+            ends), one of them empty; `split`, of a data set that has some; `begin` and `end`, the
+            share of the records that is wanted, from 0.0 to 1.0.
         data_dir: where "python_stdlib" is made.
 
     Raises:
@@ -32,10 +32,8 @@ def open_source(fields: Any, data_dir: epath.Path) -> sources.Source:
         source = sources.PythonStdlib(fields.split, data_dir=data_dir)
     elif fields.tfds:
         source = sources.Tfds(fields.tfds, fields.split)
-    elif ".jsonl" in fields.files:
-        source = sources.JsonLines(fields.files.split(","))
     else:
-        source = sources.TextFiles(fields.files.split(","))
+        source = sources.open_files(fields.files.split(","), fields.split)
     if (fields.begin, fields.end) != (0.0, 1.0):
         source = sources.Slice(source, fields.begin, fields.end)
     return source

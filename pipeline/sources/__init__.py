@@ -1,10 +1,28 @@
-"""Sources: records by number, from text and JSON files, TFDS, and the standard library itself."""
+"""Sources: records by number, from files of many kinds, TFDS, Python, and its standard library."""
 
+from pipeline.sources.array_records import ArrayRecords
+from pipeline.sources.arrow import ArrowFiles, HuggingFace
 from pipeline.sources.json_lines import JsonLines
+from pipeline.sources.named import open_files
+from pipeline.sources.parquet import ParquetFiles
 from pipeline.sources.python_stdlib import PythonStdlib
+from pipeline.sources.records import Records
 from pipeline.sources.slice import Slice
 from pipeline.sources.source import Source
 from pipeline.sources.text_files import TextFiles
 from pipeline.sources.tfds import Tfds
 
-__all__ = ["JsonLines", "PythonStdlib", "Slice", "Source", "TextFiles", "Tfds"]
+__all__ = [
+    "ArrayRecords",
+    "ArrowFiles",
+    "HuggingFace",
+    "JsonLines",
+    "ParquetFiles",
+    "PythonStdlib",
+    "Records",
+    "Slice",
+    "Source",
+    "TextFiles",
+    "Tfds",
+    "open_files",
+]

@@ -1,5 +1,6 @@
 """Files of a source: found by name or glob, decompressed while read, told apart by content."""
 
+import bisect
 import gzip
 import hashlib
 import io
@@ -136,6 +137,25 @@ def digest(files: Iterable[epath.Path]) -> str:
                 file.seek((size - SAMPLE) * number // (SAMPLES - 1))
                 sha.update(file.read(SAMPLE))
     return sha.hexdigest()[:12]
+
+
+def locate(first: Sequence[int], index: int) -> tuple[int, int]:
+    """Which of many holds record `index`, and its number there.
+
+    >>> locate([0, 3, 3, 5], 4)
+    (2, 1)
+
+    Args:
+        first: the number of the first record of each, ascending from 0, and of all records.
+        index: the record.
+
+    Raises:
+        IndexError: there is no such record.
+    """
+    if not 0 <= index < first[-1]:
+        raise IndexError(f"record {index} of {first[-1]:,}")
+    number = bisect.bisect_right(first, index) - 1
+    return number, index - first[number]
 
 
 def described(paths: Sequence[epath.Path]) -> str:

@@ -1,0 +1,200 @@
+"""Each kind of source gives the same records as the list they were written from."""
+
+import json
+import pickle
+
+import grain
+import numpy as np
+import pyarrow as pa
+import pytest
+from array_record.python.array_record_module import ArrayRecordWriter
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import feather, parquet
+
+from pipeline.corpora import open_source
+from pipeline.sources import (
+    ArrayRecords,
+    ArrowFiles,
+    HuggingFace,
+    JsonLines,
+    ParquetFiles,
+    Records,
+    TextFiles,
+    open_files,
+)
+from pipeline.sources.source import read_texts, where
+
+RECORDS = [
+    {"text": f"né {number}", "turns": [{"role": "user", "content": "x" * (number % 5)}]}
+    for number in range(60)
+]
+
+
+def write_array_record(path, records):
+    writer = ArrayRecordWriter(str(path), "group_size:1")
+    for record in records:
+        writer.write(json.dumps(record).encode())
+    writer.close()
+
+
+def write_stream(path, records, at_once=7):
+    with pa.ipc.new_stream(str(path), pa.Table.from_pylist(records).schema) as writer:
+        for batch in pa.Table.from_pylist(records).to_batches(max_chunksize=at_once):
+            writer.write_batch(batch)
+
+
+def save_to_disk(directory, records):
+    """As `datasets` lays it out: streams, and a state that names them."""
+    directory.mkdir(parents=True)
+    names = [f"data-0000{number}-of-00002.arrow" for number in range(2)]
+    for name, mine in zip(names, (records[:25], records[25:]), strict=True):
+        write_stream(directory / name, mine)
+    state = {"_data_files": [{"filename": name} for name in names], "_fingerprint": "f"}
+    (directory / "state.json").write_text(json.dumps(state))
+
+
+def make(kind, directory):
+    """A source of RECORDS in two files with many groups."""
+    halves = RECORDS[:25], RECORDS[25:]
+    for number, records in enumerate(halves):
+        table, path = pa.Table.from_pylist(records), directory / f"{number}.{kind}"
+        match kind:
+            case "array_record":
+                write_array_record(path, records)
+            case "parquet":
+                parquet.write_table(table, path, row_group_size=10)
+            case "feather":
+                feather.write_feather(table, str(path), compression="lz4", chunksize=4)
+            case "arrow":
+                write_stream(path, records)
+            case "jsonl":
+                path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    names = str(directory / f"*.{kind}")
+    match kind:
+        case "array_record":
+            return ArrayRecords(names, parse=json.loads)
+        case "hugging_face":
+            save_to_disk(directory / "saved", RECORDS)
+            return HuggingFace(directory / "saved")
+        case "list":
+            return Records(RECORDS)
+        case "map_dataset":
+            return Records(grain.MapDataset.source(RECORDS))
+    return open_files([names])
+
+
+KINDS = [
+    *("array_record", "parquet", "feather", "arrow", "jsonl"),
+    *("hugging_face", "list", "map_dataset"),
+]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def source(request, tmp_path_factory):
+    return make(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@given(st.lists(st.integers(0, len(RECORDS) - 1), max_size=30))
+def test_records_are_the_same_in_any_order(source, order):
+    assert len(source) == len(RECORDS)
+    assert source.__getitems__(order) == [RECORDS[index] for index in order]
+
+
+def test_a_source_pickles_and_says_where_a_record_is(source):
+    assert source[59] == RECORDS[59]
+    again = pickle.loads(pickle.dumps(source))
+    assert again.fingerprint == source.fingerprint
+    assert again[30] == RECORDS[30]
+    assert len(str(source)) < 200
+    assert where(source, 30).endswith(("record 5", "row 5", "line 6", "record 30"))
+    for index in (60, -1):
+        with pytest.raises(IndexError):
+            source.__getitems__([index])
+
+
+def test_what_a_record_lacks_is_said_with_its_place(source):
+    with pytest.raises(ValueError, match=r"(row|record|line) \d+.* has no field 'body'"):
+        read_texts(source, [30], "body")
+    with pytest.raises(ValueError, match="'turns' holds list, not text"):
+        read_texts(source, [30], "turns")
+
+
+def test_array_records_without_a_parser_are_text(tmp_path):
+    write_array_record(tmp_path / "a.array_record", RECORDS)
+    source = open_files([str(tmp_path / "a.array_record")])
+    assert isinstance(source, ArrayRecords)
+    assert json.loads(read_texts(source, [3], "text")[0]) == RECORDS[3]
+    assert source.fingerprint != ArrayRecords(source.files, parse=json.loads).fingerprint
+    wrong = ArrayRecords(source.files, parse=int)
+    with pytest.raises(ValueError, match=r"a\.array_record, record 2 cannot be parsed by int"):
+        wrong[2]
+
+
+@pytest.mark.parametrize("kind", [ArrayRecords, ParquetFiles, ArrowFiles])
+def test_a_damaged_file_is_named(tmp_path, kind):
+    name = "broken.data"
+    (tmp_path / name).write_bytes(b"nothing that anyone would have written " * 20)
+    with pytest.raises(ValueError, match=r"broken\.data (cannot be read as|is not a whole) "):
+        len(kind(tmp_path / name))
+
+
+def test_only_the_columns_that_are_wanted_are_read(tmp_path):
+    for kind in ("parquet", "feather"):
+        make(kind, tmp_path)
+        cls = ParquetFiles if kind == "parquet" else ArrowFiles
+        source = cls(tmp_path / f"*.{kind}", columns=["text"])
+        assert source[59] == {"text": "né 59"}
+        with pytest.raises(ValueError, match=r"has no column 'body' \(its columns: text, turns\)"):
+            len(cls(tmp_path / f"*.{kind}", columns=["body"]))
+
+
+def test_a_saved_data_set_has_its_splits(tmp_path):
+    for split in ("train", "test"):
+        save_to_disk(tmp_path / "saved" / split, RECORDS[: 40 if split == "train" else 30])
+    (tmp_path / "saved" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    assert len(HuggingFace(tmp_path / "saved", "train")) == 40
+    assert len(open_files([str(tmp_path / "saved")], "test")) == 30
+    with pytest.raises(ValueError, match="no split 'dev'; its splits are train, test"):
+        HuggingFace(tmp_path / "saved", "dev")
+    with pytest.raises(ValueError, match="is one data set and has no splits"):
+        HuggingFace(tmp_path / "saved" / "train", "train")
+    with pytest.raises(FileNotFoundError, match=r"no data set in .* \(no state.json\)"):
+        HuggingFace(tmp_path)
+    state = tmp_path / "saved" / "test" / "state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"_indices_data_files": [{}]}))
+    with pytest.raises(ValueError, match="call flatten_indices"):
+        HuggingFace(tmp_path / "saved", "test")
+
+
+def test_records_in_python_are_told_apart_by_content():
+    prints = {
+        Records(entries).fingerprint
+        for entries in (["a", "b"], ["a", "c"], ["a"], [{"text": "a", "ids": np.arange(3)}])
+    }
+    assert len(prints) == 4
+    assert Records([b"a", b"b"]).fingerprint == Records(["a", "b"]).fingerprint
+    assert Records(["a"], fingerprint="mine").fingerprint == "mine"
+    with pytest.raises(ValueError, match="records is a generator, without random access"):
+        Records(number for number in range(3))
+    with pytest.raises(ValueError, match="record 1 is a int; a record is a dict, or text"):
+        Records(["a", 5])[1]
+    filtered = grain.MapDataset.source(["a", "b"]).filter(lambda text: text == "a")
+    with pytest.raises(ValueError, match=r"record 1 is a NoneType.*filter before"):
+        Records(filtered)[1]
+
+
+def test_a_config_names_files_of_every_kind(tmp_path):
+    from ml_collections import ConfigDict
+
+    for kind, cls in (("parquet", ParquetFiles), ("jsonl", JsonLines), ("feather", ArrowFiles)):
+        make(kind, tmp_path)
+        files = f"{tmp_path}/0.{kind},{tmp_path}/1.{kind}"
+        fields = ConfigDict({"files": files, "tfds": "", "split": "", "begin": 0.0, "end": 1.0})
+        source = open_source(fields, tmp_path)
+        assert isinstance(source, cls)
+        assert source[59] == RECORDS[59]
+    (tmp_path / "a.txt").write_text("one\n")
+    assert isinstance(open_files([str(tmp_path / "a.txt")]), TextFiles)
+    with pytest.raises(ValueError, match="are of several kinds"):
+        open_files([str(tmp_path / "a.txt"), str(tmp_path / "0.parquet")])
