@@ -11,7 +11,7 @@ from pipeline.fit import fit_buckets
 from pipeline.plan import Plan, PlannedBatch
 
 if TYPE_CHECKING:
-    from pipeline import sources, tokenizers
+    from pipeline import sources, templates, tokenizers
     from pipeline.compact import spread
     from pipeline.compile_log import CompileGuard
     from pipeline.compiled import Compiled
@@ -32,6 +32,7 @@ _LATER = {
     "rename": "spelling",
     "sources": None,
     "spread": "compact",
+    "templates": None,
     "to_global": "sharding",
     "tokenizers": None,
 }
@@ -51,6 +52,7 @@ __all__ = [
     "rename",
     "sources",
     "spread",
+    "templates",
     "to_global",
     "tokenizers",
 ]

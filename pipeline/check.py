@@ -67,7 +67,7 @@ def _check_vocabulary(corpus: Corpus, tell: Callable[[str], None]) -> None:
         examples = np.arange(first, last)
         fields = corpus.read(examples, np.zeros_like(examples), lengths[first:last])
         for name, ids in fields.items():
-            if not len(ids):
+            if not len(ids) or name == "loss_weights":
                 continue
             low, high = min(low, int(ids.min())), max(high, int(ids.max()))
             limit = (1 << 31) if corpus.vocab_size is None else corpus.vocab_size

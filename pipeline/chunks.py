@@ -20,37 +20,49 @@ CHUNK = 1 << 20
 class Chunk:
     """Consecutive examples: flat int32 tokens, the count of each, and UTF-8 bytes of their text.
 
-    `text_bytes` is None where no text is known (a corpus made of arrays).
+    `text_bytes` is None where no text is known (a corpus made of arrays); `weights`, float32 and
+    flat as the tokens are, where each token weighs the same.
     """
 
     flat: np.ndarray
     counts: np.ndarray
     text_bytes: np.ndarray | None
+    weights: np.ndarray | None = None
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the counts and the tokens."""
+        """SHA-256 of the counts, the tokens and the weights."""
         sha = hashlib.sha256(np.ascontiguousarray(self.counts, "<u4").data)
         sha.update(np.ascontiguousarray(self.flat, "<i4").data)
+        if self.weights is not None:
+            sha.update(np.ascontiguousarray(self.weights, "<f4").data)
         return sha.hexdigest()
 
     def split(self, examples: int) -> tuple["Chunk", "Chunk"]:
         """The first `examples` and the rest, as views."""
-        at, text = int(self.counts[:examples].sum()), self.text_bytes
-        texts = (None, None) if text is None else (text[:examples], text[examples:])
-        return (
-            Chunk(self.flat[:at], self.counts[:examples], texts[0]),
-            Chunk(self.flat[at:], self.counts[examples:], texts[1]),
+        at = int(self.counts[:examples].sum())
+        return self._sliced(slice(examples), slice(at)), self._sliced(
+            slice(examples, None), slice(at, None)
+        )
+
+    def _sliced(self, examples: slice, tokens: slice) -> "Chunk":
+        return Chunk(
+            self.flat[tokens],
+            self.counts[examples],
+            None if self.text_bytes is None else self.text_bytes[examples],
+            None if self.weights is None else self.weights[tokens],
         )
 
     @classmethod
     def joined(cls, chunks: Sequence["Chunk"]) -> "Chunk":
-        """One chunk of many; all of them know their text, or none does."""
+        """One chunk of many; all of them know their text and their weights, or none does."""
         texts = [chunk.text_bytes for chunk in chunks if chunk.text_bytes is not None]
+        weights = [chunk.weights for chunk in chunks if chunk.weights is not None]
         return cls(
             np.concatenate([chunk.flat for chunk in chunks]),
             np.concatenate([chunk.counts for chunk in chunks]),
             np.concatenate(texts) if texts else None,
+            np.concatenate(weights) if weights else None,
         )
 
 
@@ -74,23 +86,48 @@ def cut(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
         yield Chunk.joined(held)
 
 
-def chunks_of(examples: Iterable[Any], vocab_size: int | None) -> Iterator[Chunk]:
+def chunks_of(
+    examples: Iterable[Any], vocab_size: int | None, weights: Iterable[Any] | None = None
+) -> Iterator[Chunk]:
     """The examples in chunks, each example checked."""
     held: list[np.ndarray] = []
-    tokens = 0
+    weighed: list[np.ndarray] = []
+    tokens, given = 0, None if weights is None else iter(weights)
     for number, example in enumerate(examples):
         held.append(_checked(example, number, vocab_size))
+        if given is not None:
+            weighed.append(_weights(next(given, None), number, len(held[-1])))
         tokens += len(held[-1])
         if tokens >= CHUNK or len(held) >= CHUNK:
-            yield _chunk(held)
-            held, tokens = [], 0
+            yield _chunk(held, weighed)
+            held, weighed, tokens = [], [], 0
     if held:
-        yield _chunk(held)
+        yield _chunk(held, weighed)
 
 
-def _chunk(arrays: list[np.ndarray]) -> Chunk:
+def _chunk(arrays: list[np.ndarray], weights: list[np.ndarray]) -> Chunk:
     counts = np.fromiter(map(len, arrays), np.int64, len(arrays))
-    return Chunk(np.concatenate(arrays, dtype=np.int32, casting="unsafe"), counts, None)
+    flat = np.concatenate(arrays, dtype=np.int32, casting="unsafe")
+    return Chunk(flat, counts, None, np.concatenate(weights) if weights else None)
+
+
+def _weights(weights: Any, number: int, tokens: int) -> np.ndarray:
+    if weights is None:
+        raise ValueError(
+            f"example {number} has no weights; give weights for every example, or none at all"
+        )
+    array = np.asarray(weights, np.float32)
+    if array.shape != (tokens,):
+        raise ValueError(
+            f"the weights of example {number} have shape {array.shape}; they are one number for "
+            f"each of its {tokens} tokens"
+        )
+    if not (np.isfinite(array).all() and (array >= 0).all()):
+        raise ValueError(
+            f"the weights of example {number} hold {array[~(array >= 0) | ~np.isfinite(array)][0]};"
+            " a weight is a finite number from 0 up"
+        )
+    return array
 
 
 def _checked(example: Any, number: int, vocab_size: int | None) -> np.ndarray:

@@ -17,7 +17,7 @@ from pipeline.atomic import alone, is_local, written
 from pipeline.chunks import Chunk, chunks_of, cut
 from pipeline.parts import Part, read_part
 from pipeline.pieces import MappedPieces, RangedPieces
-from pipeline.tasks import CAUSAL, TASKS
+from pipeline.tasks import TASKS, Task, task_named
 from pipeline.writer import LENGTHS, MANIFEST, SCHEMA_VERSION, Writer, require_same_origin
 
 
@@ -68,15 +68,24 @@ class Corpus:
 
     @classmethod
     def from_arrays(
-        cls, examples: Iterable[Any], directory: epath.PathLike, *, vocab_size: int | None = None
+        cls,
+        examples: Iterable[Any],
+        directory: epath.PathLike,
+        *,
+        vocab_size: int | None = None,
+        weights: Iterable[Any] | None = None,
+        task: str = "causal",
     ) -> "Corpus":
-        """A corpus of causal text that is tokenised already.
+        """A corpus of examples that are tokenised already.
 
         Args:
             examples: 1-D integer arrays (or lists) of token ids, marks included; may be a
-                generator. An example of `n` ids has length `n - 1`.
+                generator. A causal example of `n` ids has length `n - 1`.
             directory: where to write. If it holds a corpus of the same examples, that is opened.
             vocab_size: if given, ids must be below it.
+            weights: for each example, what a loss at each of its tokens counts for: 1-D arrays of
+                numbers from 0 up. None: 1 everywhere, which takes no room.
+            task: as for `prepare`.
 
         Raises:
             ValueError: an example is not a 1-D array of ids, there is none, or `directory` holds
@@ -84,15 +93,16 @@ class Corpus:
         """
         directory = epath.Path(directory).expanduser()
         vocab_size = None if vocab_size is None else operator.index(vocab_size)
-        parts = cut(chunks_of(examples, vocab_size))
+        parts = cut(chunks_of(examples, vocab_size, weights))
+        asked = task_named(task)
         origin = {"source": None, "tokenizer": None, "field": None}
         with alone(directory, "writing a corpus"):
             if (directory / MANIFEST).exists():
                 corpus = cls.open(directory)
                 require_same_origin(directory, corpus.origin, origin)
-                corpus._require_same(parts, vocab_size)
+                corpus._require_same(parts, vocab_size, asked)
                 return corpus
-            writer = Writer(directory, CAUSAL, origin, resume=False)
+            writer = Writer(directory, asked, origin, resume=False)
             for part in parts:
                 writer.add(part)
             if not writer.examples:
@@ -104,7 +114,7 @@ class Corpus:
         return self._manifest["examples"]
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        """One example, a 1-D int32 array for each field, all of its length."""
+        """One example, a 1-D array for each field, all of its length."""
         number = operator.index(index)
         number += len(self) if number < 0 else 0
         if not 0 <= number < len(self):
@@ -127,7 +137,8 @@ class Corpus:
                 a piece of length 0; what is in the places after it is left open. None: `lengths`.
 
         Returns:
-            A flat int32 array of `sum(reach)` for each field: `inputs` and `targets`.
+            A flat int32 array of `sum(reach)` for each field of the task (of causal text `inputs`
+            and `targets`), and float32 `loss_weights` where tokens have weights.
 
         Raises:
             IndexError: there is no such example, or it is too short for its piece.
@@ -225,10 +236,11 @@ class Corpus:
             if seen.sha256 != part.sha256:
                 raise ValueError(_damaged(path, "its digest differs"))
 
-    def _require_same(self, parts: Iterable[Chunk], vocab_size: int | None) -> None:
+    def _require_same(self, parts: Iterable[Chunk], vocab_size: int | None, task: Task) -> None:
         """Refuses other examples than those stored."""
         digests = [part.digest for part in parts]
-        if digests != [part.sha256 for part in self._parts] or vocab_size != self.vocab_size:
+        about = (self.vocab_size, self.task.name)
+        if digests != [part.sha256 for part in self._parts] or about != (vocab_size, task.name):
             raise ValueError(
                 f"{os.fspath(self.directory)} holds a corpus of other examples ({len(self):,} of "
                 f"them, {self.fingerprint}). Choose another directory, or delete this one"

@@ -19,7 +19,8 @@ class Part:
 
     `offsets_at` and `tokens_at` are where its two buffers start in the file, so that a piece can
     be read without parsing anything. `sha256` is of those buffers, not of the file: it stays the
-    same when another Arrow version lays the file out differently.
+    same when another Arrow version lays the file out differently. Where tokens have weights, a
+    column `weights`, large_list<float>, has the same offsets, and starts at `weights_at`.
     """
 
     file: str
@@ -29,19 +30,27 @@ class Part:
     offsets_at: int
     tokens_at: int
     sha256: str
+    weights_at: int | None = None
 
 
 def write_part(path: epath.Path, chunk: Chunk, metadata: Mapping[str, object]) -> Part:
     """Writes one part, whole or not at all, with `metadata` as JSON in its Arrow schema."""
     offsets = np.zeros(len(chunk.counts) + 1, np.int64)
     np.cumsum(chunk.counts, out=offsets[1:])
-    column = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(chunk.flat, pa.int32()))
+    values = {"tokens": pa.array(chunk.flat, pa.int32())}
+    if chunk.weights is not None:
+        values["weights"] = pa.array(chunk.weights, pa.float32())
+    columns = {
+        name: pa.LargeListArray.from_arrays(pa.array(offsets), column)
+        for name, column in values.items()
+    }
     schema = pa.schema(
-        [pa.field("tokens", column.type)], metadata={"lockstep": json.dumps(metadata)}
+        [pa.field(name, column.type) for name, column in columns.items()],
+        metadata={"lockstep": json.dumps(metadata)},
     )
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema) as writer:
-        writer.write_batch(pa.record_batch([column], schema=schema))
+        writer.write_batch(pa.record_batch(list(columns.values()), schema=schema))
     whole = sink.getvalue()
     with written(path) as file:
         file.write(whole)
@@ -64,10 +73,16 @@ def read_part(path: epath.Path) -> tuple[Part, np.ndarray, dict]:
 def _described(name: str, whole: pa.Buffer) -> tuple[Part, np.ndarray, dict]:
     """Parses the bytes of a part without copying them."""
     reader = pa.ipc.open_file(whole)
-    column = reader.get_batch(0).column("tokens")
+    batch = reader.get_batch(0)
+    column = batch.column("tokens")
     _, offsets, _, tokens = column.buffers()
     counts = np.diff(np.frombuffer(offsets, np.int64, len(column) + 1))
     flat = np.frombuffer(tokens, np.int32, len(column.values))
+    weights = weights_at = None
+    if "weights" in reader.schema.names:
+        buffer = batch.column("weights").buffers()[3]
+        weights = np.frombuffer(buffer, np.float32, len(flat))
+        weights_at = buffer.address - whole.address
     part = Part(
         file=name,
         examples=len(column),
@@ -75,6 +90,7 @@ def _described(name: str, whole: pa.Buffer) -> tuple[Part, np.ndarray, dict]:
         bytes=whole.size,
         offsets_at=offsets.address - whole.address,
         tokens_at=tokens.address - whole.address,
-        sha256=Chunk(flat, counts, None).digest,
+        sha256=Chunk(flat, counts, None, weights).digest,
+        weights_at=weights_at,
     )
     return part, counts, json.loads(reader.schema.metadata[b"lockstep"])

@@ -17,7 +17,7 @@ NEIGHBOURS = 1 << 16
 CONNECTIONS = 16
 
 
-def _gathered(
+def gathered(
     tokens: np.ndarray,
     first: np.ndarray,
     lengths: np.ndarray,
@@ -83,6 +83,10 @@ class MappedPieces:
         self._offsets, self._tokens = over_all(np.int64), over_all(np.int32)
         self._offsets_at = (gaps + [part.offsets_at for part in parts]) // 8
         self._tokens_at = (gaps + [part.tokens_at for part in parts]) // 4
+        #: From a token to its weight, in each part; None where tokens have no weights.
+        self._to_weights: np.ndarray | None = None
+        if weights := [part.weights_at - part.tokens_at for part in parts if part.weights_at]:
+            self._to_weights = np.array(weights, np.int64) // 4
         self._first = _first_examples(parts)
 
     def read(
@@ -97,8 +101,14 @@ class MappedPieces:
         first = self._tokens_at[part] + begins + starts
         if not lengths.all():
             some = lengths > 0
-            first, lengths, reach = first[some], lengths[some], reach[some]
-        return _gathered(self._tokens, first, lengths, reach, shifts)
+            part, first, lengths, reach = part[some], first[some], lengths[some], reach[some]
+        found = gathered(self._tokens, first, lengths, reach, shifts)
+        if self._to_weights is not None:
+            # Four bytes each, as tokens are, so they are moved as if they were tokens.
+            first = first + self._to_weights[part] + max(shifts.values())
+            moved = gathered(self._tokens, first, lengths, reach, {"loss_weights": 0})
+            found["loss_weights"] = moved["loss_weights"].view(np.float32)
+        return found
 
 
 class RangedPieces:
@@ -122,17 +132,35 @@ class RangedPieces:
         part = np.searchsorted(self._first, examples, side="right") - 1
         begins, counts = self._spans(part, examples)
         _check(counts, examples, starts, lengths, lookahead)
+        weighted = self._parts[0].weights_at is not None
         asked = np.flatnonzero(lengths > 0)
         if not len(asked):
-            return {field: np.zeros(0, np.int32) for field in shifts}
-        lengths, reach = lengths[asked], reach[asked]
-
-        # Byte ranges in order of file and place, joined with their neighbours.
+            found = {field: np.zeros(0, np.int32) for field in shifts}
+            return found | ({"loss_weights": np.zeros(0, np.float32)} if weighted else {})
+        part, at, lengths, reach = (
+            part[asked],
+            (begins + starts)[asked],
+            lengths[asked],
+            reach[asked],
+        )
         places = np.array([each.tokens_at for each in self._parts], np.int64)
-        begin = places[part[asked]] + 4 * (begins + starts)[asked]
-        end = begin + 4 * (lengths + lookahead)
-        order = np.lexsort((begin, part[asked]))
-        files, begin, end = part[asked][order], begin[order], end[order]
+        tokens, first = self._fetched(part, places[part] + 4 * at, lengths + lookahead)
+        found = gathered(tokens, first, lengths, reach, shifts)
+        if weighted:
+            places = np.array([each.weights_at for each in self._parts], np.int64)
+            weights, first = self._fetched(part, places[part] + 4 * (at + lookahead), lengths)
+            moved = gathered(weights, first, lengths, reach, {"loss_weights": 0})
+            found["loss_weights"] = moved["loss_weights"].view(np.float32)
+        return found
+
+    def _fetched(
+        self, part: np.ndarray, begin: np.ndarray, counts: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """`counts` times four bytes from each place of a part, and where each begins in them."""
+        # Byte ranges in order of file and place, joined with their neighbours.
+        end = begin + 4 * counts
+        order = np.lexsort((begin, part))
+        files, begin, end = part[order], begin[order], end[order]
         # Pieces may lie inside one another: a range reaches as far as any piece before it.
         far = np.maximum.accumulate(end + files * (1 << 48)) - files * (1 << 48)
         new = np.ones(len(order), bool)
@@ -140,14 +168,14 @@ class RangedPieces:
         heads = np.flatnonzero(new)
         tails = np.append(heads[1:], len(order)) - 1
         fetched = self._threads.map(self._fetch, files[heads], begin[heads], far[tails])
-        tokens = np.concatenate(list(fetched))
+        flat = np.concatenate(list(fetched))
 
         sizes = (far[tails] - begin[heads]) // 4
         bases = np.cumsum(sizes) - sizes
         which = np.cumsum(new) - 1
         first = np.empty(len(order), np.int64)
         first[order] = bases[which] + (begin - begin[heads][which]) // 4
-        return _gathered(tokens, first, lengths, reach, shifts)
+        return flat, first
 
     def _spans(self, part: np.ndarray, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         begins, counts = np.empty(len(examples), np.int64), np.empty(len(examples), np.int64)

@@ -12,6 +12,7 @@ class Task:
 
     With tokens `t0 … tn` and `shifts={"inputs": 0, "targets": 1}`, position `k` of the example
     has input `tk` and target `tk+1`. So the shift happens inside the example, before packing.
+    Where each token has a weight, that of `tk+1` is the loss weight of position `k`.
     """
 
     name: str
@@ -27,10 +28,29 @@ class Task:
 
         >>> CAUSAL.lengths(np.array([5, 1, 0])).tolist()
         [4, 0, 0]
+        >>> ENCODER.lengths(np.array([5, 1, 0])).tolist()
+        [5, 1, 0]
         """
         return np.maximum(np.asarray(counts, np.int64) - self.lookahead, 0).astype(np.uint32)
 
 
 CAUSAL = Task(name="causal", shifts={"inputs": 0, "targets": 1})
 
-TASKS = {task.name: task for task in (CAUSAL,)}
+# Tokens as they are: what an encoder reads, and what masking and span corruption begin with.
+ENCODER = Task(name="encoder", shifts={"inputs": 0})
+
+# The targets of an encoder–decoder; the decoder starts from the begin mark.
+DECODER = Task(name="decoder", shifts={"decoder_inputs": 0, "targets": 1})
+
+TASKS = {task.name: task for task in (CAUSAL, ENCODER, DECODER)}
+
+
+def task_named(name: str) -> Task:
+    """The task of this name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name not in TASKS:
+        raise ValueError(f"task is {name!r}; it must be one of {', '.join(map(repr, TASKS))}")
+    return TASKS[name]

@@ -21,7 +21,12 @@ MANIFEST = "corpus.json"
 LENGTHS = "lengths.npy"
 
 # What a corpus is made from. Two corpora may stand for each other when these agree.
-ORIGINS = {"source": "source", "tokenizer": "tokenizer", "field": "field of the records"}
+ORIGINS = {
+    "source": "source",
+    "tokenizer": "tokenizer",
+    "field": "field of the records",
+    "template": "template",
+}
 
 
 def part_name(number: int) -> str:

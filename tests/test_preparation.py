@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline import atomic, chunks, preparation
+from pipeline import atomic, chunks, preparation, tokenisation
 from pipeline import corpus as corpus_module
 from pipeline import parts as parts_module
 from pipeline.atomic import alone, written
@@ -28,7 +28,7 @@ SMALL = {"TOKENS_PER_PART": 2000, "RECORDS": 16}
 # A program that prepares `text` into `directory` slowly: it notes each record that it reads.
 PROGRAM = """
     import os, sys, time
-    from pipeline import chunks, preparation
+    from pipeline import chunks, preparation, tokenisation
     from pipeline.sources import TextFiles
     from pipeline.tokenizers import Bytes
 
@@ -42,7 +42,7 @@ PROGRAM = """
             return super().__getitems__(indices)
 
     if __name__ == "__main__":
-        chunks.TOKENS_PER_PART, preparation.RECORDS = 2000, 16
+        chunks.TOKENS_PER_PART, tokenisation.RECORDS = 2000, 16
         source = Slow(text)
         source.ballast = bytes(1 << 20)  # more than a pipe holds
         corpus = preparation.prepare(source, Bytes(), directory, num_workers=workers)
@@ -53,7 +53,7 @@ PROGRAM = """
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     monkeypatch.setattr(chunks, "TOKENS_PER_PART", SMALL["TOKENS_PER_PART"])
-    monkeypatch.setattr(preparation, "RECORDS", SMALL["RECORDS"])
+    monkeypatch.setattr(tokenisation, "RECORDS", SMALL["RECORDS"])
 
 
 @pytest.fixture
@@ -139,9 +139,9 @@ def test_the_corpus_is_the_same_for_any_number_of_workers(source, tmp_path, monk
         prepare(source, Bytes(), tmp_path / str(workers), num_workers=workers, progress=False)
         seen.append(contents(tmp_path / str(workers)))
     # Unless told, work starts in this process and goes on in others when there is enough.
-    monkeypatch.setattr(preparation, "TRIAL", 0)
-    monkeypatch.setattr(preparation, "WORTH", 0)
-    monkeypatch.setattr(preparation, "_cpus", lambda: 2)
+    monkeypatch.setattr(tokenisation, "TRIAL", 0)
+    monkeypatch.setattr(tokenisation, "WORTH", 0)
+    monkeypatch.setattr(tokenisation, "_cpus", lambda: 2)
     prepare(source, Bytes(), tmp_path / "auto", progress=False)
     seen.append(contents(tmp_path / "auto"))
     assert seen[0] == seen[1] == seen[2] == seen[3]

@@ -1,0 +1,7 @@
+"""Templates: from a record to spans of text, each with its loss weight."""
+
+from pipeline.templates.answer import Answer
+from pipeline.templates.chat import Chat
+from pipeline.templates.template import Span, Template, encode, fingerprint
+
+__all__ = ["Answer", "Chat", "Span", "Template", "encode", "fingerprint"]

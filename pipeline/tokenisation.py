@@ -1,0 +1,154 @@
+"""Tokenisation: records to chunks of tokens, in this process or in several."""
+
+import contextlib
+import itertools
+import multiprocessing
+import os
+import pickle
+import signal
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline import templates
+from pipeline.chunks import Chunk
+from pipeline.sources import Source
+from pipeline.sources.source import read_texts, where
+from pipeline.templates import Template
+from pipeline.tokenizers import Tokenizer
+
+# A worker takes this many records at a time. It changes no result.
+RECORDS = 512
+
+# Workers cost a second or two to start. Unless told how many to use, work starts without any, and
+# goes on with workers if more than `WORTH` seconds of it are left after the first `TRIAL`.
+TRIAL, WORTH = 2.0, 15.0
+
+GUARD = 'guard its main part with `if __name__ == "__main__":`'
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker needs: it reads and tokenises records by number."""
+
+    source: Source
+    tokenizer: Tokenizer
+    field: str
+    template: Template | None = None
+
+    @property
+    def origin(self) -> dict[str, str | None]:
+        """What decides the tokens: fingerprints, and the field where there is no template."""
+        template = None if self.template is None else templates.fingerprint(self.template)
+        return {
+            "source": self.source.fingerprint,
+            "tokenizer": self.tokenizer.fingerprint,
+            "field": self.field if template is None else None,
+            "template": template,
+        }
+
+    def run(self, records: Sequence[int]) -> Chunk:
+        """The tokens of the records with these numbers.
+
+        Raises:
+            ValueError: an id is outside the vocabulary of the tokenizer.
+        """
+        if self.template is not None:
+            chunk = templates.encode(self.template, self.source, records, self.tokenizer)
+        else:
+            texts = read_texts(self.source, records, self.field)
+            flat, counts = self.tokenizer.encode_batch(texts)
+            sizes = np.fromiter((len(text.encode()) for text in texts), np.int64, len(texts))
+            chunk = Chunk(flat, counts, sizes)
+        flat = chunk.flat
+        wrong = np.flatnonzero((flat < 0) | (flat >= self.tokenizer.vocab_size))
+        if len(wrong):
+            record = records[int(np.searchsorted(np.cumsum(chunk.counts), wrong[0], side="right"))]
+            raise ValueError(
+                f"{where(self.source, record)}: the tokenizer {self.tokenizer.fingerprint} gave "
+                f"the id {flat[wrong[0]]}, and its vocab_size is {self.tokenizer.vocab_size}; ids "
+                "must be at least 0 and below it"
+            )
+        return chunk
+
+
+def tokenised(job: Job, begin: int, end: int, num_workers: int | None) -> Generator[Chunk]:
+    """The chunks of records `begin` to `end`, in order."""
+    ranges = (range(at, min(at + RECORDS, end)) for at in range(begin, end, RECORDS))
+    if num_workers is None:
+        num_workers, started = 0, time.monotonic()
+        for records in ranges:
+            yield job.run(records)
+            spent = time.monotonic() - started
+            if spent > TRIAL:
+                left = spent * (end - records.stop) / (records.stop - begin)
+                num_workers = _cpus() if left > WORTH else 0
+                break
+    if num_workers < 2:
+        return (yield from map(job.run, ranges))
+    yield from _by_workers(job, ranges, num_workers)
+
+
+def _cpus() -> int:
+    """The CPUs that this process may use, where the system says so."""
+    allowed = getattr(os, "sched_getaffinity", None)
+    return len(allowed(0)) if allowed else os.cpu_count() or 1
+
+
+def _by_workers(job: Job, ranges: Iterator, num_workers: int) -> Iterator[Chunk]:
+    # The job goes through a file: what is sent to a worker as it starts must fit into a pipe
+    # (64 KiB), or a worker that dies before it reads leaves this process waiting for ever.
+    with tempfile.NamedTemporaryFile("wb", prefix="lockstep-job-", delete=False) as file:
+        pickle.dump(job, file)
+    pool = ProcessPoolExecutor(
+        num_workers, multiprocessing.get_context("spawn"), initializer=_start, initargs=(file.name,)
+    )
+    try:
+        # Two ranges for each worker are on their way; results are taken in order.
+        waiting = deque(
+            pool.submit(_run, each) for each in itertools.islice(ranges, 2 * num_workers)
+        )
+        while waiting:
+            chunk = waiting.popleft().result()
+            waiting.extend(pool.submit(_run, each) for each in itertools.islice(ranges, 1))
+            yield chunk
+    except BrokenProcessPool as error:
+        raise RuntimeError(
+            "a worker died while tokenising. If it was killed for want of memory, use fewer "
+            f"num_workers; if this is a script, {GUARD}, and with python - or in a shell use "
+            "num_workers=0. Finished parts are kept: run again to go on"
+        ) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+        os.unlink(file.name)
+
+
+_job: Job
+
+
+def _start(job: str) -> None:
+    """Sets up a worker, which ends when the process that started it does, even if killed."""
+    global _job
+    with open(job, "rb") as file:
+        _job = pickle.load(file)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it will say so
+
+    def follow() -> None:
+        if parent := multiprocessing.parent_process():
+            parent.join()
+        with contextlib.suppress(OSError):
+            os.unlink(job)
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
+def _run(records: Sequence[int]) -> Chunk:
+    return _job.run(records)

@@ -1,0 +1,185 @@
+"""Templates: what is read and what is learnt, from the record to the batch."""
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pipeline
+from pipeline import templates
+from pipeline.corpus import Corpus
+from pipeline.preparation import prepare
+from pipeline.sources import Records
+from pipeline.templates import Answer, Chat
+from pipeline.tokenizers import Bytes
+
+CHATS = [
+    {
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "x" * number},
+            {"role": "assistant", "content": f"answer {number}"},
+            {"role": "user", "content": "Thanks"},
+            {"role": "assistant", "content": "né" * (number % 4)},
+        ]
+    }
+    for number in range(40)
+]
+
+TEXT = st.text(max_size=12)
+SPANS = st.lists(st.tuples(TEXT, st.sampled_from([0.0, 0.5, 1.0])), min_size=1, max_size=5)
+
+
+def spoken(record):
+    """A template as a user writes one."""
+    return record["spans"]
+
+
+def other(record):
+    return [*record["spans"], ("", 1.0)]
+
+
+def learnt(corpus, example):
+    """The text whose tokens are trained on."""
+    fields = corpus[example]
+    return Bytes().decode(fields["targets"][fields["loss_weights"] > 0])
+
+
+@given(
+    st.lists(SPANS, min_size=1, max_size=6),
+    st.sampled_from([Bytes(), Bytes(begin=False), Bytes(end=False), Bytes(begin=False, end=False)]),
+)
+def test_a_template_gives_the_tokens_of_its_text_and_each_its_weight(examples, tokenizer):
+    records = Records([{"spans": spans} for spans in examples])
+    chunk = templates.encode(spoken, records, range(len(records)), tokenizer)
+    texts = ["".join(text for text, _ in spans) for spans in examples]
+    flat, counts = tokenizer.encode_batch(texts)
+    assert np.array_equal(chunk.flat, flat)
+    assert np.array_equal(chunk.counts, counts)
+    assert chunk.text_bytes.tolist() == [len(text.encode()) for text in texts]
+    expected = []
+    for spans in examples:
+        expected += [0.0] * tokenizer.begin
+        expected += [weight for text, weight in spans for _ in text.encode()]
+        expected += [spans[-1][1]] * tokenizer.end
+    assert chunk.weights.tolist() == expected
+
+
+def test_only_answers_are_learnt(tmp_path):
+    pairs = Records([{"q": b"Who?", "a": "Me."}, {"q": "And then?", "a": ""}])
+    template = Answer(prompt="{q}\n", answer="{a}")
+    corpus = prepare(pairs, Bytes(), tmp_path, template=template)
+    assert [learnt(corpus, example) for example in range(2)] == ["Me.", ""]
+    fields = corpus[0]
+    assert Bytes().decode(fields["inputs"]) == "Who?\nMe."
+    assert fields["loss_weights"].tolist() == [0.0] * 5 + [1.0] * 4
+    assert corpus[1]["loss_weights"].tolist() == [0.0] * 10 + [1.0]  # the end is learnt, too
+
+
+def test_chosen_roles_are_learnt(tmp_path):
+    chat = Chat(weights={"assistant": 1.0, "system": 0.25})
+    corpus = prepare(Records(CHATS), Bytes(), tmp_path, template=chat)
+    assert learnt(corpus, 3) == "Be brief.<|end|>\nanswer 3<|end|>\nnénéné<|end|>\n"
+    whole = Bytes().decode(np.append(corpus[3]["inputs"], corpus[3]["targets"][-1]))
+    assert whole == (
+        "<|system|>\nBe brief.<|end|>\n<|user|>\nxxx<|end|>\n<|assistant|>\nanswer 3<|end|>\n"
+        "<|user|>\nThanks<|end|>\n<|assistant|>\nnénéné<|end|>\n"
+    )
+    assert set(np.unique(corpus[3]["loss_weights"])) == {0.0, 0.25, 1.0}
+
+
+def test_weights_reach_the_batch_wherever_rows_are_built(tmp_path):
+    corpus = prepare(Records(CHATS), Bytes(), tmp_path, template=Chat())
+    plan = pipeline.Plan(corpus, [pipeline.Bucket(4, 96)])
+    total, compact = 0.0, pipeline.Batches(corpus, plan, compact=True)
+    for step in range(plan.num_batches()):
+        whole = pipeline.Batches(corpus, plan)[step]
+        parts = [pipeline.Batches(corpus, plan, process_index=p, process_count=4) for p in range(4)]
+        for name, values in whole.items():
+            assert np.array_equal(np.concatenate([part[step][name] for part in parts]), values)
+            assert np.array_equal(pipeline.spread(compact[step])[name], values)
+        assert not whole["loss_weights"][whole["inputs_segment_ids"] == 0].any()
+        total += whole["loss_weights"].sum()
+    assert total == sum(corpus[example]["loss_weights"].sum() for example in range(len(corpus)))
+
+
+def test_a_template_that_changed_makes_another_corpus(tmp_path):
+    records = Records([{"spans": [("a", 1.0), ("b", 0.0)]}])
+    corpus = prepare(records, Bytes(), tmp_path, template=spoken, num_workers=2)
+    assert prepare(records, Bytes(), tmp_path, template=spoken).fingerprint == corpus.fingerprint
+    for template in (other, Chat()):
+        with pytest.raises(ValueError, match="made with another template: there test_templates"):
+            prepare(records, Bytes(), tmp_path, template=template)
+    with pytest.raises(ValueError, match="for the task 'causal', now 'encoder' is asked for"):
+        prepare(records, Bytes(), tmp_path, template=spoken, task="encoder")
+    with pytest.raises(ValueError, match="task is 'bert'; it must be one of 'causal', 'encoder'"):
+        prepare(records, Bytes(), tmp_path, template=spoken, task="bert")
+    unlike = Corpus.from_arrays([[1, 2, 3]], tmp_path / "0", weights=[[0, 0.5, 1]])
+    alike = Corpus.from_arrays([[1, 2, 3]], tmp_path / "1", weights=[[0, 0.5, 0.5]])
+    assert unlike.fingerprint != alike.fingerprint
+    for template in (spoken, Chat(), Answer(prompt="{a}", answer="{b}")):
+        again = pickle.loads(pickle.dumps(template))
+        assert templates.fingerprint(again) == templates.fingerprint(template)
+
+
+@pytest.mark.parametrize(
+    ("record", "template", "sentence"),
+    [
+        ({"q": "x"}, Answer(prompt="{q}", answer="{a}"), r"record 1 .*it lacks 'a'.*fields are q"),
+        ({"messages": []}, Chat(), "its messages are empty"),
+        ({"messages": [{"role": "user", "content": None}]}, Chat(), "says NoneType, not text"),
+        ({"spans": []}, spoken, r"template test_templates\.spoken-.*it gave no spans"),
+        ({"spans": [("a", -1)]}, spoken, r"gave the weight -1\.0; a weight is"),
+        ({"spans": [(5, 1)]}, spoken, "a span that is int, not text"),
+    ],
+)
+def test_a_record_that_does_not_suit_is_named(tmp_path, record, template, sentence):
+    good = {
+        "q": "x",
+        "a": "y",
+        "messages": [{"role": "user", "content": ""}],
+        "spans": [("", 1)],
+    }
+    with pytest.raises(ValueError, match=sentence):
+        prepare(Records([good, record]), Bytes(), tmp_path, template=template)
+
+
+@pytest.mark.parametrize("memory_map", [True, False], ids=["mapped", "ranges"])
+@given(data=st.data())
+def test_pieces_of_weights_are_what_a_loop_would_read(tmp_path_factory, memory_map, data):
+    directory = tmp_path_factory.getbasetemp() / "weighted"
+    examples = [np.arange(count) for count in (5, 0, 9, 1, 2, 30)]
+    weights = [np.arange(len(each)) / 8 + number for number, each in enumerate(examples)]
+    Corpus.from_arrays(examples, directory, weights=weights).verify()
+    corpus = Corpus.open(directory, memory_map=memory_map)
+    lengths = corpus.lengths.tolist()
+    picked = data.draw(st.lists(st.integers(0, 5), max_size=8))
+    starts = [data.draw(st.integers(0, lengths[each])) for each in picked]
+    wanted = [
+        data.draw(st.integers(0, lengths[each] - start))
+        for each, start in zip(picked, starts, strict=True)
+    ]
+    expected = [
+        weights[each][at + 1]
+        for each, start, length in zip(picked, starts, wanted, strict=True)
+        for at in range(start, start + length)
+    ]
+    read = corpus.read(picked, starts, wanted)
+    assert read["loss_weights"].dtype == np.float32
+    assert read["loss_weights"].tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("weights", "sentence"),
+    [
+        ([[1, 1]], "weights of example 0 have shape .2,.; .* each of its 3 tokens"),
+        ([[1, -1, 1]], r"weights of example 0 hold -1\.0; a weight is a finite number"),
+        ([[1, 1, np.nan]], "weights of example 0 hold nan"),
+        ([], "example 0 has no weights; give weights for every example, or none at all"),
+    ],
+)
+def test_weights_that_are_none_are_refused(tmp_path, weights, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        Corpus.from_arrays([[1, 2, 3]], tmp_path, weights=weights)
