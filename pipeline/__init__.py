@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pipeline.preparation import prepare
     from pipeline.sharding import to_global
     from pipeline.spelling import rename
+    from pipeline.views import Masked, Pairs, SpanCorruption, prepare_pairs
 
 _LATER = {
     "Batches": "loader",
@@ -27,8 +28,12 @@ _LATER = {
     "Compiled": "compiled",
     "Corpus": "corpus",
     "Loader": "loader",
+    "Masked": "views",
+    "Pairs": "views",
+    "SpanCorruption": "views",
     "load": "loader",
     "prepare": "preparation",
+    "prepare_pairs": "views",
     "rename": "spelling",
     "sources": None,
     "spread": "compact",
@@ -44,11 +49,15 @@ __all__ = [
     "Compiled",
     "Corpus",
     "Loader",
+    "Masked",
+    "Pairs",
     "Plan",
     "PlannedBatch",
+    "SpanCorruption",
     "fit_buckets",
     "load",
     "prepare",
+    "prepare_pairs",
     "rename",
     "sources",
     "spread",

@@ -22,7 +22,7 @@ def collate(
         loss_weights        [1, 1, 1, 1, 1, 0]
 
     Args:
-        corpus: anything with the `read` of `pipeline.Corpus`.
+        corpus: anything with the `read` of `pipeline.Corpus`, or `of_epoch` to give it.
         planned: the segments of the global batch.
         block: the rows and columns to build.
         most: for a compact batch, the most segments that a row of this bucket has.
@@ -39,6 +39,8 @@ def collate(
     # begins. Padding is little, so everything is made as if there were none, and then set to 0.
     edge = int(begin[0]) if len(begin) else cells
     reach = np.diff(begin, append=cells)
+    if hasattr(corpus, "of_epoch"):  # what is random is drawn anew in each epoch
+        corpus = corpus.of_epoch(planned.epoch)
     batch = corpus.read(example, start, size, reach)
     if most is None:
         batch["inputs_segment_ids"] = buffers.ramps(ids, reach, 0, INT)

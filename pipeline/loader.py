@@ -2,6 +2,7 @@
 
 import difflib
 import inspect
+import os
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -38,7 +39,7 @@ class Batches(grain.MapDataset):
     `pipeline.checkpoint.data_state`, and they refuse the state of another plan or corpus.
 
     Args:
-        corpus: where the tokens are.
+        corpus: where the tokens are; a corpus, or a view of one.
         plan: which tokens are in which batch.
         sharding: a `jax.sharding.NamedSharding` of batches `[rows, length]`; this process then
             builds exactly the rows and columns that its devices hold.
@@ -241,7 +242,7 @@ def load(
     """An iterator over the batches of a corpus, planned, packed and on the devices.
 
     Args:
-        corpus: a corpus, or its directory.
+        corpus: a corpus, a view of one, or its directory.
         buckets: the shapes; None: chosen by `fit_buckets`, with rows that the mesh divides.
         mesh: as for `Loader`.
         spec: as for `Loader`.
@@ -267,7 +268,7 @@ def load(
                 f"load() has no option {name!r}{f'; did you mean {near[0]!r}?' if near else ''} "
                 f"The options are {', '.join(known)}"
             )
-    if not isinstance(corpus, Corpus):
+    if isinstance(corpus, str | os.PathLike):
         corpus = Corpus.open(corpus)
     mesh = _one_device() if mesh is None else mesh
     sharding = batch_sharding(mesh, spec)

@@ -99,17 +99,18 @@ class Record:
 
 
 def unigram_entropy(corpus: Corpus) -> float:
-    """The entropy of a corpus's targets, in nats per token.
+    """The entropy of a corpus's targets, by their loss weights, in nats per token.
 
     A model that ignores context cannot have a lower loss.
     """
-    counts = np.zeros(1, np.int64)
+    counts: np.ndarray = np.zeros(1)
     step = 1 << 14  # examples at a time
     for first in range(0, len(corpus), step):
         lengths = corpus.lengths[first : first + step]
         examples = np.arange(first, first + len(lengths))
-        targets = corpus.read(examples, np.zeros_like(examples), lengths)["targets"]
-        more = np.bincount(targets, minlength=len(counts))
+        fields = corpus.read(examples, np.zeros_like(examples), lengths)
+        weights = fields.get("loss_weights", np.ones(len(fields["targets"])))
+        more = np.bincount(fields["targets"], weights, minlength=len(counts))
         more[: len(counts)] += counts
         counts = more
     share = counts[counts > 0] / counts.sum()

@@ -1,0 +1,93 @@
+"""Masked language modelling: some tokens are hidden, and the model is asked what they were."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pipeline.corpus import Corpus
+from pipeline.views import draws
+from pipeline.views.view import View, as_pieces, require_vocabulary
+
+# Of the tokens that are asked for, shares that become the mask, and a random token; the rest stays.
+MASK, RANDOM = 0.8, 0.1
+
+
+class Masked(View):
+    """Inputs with some tokens hidden, targets, and a loss on those (BERT, Devlin et al., 2019).
+
+    Each token is asked for with probability `rate`, independently of all others: it becomes
+    `mask_id` in 80% of cases, any token of the vocabulary in 10%, and stays in 10%. Lengths are
+    those of the corpus. Epochs differ; within one, an example is the same whenever and wherever it
+    is read.
+
+    Args:
+        corpus: tokens as they are (`prepare(…, task="encoder")`).
+        mask_id: of the mask; None: a new id after those of the corpus's vocabulary.
+        rate: the share of tokens that are asked for, above 0 and below 1.
+        seed: decides the choice.
+        keep_ids: tokens that are never asked for; None: the marks of the corpus's tokenizer.
+
+    Raises:
+        ValueError: the corpus is for another task, `rate` is out of range, or a new id is wanted
+            for a vocabulary of unknown size.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        *,
+        mask_id: int | None = None,
+        rate: float = 0.15,
+        seed: int = 0,
+        keep_ids: Sequence[int] | None = None,
+    ):
+        super().__init__(corpus)
+        if not 0 < rate < 1:
+            raise ValueError(f"rate is {rate}; it must be above 0 and below 1")
+        if mask_id is None:
+            mask_id = require_vocabulary(corpus, "mask_id")
+        self.mask_id, self.rate, self.seed = int(mask_id), float(rate), int(seed)
+        marks = [mark for mark in self.marks if mark is not None]
+        self.keep_ids = sorted({*(marks if keep_ids is None else keep_ids)})
+        #: Positions to train on, of each example; those of the corpus.
+        self.lengths, self.lengths_digest = corpus.lengths, corpus.lengths_digest
+        #: Token ids are below this.
+        self.vocab_size = max(corpus.vocab_size or 0, self.mask_id + 1)
+        self.num_tokens = corpus.num_tokens
+
+    @property
+    def about(self) -> dict[str, object]:
+        """See `View`."""
+        kept = "+".join(map(str, self.keep_ids)) or "none"
+        return {"mask": self.mask_id, "rate": self.rate, "mask_seed": self.seed, "unmasked": kept}
+
+    def of_epoch(self, epoch: int) -> "_MaskedEpoch":
+        """See `View`."""
+        return _MaskedEpoch(self, epoch)
+
+
+class _MaskedEpoch:
+    def __init__(self, view: Masked, epoch: int):
+        self._view, self._epoch = view, epoch
+
+    def read(
+        self, examples: Any, starts: Any, lengths: Any, reach: Any = None
+    ) -> dict[str, np.ndarray]:
+        """See `Corpus.read`: `inputs`, `targets` and `loss_weights`."""
+        view = self._view
+        examples, starts, lengths, reach = as_pieces(examples, starts, lengths, reach)
+        targets = view.corpus.read(examples, starts, lengths, reach)["inputs"]
+        bits = draws.draw(view.seed, self._epoch, examples, starts, reach)
+        asked = bits < draws.share(view.rate)
+        for kept in view.keep_ids:
+            asked &= targets != kept
+        places = np.flatnonzero(asked)
+        # Bits of the places that are asked for are small, so these are mixed once more.
+        fate = draws.mixed(bits[places])
+        inputs = targets.copy()
+        inputs[places[fate < draws.share(MASK)]] = view.mask_id
+        other = (fate >= draws.share(MASK)) & (fate < draws.share(MASK + RANDOM))
+        chosen = draws.below(draws.mixed(fate[other]), view.vocab_size)
+        inputs[places[other]] = chosen
+        return {"inputs": inputs, "targets": targets, "loss_weights": asked.astype(np.float32)}

@@ -1,0 +1,241 @@
+"""Span corruption: spans of text are taken out, and the model is asked for them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pipeline.corpus import Corpus
+from pipeline.pieces import gathered
+from pipeline.views import draws
+from pipeline.views.view import View, as_pieces, require_vocabulary
+
+
+class SpanCorruption(View):
+    """Pairs of a text with gaps, and what was in the gaps (T5, Raffel et al., 2020).
+
+    Of `n` tokens, marks not counted, `round(n · density)` are taken out in
+    `round(that ÷ mean_span)` spans, drawn anew in each epoch: inputs have a sentinel in place of
+    each span, targets have each sentinel before what it stands for, and both end with the end mark.
+    Both lengths follow from `n` alone, so they are the same in every epoch.
+
+        tokens   A B C D E F G H
+        inputs   A B <0> E F <1> H end
+        targets  <0> C D <1> G end
+
+    Args:
+        corpus: tokens as they are (`prepare(…, task="encoder")`); of a tokenizer with an end mark.
+        max_length: examples of more tokens are cut into equal pieces of at most this many, each a
+            pair of its own; at least 3. A text of a single token cannot have a gap: length 0.
+        density: the share of tokens that are taken out, above 0 and below 1.
+        mean_span: tokens in a span, on average; at least 1.
+        sentinels: the ids that stand for spans, in order; None: new ones after those of the
+            corpus's vocabulary.
+        end_id: None: the end mark of the corpus's tokenizer; where there is no tokenizer, it must
+            be given.
+        start_id: what the decoder starts from; None: the begin mark, or else 0, which is padding.
+        seed: decides the spans.
+
+    Raises:
+        ValueError: the corpus is for another task, a number is out of range, or there are fewer
+            sentinels than spans.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        *,
+        max_length: int,
+        density: float = 0.15,
+        mean_span: float = 3.0,
+        sentinels: Sequence[int] | None = None,
+        end_id: int | None = None,
+        start_id: int | None = None,
+        seed: int = 0,
+    ):
+        super().__init__(corpus)
+        for name, value, fine in (
+            ("max_length", max_length, max_length >= 3),
+            ("density", density, 0 < density < 1),
+            ("mean_span", mean_span, mean_span >= 1),
+        ):
+            if not fine:
+                raise ValueError(
+                    f"{name} is {value}; max_length is at least 3, density above 0 and below 1, "
+                    "mean_span at least 1"
+                )
+        begin, end = marks = self.marks
+        end = end if end_id is None else end_id
+        if end is None:
+            raise ValueError(f"{corpus!r} has no tokenizer with an end mark; give end_id=")
+        self.end_id = int(end)
+        self.start_id = int(start_id if start_id is not None else begin or 0)
+        self.max_length, self.density, self.mean_span = int(max_length), density, mean_span
+        self.seed = int(seed)
+        #: How many of the tokens before and after a text are marks, and no part of it.
+        self._before = int(begin is not None)
+        around = sum(mark is not None for mark in marks)
+        counts = np.maximum(np.asarray(corpus.lengths, np.int64) - around, 0)
+        # At least one piece each, so that numbers stay those of the corpus where nothing is cut.
+        cut = np.maximum(-(-counts // self.max_length), 1)
+        self._counts, self._first = counts, np.concatenate([[0], np.cumsum(cut)])
+        sizes = self._sizes(np.arange(len(self)))[2]
+        noise, spans = self._shape(sizes)
+        some = sizes >= 2
+        pairs = np.stack([sizes - noise + spans + 1, noise + spans + 1], axis=1)
+        #: Positions of inputs and of targets, of each pair: uint32 [pairs, 2].
+        self.lengths = (pairs * some[:, None]).astype(np.uint32)
+        self.num_tokens = int(self.lengths.sum(dtype=np.int64))
+        wanted = int(spans[some].max(initial=0))
+        if sentinels is None:
+            sentinels = range(require_vocabulary(corpus, "sentinels"), 1 << 31)[:wanted]
+        if len(sentinels) < wanted:
+            raise ValueError(
+                f"texts have up to {wanted} spans, and there are {len(sentinels)} sentinels; give "
+                "more of them, or a smaller max_length or density"
+            )
+        self.sentinels = np.asarray(sentinels, np.int32)[:wanted]
+        highest = max(self.sentinels.max(initial=0), self.end_id, self.start_id)
+        #: Token ids are below this.
+        self.vocab_size = max(corpus.vocab_size or 0, int(highest) + 1)
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    def _sizes(self, pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The example of each pair, the first of its tokens that is text, and how many are."""
+        example = np.searchsorted(self._first, pairs, side="right") - 1
+        number = pairs - self._first[example]
+        parts = self._first[example + 1] - self._first[example]
+        count = self._counts[example]
+        start = count * number // parts
+        return example, start + self._before, count * (number + 1) // parts - start
+
+    def _shape(self, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """How many tokens are taken out of so many, and in how many spans."""
+        noise = np.clip(np.rint(sizes * self.density), 1, np.maximum(sizes - 1, 1))
+        spans = np.clip(np.rint(noise / self.mean_span), 1, np.minimum(noise, sizes - noise))
+        return noise.astype(np.int64), np.maximum(spans, 1).astype(np.int64)
+
+    @property
+    def about(self) -> dict[str, object]:
+        """See `View`."""
+        first, last = self.sentinels[:1].tolist(), self.sentinels[-1:].tolist()
+        return {
+            "corruption": f"{self.density}/{self.mean_span}",
+            "max_length": self.max_length,
+            "sentinels": "–".join(map(str, first + last)),
+            "end_and_start": f"{self.end_id}/{self.start_id}",
+            "corruption_seed": self.seed,
+        }
+
+    def of_epoch(self, epoch: int) -> "_CorruptedEpoch":
+        """See `View`; what it gives has `sides`, one to read inputs from and one for targets."""
+        return _CorruptedEpoch(self, epoch)
+
+    def read(
+        self, examples: Any, starts: Any, lengths: Any, reach: Any = None
+    ) -> dict[str, np.ndarray]:
+        """Refuses: inputs and targets have lengths of their own, and are read from `sides`."""
+        raise TypeError("pairs are read side by side: of_epoch(epoch).sides[0].read(…)")
+
+    def corrupted(self, pairs: np.ndarray, epoch: int) -> tuple[np.ndarray, ...]:
+        """Whole pairs, drawn for an epoch.
+
+        Returns:
+            Inputs of all pairs one after another, the first place of each, targets with the start
+            id before each, and the first place of each; all ints [n].
+        """
+        example, start, size = self._sizes(pairs)
+        text = self.corpus.read(example, start, size)["inputs"]
+        noise, spans = self._shape(size)
+        # A pair has streams of its own: places below 2**32 for what is taken out, others above.
+        out = self._runs(noise, spans, pairs, epoch, 0)
+        left = self._runs(size - noise, spans, pairs, epoch, 1 << 32)
+        runs = np.stack([left, out], axis=1).reshape(-1)
+        taken = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
+        last = np.cumsum(spans) - 1
+        number = np.arange(len(out)) - np.repeat(last + 1 - spans, spans)
+        sentinels = self.sentinels[number]
+
+        # Inputs: after each run that stays its sentinel, after the last of a pair the end mark.
+        room = left + 1
+        room[last] += 1
+        ends = np.cumsum(room)
+        inputs, is_text = np.empty(int(room.sum()), np.int32), np.ones(int(room.sum()), bool)
+        after = ends - room + left
+        inputs[after], is_text[after] = sentinels, False
+        inputs[ends[last] - 1], is_text[ends[last] - 1] = self.end_id, False
+        inputs[is_text] = text[~taken]
+        inputs_first = np.concatenate([[0], ends[last][:-1]])
+
+        # Targets: the start, then before each run that was taken its sentinel, then the end mark.
+        first = last + 1 - spans
+        room = out + 1
+        room[last] += 1
+        room[first] += 1
+        ends = np.cumsum(room)
+        targets, is_text = np.empty(int(room.sum()), np.int32), np.ones(int(room.sum()), bool)
+        before = ends - room
+        targets_first = before[first]
+        before[first] += 1
+        targets[before], is_text[before] = sentinels, False
+        targets[targets_first], is_text[targets_first] = self.start_id, False
+        targets[ends[last] - 1], is_text[ends[last] - 1] = self.end_id, False
+        targets[is_text] = text[taken]
+        return inputs, inputs_first, targets, targets_first
+
+    def _runs(
+        self, totals: np.ndarray, parts: np.ndarray, pairs: np.ndarray, epoch: int, stream: int
+    ) -> np.ndarray:
+        """The sizes of `parts` runs of `totals` tokens each, all ways being equally likely.
+
+        Returns:
+            The sizes of the runs of all pairs, one after another: int64 [sum(parts)].
+        """
+        group = np.repeat(np.arange(len(totals), dtype=np.uint64), totals)
+        bits = draws.draw(self.seed, epoch, pairs, np.full(len(pairs), stream), totals)
+        begins = np.cumsum(totals) - totals
+        # A run begins at the first token of a pair, and where its bits are lowest. Always 40 of
+        # them are looked at, so that no choice depends on what else is read; equal ones keep order.
+        keys = group << np.uint64(40) | bits >> np.uint64(24)
+        keys[begins] = group[begins] << np.uint64(40)
+        order = np.argsort(keys, kind="stable")
+        rank = np.arange(len(order)) - np.repeat(begins, totals)
+        cuts = np.zeros(len(order), bool)
+        cuts[order[rank < np.repeat(parts, totals)]] = True
+        return np.diff(np.flatnonzero(cuts), append=len(cuts))
+
+
+class _CorruptedEpoch:
+    """Both sides of one epoch; what one has made the other uses."""
+
+    def __init__(self, view: SpanCorruption, epoch: int):
+        self._view, self._epoch = view, epoch
+        self._made: tuple[np.ndarray, tuple[np.ndarray, ...]] | None = None
+        #: Inputs and targets, each with the `read` of `Corpus`.
+        self.sides = (
+            _Side(self, 0, {"inputs": 0}),
+            _Side(self, 1, {"decoder_inputs": 0, "targets": 1}),
+        )
+
+    def made(self, pairs: np.ndarray) -> tuple[np.ndarray, ...]:
+        if self._made is None or not np.array_equal(self._made[0], pairs):
+            self._made = pairs, self._view.corrupted(pairs, self._epoch)
+        return self._made[1]
+
+
+class _Side:
+    def __init__(self, epoch: _CorruptedEpoch, number: int, shifts: dict[str, int]):
+        self._epoch, self._number, self._shifts = epoch, number, shifts
+
+    def read(
+        self, examples: Any, starts: Any, lengths: Any, reach: Any = None
+    ) -> dict[str, np.ndarray]:
+        """See `Corpus.read`; examples are numbers of pairs."""
+        examples, starts, lengths, reach = as_pieces(examples, starts, lengths, reach)
+        if not len(examples):
+            return {field: np.zeros(0, np.int32) for field in self._shifts}
+        made = self._epoch.made(examples)
+        flat, first = made[2 * self._number : 2 * self._number + 2]
+        return gathered(flat, first + starts, lengths, reach, self._shifts)

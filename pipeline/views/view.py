@@ -1,0 +1,101 @@
+"""View: a corpus, and what of it stays the same whatever is asked."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pipeline.corpus import Corpus
+from pipeline.tokenizers import Tokenizer
+
+
+class View:
+    """A corpus as seen for a task whose fields are made when batches are built.
+
+    What reads batches asks `of_epoch(epoch)` for something with the `read` of `Corpus`.
+
+    Attributes:
+        corpus: where the tokens are; of the task "encoder".
+    """
+
+    def __init__(self, corpus: Corpus):
+        if corpus.task.name != "encoder":
+            raise ValueError(
+                f"{type(self).__name__} needs tokens as they are, and {corpus!r} has those of the "
+                f"task {corpus.task.name!r}; prepare it with task='encoder'"
+            )
+        self.corpus = corpus
+
+    def of_epoch(self, epoch: int) -> Any:
+        """The view with the random choices of this epoch."""
+        raise NotImplementedError
+
+    def read(
+        self, examples: Any, starts: Any, lengths: Any, reach: Any = None
+    ) -> dict[str, np.ndarray]:
+        """Pieces of examples as in epoch 0; see `Corpus.read`."""
+        return self.of_epoch(0).read(examples, starts, lengths, reach)
+
+    def __len__(self) -> int:
+        return len(self.corpus)
+
+    @property
+    def marks(self) -> tuple[int | None, int | None]:
+        """The ids that begin and end each example; None where there is none."""
+        tokenizer = self.corpus.tokenizer
+        return (None, None) if tokenizer is None else (tokenizer.begin_id, tokenizer.end_id)
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """See `Corpus`. Ids that the view added are not its own."""
+        return self.corpus.tokenizer
+
+    @property
+    def text_bytes(self) -> int | None:
+        """See `Corpus`."""
+        return self.corpus.text_bytes
+
+    def kept(self, name: str, make: Callable[[], bytes]) -> bytes:
+        """See `Corpus`."""
+        return self.corpus.kept(name, make)
+
+    @property
+    def about(self) -> dict[str, object]:
+        """What decides the fields, by name."""
+        raise NotImplementedError
+
+    @property
+    def fingerprint(self) -> str:
+        """That of the corpus, and what decides the fields."""
+        parts = (f"{name}={value}" for name, value in self.about.items())
+        return ";".join([self.corpus.fingerprint, *parts])
+
+    def __str__(self) -> str:
+        about = ", ".join(f"{name} {value}" for name, value in self.about.items())
+        return f"{self.corpus}\nseen as      {type(self).__name__}: {about}"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} of {os.fspath(self.corpus.directory)}"
+
+
+def require_vocabulary(corpus: Corpus, new: str) -> int:
+    """The vocabulary size of a corpus, which new ids are counted from.
+
+    Raises:
+        ValueError: nobody said.
+    """
+    if corpus.vocab_size is None:
+        raise ValueError(
+            f"{corpus!r} does not say the size of its vocabulary; give {new}=, or write the corpus "
+            "with vocab_size="
+        )
+    return corpus.vocab_size
+
+
+def as_pieces(examples: Any, starts: Any, lengths: Any, reach: Any) -> tuple[np.ndarray, ...]:
+    """What `read` takes as int64 arrays, without the pieces of length 0."""
+    reach = lengths if reach is None else reach
+    arrays = tuple(np.asarray(each, np.int64) for each in (examples, starts, lengths, reach))
+    some = arrays[2] > 0
+    return arrays if some.all() else tuple(each[some] for each in arrays)

@@ -1,0 +1,280 @@
+"""Views: masked tokens, corrupted spans and pairs; pure functions of seed, epoch and example."""
+
+import copy
+import hashlib
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pipeline
+from pipeline.corpus import Corpus
+from pipeline.sources import Records
+from pipeline.tokenizers import Bytes
+from pipeline.views import Masked, Pairs, SpanCorruption, draws, prepare_pairs
+
+TEXTS = ["word " * (number % 40) + f"and {number}" for number in range(120)] + [""]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("encoder")
+    records = Records(TEXTS)
+    return pipeline.prepare(records, Bytes(), directory, task="encoder", progress=False)
+
+
+def test_random_bits_are_the_same_for_ever():
+    examples, sizes = np.arange(50), np.arange(1, 51)
+    bits = draws.draw(3, 7, examples, np.zeros(50, np.int64), sizes)
+    assert hashlib.sha256(bits.astype("<u8").tobytes()).hexdigest()[:16] == "f4965d0045921668"
+    others = [
+        draws.draw(seed, epoch, examples, np.full(50, start), sizes)
+        for seed, epoch, start in ((4, 7, 0), (3, 8, 0), (7, 3, 0), (3, 7, 1 << 32))
+    ]
+    every = np.concatenate([bits, *others])
+    assert len(np.unique(every)) == len(every)
+    assert abs(np.mean(every / 2**64) - 0.5) < 0.01
+
+
+def test_an_encoder_reads_all_of_its_tokens(corpus):
+    assert corpus.lengths.tolist() == [len(text) + 2 for text in TEXTS]
+    assert list(corpus[0]) == ["inputs"]
+    assert Bytes().decode(corpus[7]["inputs"]) == TEXTS[7]
+
+
+def test_masked_tokens_are_asked_for_and_others_are_not(corpus):
+    view = Masked(corpus, rate=0.2)
+    examples, starts = np.arange(len(view)), np.zeros(len(view), np.int64)
+    read = view.of_epoch(2).read(examples, starts, view.lengths)
+    text, asked = corpus.read(examples, starts, view.lengths)["inputs"], read["loss_weights"] > 0
+    assert np.array_equal(read["targets"], text)
+    assert np.array_equal(read["inputs"][~asked], text[~asked])
+    assert not asked[np.isin(text, [1, 2])].any()
+    assert asked[text > 2].mean() == pytest.approx(0.2, abs=0.01)
+    hidden = read["inputs"][asked]
+    assert (hidden == view.mask_id).mean() == pytest.approx(0.8, abs=0.03)
+    assert (hidden == text[asked]).mean() == pytest.approx(0.1, abs=0.02)
+    assert (view.mask_id, view.vocab_size) == (259, 260)
+    assert hidden.max() < 260
+    own = Masked(corpus, mask_id=5, keep_ids=[3 + ord("w")])
+    fields = own.of_epoch(0).read(examples, starts, own.lengths)
+    assert own.vocab_size == 259
+    assert not fields["loss_weights"][text == 3 + ord("w")].any()
+
+
+@given(st.data())
+def test_a_masked_piece_is_that_of_the_whole_example(corpus, data):
+    epoch = Masked(corpus).of_epoch(data.draw(st.integers(0, 5)))
+    picked = data.draw(st.lists(st.integers(0, len(corpus) - 1), min_size=1, max_size=6))
+    starts = [data.draw(st.integers(0, int(corpus.lengths[each]))) for each in picked]
+    wanted = [
+        data.draw(st.integers(0, int(corpus.lengths[each]) - start))
+        for each, start in zip(picked, starts, strict=True)
+    ]
+    read = epoch.read(picked, starts, wanted)
+    parts: dict[str, list] = {"inputs": [], "targets": [], "loss_weights": []}
+    for each, start, length in zip(picked, starts, wanted, strict=True):
+        whole = epoch.read([each], [0], corpus.lengths[each : each + 1])
+        for name in parts:
+            parts[name] += whole[name][start : start + length].tolist()
+    assert {name: values.tolist() for name, values in read.items()} == parts
+
+
+def test_masked_batches_do_not_depend_on_hosts_or_on_resuming(corpus):
+    view = Masked(corpus)
+    plan = pipeline.Plan(view, [pipeline.Bucket(4, 64), pipeline.Bucket(4, 128)])
+    batches = pipeline.Batches(view, plan).repeat(2)
+    every = [batches[step] for step in range(len(batches))]
+    hosts = [pipeline.Batches(view, plan, process_index=p, process_count=4) for p in range(4)]
+    for step, batch in enumerate(every):
+        for name, values in batch.items():
+            assert np.array_equal(np.concatenate([h[step][name] for h in hosts]), values)
+        iterator = iter(pickle.loads(pickle.dumps(batches)).to_iter_dataset())
+        iterator.set_state({"step": step, "plans": iterator.get_state()["plans"]})
+        again = next(iterator)
+        assert all(np.array_equal(again[name], values) for name, values in batch.items())
+
+
+def test_masks_differ_between_epochs_and_seeds(corpus):
+    view, other = Masked(corpus), Masked(corpus, seed=1)
+    args = [9], [0], corpus.lengths[9:10]
+    reads = [each.of_epoch(n).read(*args) for each, n in ((view, 0), (view, 1), (other, 0))]
+    assert len({read["inputs"].tobytes() for read in reads}) == 3
+    assert len({read["targets"].tobytes() for read in reads}) == 1
+    assert view.fingerprint != other.fingerprint
+    plan = pipeline.Plan(view, [pipeline.Bucket(4, 256)])
+    state = iter(pipeline.Batches(view, plan).to_iter_dataset()).get_state()
+    with pytest.raises(ValueError, match="mask_seed was 0 and is now 1"):
+        iter(pipeline.Batches(other, plan).to_iter_dataset()).set_state(state)
+
+
+def spans_of(fields, sentinels):
+    """The sentinel before each run of other ids, and the run."""
+    found, last = {}, None
+    for token in fields:
+        if token in sentinels:
+            last = token
+            found[last] = []
+        elif last is not None:
+            found[last].append(token)
+    return found
+
+
+def restored(inputs, targets, view):
+    """The text that a pair was made of."""
+    sentinels = view.sentinels.tolist()
+    spans = spans_of(targets, sentinels)
+    text = []
+    for token in inputs:
+        text += spans.pop(token) if token in sentinels else [token]
+    assert not spans
+    return text
+
+
+@given(
+    st.lists(st.integers(0, 60), min_size=1, max_size=8),
+    st.integers(3, 40),
+    st.floats(0.05, 0.9),
+    st.floats(1, 6),
+    st.integers(0, 3),
+)
+def test_text_and_gaps_together_are_each_token_once(
+    tmp_path_factory, sizes, max_length, density, mean_span, epoch
+):
+    directory = tmp_path_factory.mktemp("spans")
+    examples = [np.arange(size) + 100 * number for number, size in enumerate(sizes)]
+    corpus = Corpus.from_arrays(examples, directory, vocab_size=1000, task="encoder")
+    view = SpanCorruption(
+        corpus, max_length=max_length, density=density, mean_span=mean_span, end_id=999
+    )
+    pairs = np.arange(len(view))
+    sides = [
+        side.read(pairs, 0 * pairs, view.lengths[:, number])
+        for number, side in enumerate(view.of_epoch(epoch).sides)
+    ]
+    ends = np.cumsum(view.lengths, axis=0)
+    seen = []
+    for pair in pairs:
+        here = [slice(end - n, end) for end, n in zip(ends[pair], view.lengths[pair], strict=True)]
+        inputs, targets = sides[0]["inputs"][here[0]], sides[1]["targets"][here[1]]
+        assert sides[1]["decoder_inputs"][here[1]].tolist() == [0, *targets[:-1]][: len(targets)]
+        if len(inputs):
+            assert inputs[-1] == targets[-1] == 999
+            seen += restored(inputs[:-1].tolist(), targets[:-1].tolist(), view)
+    # A text of one token cannot have a gap.
+    assert seen == [token for each in examples if len(each) > 1 for token in each.tolist()]
+
+
+def test_a_corrupted_text_by_eye(tmp_path):
+    records = Records(["The quick brown fox jumps over the lazy dog."])
+    corpus = pipeline.prepare(records, Bytes(), tmp_path, task="encoder", progress=False)
+    view = SpanCorruption(corpus, max_length=100, density=0.2)
+
+    def text(ids):
+        names = {1: "^", 2: "$"} | {id_: f"<{n}>" for n, id_ in enumerate(view.sentinels.tolist())}
+        return "".join(names.get(id_) or chr(id_ - 3) for id_ in ids.tolist())
+
+    sides = view.of_epoch(0).sides
+    inputs, targets = (side.read([0], [0], view.lengths[:, n]) for n, side in enumerate(sides))
+    assert view.lengths.tolist() == [[39, 13]]
+    assert text(inputs["inputs"]) == "The q<0>ick brown fox<1>over the lazy dog<2>$"
+    assert text(targets["targets"]) == "<0>u<1> jumps <2>.$"
+    assert text(targets["decoder_inputs"]) == "^" + text(targets["targets"])[:-1]
+
+
+@given(st.data())
+def test_a_side_is_the_same_whatever_else_is_read(corpus, data):
+    view = SpanCorruption(corpus, max_length=50)
+    usable = np.flatnonzero(view.lengths[:, 0]).tolist()
+    picked = data.draw(st.lists(st.sampled_from(usable), min_size=1, max_size=6))
+    for number, side in enumerate(view.of_epoch(3).sides):
+        sizes = view.lengths[picked, number].astype(int).tolist()
+        starts = [data.draw(st.integers(0, size)) for size in sizes]
+        wanted = [size - start for size, start in zip(sizes, starts, strict=True)]
+        read = side.read(picked, starts, wanted)
+        for name, values in read.items():
+            alone = [
+                view.of_epoch(3).sides[number].read([pair], [0], [size])[name][start:]
+                for pair, start, size in zip(picked, starts, sizes, strict=True)
+            ]
+            assert values.tolist() == np.concatenate(alone).tolist()
+
+
+def test_spans_differ_between_epochs_and_all_are_equally_likely(tmp_path):
+    corpus = Corpus.from_arrays([np.arange(10)] * 2000, tmp_path, vocab_size=10, task="encoder")
+    view = SpanCorruption(corpus, max_length=10, density=0.4, mean_span=2.0, end_id=9)
+    pairs = np.arange(2000)
+    inputs = [
+        view.of_epoch(epoch).sides[0].read(pairs, 0 * pairs, view.lengths[:, 0])["inputs"]
+        for epoch in (0, 1)
+    ]
+    assert not np.array_equal(*inputs)
+    # 6 tokens that stay in two runs, 4 that go in two: 5 · 3 ways.
+    ways, counts = np.unique(inputs[0].reshape(2000, -1), axis=0, return_counts=True)
+    assert len(ways) == 15
+    assert counts.min() > 90
+    assert counts.max() < 180
+
+
+def test_lengths_never_depend_on_the_epoch_and_long_texts_are_cut(corpus):
+    view = SpanCorruption(corpus, max_length=30)
+    assert len(view) > len(corpus)
+    assert view.lengths.max(axis=0).tolist() == [30 - 4 + 1 + 1, 4 + 1 + 1]  # 4 of 30, in one span
+    assert view.num_tokens == view.lengths.sum()
+    assert len(SpanCorruption(corpus, max_length=1000)) == len(corpus)
+    ids = SpanCorruption(corpus, max_length=30, sentinels=range(300, 200, -1)).sentinels
+    assert ids.tolist() == [300, 299][: len(ids)]
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda c: Masked(c, rate=1.0), r"rate is 1\.0; it must be above 0 and below 1"),
+        (lambda c: SpanCorruption(c, max_length=2), "max_length is 2; max_length is at least 3"),
+        (lambda c: SpanCorruption(c, max_length=9, density=0), "density is 0;"),
+        (lambda c: SpanCorruption(c, max_length=99, sentinels=[7]), "up to 5 spans, and .* 1 sent"),
+        (lambda c: SpanCorruption(c, max_length=9).read([0], [0], [1]), "pairs are read side by"),
+        (lambda c: Pairs(c, c), "is for the task 'encoder'; in pairs it must be 'decoder'"),
+    ],
+)
+def test_what_cannot_be_is_refused(corpus, make, sentence):
+    with pytest.raises((ValueError, TypeError), match=sentence):
+        make(corpus)
+
+
+def test_views_want_tokens_as_they_are(tmp_path):
+    causal = Corpus.from_arrays([[1, 2, 3]], tmp_path / "a")
+    with pytest.raises(ValueError, match="has those of the task 'causal'; prepare it with"):
+        Masked(causal)
+    unknown = Corpus.from_arrays([[1, 2, 3]], tmp_path / "b", task="encoder")
+    with pytest.raises(ValueError, match="does not say the size of its vocabulary; give mask_id="):
+        Masked(unknown)
+    assert Masked(unknown, mask_id=0).vocab_size == 1
+    with pytest.raises(ValueError, match="no tokenizer with an end mark; give end_id="):
+        SpanCorruption(unknown, max_length=8)
+
+
+def test_pairs_are_two_corpora_side_by_side(tmp_path):
+    def summary(record):
+        return [("In short: ", 0.0), (record["short"], 1.0)]
+
+    records = Records([{"long": text, "short": text[:5]} for text in TEXTS[:30]])
+    pairs = prepare_pairs(
+        records, Bytes(), tmp_path, inputs="long", targets=summary, num_workers=0, progress=False
+    )
+    assert pairs.lengths.tolist() == [[len(t) + 2, len(t[:5]) + 11] for t in TEXTS[:30]]
+    pair = copy.deepcopy(pairs)[4]
+    assert Bytes().decode(pair["inputs"]) == TEXTS[4]
+    assert pair["decoder_inputs"][0] == 1
+    assert Bytes().decode(pair["targets"]) == f"In short: {TEXTS[4][:5]}"
+    assert Bytes().decode(pair["targets"][pair["loss_weights"] > 0]) == TEXTS[4][:5]
+    assert (pairs.vocab_size, pairs.num_tokens) == (259, pairs.lengths.sum())
+    assert "inputs_task=encoder" in pairs.fingerprint
+    assert "targets_task=decoder" in pairs.fingerprint
+    with pytest.raises(ValueError, match="puts no begin mark, from which a decoder starts"):
+        prepare_pairs(records, Bytes(begin=False), tmp_path, inputs="long", targets="short")
+    fewer = Corpus.from_arrays([[1, 2]], tmp_path / "fewer", task="decoder")
+    with pytest.raises(ValueError, match="there are 30 inputs and 1 targets"):
+        Pairs(pairs.sides[0], fewer)
