@@ -11,7 +11,7 @@ from pipeline.fit import fit_buckets
 from pipeline.plan import Plan, PlannedBatch
 
 if TYPE_CHECKING:
-    from pipeline import sources, templates, tokenizers
+    from pipeline import sources, tasks, templates, tokenizers
     from pipeline.compact import spread
     from pipeline.compile_log import CompileGuard
     from pipeline.compiled import Compiled
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pipeline.preparation import prepare
     from pipeline.sharding import to_global
     from pipeline.spelling import rename
-    from pipeline.views import Masked, Pairs, SpanCorruption, prepare_pairs
+    from pipeline.views import Masked, SpanCorruption
 
 _LATER = {
     "Batches": "loader",
@@ -29,14 +29,13 @@ _LATER = {
     "Corpus": "corpus",
     "Loader": "loader",
     "Masked": "views",
-    "Pairs": "views",
     "SpanCorruption": "views",
     "load": "loader",
     "prepare": "preparation",
-    "prepare_pairs": "views",
     "rename": "spelling",
     "sources": None,
     "spread": "compact",
+    "tasks": None,
     "templates": None,
     "to_global": "sharding",
     "tokenizers": None,
@@ -50,17 +49,16 @@ __all__ = [
     "Corpus",
     "Loader",
     "Masked",
-    "Pairs",
     "Plan",
     "PlannedBatch",
     "SpanCorruption",
     "fit_buckets",
     "load",
     "prepare",
-    "prepare_pairs",
     "rename",
     "sources",
     "spread",
+    "tasks",
     "templates",
     "to_global",
     "tokenizers",

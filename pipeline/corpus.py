@@ -17,7 +17,7 @@ from pipeline.atomic import alone, is_local, written
 from pipeline.chunks import Chunk, chunks_of, cut
 from pipeline.parts import Part, read_part
 from pipeline.pieces import MappedPieces, RangedPieces
-from pipeline.tasks import TASKS, Task, task_named
+from pipeline.tasks import CAUSAL, TASKS, Task
 from pipeline.writer import LENGTHS, MANIFEST, SCHEMA_VERSION, Writer, require_same_origin
 
 
@@ -74,7 +74,7 @@ class Corpus:
         *,
         vocab_size: int | None = None,
         weights: Iterable[Any] | None = None,
-        task: str = "causal",
+        task: Task = CAUSAL,
     ) -> "Corpus":
         """A corpus of examples that are tokenised already.
 
@@ -85,7 +85,7 @@ class Corpus:
             vocab_size: if given, ids must be below it.
             weights: for each example, what a loss at each of its tokens counts for: 1-D arrays of
                 numbers from 0 up. None: 1 everywhere, which takes no room.
-            task: as for `prepare`.
+            task: what the model is asked; see `pipeline.tasks`.
 
         Raises:
             ValueError: an example is not a 1-D array of ids, there is none, or `directory` holds
@@ -94,15 +94,15 @@ class Corpus:
         directory = epath.Path(directory).expanduser()
         vocab_size = None if vocab_size is None else operator.index(vocab_size)
         parts = cut(chunks_of(examples, vocab_size, weights))
-        asked = task_named(task)
         origin = {"source": None, "tokenizer": None, "field": None}
         with alone(directory, "writing a corpus"):
             if (directory / MANIFEST).exists():
                 corpus = cls.open(directory)
                 require_same_origin(directory, corpus.origin, origin)
-                corpus._require_same(parts, vocab_size, asked)
+                corpus.require_task(task)
+                corpus._require_same(parts, vocab_size)
                 return corpus
-            writer = Writer(directory, asked, origin, resume=False)
+            writer = Writer(directory, task, origin, resume=False)
             for part in parts:
                 writer.add(part)
             if not writer.examples:
@@ -236,11 +236,18 @@ class Corpus:
             if seen.sha256 != part.sha256:
                 raise ValueError(_damaged(path, "its digest differs"))
 
-    def _require_same(self, parts: Iterable[Chunk], vocab_size: int | None, task: Task) -> None:
+    def require_task(self, task: Task) -> None:
+        """Refuses to take this corpus for one of another task, with a `ValueError`."""
+        if self.task != task:
+            raise ValueError(
+                f"{os.fspath(self.directory)} holds a corpus of the task {self.task.name!r}, not "
+                f"{task.name!r}. Choose another directory, or delete this one"
+            )
+
+    def _require_same(self, parts: Iterable[Chunk], vocab_size: int | None) -> None:
         """Refuses other examples than those stored."""
         digests = [part.digest for part in parts]
-        about = (self.vocab_size, self.task.name)
-        if digests != [part.sha256 for part in self._parts] or about != (vocab_size, task.name):
+        if digests != [part.sha256 for part in self._parts] or vocab_size != self.vocab_size:
             raise ValueError(
                 f"{os.fspath(self.directory)} holds a corpus of other examples ({len(self):,} of "
                 f"them, {self.fingerprint}). Choose another directory, or delete this one"

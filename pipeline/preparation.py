@@ -2,7 +2,6 @@
 
 import contextlib
 import multiprocessing
-import os
 import sys
 import time
 
@@ -13,7 +12,7 @@ from pipeline.atomic import alone
 from pipeline.chunks import Chunk, cut
 from pipeline.corpus import Corpus
 from pipeline.sources import Source
-from pipeline.tasks import Task, task_named
+from pipeline.tasks import CAUSAL, Task
 from pipeline.templates import Template
 from pipeline.tokenisation import GUARD, Job, tokenised
 from pipeline.tokenizers import Tokenizer
@@ -27,7 +26,7 @@ def prepare(
     *,
     field: str = "text",
     template: Template | None = None,
-    task: str = "causal",
+    task: Task = CAUSAL,
     num_workers: int | None = None,
     progress: bool = True,
 ) -> Corpus:
@@ -45,8 +44,7 @@ def prepare(
         field: the field of each record that holds its text, all of which is trained on.
         template: in place of `field`, a function from a record to spans of text with loss weights;
             see `pipeline.templates`.
-        task: "causal": inputs and targets, shifted inside each example; "encoder": inputs alone, as
-            `pipeline.Masked` and `pipeline.SpanCorruption` want them; "decoder": targets of pairs.
+        task: what the model is asked; see `pipeline.tasks`.
         num_workers: processes to tokenise in; 0 or 1 mean in this one. By default as many as
             there are CPUs, if there is enough to do. They start by `spawn`, so a script must
             guard its main part with `if __name__ == "__main__":`.
@@ -59,7 +57,7 @@ def prepare(
         RuntimeError: a worker died.
     """
     directory = epath.Path(directory).expanduser()
-    job, asked = Job(source, tokenizer, field, template), task_named(task)
+    job = Job(source, tokenizer, field, template)
     origin = job.origin
     # A finished corpus needs no lock, and may lie where nothing can be written.
     if not (directory / MANIFEST).exists():
@@ -68,14 +66,10 @@ def prepare(
             raise RuntimeError(f"prepare was called by the import of a script: {GUARD}")
         with alone(directory, "preparing a corpus"):
             if not (directory / MANIFEST).exists():
-                _prepare(job, asked, directory, num_workers, progress)
+                _prepare(job, task, directory, num_workers, progress)
     corpus = Corpus.open(directory)
     require_same_origin(directory, corpus.origin, origin)
-    if corpus.task != asked:
-        raise ValueError(
-            f"{os.fspath(directory)} holds a corpus for the task {corpus.task.name!r}, now "
-            f"{task!r} is asked for. Prepare into another directory, or delete this one"
-        )
+    corpus.require_task(task)
     return corpus
 
 

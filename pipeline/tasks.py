@@ -28,7 +28,7 @@ class Task:
 
         >>> CAUSAL.lengths(np.array([5, 1, 0])).tolist()
         [4, 0, 0]
-        >>> ENCODER.lengths(np.array([5, 1, 0])).tolist()
+        >>> INPUTS.lengths(np.array([5, 1, 0])).tolist()
         [5, 1, 0]
         """
         return np.maximum(np.asarray(counts, np.int64) - self.lookahead, 0).astype(np.uint32)
@@ -36,21 +36,9 @@ class Task:
 
 CAUSAL = Task(name="causal", shifts={"inputs": 0, "targets": 1})
 
-# Tokens as they are: what an encoder reads, and what masking and span corruption begin with.
-ENCODER = Task(name="encoder", shifts={"inputs": 0})
+# The two sides of pairs (sequence to sequence). Encoders see every token. Decoders predict each
+# token from those before it, the first of them from the mark of the beginning.
+INPUTS = Task(name="inputs", shifts={"inputs": 0})
+TARGETS = Task(name="targets", shifts={"decoder_inputs": 0, "targets": 1})
 
-# The targets of an encoder–decoder; the decoder starts from the begin mark.
-DECODER = Task(name="decoder", shifts={"decoder_inputs": 0, "targets": 1})
-
-TASKS = {task.name: task for task in (CAUSAL, ENCODER, DECODER)}
-
-
-def task_named(name: str) -> Task:
-    """The task of this name.
-
-    Raises:
-        ValueError: there is none.
-    """
-    if name not in TASKS:
-        raise ValueError(f"task is {name!r}; it must be one of {', '.join(map(repr, TASKS))}")
-    return TASKS[name]
+TASKS = {task.name: task for task in (CAUSAL, INPUTS, TARGETS)}

@@ -1,6 +1,5 @@
 """Views: masked tokens, corrupted spans and pairs; pure functions of seed, epoch and example."""
 
-import copy
 import hashlib
 import pickle
 
@@ -12,8 +11,9 @@ from hypothesis import strategies as st
 import pipeline
 from pipeline.corpus import Corpus
 from pipeline.sources import Records
+from pipeline.tasks import INPUTS
 from pipeline.tokenizers import Bytes
-from pipeline.views import Masked, Pairs, SpanCorruption, draws, prepare_pairs
+from pipeline.views import Masked, SpanCorruption, draws
 
 TEXTS = ["word " * (number % 40) + f"and {number}" for number in range(120)] + [""]
 
@@ -22,7 +22,7 @@ TEXTS = ["word " * (number % 40) + f"and {number}" for number in range(120)] + [
 def corpus(tmp_path_factory):
     directory = tmp_path_factory.mktemp("encoder")
     records = Records(TEXTS)
-    return pipeline.prepare(records, Bytes(), directory, task="encoder", progress=False)
+    return pipeline.prepare(records, Bytes(), directory, task=INPUTS, progress=False)
 
 
 def test_random_bits_are_the_same_for_ever():
@@ -110,6 +110,11 @@ def test_masks_differ_between_epochs_and_seeds(corpus):
         iter(pipeline.Batches(other, plan).to_iter_dataset()).set_state(state)
 
 
+def sides_of(view, epoch):
+    drawn = view.of_epoch(epoch)
+    return drawn.inputs, drawn.targets
+
+
 def spans_of(fields, sentinels):
     """The sentinel before each run of other ids, and the run."""
     found, last = {}, None
@@ -145,14 +150,14 @@ def test_text_and_gaps_together_are_each_token_once(
 ):
     directory = tmp_path_factory.mktemp("spans")
     examples = [np.arange(size) + 100 * number for number, size in enumerate(sizes)]
-    corpus = Corpus.from_arrays(examples, directory, vocab_size=1000, task="encoder")
+    corpus = Corpus.from_arrays(examples, directory, vocab_size=1000, task=INPUTS)
     view = SpanCorruption(
         corpus, max_length=max_length, density=density, mean_span=mean_span, end_id=999
     )
     pairs = np.arange(len(view))
     sides = [
         side.read(pairs, 0 * pairs, view.lengths[:, number])
-        for number, side in enumerate(view.of_epoch(epoch).sides)
+        for number, side in enumerate(sides_of(view, epoch))
     ]
     ends = np.cumsum(view.lengths, axis=0)
     seen = []
@@ -169,14 +174,14 @@ def test_text_and_gaps_together_are_each_token_once(
 
 def test_a_corrupted_text_by_eye(tmp_path):
     records = Records(["The quick brown fox jumps over the lazy dog."])
-    corpus = pipeline.prepare(records, Bytes(), tmp_path, task="encoder", progress=False)
+    corpus = pipeline.prepare(records, Bytes(), tmp_path, task=INPUTS, progress=False)
     view = SpanCorruption(corpus, max_length=100, density=0.2)
 
     def text(ids):
         names = {1: "^", 2: "$"} | {id_: f"<{n}>" for n, id_ in enumerate(view.sentinels.tolist())}
         return "".join(names.get(id_) or chr(id_ - 3) for id_ in ids.tolist())
 
-    sides = view.of_epoch(0).sides
+    sides = sides_of(view, 0)
     inputs, targets = (side.read([0], [0], view.lengths[:, n]) for n, side in enumerate(sides))
     assert view.lengths.tolist() == [[39, 13]]
     assert text(inputs["inputs"]) == "The q<0>ick brown fox<1>over the lazy dog<2>$"
@@ -189,25 +194,25 @@ def test_a_side_is_the_same_whatever_else_is_read(corpus, data):
     view = SpanCorruption(corpus, max_length=50)
     usable = np.flatnonzero(view.lengths[:, 0]).tolist()
     picked = data.draw(st.lists(st.sampled_from(usable), min_size=1, max_size=6))
-    for number, side in enumerate(view.of_epoch(3).sides):
+    for number, side in enumerate(sides_of(view, 3)):
         sizes = view.lengths[picked, number].astype(int).tolist()
         starts = [data.draw(st.integers(0, size)) for size in sizes]
         wanted = [size - start for size, start in zip(sizes, starts, strict=True)]
         read = side.read(picked, starts, wanted)
         for name, values in read.items():
             alone = [
-                view.of_epoch(3).sides[number].read([pair], [0], [size])[name][start:]
+                sides_of(view, 3)[number].read([pair], [0], [size])[name][start:]
                 for pair, start, size in zip(picked, starts, sizes, strict=True)
             ]
             assert values.tolist() == np.concatenate(alone).tolist()
 
 
 def test_spans_differ_between_epochs_and_all_are_equally_likely(tmp_path):
-    corpus = Corpus.from_arrays([np.arange(10)] * 2000, tmp_path, vocab_size=10, task="encoder")
+    corpus = Corpus.from_arrays([np.arange(10)] * 2000, tmp_path, vocab_size=10, task=INPUTS)
     view = SpanCorruption(corpus, max_length=10, density=0.4, mean_span=2.0, end_id=9)
     pairs = np.arange(2000)
     inputs = [
-        view.of_epoch(epoch).sides[0].read(pairs, 0 * pairs, view.lengths[:, 0])["inputs"]
+        sides_of(view, epoch)[0].read(pairs, 0 * pairs, view.lengths[:, 0])["inputs"]
         for epoch in (0, 1)
     ]
     assert not np.array_equal(*inputs)
@@ -235,12 +240,10 @@ def test_lengths_never_depend_on_the_epoch_and_long_texts_are_cut(corpus):
         (lambda c: SpanCorruption(c, max_length=2), "max_length is 2; max_length is at least 3"),
         (lambda c: SpanCorruption(c, max_length=9, density=0), "density is 0;"),
         (lambda c: SpanCorruption(c, max_length=99, sentinels=[7]), "up to 5 spans, and .* 1 sent"),
-        (lambda c: SpanCorruption(c, max_length=9).read([0], [0], [1]), "pairs are read side by"),
-        (lambda c: Pairs(c, c), "is for the task 'encoder'; in pairs it must be 'decoder'"),
     ],
 )
 def test_what_cannot_be_is_refused(corpus, make, sentence):
-    with pytest.raises((ValueError, TypeError), match=sentence):
+    with pytest.raises(ValueError, match=sentence):
         make(corpus)
 
 
@@ -248,33 +251,9 @@ def test_views_want_tokens_as_they_are(tmp_path):
     causal = Corpus.from_arrays([[1, 2, 3]], tmp_path / "a")
     with pytest.raises(ValueError, match="has those of the task 'causal'; prepare it with"):
         Masked(causal)
-    unknown = Corpus.from_arrays([[1, 2, 3]], tmp_path / "b", task="encoder")
+    unknown = Corpus.from_arrays([[1, 2, 3]], tmp_path / "b", task=INPUTS)
     with pytest.raises(ValueError, match="does not say the size of its vocabulary; give mask_id="):
         Masked(unknown)
     assert Masked(unknown, mask_id=0).vocab_size == 1
     with pytest.raises(ValueError, match="no tokenizer with an end mark; give end_id="):
         SpanCorruption(unknown, max_length=8)
-
-
-def test_pairs_are_two_corpora_side_by_side(tmp_path):
-    def summary(record):
-        return [("In short: ", 0.0), (record["short"], 1.0)]
-
-    records = Records([{"long": text, "short": text[:5]} for text in TEXTS[:30]])
-    pairs = prepare_pairs(
-        records, Bytes(), tmp_path, inputs="long", targets=summary, num_workers=0, progress=False
-    )
-    assert pairs.lengths.tolist() == [[len(t) + 2, len(t[:5]) + 11] for t in TEXTS[:30]]
-    pair = copy.deepcopy(pairs)[4]
-    assert Bytes().decode(pair["inputs"]) == TEXTS[4]
-    assert pair["decoder_inputs"][0] == 1
-    assert Bytes().decode(pair["targets"]) == f"In short: {TEXTS[4][:5]}"
-    assert Bytes().decode(pair["targets"][pair["loss_weights"] > 0]) == TEXTS[4][:5]
-    assert (pairs.vocab_size, pairs.num_tokens) == (259, pairs.lengths.sum())
-    assert "inputs_task=encoder" in pairs.fingerprint
-    assert "targets_task=decoder" in pairs.fingerprint
-    with pytest.raises(ValueError, match="puts no begin mark, from which a decoder starts"):
-        prepare_pairs(records, Bytes(begin=False), tmp_path, inputs="long", targets="short")
-    fewer = Corpus.from_arrays([[1, 2]], tmp_path / "fewer", task="decoder")
-    with pytest.raises(ValueError, match="there are 30 inputs and 1 targets"):
-        Pairs(pairs.sides[0], fewer)

@@ -1,7 +1,6 @@
 """Views: the tokens of a corpus, asked something else; what is random is drawn in each epoch."""
 
 from pipeline.views.masked import Masked
-from pipeline.views.pairs import Pairs, prepare_pairs
 from pipeline.views.span_corruption import SpanCorruption
 
-__all__ = ["Masked", "Pairs", "SpanCorruption", "prepare_pairs"]
+__all__ = ["Masked", "SpanCorruption"]

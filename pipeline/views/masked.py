@@ -22,7 +22,7 @@ class Masked(View):
     is read.
 
     Args:
-        corpus: tokens as they are (`prepare(…, task="encoder")`).
+        corpus: tokens as they are (`prepare(…, task=pipeline.tasks.INPUTS)`).
         mask_id: of the mask; None: a new id after those of the corpus's vocabulary.
         rate: the share of tokens that are asked for, above 0 and below 1.
         seed: decides the choice.
@@ -65,6 +65,12 @@ class Masked(View):
     def of_epoch(self, epoch: int) -> "_MaskedEpoch":
         """See `View`."""
         return _MaskedEpoch(self, epoch)
+
+    def read(
+        self, examples: Any, starts: Any, lengths: Any, reach: Any = None
+    ) -> dict[str, np.ndarray]:
+        """Pieces of examples as in epoch 0; see `Corpus.read`."""
+        return self.of_epoch(0).read(examples, starts, lengths, reach)
 
 
 class _MaskedEpoch:

@@ -1,12 +1,13 @@
 """Span corruption: spans of text are taken out, and the model is asked for them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from pipeline.corpus import Corpus
 from pipeline.pieces import gathered
+from pipeline.tasks import INPUTS, TARGETS
 from pipeline.views import draws
 from pipeline.views.view import View, as_pieces, require_vocabulary
 
@@ -24,7 +25,7 @@ class SpanCorruption(View):
         targets  <0> C D <1> G end
 
     Args:
-        corpus: tokens as they are (`prepare(…, task="encoder")`); of a tokenizer with an end mark.
+        corpus: tokens as they are (`prepare(…, task=pipeline.tasks.INPUTS)`).
         max_length: examples of more tokens are cut into equal pieces of at most this many, each a
             pair of its own; at least 3. A text of a single token cannot have a gap: length 0.
         density: the share of tokens that are taken out, above 0 and below 1.
@@ -130,14 +131,8 @@ class SpanCorruption(View):
         }
 
     def of_epoch(self, epoch: int) -> "_CorruptedEpoch":
-        """See `View`; what it gives has `sides`, one to read inputs from and one for targets."""
+        """See `View`; what it gives has `inputs` and `targets`, each to be read like a corpus."""
         return _CorruptedEpoch(self, epoch)
-
-    def read(
-        self, examples: Any, starts: Any, lengths: Any, reach: Any = None
-    ) -> dict[str, np.ndarray]:
-        """Refuses: inputs and targets have lengths of their own, and are read from `sides`."""
-        raise TypeError("pairs are read side by side: of_epoch(epoch).sides[0].read(…)")
 
     def corrupted(self, pairs: np.ndarray, epoch: int) -> tuple[np.ndarray, ...]:
         """Whole pairs, drawn for an epoch.
@@ -213,11 +208,8 @@ class _CorruptedEpoch:
     def __init__(self, view: SpanCorruption, epoch: int):
         self._view, self._epoch = view, epoch
         self._made: tuple[np.ndarray, tuple[np.ndarray, ...]] | None = None
-        #: Inputs and targets, each with the `read` of `Corpus`.
-        self.sides = (
-            _Side(self, 0, {"inputs": 0}),
-            _Side(self, 1, {"decoder_inputs": 0, "targets": 1}),
-        )
+        self.inputs = _Side(self, 0, INPUTS.shifts)
+        self.targets = _Side(self, 1, TARGETS.shifts)
 
     def made(self, pairs: np.ndarray) -> tuple[np.ndarray, ...]:
         if self._made is None or not np.array_equal(self._made[0], pairs):
@@ -226,7 +218,7 @@ class _CorruptedEpoch:
 
 
 class _Side:
-    def __init__(self, epoch: _CorruptedEpoch, number: int, shifts: dict[str, int]):
+    def __init__(self, epoch: _CorruptedEpoch, number: int, shifts: Mapping[str, int]):
         self._epoch, self._number, self._shifts = epoch, number, shifts
 
     def read(

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.corpus import Corpus
+from pipeline.tasks import INPUTS
 from pipeline.tokenizers import Tokenizer
 
 
@@ -16,26 +17,20 @@ class View:
     What reads batches asks `of_epoch(epoch)` for something with the `read` of `Corpus`.
 
     Attributes:
-        corpus: where the tokens are; of the task "encoder".
+        corpus: where the tokens are; of the task "inputs".
     """
 
     def __init__(self, corpus: Corpus):
-        if corpus.task.name != "encoder":
+        if corpus.task != INPUTS:
             raise ValueError(
                 f"{type(self).__name__} needs tokens as they are, and {corpus!r} has those of the "
-                f"task {corpus.task.name!r}; prepare it with task='encoder'"
+                f"task {corpus.task.name!r}; prepare it with task=pipeline.tasks.INPUTS"
             )
         self.corpus = corpus
 
     def of_epoch(self, epoch: int) -> Any:
         """The view with the random choices of this epoch."""
         raise NotImplementedError
-
-    def read(
-        self, examples: Any, starts: Any, lengths: Any, reach: Any = None
-    ) -> dict[str, np.ndarray]:
-        """Pieces of examples as in epoch 0; see `Corpus.read`."""
-        return self.of_epoch(0).read(examples, starts, lengths, reach)
 
     def __len__(self) -> int:
         return len(self.corpus)
