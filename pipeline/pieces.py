@@ -23,15 +23,21 @@ def gathered(
     lengths: np.ndarray,
     reach: np.ndarray,
     shifts: Mapping[str, int],
+    ends: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
     """The pieces one after another, for each field: one gather for all of them.
 
     A field that is shifted by one is the field before it, moved by one place, but for the last
-    token of each piece.
+    token of each piece. What lies after a piece is read with it, as far as it reaches, but not
+    beyond `ends`, where for each piece the memory ends that may be read.
     """
     begins = np.cumsum(reach) - reach
     # "wrap" is the fastest mode; the positions were checked piece by piece.
     positions = buffers.ramps(first, reach, 1, np.int64)
+    if ends is not None:
+        for piece in np.flatnonzero(first + reach + max(shifts.values()) > ends):
+            padding = slice(begins[piece] + lengths[piece], begins[piece] + reach[piece])
+            positions[padding] = first[piece]
     plain = buffers.empty(len(positions), tokens.dtype)
     tokens.take(positions, mode="wrap", out=plain)
     found = {}
@@ -83,6 +89,7 @@ class MappedPieces:
         self._offsets, self._tokens = over_all(np.int64), over_all(np.int32)
         self._offsets_at = (gaps + [part.offsets_at for part in parts]) // 8
         self._tokens_at = (gaps + [part.tokens_at for part in parts]) // 4
+        self._ends = (gaps + [len(each) for each in self._maps]) // 4
         #: From a token to its weight, in each part; None where tokens have no weights.
         self._to_weights: np.ndarray | None = None
         if weights := [part.weights_at - part.tokens_at for part in parts if part.weights_at]:
@@ -102,11 +109,13 @@ class MappedPieces:
         if not lengths.all():
             some = lengths > 0
             part, first, lengths, reach = part[some], first[some], lengths[some], reach[some]
-        found = gathered(self._tokens, first, lengths, reach, shifts)
+        # What the next map does not follow, nobody may read.
+        ends = self._ends[part]
+        found = gathered(self._tokens, first, lengths, reach, shifts, ends)
         if self._to_weights is not None:
             # Four bytes each, as tokens are, so they are moved as if they were tokens.
             first = first + self._to_weights[part] + max(shifts.values())
-            moved = gathered(self._tokens, first, lengths, reach, {"loss_weights": 0})
+            moved = gathered(self._tokens, first, lengths, reach, {"loss_weights": 0}, ends)
             found["loss_weights"] = moved["loss_weights"].view(np.float32)
         return found
 

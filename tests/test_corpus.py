@@ -2,6 +2,9 @@ import copy
 import json
 import os
 import pickle
+import subprocess
+import sys
+import textwrap
 
 import numpy as np
 import pyarrow as pa
@@ -153,6 +156,34 @@ def test_parts_do_not_hold_files_open(tmp_path, monkeypatch):
     before = len(os.listdir("/dev/fd"))
     assert corpus.read([99, 0], [0, 0], [1, 1])["inputs"].tolist() == [99, 0]
     assert len(os.listdir("/dev/fd")) < before + 10
+
+
+def test_nothing_is_read_beyond_a_map(tmp_path):
+    # In a process of its own, which would be killed. Between two maps there may be memory that
+    # nobody may read, here put there by hand.
+    program = """
+        import mmap, sys
+        import pyarrow
+        from pipeline.corpus import Corpus
+
+        corpus, held, memory_map = Corpus.open(sys.argv[1]), [], pyarrow.memory_map
+
+        def apart(path):
+            held.append(mmap.mmap(-1, 1 << 26, prot=0))
+            return memory_map(path)
+
+        pyarrow.memory_map = apart
+        for example in range(len(corpus)):
+            read = corpus.read([example, 0], [1_048_000, 0], [9, 9], [9_000_000, 20])
+            assert read["inputs"][:9].tolist() == list(range(1_048_000, 1_048_009))
+            assert read["targets"][9_000_000:9_000_009].tolist() == list(range(1, 10))
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunks, "EXAMPLES_PER_PART", 1)
+        # Too large for the holes that other maps left.
+        Corpus.from_arrays([np.arange(1 << 20)] * 4, tmp_path)
+    command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)]
+    assert subprocess.run(command, timeout=60).returncode == 0
 
 
 def test_neighbouring_pieces_are_fetched_as_one_range(directory, monkeypatch):
