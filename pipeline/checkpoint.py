@@ -4,48 +4,88 @@ The data state is a step and the fingerprint of what it counts steps of. It is s
 on every host and for any number of hosts:
 
     {"step": 12, "plans": [{"from": 0, "fingerprint": "plan=2;lengths=…", "corpus": "tokens=…"}]}
+
+A plan that changes on the way (`Plan.after`) has an entry for each of its plans, those after the
+first with their "changes".
 """
 
+import hashlib
+import json
 from typing import Any
 
 from etils import epath
 
+from pipeline.chain import Chain
 from pipeline.plan import Plan
 
+# A state names up to this many examples that are left out; of more it keeps number and digest.
+NAMED = 32
 
-def data_state(step: int, plan: Plan, corpus=None) -> dict[str, Any]:
+
+def data_state(step: int, plan: Plan | Chain, corpus=None) -> dict[str, Any]:
     """The state after `step` batches of `plan`, of the tokens of `corpus`."""
-    entry = {"from": 0, "fingerprint": plan.fingerprint}
+    entries = [dict(entry) for entry in plan.entries]
     if fingerprint := getattr(corpus, "fingerprint", None):
-        entry["corpus"] = fingerprint
-    return {"step": int(step), "plans": [entry]}
+        entries[0]["corpus"] = fingerprint
+    for entry in entries:
+        left_out = entry.get("changes", {}).get("leave_out", ())
+        if len(left_out) > NAMED:
+            digest = hashlib.sha256(json.dumps(left_out).encode()).hexdigest()[:16]
+            short = {"number": len(left_out), "digest": digest}
+            entry["changes"] = entry["changes"] | {"leave_out": short}
+    return {"step": int(step), "plans": entries}
 
 
-def check_data_state(state: Any, plan: Plan, corpus=None) -> int:
+def check_data_state(state: Any, plan: Plan | Chain, corpus=None) -> int:
     """The step of `state`, after checking that it counts steps of this plan and corpus.
+
+    Up to that step the plan must be the same. From there on it may change where the state's did
+    not, but where that would have changed, it must, and in the same way.
 
     Raises:
         ValueError: `state` is no data state, or is that of another plan or corpus; the message
             names each part that differs, with both values.
     """
-    now = data_state(0, plan, corpus)["plans"][0]
+    now = data_state(0, plan, corpus)["plans"]
     try:
-        step, (then,) = state["step"], state["plans"]
-        parts = [(then.get(key, ""), now.get(key, "")) for key in ("fingerprint", "corpus")]
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        step, then = state["step"], state["plans"]
+        places = [(int(entry["from"]), str(entry["fingerprint"])) for entry in then]
+        assert places[0][0] == 0
+    except (TypeError, KeyError, ValueError, AttributeError, IndexError, AssertionError) as error:
         raise ValueError(
             f"{str(state)[:200]!r} is not a data state; one looks like "
             f"{data_state(0, plan)}, and comes from get_state() or a checkpoint's 'data' item"
         ) from error
     if not isinstance(step, int) or step < 0:
         raise ValueError(f"the state's step is {step!r}; it must be a whole number from 0")
-    changes = [change for pair in parts if all(pair) for change in differences(*pair)]
-    if changes:
+    if changes := _changes(step, then, now):
         raise ValueError(
             f"the state of step {step:,} belongs to another plan or corpus: {'; '.join(changes)}. "
             "Restore it with what it was saved with, or start anew in another directory"
         )
     return step
+
+
+def _changes(step: int, then: list[dict], now: list[dict]) -> list[str]:
+    """What keeps a state with the entries `then` from going on under the entries `now`."""
+    corpora = [entries[0].get("corpus", "") for entries in (then, now)]
+    found = differences(*corpora) if all(corpora) else []
+    for at in sorted({entry["from"] for entry in [*then, *now] if entry["from"] < max(step, 1)}):
+        # The plans in force from there on; where one has several of the same step, the last.
+        old, new = (
+            [entry["fingerprint"] for entry in entries if entry["from"] <= at][-1]
+            for entries in (then, now)
+        )
+        where = f" from step {at:,} on" if at else ""
+        found += [f"{change}{where}" for change in differences(old, new)]
+        if found:
+            return found
+    planned = [(entry["from"], entry.get("changes")) for entry in now]
+    return [
+        f"its plan would have changed at step {entry['from']:,} ({entry['changes']})"
+        for entry in then
+        if entry["from"] >= max(step, 1) and (entry["from"], entry["changes"]) not in planned
+    ]
 
 
 def differences(then: str, now: str) -> list[str]:

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from pipeline.bucket import Bucket
+from pipeline.chain import Chain
 from pipeline.checkpoint import check_data_state, data_state
 from pipeline.collate import collate
 from pipeline.corpus import Corpus
@@ -55,7 +56,7 @@ class Batches(grain.MapDataset):
     def __init__(
         self,
         corpus: Corpus,
-        plan: Plan,
+        plan: Plan | Chain,
         *,
         sharding=None,
         process_index: int = 0,
@@ -86,7 +87,7 @@ class Batches(grain.MapDataset):
     def __len__(self) -> int:
         if self._epochs is None:
             return sys.maxsize
-        return self._epochs * self.plan.num_batches()
+        return sum(self.plan.num_batches(epoch) for epoch in range(self._epochs))
 
     def __getitem__(self, step):
         if isinstance(step, slice):
@@ -133,7 +134,7 @@ class Batches(grain.MapDataset):
 class _Resumable(grain.IterDataset):
     """Gives the iterators of its parent the data state of a plan."""
 
-    def __init__(self, parent: grain.IterDataset, plan: Plan, corpus: Corpus):
+    def __init__(self, parent: grain.IterDataset, plan: Plan | Chain, corpus: Corpus):
         super().__init__(parent)
         self._about = plan, corpus
 
@@ -142,7 +143,7 @@ class _Resumable(grain.IterDataset):
 
 
 class _ResumableIterator(grain.DatasetIterator):
-    def __init__(self, parent: grain.DatasetIterator, plan: Plan, corpus: Corpus):
+    def __init__(self, parent: grain.DatasetIterator, plan: Plan | Chain, corpus: Corpus):
         super().__init__(parent)
         self._about = plan, corpus
 

@@ -102,6 +102,14 @@ class Pieces:
         found[~inside] = rest[numbers[~inside] - whole]
         return found
 
+    def sizes(self, pieces: np.ndarray) -> np.ndarray:
+        """The lengths of some pieces, by their numbers: int64."""
+        first = pieces < len(self._lengths)
+        sizes = np.empty(len(pieces), np.int64)
+        sizes[first] = self._clipped(self._lengths[pieces[first]])
+        sizes[~first] = self._later[2, pieces[~first] - len(self._lengths)]
+        return sizes
+
     def locate(self, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray | int]:
         """The example and the first position of each of `pieces`."""
         if not self._later.shape[1]:

@@ -5,12 +5,14 @@ import functools
 import hashlib
 import os
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
 from pipeline import lengths as lengths_lib
 from pipeline.balance import imbalance
 from pipeline.bucket import Bucket, as_buckets
+from pipeline.chain import Chain
 from pipeline.dealer import Dealer
 from pipeline.overflow import cut
 from pipeline.packing import Packed, check_packing, pack
@@ -121,6 +123,8 @@ class Plan:
             )
         self.overflow, self.packing, self.seed = overflow, packing, int(seed)
         self.shuffle, self.max_segments = bool(shuffle), max_segments
+        #: What it was made from, and how many pieces are planned together at the most.
+        self.lengths, self.window = lengths, int(window)
         #: The largest position that a batch will hold: a table of positions needs one entry more.
         self.max_position = self._pieces.longest - 1
         if overflow == "split":
@@ -195,6 +199,79 @@ class Plan:
         segments[:, 0], segments[:, 3] = row, sizes
         segments[:, 1], segments[:, 2] = self._pieces.locate(pieces)
         return PlannedBatch(bucket, segments, epoch)
+
+    def after(self, step: int, *, leave_out: Any = (), **changes: Any) -> Chain:
+        """The plan that goes on from `step` with other options, and that may change again.
+
+        What this one has left of its epoch at `step` is planned anew, and from the next epoch on
+        the whole corpus: nothing is lost or repeated. The cost is that of planning an epoch,
+        whatever the step.
+
+        >>> plan = Plan([5, 3, 4, 2, 1], [Bucket(rows=1, length=8)])
+        >>> later = plan.after(1, buckets=[Bucket(rows=2, length=8)]).after(7, leave_out=[0])
+        >>> later.num_batches(0), later.num_batches(1), later.batch(1).bucket
+        (2, 1, Bucket(rows=2, length=8))
+
+        Args:
+            step: the first step that may differ, from 0; not before an earlier change.
+            leave_out: examples that are left out from then on, beside those already left out:
+                their numbers; or a function of the corpus (of the lengths, if this was made from
+                lengths) that gives them, or a bool for each example.
+            **changes: what `Plan` takes by keyword, and `buckets`; all else stays as it was.
+
+        Raises:
+            ValueError: an argument is not as above, or what `Plan` raises.
+        """
+        return Chain.begin(self).after(step, leave_out=leave_out, **changes)
+
+    def anew(self, lengths: Any = None, **changes: Any) -> "Plan":
+        """Another plan: of other lengths if there are any, and with other options.
+
+        Raises:
+            ValueError: there is no such option, or what `Plan` raises.
+        """
+        if wrong := set(changes) - {*self.options, "patterns"}:
+            raise ValueError(
+                f"a plan has no option {', '.join(sorted(wrong))} that can change; there are "
+                f"leave_out, {', '.join(self.options)}"
+            )
+        options = {**self.options, "buckets": self.buckets, **changes}
+        return Plan(self.lengths if lengths is None else lengths, **options)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What it was made with, beside the lengths: JSON, buckets as rows and length."""
+        names = ("seed", "shuffle", "packing", "overflow", "window", "max_segments")
+        buckets = [list(bucket.shape) for bucket in self.buckets]
+        return {"buckets": buckets, **{name: getattr(self, name) for name in names}}
+
+    @property
+    def entries(self) -> tuple[dict[str, Any], ...]:
+        """As those of a `Chain`, of which this is the simplest."""
+        return ({"from": 0, "fingerprint": self.fingerprint},)
+
+    @property
+    def plans(self) -> tuple["Plan", ...]:
+        """Itself alone, as of a `Chain`."""
+        return (self,)
+
+    def left(self, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Example, first position and positions of each piece that is in no batch before `step`.
+
+        Of the epoch that `step` belongs to; int64, ascending by example where none is split.
+        """
+        epoch, within = divmod(int(step), self.num_batches())
+        place, local = self._windows.find(epoch, within)
+        epoch = epoch if self.shuffle else 0
+        found = [self._dealer.get(epoch, place).left(local)]
+        for later in range(place + 1, len(self._windows)):
+            members, _ = self._windows.members(epoch, later)
+            assert members is not None, "one of several windows has members of its own"
+            found.append(members)
+        pieces = np.sort(np.concatenate(found)).astype(np.int64)
+        examples, starts = self._pieces.locate(pieces)
+        starts = np.broadcast_to(starts, len(pieces))
+        return examples, starts, self._pieces.sizes(pieces)
 
     @property
     def batches_per_bucket(self) -> dict[Bucket, int]:

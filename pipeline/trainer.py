@@ -100,7 +100,7 @@ class Trainer:
         """As `train`, with the files open; returns the steps done."""
         config, running = self.config, None
         if not self.record.evaluations:
-            self.log.text("plan", report.markdown(loader.plan))
+            self.log.text("plan", report.markdown(loader.plan.plans[0]))
             self.evaluate(state, step)
         stopped = False
         self.since = time.perf_counter()  # when the last step was done

@@ -79,6 +79,11 @@ class Table:
         """Row in the batch, piece and length of every slot of `rows`, in row order."""
         cost = self.cost[index][self.pattern(index, rows)]
         rows, places = balanced(rows, cost, self.packed.buckets[index].rows)
+        times, pieces, sizes = self.slots(index, rows)
+        return np.repeat(places, times), pieces, sizes
+
+    def slots(self, index: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """How many slots each of `rows` has; piece and length of each slot."""
         pattern = self.pattern(index, rows)
         first = self.slot_start[index][pattern]
         times = self.slot_start[index][pattern + 1] - first
@@ -86,7 +91,7 @@ class Table:
         slot = np.repeat(first - before, times) + np.arange(int(times.sum()))
         copy = np.repeat(rows - self.row_start[index][pattern], times)
         pieces = self.slot_piece[index][slot] + copy
-        return np.repeat(places, times), pieces, self.slot_length[index][slot]
+        return times, pieces, self.slot_length[index][slot]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +119,16 @@ class Dealt:
         rows = self.rows[index][batch * bucket.rows : (batch + 1) * bucket.rows]
         row, slots, sizes = self.table.batch(index, rows)
         return bucket, row, self.pieces[slots], sizes
+
+    def left(self, step: int) -> np.ndarray:
+        """The pieces of the window's steps from `step` on, in no order that matters."""
+        if step == 0:
+            return self.pieces
+        slots = []
+        for index, bucket in enumerate(self.table.packed.buckets):
+            taken = np.count_nonzero(self.bucket[:step] == index) * bucket.rows
+            slots.append(self.table.slots(index, self.rows[index][taken:])[1])
+        return self.pieces[np.concatenate(slots)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,17 +224,24 @@ class Windows:
             latest = self._latest = epoch, order, np.cumsum(self._steps[order])
         return latest
 
+    def members(self, epoch: int, place: int) -> tuple[np.ndarray | None, np.ndarray]:
+        """The pieces of the window at `place` of the epoch's order, and their lengths.
+
+        None in place of the pieces for a window of all of them, by number.
+        """
+        if self._partition is None:
+            return None, self._pieces.numbered()
+        window = int(self._order(epoch)[1][place])
+        kind = self.kinds[self._kind[window]]
+        share = kind.table.packed.counts
+        nth = window - int(np.searchsorted(self._kind, self._kind[window]))
+        return self._partition.members(kind.first + nth * share, share)
+
     def deal(self, epoch: int, place: int) -> Dealt:
         """Deals the window at `place` of the epoch's order: a pure function."""
         window = int(self._order(epoch)[1][place])
-        kind = self.kinds[self._kind[window]]
-        table = kind.table
-        if self._partition is None:
-            members, sizes = None, self._pieces.numbered()
-        else:
-            share = table.packed.counts
-            nth = window - int(np.searchsorted(self._kind, self._kind[window]))
-            members, sizes = self._partition.members(kind.first + nth * share, share)
+        table = self.kinds[self._kind[window]].table
+        members, sizes = self.members(epoch, place)
         random = functools.partial(random_bits, self._seed, epoch=epoch, window=window)
         bits = random(Purpose.EXAMPLES, len(sizes)) if self._shuffle else None
         order = sort_by_group(sizes, bits)
