@@ -8,11 +8,13 @@ where the platform does not say how many there are, add --coordinator=HOST:PORT 
 know no data) meet.
 """
 
+import dataclasses
 import json
 import logging
 import math
 import os
 import pathlib
+import sys
 from typing import Any
 
 import jax
@@ -30,14 +32,17 @@ from models.decoder import Decoder
 from models.flops import training_flops
 from models.loss import cross_entropy
 from models.parameters import decay_mask, parameter_shardings
-from pipeline import hosts
+from pipeline import hosts, schedule
+from pipeline.chain import Chain
+from pipeline.change import allowing, applied, changed, parsed, with_change
 from pipeline.checkpoint import Checkpoints
 from pipeline.compiled import Compiled, device_memory, keep_programs, table
 from pipeline.corpora import prepare_corpora
+from pipeline.history import write_history
 from pipeline.metrics import Clock, Profile
 from pipeline.microbatches import summed, summed_gradients
 from pipeline.record import Record, changes, flat, unigram_entropy
-from pipeline.sharding import batch_sharding
+from pipeline.sharding import batch_sharding, parts
 from pipeline.trainer import Trainer, summarise
 
 HERE = pathlib.Path(__file__).parent
@@ -51,9 +56,13 @@ COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0."
 NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "How many processes there are.")
 PROCESS_ID = flags.DEFINE_integer("process_id", None, "Which of them this is, from 0.")
 WAIT = flags.DEFINE_integer("wait", 100, "Seconds of silence after which a host counts as gone.")
+CHANGE = flags.DEFINE_string(
+    "change", "", """JSON, what a run changes where it goes on: '{"tokens_per_batch": 8192}'."""
+)
 PROFILE = flags.DEFINE_string("profile_steps", "", "FIRST:LAST, the steps to trace for a profile.")
 
-# A run may go on under other values of these; any other change makes it another run.
+# A run may go on under other values of these; of `batches` and `seed`, when --change says so; any
+# other change makes it another run.
 MAY_CHANGE = (
     *("steps", "mesh", "microbatches", "memory_budget", "skip_steps", "on_nonfinite"),
     *("eval_every", "checkpoint_every", "keep", "on_compile", "peak_flops"),
@@ -176,17 +185,48 @@ class Run:
             {
                 "configuration": ";".join(f"{k}={v}" for k, v in flat(self.record.config).items()),
                 "checkpoint": f"step={self.first}",
+                "change": f"asked={CHANGE.value}",
             }
         )
+        self.new: list[schedule.Stage] = []  # what --change adds
         if self.first:
             self.data, record = self.checkpoints.restore_json(self.first)
-            if wrong := changes(record["config"], self.record.config, MAY_CHANGE):
-                raise ValueError(
-                    f"{workdir} holds a run of another configuration: {'; '.join(wrong)}. Run it "
-                    f"as it was, or start anew with another --workdir"
-                )
-            self.record = Record(**(record | {"config": self.record.config}))
+            self.resume(record)
+        elif CHANGE.value:
+            raise ValueError(
+                f"--change is for runs that go on, and {workdir} has no checkpoint to go on from; "
+                "put it into the config"
+            )
+        else:
+            begin = {"seed": config.seed, **self.record.config["batches"]}
+            self.stages = schedule.stages(self.record.config["schedule"], begin)
         self.clock = Clock(self.record.seconds)
+
+    def resume(self, record: dict[str, Any]):
+        """Takes over the record of a checkpoint, with what --change asks for.
+
+        Raises:
+            ValueError: the run is of another configuration, or --change cannot be read.
+        """
+        kept = [schedule.Stage(**stage) for stage in record["stages"]]
+        self.stages = changed(kept, self.first, parsed(CHANGE.value))
+        self.new = [stage for stage in self.stages if stage not in kept and not stage.planned]
+        if CHANGE.value and not self.new:
+            hosts.say(f"--change={CHANGE.value} is in force already")
+        # The config is that of the beginning, or what unplanned changes have made of it since.
+        then, now = record["config"], self.record.config
+        begun = changes(then, now, MAY_CHANGE)
+        wrong = min(begun, changes(applied(then, self.stages), now, MAY_CHANGE), key=len)
+        if wrong:
+            how = allowing(sys.argv, now, wrong)
+            how = f"; or change it from step {self.first:,} on:\n\n{how}\n" if how else ""
+            raise ValueError(
+                f"{self.workdir} holds a run of another configuration: "
+                f"{'; '.join(wrong.values())}. Run it as it was, or start anew with another "
+                f"--workdir{how}"
+            )
+        begun = {name: then[name] for name in ("seed", "batches", "schedule")}
+        self.record, self.config.seed = Record(**(record | {"config": now | begun})), then["seed"]
 
     def train(self):
         """Prepares, plans, compiles, restores, trains, and writes the summary."""
@@ -196,6 +236,8 @@ class Run:
                 f"finished: {self.workdir} has done {self.first:,} steps. To go on, ask for more "
                 "with --config.steps=N; to start anew, give another --workdir"
             )
+            if self.new:
+                hosts.say("the change was not made, as no step follows it")
             summarise(record, self.workdir, self.first)
             return
         with self.clock("prepare"):
@@ -206,12 +248,10 @@ class Run:
         hosts.say(corpus)
         mesh = make_mesh(config.mesh)
         with self.clock("plan"):
-            # Buckets are fitted once: a run that goes on with other devices keeps its batches.
-            fitted = [pipeline.Bucket(*shape) for shape in record.buckets] or None
-            given = {name: each for name, each in config.batches.items() if each is not None}
-            options = {"seed": config.seed, **given}
-            loader = pipeline.load(corpus, buckets=fitted, mesh=mesh, **options)
-            record.buckets = [bucket.shape for bucket in loader.plan.buckets]
+            whole = self.plan(corpus, mesh)
+            plan = whole.onward(self.first)
+            batches = pipeline.Batches(corpus, plan, sharding=batch_sharding(mesh)).repeat()
+            loader = pipeline.Loader(batches, mesh=mesh)
         hosts.require_agreement(
             {
                 "plan": loader.plan.fingerprint,
@@ -219,12 +259,16 @@ class Run:
                 "held-out corpus": held_out.fingerprint,
             }
         )
-        hosts.say(loader.plan)
+        hosts.say(plan)
         model = TransformerConfig(vocab_size=corpus.vocab_size or 0, **config.model)
-        once = {"buckets": loader.plan.buckets, "mesh": mesh, "shuffle": False, "num_epochs": 1}
-        once |= {"corpus": held_out, "packing": config.batches.packing}
+        # Evaluations of all stages are to be compared, so they have the batches of the last.
+        last = plan.plans[-1]
+        once = {"corpus": held_out, "buckets": last.buckets, "packing": last.packing}
+        once |= {"mesh": mesh, "shuffle": False, "num_epochs": 1}
         with jax.set_mesh(mesh), loader:
             state, train_step, eval_step = self.compile(model, mesh, loader, once)
+            if jax.process_index() == 0:
+                write_history(self.workdir, corpus, whole)
             Trainer(
                 config,
                 self.workdir,
@@ -238,6 +282,33 @@ class Run:
                 record=record,
                 clock=self.clock,
             ).train(state, loader, self.first, Profile(PROFILE.value, self.workdir / "profile"))
+
+    def plan(self, corpus: pipeline.Corpus, mesh) -> Chain:
+        """The plan of all stages, from step 0 on.
+
+        Raises:
+            ValueError: the rows of a bucket do not divide over the devices.
+        """
+        multiple = parts(batch_sharding(mesh))[0]
+        # Buckets are fitted once: a run that goes on with other devices keeps its batches.
+        schedule.resolve(self.stages, corpus, multiple)
+        self.record.stages = [dataclasses.asdict(stage) for stage in self.stages]
+        whole = schedule.plan_of(corpus, [(stage.step, stage.changes) for stage in self.stages])
+        for stage in self.new:
+            hosts.say(f"changed {schedule.told(self.stages, stage, whole)}")
+            # The state tells of stages that were to come under the options before.
+            past = [entry for entry in self.data["plans"] if entry["from"] < max(self.first, 1)]
+            self.data["plans"] = past
+        to_come = whole.onward(self.first).buckets
+        wrong = [str(bucket) for bucket in to_come if bucket.rows % multiple]
+        if self.first and wrong:
+            change = parsed(CHANGE.value) | {"row_multiple": multiple}
+            raise ValueError(
+                f"the rows of the buckets {', '.join(wrong)} do not divide over {multiple} groups "
+                "of devices; go on with as many as before, or change the rows from step "
+                f"{self.first:,} on:\n\n{with_change(sys.argv, change)}\n"
+            )
+        return whole
 
     def compile(self, model: TransformerConfig, mesh, loader: pipeline.Loader, once):
         """The state to go on from, and both steps compiled for every bucket."""

@@ -31,6 +31,11 @@ def get_config() -> ConfigDict:
     config.batches.packing = "best_fit"
     config.batches.overflow = "split"
 
+    # What changes on the way, as fields of `batches`, `seed`, or `leave_out`, numbers of documents:
+    # ((2_000, {"tokens_per_batch": 8192}), (9_000, {"max_length": 4096})). All shapes are compiled
+    # before step 0.
+    config.schedule = ()
+
     # What `TransformerConfig` takes.
     config.model = ConfigDict({"num_layers": 4, "width": 128, "num_heads": 4, "num_kv_heads": 2})
     config.model.mlp_width = 384

@@ -112,6 +112,20 @@ def check(arguments: argparse.Namespace) -> int:
     return FINE
 
 
+def audit(arguments: argparse.Namespace) -> int:
+    """Compares what a run did with its plan; 1 if that differs."""
+    from etils import epath
+
+    from pipeline.audit import NotAsPlanned, audit
+
+    try:
+        audit(epath.Path(arguments.workdir).expanduser(), print)
+    except NotAsPlanned as error:
+        print(f"wrong: {error}", file=sys.stderr)
+        return DAMAGED
+    return FINE
+
+
 def prepare(arguments: argparse.Namespace) -> int:
     """Prepares a corpus, or those of a config."""
     from etils import epath
@@ -181,6 +195,7 @@ COMMANDS = {
     "buckets": buckets,
     "show": show,
     "check": check,
+    "audit": audit,
     "prepare": prepare,
 }
 

@@ -9,17 +9,20 @@ from pipeline.packing import PACKINGS
 ABOUT = """\
 Look before you train. A corpus is prepared once; then report shows what padding costs on it and
 what Lockstep saves, buckets chooses shapes, show prints a batch, and check verifies everything.
+Afterwards, audit compares what was trained on with what was planned.
 
   python -m pipeline prepare 'data/*.jsonl.gz' --into corpus
   python -m pipeline report corpus --html report.html
   python -m pipeline buckets corpus --max-buckets 2
   python -m pipeline show corpus --step 100 | less -R
   python -m pipeline check corpus
+  python -m pipeline audit runs/mine
 """
 
 CODES = """\
-exit status: 0 all is well; 1 check found something wrong with the corpus or the plan; 2 the
-command was wrong, or what it was given cannot be read; a sentence on stderr says what.
+exit status: 0 all is well; 1 check found something wrong with the corpus or the plan, or audit with
+the run; 2 the command was wrong, or what it was given cannot be read; a sentence on stderr says
+what.
 """
 
 SUBJECT = """\
@@ -58,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
             name,
             help=about,
             description=f"{about[0].upper()}{about[1:]}. {more}".strip(),
-            epilog=f"{SUBJECT if name != 'prepare' else ''}\n{CODES}",
+            epilog=f"{SUBJECT if name not in ('prepare', 'audit') else ''}\n{CODES}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
 
@@ -117,6 +120,14 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("subject", help="the directory of a corpus, or a config; see below")
     command.add_argument("--epoch", type=int, default=0, help="the epoch to walk (0)")
     _add_planning(command)
+
+    command = add(
+        "audit",
+        "whether a run trained on what was planned, each position as often as that says",
+        "From\nplans.json and the digests in metrics.jsonl: over restarts, numbers of hosts and "
+        "changes of the plan.",
+    )
+    command.add_argument("workdir", help="the work directory of a run of train.py")
 
     command = add(
         "prepare",

@@ -87,7 +87,7 @@ class Batches(grain.MapDataset):
     def __len__(self) -> int:
         if self._epochs is None:
             return sys.maxsize
-        return sum(self.plan.num_batches(epoch) for epoch in range(self._epochs))
+        return self.plan.first_step(self._epochs)
 
     def __getitem__(self, step):
         if isinstance(step, slice):

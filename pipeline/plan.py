@@ -178,6 +178,10 @@ class Plan:
         del epoch
         return self._windows.steps
 
+    def first_step(self, epoch: int) -> int:
+        """The step at which an epoch begins."""
+        return epoch * self.num_batches()
+
     def batch(self, step: int) -> PlannedBatch:
         """The batch of global step `step`, counted from 0 over all epochs.
 

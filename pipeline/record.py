@@ -18,7 +18,7 @@ class Record:
 
     Attributes:
         config: the configuration, as JSON.
-        buckets: rows and length of each bucket, fitted when the run began.
+        stages: the options of the batches, from which step on, and what they came to.
         unigram_entropy: of the held-out targets, in nats per token.
         tokens: real positions trained on.
         positions: all positions computed, padding included.
@@ -33,7 +33,7 @@ class Record:
     """
 
     config: dict[str, Any]
-    buckets: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    stages: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     unigram_entropy: float = math.nan
     tokens: int = 0
     positions: int = 0
@@ -118,18 +118,19 @@ def unigram_entropy(corpus: Corpus) -> float:
 
 
 def changes(then: Mapping[str, Any], now: Mapping[str, Any], may_change: tuple[str, ...]):
-    """The fields of a config that differ and must not, in words.
+    """The fields of a config that differ and must not, each with what is to be said of it.
 
     >>> then, now = {"steps": 1, "model": {"width": 8}}, {"steps": 2, "model": {"width": 16}}
     >>> changes(then, now, may_change=("steps",))
-    ['config.model.width was 8 and is now 16']
+    {'model.width': 'config.model.width was 8 and is now 16'}
     """
     old, new = flat(then), flat(now)
-    return [
-        f"config.{name} was {old.get(name, 'not there')} and is now {new.get(name, 'not there')}"
+    return {
+        name: f"config.{name} was {old.get(name, 'not there')} and is now "
+        f"{new.get(name, 'not there')}"
         for name in dict.fromkeys([*old, *new])
         if old.get(name) != new.get(name) and name.split(".")[0] not in may_change
-    ]
+    }
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -115,6 +115,8 @@ class Trainer:
                     state, values = self.train_step(state, batch)
                 running = step, waited, values
             self.settle(previous)  # while this step runs
+            if running is None:
+                self.log.write({"step": step, "skipped": loader.plan.batch(step).digest})
             self.guard.check(f"at step {step:,}")
             step += 1
             stopped = self.stop.asked(step)

@@ -1,0 +1,68 @@
+"""The history of a run's plans, `plans.json`: all that is needed to plan its batches again."""
+
+import json
+import os
+from typing import Any
+
+from etils import epath
+
+from pipeline.atomic import written
+from pipeline.chain import Chain
+from pipeline.corpus import Corpus
+from pipeline.schedule import plan_of
+
+NAME = "plans.json"
+
+
+def write_history(workdir: epath.Path, corpus: Corpus, plan: Chain) -> None:
+    """Writes which corpus, plans and changes make up the batches of the run in `workdir`.
+
+    {"corpus": "corpus/train", "tokens": "tokens=…",
+     "plans": [{"from": 0, "fingerprint": …, "changes": {"buckets": [[8, 128]], "seed": 0, …}},
+               {"from": 2000, "fingerprint": …, "changes": {"buckets": [[16, 128]]}}]}
+    """
+    directory = os.fspath(corpus.directory)
+    inside = os.path.join(os.fspath(workdir), "")
+    first, *later = plan.entries
+    content = {
+        "corpus": directory.removeprefix(inside),
+        "tokens": corpus.fingerprint,
+        "plans": [{**first, "changes": plan.plans[0].options}, *later],
+    }
+    with written(workdir / NAME) as file:
+        file.write(json.dumps(content, indent=1).encode())
+
+
+def read_history(workdir: epath.Path) -> tuple[Corpus, Chain]:
+    """The corpus of the run in `workdir`, and its plan made again.
+
+    Raises:
+        FileNotFoundError: there is no run.
+        ValueError: the file cannot be read, or corpus or plan are no longer what they were.
+    """
+    path = workdir / NAME
+    if not path.exists():
+        raise FileNotFoundError(
+            f"there is no {NAME} in {os.fspath(workdir)}; give the work directory of a run of "
+            "train.py, which writes it before its first step"
+        )
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+        changes = [(int(entry["from"]), dict(entry["changes"])) for entry in content["plans"]]
+        directory, tokens = content["corpus"], content["tokens"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{os.fspath(path)} cannot be read: {error!r}") from error
+    corpus = Corpus.open(workdir / directory)
+    if corpus.fingerprint != tokens:
+        raise ValueError(
+            f"the corpus in {os.fspath(corpus.directory)} is {corpus.fingerprint}, and the run "
+            f"was trained on {tokens}; its batches cannot be planned again without that"
+        )
+    plan = plan_of(corpus, changes)
+    for then, now in zip(content["plans"], plan.entries, strict=True):
+        if then["fingerprint"] != now["fingerprint"]:
+            raise ValueError(
+                f"the plan from step {now['from']:,} on was {then['fingerprint']} and is now "
+                f"{now['fingerprint']}; use the version of Lockstep that the run was made with"
+            )
+    return corpus, plan
