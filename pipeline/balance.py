@@ -54,10 +54,11 @@ def imbalance(segments: np.ndarray, rows: int, hosts: int) -> float:
     1.8
 
     Args:
-        segments: int64 [n, 4], as in `PlannedBatch`.
+        segments: int64 [n, 4] or [n, 5], as in `PlannedBatch`.
         rows: rows of the batch.
         hosts: how many share them, in contiguous slices; divides `rows`.
     """
-    costs = np.bincount(segments[:, 0], weights=segments[:, 3] ** 2.0, minlength=rows)
+    squares = (segments[:, 3:] ** 2.0).sum(axis=1)
+    costs = np.bincount(segments[:, 0], weights=squares, minlength=rows)
     shares = costs.reshape(hosts, -1).sum(axis=1)
     return float(shares.max() / shares.mean())

@@ -10,17 +10,19 @@ PIECE = 1 << 22
 
 
 def as_lengths(lengths) -> np.ndarray:
-    """`lengths` as a 1-D array of non-negative integers, without a copy where none is needed.
+    """`lengths` as an array of non-negative integers, without a copy where none is needed.
 
-    Accepts an integer array or anything with a `lengths` attribute (a corpus).
+    Accepts an integer array `[n]`, of pairs `[n, 2]`, or anything with a `lengths` attribute (a
+    corpus).
 
     Raises:
-        ValueError: it is not one-dimensional, not of integers, or holds a negative number.
+        ValueError: it is of another shape, not of integers, or holds a negative number.
     """
     array = np.asarray(getattr(lengths, "lengths", lengths))
-    if array.ndim != 1:
+    if array.ndim != 1 and array.shape[1:] != (2,):
         raise ValueError(
-            f"lengths has shape {array.shape}; a plan takes one integer per example, shape [n]"
+            f"lengths has shape {array.shape}; a plan takes one integer per example, shape [n], "
+            "or inputs and targets of pairs, shape [n, 2]"
         )
     if array.size == 0:
         array = array.astype(np.uint32)

@@ -69,6 +69,11 @@ class Pieces:
         return len(self._lengths) + self._later.shape[1]
 
     @property
+    def max_position(self) -> int:
+        """The largest position in a row; pieces of a split example go on where the last ended."""
+        return (self.longest_example if self._overflow == "split" else self.longest) - 1
+
+    @property
     def lengths(self) -> np.ndarray:
         """The lengths of all pieces, those of an example following one another; may be a copy."""
         times = np.ones(len(self._lengths), np.int64)
@@ -119,6 +124,10 @@ class Pieces:
         number = pieces[later] - len(self._lengths)
         example[later], start[later] = self._later[0, number], self._later[1, number]
         return example, start
+
+    def lengths_of(self, sizes: np.ndarray) -> np.ndarray:
+        """Positions of pieces, from what they were packed by, their lengths: [len(sizes), 1]."""
+        return sizes[:, None]
 
 
 def cut(lengths: np.ndarray, longest: int, overflow: str) -> Pieces:

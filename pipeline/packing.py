@@ -7,7 +7,7 @@ number of examples.
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -29,6 +29,11 @@ class Pattern:
     def fill(self) -> int:
         """Real positions in one such row."""
         return sum(length * times for length, times in self.pieces)
+
+    @property
+    def squares(self) -> int:
+        """The sum of its segments' squared lengths: what attention inside segments costs."""
+        return sum(length * length * times for length, times in self.pieces)
 
 
 def best_fit(
@@ -207,7 +212,7 @@ def pack(
     """
     find = PACKINGS[packing]
     patterns = [list(known) for known in found] if found else [[] for _ in buckets]
-    left = counts - _histogram(itertools.chain(*patterns), len(counts))
+    left = counts - histogram_of(itertools.chain(*patterns), len(counts))
     left[0] = 0
     for index in reversed(range(len(buckets))):
         below = buckets[index - 1].length if index else 0
@@ -215,16 +220,42 @@ def pack(
             left, buckets[index].length, opens_above=below, max_segments=max_segments
         )
     assert not left.any(), "the longest bucket holds the longest segment"
+
+    def repack(index: int, moved: np.ndarray) -> None:
+        length = buckets[index + 1].length
+        patterns[index + 1] += find(moved, length, max_segments=max_segments)
+
+    return settled(patterns, buckets, counts, repack, whole=whole)
+
+
+def settled(
+    patterns: list[list[Pattern]],
+    buckets: Sequence[Bucket],
+    counts: np.ndarray,
+    repack: Callable[[int, np.ndarray], None],
+    *,
+    whole: bool,
+) -> Packed:
+    """The rows of all buckets, those that fill no batch of theirs moved on to longer ones.
+
+    Args:
+        patterns: of each bucket; changed in place.
+        buckets: the shapes, in ascending order.
+        counts: int64 [sizes], what is in all the patterns.
+        repack: packs the segments of a bucket's spare rows into the patterns of a later bucket.
+        whole: as for `pack`.
+    """
+    left = np.zeros_like(counts)
     for index, bucket in enumerate(buckets):
         last = index + 1 == len(buckets)
         if last and not whole:
             break
         patterns[index], spare = _split_spare(patterns[index], bucket.rows)
-        moved = _histogram(spare, len(counts))
+        moved = histogram_of(spare, len(counts))
         if last:
             left = moved
         elif spare:
-            patterns[index + 1] += find(moved, buckets[index + 1].length, max_segments=max_segments)
+            repack(index, moved)
     placed = counts - left
     placed[0] = 0
     return Packed(tuple(buckets), tuple(map(tuple, patterns)), placed)
@@ -244,7 +275,8 @@ def _split_spare(patterns: list[Pattern], rows: int) -> tuple[list[Pattern], lis
     return stay, go
 
 
-def _histogram(patterns: Iterable[Pattern], size: int) -> np.ndarray:
+def histogram_of(patterns: Iterable[Pattern], size: int) -> np.ndarray:
+    """How many segments of each size the patterns' rows hold: int64 [size]."""
     counts = np.zeros(size, np.int64)
     for pattern in patterns:
         for length, times in pattern.pieces:

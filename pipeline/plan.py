@@ -16,6 +16,8 @@ from pipeline.chain import Chain
 from pipeline.dealer import Dealer
 from pipeline.overflow import cut
 from pipeline.packing import Packed, check_packing, pack
+from pipeline.pair_packing import pack_pairs, volume_bound
+from pipeline.pair_pieces import PairPieces
 from pipeline.solution import Search, kept
 from pipeline.summary import table
 from pipeline.windows import Windows
@@ -34,7 +36,8 @@ class PlannedBatch:
     Attributes:
         bucket: the shape of the batch.
         segments: int64 `[n, 4]`, a line for each segment, in row order: row, example, first
-            position in the example, number of positions.
+            position in the example, number of positions; of pairs `[n, 5]`, positions of the
+            inputs and of the targets.
         epoch: the epoch that the batch belongs to, from 0.
     """
 
@@ -44,8 +47,16 @@ class PlannedBatch:
 
     @property
     def num_tokens(self) -> int:
-        """Real positions in the batch."""
-        return int(self.segments[:, 3].sum())
+        """Real positions in the batch, of both sides of pairs."""
+        return int(self.segments[:, 3:].sum())
+
+    @property
+    def sides(self) -> tuple["PlannedBatch", ...]:
+        """The batch itself; of pairs, one for the inputs and one for the targets."""
+        return tuple(
+            PlannedBatch(bucket, self.segments[:, [0, 1, 2, 3 + side]], self.epoch)
+            for side, bucket in enumerate(self.bucket.sides)
+        )
 
     @property
     def digest(self) -> str:
@@ -67,17 +78,25 @@ class Plan:
     >>> plan.batch(0).segments.tolist()  # row, example, start, length
     [[0, 0, 0, 5], [0, 1, 0, 3], [1, 2, 0, 4], [1, 3, 0, 2], [1, 4, 0, 1]]
 
+    Pairs, for sequence to sequence, have inputs and targets, which share a row at the same time:
+
+    >>> plan = Plan([[5, 2], [3, 3], [3, 1]], [Bucket(2, (8, 4))], shuffle=False, overflow="drop")
+    >>> plan.batch(0).segments.tolist()  # row, example, start, inputs, targets
+    [[0, 0, 0, 5, 2], [0, 2, 0, 3, 1], [1, 1, 0, 3, 3]]
+
     Args:
-        lengths: positions of each example, an integer array `[n]`, or a corpus.
-        buckets: the shapes, ascending by length.
+        lengths: positions of each example, an integer array `[n]`, of pairs `[n, 2]` (inputs and
+            targets), or a corpus.
+        buckets: the shapes, ascending by length; of pairs by the sum of both, the last holding
+            all others.
         seed: decides every shuffle; 0 ≤ seed < 2**63.
         shuffle: shuffle examples, rows, batches and buckets anew in every epoch. Without it every
             epoch is the same, rows in the order of their longest example.
         packing: "best_fit"; "optimal", column generation, which needs scipy and some seconds or
-            minutes once (with more than 2,048 different lengths it is best fit); or "none" for one
-            example in a row.
-        overflow: for examples longer than the longest bucket: "split", "truncate", "drop" or
-            "error".
+            minutes once (with more than 2,048 different lengths it is best fit), not for pairs; or
+            "none" for one example in a row.
+        overflow: for examples longer than the longest bucket: "split" (not for pairs, whose
+            targets would lose their inputs), "truncate", "drop" or "error".
         window: the most pieces that are planned together; bounds memory and time to first batch.
         max_segments: the most segments in a row; None for no limit.
         patterns: a file that keeps what "optimal" found, an input of the plan from then on; made
@@ -114,7 +133,17 @@ class Plan:
                 raise ValueError(f"{name} is {value!r}; it must be a whole number from {least} up")
         array = lengths_lib.as_lengths(lengths)
         self.num_examples = len(array)
-        self._pieces = cut(array, self.buckets[-1].length, overflow)
+        longest = self.buckets[-1]
+        if array.ndim != len(longest.lengths):
+            raise ValueError(
+                f"lengths has shape {array.shape} and the longest bucket is {longest!r}; pairs "
+                "need buckets with two lengths, Bucket(rows=…, length=(inputs, targets)), and "
+                "others with one"
+            )
+        pairs = array.ndim == 2
+        if pairs and packing == "optimal":
+            raise ValueError("packing='optimal' is for one length; for pairs take 'best_fit'")
+        self._pieces = (PairPieces if pairs else cut)(array, longest.length, overflow)
         if self._pieces.longest == 0:
             raise ValueError(
                 f"none of the {len(array):,} examples has a position to train on; a causal example "
@@ -126,9 +155,7 @@ class Plan:
         #: What it was made from, and how many pieces are planned together at the most.
         self.lengths, self.window = lengths, int(window)
         #: The largest position that a batch will hold: a table of positions needs one entry more.
-        self.max_position = self._pieces.longest - 1
-        if overflow == "split":
-            self.max_position = self._pieces.longest_example - 1
+        self.max_position = self._pieces.max_position
         # What the plan depends on, as `name=value` parts, so that a refusal can name what changed.
         parts = {
             "plan": VERSION,
@@ -156,9 +183,16 @@ class Plan:
             return search.text(windows(search.pack).counts)
 
         #: Proven: no packing of these examples into these buckets uses a greater share of its
-        #: positions. None, unless packing is "optimal".
+        #: positions. Of one length it is None, unless packing is "optimal"; of pairs it is that of
+        #: `pipeline.pair_packing.volume_bound`, and `side_bounds` is that of each side.
         self.bound: float | None = None
-        if packing == "optimal":
+        self.side_bounds: tuple[float, ...] = ()
+        if pairs:
+            sizes = self._pieces.lengths_of(np.arange(self._pieces.longest + 1))
+            self._windows = windows(functools.partial(pack_pairs, packing=packing, sizes=sizes))
+            totals = self._windows.counts @ sizes
+            self.bound, self.side_bounds = volume_bound(totals, self.buckets)
+        elif packing == "optimal":
             rows = {name: parts[name] for name in parts if name not in ("seed", "shuffle")}
             solution = kept(lengths, patterns, f"{rows}", solve)
             self.bound, parts["patterns"] = solution.bound, solution.digest
@@ -199,8 +233,8 @@ class Plan:
             following = (epoch_dealt + self.shuffle, 0) if last else (epoch_dealt, place + 1)
             self._dealer.prepare(*following)
         bucket, row, pieces, sizes = dealt.segments(local)
-        segments = np.empty((len(row), 4), np.int64)
-        segments[:, 0], segments[:, 3] = row, sizes
+        segments = np.empty((len(row), 3 + len(bucket.lengths)), np.int64)
+        segments[:, 0], segments[:, 3:] = row, self._pieces.lengths_of(sizes)
         segments[:, 1], segments[:, 2] = self._pieces.locate(pieces)
         return PlannedBatch(bucket, segments, epoch)
 
@@ -318,6 +352,17 @@ class Plan:
             if bucket.rows % hosts == 0:
                 seen.setdefault(bucket, []).append(imbalance(segments, bucket.rows, hosts))
         return {bucket: sum(values) / len(values) for bucket, values in seen.items()}
+
+    @property
+    def side_fills(self) -> tuple[float, ...]:
+        """The share of an epoch's positions that are used; of pairs, of inputs and of targets."""
+        counts = self._windows.counts
+        used = counts @ self._pieces.lengths_of(np.arange(len(counts)))
+        there = sum(
+            number * bucket.rows * np.array(bucket.lengths)
+            for bucket, number in self.batches_per_bucket.items()
+        )
+        return tuple((used / there).tolist())
 
     @property
     def num_tokens(self) -> int:

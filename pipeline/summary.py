@@ -5,6 +5,8 @@ import numpy as np
 # Of how many hosts the printed plan shows the busiest, against their mean.
 HOSTS = 8
 
+SIDES = "inputs", "targets"  # of pairs
+
 
 def table(plan) -> str:
     """What an epoch of a `Plan` comes to: each bucket's batches, rows, fill and tokens.
@@ -29,13 +31,19 @@ def table(plan) -> str:
         lines.append(f"{_line(str(bucket), counts)}{even:>16}")
         total += counts
     lines.append(_line("epoch", total))
-    longest = plan.buckets[-1].length
+    row = sum(plan.buckets[-1].lengths)
+    longest = " and ".join(f"{length:,}" for length in plan.buckets[-1].lengths)
     count = plan.num_examples - plan.num_empty
     lines.append(
         f"padding {plan.padding:.3%}; padded to the longest bucket, one example in a row, the "
-        f"same data would take {count:,} rows of {longest:,} and "
-        f"{1 - total[2] / (max(count, 1) * longest):.1%} padding"
+        f"same data would take {count:,} rows of {longest} and "
+        f"{1 - total[2] / (max(count, 1) * row):.1%} padding"
     )
+    for name, used, bound in zip(SIDES, plan.side_fills, plan.side_bounds, strict=False):
+        lines.append(
+            f"{name}: {used:.2%} of positions used; the ratio of inputs to targets allows at most "
+            f"{bound:.2%}"
+        )
     if plan.bound is not None:
         lines.append(
             f"{1 - plan.padding:.4%} of positions used; no packing can use more than "
@@ -46,7 +54,7 @@ def table(plan) -> str:
     if plan.overlong:
         done = {"split": "split", "truncate": "truncated", "drop": "dropped"}[plan.overflow]
         lines.append(
-            f"{plan.overlong:,} examples longer than {longest:,} are {done}, "
+            f"{plan.overlong:,} examples longer than {longest} are {done}, "
             f"{plan.lost:,} positions lost"
         )
     return "\n".join(lines)

@@ -18,6 +18,7 @@ from pipeline.balance import balanced
 from pipeline.bucket import Bucket
 from pipeline.overflow import Pieces
 from pipeline.packing import Packed
+from pipeline.pair_pieces import PairPieces
 from pipeline.partition import Partition
 from pipeline.shuffle import Purpose, permutation, random_bits, sort_by_group
 
@@ -45,9 +46,7 @@ class Table:
         self.cost: list[np.ndarray] = []
         for patterns in packed.patterns:
             rows, starts, pieces, sizes = [0], [0], [], []
-            self.cost.append(
-                np.array([sum(n * n * k for n, k in p.pieces) for p in patterns], np.int64)
-            )
+            self.cost.append(np.array([pattern.squares for pattern in patterns], np.int64))
             for pattern in patterns:
                 for length, times in pattern.pieces:
                     for _ in range(times):
@@ -166,7 +165,7 @@ class Windows:
 
     def __init__(
         self,
-        pieces: Pieces,
+        pieces: Pieces | PairPieces,
         search: Callable[..., Packed],
         *,
         seed: int,
