@@ -1,7 +1,8 @@
 """Choosing buckets: which few lengths cost least on a histogram of lengths."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -9,6 +10,7 @@ from pipeline import lengths as lengths_lib
 from pipeline.bucket import Bucket
 from pipeline.overflow import split_counts
 from pipeline.packing import check_packing, pack, row_cost
+from pipeline.pair_fit import PairFit
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +23,7 @@ def fit_buckets(
     *,
     tokens_per_batch: int,
     max_buckets: int,
-    max_length: int | None = None,
+    max_length: int | tuple[int, int] | None = None,
     length_multiple: int = 128,
     row_multiple: int = 1,
     packing: str = "best_fit",
@@ -41,12 +43,20 @@ def fit_buckets(
     >>> fit_buckets(lengths, tokens_per_batch=8192, max_buckets=2)
     (Bucket(rows=64, length=128), Bucket(rows=4, length=2048))
 
+    Of pairs both lengths count, and the scores of targets by inputs as well; see `pair_fit`. Rows
+    of packed pairs may be longer than the longest pair, so that both sides can be full:
+
+    >>> fit_buckets(np.array([[120, 40]] * 99), tokens_per_batch=8192, max_buckets=2)
+    (Bucket(rows=16, length=(384, 128)),)
+
     Args:
-        lengths: positions of each example, an integer array `[n]`, or a corpus.
-        tokens_per_batch: positions in a batch, at most; rows are as many as fit.
+        lengths: positions of each example, an integer array `[n]`, of pairs `[n, 2]`, or a corpus.
+        tokens_per_batch: positions in a batch, at most, of both sides of pairs; rows are as many
+            as fit.
         max_buckets: the most buckets; each is one compilation of the training step.
         max_length: longer examples do not count towards the longest bucket; the plan's `overflow`
-            says what becomes of them. None: the longest bucket holds the longest example.
+            says what becomes of them. None: the longest bucket holds the longest example. Of pairs,
+            (inputs, targets).
         length_multiple: bucket lengths are multiples of this.
         row_multiple: rows are multiples of this; the number of devices that share a batch's rows.
         packing: "best_fit", "optimal" or "none", as the plan's; sets of buckets are compared by
@@ -61,36 +71,58 @@ def fit_buckets(
     check_packing(packing)
     if attention not in ("dense", "segment"):
         raise ValueError(f"attention is {attention!r}; it must be 'dense' or 'segment'")
-    numbers = {
-        "tokens_per_batch": tokens_per_batch,
-        "max_buckets": max_buckets,
-        "max_length": 1 if max_length is None else max_length,
-        "length_multiple": length_multiple,
-        "row_multiple": row_multiple,
-        "width": width,
-    }
-    for name, value in numbers.items():
+    array = lengths_lib.as_lengths(lengths)
+    limits = () if max_length is None else np.ravel(max_length).tolist()
+    numbers = [
+        ("tokens_per_batch", tokens_per_batch),
+        ("max_buckets", max_buckets),
+        *(("max_length", each) for each in limits),
+        ("length_multiple", length_multiple),
+        ("row_multiple", row_multiple),
+        ("width", width),
+    ]
+    for name, value in numbers:
         if int(value) != value or value < 1:
             raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1")
-    array = lengths_lib.as_lengths(lengths)
-    if not array.any():
+    if len(limits) not in (0, array.ndim):
+        raise ValueError(
+            f"max_length is {max_length!r}; it must be one number for lengths of shape [n], and "
+            "(inputs, targets) for pairs"
+        )
+    if not array.any() or (array.ndim == 2 and not array[:, 1].any()):
         raise ValueError(
             f"none of the {len(array):,} lengths is above 0, so there is nothing to fit buckets to"
         )
-    longest = _round_up(int(min(array.max(), max_length or array.max())), length_multiple)
-    if row_multiple * longest > tokens_per_batch:
+    limit = array.max(axis=0) if max_length is None else np.minimum(array.max(axis=0), max_length)
+    longest = _round_up(np.maximum(limit, 1).astype(np.int64), length_multiple)
+    if row_multiple * int(longest.sum()) > tokens_per_batch:
+        shown = " + ".join(f"{each:,}" for each in longest.ravel().tolist())
         raise ValueError(
-            f"{row_multiple} rows (row_multiple) of {longest:,} positions are "
-            f"{row_multiple * longest:,}, more than tokens_per_batch={tokens_per_batch:,}; raise "
-            "tokens_per_batch, or set a smaller max_length (longer examples are then split, or "
-            "what the plan's overflow says)"
+            f"{row_multiple} rows (row_multiple) of {shown} positions are "
+            f"{row_multiple * int(longest.sum()):,}, more than "
+            f"tokens_per_batch={tokens_per_batch:,}; raise tokens_per_batch, or set a smaller "
+            "max_length (longer examples are then split, or what the plan's overflow says)"
         )
-    counts = split_counts(lengths_lib.histogram(array), longest)
-    counts[0] = 0
 
-    def buckets_of(chosen: list[int]) -> tuple[Bucket, ...]:
-        rows = [tokens_per_batch // (length * row_multiple) * row_multiple for length in chosen]
+    def buckets_of(chosen: Sequence[Any]) -> tuple[Bucket, ...]:
+        rows = [
+            tokens_per_batch // (int(np.sum(length)) * row_multiple) * row_multiple
+            for length in chosen
+        ]
         return tuple(map(Bucket, rows, chosen))
+
+    if array.ndim == 2:
+        fit = PairFit(
+            np.minimum(array, limit),
+            multiple=length_multiple,
+            most=tokens_per_batch // row_multiple,
+            packing=packing,
+            dense=attention == "dense",
+            width=width,
+        )
+        return buckets_of(_cheapest(fit.sets(max_buckets), fit.cost))
+    counts = split_counts(lengths_lib.histogram(array), int(longest))
+    counts[0] = 0
 
     def price(length: int) -> float:
         counted = "segment" if packing == "none" else attention
@@ -100,18 +132,25 @@ def fit_buckets(
         # One row a batch: what is left over at the end of an epoch must not count here, where
         # `lengths` may be a sample.
         packed = pack(counts, [Bucket(1, length) for length in chosen], packing=packing)
-        return sum(packed.rows(index) * price(length) for index, length in enumerate(chosen))
+        rows = sum(packed.rows(index) * price(length) for index, length in enumerate(chosen))
+        return rows / tokens
 
+    tokens = float(counts @ np.arange(len(counts)))
     sets = _candidates(counts, max_buckets, length_multiple, packing, price)
+    return buckets_of(_cheapest(sets, cost))
+
+
+def _cheapest(sets: Sequence[Any], cost: Callable) -> Any:
+    """The first of the sets that is nearly as cheap as the cheapest."""
     costs = [cost(chosen) for chosen in sets]
     best = next(i for i, value in enumerate(costs) if value <= min(costs) * (1 + WORTH))
     log.info(
         "buckets %s: cost of an epoch with 1, 2, … buckets, as a multiple of its tokens: %s%s",
         sets[best],
-        ", ".join(f"{value / float(counts @ np.arange(len(counts))):.3f}" for value in costs),
-        "; one bucket is enough" if best == 0 and max_buckets > 1 else "",
+        ", ".join(f"{value:.3f}" for value in costs),
+        "; one bucket is enough" if best == 0 and len(sets) > 1 else "",
     )
-    return buckets_of(sets[best])
+    return sets[best]
 
 
 def _candidates(

@@ -1,0 +1,153 @@
+"""Choosing buckets for pairs: a few pairs of lengths, neither a grid nor a chain."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from pipeline.bucket import Bucket
+from pipeline.pair_packing import pack_pairs
+from pipeline.pair_pieces import PairPieces
+
+# Pairs are grouped into cells of lengths, at most so many; that many examples, evenly spread, are
+# packed to compare sets of buckets.
+CELLS, SAMPLE = 256, 20_000
+
+
+class PairFit:
+    """The cheapest sets of buckets for pairs, found by joining groups of pairs.
+
+    Each group has a bucket that holds it; the two whose joint bucket costs least more than theirs
+    are joined, until one is left. A row of packed pairs may be longer than its longest pair: then
+    its sides can be as the totals of the group, and both be full.
+
+    Args:
+        lengths: inputs and targets of each example, integers [n, 2].
+        multiple: lengths of buckets are multiples of this.
+        most: positions in a row at most, of both sides together.
+        packing: "best_fit" or "none".
+        dense: whether attention scores cost the square of the row.
+        width: of the model.
+    """
+
+    def __init__(
+        self,
+        lengths: np.ndarray,
+        *,
+        multiple: int,
+        most: int,
+        packing: str,
+        dense: bool,
+        width: int,
+    ):
+        self._multiple, self._most, self._packing = multiple, most, packing
+        # Scores are inputs by inputs, targets by targets and targets by inputs.
+        self._scores = dense / (6 * width) * (packing != "none")
+        lengths = lengths[lengths[:, 1] > 0].astype(np.int64)
+        self._cells(lengths)
+        sample = lengths[:: max(len(lengths) // SAMPLE, 1)]
+        self._pieces = PairPieces(sample, tuple(lengths.max(axis=0).tolist()), "truncate")
+        self._counts = np.bincount(self._pieces.numbered(), minlength=self._pieces.longest + 1)
+
+    def _cells(self, lengths: np.ndarray) -> None:
+        """Examples, positions and longest lengths of each cell that has a pair."""
+        ends, step = -(-np.maximum(lengths, 1) // self._multiple), 1
+        while True:
+            cells = (ends - 1) // step
+            key = cells[:, 0] * (cells[:, 1].max() + 1) + cells[:, 1]
+            found, cell = np.unique(key, return_inverse=True)
+            if len(found) <= CELLS:
+                break
+            step *= 2
+        self._examples = np.bincount(cell).astype(np.float64)
+        self._total = np.stack([np.bincount(cell, side) for side in lengths.T], axis=1)
+        self._longest = np.zeros((len(found), 2), np.int64)
+        np.maximum.at(self._longest, cell, ends * self._multiple)
+
+    def price(self, lengths: np.ndarray) -> np.ndarray:
+        """What rows of some lengths [..., 2] cost, in positions."""
+        inputs, targets = lengths[..., 0].astype(np.float64), lengths[..., 1].astype(np.float64)
+        scores = inputs * inputs + targets * targets + inputs * targets
+        return inputs + targets + scores * self._scores
+
+    def _buckets(self, examples, total, longest) -> tuple[np.ndarray, np.ndarray]:
+        """The best bucket of each of some groups, [..., 2], and what its rows cost."""
+        if self._packing == "none":
+            return longest, examples * self.price(longest)
+        best, cost = longest, (total / longest).max(axis=-1) * self.price(longest)
+        for side in (
+            0,
+            1,
+        ):  # the side that needs more rows becomes longer, to be full with the other
+            other = 1 - side
+            wanted = longest[..., other] * total[..., side] / np.maximum(total[..., other], 1)
+            for rounded in (np.floor, np.ceil):
+                length = (rounded(wanted / self._multiple) * self._multiple).astype(np.int64)
+                length = np.minimum(length, self._most - longest[..., other])
+                length = np.maximum(length // self._multiple * self._multiple, longest[..., side])
+                other_lengths = np.stack([length, longest[..., other]], axis=-1)
+                tried = other_lengths if side == 0 else other_lengths[..., ::-1]
+                costs = (total / tried).max(axis=-1) * self.price(tried)
+                better = costs < cost
+                best, cost = np.where(better[..., None], tried, best), np.minimum(costs, cost)
+        return best, cost
+
+    def sets(self, most: int) -> list[list[tuple[int, int]]]:
+        """Good sets of up to `most` pairs of lengths, small sets first; the last holds all."""
+        groups = self._examples, self._total, self._longest
+        examples, total, longest = (group.copy() for group in groups)
+        best, cost = self._buckets(examples, total, longest)
+        joined = self._joined(examples, total, longest, slice(None))
+        gain = joined - cost[:, None] - cost
+        np.fill_diagonal(gain, np.inf)
+        alive = np.ones(len(cost), bool)
+        sets: list[list[tuple[int, int]]] = []
+        while True:
+            left = np.flatnonzero(alive)
+            if len(left) <= most:
+                sets += self._closed(best[left])
+            if len(left) == 1:
+                return sorted((each for each in sets if len(each) <= most), key=len)
+            stays, goes = sorted(divmod(int(gain.argmin()), len(alive)))
+            examples[stays] += examples[goes]
+            total[stays] += total[goes]
+            longest[stays] = np.maximum(longest[stays], longest[goes])
+            best[stays], cost[stays] = self._buckets(examples[stays], total[stays], longest[stays])
+            alive[goes] = False
+            gain[goes], gain[:, goes] = np.inf, np.inf
+            after = self._joined(examples, total, longest, stays) - cost[stays] - cost
+            after[~alive], after[stays] = np.inf, np.inf
+            gain[stays], gain[:, stays] = after, after
+
+    def _joined(self, examples, total, longest, at) -> np.ndarray:
+        """What the groups `at` cost when each is joined with every group."""
+        return self._buckets(
+            examples[at, None] + examples,
+            total[at, None] + total,
+            np.maximum(longest[at, None], longest),
+        )[1]
+
+    def _closed(self, chosen: np.ndarray) -> Iterator[list[tuple[int, int]]]:
+        """The lengths of some buckets, and one that holds all: the last, or one more."""
+        longest = chosen.max(axis=0)
+        if longest.sum() > self._most:
+            longest = self._longest.max(axis=0)
+        chosen = np.minimum(chosen, longest)
+        ordered = [(i, t) for _, i, t in sorted({(i + t, i, t) for i, t in chosen.tolist()})]
+        last = tuple(longest.tolist())
+        yield [*ordered[:-1], last]
+        if last != ordered[-1]:
+            yield [*ordered, last]
+
+    def cost(self, lengths: Sequence[tuple[int, int]]) -> float:
+        """What an epoch over the sample costs, for each of its positions."""
+        # One row a batch: what is left over at the end of an epoch must not count here.
+        packed = pack_pairs(
+            self._counts,
+            [Bucket(1, pair) for pair in lengths],
+            sizes=self._pieces.sizes,
+            packing=self._packing,
+        )
+        rows = np.array([packed.rows(index) for index in range(len(lengths))])
+        return float(
+            rows @ self.price(np.array(lengths)) / (self._counts @ self._pieces.sizes).sum()
+        )
