@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from pipeline.compiled import Compiled
     from pipeline.corpus import Corpus
     from pipeline.loader import Batches, Loader, load
-    from pipeline.preparation import prepare
+    from pipeline.pairs import Pairs
+    from pipeline.preparation import prepare, prepare_pairs
     from pipeline.sharding import to_global
     from pipeline.spelling import rename
     from pipeline.views import Masked, SpanCorruption
@@ -29,9 +30,11 @@ _LATER = {
     "Corpus": "corpus",
     "Loader": "loader",
     "Masked": "views",
+    "Pairs": "pairs",
     "SpanCorruption": "views",
     "load": "loader",
     "prepare": "preparation",
+    "prepare_pairs": "preparation",
     "rename": "spelling",
     "sources": None,
     "spread": "compact",
@@ -49,12 +52,14 @@ __all__ = [
     "Corpus",
     "Loader",
     "Masked",
+    "Pairs",
     "Plan",
     "PlannedBatch",
     "SpanCorruption",
     "fit_buckets",
     "load",
     "prepare",
+    "prepare_pairs",
     "rename",
     "sources",
     "spread",

@@ -1,8 +1,11 @@
 """Collation: from planned segments to the arrays of a batch, without a loop over segments."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from pipeline import buffers
+from pipeline.bucket import Bucket
 from pipeline.compact import SEGMENTS, row_segments
 from pipeline.plan import PlannedBatch
 from pipeline.sharding import Block
@@ -58,6 +61,37 @@ def collate(
     if most is not None:
         batch[SEGMENTS] = row_segments(planned.segments, block.rows, most)
     return batch
+
+
+def collate_pairs(
+    pairs, planned: PlannedBatch, blocks: Mapping[Bucket, Block]
+) -> dict[str, np.ndarray]:
+    """The arrays of a planned batch of pairs; segment ids of a pair are equal on both sides.
+
+    A row with a pair of 3 inputs and 2 targets, and one of 1 and 2:
+
+        inputs_segment_ids   [1, 1, 1, 2, 0, 0]
+        targets_segment_ids  [1, 1, 2, 2]
+
+    Args:
+        pairs: anything with `inputs` and `targets` that have the `read` of `pipeline.Corpus`.
+        planned: the segments of the global batch.
+        blocks: the rows and columns to build of each side's bucket.
+
+    Returns:
+        `inputs`, `inputs_segment_ids` and `inputs_positions`, of the inputs' block; and of the
+        targets' `decoder_inputs`, `targets`, `targets_segment_ids`, `targets_positions` (int32)
+        and `loss_weights` (float32).
+    """
+    inputs, targets = (
+        collate(corpus, side, blocks[side.bucket])
+        for corpus, side in zip((pairs.inputs, pairs.targets), planned.sides, strict=True)
+    )
+    del inputs["loss_weights"]
+    for field in ("segment_ids", "positions"):
+        targets[f"targets_{field}"] = targets.pop(f"inputs_{field}")
+    targets["loss_weights"] = targets.pop("loss_weights")  # the last, as in other batches
+    return inputs | targets
 
 
 def _clip(segments: np.ndarray, block: Block):

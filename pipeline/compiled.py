@@ -112,10 +112,11 @@ class Compiled:
                 bucket: self._fit(bucket, choices[bucket], future.result(), events)
                 for bucket, future in firsts.items()
             }
-        self._by_shape: dict[tuple[int, ...], Any] = {
-            bucket.shape: (program.run, self.specs[bucket])
-            for bucket, program in self.programs.items()
-        }
+        # Programs by the shape of the first field. Buckets of pairs may share it.
+        self._by_shape: dict[tuple[int, ...], list] = {}
+        for bucket, program in self.programs.items():
+            shape = next(iter(self.specs[bucket].values())).shape
+            self._by_shape.setdefault(shape, []).append((program.run, self.specs[bucket]))
 
     def _choices(self, bucket: Bucket, microbatches: int | str | None) -> list[int]:
         """Numbers of microbatches to try, the fewest first; 0 stands for a step without."""
@@ -208,7 +209,7 @@ class Compiled:
                 f"{self.name}: {next(iter(batch))} has shape {first.shape}, and was compiled for "
                 f"{shapes}; batches must come from a plan with the same buckets"
             )
-        run, spec = found
+        run, spec = max(found, key=lambda program: _alike(batch, program[1]))
         for name in dict.fromkeys([*spec, *batch]):
             if not _as_compiled(batch.get(name), spec.get(name)):
                 raise ValueError(
@@ -262,6 +263,10 @@ def table(*steps: Compiled) -> str:
 
 def _size(count: int) -> str:
     return f"{count / 2**30:,.2f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"
+
+
+def _alike(batch: Mapping[str, jax.Array], specs: Mapping[str, jax.ShapeDtypeStruct]) -> int:
+    return sum(name in batch and batch[name].shape == spec.shape for name, spec in specs.items())
 
 
 def _as_compiled(array, spec) -> bool:

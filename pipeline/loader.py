@@ -14,9 +14,10 @@ import numpy as np
 from pipeline.bucket import Bucket
 from pipeline.chain import Chain
 from pipeline.checkpoint import check_data_state, data_state
-from pipeline.collate import collate
+from pipeline.collate import collate, collate_pairs
 from pipeline.corpus import Corpus
 from pipeline.fit import fit_buckets
+from pipeline.pairs import Pairs, open_corpus
 from pipeline.plan import Plan, PlannedBatch
 from pipeline.sharding import (
     Block,
@@ -40,7 +41,7 @@ class Batches(grain.MapDataset):
     `pipeline.checkpoint.data_state`, and they refuse the state of another plan or corpus.
 
     Args:
-        corpus: where the tokens are; a corpus, or a view of one.
+        corpus: where the tokens are: a corpus, a view of one, or pairs.
         plan: which tokens are in which batch.
         sharding: a `jax.sharding.NamedSharding` of batches `[rows, length]`; this process then
             builds exactly the rows and columns that its devices hold.
@@ -50,12 +51,13 @@ class Batches(grain.MapDataset):
 
     Raises:
         ValueError: both ways to say which rows are given, the rows of a bucket do not divide, or
-            the plan is for another number of examples.
+            the plan is for another number of examples or for examples of another kind, or compact
+            batches of pairs are wanted.
     """
 
     def __init__(
         self,
-        corpus: Corpus,
+        corpus: Corpus | Pairs,
         plan: Plan | Chain,
         *,
         sharding=None,
@@ -69,17 +71,25 @@ class Batches(grain.MapDataset):
                 f"the corpus has {len(corpus):,} examples and the plan is for "
                 f"{plan.num_examples:,}; make the plan from corpus.lengths"
             )
+        sides = 2 if isinstance(corpus, Pairs) else 1
+        if len(plan.buckets[0].lengths) != sides:
+            kind = "pairs" if sides == 1 else "examples of one length"
+            raise ValueError(f"the plan is for {kind}; make it from this corpus's lengths")
+        if compact and sides == 2:
+            raise ValueError("batches of pairs are not made compact; leave out compact=True")
         if sharding is not None and process_count != 1:
             raise ValueError(
                 "both sharding and process_count say which rows to build; give one of them"
             )
         self.corpus, self.plan = corpus, plan
         self._epochs: int | None = 1
+        #: What this process builds of each bucket; of pairs, of each of its two sides.
         self.blocks: dict[Bucket, Block] = {
-            bucket: slice_of_process(bucket.shape, process_index, process_count)
+            side: slice_of_process(side.shape, process_index, process_count)
             if sharding is None
-            else block_of_sharding(sharding, bucket.shape)
+            else block_of_sharding(sharding, side.shape)
             for bucket in plan.buckets
+            for side in bucket.sides
         }
         #: For compact batches, the most segments in a row of each bucket.
         self.most = plan.most_segments() if compact else {}
@@ -95,13 +105,17 @@ class Batches(grain.MapDataset):
         with jax.profiler.TraceAnnotation("plan"):
             planned = self.plan.batch(step)
         with jax.profiler.TraceAnnotation("collate"):
-            bucket = planned.bucket
-            return collate(self.corpus, planned, self.blocks[bucket], self.most.get(bucket))
+            return self._collate(planned)
 
     def empty(self, bucket: Bucket) -> dict[str, np.ndarray]:
         """A batch of padding alone: the fields, shapes and dtypes of this process's batches."""
-        nothing = PlannedBatch(bucket, np.zeros((0, 4), np.int64))
-        return collate(self.corpus, nothing, self.blocks[bucket], self.most.get(bucket))
+        return self._collate(PlannedBatch(bucket, np.zeros((0, 3 + len(bucket.lengths)), np.int64)))
+
+    def _collate(self, planned: PlannedBatch) -> dict[str, np.ndarray]:
+        bucket = planned.bucket
+        if len(bucket.lengths) == 2:
+            return collate_pairs(self.corpus, planned, self.blocks)
+        return collate(self.corpus, planned, self.blocks[bucket], self.most.get(bucket))
 
     def repeat(self, num_epochs: int | None = None, **options) -> "Batches":
         """The same batches for `num_epochs` epochs; None for ever."""
@@ -134,7 +148,7 @@ class Batches(grain.MapDataset):
 class _Resumable(grain.IterDataset):
     """Gives the iterators of its parent the data state of a plan."""
 
-    def __init__(self, parent: grain.IterDataset, plan: Plan | Chain, corpus: Corpus):
+    def __init__(self, parent: grain.IterDataset, plan: Plan | Chain, corpus: Corpus | Pairs):
         super().__init__(parent)
         self._about = plan, corpus
 
@@ -143,7 +157,7 @@ class _Resumable(grain.IterDataset):
 
 
 class _ResumableIterator(grain.DatasetIterator):
-    def __init__(self, parent: grain.DatasetIterator, plan: Plan | Chain, corpus: Corpus):
+    def __init__(self, parent: grain.DatasetIterator, plan: Plan | Chain, corpus: Corpus | Pairs):
         super().__init__(parent)
         self._about = plan, corpus
 
@@ -172,19 +186,19 @@ class Loader:
     def __init__(self, batches: Batches, *, mesh=None, spec=None, prefetch: int = 2):
         self.plan, self.corpus = batches.plan, batches.corpus
         mesh = _one_device() if mesh is None else mesh
-        # One process's part of a bucket has a shape that no other bucket's part has.
-        shapes = {block.shape: bucket.shape for bucket, block in batches.blocks.items()}
+        used = [bucket for bucket, number in self.plan.batches_per_bucket.items() if number]
+        empty = {bucket: batches.empty(bucket) for bucket in used}
+        # One process's part of a bucket has shapes that no other bucket's part has.
+        shapes = {_shapes(batch): bucket.shape for bucket, batch in empty.items()}
 
         def put(batch):
-            shape = next(iter(batch.values())).shape
             with jax.profiler.TraceAnnotation("transfer"):
-                return to_global(batch, mesh, spec=spec, shape=shapes[shape])
+                return to_global(batch, mesh, spec=spec, shape=shapes[_shapes(batch)])
 
         #: For each bucket that the plan uses, a `jax.ShapeDtypeStruct` for every field.
         self.specs = {
-            bucket: _specs(batches.empty(bucket), bucket, batch_sharding(mesh, spec))
-            for bucket, number in self.plan.batches_per_bucket.items()
-            if number
+            bucket: _specs(batch, bucket, batch_sharding(mesh, spec))
+            for bucket, batch in empty.items()
         }
         ahead = batches.to_iter_dataset().map(put)
         self._steps = iter(
@@ -216,10 +230,14 @@ class Loader:
         self.close()
 
 
+def _shapes(batch: dict[str, np.ndarray]) -> tuple[tuple[int, ...], ...]:
+    return tuple(values.shape for values in batch.values())
+
+
 def _specs(batch: dict[str, np.ndarray], bucket: Bucket, sharding) -> dict[str, Any]:
     specs = {}
     for name, values in batch.items():
-        shape, of_field = field_layout(values, bucket.shape, sharding)
+        shape, of_field = field_layout(name, values, bucket.shape, sharding)
         specs[name] = jax.ShapeDtypeStruct(shape, values.dtype, sharding=of_field)
     return specs
 
@@ -230,7 +248,7 @@ def _one_device():
 
 
 def load(
-    corpus: Corpus | str,
+    corpus: Corpus | Pairs | str,
     *,
     buckets: Iterable[Bucket] | None = None,
     mesh=None,
@@ -243,7 +261,7 @@ def load(
     """An iterator over the batches of a corpus, planned, packed and on the devices.
 
     Args:
-        corpus: a corpus, a view of one, or its directory.
+        corpus: a corpus, a view of one, pairs, or the directory of a corpus or of pairs.
         buckets: the shapes; None: chosen by `fit_buckets`, with rows that the mesh divides.
         mesh: as for `Loader`.
         spec: as for `Loader`.
@@ -270,7 +288,7 @@ def load(
                 f"The options are {', '.join(known)}"
             )
     if isinstance(corpus, str | os.PathLike):
-        corpus = Corpus.open(corpus)
+        corpus = open_corpus(corpus)
     mesh = _one_device() if mesh is None else mesh
     sharding = batch_sharding(mesh, spec)
     if buckets is None:

@@ -11,8 +11,9 @@ from tqdm import tqdm
 from pipeline.atomic import alone
 from pipeline.chunks import Chunk, cut
 from pipeline.corpus import Corpus
+from pipeline.pairs import Pairs
 from pipeline.sources import Source
-from pipeline.tasks import CAUSAL, Task
+from pipeline.tasks import CAUSAL, INPUTS, TARGETS, Task
 from pipeline.templates import Template
 from pipeline.tokenisation import GUARD, Job, tokenised
 from pipeline.tokenizers import Tokenizer
@@ -71,6 +72,48 @@ def prepare(
     require_same_origin(directory, corpus.origin, origin)
     corpus.require_task(task)
     return corpus
+
+
+def prepare_pairs(
+    source: Source,
+    tokenizer: Tokenizer,
+    directory: epath.PathLike,
+    *,
+    fields: tuple[str, str],
+    num_workers: int | None = None,
+    progress: bool = True,
+) -> Pairs:
+    """The pairs of `source`, for sequence to sequence: two corpora, one for each side.
+
+    Args:
+        source: records by number, each with two texts.
+        tokenizer: of both texts; it must mark where they begin, for the decoder to begin with.
+        directory: where to write; each side is prepared as by `prepare`.
+        fields: the fields of each record that hold inputs and targets.
+        num_workers: as for `prepare`.
+        progress: as for `prepare`.
+
+    Raises:
+        ValueError: the tokenizer marks no beginnings, or what `prepare` raises.
+    """
+    if tokenizer.begin_id is None:
+        raise ValueError(
+            f"the tokenizer {tokenizer.fingerprint} does not mark where texts begin, and a decoder "
+            "begins with that mark; make the tokenizer with begin=True"
+        )
+    inputs, targets = (
+        prepare(
+            source,
+            tokenizer,
+            epath.Path(directory) / task.name,
+            field=field,
+            task=task,
+            num_workers=num_workers,
+            progress=progress,
+        )
+        for field, task in zip(fields, (INPUTS, TARGETS), strict=True)
+    )
+    return Pairs(inputs, targets)
 
 
 def _prepare(

@@ -113,7 +113,23 @@ def batch_sharding(mesh, spec=None):
     return jax.sharding.NamedSharding(mesh, spec)
 
 
-def field_layout(local: np.ndarray, shape: tuple[int, int], sharding) -> tuple[tuple, Any]:
+# Fields of the inputs of pairs; the others are of the targets.
+INPUTS_SIDE = ("inputs", "inputs_segment_ids", "inputs_positions")
+
+
+def shape_of_field(name: str, shape: tuple[int, Any]) -> tuple[int, int]:
+    """Rows and positions of a field, from a bucket's shape; the length of pairs is two numbers.
+
+    >>> shape_of_field("targets", (8, (512, 128)))
+    (8, 128)
+    """
+    rows, length = shape
+    return rows, length[name not in INPUTS_SIDE] if isinstance(length, tuple) else length
+
+
+def field_layout(
+    name: str, local: np.ndarray, shape: tuple[int, Any], sharding
+) -> tuple[tuple, Any]:
     """The global shape and the sharding of a field, from those of batches.
 
     A field `[rows, positions]` lies as batches do; one of more dimensions belongs to whole rows
@@ -122,7 +138,7 @@ def field_layout(local: np.ndarray, shape: tuple[int, int], sharding) -> tuple[t
     import jax
 
     if local.ndim == 2:
-        return shape, sharding
+        return shape_of_field(name, shape), sharding
     spec = jax.sharding.PartitionSpec(*sharding.spec[:1])
     return (shape[0], *local.shape[1:]), jax.sharding.NamedSharding(sharding.mesh, spec)
 
@@ -132,7 +148,7 @@ def to_global(
     mesh,
     *,
     spec=None,
-    shape: tuple[int, int] | None = None,
+    shape: tuple[int, Any] | None = None,
     fields: Iterable[str] | None = None,
 ):
     """The rows of this process as global jax.Arrays, each device holding its own part.
@@ -141,7 +157,8 @@ def to_global(
         batch: arrays `[rows, positions]` of this process, as `Batches(…, sharding=…)` builds them.
         mesh: a `jax.sharding.Mesh`.
         spec: a `PartitionSpec`; None: rows over the axes `data` and `fsdp`, length unsharded.
-        shape: rows and positions of the global batch; may be left out with one process.
+        shape: rows and positions of the global batch, the shape of its bucket; may be left out
+            with one process.
         fields: the fields to transfer; None: all of them.
 
     Returns:
@@ -160,18 +177,25 @@ def to_global(
                 "to_global needs shape=(rows, length) of the global batch when there are several "
                 "processes: this process's rows do not tell it"
             )
-        shape = next(iter(batch.values())).shape
-    block = block_of_sharding(sharding, shape)
+        rows, length = next(iter(batch.values())).shape
+        shape = rows, length
+        if "decoder_inputs" in batch:
+            shape = rows, (length, batch["decoder_inputs"].shape[1])
+    blocks = {
+        field_shape: block_of_sharding(sharding, field_shape)
+        for field_shape in (shape_of_field(name, shape) for name in batch)
+    }
     arrays = {}
     for name in batch if fields is None else fields:
-        local = batch[name]
+        local, block = batch[name], blocks[shape_of_field(name, shape)]
         if len(local) != len(block.rows) or (local.ndim == 2 and local.shape != block.shape):
             raise ValueError(
-                f"{name} has shape {local.shape}, but of a global batch of {shape} this process "
+                f"{name} has shape {local.shape}, but of a global batch of "
+                f"{shape_of_field(name, shape)} this process "
                 f"holds {block.shape}; build batches with Batches(…, sharding=…) for the same mesh"
             )
         arrays[name] = jax.make_array_from_callback(
-            *field_layout(local, shape, sharding), functools.partial(_part, local, block)
+            *field_layout(name, local, shape, sharding), functools.partial(_part, local, block)
         )
     return arrays
 

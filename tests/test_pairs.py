@@ -1,0 +1,290 @@
+"""Pairs from end to end: corpora side by side, batches, hosts, resuming."""
+
+import json
+import pickle
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, PartitionSpec
+
+import pipeline
+from pipeline import Batches, Bucket, Compiled, Corpus, Pairs, Plan
+from pipeline.tokenizers import Bytes
+
+BUCKETS = (Bucket(8, (24, 24)), Bucket(8, (24, 40)), Bucket(4, (64, 40)))
+BEGIN = 1
+FIELDS = {
+    "inputs": np.int32,
+    "inputs_segment_ids": np.int32,
+    "inputs_positions": np.int32,
+    "decoder_inputs": np.int32,
+    "targets": np.int32,
+    "targets_segment_ids": np.int32,
+    "targets_positions": np.int32,
+    "loss_weights": np.float32,
+}
+
+
+@pytest.fixture(scope="module")
+def sides():
+    """300 pairs; some without inputs, some without targets, some too long."""
+    rng = np.random.default_rng(0)
+    inputs = np.clip(rng.lognormal(2.5, 0.8, 300) - 2, 0, 90).astype(int)
+    targets = np.clip(inputs * np.exp(rng.normal(0, 0.4, 300)) - 1, 0, 60).astype(int)
+    return (
+        [rng.integers(2, 1000, size).astype(np.int32) for size in inputs],
+        [np.append(BEGIN, rng.integers(2, 1000, size)).astype(np.int32) for size in targets],
+    )
+
+
+@pytest.fixture(scope="module")
+def pairs(sides, tmp_path_factory):
+    return Pairs.from_arrays(*sides, tmp_path_factory.mktemp("pairs"), vocab_size=1000)
+
+
+@pytest.fixture(scope="module")
+def plan(pairs):
+    return Plan(pairs, BUCKETS, overflow="truncate")
+
+
+def slow_batch(sides, planned):
+    """A batch built one position at a time, from the definition."""
+    rows, lengths = planned.bucket.shape
+    batch = {
+        name: np.zeros((rows, lengths[name not in ("inputs", *list(FIELDS)[1:3])]), dtype)
+        for name, dtype in FIELDS.items()
+    }
+    segment = np.zeros(rows, int)
+    columns = np.zeros((2, rows), int)
+    for row, example, _, inputs, targets in planned.segments:
+        segment[row] += 1
+        for position in range(inputs):
+            at = row, columns[0, row]
+            batch["inputs"][at] = sides[0][example][position]
+            batch["inputs_segment_ids"][at] = segment[row]
+            batch["inputs_positions"][at] = position
+            columns[0, row] += 1
+        for position in range(targets):
+            at = row, columns[1, row]
+            batch["decoder_inputs"][at] = sides[1][example][position]
+            batch["targets"][at] = sides[1][example][position + 1]
+            batch["targets_segment_ids"][at] = segment[row]
+            batch["targets_positions"][at] = position
+            batch["loss_weights"][at] = 1
+            columns[1, row] += 1
+    return batch
+
+
+def assert_same(one, other):
+    assert list(one) == list(other)
+    for name in one:
+        assert one[name].dtype == other[name].dtype
+        np.testing.assert_array_equal(np.asarray(one[name]), np.asarray(other[name]), name)
+
+
+def equal(one, other):
+    return all(np.array_equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("overflow", ["truncate", "drop"])
+@pytest.mark.parametrize("packing", ["best_fit", "none"])
+def test_every_field_is_right_position_by_position(pairs, sides, packing, overflow):
+    plan = Plan(pairs, BUCKETS, packing=packing, overflow=overflow)
+    batches = Batches(pairs, plan)
+    assert {planned.bucket for planned in map(plan.batch, range(len(batches)))} == set(BUCKETS)
+    for step in range(len(batches)):
+        assert_same(slow_batch(sides, plan.batch(step)), batches[step])
+
+
+def test_a_batch_by_hand(tmp_path):
+    pairs = Pairs.from_arrays([[5, 6, 7], [8]], [[BEGIN, 3, 2], [BEGIN, 4, 2]], tmp_path)
+    assert pairs.lengths.tolist() == [[3, 2], [1, 2]]
+    plan = Plan(pairs, [Bucket(1, (5, 4))], overflow="drop", shuffle=False)
+    batch = Batches(pairs, plan)[0]
+    assert {name: values[0].tolist() for name, values in batch.items()} == {
+        "inputs": [5, 6, 7, 8, 0],
+        "inputs_segment_ids": [1, 1, 1, 2, 0],
+        "inputs_positions": [0, 1, 2, 0, 0],
+        "decoder_inputs": [BEGIN, 3, BEGIN, 4],
+        "targets": [3, 2, 4, 2],
+        "targets_segment_ids": [1, 1, 2, 2],
+        "targets_positions": [0, 1, 0, 1],
+        "loss_weights": [1, 1, 1, 1],
+    }
+
+
+@pytest.mark.parametrize("process_count", [2, 4])
+def test_the_rows_of_all_processes_are_the_batch_of_one(pairs, plan, process_count):
+    whole = Batches(pairs, plan)
+    parts = [
+        Batches(pairs, plan, process_index=index, process_count=process_count)
+        for index in range(process_count)
+    ]
+    for step in range(len(whole)):
+        built = [part[step] for part in parts]
+        joined = {name: np.concatenate([part[name] for part in built]) for name in FIELDS}
+        assert_same(joined, whole[step])
+
+
+def auto_mesh(shape, axes, order=(0, 1, 2, 3)):
+    devices = np.array(jax.devices())[list(order)].reshape(shape)
+    return Mesh(devices, axes, axis_types=(AxisType.Auto,) * len(axes))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "spec"),
+    [
+        (auto_mesh((4,), ("data",), (2, 0, 3, 1)), PartitionSpec("data")),
+        (auto_mesh((2, 2), ("data", "sequence")), PartitionSpec("data", "sequence")),
+    ],
+    ids=["rows", "rows and lengths"],
+)
+def test_global_arrays_are_those_of_one_device_under_any_mesh(pairs, plan, mesh, spec):
+    sharding = jax.sharding.NamedSharding(mesh, spec)
+    whole, batches = Batches(pairs, plan), Batches(pairs, plan, sharding=sharding)
+    for step in range(len(whole)):
+        arrays = pipeline.to_global(batches[step], mesh, spec=spec)
+        assert_same(arrays, whole[step])
+        assert all(array.sharding.is_equivalent_to(sharding, 2) for array in arrays.values())
+        shape = plan.batch(step).bucket.shape
+        assert equal(pipeline.to_global(batches[step], mesh, spec=spec, shape=shape), arrays)
+
+
+def test_the_state_restores_at_every_step_in_any_order(pairs, plan):
+    batches = Batches(pairs, plan).repeat(2)
+    iterator = iter(batches.to_iter_dataset())
+    states, seen = [], []
+    for batch in iterator:
+        seen.append(batch)
+        states.append(json.loads(json.dumps(iterator.get_state())))
+    assert len(seen) == 2 * plan.num_batches()
+    for at in np.random.default_rng(0).permutation(len(seen)):
+        iterator.set_state(states[at])
+        if at + 1 == len(seen):
+            with pytest.raises(StopIteration):
+                next(iterator)
+        else:
+            assert equal(next(iterator), seen[at + 1])
+
+
+def test_the_loader_restores_at_every_step_with_batches_in_flight(pairs):
+    options = {"buckets": BUCKETS, "overflow": "truncate", "num_epochs": 1}
+    with pipeline.load(pairs, **options) as loader:
+        states, seen = [loader.get_state()], []
+        for batch in loader:
+            seen.append(batch)
+            states.append(json.loads(json.dumps(loader.get_state())))
+        for at in range(len(seen) - 1, -1, -1):
+            loader.set_state(states[at])
+            assert equal(next(loader), seen[at])
+    assert len(json.dumps(states[-1])) < 1024
+    with pipeline.load(pairs.inputs.directory.parent, **options) as fresh:
+        fresh.set_state(states[3])
+        assert all(map(equal, list(fresh), seen[3:]))
+
+
+def test_load_fits_buckets_and_a_compiled_step_runs_each_of_them(pairs):
+    options = {"tokens_per_batch": 512, "max_length": (48, 48), "length_multiple": 8}
+    options |= {"buckets": None, "overflow": "truncate", "packing": "none"}
+    with pipeline.load(pairs, num_epochs=1, **options) as loader:
+        assert 2 <= len(loader.plan.buckets) <= 4
+        compiled = Compiled(
+            lambda state, batch: state + batch["loss_weights"].sum(),
+            jnp.zeros(()),
+            loader.specs,
+            report=None,
+        )
+        total = jnp.zeros(())
+        for batch in loader:
+            assert {name: (a.shape, a.dtype) for name, a in batch.items()} == {
+                name: (spec.shape, spec.dtype)
+                for name, spec in loader.specs[
+                    Bucket(
+                        len(batch["inputs"]), (batch["inputs"].shape[1], batch["targets"].shape[1])
+                    )
+                ].items()
+            }
+            total = compiled(total, batch)
+        assert float(total) == np.minimum(pairs.lengths[:, 1], 48).sum()
+
+
+def test_buckets_with_equal_inputs_have_programs_of_their_own(pairs, plan):
+    with pipeline.load(pairs, buckets=BUCKETS, overflow="truncate", num_epochs=1) as loader:
+        step = Compiled(
+            lambda state, batch: state + batch["targets"].shape[1],
+            jnp.zeros(()),
+            loader.specs,
+            report=None,
+        )
+        for number, batch in enumerate(loader):
+            assert float(step(jnp.zeros(()), batch)) == plan.batch(number).bucket.length[1]
+        with pytest.raises(ValueError, match="targets is missing"):
+            step(jnp.zeros(()), {name: a for name, a in batch.items() if name != "targets"})
+
+
+def test_pairs_read_and_describe_themselves(pairs, sides, plan):
+    assert len(pairs) == 300
+    example = pairs[7]
+    np.testing.assert_array_equal(example["inputs"], sides[0][7])
+    np.testing.assert_array_equal(example["decoder_inputs"], sides[1][7][:-1])
+    np.testing.assert_array_equal(example["targets"], sides[1][7][1:])
+    assert pairs.num_tokens == pairs.lengths.sum()
+    assert pairs.vocab_size == 1000
+    assert "inputs_tokens=" in pairs.fingerprint
+    assert "targets_task=targets" in pairs.fingerprint
+    assert "documents    300" in str(pairs)
+    copy = pickle.loads(pickle.dumps(pairs))
+    assert copy.fingerprint == pairs.fingerprint
+    assert Plan(pairs.lengths, BUCKETS, overflow="truncate").fingerprint == plan.fingerprint
+    pairs.verify()
+
+
+def test_a_state_of_other_targets_is_refused_with_what_changed(pairs, sides, plan, tmp_path):
+    other = Pairs.from_arrays(sides[0], [target * 2 for target in sides[1]], tmp_path)
+    state = iter(Batches(pairs, plan).to_iter_dataset()).get_state()
+    with pytest.raises(ValueError, match=r"corpus: targets_tokens was .* and is now"):
+        iter(Batches(other, plan).to_iter_dataset()).set_state(state)
+
+
+def test_prepared_pairs_hold_both_texts(tmp_path):
+    records = [{"de": "ja", "en": "yes"}, {"de": "nein", "en": "no"}, {"de": "", "en": ""}]
+
+    class Source(list):
+        fingerprint = "records"
+
+    options = {"fields": ("de", "en"), "progress": False}
+    pairs = pipeline.prepare_pairs(Source(records), Bytes(), tmp_path, **options)
+    tokenizer = pairs.tokenizer
+    for example, record in zip(pairs, records, strict=True):
+        assert tokenizer.decode(example["inputs"]) == record["de"]
+        assert tokenizer.decode(example["targets"]) == record["en"]
+        assert example["decoder_inputs"][0] == tokenizer.begin_id
+        assert example["targets"][-1] == tokenizer.end_id
+    assert pairs.text_bytes == 5
+    assert pipeline.prepare_pairs(Source(records), Bytes(), tmp_path, **options).lengths.tolist()
+    with pytest.raises(ValueError, match="made with another field of the records"):
+        pipeline.prepare_pairs(Source(records), Bytes(), tmp_path, fields=("en", "de"))
+    with pytest.raises(ValueError, match="make the tokenizer with begin=True"):
+        pipeline.prepare_pairs(Source(records), Bytes(begin=False), tmp_path, **options)
+    with pytest.raises(ValueError, match="of the task 'inputs', not 'causal'"):
+        pipeline.prepare(Source(records), Bytes(), tmp_path / "inputs", field="de", progress=False)
+
+
+def test_what_does_not_belong_together_is_refused(pairs, sides, plan, tmp_path):
+    with pytest.raises(ValueError, match="of the task 'inputs', not 'targets'"):
+        Pairs(pairs.inputs, pairs.inputs)
+    fewer = Pairs.from_arrays(sides[0][:9], sides[1][:9], tmp_path / "fewer")
+    with pytest.raises(ValueError, match="there are 9 inputs and 300 targets"):
+        Pairs(fewer.inputs, pairs.targets)
+    with pytest.raises(ValueError, match="are not made compact"):
+        Batches(pairs, plan, compact=True)
+    with pytest.raises(ValueError, match=re.escape("it must be one of truncate, drop, error")):
+        pipeline.load(pairs, buckets=BUCKETS)
+    with pytest.raises(FileNotFoundError, match="there is no corpus"):
+        pipeline.load(tmp_path / "nothing", buckets=BUCKETS)
+    one = Corpus.from_arrays(sides[1], tmp_path / "one")
+    with pytest.raises(ValueError, match="the plan is for pairs"):
+        Batches(one, plan)
