@@ -1,4 +1,4 @@
-"""Trains a decoder-only Transformer on packed text.
+"""Trains a decoder-only Transformer on packed text, or an encoder–decoder on packed pairs.
 
     python train.py --config=configs/quickstart.py --config.steps=500 --workdir=runs/quickstart
 
@@ -29,7 +29,8 @@ from ml_collections import ConfigDict, config_flags
 import pipeline
 from models.config import TransformerConfig
 from models.decoder import Decoder
-from models.flops import training_flops
+from models.encoder_decoder import EncoderDecoder
+from models.flops import pair_flops, training_flops
 from models.loss import cross_entropy
 from models.parameters import decay_mask, parameter_shardings
 from pipeline import hosts, schedule
@@ -83,10 +84,23 @@ def make_mesh(config: ConfigDict) -> jax.sharding.Mesh:
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=auto)
 
 
-def make_steps(model: TransformerConfig, spec: ConfigDict, steps: int, sharding=None):
+# What each network takes of a batch, in the order of its arguments.
+FIELDS = {
+    Decoder: ("inputs", "inputs_segment_ids", "inputs_positions"),
+    EncoderDecoder: (
+        *("inputs", "inputs_segment_ids", "inputs_positions"),
+        *("decoder_inputs", "targets_segment_ids", "targets_positions"),
+    ),
+}
+
+
+def make_steps(
+    model: TransformerConfig, spec: ConfigDict, steps: int, sharding=None, network=Decoder
+):
     """The functions `init(key)`, `train_step(state, batch, …)` and `eval_step(params, batch, …)`.
 
-    `sharding` is that of the batches; only several microbatches need it.
+    `sharding` is that of the batches; only several microbatches need it. `network` is one of
+    `FIELDS`.
     """
     if not 0 <= spec.warmup_steps < steps:
         raise ValueError(
@@ -104,18 +118,17 @@ def make_steps(model: TransformerConfig, spec: ConfigDict, steps: int, sharding=
         optax.clip_by_global_norm(spec.clip),
         optax.adamw(schedule, spec.b1, spec.b2, weight_decay=spec.weight_decay, mask=decay_mask),
     )
-    graph, _ = nnx.split(nnx.eval_shape(lambda: Decoder(model, rngs=nnx.Rngs(0))))
+    graph, _ = nnx.split(nnx.eval_shape(lambda: network(model, rngs=nnx.Rngs(0))))
 
     def init(key):
-        params = nnx.to_pure_dict(nnx.state(Decoder(model, rngs=nnx.Rngs(key)), nnx.Param))
+        params = nnx.to_pure_dict(nnx.state(network(model, rngs=nnx.Rngs(key)), nnx.Param))
         state = {"params": params, "optimizer": optimizer.init(params), "updates": jnp.int32(0)}
         if model.dtype == "float16":  # small gradients would vanish in it
             state["loss_scale"] = DynamicScale(scale=jnp.float32(spec.loss_scale))
         return state
 
     def sums(params, batch):
-        decoder = nnx.merge(graph, params)
-        logits = decoder(batch["inputs"], batch["inputs_segment_ids"], batch["inputs_positions"])
+        logits = nnx.merge(graph, params)(*(batch[name] for name in FIELDS[network]))
         return cross_entropy(logits, batch["targets"], batch["loss_weights"])
 
     def eval_step(params, batch, microbatches=1):
@@ -123,7 +136,7 @@ def make_steps(model: TransformerConfig, spec: ConfigDict, steps: int, sharding=
 
     def train_step(state, batch, microbatches=1):
         # Sums of losses grow with the batch; the scale is meant for their mean.
-        scale = state["loss_scale"].scale / batch["inputs"].size if "loss_scale" in state else 1.0
+        scale = state["loss_scale"].scale / batch["targets"].size if "loss_scale" in state else 1.0
 
         def scaled(params, microbatch):
             total, weight = sums(params, microbatch)
@@ -164,6 +177,17 @@ def adjusted(scale: DynamicScale, finite) -> DynamicScale:
         scale=jnp.where(finite, larger, smaller),
         fin_steps=jnp.where(finite & ~grows, scale.fin_steps + 1, 0),
     )
+
+
+def flops(model: TransformerConfig, planned: pipeline.PlannedBatch) -> float:
+    """What a training step on a planned batch asks for."""
+    lengths = planned.segments[:, 3:]
+    squares = lengths.T @ lengths
+    if len(squares) == 1:
+        return training_flops(model, planned.num_tokens, int(squares[0, 0]))
+    inputs, targets = lengths.sum(axis=0).tolist()
+    mixed = int(squares[0, 0]), int(squares[1, 1]), int(squares[0, 1])
+    return pair_flops(model, (inputs, targets), mixed)
 
 
 class Run:
@@ -265,6 +289,7 @@ class Run:
         last = plan.plans[-1]
         once = {"corpus": held_out, "buckets": last.buckets, "packing": last.packing}
         once |= {"mesh": mesh, "shuffle": False, "num_epochs": 1}
+        once["overflow"] = last.overflow
         with jax.set_mesh(mesh), loader:
             state, train_step, eval_step = self.compile(model, mesh, loader, once)
             if jax.process_index() == 0:
@@ -275,9 +300,7 @@ class Run:
                 train_step=train_step,
                 eval_step=eval_step,
                 held_out=once,
-                flops=lambda planned: training_flops(
-                    model, planned.num_tokens, int((planned.segments[:, 3] ** 2).sum())
-                ),
+                flops=lambda planned: flops(model, planned),
                 checkpoints=self.checkpoints,
                 record=record,
                 clock=self.clock,
@@ -313,8 +336,9 @@ class Run:
     def compile(self, model: TransformerConfig, mesh, loader: pipeline.Loader, once):
         """The state to go on from, and both steps compiled for every bucket."""
         config = self.config
+        network = EncoderDecoder if isinstance(loader.corpus, pipeline.Pairs) else Decoder
         init, train_step, eval_step = make_steps(
-            model, config.optimizer, config.steps, batch_sharding(mesh)
+            model, config.optimizer, config.steps, batch_sharding(mesh), network
         )
         key = jax.random.key(config.seed)
         like = jax.eval_shape(init, key)

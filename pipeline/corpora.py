@@ -6,18 +6,20 @@ from etils import epath
 
 from pipeline import sources, tokenizers
 from pipeline.corpus import Corpus
-from pipeline.preparation import prepare
+from pipeline.pairs import Pairs
+from pipeline.preparation import prepare, prepare_pairs
 
 
 def open_source(fields: Any, data_dir: epath.Path) -> sources.Source:
     """The source that `fields` describe.
 
     Args:
-        fields: has `tfds` (the name of a prepared data set, or "python_stdlib") or `files` (names
-            or globs, separated by commas, of a kind that `sources.open_files` tells from their
-            ends), one of them empty; `split`, of a data set that has some; `begin` and `end`, the
-            share of the records that is wanted, from 0.0 to 1.0.
-        data_dir: where "python_stdlib" is made.
+        fields: has `tfds` (the name of a prepared data set, or "python_stdlib" or
+            "python_docstrings", which make themselves) or `files` (names or globs, separated by
+            commas, of a kind that `sources.open_files` tells from their ends), one of them empty;
+            `split`, of a data set that has some; `begin` and `end`, the share of the records that
+            is wanted, from 0.0 to 1.0.
+        data_dir: where those that make themselves are made.
 
     Raises:
         ValueError: both or neither of `tfds` and `files` are given.
@@ -30,6 +32,8 @@ def open_source(fields: Any, data_dir: epath.Path) -> sources.Source:
     source: sources.Source
     if fields.tfds == "python_stdlib":
         source = sources.PythonStdlib(fields.split, data_dir=data_dir)
+    elif fields.tfds == "python_docstrings":
+        source = sources.Docstrings(fields.split, data_dir=data_dir)
     elif fields.tfds:
         source = sources.Tfds(fields.tfds, fields.split)
     else:
@@ -39,14 +43,16 @@ def open_source(fields: Any, data_dir: epath.Path) -> sources.Source:
     return source
 
 
-def prepare_corpora(config: Any, directory: epath.Path) -> tuple[Corpus, Corpus]:
+def prepare_corpora(
+    config: Any, directory: epath.Path
+) -> tuple[Corpus, Corpus] | tuple[Pairs, Pairs]:
     """The corpora for training and evaluation, prepared now if they are not yet there.
 
     Args:
         config: `train` and `eval`, each with the fields of `open_source` and `field`, the name of
-            a record's text; `tokenizer`, with `kind` ("bytes" or "sentencepiece"), `begin` and
-            `end` marks, and for sentencepiece a `model` file, or none and the `vocab_size` of one
-            to be trained on the training text; `seed`.
+            a record's text, or of pairs two names, of inputs and targets; `tokenizer`, with `kind`
+            ("bytes" or "sentencepiece"), `begin` and `end` marks, and for sentencepiece a `model`
+            file, or none and the `vocab_size` of one to be trained on the training text; `seed`.
         directory: where to keep them.
 
     Raises:
@@ -71,8 +77,11 @@ def prepare_corpora(config: Any, directory: epath.Path) -> tuple[Corpus, Corpus]
         )
     else:
         raise ValueError(f"tokenizer.kind is {spec.kind!r}; it must be 'sentencepiece' or 'bytes'")
-    train, held_out = (
-        prepare(source, tokenizer, directory / name, field=config[name].field)
-        for name, source in parts.items()
-    )
-    return train, held_out
+
+    def prepared(name: str) -> Any:
+        field = config[name].field
+        if isinstance(field, str):
+            return prepare(parts[name], tokenizer, directory / name, field=field)
+        return prepare_pairs(parts[name], tokenizer, directory / name, fields=tuple(field))
+
+    return prepared("train"), prepared("eval")

@@ -28,8 +28,8 @@ def planned(plan: Plan, walked: int | None = None) -> dict[str, Any]:
         does with them and how many positions are `lost`; `segments_per_row`, rows by their number
         of segments; `walked`, how many batches the rest is counted over; `order`, the bucket of
         each of them as an index; `balance` over hosts; and for each of the `buckets` its `rows`
-        and `length`, `batches`, `fill`, `tokens`, `segments`, and the mean of `tokens` and
-        `documents` in an optimizer step.
+        and `length` (of pairs, both), `batches`, `fill`, `tokens`, `segments`, and the mean of
+        `tokens` and `documents` in an optimizer step.
     """
     buckets, histogram = _buckets(plan)
     walk = _Walk(plan, min(plan.num_batches(), walked or WALKED))
@@ -95,12 +95,13 @@ class _Walk:
         self.squares = np.zeros((count, self.hosts))
         for step in range(count):
             planned = plan.batch(step)
-            row, example, _, length = planned.segments.T
+            row, example = planned.segments[:, :2].T
+            sides = planned.segments[:, 3:].astype(float)
             host = row * self.hosts // planned.bucket.rows
             self.order[step] = number_of[planned.bucket]
             self.documents[step] = len(np.unique(example))
-            self.tokens[step] = np.bincount(host, length, self.hosts)
-            self.squares[step] = np.bincount(host, length.astype(float) ** 2, self.hosts)
+            self.tokens[step] = np.bincount(host, sides.sum(axis=1), self.hosts)
+            self.squares[step] = np.bincount(host, (sides**2).sum(axis=1), self.hosts)
 
     def documents_per_step(self, index: int) -> float | None:
         """Different documents in a batch of a bucket, on average; None if none was walked."""

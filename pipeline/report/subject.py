@@ -39,6 +39,13 @@ class Subject:
     corpora: tuple[Corpus, ...] = ()
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
+    def __post_init__(self):
+        if self.lengths.ndim != 1:
+            raise ValueError(
+                f"{self.name} has pairs of lengths, and the commands look at one length; give the "
+                "corpus of one side, as in corpus/inputs, or print a pipeline.Plan of the pairs"
+            )
+
     @property
     def corpus(self) -> Corpus:
         """The one corpus that it is about.
@@ -114,12 +121,12 @@ def _open(path: str, workdir: str | None) -> Subject:
     return of_corpus(corpus, name)
 
 
-def of_corpus(corpus: Corpus, name: str, options: Mapping[str, Any] | None = None) -> Subject:
+def of_corpus(corpus: Any, name: str, options: Mapping[str, Any] | None = None) -> Subject:
     """The subject that is this corpus."""
     return Subject(
         name=name,
         lengths=corpus.lengths,
-        lengths_digest=corpus.lengths_digest,
+        lengths_digest=lengths_lib.digest(corpus),
         sources=((name, len(corpus)),),
         corpora=(corpus,),
         options=options or {},

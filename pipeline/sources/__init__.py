@@ -2,6 +2,7 @@
 
 from pipeline.sources.array_records import ArrayRecords
 from pipeline.sources.arrow import ArrowFiles, HuggingFace
+from pipeline.sources.docstrings import Docstrings
 from pipeline.sources.json_lines import JsonLines
 from pipeline.sources.named import open_files
 from pipeline.sources.parquet import ParquetFiles
@@ -15,6 +16,7 @@ from pipeline.sources.tfds import Tfds
 __all__ = [
     "ArrayRecords",
     "ArrowFiles",
+    "Docstrings",
     "HuggingFace",
     "JsonLines",
     "ParquetFiles",

@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from etils import epath
@@ -22,7 +22,7 @@ def train_sentencepiece(
     model: epath.PathLike,
     *,
     seed: int = 0,
-    field: str = "text",
+    field: str | Sequence[str] = "text",
     begin: bool = True,
     end: bool = True,
 ) -> SentencePiece:
@@ -40,7 +40,7 @@ def train_sentencepiece(
         model: the file to write. If it was trained there already from the same source with the
             same options, it is loaded instead.
         seed: draws the sample.
-        field: the field of the records that holds the text.
+        field: the field of the records that holds the text; or several, all of whose texts count.
         begin: see `SentencePiece`.
         end: see `SentencePiece`.
 
@@ -48,9 +48,10 @@ def train_sentencepiece(
         ValueError: `vocab_size` is too large or too small for this text.
     """
     path = epath.Path(model).expanduser()
+    fields = [field] if isinstance(field, str) else list(field)
     about = {
         "source": source.fingerprint,
-        "field": field,
+        "field": field if isinstance(field, str) else list(field),
         "vocab_size": vocab_size,
         "seed": seed,
         "sample_bytes": SAMPLE_BYTES,
@@ -65,7 +66,7 @@ def train_sentencepiece(
             if not done():
                 # The note goes first and comes last, so it never describes another model.
                 note.unlink(missing_ok=True)
-                proto = _trained(_sample(source, field, seed), vocab_size)
+                proto = _trained(_sample(source, fields, seed), vocab_size)
                 with written(path) as file:
                     file.write(proto)
                 with written(note) as file:
@@ -103,14 +104,16 @@ def _trained(texts: Iterator[str], vocab_size: int) -> bytes:
     return proto.getvalue()
 
 
-def _sample(source: Source, field: str, seed: int) -> Iterator[str]:
+def _sample(source: Source, fields: Sequence[str], seed: int) -> Iterator[str]:
     """Texts of about `SAMPLE_BYTES` in all, in order, spread evenly over the source."""
     total = len(source)
     probe = np.unique(np.linspace(0, total - 1, num=min(total, 256)).astype(np.int64))
-    sizes = [len(text.encode()) for text in read_texts(source, probe.tolist(), field)]
-    wanted = min(total, max(1, SAMPLE_BYTES * len(sizes) // max(sum(sizes), 1)))
+    texts = (text for field in fields for text in read_texts(source, probe.tolist(), field))
+    size = sum(len(text.encode()) for text in texts)
+    wanted = min(total, max(1, SAMPLE_BYTES * len(probe) // max(size, 1)))
     # One record of each of `wanted` equal stretches, so that compressed files are read in order.
     within = np.random.Philox(key=seed).random_raw(wanted) / 2**64
     numbers = ((np.arange(wanted) + within) * (total / wanted)).astype(np.int64)
     for begin in range(0, wanted, BATCH):
-        yield from read_texts(source, numbers[begin : begin + BATCH].tolist(), field)
+        for field in fields:
+            yield from read_texts(source, numbers[begin : begin + BATCH].tolist(), field)

@@ -1,0 +1,30 @@
+"""Sequence to sequence: from the docstrings of the standard library to their functions' signatures.
+
+    python train.py --config=configs/pairs.py
+
+Takes minutes on two cores. Other pairs: records of .jsonl files with two texts, as in
+`--config.train.tfds='' --config.train.files='pairs/*.jsonl' --config.train.field="('de','en')"`.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import quickstart
+
+
+def get_config() -> ConfigDict:
+    """The configuration of an encoder–decoder."""
+    config = quickstart.get_config()
+    config.steps = 300
+    for part in (config.train, config.eval):
+        part.tfds = "python_docstrings"
+        with part.ignore_type():
+            part.field = ("docstring", "signature")  # of a record: the inputs and the targets
+
+    # A batch's positions are those of both sides, and lengths are of inputs and of targets.
+    config.batches.update(tokens_per_batch=4096, max_buckets=2, length_multiple=64)
+    with config.batches.ignore_type():
+        config.batches.max_length = (512, 128)
+    config.batches.overflow = "truncate"  # or "drop"; pairs cannot be split
+
+    config.model.num_layers = 2  # of the encoder, and as many of the decoder
+    return config
