@@ -39,7 +39,8 @@ class PairPieces:
             raise ValueError(
                 f"overflow is {overflow!r}; {why}for pairs it must be one of {', '.join(OVERFLOWS)}"
             )
-        over = (lengths[:, 0] > room[0]) | (lengths[:, 1] > room[1])
+        empty = lengths[:, 1] == 0
+        over = ((lengths[:, 0] > room[0]) | (lengths[:, 1] > room[1])) & ~empty
         self.overlong = int(np.count_nonzero(over))
         if self.overlong and overflow == "error":
             first = int(over.argmax())
@@ -53,7 +54,7 @@ class PairPieces:
         if overflow == "drop":
             clipped[over] = 0
         self.lost = int((lengths[over] - clipped[over]).sum()) if self.overlong else 0
-        clipped[clipped[:, 1] == 0] = 0
+        clipped[empty] = 0
         taken = clipped[:, 0] * room[1] + clipped[:, 1] * room[0]
         order = np.lexsort((clipped[:, 0], taken))  # both together say what the targets are
         ordered = clipped[order]

@@ -1,0 +1,104 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline import Bucket, Plan, fit_buckets
+from pipeline.pair_fit import PairFit
+from tests.test_pair_plan import translations
+
+OPTIONS = {"tokens_per_batch": 4096, "max_buckets": 3, "length_multiple": 16}
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 300), st.integers(0, 200)), min_size=1, max_size=60).filter(
+        lambda pairs: any(targets for _, targets in pairs)
+    ),
+    st.sampled_from(["best_fit", "none"]),
+    st.sampled_from(["dense", "segment"]),
+    st.integers(1, 4),
+)
+def test_buckets_for_pairs_hold_all_pairs_within_the_budget(
+    pairs, packing, attention, row_multiple
+):
+    buckets = fit_buckets(
+        np.array(pairs),
+        **OPTIONS,
+        packing=packing,
+        attention=attention,
+        row_multiple=row_multiple,
+    )
+    assert 1 <= len(buckets) <= 3
+    for bucket in buckets:
+        assert bucket.positions <= 4096
+        assert bucket.rows % row_multiple == 0
+        assert all(length % 16 == 0 for length in bucket.lengths)
+    plan = Plan(np.array(pairs), buckets, packing=packing, overflow="error")
+    assert plan.overlong == 0
+
+
+def test_two_kinds_of_pairs_get_a_bucket_each_and_not_a_grid():
+    rng = np.random.default_rng(0)
+    long, short = rng.integers(200, 256, 3000), rng.integers(20, 32, 3000)
+    pairs = np.concatenate([np.stack([long, short], 1), np.stack([short, long], 1)])
+    buckets = fit_buckets(pairs, **OPTIONS, packing="none")
+    assert [bucket.length for bucket in buckets] == [(32, 256), (256, 32), (256, 256)]
+    plan = Plan(pairs, buckets, packing="none", overflow="drop")
+    assert plan.batches_per_bucket[buckets[-1]] <= 1
+
+
+def test_one_bucket_has_the_ratio_of_the_totals_so_that_both_sides_are_full():
+    pairs = translations(5000) * [3, 1]
+    (bucket,) = fit_buckets(pairs, **OPTIONS | {"max_buckets": 1}, attention="segment")
+    assert 2.5 <= bucket.length[0] / bucket.length[1] <= 3.5
+    plan = Plan(pairs, [bucket], overflow="drop")
+    assert plan.padding < 0.04
+
+
+def test_unpacked_pairs_need_far_fewer_positions_in_several_buckets():
+    pairs = translations(5000)
+    costs = []
+    for most in (1, 4):
+        options = OPTIONS | {"max_buckets": most, "length_multiple": 8}
+        buckets = fit_buckets(pairs, **options, packing="none")
+        costs.append(1 - Plan(pairs, buckets, packing="none", overflow="drop").padding)
+    assert costs[1] > 1.8 * costs[0]
+
+
+def test_sets_are_nearly_as_cheap_as_the_best_of_all_pairs_of_buckets():
+    rng = np.random.default_rng(0)
+    inputs = np.clip(rng.lognormal(3.5, 0.7, 2000), 1, 128)
+    pairs = np.stack([inputs, np.clip(rng.lognormal(3, 0.7, 2000), 1, 64)], 1).astype(int)
+    options = {"multiple": 16, "most": 1024, "dense": False, "width": 64}
+    fit = PairFit(pairs, packing="none", **options)
+    two = [lengths for lengths in fit.sets(2) if len(lengths) == 2]
+    chosen = min(map(fit.cost, two))
+    best = min(
+        fit.cost([(i, t), (128, 64)])
+        for i in range(16, 129, 16)
+        for t in range(16, 65, 16)
+        if (i, t) != (128, 64)
+    )
+    assert chosen <= 1.1 * best
+
+
+def test_max_length_bounds_both_sides():
+    pairs = [[500, 30], [20, 400], [20, 20]]
+    buckets = fit_buckets(pairs, **OPTIONS, max_length=(64, 48), packing="none")
+    assert buckets[-1] == Bucket(36, (64, 48))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"tokens_per_batch": 100}, "1 rows (row_multiple) of 304 + 208 positions are 512, more"),
+        ({"max_length": 64}, "and (inputs, targets) for pairs"),
+        ({"lengths": [3, 4], "max_length": (3, 4)}, "and (inputs, targets) for pairs"),
+        ({"max_length": (64, 0)}, "max_length is 0"),
+        ({"lengths": [[3, 0]]}, "nothing to fit buckets to"),
+    ],
+)
+def test_bad_arguments_get_a_sentence(arguments, sentence):
+    with pytest.raises(ValueError) as error:
+        fit_buckets(**({"lengths": [[300, 200]]} | OPTIONS | arguments))
+    assert sentence in str(error.value)
