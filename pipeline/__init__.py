@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pipeline.preparation import prepare, prepare_pairs
     from pipeline.sharding import to_global
     from pipeline.spelling import rename
+    from pipeline.uncopied import InPlace, index
     from pipeline.views import Masked, SpanCorruption
 
 _LATER = {
@@ -29,9 +30,11 @@ _LATER = {
     "Compiled": "compiled",
     "Corpus": "corpus",
     "Loader": "loader",
+    "InPlace": "uncopied",
     "Masked": "views",
     "Pairs": "pairs",
     "SpanCorruption": "views",
+    "index": "uncopied",
     "load": "loader",
     "prepare": "preparation",
     "prepare_pairs": "preparation",
@@ -50,6 +53,7 @@ __all__ = [
     "CompileGuard",
     "Compiled",
     "Corpus",
+    "InPlace",
     "Loader",
     "Masked",
     "Pairs",
@@ -57,6 +61,7 @@ __all__ = [
     "PlannedBatch",
     "SpanCorruption",
     "fit_buckets",
+    "index",
     "load",
     "prepare",
     "prepare_pairs",

@@ -42,9 +42,7 @@ def collate(
     # begins. Padding is little, so everything is made as if there were none, and then set to 0.
     edge = int(begin[0]) if len(begin) else cells
     reach = np.diff(begin, append=cells)
-    if hasattr(corpus, "of_epoch"):  # what is random is drawn anew in each epoch
-        corpus = corpus.of_epoch(planned.epoch)
-    batch = corpus.read(example, start, size, reach)
+    batch = drawn(corpus, planned.epoch).read(example, start, size, reach)
     if most is None:
         batch["inputs_segment_ids"] = buffers.ramps(ids, reach, 0, INT)
         batch["inputs_positions"] = buffers.ramps(start, reach, 1, INT)
@@ -74,7 +72,8 @@ def collate_pairs(
         targets_segment_ids  [1, 1, 2, 2]
 
     Args:
-        pairs: anything with `inputs` and `targets` that have the `read` of `pipeline.Corpus`.
+        pairs: anything with `inputs` and `targets` that have the `read` of `pipeline.Corpus`, or
+            `of_epoch` to give it.
         planned: the segments of the global batch.
         blocks: the rows and columns to build of each side's bucket.
 
@@ -83,6 +82,7 @@ def collate_pairs(
         targets' `decoder_inputs`, `targets`, `targets_segment_ids`, `targets_positions` (int32)
         and `loss_weights` (float32).
     """
+    pairs = drawn(pairs, planned.epoch)
     inputs, targets = (
         collate(corpus, side, blocks[side.bucket])
         for corpus, side in zip((pairs.inputs, pairs.targets), planned.sides, strict=True)
@@ -92,6 +92,11 @@ def collate_pairs(
         targets[f"targets_{field}"] = targets.pop(f"inputs_{field}")
     targets["loss_weights"] = targets.pop("loss_weights")  # the last, as in other batches
     return inputs | targets
+
+
+def drawn(corpus, epoch: int):
+    """The corpus itself; of a view, with the random choices of this epoch."""
+    return corpus.of_epoch(epoch) if hasattr(corpus, "of_epoch") else corpus
 
 
 def _clip(segments: np.ndarray, block: Block):

@@ -2,16 +2,14 @@
 
 import contextlib
 import multiprocessing
-import sys
-import time
 
 from etils import epath
-from tqdm import tqdm
 
 from pipeline.atomic import alone
-from pipeline.chunks import Chunk, cut
+from pipeline.chunks import cut
 from pipeline.corpus import Corpus
 from pipeline.pairs import Pairs
+from pipeline.progress import Progress
 from pipeline.sources import Source
 from pipeline.tasks import CAUSAL, INPUTS, TARGETS, Task
 from pipeline.templates import Template
@@ -79,7 +77,7 @@ def prepare_pairs(
     tokenizer: Tokenizer,
     directory: epath.PathLike,
     *,
-    fields: tuple[str, str],
+    fields: tuple[str | Template, str | Template],
     num_workers: int | None = None,
     progress: bool = True,
 ) -> Pairs:
@@ -89,7 +87,8 @@ def prepare_pairs(
         source: records by number, each with two texts.
         tokenizer: of both texts; it must mark where they begin, for the decoder to begin with.
         directory: where to write; each side is prepared as by `prepare`.
-        fields: the fields of each record that hold inputs and targets.
+        fields: the fields of each record that hold inputs and targets, or templates; that of the
+            targets says which of them are learnt.
         num_workers: as for `prepare`.
         progress: as for `prepare`.
 
@@ -106,12 +105,12 @@ def prepare_pairs(
             source,
             tokenizer,
             epath.Path(directory) / task.name,
-            field=field,
+            **({"field": of_side} if isinstance(of_side, str) else {"template": of_side}),
             task=task,
             num_workers=num_workers,
             progress=progress,
         )
-        for field, task in zip(fields, (INPUTS, TARGETS), strict=True)
+        for of_side, task in zip(fields, (INPUTS, TARGETS), strict=True)
     )
     return Pairs(inputs, targets)
 
@@ -128,7 +127,10 @@ def _prepare(
     writer = Writer(directory, task, job.origin)
     chunks = tokenised(job, writer.examples, documents, num_workers)
     # Closing the chunks ends the workers at once, also when a part cannot be written.
-    with _Progress(documents, writer, shown=progress) as bar, contextlib.closing(chunks):
+    bar = Progress(
+        "preparing", documents, done=writer.examples, tokens=writer.tokens, shown=progress
+    )
+    with bar, contextlib.closing(chunks):
         for part in cut(map(bar.counted, chunks)):
             writer.add(part)
     writer.finish(
@@ -136,36 +138,3 @@ def _prepare(
         tokenizer=job.tokenizer.save(directory),
         source=str(job.source),
     )
-
-
-class _Progress:
-    """A bar of documents, with tokens, rate and time left."""
-
-    def __init__(self, documents: int, writer: Writer, *, shown: bool):
-        self._bar = tqdm(
-            total=documents,
-            initial=writer.examples,
-            disable=not shown,
-            unit=" documents",
-            unit_scale=True,
-            desc="preparing",
-            # In a log file, a line now and then is enough.
-            mininterval=0.2 if sys.stderr.isatty() else 10,
-        )
-        self._tokens, self._new, self._started = writer.tokens, 0, time.monotonic()
-
-    def counted(self, chunk: Chunk) -> Chunk:
-        self._new += len(chunk.flat)
-        rate = self._new / max(time.monotonic() - self._started, 1e-9)
-        self._bar.set_postfix_str(
-            f"{(self._tokens + self._new) / 1e6:,.1f} M tokens, {rate / 1e6:.2f} M/s",
-            refresh=False,
-        )
-        self._bar.update(len(chunk.counts))
-        return chunk
-
-    def __enter__(self) -> "_Progress":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()

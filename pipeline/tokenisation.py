@@ -10,8 +10,8 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 
@@ -102,23 +102,32 @@ def _cpus() -> int:
     return len(allowed(0)) if allowed else os.cpu_count() or 1
 
 
-def _by_workers(job: Job, ranges: Iterator, num_workers: int) -> Iterator[Chunk]:
+def _by_workers(job: Job, ranges: Iterator[Sequence[int]], num_workers: int) -> Generator[Chunk]:
+    with workers(job, num_workers) as submit:
+        # Two ranges for each worker are on their way; results are taken in order.
+        waiting = deque(map(submit, itertools.islice(ranges, 2 * num_workers)))
+        while waiting:
+            chunk = waiting.popleft().result()
+            waiting.extend(map(submit, itertools.islice(ranges, 1)))
+            yield chunk
+
+
+@contextlib.contextmanager
+def workers(job: Job, number: int) -> Iterator[Callable[[Sequence[int]], Future[Chunk]]]:
+    """Processes that run a job on what they are given, until the block is left.
+
+    Raises:
+        RuntimeError: one of them died.
+    """
     # The job goes through a file: what is sent to a worker as it starts must fit into a pipe
     # (64 KiB), or a worker that dies before it reads leaves this process waiting for ever.
     with tempfile.NamedTemporaryFile("wb", prefix="lockstep-job-", delete=False) as file:
         pickle.dump(job, file)
     pool = ProcessPoolExecutor(
-        num_workers, multiprocessing.get_context("spawn"), initializer=_start, initargs=(file.name,)
+        number, multiprocessing.get_context("spawn"), initializer=_start, initargs=(file.name,)
     )
     try:
-        # Two ranges for each worker are on their way; results are taken in order.
-        waiting = deque(
-            pool.submit(_run, each) for each in itertools.islice(ranges, 2 * num_workers)
-        )
-        while waiting:
-            chunk = waiting.popleft().result()
-            waiting.extend(pool.submit(_run, each) for each in itertools.islice(ranges, 1))
-            yield chunk
+        yield lambda records: pool.submit(_run, records)
     except BrokenProcessPool as error:
         raise RuntimeError(
             "a worker died while tokenising. If it was killed for want of memory, use fewer "

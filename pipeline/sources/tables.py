@@ -4,7 +4,7 @@ import functools
 import itertools
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -93,6 +93,13 @@ class Tables:
                 f"{os.fspath(path)} cannot be read as {self.format}: {error}. It is damaged or of "
                 "another format; fetch it again, or check its name"
             ) from error
+
+    def groups(self) -> Iterator[tuple[str, pa.RecordBatch | pa.Table]]:
+        """Each group of rows in order, with its place in words; none of them is kept."""
+        for file, group, before in self._groups:
+            path = self.files[file]
+            table = self._guarded(path, self._read, self._opened[file], group)
+            yield f"{os.fspath(path)}, from row {before} on,", table
 
     @functools.cached_property
     def fingerprint(self) -> str:

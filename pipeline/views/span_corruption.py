@@ -134,6 +134,16 @@ class SpanCorruption(View):
         """See `View`; what it gives has `inputs` and `targets`, each to be read like a corpus."""
         return _CorruptedEpoch(self, epoch)
 
+    @property
+    def inputs(self) -> "_Side":
+        """The inputs of epoch 0."""
+        return self.of_epoch(0).inputs
+
+    @property
+    def targets(self) -> "_Side":
+        """The targets of epoch 0."""
+        return self.of_epoch(0).targets
+
     def corrupted(self, pairs: np.ndarray, epoch: int) -> tuple[np.ndarray, ...]:
         """Whole pairs, drawn for an epoch.
 
@@ -206,7 +216,7 @@ class _CorruptedEpoch:
     """Both sides of one epoch; what one has made the other uses."""
 
     def __init__(self, view: SpanCorruption, epoch: int):
-        self._view, self._epoch = view, epoch
+        self._view, self._epoch, self.lengths = view, epoch, view.lengths
         self._made: tuple[np.ndarray, tuple[np.ndarray, ...]] | None = None
         self.inputs = _Side(self, 0, INPUTS.shifts)
         self.targets = _Side(self, 1, TARGETS.shifts)
@@ -220,6 +230,10 @@ class _CorruptedEpoch:
 class _Side:
     def __init__(self, epoch: _CorruptedEpoch, number: int, shifts: Mapping[str, int]):
         self._epoch, self._number, self._shifts = epoch, number, shifts
+        self.lengths = epoch.lengths[:, number]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
 
     def read(
         self, examples: Any, starts: Any, lengths: Any, reach: Any = None

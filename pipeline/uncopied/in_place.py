@@ -1,0 +1,229 @@
+"""Tokens where they are: columns of Arrow and Parquet files, and flat arrays with offsets."""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from etils import epath
+
+from pipeline.pieces import gathered
+from pipeline.sources import ArrowFiles, ParquetFiles, files
+from pipeline.tasks import CAUSAL, Task
+from pipeline.uncopied.examples import Examples
+
+
+class InPlace(Examples):
+    """Tokenised data of another program, read where it lies; made by `arrow`, `parquet` or `npy`.
+
+    Memory holds where each example begins (8 bytes) and its length (4). Ids must be from 0 and
+    below 2**31, which `verify` checks by reading everything.
+    """
+
+    def __init__(
+        self,
+        tokens: Sequence[np.ndarray],
+        begins: Sequence[np.ndarray],
+        counts: Sequence[np.ndarray],
+        *,
+        task: Task,
+        vocab_size: int | None,
+        fingerprint: str,
+        again: tuple[Callable[..., "InPlace"], tuple, dict],
+    ):
+        super().__init__(np.concatenate(counts), task)
+        self.vocab_size, self.tokenizer, self.text_bytes = vocab_size, None, None
+        self.fingerprint = f"tokens={fingerprint};tokenizer=none;task={task.name}"
+        self._again = again
+        # All arrays lie in one address space, so a single array that begins at the lowest of them
+        # and ends with the highest covers all; what lies between is never read.
+        self._held = [each for each in tokens if len(each)] or [np.zeros(1, np.int32)]
+        lowest = min(self._held, key=lambda array: array.ctypes.data)
+        item, base = lowest.dtype.itemsize, lowest.ctypes.data
+        places = [(each.ctypes.data - base) // item if len(each) else 0 for each in tokens]
+        reaches = [place + len(each) for place, each in zip(places, tokens, strict=True)]
+        self._tokens = np.lib.stride_tricks.as_strided(
+            lowest, shape=(max(reaches, default=0),), strides=(item,), writeable=False
+        )
+        self._first = np.cumsum([0, *map(len, counts)])
+        self._begins = np.concatenate(
+            [place + begin for place, begin in zip(places, begins, strict=True)]
+        )
+        self._ends = np.array(reaches, np.int64)
+
+    @classmethod
+    def arrow(
+        cls,
+        paths: files.Paths,
+        column: str = "input_ids",
+        *,
+        task: Task = CAUSAL,
+        vocab_size: int | None = None,
+    ) -> "InPlace":
+        """Lists of ids in Arrow IPC or Feather files, mapped into memory.
+
+        Args:
+            paths: names or globs, as for `sources.ArrowFiles`; those of a Hugging Face data set
+                that was saved to disk are `DIRECTORY/data-*.arrow`.
+            column: whose entries are lists of integers.
+            task: what the model is asked.
+            vocab_size: ids are below this, as whoever tokenised knows.
+
+        Raises:
+            FileNotFoundError: a file does not exist, or a glob matches none.
+            ValueError: a file has no such column, or one that holds something else.
+        """
+        source = ArrowFiles(paths, columns=[column])
+        again = cls.arrow, (paths, column), {"task": task, "vocab_size": vocab_size}
+        return cls._of_columns(source, column, again)
+
+    @classmethod
+    def parquet(
+        cls,
+        paths: files.Paths,
+        column: str = "input_ids",
+        *,
+        task: Task = CAUSAL,
+        vocab_size: int | None = None,
+    ) -> "InPlace":
+        """Lists of ids in Parquet files, decoded into memory as a whole: 4 bytes for an int32.
+
+        Parquet cannot be read at random; what does not fit into memory is better prepared, or
+        converted to Arrow. Arguments and errors are those of `arrow`.
+        """
+        source = ParquetFiles(paths, columns=[column])
+        again = cls.parquet, (paths, column), {"task": task, "vocab_size": vocab_size}
+        return cls._of_columns(source, column, again)
+
+    @classmethod
+    def npy(
+        cls,
+        tokens: epath.PathLike,
+        offsets: epath.PathLike,
+        *,
+        task: Task = CAUSAL,
+        vocab_size: int | None = None,
+    ) -> "InPlace":
+        """A flat `.npy` array of ids, mapped, with the offsets of examples in another.
+
+        Args:
+            tokens: a file with an integer array [tokens].
+            offsets: a file with integers [examples + 1]: example `i` is
+                `tokens[offsets[i]:offsets[i + 1]]`.
+            task: what the model is asked.
+            vocab_size: ids are below this, as whoever tokenised knows.
+
+        Raises:
+            FileNotFoundError: a file does not exist.
+            ValueError: an array is of another kind, or offsets do not ascend within the tokens.
+        """
+        found = files.find([tokens, offsets])
+        flat, edges = (_array(path) for path in found)
+        counts = np.diff(edges.astype(np.int64))
+        if len(edges) < 2 or counts.min() < 0 or edges[0] < 0 or edges[-1] > len(flat):
+            raise ValueError(
+                f"{os.fspath(found[1])} are no offsets of {len(flat):,} tokens: they must ascend "
+                "from 0 or more to that number or less, one more of them than there are examples"
+            )
+        return cls(
+            [flat],
+            [edges[:-1].astype(np.int64)],
+            [counts],
+            task=task,
+            vocab_size=vocab_size,
+            fingerprint=f"npy-{files.digest(found)}",
+            again=(cls.npy, (tokens, offsets), {"task": task, "vocab_size": vocab_size}),
+        )
+
+    @classmethod
+    def _of_columns(
+        cls, source: ArrowFiles | ParquetFiles, column: str, again: tuple[Callable, tuple, dict]
+    ) -> "InPlace":
+        lists = [
+            _lists(place, piece)
+            for place, table in source.groups()
+            for piece in _chunks(table.column(column))
+        ]
+        kinds = {flat.dtype for flat, _, _ in lists}
+        if len(kinds) > 1:
+            raise ValueError(
+                f"the column {column!r} of {source} holds {', '.join(map(str, kinds))}; its type "
+                "must be the same in all files"
+            )
+        if not lists:
+            raise ValueError(f"{source} is empty")
+        return cls(
+            *map(list, zip(*lists, strict=True)),
+            fingerprint=source.fingerprint,
+            again=again,
+            **again[2],
+        )
+
+    def read(
+        self, examples: Any, starts: Any, lengths: Any, reach: Any = None
+    ) -> dict[str, np.ndarray]:
+        """See `Corpus.read`."""
+        examples, starts, lengths, reach = self._asked(examples, starts, lengths, reach)
+        ends = self._ends[np.searchsorted(self._first, examples, side="right") - 1]
+        first = self._begins[examples] + starts
+        found = gathered(self._tokens, first, lengths, reach, self.task.shifts, ends)
+        return {name: ids.astype(np.int32, copy=False) for name, ids in found.items()}
+
+    def verify(self) -> None:
+        """Reads everything and looks at each id.
+
+        Raises:
+            ValueError: an id is negative, or not below the vocabulary size.
+        """
+        limit = 1 << 31 if self.vocab_size is None else self.vocab_size
+        counts = np.where(self.lengths > 0, self.lengths + self.task.lookahead, 0)
+        for example in np.flatnonzero(counts):
+            begin = self._begins[example]
+            ids = self._tokens[begin : begin + counts[example]]
+            if ids.min() < 0 or ids.max() >= limit:
+                wrong = ids[(ids < 0) | (ids >= limit)][0]
+                raise ValueError(
+                    f"example {example:,} of {self!r} holds the id {wrong}; ids are from 0 and "
+                    f"below {limit:,}"
+                )
+
+    def __reduce__(self):
+        return _reopened, self._again
+
+    def __repr__(self) -> str:
+        make, places, _ = self._again
+        return f"InPlace.{make.__name__}({', '.join(map(repr, places))})"
+
+
+def _reopened(make: Callable[..., InPlace], places: tuple, options: dict) -> InPlace:
+    return make(*places, **options)
+
+
+def _array(path: epath.Path) -> np.ndarray:
+    try:
+        array = np.asarray(np.load(os.fspath(path), mmap_mode="r"))
+    except ValueError as error:
+        raise ValueError(f"{os.fspath(path)} is no .npy array: {error}") from error
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ValueError(
+            f"{os.fspath(path)} holds an array of shape {array.shape} and dtype {array.dtype}; it "
+            "must be one-dimensional and of integers"
+        )
+    return array
+
+
+def _chunks(column: pa.Array | pa.ChunkedArray) -> list[pa.Array]:
+    return column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+
+
+def _lists(place: str, column: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The values of a list array, where each list begins in them, and how many it holds."""
+    kind = column.type
+    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    if not lists or not pa.types.is_integer(kind.value_type):
+        raise ValueError(f"{place} holds {kind}; tokens are lists of integers")
+    if column.null_count or column.values.null_count:
+        raise ValueError(f"{place} has missing entries; leave them out, or fill them in")
+    edges = column.offsets.to_numpy().astype(np.int64)
+    return column.values.to_numpy(), edges[:-1], np.diff(edges)
