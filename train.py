@@ -42,7 +42,7 @@ from pipeline.corpora import prepare_corpora
 from pipeline.history import write_history
 from pipeline.metrics import Clock, Profile
 from pipeline.microbatches import summed, summed_gradients
-from pipeline.record import Record, changes, flat, unigram_entropy
+from pipeline.record import Record, changes, differing, flat, unigram_entropy
 from pipeline.sharding import batch_sharding, parts
 from pipeline.trainer import Trainer, summarise
 
@@ -239,15 +239,14 @@ class Run:
             hosts.say(f"--change={CHANGE.value} is in force already")
         # The config is that of the beginning, or what unplanned changes have made of it since.
         then, now = record["config"], self.record.config
-        begun = changes(then, now, MAY_CHANGE)
-        wrong = min(begun, changes(applied(then, self.stages), now, MAY_CHANGE), key=len)
-        if wrong:
-            how = allowing(sys.argv, now, wrong)
+        since = applied(then, self.stages)
+        nearer = min(then, since, key=lambda each: len(differing(each, now, MAY_CHANGE)))
+        if wrong := changes(nearer, now, MAY_CHANGE):
+            how = allowing(sys.argv, now, differing(nearer, now, MAY_CHANGE))
             how = f"; or change it from step {self.first:,} on:\n\n{how}\n" if how else ""
             raise ValueError(
                 f"{self.workdir} holds a run of another configuration: "
-                f"{'; '.join(wrong.values())}. Run it as it was, or start anew with another "
-                f"--workdir{how}"
+                f"{'; '.join(wrong)}. Run it as it was, or start anew with another --workdir{how}"
             )
         begun = {name: then[name] for name in ("seed", "batches", "schedule")}
         self.record, self.config.seed = Record(**(record | {"config": now | begun})), then["seed"]

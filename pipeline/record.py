@@ -118,19 +118,29 @@ def unigram_entropy(corpus: Any) -> float:
 
 
 def changes(then: Mapping[str, Any], now: Mapping[str, Any], may_change: tuple[str, ...]):
-    """The fields of a config that differ and must not, each with what is to be said of it.
+    """The fields of a config that differ and must not, in words.
 
     >>> then, now = {"steps": 1, "model": {"width": 8}}, {"steps": 2, "model": {"width": 16}}
     >>> changes(then, now, may_change=("steps",))
-    {'model.width': 'config.model.width was 8 and is now 16'}
+    ['config.model.width was 8 and is now 16']
     """
     old, new = flat(then), flat(now)
-    return {
-        name: f"config.{name} was {old.get(name, 'not there')} and is now "
-        f"{new.get(name, 'not there')}"
+    return [
+        f"config.{name} was {old.get(name, 'not there')} and is now {new.get(name, 'not there')}"
+        for name in differing(then, now, may_change)
+    ]
+
+
+def differing(
+    then: Mapping[str, Any], now: Mapping[str, Any], may_change: tuple[str, ...]
+) -> list[str]:
+    """The names of the fields of a config that differ and must not, with dots."""
+    old, new = flat(then), flat(now)
+    return [
+        name
         for name in dict.fromkeys([*old, *new])
         if old.get(name) != new.get(name) and name.split(".")[0] not in may_change
-    }
+    ]
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -18,9 +18,10 @@ from tests.test_train import (
     wait_for_step,
 )
 
-SMALL = ("--config.model.num_layers=1", "--config.model.width=32", "--config.steps=16")
+SMALL = ("--config.model.num_layers=1", "--config.model.width=32", "--config.model.attention=dense")
 RAMP = (
     *SMALL,
+    "--config.steps=16",
     '--config.schedule=((4, {"tokens_per_batch": 2048}), (9, {"max_length": 256}))',
 )
 
