@@ -1,0 +1,36 @@
+"""Eight rows a batch on four hosts, and then three are left."""
+
+import re
+
+from tests.test_train import text  # noqa: F401
+from tests.test_train_hosts import run, start, steps_of
+from tests.test_train_schedule import audit
+
+EIGHT_ROWS = (
+    "--config.batches.row_multiple=4",
+    "--config.batches.tokens_per_batch=1024",
+    "--config.batches.max_buckets=1",
+    "--config.model.num_layers=1",
+    "--config.model.width=32",
+    "--config.model.attention=dense",
+)
+THREE = '--change={"row_multiple": 3}'
+
+
+def test_three_of_four_hosts_go_on_where_three_do_not_divide_the_rows(text, tmp_path):  # noqa: F811
+    run(text, tmp_path, 4, *EIGHT_ROWS, "--config.steps=5")
+    more = (*EIGHT_ROWS, "--config.steps=12")
+    group = start(text, tmp_path, 3, *more)
+    assert all(code != 0 for code in group.wait())
+    said = group.outputs()[0]
+    assert "the rows of the buckets 8x128 do not divide over 3 groups of devices" in said
+    assert f"'{THREE}'" in said
+    said = run(text, tmp_path, 3, *more, THREE)[0]
+    assert "buckets were 8x128 and are now 6x128" in said
+    assert "none is lost or trained on again" in said
+    steps = steps_of(tmp_path)
+    assert [line["step"] for line in steps] == list(range(12))
+    assert [line["bucket"] for line in steps] == ["8x128"] * 5 + ["6x128"] * 7
+    code, said = audit(tmp_path)
+    assert code == 0, said
+    assert re.search(r"epoch 0: ([\d,]+) of \1 positions, each once", said)
