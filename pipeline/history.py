@@ -9,12 +9,13 @@ from etils import epath
 from pipeline.atomic import written
 from pipeline.chain import Chain
 from pipeline.corpus import Corpus
+from pipeline.pairs import Pairs, open_corpus
 from pipeline.schedule import plan_of
 
 NAME = "plans.json"
 
 
-def write_history(workdir: epath.Path, corpus: Corpus, plan: Chain) -> None:
+def write_history(workdir: epath.Path, corpus: Corpus | Pairs, plan: Chain) -> None:
     """Writes which corpus, plans and changes make up the batches of the run in `workdir`.
 
     {"corpus": "corpus/train", "tokens": "tokens=…",
@@ -33,7 +34,7 @@ def write_history(workdir: epath.Path, corpus: Corpus, plan: Chain) -> None:
         file.write(json.dumps(content, indent=1).encode())
 
 
-def read_history(workdir: epath.Path) -> tuple[Corpus, Chain]:
+def read_history(workdir: epath.Path) -> tuple[Corpus | Pairs, Chain]:
     """The corpus of the run in `workdir`, and its plan made again.
 
     Raises:
@@ -52,7 +53,7 @@ def read_history(workdir: epath.Path) -> tuple[Corpus, Chain]:
         directory, tokens = content["corpus"], content["tokens"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{os.fspath(path)} cannot be read: {error!r}") from error
-    corpus = Corpus.open(workdir / directory)
+    corpus = open_corpus(workdir / directory)
     if corpus.fingerprint != tokens:
         raise ValueError(
             f"the corpus in {os.fspath(corpus.directory)} is {corpus.fingerprint}, and the run "

@@ -88,6 +88,11 @@ class Pairs:
         return (self[index] for index in range(len(self)))
 
     @property
+    def directory(self) -> epath.Path:
+        """Where both corpora are, one beside the other."""
+        return self.targets.directory.parent
+
+    @property
     def fingerprint(self) -> str:
         """Those of both corpora, part by part."""
         return ";".join(

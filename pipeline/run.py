@@ -1,0 +1,284 @@
+"""One run in its work directory: configuration, plans, compiled steps, and where it goes on."""
+
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from etils import epath
+from ml_collections import ConfigDict
+
+from pipeline import hosts, schedule
+from pipeline.chain import Chain
+from pipeline.change import allowing, applied, changed, parsed, with_change
+from pipeline.checkpoint import Checkpoints
+from pipeline.compiled import Compiled, device_memory, keep_programs, table
+from pipeline.corpora import prepare_corpora
+from pipeline.history import write_history
+from pipeline.loader import Batches, Loader, load
+from pipeline.metrics import Clock, Profile
+from pipeline.plan import PlannedBatch
+from pipeline.record import Record, changes, differing, flat, unigram_entropy
+from pipeline.sharding import batch_sharding, parts
+from pipeline.trainer import Trainer, summarise
+
+# A run may go on under other values of these; of `batches` and `seed`, when --change says so; any
+# other change makes it another run.
+MAY_CHANGE = (
+    *("steps", "mesh", "microbatches", "memory_budget", "skip_steps", "on_nonfinite"),
+    *("eval_every", "checkpoint_every", "keep", "on_compile", "peak_flops"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """What a run is told of its model.
+
+    Attributes:
+        init: from a PRNG key to the state, a dict with `params` in it.
+        train_step: from state, batch and the keyword `microbatches` to state and scalars, `loss`,
+            `gradient_norm` and `finite` among them.
+        eval_step: from `params`, batch and `microbatches` to Σ weight·nll and Σ weight.
+        shardings: from a state, or its `jax.eval_shape`, and a mesh to the sharding of each leaf.
+        flops: what the mathematics of a training step on a planned batch asks for.
+    """
+
+    init: Callable
+    train_step: Callable
+    eval_step: Callable
+    shardings: Callable
+    flops: Callable[[PlannedBatch], float]
+
+
+def make_mesh(config: ConfigDict) -> jax.sharding.Mesh:
+    """A mesh of all devices; the axis that is −1 takes what the others leave."""
+    sizes, devices = dict(config), jax.device_count()
+    given = math.prod(size for size in sizes.values() if size != -1)
+    sizes = {axis: devices // given if size == -1 else size for axis, size in sizes.items()}
+    if math.prod(sizes.values()) != devices:
+        raise ValueError(
+            f"mesh {dict(config)} does not fit {devices} devices; the product of its axes must be "
+            "the number of devices, and one axis may be -1"
+        )
+    auto = (jax.sharding.AxisType.Auto,) * len(sizes)
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=auto)
+
+
+class Run:
+    """One run in its work directory, from where it stands to its last step.
+
+    Args:
+        config: as configs/quickstart.py has it.
+        workdir: where corpus, checkpoints and metrics go.
+        change: JSON, options that change where the run goes on.
+        profile: the steps to trace, as for `Profile`.
+
+    Raises:
+        ValueError: the config is wrong, or not that of the run that `workdir` holds.
+    """
+
+    def __init__(
+        self, config: ConfigDict, workdir: epath.Path, *, change: str = "", profile: str = ""
+    ):
+        for name, known in (("on_nonfinite", ("stop", "skip")), ("on_compile", ("stop", "warn"))):
+            if config[name] not in known:
+                raise ValueError(f"{name} is {config[name]!r}; it must be one of {known}")
+        self.config, self.workdir, self.change = config, workdir, change
+        self.profile = Profile(profile, workdir / "profile")
+        workdir.mkdir(parents=True, exist_ok=True)
+        keep_programs(workdir / "programs")
+        self.checkpoints = Checkpoints(workdir / "checkpoints", keep=config.keep)
+        self.first = self.checkpoints.latest or 0
+        self.data: dict[str, Any] = {}
+        self.record = Record(config=json.loads(config.to_json()))
+        # First of all: hosts that differ here would wait for each other in different places.
+        hosts.require_agreement(
+            {
+                "configuration": ";".join(f"{k}={v}" for k, v in flat(self.record.config).items()),
+                "checkpoint": f"step={self.first}",
+                "change": f"asked={change}",
+            }
+        )
+        self.new: list[schedule.Stage] = []  # what --change adds
+        if self.first:
+            self.data, record = self.checkpoints.restore_json(self.first)
+            self.resume(record)
+        elif change:
+            raise ValueError(
+                f"--change is for runs that go on, and {workdir} has no checkpoint to go on from; "
+                "put it into the config"
+            )
+        else:
+            begin = {"seed": config.seed, **self.record.config["batches"]}
+            self.stages = schedule.stages(self.record.config["schedule"], begin)
+        self.clock = Clock(self.record.seconds)
+
+    def resume(self, record: dict[str, Any]):
+        """Takes over the record of a checkpoint, with what --change asks for.
+
+        Raises:
+            ValueError: the run is of another configuration, or --change cannot be read.
+        """
+        kept = [schedule.Stage(**stage) for stage in record["stages"]]
+        self.stages = changed(kept, self.first, parsed(self.change))
+        self.new = [stage for stage in self.stages if stage not in kept and not stage.planned]
+        if self.change and not self.new:
+            hosts.say(f"--change={self.change} is in force already")
+        # The config is that of the beginning, or what unplanned changes have made of it since.
+        then, now = record["config"], self.record.config
+        since = applied(then, self.stages)
+        nearer = min(then, since, key=lambda each: len(differing(each, now, MAY_CHANGE)))
+        if wrong := changes(nearer, now, MAY_CHANGE):
+            how = allowing(sys.argv, now, differing(nearer, now, MAY_CHANGE))
+            how = f"; or change it from step {self.first:,} on:\n\n{how}\n" if how else ""
+            raise ValueError(
+                f"{self.workdir} holds a run of another configuration: "
+                f"{'; '.join(wrong)}. Run it as it was, or start anew with another --workdir{how}"
+            )
+        begun = {name: then[name] for name in ("seed", "batches", "schedule")}
+        self.record, self.config.seed = Record(**(record | {"config": now | begun})), then["seed"]
+
+    def train(self, make_steps: Callable[..., Steps]):
+        """Prepares, plans, compiles, restores, trains, and writes the summary.
+
+        Args:
+            make_steps: from the corpus and the sharding of batches to `Steps`.
+        """
+        config, record = self.config, self.record
+        if self.first >= config.steps:
+            hosts.say(
+                f"finished: {self.workdir} has done {self.first:,} steps. To go on, ask for more "
+                "with --config.steps=N; to start anew, give another --workdir"
+            )
+            if self.new:
+                hosts.say("the change was not made, as no step follows it")
+            summarise(record, self.workdir, self.first)
+            return
+        with self.clock("prepare"):
+            corpus, held_out = hosts.one_after_another(
+                "preparing the corpus", lambda: prepare_corpora(config, self.workdir / "corpus")
+            )
+            record.unigram_entropy = unigram_entropy(held_out)
+        hosts.say(corpus)
+        mesh = make_mesh(config.mesh)
+        with self.clock("plan"):
+            whole = self.plan(corpus, mesh)
+            plan = whole.onward(self.first)
+            batches = Batches(corpus, plan, sharding=batch_sharding(mesh)).repeat()
+            loader = Loader(batches, mesh=mesh)
+        hosts.require_agreement(
+            {
+                "plan": loader.plan.fingerprint,
+                "corpus": corpus.fingerprint,
+                "held-out corpus": held_out.fingerprint,
+            }
+        )
+        hosts.say(plan)
+        steps = make_steps(corpus, batch_sharding(mesh))
+        # Evaluations of all stages are to be compared, so they have the batches of the last.
+        last = plan.plans[-1]
+        once = {"corpus": held_out, "buckets": last.buckets, "packing": last.packing}
+        once |= {"mesh": mesh, "shuffle": False, "num_epochs": 1}
+        once["overflow"] = last.overflow
+        with jax.set_mesh(mesh), loader:
+            state, train_step, eval_step = self.compile(steps, mesh, loader, once)
+            if jax.process_index() == 0:
+                write_history(self.workdir, corpus, whole)
+            Trainer(
+                config,
+                self.workdir,
+                train_step=train_step,
+                eval_step=eval_step,
+                held_out=once,
+                flops=steps.flops,
+                checkpoints=self.checkpoints,
+                record=record,
+                clock=self.clock,
+            ).train(state, loader, self.first, self.profile)
+
+    def plan(self, corpus, mesh) -> Chain:
+        """The plan of all stages, from step 0 on.
+
+        Raises:
+            ValueError: the rows of a bucket do not divide over the devices.
+        """
+        multiple = parts(batch_sharding(mesh))[0]
+        # Buckets are fitted once: a run that goes on with other devices keeps its batches.
+        schedule.resolve(self.stages, corpus, multiple)
+        self.record.stages = [dataclasses.asdict(stage) for stage in self.stages]
+        whole = schedule.plan_of(corpus, [(stage.step, stage.changes) for stage in self.stages])
+        for stage in self.new:
+            hosts.say(f"changed {schedule.told(self.stages, stage, whole)}")
+            # The state tells of stages that were to come under the options before.
+            past = [entry for entry in self.data["plans"] if entry["from"] < max(self.first, 1)]
+            self.data["plans"] = past
+        to_come = whole.onward(self.first).buckets
+        wrong = [str(bucket) for bucket in to_come if bucket.rows % multiple]
+        if self.first and wrong:
+            change = parsed(self.change) | {"row_multiple": multiple}
+            raise ValueError(
+                f"the rows of the buckets {', '.join(wrong)} do not divide over {multiple} groups "
+                "of devices; go on with as many as before, or change the rows from step "
+                f"{self.first:,} on:\n\n{with_change(sys.argv, change)}\n"
+            )
+        return whole
+
+    def compile(self, steps: Steps, mesh, loader: Loader, once: dict[str, Any]):
+        """The state to go on from, and both steps compiled for every bucket."""
+        config = self.config
+        key = jax.random.key(config.seed)
+        like = jax.eval_shape(steps.init, key)
+        shardings = steps.shardings(like, mesh)
+        like = jax.tree.map(
+            lambda leaf, at: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=at),
+            like,
+            shardings,
+        )
+        number = str(config.microbatches)
+        options: dict[str, Any] = {
+            "budget": config.memory_budget or hosts.smallest(device_memory()),
+            "report": hosts.say,
+        }
+        besides = {name: leaf for name, leaf in like.items() if name != "params"}
+        with self.clock("compile"), load(**once) as finite:
+            train = Compiled(
+                steps.train_step,
+                like,
+                loader.specs,
+                donate=True,
+                microbatches=int(number) if number.isdigit() else number,
+                out_shardings=(shardings, None),
+                **options,
+            )
+            evaluate = Compiled(
+                steps.eval_step,
+                like["params"],
+                finite.specs,
+                held=besides,
+                microbatches="auto",
+                **options,
+            )
+            # What each host decided by itself: its held-out plan, and how to split batches.
+            split = {
+                f"{step.name} {bucket}": program.microbatches
+                for step in (train, evaluate)
+                for bucket, program in step.programs.items()
+            }
+            hosts.require_agreement(
+                {
+                    "held-out plan": finite.plan.fingerprint,
+                    "microbatches": ";".join(f"{name}={number}" for name, number in split.items()),
+                }
+            )
+        hosts.say(table(train, evaluate))
+        if not self.first:
+            with self.clock("initialise"):
+                return jax.jit(steps.init, out_shardings=shardings)(key), train, evaluate
+        with self.clock("restore"):
+            loader.set_state(self.data)
+            state = self.checkpoints.restore_state(self.first, like)
+            hosts.say(f"resumed: step {self.first:,} of {config.steps:,}")
+            return state, train, evaluate
