@@ -7,7 +7,7 @@ plan has each position once is counted here, over the batches, and not taken fro
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -53,9 +53,9 @@ def audit(workdir: epath.Path, tell: Callable[[str], None]) -> None:
         ValueError: what is there cannot be read, or the batches cannot be planned again.
     """
     corpus, plan = read_history(workdir)
-    for entry in plan.entries:
-        said = ", ".join(f"{name}={_short(value)}" for name, value in _changes(entry).items())
-        tell(f"plan from step {entry['from']:,} on: {said or entry['fingerprint']}")
+    for step, changes in plan.changes:
+        said = ", ".join(f"{name}={_short(value)}" for name, value in changes.items())
+        tell(f"plan from step {step:,} on: {said or 'planned anew'}")
     logged = _read_log(workdir)
     sizes = np.asarray(corpus.lengths).astype(np.int64)
     times = np.zeros(len(sizes), np.int64)
@@ -138,9 +138,9 @@ def _close(plan: Chain, sizes, times, epoch: int, parts: list[np.ndarray], tell,
 
 def _tell_the_rest(plan: Chain, sizes, times, logged: Logged, tell) -> None:
     """What was left out, and why; what was repeated, and how often."""
-    for link, entry in zip(plan.links, plan.entries, strict=True):
-        if more := _changes(entry).get("leave_out"):
-            tell(f"left out from step {link.step:,} on, as asked: {_some(np.array(more))}")
+    for step, changes in plan.changes:
+        if more := changes.get("leave_out"):
+            tell(f"left out from step {step:,} on, as asked: {_some(np.array(more))}")
     if empty := np.count_nonzero(sizes == 0):
         tell(f"left out: {empty:,} documents with nothing to train on")
     if logged.skipped:
@@ -193,10 +193,6 @@ def _read_log(workdir: epath.Path) -> Logged:
             f"is of step {saved:,}"
         )
     return logged
-
-
-def _changes(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return entry.get("changes", {})
 
 
 def _documents(plan: Chain, steps: list[int]) -> str:

@@ -7,6 +7,7 @@ they do; `Plan.after` begins one.
 
 import bisect
 import dataclasses
+import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -14,6 +15,9 @@ import numpy as np
 
 from pipeline.bucket import Bucket
 from pipeline.leftover import Leftover, Reduced, chosen
+
+# The data state names up to this many examples that are left out; of more it has a digest.
+NAMED = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +70,7 @@ class Link:
         rest: plans what the earlier plan had left of its epoch; None for nothing.
         whole: the step at which the first epoch of `plan` begins.
         epoch: which epoch that is.
-        left_out: the examples that are left out, int64.
+        left_out: the examples that are left out, int64, ascending.
     """
 
     step: int
@@ -122,7 +126,8 @@ class Chain:
     what `overflow` then takes from it, as it does from whole examples. What earlier options had
     truncated or dropped comes back with the next epoch.
 
-    Memory: about 20 bytes for each piece that was left of an epoch, for each change.
+    Memory, for each change: about 20 bytes for each piece that was left of the epoch, and where
+    examples are left out, another copy of the lengths.
 
     Args:
         links: the plans, by the step at which they take over; the first has no rest.
@@ -133,7 +138,7 @@ class Chain:
     def __init__(self, links: Iterable[Link], entries: Iterable[Mapping[str, Any]], lengths: Any):
         self._links, self._lengths = tuple(links), lengths
         #: For each plan: "from" which step, its "fingerprint" and, but for the first, the
-        #: "changes" to the one before; JSON.
+        #: "changes" to the one before; JSON. Of many examples left out, their number and a digest.
         self.entries = tuple(entries)
         self._from = [link.step for link in self._links]
 
@@ -164,9 +169,9 @@ class Chain:
             rest = _rest(plan, pieces, epoch, left_out, getattr(self._lengths, "kept", None))
             epoch += 1
         link = Link(int(step), plan, rest, int(step) + (rest.steps if rest else 0), epoch, left_out)
-        asked = {name: plan.options[name] for name in changes}
+        asked = {name: plan.options[name] for name in changes if name in plan.options}
         if len(more):
-            asked["leave_out"] = more.tolist()
+            asked["leave_out"] = _named(more)
         entry = {"from": link.step, "fingerprint": plan.fingerprint, "changes": asked}
         return Chain([*self._links, link], [*self.entries, entry], self._lengths)
 
@@ -215,6 +220,17 @@ class Chain:
         if at < 0:
             raise IndexError(f"step is {step}; this plan knows steps from {self._from[0]:,} on")
         return self._links[at].batch(int(step))
+
+    @property
+    def changes(self) -> list[tuple[int, dict[str, Any]]]:
+        """From which step on each plan holds, and its options that are new, all of the first's."""
+        found = [(0, self._links[0].plan.options)]
+        for before, link, entry in zip(
+            self._links, self._links[1:], self.entries[1:], strict=False
+        ):
+            more = np.setdiff1d(link.left_out, before.left_out).tolist()
+            found.append((link.step, entry["changes"] | ({"leave_out": more} if more else {})))
+        return found
 
     @property
     def links(self) -> tuple[Link, ...]:
@@ -292,6 +308,14 @@ def _rest(plan, pieces, epoch: int, left_out: np.ndarray, kept) -> Rest | None:
         leftover.lengths <= plan.buckets[-1].length if plan.overflow == "drop" else leftover.lengths
     )
     return Rest(leftover, plan.anew(leftover), epoch) if fits.any() else None
+
+
+def _named(examples: np.ndarray) -> Any:
+    """Examples by number or, if they are many, their count and a digest; JSON."""
+    if len(examples) <= NAMED:
+        return examples.tolist()
+    digest = hashlib.sha256(examples.astype("<i8").tobytes()).hexdigest()[:16]
+    return {"number": len(examples), "digest": digest}
 
 
 def _split(part: str) -> tuple[str, str, str]:

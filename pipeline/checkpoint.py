@@ -9,8 +9,6 @@ A plan that changes on the way (`Plan.after`) has an entry for each of its plans
 first with their "changes".
 """
 
-import hashlib
-import json
 from typing import Any
 
 from etils import epath
@@ -18,21 +16,12 @@ from etils import epath
 from pipeline.chain import Chain
 from pipeline.plan import Plan
 
-# A state names up to this many examples that are left out; of more it keeps number and digest.
-NAMED = 32
-
 
 def data_state(step: int, plan: Plan | Chain, corpus=None) -> dict[str, Any]:
     """The state after `step` batches of `plan`, of the tokens of `corpus`."""
     entries = [dict(entry) for entry in plan.entries]
     if fingerprint := getattr(corpus, "fingerprint", None):
         entries[0]["corpus"] = fingerprint
-    for entry in entries:
-        left_out = entry.get("changes", {}).get("leave_out", ())
-        if len(left_out) > NAMED:
-            digest = hashlib.sha256(json.dumps(left_out).encode()).hexdigest()[:16]
-            short = {"number": len(left_out), "digest": digest}
-            entry["changes"] = entry["changes"] | {"leave_out": short}
     return {"step": int(step), "plans": entries}
 
 

@@ -24,11 +24,13 @@ def write_history(workdir: epath.Path, corpus: Corpus | Pairs, plan: Chain) -> N
     """
     directory = os.fspath(corpus.directory)
     inside = os.path.join(os.fspath(workdir), "")
-    first, *later = plan.entries
     content = {
         "corpus": directory.removeprefix(inside),
         "tokens": corpus.fingerprint,
-        "plans": [{**first, "changes": plan.plans[0].options}, *later],
+        "plans": [
+            {**entry, "changes": changes}
+            for entry, (_, changes) in zip(plan.entries, plan.changes, strict=True)
+        ],
     }
     with written(workdir / NAME) as file:
         file.write(json.dumps(content, indent=1).encode())

@@ -109,6 +109,7 @@ class Trainer:
             with self.clock("wait"):
                 batch = next(loader)
             waited = time.perf_counter() - begin
+            assert loader.get_state()["step"] == step + 1, "the log tells of the batch that runs"
             previous, running = running, None
             if step not in config.skip_steps:
                 with self.clock("train"), profile.step(step, previous and previous[-1]):
