@@ -17,7 +17,8 @@ def get_config() -> ConfigDict:
         part.field = "text"  # of a record
         part.begin, part.end = 0.0, 1.0  # which share of the records, as fractions
 
-    # kind: "sentencepiece" or "bytes". An empty `model` is trained on the training text.
+    # kind: "sentencepiece", "huggingface" (`model` is a tokenizer.json) or "bytes". A sentencepiece
+    # model that is not given is trained on the training text.
     config.tokenizer = ConfigDict({"kind": "sentencepiece", "model": "", "vocab_size": 2048})
     config.tokenizer.begin = config.tokenizer.end = True  # mark where documents begin and end
 

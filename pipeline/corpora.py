@@ -51,8 +51,9 @@ def prepare_corpora(
     Args:
         config: `train` and `eval`, each with the fields of `open_source` and `field`, the name of
             a record's text, or of pairs two names, of inputs and targets; `tokenizer`, with `kind`
-            ("bytes" or "sentencepiece"), `begin` and `end` marks, and for sentencepiece a `model`
-            file, or none and the `vocab_size` of one to be trained on the training text; `seed`.
+            ("bytes", "sentencepiece" or "huggingface"), `begin` and `end` marks, a `model` file
+            for the latter two, and for sentencepiece, where there is none, the `vocab_size` of
+            one to be trained on the training text; `seed`.
         directory: where to keep them.
 
     Raises:
@@ -64,6 +65,8 @@ def prepare_corpora(
     tokenizer: tokenizers.Tokenizer
     if spec.kind == "bytes":
         tokenizer = tokenizers.Bytes(**marks)
+    elif spec.kind == "huggingface":
+        tokenizer = tokenizers.HuggingFace(spec.model, **marks)
     elif spec.kind == "sentencepiece" and spec.model:
         tokenizer = tokenizers.SentencePiece(spec.model, **marks)
     elif spec.kind == "sentencepiece":
@@ -76,7 +79,9 @@ def prepare_corpora(
             **marks,
         )
     else:
-        raise ValueError(f"tokenizer.kind is {spec.kind!r}; it must be 'sentencepiece' or 'bytes'")
+        raise ValueError(
+            f"tokenizer.kind is {spec.kind!r}; it must be 'sentencepiece', 'huggingface' or 'bytes'"
+        )
 
     def prepared(name: str) -> Any:
         field = config[name].field

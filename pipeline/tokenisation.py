@@ -147,6 +147,7 @@ def _start(job: str) -> None:
     global _job
     with open(job, "rb") as file:
         _job = pickle.load(file)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a process for each CPU is enough
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it will say so
 
     def follow() -> None:

@@ -6,11 +6,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import pipeline
 from pipeline.sources import Slice
-from pipeline.tokenizers import Bytes, SentencePiece, load, train_sentencepiece, training
+from pipeline.tokenizers import (
+    Bytes,
+    HuggingFace,
+    SentencePiece,
+    load,
+    train_sentencepiece,
+    training,
+)
 from pipeline.tokenizers import sentencepiece as sentencepiece_module
 
 sentencepiece = pytest.importorskip("sentencepiece")
+tokenizers = pytest.importorskip("tokenizers")
 
 # Text with what tokenizers like to change: white space of all kinds, marks, the sentencepiece
 # space, a byte order mark, characters beyond the basic plane, a NUL.
@@ -70,9 +79,32 @@ def trained(source, tmp_path_factory):
     return train_sentencepiece(source, 400, tmp_path_factory.mktemp("trained") / "a.model")
 
 
-@pytest.fixture(params=["bytes", "sentencepiece"])
+@pytest.fixture(scope="module")
+def hugging_face(source, tmp_path_factory):
+    """A byte-level byte-pair tokenizer with special tokens and a post-processor."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=400,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<pad>", "<s>", "</s>", "<|turn|>"],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(source.texts, trainer)
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    tokenizer.enable_truncation(8)  # which a corpus must not heed
+    path = tmp_path_factory.mktemp("hugging_face") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return HuggingFace(path)
+
+
+@pytest.fixture(params=["bytes", "sentencepiece", "huggingface"])
 def tokenizer(request):
-    return Bytes() if request.param == "bytes" else request.getfixturevalue("trained")
+    fixture = {"sentencepiece": "trained", "huggingface": "hugging_face"}.get(request.param)
+    return request.getfixturevalue(fixture) if fixture else Bytes()
 
 
 def test_bytes_are_counted_from_three():
@@ -107,8 +139,8 @@ def test_fingerprints_differ_where_ids_do(trained, tmp_path):
 
 @settings(deadline=None, max_examples=200)
 @given(st.lists(st.one_of(st.text(max_size=30), st.sampled_from(HARD)), max_size=5))
-def test_every_text_comes_back_as_it_was(trained, texts):
-    for tokenizer in (Bytes(), trained):
+def test_every_text_comes_back_as_it_was(trained, hugging_face, texts):
+    for tokenizer in (Bytes(), trained, hugging_face):
         flat, counts = tokenizer.encode_batch(texts)
         assert (flat.dtype, counts.dtype) == (np.int32, np.int64)
         ends = np.cumsum(counts)
@@ -200,3 +232,58 @@ def test_what_to_install_is_said(monkeypatch, tmp_path):
     monkeypatch.setitem(__import__("sys").modules, "sentencepiece", None)
     with pytest.raises(ImportError, match=r"pip install 'lockstep-pipeline\[sentencepiece\]'"):
         sentencepiece_module.require_sentencepiece()
+
+
+def test_a_batch_holds_the_text_of_every_example(tokenizer, source, tmp_path):
+    texts = [*HARD, *source.texts[:40]]
+    documents = Documents(texts, "hard")
+    corpus = pipeline.prepare(documents, tokenizer, tmp_path, num_workers=0, progress=False)
+    # The longest texts are split over several batches.
+    plan = pipeline.Plan(corpus, [pipeline.Bucket(2, 16), pipeline.Bucket(2, 24)])
+    assert plan.overlong
+    pieces = {}
+    for step in range(plan.num_batches()):
+        batch, segments = pipeline.Batches(corpus, plan)[step], plan.batch(step).segments
+        column, last = 0, 0
+        for row, example, start, length in segments.tolist():
+            column, last = (column, row) if row == last else (0, row)
+            here = slice(column, column + length)
+            pieces[example, start] = batch["inputs"][row, here], batch["targets"][row, here]
+            column += length
+    for example, text in enumerate(texts):
+        mine = [pieces[key] for key in sorted(pieces) if key[0] == example]
+        ids = np.concatenate([inputs for inputs, _ in mine] + [mine[-1][1][-1:]])
+        assert corpus.tokenizer.decode(ids) == text
+
+
+def test_special_tokens_in_a_text_are_text_unless_they_are_wanted(hugging_face):
+    text = "<|turn|>the input</s>"
+    assert hugging_face.decode(hugging_face.encode_batch([text])[0]) == text
+    path = hugging_face._name
+    parsed = HuggingFace(path, parse_special=True)
+    ids = parsed.encode_batch(["<|turn|>the"])[0].tolist()
+    assert ids[:2] == [1, 3]
+    assert parsed.decode(ids) == "<|turn|>the"
+    assert parsed.fingerprint != hugging_face.fingerprint
+
+
+def test_marks_of_a_hugging_face_tokenizer_are_its_own_or_named(hugging_face, tmp_path):
+    path = hugging_face._name
+    bare = tokenizers.Tokenizer.from_file(path)
+    assert (hugging_face.begin_id, hugging_face.end_id) == (1, 2)
+    assert hugging_face.vocab_size == bare.get_vocab_size()
+    named = HuggingFace(path, begin=False, end="<pad>")
+    assert named.encode_batch([""])[0].tolist() == [0]
+    description = json.loads(json.dumps(named.save(tmp_path)))
+    assert load(description, tmp_path).fingerprint == named.fingerprint
+    with pytest.raises(ValueError, match="has no token '<eos>'; give another end="):
+        HuggingFace(path, end="<eos>")
+    bare.post_processor = tokenizers.processors.ByteLevel()
+    bare.save(str(tmp_path / "bare.json"))
+    with pytest.raises(ValueError, match="does not put one begin mark of its own; name the token"):
+        HuggingFace(tmp_path / "bare.json")
+    with pytest.raises(FileNotFoundError, match="there is no tokenizer"):
+        HuggingFace(tmp_path / "none.json")
+    (tmp_path / "bad.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"bad\.json is not a tokenizer\.json"):
+        HuggingFace(tmp_path / "bad.json")

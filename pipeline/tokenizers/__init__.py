@@ -1,15 +1,16 @@
-"""Tokenizers: text to token ids and back; bytes, and sentencepiece."""
+"""Tokenizers: text to token ids and back; bytes, sentencepiece, and Hugging Face's."""
 
 from typing import Any
 
 from etils import epath
 
 from pipeline.tokenizers.bytes import Bytes
+from pipeline.tokenizers.hugging_face import FILE, HuggingFace
 from pipeline.tokenizers.sentencepiece import MODEL, SentencePiece
 from pipeline.tokenizers.tokenizer import Tokenizer
 from pipeline.tokenizers.training import train_sentencepiece
 
-__all__ = ["Bytes", "SentencePiece", "Tokenizer", "load", "train_sentencepiece"]
+__all__ = ["Bytes", "HuggingFace", "SentencePiece", "Tokenizer", "load", "train_sentencepiece"]
 
 
 def load(description: dict[str, Any], directory: epath.Path) -> Tokenizer:
@@ -18,4 +19,6 @@ def load(description: dict[str, Any], directory: epath.Path) -> Tokenizer:
     kind = options.pop("kind")
     if kind == SentencePiece.kind:
         return SentencePiece(directory / MODEL, **options)
+    if kind == HuggingFace.kind:
+        return HuggingFace(directory / FILE, **options)
     return Bytes(**options)
