@@ -71,7 +71,7 @@ class Batches(grain.MapDataset):
                 f"the corpus has {len(corpus):,} examples and the plan is for "
                 f"{plan.num_examples:,}; make the plan from corpus.lengths"
             )
-        sides = 2 if isinstance(corpus, Pairs) else 1
+        sides = np.ndim(corpus.lengths)  # [n], or of pairs [n, 2]
         if len(plan.buckets[0].lengths) != sides:
             kind = "pairs" if sides == 1 else "examples of one length"
             raise ValueError(f"the plan is for {kind}; make it from this corpus's lengths")

@@ -56,7 +56,7 @@ def prepare(
         RuntimeError: a worker died.
     """
     directory = epath.Path(directory).expanduser()
-    job = Job(source, tokenizer, field, template)
+    job = Job(source, tokenizer, field, template, task.learns)
     origin = job.origin
     # A finished corpus needs no lock, and may lie where nothing can be written.
     if not (directory / MANIFEST).exists():

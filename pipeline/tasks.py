@@ -23,6 +23,11 @@ class Task:
         """How many tokens beyond its length an example needs."""
         return max(self.shifts.values())
 
+    @property
+    def learns(self) -> bool:
+        """Whether there are targets, whose loss may be weighted."""
+        return "targets" in self.shifts
+
     def lengths(self, counts: np.ndarray) -> np.ndarray:
         """Positions to train on, from the number of tokens of each example: uint32, [n].
 

@@ -1,6 +1,7 @@
 """Tokenisation: records to chunks of tokens, in this process or in several."""
 
 import contextlib
+import dataclasses
 import itertools
 import multiprocessing
 import os
@@ -13,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -34,14 +34,18 @@ TRIAL, WORTH = 2.0, 15.0
 GUARD = 'guard its main part with `if __name__ == "__main__":`'
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Job:
-    """What a worker needs: it reads and tokenises records by number."""
+    """What a worker needs: it reads and tokenises records by number.
+
+    The weights that a template gives are left out where nothing is learnt of the tokens.
+    """
 
     source: Source
     tokenizer: Tokenizer
     field: str
     template: Template | None = None
+    weighted: bool = True
 
     @property
     def origin(self) -> dict[str, str | None]:
@@ -76,7 +80,7 @@ class Job:
                 f"the id {flat[wrong[0]]}, and its vocab_size is {self.tokenizer.vocab_size}; ids "
                 "must be at least 0 and below it"
             )
-        return chunk
+        return chunk if self.weighted else dataclasses.replace(chunk, weights=None)
 
 
 def tokenised(job: Job, begin: int, end: int, num_workers: int | None) -> Generator[Chunk]:

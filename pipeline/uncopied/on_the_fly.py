@@ -64,7 +64,8 @@ def index(
         ValueError: the source is empty, a record does not suit, or `directory` holds the index of
             another source, tokenizer or template.
     """
-    directory, job = epath.Path(directory).expanduser(), Job(source, tokenizer, field, template)
+    directory = epath.Path(directory).expanduser()
+    job = Job(source, tokenizer, field, template, task.learns)
     if not (directory / MANIFEST).exists():
         with alone(directory, "measuring lengths"):
             if not (directory / MANIFEST).exists():
