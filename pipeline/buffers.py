@@ -36,10 +36,14 @@ def empty(size: int, dtype) -> np.ndarray:
     room = -(-wanted // step) * step
     with _lock:
         held = _held.setdefault(room, [])
-        buffer = _unused(held)
-        if buffer is None:
-            buffer = np.empty(room + ALIGNED, np.uint8)
-            if sum(size * len(buffers) for size, buffers in _held.items()) + room <= ALL:
+        unused = _unused(held)
+        buffer = np.empty(room + ALIGNED, np.uint8) if unused is None else held[unused]
+        if unused is None:
+            if _total() + room > ALL:  # sizes that were wanted before may be wanted no more
+                for others in _held.values():
+                    while (number := _unused(others)) is not None:
+                        del others[number]
+            if _total() + room <= ALL:
                 held.append(buffer)
         begin = -buffer.ctypes.data % ALIGNED
         return buffer[begin : begin + wanted].view(dtype)
@@ -80,11 +84,13 @@ def _counted(dtype: np.dtype) -> np.ndarray:
     return np.arange(SMALL // dtype.itemsize, dtype=dtype)
 
 
-def _unused(held: list[np.ndarray]) -> np.ndarray | None:
-    for number in range(len(held)):
-        if _references(held, number) == _ALONE:
-            return held[number]
-    return None
+def _total() -> int:
+    return sum(size * len(buffers) for size, buffers in _held.items())
+
+
+def _unused(held: list[np.ndarray]) -> int | None:
+    alone = (number for number in range(len(held)) if _references(held, number) == _ALONE)
+    return next(alone, None)
 
 
 def _references(held: list[np.ndarray], number: int) -> int:

@@ -39,7 +39,7 @@ class CompileLog:
     def count(self, name: str, thread: int) -> int:
         """Compilations of a function called `name` that `thread` has made."""
         with self._lock:
-            return sum(thread == at and name in seen for at, seen in self._events)
+            return sum((thread, f"jit({name})") == event for event in self._events)
 
     def close(self):
         """Stops listening."""
@@ -83,7 +83,8 @@ class CompileGuard:
     ):
         if on_compile not in ("stop", "warn"):
             raise ValueError(f"on_compile is {on_compile!r}; it must be 'stop' or 'warn'")
-        self._watched, self._stops, self._say = names, on_compile == "stop", say
+        self._watched, self._say = names, say
+        self._compiled, self._stops = {f"jit({name})" for name in names}, on_compile == "stop"
         self.again = self.others = 0
         self._reason, self._log = "", CompileLog()
         self._explained = bool(jax.config.values["jax_explain_cache_misses"])
@@ -106,7 +107,7 @@ class CompileGuard:
             RuntimeError: a step was, and `on_compile` is "stop"; says which and what has changed.
         """
         names = self._log.names
-        again = [name for name in names if any(watched in name for watched in self._watched)]
+        again = [name for name in names if name in self._compiled]
         self.others, before, self.again = len(names) - len(again), self.again, len(again)
         if len(again) == before:
             return

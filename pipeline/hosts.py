@@ -185,7 +185,7 @@ def say(text: object):
 class StopSignals:
     """SIGINT and SIGTERM as a wish to stop after a step on which all processes agree.
 
-    A second signal ends the process at once.
+    A second SIGINT ends the process at once; so does a second SIGTERM if it is the only one.
     """
 
     def __init__(self):

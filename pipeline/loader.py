@@ -83,6 +83,7 @@ class Batches(grain.MapDataset):
             )
         self.corpus, self.plan = corpus, plan
         self._epochs: int | None = 1
+        self._planned = False
         #: What this process builds of each bucket; of pairs, of each of its two sides.
         self.blocks: dict[Bucket, Block] = {
             side: slice_of_process(side.shape, process_index, process_count)
@@ -105,7 +106,14 @@ class Batches(grain.MapDataset):
         with jax.profiler.TraceAnnotation("plan"):
             planned = self.plan.batch(step)
         with jax.profiler.TraceAnnotation("collate"):
-            return self._collate(planned)
+            batch = self._collate(planned)
+        return (planned, batch) if self._planned else batch
+
+    def with_plans(self) -> "Batches":
+        """The same batches, each with what it was built from: `(PlannedBatch, batch)`."""
+        copy = self._copy()
+        copy._planned = True
+        return copy
 
     def empty(self, bucket: Bucket) -> dict[str, np.ndarray]:
         """A batch of padding alone: the fields, shapes and dtypes of this process's batches."""
@@ -125,9 +133,13 @@ class Batches(grain.MapDataset):
                 f"{self._epochs} times; repeat them once, with a whole number of epochs or None, "
                 "and no other options"
             )
+        copy = self._copy()
+        copy._epochs = num_epochs
+        return copy
+
+    def _copy(self) -> "Batches":
         copy = object.__new__(type(self))
         copy.__dict__.update(self.__dict__)
-        copy._epochs = num_epochs
         return copy
 
     def set_slice(self, sl: slice, sequential_slice: bool = False):
@@ -181,7 +193,12 @@ class Loader:
         mesh: the devices; None: all arrays on the default device.
         spec: how batches lie on the mesh, as for `to_global`.
         prefetch: batches kept ready on the devices.
+
+    Attributes:
+        planned: of the batch that was handed out last, the `PlannedBatch` that it was built from.
     """
+
+    planned: PlannedBatch
 
     def __init__(self, batches: Batches, *, mesh=None, spec=None, prefetch: int = 2):
         self.plan, self.corpus = batches.plan, batches.corpus
@@ -191,16 +208,18 @@ class Loader:
         # One process's part of a bucket has shapes that no other bucket's part has.
         shapes = {_shapes(batch): bucket.shape for bucket, batch in empty.items()}
 
-        def put(batch):
+        def put(built):
+            planned, batch = built
             with jax.profiler.TraceAnnotation("transfer"):
-                return to_global(batch, mesh, spec=spec, shape=shapes[_shapes(batch)])
+                shape = shapes[_shapes(batch)]
+                return planned, to_global(batch, mesh, spec=spec, shape=shape)
 
         #: For each bucket that the plan uses, a `jax.ShapeDtypeStruct` for every field.
         self.specs = {
             bucket: _specs(batch, bucket, batch_sharding(mesh, spec))
             for bucket, batch in empty.items()
         }
-        ahead = batches.to_iter_dataset().map(put)
+        ahead = batches.with_plans().to_iter_dataset().map(put)
         self._steps = iter(
             grain.experimental.ThreadPrefetchIterDataset(ahead, prefetch_buffer_size=prefetch)
         )
@@ -209,7 +228,8 @@ class Loader:
         return self
 
     def __next__(self) -> dict[str, Any]:
-        return next(self._steps)
+        self.planned, batch = next(self._steps)
+        return batch
 
     def get_state(self) -> dict[str, Any]:
         """The data state after the batches handed out so far: small JSON."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import sys
 import tempfile
@@ -42,6 +43,11 @@ class Clock:
         self._since = now
         return dict(self._seconds)
 
+    def add(self, phase: str, seconds: float):
+        """Adds seconds that passed elsewhere, if there are any."""
+        if seconds:
+            self._seconds[phase] += seconds
+
     def __getitem__(self, phase: str) -> float:
         """Seconds of one phase."""
         return self.seconds().get(phase, 0.0)
@@ -69,19 +75,25 @@ class MetricsLog:
         workdir: where to write.
         step: the step that the run goes on from.
         enabled: whether to write at all; of several hosts one does.
+
+    Attributes:
+        lost: seconds of the steps that will be run again.
     """
 
     def __init__(self, workdir: epath.Path, step: int, *, enabled: bool = True):
-        self._enabled = enabled
+        self._enabled, self.lost = enabled, 0.0
         if not enabled:
             return
         import tensorboardX
 
         self._workdir, self._remote = workdir, not is_local(workdir)
         self._path = workdir / "metrics.jsonl"
-        kept = []
+        kept: list[str] = []
         if step and self._path.exists():
-            kept = [line for line in self._path.read_text().splitlines() if _needs(line) <= step]
+            lines = self._path.read_text().splitlines()
+            kept = [line for line in lines if _needs(line) <= step]
+            again = [json.loads(line) for line in lines if step < _needs(line) < math.inf]
+            self.lost = sum(values.get("seconds", 0.0) for values in again)
         text = "".join(line + "\n" for line in kept)
         self._scratch = tempfile.TemporaryDirectory() if self._remote else None
         here = epath.Path(self._scratch.name) if self._scratch else workdir
@@ -145,7 +157,7 @@ def _needs(line: str) -> float:
         values = json.loads(line)
         return values["step"] + ("eval_loss" not in values)
     except (ValueError, KeyError, TypeError):
-        return float("inf")
+        return math.inf
 
 
 class Progress:

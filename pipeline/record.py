@@ -21,11 +21,15 @@ class Record:
         unigram_entropy: of the held-out targets, in nats per token.
         tokens: real positions trained on.
         positions: all positions computed, padding included.
+        batches: how many that was.
         documents: examples trained on, once for each batch that they are in.
-        flops: what the model's mathematics asked for in the training steps.
+        flops: what the model's mathematics asked for in the steps that `capacity` counts.
+        capacity: what the devices could have computed while they trained, where it is known.
         skipped: steps without an update because they were not finite.
+        skipped_seconds: how long they took.
         evaluations: for each evaluated step, `eval_loss` in nats per token and `bits_per_byte`.
-        seconds: by phase; together the time of all starts, up to the last checkpoint of each.
+        seconds: by phase; together the time of all starts, up to the last checkpoint of each. Steps
+            that a kill took back are "lost".
         compiles: compilations of the training step by bucket, in this start.
         compiles_after_start: compilations of the steps since the first step of this start.
         other_compiles: compilations of anything else since then.
@@ -36,9 +40,12 @@ class Record:
     unigram_entropy: float = math.nan
     tokens: int = 0
     positions: int = 0
+    batches: int = 0
     documents: int = 0
     flops: float = 0.0
+    capacity: float = 0.0
     skipped: int = 0
+    skipped_seconds: float = 0.0
     evaluations: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     compiles: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -58,6 +65,7 @@ class Record:
         """Counts a batch that was trained on."""
         self.tokens += planned.num_tokens
         self.positions += planned.bucket.positions
+        self.batches += 1
         self.documents += documents
         self.flops += flops
 
@@ -69,11 +77,20 @@ class Record:
         self.evaluations[str(step)] = values
         return values
 
-    def summary(self, steps: int, peak: float | None = None) -> dict[str, Any]:
-        """What `summary.json` holds; `peak` is that of all devices together, in FLOP/s."""
+    @property
+    def training_seconds(self) -> float:
+        """What the training steps took, waiting for their batches included."""
+        return self.seconds.get("train", 0.0) + self.seconds.get("wait", 0.0)
+
+    def goodput(self, seconds: Mapping[str, float]) -> float:
+        """The share of all time, by phase in `seconds`, that went into steps with an update."""
+        useful = seconds.get("train", 0.0) - self.skipped_seconds
+        return max(useful, 0.0) / max(sum(seconds.values()), 1e-9)
+
+    def summary(self, steps: int) -> dict[str, Any]:
+        """What `summary.json` holds."""
         evaluations = list(self.evaluations.values()) or [{}]
-        waiting, every = self.seconds.get("wait", 0.0), max(sum(self.seconds.values()), 1e-9)
-        training = max(self.seconds.get("train", 0.0) + waiting, 1e-9)
+        training = max(self.training_seconds, 1e-9)
         return {
             "eval_loss_first": evaluations[0].get("eval_loss"),
             "eval_loss_last": evaluations[-1].get("eval_loss"),
@@ -82,17 +99,17 @@ class Record:
             "steps": steps,
             "tokens": self.tokens,
             "padding": self.padding,
-            "tokens_per_batch": self.tokens / max(steps, 1),
-            "documents_per_batch": self.documents / max(steps, 1),
+            "tokens_per_batch": self.tokens / max(self.batches, 1),
+            "documents_per_batch": self.documents / max(self.batches, 1),
             "tokens_per_second": self.tokens / training,
             "positions_per_second": self.positions / training,
-            "flop_utilisation": self.flops / training / peak if peak else None,
+            "flop_utilisation": self.flops / self.capacity if self.capacity else None,
             "skipped_steps": self.skipped,
             "compiles": self.compiles,
             "compiles_after_start": self.compiles_after_start,
             "other_compiles": self.other_compiles,
-            "goodput": self.seconds.get("train", 0.0) / every,
-            "waiting": waiting / training,
+            "goodput": self.goodput(self.seconds),
+            "waiting": self.seconds.get("wait", 0.0) / training,
             "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
         }
 

@@ -83,9 +83,6 @@ class Run:
     def __init__(
         self, config: ConfigDict, workdir: epath.Path, *, change: str = "", profile: str = ""
     ):
-        for name, known in (("on_nonfinite", ("stop", "skip")), ("on_compile", ("stop", "warn"))):
-            if config[name] not in known:
-                raise ValueError(f"{name} is {config[name]!r}; it must be one of {known}")
         self.config, self.workdir, self.change = config, workdir, change
         self.profile = Profile(profile, workdir / "profile")
         workdir.mkdir(parents=True, exist_ok=True)
@@ -102,6 +99,9 @@ class Run:
                 "change": f"asked={change}",
             }
         )
+        for name, known in (("on_nonfinite", ("stop", "skip")), ("on_compile", ("stop", "warn"))):
+            if config[name] not in known:
+                raise ValueError(f"{name} is {config[name]!r}; it must be one of {known}")
         self.new: list[schedule.Stage] = []  # what --change adds
         if self.first:
             self.data, record = self.checkpoints.restore_json(self.first)
@@ -155,7 +155,8 @@ class Run:
             )
             if self.new:
                 hosts.say("the change was not made, as no step follows it")
-            summarise(record, self.workdir, self.first)
+            if not (self.workdir / "summary.json").exists():
+                summarise(record, self.workdir, self.first)
             return
         with self.clock("prepare"):
             corpus, held_out = hosts.one_after_another(

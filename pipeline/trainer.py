@@ -1,5 +1,6 @@
 """The loop that runs compiled steps over a plan's batches: it knows no model."""
 
+import dataclasses
 import json
 import math
 import time
@@ -56,6 +57,7 @@ class Trainer:
         self.checkpoints, self.record, self.clock = checkpoints, record, clock
         peak = config.peak_flops or peak_of(jax.devices()[0].device_kind)
         self.peak = peak * jax.device_count() if peak else None
+        self.before = dataclasses.replace(record)  # as this start found it
 
     def train(self, state: Any, loader: Loader, step: int, profile: Profile):
         """Runs from step `step` to the last, or until a signal asks to stop; saves and summarises.
@@ -70,6 +72,7 @@ class Trainer:
                 raise ValueError(f"{name} is {self.config[name]}; it must be at least 1 step")
         leads = jax.process_index() == 0
         self.log = MetricsLog(self.workdir, step, enabled=leads)
+        self.clock.add("lost", self.log.lost)
         self.progress = Progress(
             self.config.steps,
             step,
@@ -88,40 +91,45 @@ class Trainer:
             step = self.loop(state, loader, step, profile)
             with self.clock("save"):
                 self.checkpoints.close()
+        except FloatingPointError:  # of all processes, so what is being saved can be finished
+            self.checkpoints.close()
+            raise
         finally:  # what was measured before a failure is what explains it
             profile.close()
             self.progress.close()
             self.log.close()
             self.guard.close()
         self.note()
-        summarise(self.record, self.workdir, step, self.peak)
+        summarise(self.record, self.workdir, step)
 
     def loop(self, state: Any, loader: Loader, step: int, profile: Profile) -> int:
         """As `train`, with the files open; returns the steps done."""
         config, running = self.config, None
         if not self.record.evaluations:
             self.log.text("plan", report.markdown(loader.plan.plans[0]))
-            self.evaluate(state, step)
+        if step % config.eval_every == 0 and str(step) not in self.record.evaluations:
+            self.evaluate(
+                state, step
+            )  # at the beginning, or because there was no time when told to stop
         stopped = False
-        self.since = time.perf_counter()  # when the last step was done
+        self.since, self.waited = time.perf_counter(), 0.0  # since the last step was done
         while step < config.steps and not stopped:
             begin = time.perf_counter()
             with self.clock("wait"):
                 batch = next(loader)
-            waited = time.perf_counter() - begin
-            assert loader.get_state()["step"] == step + 1, "the log tells of the batch that runs"
+            planned, self.waited = loader.planned, self.waited + time.perf_counter() - begin
             previous, running = running, None
             if step not in config.skip_steps:
                 with self.clock("train"), profile.step(step, previous and previous[-1]):
                     state, values = self.train_step(state, batch)
-                running = step, waited, values
+                running = step, planned, values
             self.settle(previous)  # while this step runs
             if running is None:
-                self.log.write({"step": step, "skipped": loader.plan.batch(step).digest})
+                self.log.write({"step": step, "skipped": planned.digest})
             self.guard.check(f"at step {step:,}")
             step += 1
             stopped = self.stop.asked(step)
-            evaluates = step == config.steps or step % config.eval_every == 0
+            evaluates = step == config.steps or (step % config.eval_every == 0 and not stopped)
             saves = step == config.steps or step % config.checkpoint_every == 0 or stopped
             if evaluates or saves:
                 self.settle(running)
@@ -141,17 +149,16 @@ class Trainer:
         """Records a step's values once it has run; deals with one that is not finite."""
         if done is None:
             return
-        step, waited, values = done
+        step, planned, values = done
         with self.clock("train"):
             values = {name: value.item() for name, value in jax.device_get(values).items()}
-        planned = self.loader.plan.batch(step)
         documents = np.unique(planned.segments[:, 1])
-        if not values.pop("finite"):
-            self.nonfinite(step, planned, documents, values)
-        flops = self.flops(planned)
-        self.record.add(planned, len(documents), flops)
         now = time.perf_counter()
         seconds, self.since = now - self.since, now
+        if not values.pop("finite"):
+            self.nonfinite(step, planned, documents, values)
+            self.record.skipped_seconds += seconds
+        self.record.add(planned, len(documents), self.flops(planned) if self.peak else 0.0)
         self.log.write(
             {
                 "step": step,
@@ -163,19 +170,27 @@ class Trainer:
                 "positions": planned.bucket.positions,
                 "padding": 1 - planned.num_tokens / planned.bucket.positions,
                 "batch": planned.digest,
-                **self.speed(planned, waited, seconds, flops),
+                **self.speed(planned, seconds),
             }
         )
         text = f"loss {values['loss']:.3f} · {planned.bucket} · padding {self.record.padding:.2%}"
         self.progress.update(step + 1, self.record.tokens, self.clock["wait"], text)
 
-    def speed(self, planned: PlannedBatch, waited: float, seconds: float, flops: float):
-        """What depends on the clock; `seconds` is from the end of the step before to this one's."""
-        values = {"waited": waited, "seconds": seconds}
+    def speed(self, planned: PlannedBatch, seconds: float) -> dict[str, float]:
+        """What depends on the clock; `seconds` is from the end of the step before to this one's.
+
+        `waited` is how much of that the host waited for data; mostly for the batch after this one,
+        which it asks for while this one is computed.
+        """
+        values = {"waited": self.waited, "seconds": seconds}
+        self.waited = 0.0
         values["tokens_per_second"] = planned.num_tokens / seconds
         values["positions_per_second"] = planned.bucket.positions / seconds
+        so_far = self.clock.seconds()
+        values["goodput"] = self.record.goodput(so_far)
+        values |= {f"seconds/{name}": so_far.get(name, 0.0) for name in ("compile", "save")}
         if self.peak:
-            values["flop_utilisation"] = flops / seconds / self.peak
+            values["flop_utilisation"] = self.flops(planned) / seconds / self.peak
         return values
 
     def nonfinite(self, step: int, planned: PlannedBatch, documents: np.ndarray, values):
@@ -224,11 +239,13 @@ class Trainer:
         self.record.compiles_after_start = self.guard.again
         self.record.other_compiles = self.guard.others
         self.record.seconds = self.clock.seconds()
+        spent = self.record.training_seconds - self.before.training_seconds
+        self.record.capacity = self.before.capacity + (self.peak or 0.0) * spent
 
 
-def summarise(record: Record, workdir: epath.Path, step: int, peak: float | None = None):
+def summarise(record: Record, workdir: epath.Path, step: int):
     """Prints the summary and writes it to `summary.json`, on one host."""
     if jax.process_index() == 0:
-        text = json.dumps(record.summary(step, peak), indent=1)
+        text = json.dumps(record.summary(step), indent=1)
         (workdir / "summary.json").write_text(text + "\n")
         print(text)

@@ -36,6 +36,17 @@ def test_batches_of_about_one_size_share_memory():
     assert address(buffers.empty(LARGE - 1000, np.int32)) == where
 
 
+def test_buffers_of_sizes_that_nobody_wants_any_more_make_room(monkeypatch):
+    monkeypatch.setattr(buffers, "_held", {})
+    monkeypatch.setattr(buffers, "ALL", 40 * buffers.SMALL)
+    for _ in range(2):
+        several = [buffers.empty(8 * buffers.SMALL, np.uint8) for _ in range(4)]
+    del several
+    where = address(first := buffers.empty(20 * buffers.SMALL, np.uint8))
+    del first
+    assert address(buffers.empty(20 * buffers.SMALL, np.uint8)) == where
+
+
 def test_small_arrays_and_huge_ones_are_ordinary():
     assert buffers.empty(3, np.int32).base is None
     assert buffers.empty(buffers.LARGE + 1, np.uint8).base is None

@@ -192,7 +192,7 @@ def test_auto_splits_only_the_bucket_that_is_over_the_budget(sharding, params):
     for one, other in zip(
         jax.tree.leaves(step(params, batch)), jax.tree.leaves(free(params, batch)), strict=True
     ):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
 
 
 def test_a_budget_that_nothing_meets_is_refused_with_a_sentence(sharding, params, caplog):

@@ -9,7 +9,7 @@ import pytest
 from ml_collections import ConfigDict
 
 import pipeline
-from pipeline import metrics
+from pipeline import hosts, metrics
 from pipeline.checkpoint import Checkpoints
 from pipeline.compiled import Compiled
 from pipeline.metrics import Clock, MetricsLog, Profile
@@ -39,13 +39,15 @@ def eval_step(params, batch):
     return batch["loss_weights"].sum() * params, batch["loss_weights"].sum()
 
 
-def run(corpus, buckets, workdir, step=train_step, config=CONFIG):
-    """A whole run of the loop; returns its record."""
-    record, clock, state = Record(config={}), Clock(), {"params": jnp.zeros(())}
+def run(corpus, buckets, workdir, step=train_step, begin=(0, None)):
+    """A whole run of the loop, or from a step on; returns its record."""
+    first, record = begin[0], begin[1] or Record(config={})
+    clock, state = Clock(record.seconds), {"params": jnp.full((), float(first))}
     once = {"corpus": corpus, "buckets": buckets, "shuffle": False, "num_epochs": 1}
     with pipeline.load(corpus, buckets=buckets) as loader:
+        loader.set_state({**loader.get_state(), "step": first})
         trainer = Trainer(
-            config,
+            CONFIG,
             workdir,
             train_step=Compiled(step, state, loader.specs, report=None),
             eval_step=Compiled(eval_step, state["params"], loader.specs, report=None),
@@ -55,12 +57,12 @@ def run(corpus, buckets, workdir, step=train_step, config=CONFIG):
             record=record,
             clock=clock,
         )
-        trainer.train(state, loader, 0, Profile("", workdir))
+        trainer.train(state, loader, first, Profile("", workdir))
     return record
 
 
 def test_a_slow_source_shows_as_waiting(corpus, buckets, tmp_path, monkeypatch):
-    fast = run(corpus, buckets, tmp_path / "fast").summary(12)["waiting"]
+    fast = run(corpus, buckets, tmp_path / "fast")
     read = pipeline.Corpus.read
 
     def slowly(*arguments):
@@ -69,8 +71,10 @@ def test_a_slow_source_shows_as_waiting(corpus, buckets, tmp_path, monkeypatch):
 
     monkeypatch.setattr(pipeline.Corpus, "read", slowly)
     slow = run(corpus, buckets, tmp_path / "slow")
-    assert slow.summary(12)["waiting"] > 0.5 > fast / 2
+    assert slow.seconds["wait"] > fast.seconds["wait"] + 0.1  # evaluations leave time to read ahead
+    assert slow.summary(12)["waiting"] > 0.5
     lines = [json.loads(line) for line in (tmp_path / "slow/metrics.jsonl").open()]
+    assert all(line["waited"] <= line["seconds"] for line in lines if "loss" in line)
     assert sum(line.get("waited", 0) for line in lines) == pytest.approx(
         slow.seconds["wait"], rel=0.1
     )
@@ -105,6 +109,43 @@ def test_a_step_compiled_after_the_start_stops_the_run(corpus, buckets, tmp_path
     assert [line["step"] for line in lines if "loss" in line] == [0, 1, 2, 3]
 
 
+def test_the_log_tells_of_the_batches_that_ran(corpus, buckets, tmp_path, monkeypatch):
+    plan, loop = pipeline.Plan(corpus, buckets), Trainer.loop
+
+    def one_ahead(self, state, loader, step, profile):
+        next(loader)  # a defect: the loader is a batch ahead of the loop
+        return loop(self, state, loader, step, profile)
+
+    monkeypatch.setattr(Trainer, "loop", one_ahead)
+    run(corpus, buckets, tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
+    ran = [line["batch"] for line in lines if "loss" in line]
+    assert ran == [plan.batch(step + 1).digest for step in range(12)]
+
+
+def test_told_to_stop_it_saves_at_once_and_the_next_start_makes_up_the_evaluation(
+    corpus, buckets, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(hosts.StopSignals, "asked", lambda self, step: step == 6)
+    record = run(corpus, buckets, tmp_path)
+    assert list(record.evaluations) == ["0"]
+    assert Checkpoints(tmp_path / "checkpoints").latest == 6
+    monkeypatch.undo()
+    evaluated = run(corpus, buckets, tmp_path, begin=(6, record)).evaluations
+    assert list(evaluated) == ["0", "6", "12"]
+
+
+def test_what_is_being_saved_when_a_loss_is_not_finite_is_saved(corpus, buckets, tmp_path):
+    def diverging(state, batch):
+        state, values = train_step(state, batch)
+        return state, values | {"finite": state["params"] < 9}
+
+    diverging.__name__ = "train_step"
+    with pytest.raises(FloatingPointError, match="at step 8"):
+        run(corpus, buckets, tmp_path, step=diverging)
+    assert Checkpoints(tmp_path / "checkpoints").latest == 6
+
+
 def test_the_seconds_of_all_phases_are_those_that_have_passed(corpus, buckets, tmp_path):
     begin = time.perf_counter()
     record = run(corpus, buckets, tmp_path)
@@ -114,16 +155,17 @@ def test_the_seconds_of_all_phases_are_those_that_have_passed(corpus, buckets, t
 
 
 def test_the_summary_says_how_fast_and_how_large_batches_were():
-    record = Record(config={}, tokens=900, positions=1000, documents=40, flops=6e9)
-    record.seconds = {"train": 2.0, "wait": 1.0, "compile": 7.0}
-    values = record.summary(10, peak=4e9)
+    record = Record(config={}, tokens=900, positions=1000, documents=40, batches=10)
+    record.seconds = {"train": 2.5, "wait": 0.5, "compile": 6.0, "lost": 1.0}
+    record.flops, record.capacity, record.skipped_seconds = 6e9, 12e9, 0.5
+    values = record.summary(12)
     assert values["tokens_per_second"] == 300
     assert values["positions_per_second"] == pytest.approx(1000 / 3)
     assert (values["tokens_per_batch"], values["documents_per_batch"]) == (90, 4)
     assert values["flop_utilisation"] == 0.5
     assert values["goodput"] == 0.2
-    assert values["waiting"] == pytest.approx(1 / 3)
-    assert record.summary(10)["flop_utilisation"] is None
+    assert values["waiting"] == pytest.approx(1 / 6)
+    assert Record(config={}).summary(0)["flop_utilisation"] is None
 
 
 def test_blocks_within_blocks_are_counted_once(monkeypatch):
@@ -150,11 +192,14 @@ def test_tensorboard_keeps_the_evaluation_at_the_step_that_is_gone_on_from(tmp_p
         lambda self, name, value, step: drawn.append((name, value, step)),
     )
     log = MetricsLog(tmp_path, 0)
-    for line in ({"step": 3, "loss": 1.0}, {"step": 4, "eval_loss": 2.0}, {"step": 4, "loss": 3.0}):
+    again = {"step": 4, "loss": 3.0, "seconds": 2.5}
+    for line in ({"step": 3, "loss": 1.0}, {"step": 4, "eval_loss": 2.0}, again):
         log.write(line)
     log.close()
     drawn.clear()
-    MetricsLog(tmp_path, 4).close()
+    log = MetricsLog(tmp_path, 4)
+    assert log.lost == 2.5  # what is done again was time lost
+    log.close()
     assert drawn == [("eval_loss", 2.0, 4)]
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
 

@@ -88,8 +88,8 @@ def encode(
         keep[ends[last] - 1] = True
     record_of = np.repeat(np.arange(len(sizes)), sizes)
     kept = np.bincount(np.repeat(record_of, counts)[keep], minlength=len(sizes))
-    lengths = np.array([len(text.encode()) for text, _ in spans], np.int64)
-    text_bytes = np.bincount(record_of, lengths, len(sizes)).astype(np.int64)
+    learnt = [len(text.encode()) if weight else 0 for text, weight in spans]
+    text_bytes = np.bincount(record_of, learnt, len(sizes)).astype(np.int64)
     return Chunk(flat[keep], kept, text_bytes, weights[keep])
 
 
