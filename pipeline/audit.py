@@ -84,7 +84,7 @@ def audit(workdir: epath.Path, tell: Callable[[str], None]) -> None:
 def _close(plan: Chain, sizes, times, epoch: int, parts: list[np.ndarray], tell, *, whole: bool):
     """Counts an epoch: each position at most once and, if it is whole, all that are due."""
     example, start, size = np.concatenate(parts).T
-    order = np.argsort(example << 32 | start)
+    order = np.lexsort((start, example))
     example, start, size = example[order], start[order], size[order]
     end = start + size
     again = (np.diff(example) == 0) & (end[:-1] > start[1:])

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pipeline.schedule import Stage, check_options, options
+from pipeline.schedule import stages as made
 
 
 def parsed(text: str) -> dict[str, Any]:
@@ -28,10 +29,14 @@ def parsed(text: str) -> dict[str, Any]:
 
 
 def applied(config: Mapping[str, Any], stages: Iterable[Stage]) -> dict[str, Any]:
-    """A config, as JSON, with the changes that it did not plan."""
-    found = {**config, "batches": dict(config["batches"])}
+    """A config, as JSON, with the changes that were made to it since."""
+    begun = [entry for entry in config["schedule"] if entry[0] == 0]
+    found = {**config, "batches": dict(config["batches"]), "schedule": begun}
     for stage in stages:
-        for name, value in stage.asked.items() if not stage.planned else ():
+        if stage.planned:
+            found["schedule"] += [[stage.step, stage.asked]] * (stage.step > 0)
+            continue
+        for name, value in stage.asked.items():
             if name == "seed":
                 found["seed"] = value
             elif name in found["batches"]:
@@ -45,11 +50,20 @@ def changed(stages: Sequence[Stage], step: int, asked: Mapping[str, Any]) -> lis
     The same stages where all of them are, or were the last thing that was asked for so: a command
     may be given again after a stop. Stages that come later are worked out again.
 
+    Args:
+        stages: those of the run so far.
+        step: where it goes on.
+        asked: options, as in a stage; and `schedule`, to plan other stages after `step`.
+
     Raises:
-        ValueError: an option is none.
+        ValueError: an option is none, or the schedule is another one up to `step`.
     """
-    check_options(asked)
+    asked = dict(asked)
     before = [stage for stage in stages if stage.step <= step]
+    later = [stage for stage in stages if stage.step > step]
+    if "schedule" in asked:
+        later = _planned(before, later, step, asked.pop("schedule"))
+    check_options(asked)
     more = _not_in_force(before, asked)
     unplanned = [number for number, stage in enumerate(before) if not stage.planned]
     again = False
@@ -57,9 +71,28 @@ def changed(stages: Sequence[Stage], step: int, asked: Mapping[str, Any]) -> lis
         last = unplanned[-1]
         again = _not_in_force(before[:last], asked) == before[last].asked
     if again or not more:
-        return list(stages)
-    later = [dataclasses.replace(stage, changes={}) for stage in stages if stage.step > step]
+        return [*before, *later]
+    later = [dataclasses.replace(stage, changes={}) for stage in later]
     return [*before, Stage(step, more, planned=False), *later]
+
+
+def _planned(
+    before: Sequence[Stage], later: list[Stage], step: int, schedule: Iterable[Sequence]
+) -> list[Stage]:
+    """The stages of another schedule that come after `step`; `later`, if they are the same."""
+    planned = [stage for stage in made(schedule, {}) if stage.step > 0]
+    then, now = (
+        [(stage.step, stage.asked) for stage in some if stage.planned and 0 < stage.step <= step]
+        for some in (before, planned)
+    )
+    if then != now:
+        raise ValueError(
+            f"the schedule up to step {step:,} was {then} and cannot become {now}; what comes "
+            "later can change"
+        )
+    after = [stage for stage in planned if stage.step > step]
+    same = [(stage.step, stage.asked) for stage in later] == [(s.step, s.asked) for s in after]
+    return later if same else after
 
 
 def _not_in_force(stages: Sequence[Stage], asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,7 +120,7 @@ def allowing(command: Sequence[str], config: Mapping[str, Any], names: Iterable[
     asked = {}
     for name in names:
         section, _, field = name.rpartition(".")
-        if section not in ("", "batches") or (not section and field != "seed"):
+        if section not in ("", "batches") or (not section and field not in ("seed", "schedule")):
             return ""
         asked[field] = (config["batches"] if section else config).get(field)
     return "" if None in asked.values() else with_change(command, asked)

@@ -43,8 +43,7 @@ class Leftover:
     def __init__(self, examples: np.ndarray, starts: np.ndarray, sizes: np.ndarray, kept=None):
         self.kept = kept
         if starts.any() or (np.diff(examples) <= 0).any():
-            # Nearly in order already, which is what a stable sort is fast for.
-            order = np.argsort(examples << 32 | starts, kind="stable")
+            order = np.lexsort((starts, examples))
             examples, starts, sizes = examples[order], starts[order], sizes[order]
             follows = (np.diff(examples) == 0) & (starts[:-1] + sizes[:-1] == starts[1:])
             first = np.flatnonzero(np.append(True, ~follows))

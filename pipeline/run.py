@@ -25,8 +25,8 @@ from pipeline.record import Record, changes, differing, flat, unigram_entropy
 from pipeline.sharding import batch_sharding, parts
 from pipeline.trainer import Trainer, summarise
 
-# A run may go on under other values of these; of `batches` and `seed`, when --change says so; any
-# other change makes it another run.
+# A run may go on under other values of these; of `batches`, `seed` and the `schedule` to come, when
+# --change says so; any other change makes it another run.
 MAY_CHANGE = (
     *("steps", "mesh", "microbatches", "memory_budget", "skip_steps", "on_nonfinite"),
     *("eval_every", "checkpoint_every", "keep", "on_compile", "peak_flops"),
@@ -124,9 +124,13 @@ class Run:
         """
         kept = [schedule.Stage(**stage) for stage in record["stages"]]
         self.stages = changed(kept, self.first, parsed(self.change))
-        self.new = [stage for stage in self.stages if stage not in kept and not stage.planned]
-        if self.change and not self.new:
+        self.new = [stage for stage in self.stages if stage not in kept]
+        if self.change and self.stages == kept:
             hosts.say(f"--change={self.change} is in force already")
+        planned = [(stage.step, stage.asked) for stage in self.stages]
+        for stage in kept:
+            if (stage.step, stage.asked) not in planned:
+                hosts.say(f"no longer planned from step {stage.step:,} on: {stage.asked}")
         # The config is that of the beginning, or what unplanned changes have made of it since.
         then, now = record["config"], self.record.config
         since = applied(then, self.stages)
@@ -213,7 +217,7 @@ class Run:
         whole = schedule.plan_of(corpus, [(stage.step, stage.changes) for stage in self.stages])
         for stage in self.new:
             hosts.say(f"changed {schedule.told(self.stages, stage, whole)}")
-            # The state tells of stages that were to come under the options before.
+        if self.change:  # the state tells of stages that were to come before that word
             past = [entry for entry in self.data["plans"] if entry["from"] < max(self.first, 1)]
             self.data["plans"] = past
         to_come = whole.onward(self.first).buckets

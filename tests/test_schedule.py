@@ -78,13 +78,32 @@ def test_a_change_that_is_asked_for_again_is_made_once():
 
 def test_the_config_may_show_the_change_or_not():
     found = plan_and_stages([], (5, {"seed": 2, "max_length": 64, "leave_out": [1]}))[1]
-    config = {"seed": 0, "batches": {"max_length": 32, "packing": None}, "steps": 9}
+    config = {"seed": 0, "batches": {"max_length": 32, "packing": None}, "schedule": []}
     assert applied(config, found) == {
         "seed": 2,
         "batches": {"max_length": 64, "packing": None},
-        "steps": 9,
+        "schedule": [],
     }
     assert config["batches"]["max_length"] == 32
+
+
+def test_what_is_planned_for_later_may_change_and_what_was_may_not():
+    schedule = [[3, {"tokens_per_batch": 512}], [9, {"max_length": 64}]]
+    found = plan_and_stages(schedule)[1]
+    other = [schedule[0], [8, {"seed": 1}], [12, {"max_length": 48}]]
+    plan, now = plan_and_stages(schedule, (5, {"schedule": other}))
+    assert now[:2] == found[:2]
+    assert [(link.step, link.plan.buckets[-1]) for link in plan.links[1:]] == [
+        (3, Bucket(16, 32)),
+        (8, Bucket(16, 32)),
+        (12, Bucket(10, 48)),
+    ]
+    config = {"seed": 0, "batches": {}, "schedule": schedule}
+    assert applied(config, now)["schedule"] == other
+    assert changed(now, 6, {"schedule": other}) == now
+    assert changed(now, 6, {"schedule": schedule[:1]}) == now[:2]
+    with pytest.raises(ValueError, match=r"schedule up to step 6 was .* and cannot become"):
+        changed(now, 6, {"schedule": schedule[1:]})
 
 
 def test_the_command_that_allows_a_change_is_shown_where_there_is_one():
