@@ -1,0 +1,121 @@
+"""The package as another project has it: installed into its environment, without the repository."""
+
+import json
+import os
+import pathlib
+import shutil
+import site
+import subprocess
+import sys
+import sysconfig
+import venv
+
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+STEPS = 8
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    """The Python of a new environment with the package installed, and this one's dependencies.
+
+    They are found by a path file, which does not read the path files of this environment: so the
+    package is the installed one even if this environment has it in place.
+    """
+    place = tmp_path_factory.mktemp("environment")
+    venv.create(place, with_pip=False, symlinks=True)
+    python = place / "bin/python"
+    asked = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    packages = pathlib.Path(subprocess.check_output([python, "-c", asked], text=True).strip())
+    paths = {*site.getsitepackages(), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    (packages / "dependencies.pth").write_text("\n".join(sorted(paths)) + "\n")
+    source = tmp_path_factory.mktemp("source")  # building writes into the tree
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    left_out = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "pipeline", source / "pipeline", ignore=left_out)
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet"]
+    command = [sys.executable, "-m", "pip", "install", *options, "--target", packages, source]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return python
+
+
+@pytest.fixture(scope="module")
+def run(python, tmp_path_factory):
+    """Trains in a directory to a step, on two devices; returns the lines of each step."""
+    project = tmp_path_factory.mktemp("project")
+    shutil.copy(ROOT / "tests/project/train.py", project)
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    environment |= {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    environment["JAX_COMPILATION_CACHE_DIR"] = str(project / "programs")
+
+    def train(directory, steps):
+        if not directory.exists():
+            directory.mkdir()
+            words = ["pack", "rows", "of", "every", "length", "into", "a", "bucket"]
+            rng = np.random.default_rng(0)
+            lines = [" ".join(rng.choice(words, size=n)) for n in rng.geometric(0.15, 300)]
+            (directory / "text.txt").write_text("\n".join(lines))
+        done = subprocess.run(
+            [python, "train.py", directory, str(steps)],
+            cwd=project,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+    return train
+
+
+def test_the_installed_package_is_pipeline_alone(python, tmp_path):
+    code = (
+        "import importlib.util, pathlib, pipeline, pipeline.report, pipeline.sources.source;"
+        "print(pathlib.Path(pipeline.__file__).with_name('py.typed').exists());"
+        "print(pathlib.Path(pipeline.__file__).parent.parent);"
+        "print([name for name in ('models', 'configs', 'tests') if importlib.util.find_spec(name)])"
+    )
+    out = subprocess.check_output([python, "-I", "-c", code], cwd=tmp_path, text=True).splitlines()
+    assert out[0] == "True"
+    assert pathlib.Path(out[1]) != ROOT
+    assert str(python.parent.parent) in out[1]
+    assert out[2] == "[]"
+
+
+def test_planning_there_needs_numpy_only(python, tmp_path):
+    code = (
+        "import sys, pipeline; pipeline.Plan([3, 4, 5], [pipeline.Bucket(2, 8)]).batch(0);"
+        "print(sorted({'jax', 'grain', 'pyarrow', 'flax'} & set(sys.modules)))"
+    )
+    out = subprocess.check_output([python, "-I", "-c", code], cwd=tmp_path, text=True)
+    assert out.strip() == "[]"
+
+
+@pytest.mark.slow
+def test_a_project_trains_shards_resumes_and_restores(run, tmp_path):
+    whole = run(tmp_path / "whole", STEPS)
+    assert [line["step"] for line in whole] == list(range(STEPS))
+    assert whole[-1]["loss"] < whole[0]["loss"]
+    assert all(2 * line["rows"] == line["shape"][0] for line in whole)
+    assert len({tuple(line["shape"]) for line in whole}) == 2
+    # Stopped and gone on with, it has the same losses; parameters and moments came back.
+    parts = run(tmp_path / "parts", STEPS // 2) + run(tmp_path / "parts", STEPS)
+    assert parts == whole
+
+    manager = ocp.CheckpointManager(tmp_path / "parts" / "checkpoints")
+    items = ocp.args.Composite(state=ocp.args.StandardRestore(), data=ocp.args.JsonRestore())
+    everything = manager.restore(manager.latest_step(), args=items)
+    assert everything["data"]["step"] == STEPS
+    assert set(everything["state"]) == {"step", "params", "opt_state"}
+    alone = ocp.CheckpointManager(tmp_path / "whole" / "checkpoints").restore(
+        STEPS, args=ocp.args.Composite(state=ocp.args.StandardRestore())
+    )["state"]["params"]
+    for name, layer in everything["state"]["params"].items():
+        for field, values in layer.items():
+            assert (np.asarray(values) == np.asarray(alone[name][field])).all()
