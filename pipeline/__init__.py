@@ -1,6 +1,7 @@
 """Lockstep: batches of a few static shapes, almost without padding, planned from lengths alone.
 
-`Bucket`, `fit_buckets` and `Plan` need NumPy only; everything else is imported when first used.
+`Bucket`, `fit_buckets`, `Plan` and `Mixture` need NumPy only; everything else is imported when
+first used.
 """
 
 import importlib
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.bucket import Bucket
 from pipeline.fit import fit_buckets
+from pipeline.mixture import Mixture
 from pipeline.plan import Plan, PlannedBatch
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from pipeline.compile_log import CompileGuard
     from pipeline.compiled import Compiled
     from pipeline.corpus import Corpus
+    from pipeline.joined import Joined
     from pipeline.loader import Batches, Loader, load
     from pipeline.pairs import Pairs
     from pipeline.preparation import prepare, prepare_pairs
@@ -29,6 +32,7 @@ _LATER = {
     "CompileGuard": "compile_log",
     "Compiled": "compiled",
     "Corpus": "corpus",
+    "Joined": "joined",
     "Loader": "loader",
     "InPlace": "uncopied",
     "Masked": "views",
@@ -54,8 +58,10 @@ __all__ = [
     "Compiled",
     "Corpus",
     "InPlace",
+    "Joined",
     "Loader",
     "Masked",
+    "Mixture",
     "Pairs",
     "Plan",
     "PlannedBatch",

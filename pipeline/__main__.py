@@ -94,6 +94,8 @@ def check(arguments: argparse.Namespace) -> int:
     from etils import epath
 
     from pipeline.check import check_corpus, check_plan
+    from pipeline.joined import Joined
+    from pipeline.mixture import Mixture
 
     try:
         subject, options = _opened(arguments)
@@ -104,8 +106,14 @@ def check(arguments: argparse.Namespace) -> int:
         return DAMAGED
     corpus, plan = subject.corpus, options.plan(subject)
     try:
-        check_corpus(corpus, print)
-        check_plan(subject.lengths, plan, arguments.epoch, print)
+        for each in corpus.corpora.values() if isinstance(corpus, Joined) else [corpus]:
+            check_corpus(each, print)
+        if isinstance(plan, Mixture):  # each source has epochs of its own
+            for name, rows in plan.of_source.items():
+                print(f"rows of {name}, one a batch:")
+                check_plan(corpus.corpora[name].lengths, rows, arguments.epoch, print)
+        else:
+            check_plan(subject.lengths, plan, arguments.epoch, print)
     except ValueError as error:
         print(f"wrong: {error}", file=sys.stderr)
         return DAMAGED

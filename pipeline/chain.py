@@ -135,12 +135,20 @@ class Chain:
         lengths: what the first plan was made from.
     """
 
+    #: Whether the steps end; never those of plans that can be changed.
+    finite = False
+
     def __init__(self, links: Iterable[Link], entries: Iterable[Mapping[str, Any]], lengths: Any):
         self._links, self._lengths = tuple(links), lengths
         #: For each plan: "from" which step, its "fingerprint" and, but for the first, the
         #: "changes" to the one before; JSON. Of many examples left out, their number and a digest.
         self.entries = tuple(entries)
         self._from = [link.step for link in self._links]
+
+    def entries_at(self, step: int) -> tuple[Mapping[str, Any], ...]:
+        """All its entries: what is planned for later is part of what it is."""
+        del step
+        return self.entries
 
     @classmethod
     def begin(cls, plan: Any) -> "Chain":

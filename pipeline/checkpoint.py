@@ -19,7 +19,7 @@ from pipeline.plan import Plan
 
 def data_state(step: int, plan: Plan | Chain, corpus=None) -> dict[str, Any]:
     """The state after `step` batches of `plan`, of the tokens of `corpus`."""
-    entries = [dict(entry) for entry in plan.entries]
+    entries = [dict(entry) for entry in plan.entries_at(int(step))]
     if fingerprint := getattr(corpus, "fingerprint", None):
         entries[0]["corpus"] = fingerprint
     return {"step": int(step), "plans": entries}
@@ -35,7 +35,6 @@ def check_data_state(state: Any, plan: Plan | Chain, corpus=None) -> int:
         ValueError: `state` is no data state, or is that of another plan or corpus; the message
             names each part that differs, with both values.
     """
-    now = data_state(0, plan, corpus)["plans"]
     try:
         step, then = state["step"], state["plans"]
         places = [(int(entry["from"]), str(entry["fingerprint"])) for entry in then]
@@ -47,6 +46,7 @@ def check_data_state(state: Any, plan: Plan | Chain, corpus=None) -> int:
         ) from error
     if not isinstance(step, int) or step < 0:
         raise ValueError(f"the state's step is {step!r}; it must be a whole number from 0")
+    now = data_state(step, plan, corpus)["plans"]
     if changes := _changes(step, then, now):
         raise ValueError(
             f"the state of step {step:,} belongs to another plan or corpus: {'; '.join(changes)}. "

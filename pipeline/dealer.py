@@ -14,17 +14,21 @@ class Dealer:
     """The windows of all epochs; those last asked for are kept.
 
     Any number of threads may ask; one that asks for what another is dealing waits for it.
+
+    Args:
+        windows: what to deal.
+        kept: how many windows to keep.
     """
 
-    def __init__(self, windows: Windows):
-        self._windows = windows
+    def __init__(self, windows: Windows, kept: int = KEPT):
+        self._windows, self._kept = windows, kept
         self._lock = threading.Lock()
         self._dealt: collections.OrderedDict[tuple[int, int], concurrent.futures.Future] = (
             collections.OrderedDict()
         )
 
     def __reduce__(self):
-        return Dealer, (self._windows,)
+        return Dealer, (self._windows, self._kept)
 
     def get(self, epoch: int, place: int) -> Dealt:
         """The window at `place` of the epoch's order, now."""
@@ -51,7 +55,7 @@ class Dealer:
             mine = future is None
             if future is None:
                 future = self._dealt[epoch, place] = concurrent.futures.Future()
-                while len(self._dealt) > KEPT:
+                while len(self._dealt) > self._kept:
                     self._dealt.popitem(last=False)
         return future, mine
 

@@ -15,13 +15,17 @@ from pipeline.schedule import plan_of
 NAME = "plans.json"
 
 
-def write_history(workdir: epath.Path, corpus: Corpus | Pairs, plan: Chain) -> None:
+def write_history(workdir: epath.Path, corpus: Any, plan: Any) -> None:
     """Writes which corpus, plans and changes make up the batches of the run in `workdir`.
+
+    Of a mixture nothing is written: its corpora have epochs of their own, and no audit yet.
 
     {"corpus": "corpus/train", "tokens": "tokens=…",
      "plans": [{"from": 0, "fingerprint": …, "changes": {"buckets": [[8, 128]], "seed": 0, …}},
                {"from": 2000, "fingerprint": …, "changes": {"buckets": [[16, 128]]}}]}
     """
+    if not isinstance(plan, Chain):
+        return
     directory = os.fspath(corpus.directory)
     inside = os.path.join(os.fspath(workdir), "")
     content = {
@@ -47,7 +51,7 @@ def read_history(workdir: epath.Path) -> tuple[Corpus | Pairs, Chain]:
     if not path.exists():
         raise FileNotFoundError(
             f"there is no {NAME} in {os.fspath(workdir)}; give the work directory of a run of "
-            "train.py, which writes it before its first step"
+            "train.py, which writes it before its first step (runs of mixtures have none)"
         )
     try:
         content: dict[str, Any] = json.loads(path.read_text())

@@ -4,7 +4,7 @@ import difflib
 import inspect
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import grain
@@ -17,6 +17,8 @@ from pipeline.checkpoint import check_data_state, data_state
 from pipeline.collate import collate, collate_pairs
 from pipeline.corpus import Corpus
 from pipeline.fit import fit_buckets
+from pipeline.joined import Joined
+from pipeline.mixture import Mixture
 from pipeline.pairs import Pairs, open_corpus
 from pipeline.plan import Plan, PlannedBatch
 from pipeline.sharding import (
@@ -28,6 +30,7 @@ from pipeline.sharding import (
     slice_of_process,
     to_global,
 )
+from pipeline.weights import Weights, typical_lengths
 
 # Reading and collating a batch takes about a millisecond: two threads keep ahead of any step.
 READ = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
@@ -57,7 +60,7 @@ class Batches(grain.MapDataset):
 
     def __init__(
         self,
-        corpus: Corpus | Pairs,
+        corpus: Corpus | Pairs | Joined,
         plan: Plan | Chain,
         *,
         sharding=None,
@@ -96,9 +99,9 @@ class Batches(grain.MapDataset):
         self.most = plan.most_segments() if compact else {}
 
     def __len__(self) -> int:
-        if self._epochs is None:
+        if self._epochs is None and not self.plan.finite:
             return sys.maxsize
-        return self.plan.first_step(self._epochs)
+        return self.plan.first_step(1 if self._epochs is None else self._epochs)
 
     def __getitem__(self, step):
         if isinstance(step, slice):
@@ -126,7 +129,12 @@ class Batches(grain.MapDataset):
         return collate(self.corpus, planned, self.blocks[bucket], self.most.get(bucket))
 
     def repeat(self, num_epochs: int | None = None, **options) -> "Batches":
-        """The same batches for `num_epochs` epochs; None for ever."""
+        """The same batches for `num_epochs` epochs; None for ever, or as long as there are any."""
+        if self.plan.finite and num_epochs not in (None, 1):
+            raise ValueError(
+                f"num_epochs is {num_epochs}, and this mixture ends once and for all; give None or "
+                "1, or ending='repeat' to go on"
+            )
         if options or not (num_epochs is None or num_epochs >= 1) or self._epochs != 1:
             raise ValueError(
                 f"repeat(num_epochs={num_epochs}, {options}) of batches that are repeated "
@@ -160,7 +168,7 @@ class Batches(grain.MapDataset):
 class _Resumable(grain.IterDataset):
     """Gives the iterators of its parent the data state of a plan."""
 
-    def __init__(self, parent: grain.IterDataset, plan: Plan | Chain, corpus: Corpus | Pairs):
+    def __init__(self, parent: grain.IterDataset, plan: Plan | Chain, corpus: Any):
         super().__init__(parent)
         self._about = plan, corpus
 
@@ -169,7 +177,7 @@ class _Resumable(grain.IterDataset):
 
 
 class _ResumableIterator(grain.DatasetIterator):
-    def __init__(self, parent: grain.DatasetIterator, plan: Plan | Chain, corpus: Corpus | Pairs):
+    def __init__(self, parent: grain.DatasetIterator, plan: Plan | Chain, corpus: Any):
         super().__init__(parent)
         self._about = plan, corpus
 
@@ -268,9 +276,10 @@ def _one_device():
 
 
 def load(
-    corpus: Corpus | Pairs | str,
+    corpus: Corpus | Pairs | Joined | str,
     *,
     buckets: Iterable[Bucket] | None = None,
+    weights: Weights | None = None,
     mesh=None,
     spec=None,
     num_epochs: int | None = None,
@@ -281,23 +290,25 @@ def load(
     """An iterator over the batches of a corpus, planned, packed and on the devices.
 
     Args:
-        corpus: a corpus, a view of one, pairs, or the directory of a corpus or of pairs.
+        corpus: a corpus, a view of one, pairs, or the directory of a corpus or of pairs; or
+            several corpora, as `Joined`.
+        weights: of joined corpora, as for `Mixture`; None: each example once an epoch.
         buckets: the shapes; None: chosen by `fit_buckets`, with rows that the mesh divides.
         mesh: as for `Loader`.
         spec: as for `Loader`.
         prefetch: as for `Loader`.
-        num_epochs: how often to go through the corpus; None for ever.
+        num_epochs: how often to go through the corpus; None for ever, or until a mixture ends.
         compact: as for `Batches`.
-        **options: what `fit_buckets` and `Plan` take by keyword: `tokens_per_batch`,
-            `max_buckets`, `seed`, `packing`, `overflow`, …
+        **options: what `fit_buckets` and `Plan`, or `Mixture`, take by keyword:
+            `tokens_per_batch`, `max_buckets`, `seed`, `packing`, `overflow`, `ending`, …
 
     Raises:
-        TypeError: an option is neither `fit_buckets`'s nor `Plan`'s.
+        TypeError: an option is of neither.
         ValueError: as `fit_buckets`, `Plan` and `Batches` raise.
     """
     fitting, planning = (
         {name for name, p in inspect.signature(f).parameters.items() if p.kind is p.KEYWORD_ONLY}
-        for f in (fit_buckets, Plan)
+        for f in (fit_buckets, Plan if weights is None else Mixture)
     )
     known = sorted(fitting | planning)
     for name in options:
@@ -309,12 +320,20 @@ def load(
             )
     if isinstance(corpus, str | os.PathLike):
         corpus = open_corpus(corpus)
+    plan: Callable[..., Plan] = Plan
+    if weights is not None:
+        if not isinstance(corpus, Joined):
+            raise ValueError("weights are for several corpora; join them: Joined({'name': corpus})")
+        plan, options = Mixture, options | {"weights": weights}
     mesh = _one_device() if mesh is None else mesh
     sharding = batch_sharding(mesh, spec)
     if buckets is None:
         chosen: dict[str, Any] = {"max_buckets": 4, "row_multiple": parts(sharding)[0]}
         chosen |= {name: value for name, value in options.items() if name in fitting}
-        buckets = fit_buckets(corpus, **chosen)
-    plan = Plan(corpus, buckets, **{k: v for k, v in options.items() if k in planning})
-    batches = Batches(corpus, plan, sharding=sharding, compact=compact).repeat(num_epochs)
+        lengths: Any = corpus
+        if weights is not None:
+            lengths = typical_lengths(corpus, weights, options.get("by", "tokens"))
+        buckets = fit_buckets(lengths, **chosen)
+    planned = plan(corpus, buckets, **{k: v for k, v in options.items() if k in planning})
+    batches = Batches(corpus, planned, sharding=sharding, compact=compact).repeat(num_epochs)
     return Loader(batches, mesh=mesh, spec=spec, prefetch=prefetch)

@@ -1,8 +1,6 @@
 """The plan: for each global step, the bucket and the segments of each of its rows."""
 
-import dataclasses
 import functools
-import hashlib
 import os
 from collections.abc import Iterable
 from typing import Any
@@ -18,52 +16,16 @@ from pipeline.overflow import cut
 from pipeline.packing import Packed, check_packing, pack
 from pipeline.pair_packing import pack_pairs, volume_bound
 from pipeline.pair_pieces import PairPieces
+from pipeline.planned import PlannedBatch
 from pipeline.solution import Search, kept
 from pipeline.summary import table
-from pipeline.windows import Windows
+from pipeline.windows import Dealt, Windows
 
 # The version of the planning algorithm. It goes up whenever any plan would change, so that a
 # checkpoint is never continued under another order of batches.
 VERSION = 2
 
 WINDOW = 1 << 22
-
-
-@dataclasses.dataclass(frozen=True)
-class PlannedBatch:
-    """One global batch, as integers.
-
-    Attributes:
-        bucket: the shape of the batch.
-        segments: int64 `[n, 4]`, a line for each segment, in row order: row, example, first
-            position in the example, number of positions; of pairs `[n, 5]`, positions of the
-            inputs and of the targets.
-        epoch: the epoch that the batch belongs to, from 0.
-    """
-
-    bucket: Bucket
-    segments: np.ndarray
-    epoch: int = 0
-
-    @property
-    def num_tokens(self) -> int:
-        """Real positions in the batch, of both sides of pairs."""
-        return int(self.segments[:, 3:].sum())
-
-    @property
-    def sides(self) -> tuple["PlannedBatch", ...]:
-        """The batch itself; of pairs, one for the inputs and one for the targets."""
-        return tuple(
-            PlannedBatch(bucket, self.segments[:, [0, 1, 2, 3 + side]], self.epoch)
-            for side, bucket in enumerate(self.bucket.sides)
-        )
-
-    @property
-    def digest(self) -> str:
-        """A short hash of the batch: equal for equal buckets and segments."""
-        sha = hashlib.sha256(f"{self.bucket}".encode())
-        sha.update(self.segments.astype("<i8").tobytes())
-        return sha.hexdigest()[:16]
 
 
 class Plan:
@@ -207,6 +169,9 @@ class Plan:
         self.fingerprint = ";".join(f"{name}={value}" for name, value in parts.items())
         self._dealer = Dealer(self._windows)
 
+    #: Whether the steps end with the first epoch; those of a plan go on for ever.
+    finite = False
+
     def num_batches(self, epoch: int = 0) -> int:
         """Batches in an epoch; the same for every epoch."""
         del epoch
@@ -226,17 +191,26 @@ class Plan:
             raise IndexError(f"step is {step}; steps count from 0 over all epochs")
         epoch, within = divmod(int(step), self.num_batches())
         place, local = self._windows.find(epoch, within)
-        epoch_dealt = epoch if self.shuffle else 0  # without shuffling all epochs are one
-        dealt = self._dealer.get(epoch_dealt, place)
+        dealt = self._dealt(epoch, place)
         if local >= len(dealt.bucket) // 2:
-            last = place + 1 == len(self._windows)
-            following = (epoch_dealt + self.shuffle, 0) if last else (epoch_dealt, place + 1)
-            self._dealer.prepare(*following)
+            self._prepare(epoch, place + 1)
         bucket, row, pieces, sizes = dealt.segments(local)
-        segments = np.empty((len(row), 3 + len(bucket.lengths)), np.int64)
+        return PlannedBatch(bucket, self._segments(row, pieces, sizes), epoch)
+
+    def _dealt(self, epoch: int, place: int) -> Dealt:
+        # Without shuffling all epochs are one.
+        return self._dealer.get(epoch if self.shuffle else 0, place)
+
+    def _prepare(self, epoch: int, place: int):
+        """Has the window at `place` dealt in the background; after the last, the next epoch's."""
+        more, place = divmod(place, len(self._windows))
+        self._dealer.prepare((epoch + more) if self.shuffle else 0, place)
+
+    def _segments(self, row: np.ndarray, pieces: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        segments = np.empty((len(row), 3 + len(self.buckets[0].lengths)), np.int64)
         segments[:, 0], segments[:, 3:] = row, self._pieces.lengths_of(sizes)
         segments[:, 1], segments[:, 2] = self._pieces.locate(pieces)
-        return PlannedBatch(bucket, segments, epoch)
+        return segments
 
     def after(self, step: int, *, leave_out: Any = (), **changes: Any) -> Chain:
         """The plan that goes on from `step` with other options, and that may change again.
@@ -287,6 +261,16 @@ class Plan:
     def entries(self) -> tuple[dict[str, Any], ...]:
         """As those of a `Chain`, of which this is the simplest."""
         return ({"from": 0, "fingerprint": self.fingerprint},)
+
+    def entries_at(self, step: int) -> tuple[dict[str, Any], ...]:
+        """What the data state after `step` batches tells of the plan: its entries."""
+        del step
+        return self.entries
+
+    def onward(self, step: int) -> "Plan":
+        """Itself: it has the same buckets for all steps."""
+        del step
+        return self
 
     @property
     def plans(self) -> tuple["Plan", ...]:

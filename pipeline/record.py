@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.mixture import MixedBatch
 from pipeline.plan import PlannedBatch
 
 
@@ -25,6 +26,7 @@ class Record:
         documents: examples trained on, once for each batch that they are in.
         flops: what the model's mathematics asked for in the steps that `capacity` counts.
         capacity: what the devices could have computed while they trained, where it is known.
+        sources: real positions of each source of a mixture.
         skipped: steps without an update because they were not finite.
         skipped_seconds: how long they took.
         evaluations: for each evaluated step, `eval_loss` in nats per token and `bits_per_byte`.
@@ -44,6 +46,7 @@ class Record:
     documents: int = 0
     flops: float = 0.0
     capacity: float = 0.0
+    sources: dict[str, int] = dataclasses.field(default_factory=dict)
     skipped: int = 0
     skipped_seconds: float = 0.0
     evaluations: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
@@ -68,6 +71,9 @@ class Record:
         self.batches += 1
         self.documents += documents
         self.flops += flops
+        if isinstance(planned, MixedBatch):
+            for name, tokens in planned.sources.items():
+                self.sources[name] = self.sources.get(name, 0) + tokens
 
     def evaluate(self, step: int, total: float, weight: float, text_bytes: int | None):
         """Notes an evaluation: the sum of losses in nats, of how many tokens and bytes."""
@@ -99,6 +105,7 @@ class Record:
             "steps": steps,
             "tokens": self.tokens,
             "padding": self.padding,
+            "shares": {name: tokens / self.tokens for name, tokens in self.sources.items()},
             "tokens_per_batch": self.tokens / max(self.batches, 1),
             "documents_per_batch": self.documents / max(self.batches, 1),
             "tokens_per_second": self.tokens / training,

@@ -12,24 +12,29 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from pipeline import hosts, schedule
+from pipeline.bucket import Bucket
 from pipeline.chain import Chain
 from pipeline.change import allowing, applied, changed, parsed, with_change
 from pipeline.checkpoint import Checkpoints
 from pipeline.compiled import Compiled, device_memory, keep_programs, table
 from pipeline.corpora import prepare_corpora
 from pipeline.history import write_history
+from pipeline.joined import Joined
 from pipeline.loader import Batches, Loader, load
 from pipeline.metrics import Clock, Profile
+from pipeline.mixture import Mixture
 from pipeline.plan import PlannedBatch
 from pipeline.record import Record, changes, differing, flat, unigram_entropy
 from pipeline.sharding import batch_sharding, parts
 from pipeline.trainer import Trainer, summarise
+from pipeline.weights import typical_lengths
 
 # A run may go on under other values of these; of `batches`, `seed` and the `schedule` to come, when
 # --change says so; any other change makes it another run.
 MAY_CHANGE = (
     *("steps", "mesh", "microbatches", "memory_budget", "skip_steps", "on_nonfinite"),
     *("eval_every", "checkpoint_every", "keep", "on_compile", "peak_flops"),
+    "mixture",  # of which the data state refuses what has passed
 )
 
 
@@ -170,7 +175,7 @@ class Run:
         hosts.say(corpus)
         mesh = make_mesh(config.mesh)
         with self.clock("plan"):
-            whole = self.plan(corpus, mesh)
+            whole = self.mix(corpus, mesh) if "mixture" in config else self.plan(corpus, mesh)
             plan = whole.onward(self.first)
             batches = Batches(corpus, plan, sharding=batch_sharding(mesh)).repeat()
             loader = Loader(batches, mesh=mesh)
@@ -204,12 +209,17 @@ class Run:
                 clock=self.clock,
             ).train(state, loader, self.first, self.profile)
 
-    def plan(self, corpus, mesh) -> Chain:
+    def plan(self, corpus: Any, mesh) -> Chain:
         """The plan of all stages, from step 0 on.
 
         Raises:
-            ValueError: the rows of a bucket do not divide over the devices.
+            ValueError: the rows of a bucket do not divide over the devices, or there are several
+                corpora.
         """
+        if isinstance(corpus, Joined):
+            raise ValueError(
+                "config.sources has several corpora; say with config.mixture in which shares"
+            )
         multiple = parts(batch_sharding(mesh))[0]
         # Buckets are fitted once: a run that goes on with other devices keeps its batches.
         schedule.resolve(self.stages, corpus, multiple)
@@ -230,6 +240,34 @@ class Run:
                 f"{self.first:,} on:\n\n{with_change(sys.argv, change)}\n"
             )
         return whole
+
+    def mix(self, corpus: Any, mesh) -> Mixture:
+        """The plan of several corpora, in the shares that the config says.
+
+        Raises:
+            ValueError: there is one corpus only, or a schedule, or the mixture ends too early.
+        """
+        if not isinstance(corpus, Joined):
+            raise ValueError("config.mixture has weights of several corpora; give them as sources")
+        if self.change or len(self.stages) > 1:
+            raise ValueError(
+                "a mixture changes by phases, config.mixture.weights=((0, {…}), (500, {…})); it "
+                "takes no config.schedule and no --change"
+            )
+        (stage,), mixture = self.stages, dict(self.config.mixture)
+        typical = typical_lengths(corpus, mixture["weights"], mixture.get("by", "tokens"))
+        schedule.resolve([stage], typical, parts(batch_sharding(mesh))[0])
+        self.record.stages = [dataclasses.asdict(stage)]
+        options = {**stage.changes, **mixture}
+        options["buckets"] = [Bucket(*shape) for shape in options["buckets"]]
+        plan = Mixture(corpus, **options)
+        if plan.finite and self.config.steps > plan.num_batches():
+            raise ValueError(
+                f"steps is {self.config.steps:,} and the mixture ends after "
+                f"{plan.num_batches():,}; ask for fewer, or repeat sources with "
+                "--config.mixture.ending=repeat"
+            )
+        return plan
 
     def compile(self, steps: Steps, mesh, loader: Loader, once: dict[str, Any]):
         """The state to go on from, and both steps compiled for every bucket."""

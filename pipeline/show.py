@@ -10,6 +10,7 @@ from etils import epath
 
 from pipeline.collate import collate
 from pipeline.corpus import Corpus
+from pipeline.joined import Joined
 from pipeline.plan import Plan, PlannedBatch
 from pipeline.report.figure import require_matplotlib
 from pipeline.sharding import slice_of_process
@@ -56,7 +57,7 @@ class Shown:
         ValueError: `step` is negative.
     """
 
-    def __init__(self, corpus: Corpus, plan: Plan, step: int):
+    def __init__(self, corpus: Corpus | Joined, plan: Plan, step: int):
         if step < 0:
             raise ValueError(f"step is {step}; steps count from 0 over all epochs")
         self.corpus, self.step, self.epoch_steps = corpus, step, plan.num_batches()

@@ -129,6 +129,13 @@ class Dealt:
             slots.append(self.table.slots(index, self.rows[index][taken:])[1])
         return self.pieces[np.concatenate(slots)]
 
+    def rows_from(
+        self, index: int, first: int, last: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Row (from 0), piece and length of each segment in rows `first` to `last` of a bucket."""
+        times, slots, sizes = self.table.slots(index, self.rows[index][first:last])
+        return np.repeat(np.arange(last - first), times), self.pieces[slots], sizes
+
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
@@ -161,6 +168,7 @@ class Windows:
         counts: int64 [longest + 1], pieces of each length.
         kinds: the windows, those that share one histogram together.
         steps: batches in an epoch.
+        rows: of each bucket, rows in an epoch.
     """
 
     def __init__(
@@ -200,6 +208,12 @@ class Windows:
         steps = np.array([kind.table.steps for kind in self.kinds])
         self._steps = steps[self._kind]
         self.steps = int(self._steps.sum())
+        # The rows of each bucket in a window of each kind; and in an epoch.
+        packed_kinds = [kind.table.packed for kind in self.kinds]
+        self._rows = np.array(
+            [[each.rows(i) for each in packed_kinds] for i in range(len(packed_kinds[0].buckets))]
+        )
+        self.rows = self._rows[:, self._kind].sum(axis=1).tolist()
         self._latest: tuple[int, np.ndarray, np.ndarray] | None = None
 
     def __len__(self) -> int:
@@ -207,9 +221,12 @@ class Windows:
 
     def find(self, epoch: int, step: int) -> tuple[int, int]:
         """The place in the epoch's order of windows, and the step in that window."""
-        _, _, ends = self._order(epoch)
-        place = int(np.searchsorted(ends, step, side="right"))
-        return place, step - (int(ends[place - 1]) if place else 0)
+        return _within(self._order(epoch)[2], step)
+
+    def find_row(self, epoch: int, index: int, row: int) -> tuple[int, int]:
+        """As `find`, for a row of a bucket, counted over the epoch."""
+        order = self._order(epoch)[1]
+        return _within(np.cumsum(self._rows[index][self._kind[order]]), row)
 
     def _order(self, epoch: int) -> tuple[int, np.ndarray, np.ndarray]:
         """The epoch, its windows in their order, and the step that follows each."""
@@ -262,3 +279,9 @@ class Windows:
             when.append((((np.arange(number) << 24) + phase) << 14) // max(number, 1))
         turn = np.argsort(np.concatenate(when), kind="stable")
         return Dealt(table, pieces, rows, np.concatenate(bucket)[turn], np.concatenate(batch)[turn])
+
+
+def _within(ends: np.ndarray, number: int) -> tuple[int, int]:
+    """Which of consecutive runs that stop at `ends` holds `number`, and where in it."""
+    place = int(np.searchsorted(ends, number, side="right"))
+    return place, number - (int(ends[place - 1]) if place else 0)

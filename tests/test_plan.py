@@ -212,7 +212,8 @@ def test_batches_differ_in_every_bucket_and_rows_are_mixed_between_epochs():
 
 
 def test_a_window_is_dealt_once_however_many_threads_ask(monkeypatch):
-    plan, dealt, lock = Plan(some_lengths(), BUCKETS, window=500), [], threading.Lock()
+    # Two windows, and the next epoch's first: as many as are kept for readers that lag behind.
+    plan, dealt, lock = Plan(some_lengths(), BUCKETS, window=2500), [], threading.Lock()
     deal = Windows.deal
 
     def counting(self, *key):
@@ -226,7 +227,7 @@ def test_a_window_is_dealt_once_however_many_threads_ask(monkeypatch):
         got = [batch.digest for batch in pool.map(plan.batch, range(steps))]
     assert len(dealt) == len(set(dealt))
     monkeypatch.undo()
-    fresh = Plan(some_lengths(), BUCKETS, window=500)
+    fresh = Plan(some_lengths(), BUCKETS, window=2500)
     assert got == [fresh.batch(step).digest for step in range(steps)]
 
 

@@ -7,7 +7,12 @@ from pipeline.report.table import percent
 
 def findings(figures: dict[str, Any]) -> list[str]:
     """The sentences that stand above everything else, the most important first."""
-    return [*_padding(figures), *about_buckets(figures["cost"]), *_left_over(figures)]
+    return [
+        *_padding(figures),
+        *about_sources(figures["plan"]),
+        *about_buckets(figures["cost"]),
+        *_left_over(figures),
+    ]
 
 
 def _padding(figures: dict[str, Any]) -> list[str]:
@@ -19,6 +24,23 @@ def _padding(figures: dict[str, Any]) -> list[str]:
         f"With every row {worst['name']}, {percent(worst['padding'])} of all positions would be "
         f"padding. The plan below has {percent(plan['padding'])}, in {shapes}."
     ]
+
+
+def about_sources(plan: dict[str, Any]) -> list[str]:
+    """What share each source of a mixture really has; nothing of a plan of one corpus."""
+    said = []
+    for each in plan["sources"]:
+        weights = " → ".join(percent(weight) for _, weight in each["weights"])
+        text = (
+            f"{each['name']} has {percent(each['share'])} of the tokens of the first "
+            f"{plan['walked']:,} steps (weight {weights}), and an epoch of the mixture goes "
+            f"through it {each['epochs']:.2f} times"
+        )
+        off = each["off"]
+        said.append(
+            text if off is None else f"{text}; no 200 steps are more than {percent(off)} off"
+        )
+    return [f"{text}." for text in said]
 
 
 def about_buckets(cost: dict[str, Any]) -> list[str]:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from pipeline.plan import Plan
+from pipeline.report.findings import about_sources
 from pipeline.report.planned import planned, runs
 
 # Batches that are walked: a run should not wait for its own description.
@@ -50,6 +51,8 @@ def markdown(plan: Plan) -> str:
         if balance["hosts"] > 1
         else "The rows of the buckets do not divide over several hosts.",
     ]
+    for text in about_sources(figures):
+        lines += ["", text]
     if figures["overlong"]:
         lines += [
             "",

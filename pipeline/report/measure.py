@@ -61,7 +61,7 @@ def measure(
     longest_example = int(stream.pieces.max())
     others = ways(options["tokens_per_batch"], longest, longest_example)
     found = list(compare(stream, others, width=width, sample=sample, tell=tell))
-    fitter = Fitter(Pieces(stream), _fitted(stream), options, longest)
+    fitter = Fitter(Pieces(stream), _fitted(stream), options.unmixed, longest)
     left_out: list[str] = []
     optimal = optimal or options["packing"] == "optimal"
     found += lockstep(fitter, width=width, left_out=left_out, optimal=optimal, tell=tell)

@@ -11,7 +11,9 @@ import numpy as np
 from pipeline.bucket import Bucket
 from pipeline.fit import fit_buckets
 from pipeline.lengths import as_lengths
+from pipeline.mixture import Mixture
 from pipeline.plan import Plan
+from pipeline.weights import typical_lengths
 
 DEFAULTS: dict[str, Any] = {
     "tokens_per_batch": 16_384,
@@ -34,7 +36,7 @@ def _keywords(function) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What `pipeline.load` takes: options of `fit_buckets` and of `Plan`, and perhaps `buckets`.
+    """What `pipeline.load` takes: options of `fit_buckets` and `Plan`, or `Mixture`; `buckets`.
 
     None stands for the default.
 
@@ -42,13 +44,13 @@ class Options:
     (Bucket(rows=128, length=128),)
 
     Raises:
-        ValueError: an option is of neither.
+        ValueError: an option is of none of these.
     """
 
     chosen: Mapping[str, Any]
 
     def __post_init__(self):
-        known = sorted({*_keywords(fit_buckets), *_keywords(Plan), "buckets"})
+        known = sorted({"buckets", *_keywords(fit_buckets), *_keywords(Plan), *_keywords(Mixture)})
         for name in self.chosen:
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1)
@@ -86,7 +88,19 @@ class Options:
         chosen = {name: self[name] for name in _keywords(fit_buckets) if name in self.chosen}
         return fit_buckets(np.asarray(as_lengths(lengths)), **chosen)
 
+    @property
+    def unmixed(self) -> "Options":
+        """A copy without weights, under which each example comes once an epoch."""
+        return self.but(weights=None, by=None, ending=None)
+
     def plan(self, lengths, buckets: tuple[Bucket, ...] | None = None) -> Plan:
-        """The plan of `lengths` over `buckets`, or over those of `fit`."""
+        """The plan of `lengths` over `buckets`, or over those of `fit`.
+
+        With weights it is a mixture, and `lengths` a subject whose corpus is joined.
+        """
+        if weights := self.chosen.get("weights"):
+            chosen = {name: self[name] for name in _keywords(Mixture) if name in self.chosen}
+            typical = typical_lengths(lengths.corpus, weights, chosen.get("by", "tokens"))
+            return Mixture(lengths.corpus, buckets or self.fit(typical), **chosen)
         chosen = {name: self[name] for name in _keywords(Plan) if name in self.chosen}
         return Plan(lengths, buckets or self.fit(lengths), **chosen)

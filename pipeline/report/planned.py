@@ -1,16 +1,21 @@
 """The plan's own section: what its batches look like, counted over them."""
 
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from pipeline.mixture import MixedBatch, Mixture
 from pipeline.plan import Plan
 
 # Batches are walked one by one, up to this many; an epoch that has more is told by its first ones.
 WALKED = 10_000
 
 HOSTS = 8
+
+# Over so many steps the shares of a mixture are compared with its weights.
+STEPS = 200
 
 # Into how many stretches an epoch is divided to show how even it is.
 STRETCHES = 40
@@ -27,9 +32,9 @@ def planned(plan: Plan, walked: int | None = None) -> dict[str, Any]:
         `fingerprint`, `batches` and `padding` of an epoch; `overlong` examples, what `overflow`
         does with them and how many positions are `lost`; `segments_per_row`, rows by their number
         of segments; `walked`, how many batches the rest is counted over; `order`, the bucket of
-        each of them as an index; `balance` over hosts; and for each of the `buckets` its `rows`
-        and `length` (of pairs, both), `batches`, `fill`, `tokens`, `segments`, and the mean of
-        `tokens` and `documents` in an optimizer step.
+        each of them as an index; `balance` over hosts; of a mixture, its `sources`; and for each
+        of the `buckets` its `rows` and `length` (of pairs, both), `batches`, `fill`, `tokens`,
+        `segments`, and the mean of `tokens` and `documents` in an optimizer step.
     """
     buckets, histogram = _buckets(plan)
     walk = _Walk(plan, min(plan.num_batches(), walked or WALKED))
@@ -48,6 +53,7 @@ def planned(plan: Plan, walked: int | None = None) -> dict[str, Any]:
         "walked": len(walk.order),
         "order": walk.order.tolist(),
         "balance": walk.balance(),
+        "sources": walk.sources(plan) if isinstance(plan, Mixture) else [],
     }
 
 
@@ -58,12 +64,12 @@ def _buckets(plan: Plan) -> tuple[list[dict[str, Any]], list[list[int]]]:
     for index, (bucket, batches) in enumerate(plan.batches_per_bucket.items()):
         tokens = segments = rows = 0
         for number, packed in plan.packed():
-            tokens += number * packed.real(index)
-            segments += number * packed.segments(index)
-            rows += number * packed.rows(index)
+            tokens += round(number * packed.real(index))
+            segments += round(number * packed.segments(index))
+            rows += round(number * packed.rows(index))
             for pattern in packed.patterns[index]:
                 held = sum(times for _, times in pattern.pieces)
-                per_row[held] = per_row.get(held, 0) + number * pattern.rows
+                per_row[held] = per_row.get(held, 0) + round(number * pattern.rows)
         empty = batches * bucket.rows - rows
         if empty:
             per_row[0] = per_row.get(0, 0) + empty
@@ -93,6 +99,7 @@ class _Walk:
         # Real positions and squared segment lengths of each host in each batch.
         self.tokens = np.zeros((count, self.hosts))
         self.squares = np.zeros((count, self.hosts))
+        self.of_source: list[Mapping[str, int]] = []
         for step in range(count):
             planned = plan.batch(step)
             row, example = planned.segments[:, :2].T
@@ -102,11 +109,42 @@ class _Walk:
             self.documents[step] = len(np.unique(example))
             self.tokens[step] = np.bincount(host, sides.sum(axis=1), self.hosts)
             self.squares[step] = np.bincount(host, (sides**2).sum(axis=1), self.hosts)
+            if isinstance(planned, MixedBatch):
+                self.of_source.append(planned.sources)
 
     def documents_per_step(self, index: int) -> float | None:
         """Different documents in a batch of a bucket, on average; None if none was walked."""
         here = self.order == index
         return float(self.documents[here].mean()) if here.any() else None
+
+    def sources(self, mixture: Mixture) -> list[dict[str, Any]]:
+        """What each source of a mixture was to have, and had, of the real positions walked.
+
+        `weights` by phase; its `share`; `epochs`, how often an epoch of the mixture goes through
+        it; and `off`, how far from its weight the share of any `STEPS` steps of one phase is at
+        most, None where there are not so many, or weights count examples.
+        """
+        passes = mixture.passes(mixture.num_batches())
+        starts = [start for start, _ in mixture.phases]
+        tokens = np.array([[of.get(name, 0) for name in mixture.names] for of in self.of_source])
+        sums = np.cumsum(np.concatenate([np.zeros((1, tokens.shape[1])), tokens]), axis=0)
+        off = np.full(tokens.shape[1], -1.0)
+        for (start, weights), end in zip(mixture.phases, [*starts[1:], self.count], strict=True):
+            here = sums[start : min(end, self.count) + 1]
+            if len(here) > STEPS and mixture.by == "tokens":
+                run = here[STEPS:] - here[:-STEPS]
+                beside = np.abs(run / run.sum(axis=1, keepdims=True) - list(weights.values()))
+                off = np.maximum(off, beside.max(axis=0))
+        return [
+            {
+                "name": name,
+                "weights": [[start, weights[name]] for start, weights in mixture.phases],
+                "share": float(sums[-1, index] / sums[-1].sum()),
+                "epochs": passes[name],
+                "off": float(off[index]) if off[index] >= 0 else None,
+            }
+            for index, name in enumerate(mixture.names)
+        ]
 
     def balance(self) -> dict[str, Any]:
         """How even the work of the hosts is: the busiest host against the mean, over all steps.

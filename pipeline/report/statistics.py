@@ -6,6 +6,7 @@ import numpy as np
 
 from pipeline import lengths as lengths_lib
 from pipeline.corpus import Corpus
+from pipeline.joined import Joined
 from pipeline.report.subject import Subject
 
 PERCENTILES = (1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9)
@@ -111,7 +112,7 @@ def _sources(subject: Subject) -> list[dict[str, Any]]:
     return shares
 
 
-def vocabulary(corpus: Corpus) -> dict[str, Any]:
+def vocabulary(corpus: Corpus | Joined) -> dict[str, Any]:
     """Which ids the targets of a corpus use.
 
     Returns:

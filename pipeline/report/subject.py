@@ -13,6 +13,7 @@ from etils import epath
 
 from pipeline import lengths as lengths_lib
 from pipeline.corpus import Corpus
+from pipeline.joined import Joined
 from pipeline.writer import MANIFEST
 
 
@@ -28,7 +29,7 @@ class Subject:
         lengths: positions of each example, integers [n].
         lengths_digest: `pipeline.lengths.digest` of them.
         sources: name and number of examples of each source, in the order of `lengths`.
-        corpora: the corpus of each source; empty if only lengths are known.
+        corpora: the corpus of each source, or one of all; empty if only lengths are known.
         options: the options of `pipeline.load` that a config gives; empty without one.
     """
 
@@ -36,7 +37,7 @@ class Subject:
     lengths: np.ndarray
     lengths_digest: str
     sources: tuple[tuple[str, int], ...]
-    corpora: tuple[Corpus, ...] = ()
+    corpora: tuple[Corpus | Joined, ...] = ()
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
@@ -47,7 +48,7 @@ class Subject:
             )
 
     @property
-    def corpus(self) -> Corpus:
+    def corpus(self) -> Corpus | Joined:
         """The one corpus that it is about.
 
         Raises:
@@ -123,11 +124,12 @@ def _open(path: str, workdir: str | None) -> Subject:
 
 def of_corpus(corpus: Any, name: str, options: Mapping[str, Any] | None = None) -> Subject:
     """The subject that is this corpus."""
+    parts = corpus.corpora if isinstance(corpus, Joined) else {name: corpus}
     return Subject(
         name=name,
         lengths=corpus.lengths,
         lengths_digest=lengths_lib.digest(corpus),
-        sources=((name, len(corpus)),),
+        sources=tuple((name, len(part)) for name, part in parts.items()),
         corpora=(corpus,),
         options=options or {},
     )
@@ -178,4 +180,5 @@ def _from_config(path: pathlib.Path, workdir: str | None) -> Subject:
     config = module.get_config()
     directory = epath.Path(workdir or f"runs/{path.stem}")
     corpus, _ = prepare_corpora(config, directory / "corpus")
-    return of_corpus(corpus, os.fspath(path), {**config.batches, "seed": config.seed})
+    options = {**config.batches, **config.get("mixture", {}), "seed": config.seed}
+    return of_corpus(corpus, os.fspath(path), options)

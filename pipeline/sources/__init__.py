@@ -6,12 +6,14 @@ from pipeline.sources.docstrings import Docstrings
 from pipeline.sources.json_lines import JsonLines
 from pipeline.sources.named import open_files
 from pipeline.sources.parquet import ParquetFiles
+from pipeline.sources.python_reference import PythonReference
 from pipeline.sources.python_stdlib import PythonStdlib
 from pipeline.sources.records import Records
 from pipeline.sources.slice import Slice
 from pipeline.sources.source import Source
 from pipeline.sources.text_files import TextFiles
 from pipeline.sources.tfds import Tfds
+from pipeline.sources.together import Together
 
 __all__ = [
     "ArrayRecords",
@@ -20,11 +22,13 @@ __all__ = [
     "HuggingFace",
     "JsonLines",
     "ParquetFiles",
+    "PythonReference",
     "PythonStdlib",
     "Records",
     "Slice",
     "Source",
     "TextFiles",
     "Tfds",
+    "Together",
     "open_files",
 ]

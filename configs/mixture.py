@@ -1,0 +1,29 @@
+"""A mixture of code and prose: Python's own library, and its language reference.
+
+    python train.py --config=configs/mixture.py
+    python -m pipeline report configs/mixture.py
+
+Weights can change in a run that is under way, from its next steps on, as a phase of their own:
+
+    --config.mixture.weights="((0, {'library': 7, 'reference': 3}), \\
+        (150, {'library': 1, 'reference': 1}))"
+"""
+
+from ml_collections import ConfigDict
+
+from configs import quickstart
+
+
+def get_config() -> ConfigDict:
+    """The configuration that `python train.py --config=configs/mixture.py` runs."""
+    config = quickstart.get_config()
+    library = config.train
+    del config.train
+    reference = ConfigDict({**library, "tfds": "python_reference"})
+    config.sources = ConfigDict({"library": library, "reference": reference})
+
+    # What `pipeline.Mixture` takes. The weights of each phase, from its first step on, as shares
+    # of tokens (or of "examples"); a source that ends is repeated (or "stop", "renormalise").
+    config.mixture = ConfigDict({"by": "tokens", "ending": "repeat"})
+    config.mixture.weights = ((0, {"library": 0.7, "reference": 0.3}),)
+    return config

@@ -1,0 +1,96 @@
+"""A mixture as a user has it: a config, the commands that look at it, and a run."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from pipeline.__main__ import main
+from pipeline.sources import PythonReference, Together
+from pipeline.sources.source import read_texts, where
+
+ROOT = pathlib.Path(__file__).parent.parent
+CONFIG = ROOT / "tests/mixture_config.py"
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """200 documents of 5 to 300 characters, a line each."""
+    rng = np.random.default_rng(0)
+    path = tmp_path_factory.mktemp("text") / "documents.txt"
+    sizes = np.clip(rng.lognormal(3.5, 0.8, 200), 5, 300).astype(int)
+    letters = np.array(list("abcdefgh "))
+    path.write_text("".join("".join(rng.choice(letters, size)) + "\n" for size in sizes))
+    return path
+
+
+def test_report_check_and_show_take_the_config_of_a_mixture(text, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TINY_TEXT", str(text))
+    given = [str(CONFIG), "--workdir", str(tmp_path)]
+    assert main(["report", *given, "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert [each["name"] for each in figures["corpus"]["sources"]] == ["first", "second"]
+    first, second = figures["plan"]["sources"]
+    assert first["weights"] == [[0, 0.75]]
+    assert first["share"] == pytest.approx(0.75, abs=0.02)
+    assert first["epochs"] > second["epochs"] >= 1
+    assert main(["check", *given]) == 0
+    assert capsys.readouterr().out.count("is a partition") == 2
+    assert main(["show", *given, "--step", "3"]) == 0
+    assert "step 3" in capsys.readouterr().out
+    assert main(["report", *given]) == 0
+    assert "first has 75" in capsys.readouterr().out
+
+
+def run(text, workdir, *flags):
+    environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "NPROC")}
+    environment |= {"TINY_TEXT": str(text), "PYTHONPATH": str(ROOT)}
+    environment["JAX_COMPILATION_CACHE_DIR"] = str(text.parent / "programs")
+    command = [sys.executable, "train.py", f"--config={CONFIG}", f"--workdir={workdir}", *flags]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_under_other_weights_when_a_phase_says_so(text, tmp_path):
+    code, output = run(text, tmp_path)
+    assert code == 0, output
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["shares"] == pytest.approx({"first": 0.75, "second": 0.25}, abs=0.05)
+    code, output = run(
+        text,
+        tmp_path,
+        "--config.steps=18",
+        "--config.mixture.weights=((0,{'first':1,'second':1}),)",
+    )
+    assert code != 0
+    assert "weights from step 0 was first:3/4+second:1/4 and is now first:1/2" in output
+    phases = "((0,{'first':3,'second':1}),(12,{'first':0,'second':1}))"
+    code, output = run(text, tmp_path, "--config.steps=18", f"--config.mixture.weights={phases}")
+    assert code == 0, output
+    # Twelve steps at three to one, and six of the second alone.
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["shares"] == pytest.approx({"first": 0.5, "second": 0.5}, abs=0.05)
+
+
+def test_sources_together_are_read_as_one():
+    both = Together([[{"text": "a"}, {"text": "b"}], [{"text": "c"}]])
+    assert read_texts(both, [2, 0, 1, 2], "text") == ["c", "a", "b", "c"]
+    assert where(both, 2) == "record 0"
+    with pytest.raises(IndexError, match="record 3 of 3"):
+        both[3]
+
+
+def test_the_reference_of_python_is_prose_with_names():
+    reference = PythonReference()
+    assert len(reference) > 50
+    names = {reference[index]["name"] for index in range(len(reference))}
+    assert {"while", "yield"} <= names
+    assert "topic" in where(reference, 0)
+    assert reference.fingerprint == PythonReference().fingerprint
