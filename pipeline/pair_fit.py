@@ -1,5 +1,6 @@
 """Choosing buckets for pairs: a few pairs of lengths, neither a grid nor a chain."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -10,15 +11,19 @@ from pipeline.pair_pieces import PairPieces
 
 # Pairs are grouped into cells of lengths, at most so many; that many examples, evenly spread, are
 # packed to compare sets of buckets.
-CELLS, SAMPLE = 256, 20_000
+CELLS, SAMPLE = 256, 10_000
+
+# By how many multiples a side of a bucket is made longer or shorter at a time.
+MOVES = (8, -8, 4, -4, 2, -2, 1, -1)
 
 
 class PairFit:
     """The cheapest sets of buckets for pairs, found by joining groups of pairs.
 
     Each group has a bucket that holds it; the two whose joint bucket costs least more than theirs
-    are joined, until one is left. A row of packed pairs may be longer than its longest pair: then
-    its sides can be as the totals of the group, and both be full.
+    are joined, until one is left. The few buckets that then hold all are moved to where they cost
+    less. A row of packed pairs may be longer than its longest pair: then its sides can be as the
+    totals of the group, and both be full.
 
     Args:
         lengths: inputs and targets of each example, integers [n, 2].
@@ -74,18 +79,15 @@ class PairFit:
         if self._packing == "none":
             return longest, examples * self.price(longest)
         best, cost = longest, (total / longest).max(axis=-1) * self.price(longest)
-        for side in (
-            0,
-            1,
-        ):  # the side that needs more rows becomes longer, to be full with the other
-            other = 1 - side
+        # The side that needs more rows becomes longer, to be full together with the other.
+        for side, other in ((0, 1), (1, 0)):
             wanted = longest[..., other] * total[..., side] / np.maximum(total[..., other], 1)
             for rounded in (np.floor, np.ceil):
                 length = (rounded(wanted / self._multiple) * self._multiple).astype(np.int64)
                 length = np.minimum(length, self._most - longest[..., other])
                 length = np.maximum(length // self._multiple * self._multiple, longest[..., side])
-                other_lengths = np.stack([length, longest[..., other]], axis=-1)
-                tried = other_lengths if side == 0 else other_lengths[..., ::-1]
+                tried = longest.copy()
+                tried[..., side] = length
                 costs = (total / tried).max(axis=-1) * self.price(tried)
                 better = costs < cost
                 best, cost = np.where(better[..., None], tried, best), np.minimum(costs, cost)
@@ -104,7 +106,10 @@ class PairFit:
         while True:
             left = np.flatnonzero(alive)
             if len(left) <= most:
-                sets += self._closed(best[left])
+                for lengths in self._closed(best[left]):
+                    sets.append(lengths)
+                    if (moved := self._moved(lengths)) != lengths:
+                        sets.append(moved)
             if len(left) == 1:
                 return sorted((each for each in sets if len(each) <= most), key=len)
             stays, goes = sorted(divmod(int(gain.argmin()), len(alive)))
@@ -137,6 +142,39 @@ class PairFit:
         yield [*ordered[:-1], last]
         if last != ordered[-1]:
             yield [*ordered, last]
+
+    def _moved(self, lengths: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """These buckets, each side made longer or shorter as long as that makes them cheaper."""
+        best, least = np.array(lengths), self._estimate(np.array(lengths))
+        moves = list(itertools.product(range(len(best)), (0, 1), MOVES))
+        moved = True
+        while moved:
+            moved = False
+            for index, side, by in moves:
+                tried = best.copy()
+                tried[index, side] += by * self._multiple
+                tried = tried[np.lexsort((tried[:, 0], tried.sum(axis=1)))]
+                if (cost := self._estimate(tried)) < least * (1 - 1e-6):
+                    best, least, moved = tried, cost, True
+        return [(inputs, targets) for inputs, targets in best.tolist()]
+
+    def _estimate(self, lengths: np.ndarray) -> float:
+        """What the cells cost in buckets [k, 2], full ones if packed; infinite for no such set."""
+        holds = np.all(self._longest[:, None] <= lengths, axis=-1)
+        valid = (
+            lengths.min() > 0
+            and np.all(lengths <= lengths[-1])
+            and np.all(holds[:, -1])
+            and lengths[-1].sum() <= self._most
+            and len(np.unique(lengths, axis=0)) == len(lengths)
+        )
+        if not valid:
+            return np.inf
+        bucket, price = holds.argmax(axis=1), self.price(lengths)
+        if self._packing == "none":
+            return float(self._examples @ price[bucket])
+        totals = (np.bincount(bucket, side, len(lengths)) for side in self._total.T)
+        return float((np.stack(list(totals), axis=1) / lengths).max(axis=1) @ price)
 
     def cost(self, lengths: Sequence[tuple[int, int]]) -> float:
         """What an epoch over the sample costs, for each of its positions."""
