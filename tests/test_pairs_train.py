@@ -86,7 +86,13 @@ def test_a_packed_pair_has_the_losses_that_it_has_alone(tmp_path):
     ]
     pairs = Pairs.from_arrays(*sides, tmp_path, vocab_size=50)
     config = TransformerConfig(
-        vocab_size=50, num_layers=1, width=16, num_heads=2, num_kv_heads=1, mlp_width=32
+        vocab_size=50,
+        num_layers=1,
+        width=16,
+        num_heads=2,
+        num_kv_heads=1,
+        mlp_width=32,
+        attention="dense",
     )
     model = nnx.jit(EncoderDecoder(config, rngs=nnx.Rngs(0)))
 

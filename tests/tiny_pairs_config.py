@@ -19,6 +19,7 @@ def get_config() -> ConfigDict:
     config.batches.update(tokens_per_batch=1024, max_length=(96, 64), length_multiple=16)
     config.batches.packing = "none"  # so that there is more than one bucket
     config.model.update(num_layers=1, width=32, num_heads=2, num_kv_heads=1, mlp_width=64)
+    config.model.attention = "dense"  # compiles sooner
     config.optimizer.warmup_steps = 2
     config.on_compile = "stop"
     config.eval_every, config.checkpoint_every = 6, 4
