@@ -145,9 +145,9 @@ def _cheapest(sets: Sequence[Any], cost: Callable) -> Any:
     costs = [cost(chosen) for chosen in sets]
     best = next(i for i, value in enumerate(costs) if value <= min(costs) * (1 + WORTH))
     log.info(
-        "buckets %s: cost of an epoch with 1, 2, … buckets, as a multiple of its tokens: %s%s",
+        "buckets %s: an epoch's cost as a multiple of its tokens, with so many buckets: %s%s",
         sets[best],
-        ", ".join(f"{value:.3f}" for value in costs),
+        ", ".join(f"{len(chosen)}: {cost:.3f}" for chosen, cost in zip(sets, costs, strict=True)),
         "; one bucket is enough" if best == 0 and len(sets) > 1 else "",
     )
     return sets[best]

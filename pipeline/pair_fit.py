@@ -1,7 +1,7 @@
 """Choosing buckets for pairs: a few pairs of lengths, neither a grid nor a chain."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -11,19 +11,22 @@ from pipeline.pair_pieces import PairPieces
 
 # Pairs are grouped into cells of lengths, at most so many; that many examples, evenly spread, are
 # packed to compare sets of buckets.
-CELLS, SAMPLE = 256, 10_000
+CELLS, SAMPLE = 256, 5_000
 
 # By how many multiples a side of a bucket is made longer or shorter at a time.
 MOVES = (8, -8, 4, -4, 2, -2, 1, -1)
 
+Lengths = tuple[tuple[int, int], ...]  # of the buckets of a set
+
 
 class PairFit:
-    """The cheapest sets of buckets for pairs, found by joining groups of pairs.
+    """Cheap sets of buckets for pairs.
 
-    Each group has a bucket that holds it; the two whose joint bucket costs least more than theirs
-    are joined, until one is left. The few buckets that then hold all are moved to where they cost
-    less. A row of packed pairs may be longer than its longest pair: then its sides can be as the
-    totals of the group, and both be full.
+    Groups of pairs have a bucket that holds them. From the finest groups on, the two whose joint
+    bucket costs least more than theirs are joined, until a few are left; and all pairs, from short
+    to long, are cut into a few groups. The buckets of both are then moved to where they cost less,
+    and what they cost is found by packing. A row of packed pairs may be longer than its longest
+    pair: then its sides can be as the totals of the group, and both be full.
 
     Args:
         lengths: inputs and targets of each example, integers [n, 2].
@@ -93,8 +96,18 @@ class PairFit:
                 best, cost = np.where(better[..., None], tried, best), np.minimum(costs, cost)
         return best, cost
 
-    def sets(self, most: int) -> list[list[tuple[int, int]]]:
+    def sets(self, most: int) -> list[Lengths]:
         """Good sets of up to `most` pairs of lengths, small sets first; the last holds all."""
+        found: dict[Lengths, None] = {}
+        for chosen in itertools.chain(self._by_joining(most), self._by_cutting(most)):
+            for lengths in self._closed(chosen):
+                for each in (lengths, self._moved(lengths)):
+                    if len(each) <= most:
+                        found[each] = None
+        return sorted(found, key=len)
+
+    def _by_joining(self, most: int) -> Iterator[np.ndarray]:
+        """Buckets [k, 2] of groups that were joined, the cheapest two at a time."""
         groups = self._examples, self._total, self._longest
         examples, total, longest = (group.copy() for group in groups)
         best, cost = self._buckets(examples, total, longest)
@@ -102,16 +115,12 @@ class PairFit:
         gain = joined - cost[:, None] - cost
         np.fill_diagonal(gain, np.inf)
         alive = np.ones(len(cost), bool)
-        sets: list[list[tuple[int, int]]] = []
         while True:
             left = np.flatnonzero(alive)
             if len(left) <= most:
-                for lengths in self._closed(best[left]):
-                    sets.append(lengths)
-                    if (moved := self._moved(lengths)) != lengths:
-                        sets.append(moved)
+                yield best[left]
             if len(left) == 1:
-                return sorted((each for each in sets if len(each) <= most), key=len)
+                return
             stays, goes = sorted(divmod(int(gain.argmin()), len(alive)))
             examples[stays] += examples[goes]
             total[stays] += total[goes]
@@ -131,19 +140,48 @@ class PairFit:
             np.maximum(longest[at, None], longest),
         )[1]
 
-    def _closed(self, chosen: np.ndarray) -> Iterator[list[tuple[int, int]]]:
+    def _by_cutting(self, most: int) -> Iterator[np.ndarray]:
+        """Buckets [k, 2] that each hold the one before, the best cuts by dynamic programming.
+
+        Cells are put in order by what they take of the longest row, on the side where that is more.
+        """
+        order = np.argsort((self._longest / self._longest.max(axis=0)).max(axis=1), kind="stable")
+        count = len(order)
+        first, last = np.arange(count)[:, None], np.arange(count)  # a group goes from cell to cell
+        examples = np.append(0, np.cumsum(self._examples[order]))
+        total = np.pad(np.cumsum(self._total[order], axis=0), ((1, 0), (0, 0)))
+        longest = np.maximum.accumulate(self._longest[order], axis=0)
+        best, cost = self._buckets(
+            examples[last + 1] - examples[first],
+            total[last + 1] - total[first],
+            np.broadcast_to(longest, (count, count, 2)),
+        )
+        cost[first > last] = np.inf
+        least = np.append(0, np.full(count, np.inf))  # up to each cell
+        cuts: list[np.ndarray] = []
+        for _ in range(min(most, count)):
+            sums = least[:-1, None] + cost
+            cuts.append(sums.argmin(axis=0))
+            least = np.append(np.inf, sums.min(axis=0))
+            end, chosen = count, []
+            for cut in reversed(cuts):
+                chosen.append(best[cut[end - 1], end - 1])
+                end = cut[end - 1]
+            yield np.array(chosen)
+
+    def _closed(self, chosen: np.ndarray) -> Iterator[Lengths]:
         """The lengths of some buckets, and one that holds all: the last, or one more."""
         longest = chosen.max(axis=0)
         if longest.sum() > self._most:
             longest = self._longest.max(axis=0)
         chosen = np.minimum(chosen, longest)
         ordered = [(i, t) for _, i, t in sorted({(i + t, i, t) for i, t in chosen.tolist()})]
-        last = tuple(longest.tolist())
-        yield [*ordered[:-1], last]
+        last = int(longest[0]), int(longest[1])
+        yield (*ordered[:-1], last)
         if last != ordered[-1]:
-            yield [*ordered, last]
+            yield (*ordered, last)
 
-    def _moved(self, lengths: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    def _moved(self, lengths: Lengths) -> Lengths:
         """These buckets, each side made longer or shorter as long as that makes them cheaper."""
         best, least = np.array(lengths), self._estimate(np.array(lengths))
         moves = list(itertools.product(range(len(best)), (0, 1), MOVES))
@@ -156,7 +194,7 @@ class PairFit:
                 tried = tried[np.lexsort((tried[:, 0], tried.sum(axis=1)))]
                 if (cost := self._estimate(tried)) < least * (1 - 1e-6):
                     best, least, moved = tried, cost, True
-        return [(inputs, targets) for inputs, targets in best.tolist()]
+        return tuple((inputs, targets) for inputs, targets in best.tolist())
 
     def _estimate(self, lengths: np.ndarray) -> float:
         """What the cells cost in buckets [k, 2], full ones if packed; infinite for no such set."""
@@ -176,7 +214,7 @@ class PairFit:
         totals = (np.bincount(bucket, side, len(lengths)) for side in self._total.T)
         return float((np.stack(list(totals), axis=1) / lengths).max(axis=1) @ price)
 
-    def cost(self, lengths: Sequence[tuple[int, int]]) -> float:
+    def cost(self, lengths: Lengths) -> float:
         """What an epoch over the sample costs, for each of its positions."""
         # One row a batch: what is left over at the end of an epoch must not count here.
         packed = pack_pairs(
