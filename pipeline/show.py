@@ -69,6 +69,7 @@ class Shown:
         """The segments of a row, in order."""
         ids = self.arrays["inputs_segment_ids"][row]
         examples = self.planned.segments[self.planned.segments[:, 0] == row, 1]
+        tokens = next(iter(self.arrays.values()))  # inputs, or of targets decoder_inputs
         edges = np.flatnonzero(np.diff(ids, prepend=0, append=0))
         found = []
         for number, (first, last) in enumerate(_runs(ids, edges)):
@@ -81,7 +82,7 @@ class Shown:
                     columns=(first, last),
                     positions=(int(place[0]), int(place[1])),
                     weight=float(self.arrays["loss_weights"][row, first:last].sum()),
-                    tokens=self.arrays["inputs"][row, first:last],
+                    tokens=tokens[row, first:last],
                 )
             )
         return found

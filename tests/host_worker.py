@@ -43,6 +43,7 @@ def batches(asked):
     buckets = [pipeline.Bucket(*b) for b in asked.get("buckets", [[8, 16], [4, 64]])]
     answer = {"hashes": [], "weights": [], "states": []}
     options = {"num_epochs": asked.get("epochs", 2), "mesh": mesh, "spec": spec}
+    options["overflow"] = asked.get("overflow", "split")
     with pipeline.load(asked["corpus"], buckets=buckets, **options) as loader:
         answer["steps_per_epoch"] = loader.plan.num_batches()
         for batch in loader:

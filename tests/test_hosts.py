@@ -155,3 +155,23 @@ def test_when_process_0_fails_to_prepare_the_others_say_so_and_stop(tmp_path):
     codes, outputs, _ = worker_group(2, tmp_path / "a", request, broken)
     assert all(code != 0 for code in codes), outputs
     assert "preparing failed on process 0" in outputs[1]
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [{"mesh": {"data": 4}}, {"mesh": {"data": 2, "sequence": 2}, "spec": ["data", "sequence"]}],
+)
+def test_global_batches_of_pairs_are_those_of_one_process(tmp_path, layout):
+    rng = np.random.default_rng(0)
+    sizes = np.clip(rng.lognormal(2.7, 0.8, 150), 2, 60).astype(int)
+    sides = ([rng.integers(1, 99, size + more) for size in sizes] for more in (0, 3))
+    pipeline.Pairs.from_arrays(*sides, tmp_path / "pairs", vocab_size=99)
+    request = {"do": "batches", "corpus": str(tmp_path / "pairs"), "overflow": "truncate"}
+    request["buckets"] = [[8, [16, 16]], [8, [32, 48]], [4, [32, 64]]]
+    found = []
+    for count, asked in ((1, {"mesh": {"data": 1}}), (4, layout)):
+        codes, outputs, answers = worker_group(count, tmp_path / str(count), request | asked)
+        assert codes == [0] * count, outputs
+        found += answers
+    assert found[0]["steps_per_epoch"] > 3
+    assert all(answer == found[0] for answer in found)
