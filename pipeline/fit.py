@@ -93,7 +93,8 @@ def fit_buckets(
         raise ValueError(
             f"none of the {len(array):,} lengths is above 0, so there is nothing to fit buckets to"
         )
-    limit = array.max(axis=0) if max_length is None else np.minimum(array.max(axis=0), max_length)
+    limit = array.max(axis=0)
+    limit = limit if max_length is None else np.minimum(limit, max_length)
     longest = _round_up(np.maximum(limit, 1).astype(np.int64), length_multiple)
     if row_multiple * int(longest.sum()) > tokens_per_batch:
         shown = " + ".join(f"{each:,}" for each in longest.ravel().tolist())

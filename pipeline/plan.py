@@ -58,7 +58,8 @@ class Plan:
             minutes once (with more than 2,048 different lengths it is best fit), not for pairs; or
             "none" for one example in a row.
         overflow: for examples longer than the longest bucket: "split" (not for pairs, whose
-            targets would lose their inputs), "truncate", "drop" or "error".
+            targets would lose their inputs), "truncate", "drop" or "error". None: "split", and
+            "error" for pairs.
         window: the most pieces that are planned together; bounds memory and time to first batch.
         max_segments: the most segments in a row; None for no limit.
         patterns: a file that keeps what "optimal" found, an input of the plan from then on; made
@@ -79,7 +80,7 @@ class Plan:
         seed: int = 0,
         shuffle: bool = True,
         packing: str = "best_fit",
-        overflow: str = "split",
+        overflow: str | None = None,
         window: int = WINDOW,
         max_segments: int | None = None,
         patterns: str | os.PathLike | None = None,
@@ -103,6 +104,7 @@ class Plan:
                 "others with one"
             )
         pairs = array.ndim == 2
+        overflow = overflow or ("error" if pairs else "split")
         if pairs and packing == "optimal":
             raise ValueError("packing='optimal' is for one length; for pairs take 'best_fit'")
         self._pieces = (PairPieces if pairs else cut)(array, longest.length, overflow)

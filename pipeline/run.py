@@ -23,6 +23,7 @@ from pipeline.joined import Joined
 from pipeline.loader import Batches, Loader, load
 from pipeline.metrics import Clock, Profile
 from pipeline.mixture import Mixture
+from pipeline.pairs import Pairs
 from pipeline.plan import PlannedBatch
 from pipeline.record import Record, changes, differing, flat, unigram_entropy
 from pipeline.sharding import batch_sharding, parts
@@ -192,7 +193,8 @@ class Run:
         last = plan.plans[-1]
         once = {"corpus": held_out, "buckets": last.buckets, "packing": last.packing}
         once |= {"mesh": mesh, "shuffle": False, "num_epochs": 1}
-        once["overflow"] = last.overflow
+        if isinstance(held_out, Pairs):  # others are split, and lose nothing
+            once["overflow"] = last.overflow
         with jax.set_mesh(mesh), loader:
             state, train_step, eval_step = self.compile(steps, mesh, loader, once)
             if jax.process_index() == 0:

@@ -227,6 +227,13 @@ def test_contiguous_rows_are_an_even_share_for_every_number_of_hosts():
     assert all(share < 1.15 for share in plan.imbalance(4).values())
 
 
+def test_pairs_that_fit_need_no_word_on_overflow():
+    plan = Plan([[6, 3], [8, 2]], [Bucket(2, (8, 4))])
+    assert plan.overflow == "error"
+    assert ";overflow=error;" in plan.fingerprint
+    assert Plan([6, 8], [Bucket(2, 4)]).overflow == "split"
+
+
 def test_printing_a_plan_of_pairs_shows_both_sides_and_their_bounds():
     text = str(Plan([[6, 3], [9, 2], [4, 0]], [Bucket(2, (8, 4))], overflow="drop"))
     assert "2x8/4" in text

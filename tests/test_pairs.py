@@ -283,6 +283,8 @@ def test_what_does_not_belong_together_is_refused(pairs, sides, plan, tmp_path):
     with pytest.raises(ValueError, match="are not made compact"):
         Batches(pairs, plan, compact=True)
     with pytest.raises(ValueError, match=re.escape("it must be one of truncate, drop, error")):
+        pipeline.load(pairs, buckets=BUCKETS, overflow="split")
+    with pytest.raises(ValueError, match="give a longer bucket, or overflow='truncate' or 'drop'"):
         pipeline.load(pairs, buckets=BUCKETS)
     with pytest.raises(FileNotFoundError, match="there is no corpus"):
         pipeline.load(tmp_path / "nothing", buckets=BUCKETS)
