@@ -1,4 +1,4 @@
-"""Trains a decoder-only Transformer on packed text, or an encoder–decoder on packed pairs.
+"""Trains a Transformer on packed text: a decoder, an encoder, or an encoder–decoder on pairs.
 
     python train.py --config=configs/quickstart.py --config.steps=500 --workdir=runs/quickstart
 
@@ -15,6 +15,7 @@ import pathlib
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from absl import app, flags
 from etils import epath
@@ -25,6 +26,7 @@ from ml_collections import ConfigDict, config_flags
 import pipeline
 from models.config import TransformerConfig
 from models.decoder import Decoder
+from models.encoder import Encoder
 from models.encoder_decoder import EncoderDecoder
 from models.flops import pair_flops, training_flops
 from models.loss import cross_entropy
@@ -52,11 +54,19 @@ PROFILE = flags.DEFINE_string("profile_steps", "", "FIRST:LAST, the steps to tra
 # What each network takes of a batch, in the order of its arguments.
 FIELDS = {
     Decoder: ("inputs", "inputs_segment_ids", "inputs_positions"),
+    Encoder: ("inputs", "inputs_segment_ids", "inputs_positions"),
     EncoderDecoder: (
         *("inputs", "inputs_segment_ids", "inputs_positions"),
         *("decoder_inputs", "targets_segment_ids", "targets_positions"),
     ),
 }
+
+
+def network_for(corpus) -> type[nnx.Module]:
+    """The network that a corpus, a view of one, or pairs ask for."""
+    if np.ndim(corpus.lengths) == 2:
+        return EncoderDecoder
+    return Encoder if isinstance(corpus, pipeline.Masked) else Decoder
 
 
 def make_steps(config: ConfigDict, corpus, sharding) -> Steps:
@@ -66,7 +76,7 @@ def make_steps(config: ConfigDict, corpus, sharding) -> Steps:
         ValueError: the warm-up is longer than the run, or what `TransformerConfig` raises.
     """
     model = TransformerConfig(vocab_size=corpus.vocab_size or 0, **config.model)
-    network = EncoderDecoder if isinstance(corpus, pipeline.Pairs) else Decoder
+    network = network_for(corpus)
     spec, steps = config.optimizer, config.steps
     if not 0 <= spec.warmup_steps < steps:
         raise ValueError(
@@ -132,7 +142,11 @@ def make_steps(config: ConfigDict, corpus, sharding) -> Steps:
         return after, values
 
     return Steps(
-        init, train_step, eval_step, parameter_shardings, lambda planned: flops(model, planned)
+        init,
+        train_step,
+        eval_step,
+        parameter_shardings,
+        lambda planned: flops(model, network, planned),
     )
 
 
@@ -147,12 +161,13 @@ def adjusted(scale: DynamicScale, finite) -> DynamicScale:
     )
 
 
-def flops(model: TransformerConfig, planned: pipeline.PlannedBatch) -> float:
+def flops(model: TransformerConfig, network, planned: pipeline.PlannedBatch) -> float:
     """What a training step on a planned batch asks for."""
     lengths = planned.segments[:, 3:]
     squares = lengths.T @ lengths
     if len(squares) == 1:
-        return training_flops(model, planned.num_tokens, int(squares[0, 0]))
+        seen = int(squares[0, 0]) * (2 if network is Encoder else 1)  # both ways
+        return training_flops(model, planned.num_tokens, seen)
     inputs, targets = lengths.sum(axis=0).tolist()
     mixed = int(squares[0, 0]), int(squares[1, 1]), int(squares[0, 1])
     return pair_flops(model, (inputs, targets), mixed)

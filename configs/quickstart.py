@@ -17,6 +17,13 @@ def get_config() -> ConfigDict:
         part.field = "text"  # of a record
         part.begin, part.end = 0.0, 1.0  # which share of the records, as fractions
 
+    # What of a record is learnt. kind: "" (all of `field`), "chat" (fields of `templates.Chat`) or
+    # "answer" (of `templates.Answer`).
+    config.template = ConfigDict({"kind": ""})
+    # kind: "causal" (also pairs, when `field` names two), "masked" (what `Masked` takes) or
+    # "corrupted" (what `SpanCorruption` takes).
+    config.task = ConfigDict({"kind": "causal"})
+
     # kind: "sentencepiece", "huggingface" (`model` is a tokenizer.json) or "bytes". A sentencepiece
     # model that is not given is trained on the training text.
     config.tokenizer = ConfigDict({"kind": "sentencepiece", "model": "", "vocab_size": 2048})
@@ -36,6 +43,8 @@ def get_config() -> ConfigDict:
     # ((2_000, {"tokens_per_batch": 8192}), (9_000, {"max_length": 4096})). All shapes are compiled
     # before step 0.
     config.schedule = ()
+    # Another run's work directory, to begin with its latest parameters; "": at random.
+    config.start_from = ""
 
     # What `TransformerConfig` takes.
     config.model = ConfigDict({"num_layers": 4, "width": 128, "num_heads": 4, "num_kv_heads": 2})

@@ -20,8 +20,9 @@ CHUNK = 1 << 20
 class Chunk:
     """Consecutive examples: flat int32 tokens, the count of each, and UTF-8 bytes of their text.
 
-    `text_bytes` is None where no text is known (a corpus made of arrays); `weights`, float32 and
-    flat as the tokens are, where each token weighs the same.
+    `text_bytes` is None where no text is known (a corpus made of arrays), and counts what is learnt
+    alone where tokens have weights; `weights`, float32 and flat as the tokens are, is None where
+    each token weighs the same.
     """
 
     flat: np.ndarray

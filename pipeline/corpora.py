@@ -1,22 +1,33 @@
 """From the fields of a config to corpora: which source, which tokenizer, prepared where."""
 
+from collections.abc import Callable
 from typing import Any
 
 from etils import epath
 
-from pipeline import sources, tokenizers
-from pipeline.corpus import Corpus
+from pipeline import sources, templates, tokenizers
 from pipeline.joined import Joined
-from pipeline.pairs import Pairs
 from pipeline.preparation import prepare, prepare_pairs
+from pipeline.tasks import CAUSAL, INPUTS
+from pipeline.views import Masked, SpanCorruption
+
+TEMPLATES: dict[str, Callable[..., templates.Template]] = {
+    "chat": templates.Chat,
+    "answer": templates.Answer,
+}
+VIEWS: dict[str, Callable[..., Any] | None] = {
+    "causal": None,
+    "masked": Masked,
+    "corrupted": SpanCorruption,
+}
 
 
 def open_source(fields: Any, data_dir: epath.Path) -> sources.Source:
     """The source that `fields` describe.
 
     Args:
-        fields: has `tfds` (the name of a prepared data set, or "python_stdlib" or
-            "python_docstrings", which make themselves, or "python_reference", which is there) or
+        fields: has `tfds` (the name of a prepared data set, or "python_stdlib",
+            "python_docstrings", "python_dialogues" or "python_reference", which make themselves) or
             `files` (names or globs, separated by commas, of a kind that `sources.open_files` tells
             from their ends), one of them empty; `split`, of a data set that has some; `begin` and
             `end`, the share of the records that is wanted, from 0.0 to 1.0.
@@ -33,6 +44,8 @@ def open_source(fields: Any, data_dir: epath.Path) -> sources.Source:
     source: sources.Source
     if fields.tfds == "python_stdlib":
         source = sources.PythonStdlib(fields.split, data_dir=data_dir)
+    elif fields.tfds == "python_dialogues":
+        source = sources.Dialogues(fields.split, data_dir=data_dir)
     elif fields.tfds == "python_docstrings":
         source = sources.Docstrings(fields.split, data_dir=data_dir)
     elif fields.tfds == "python_reference":
@@ -46,9 +59,22 @@ def open_source(fields: Any, data_dir: epath.Path) -> sources.Source:
     return source
 
 
-def prepare_corpora(
-    config: Any, directory: epath.Path
-) -> tuple[Corpus | Joined | Pairs, Corpus | Pairs]:
+def open_template(fields: Any) -> templates.Template | None:
+    """The template that `fields` describe: its `kind` ("chat", "answer" or ""), and its own fields.
+
+    Raises:
+        ValueError: there is no such kind.
+    """
+    options = fields.to_dict()
+    kind = options.pop("kind")
+    if kind == "":
+        return None
+    if kind not in TEMPLATES:
+        raise ValueError(f"template.kind is {kind!r}; it must be one of {', '.join(TEMPLATES)}")
+    return TEMPLATES[kind](**options)
+
+
+def prepare_corpora(config: Any, directory: epath.Path) -> tuple[Any, Any]:
     """The corpora for training and evaluation, prepared now if they are not yet there.
 
     Args:
@@ -57,7 +83,8 @@ def prepare_corpora(
             in place of `train`, such fields by name; `tokenizer`, with `kind` ("bytes",
             "sentencepiece" or "huggingface"), `begin` and `end` marks, a `model` file for the
             latter two, and for sentencepiece, where there is none, the `vocab_size` of one to be
-            trained on the training text; `seed`.
+            trained on the training text; `template`, as for `open_template`; `task`, with `kind`
+            ("causal", "masked" or "corrupted") and what that view takes; `seed`.
         directory: where to keep them.
 
     Raises:
@@ -66,6 +93,13 @@ def prepare_corpora(
     mixed = dict(config.sources) if "sources" in config else {}
     described = {f"train/{name}": fields for name, fields in mixed.items()}
     described = {**(described or {"train": config.train}), "eval": config.eval}
+    options = config.task.to_dict()
+    kind = options.pop("kind")
+    if kind not in VIEWS:
+        raise ValueError(f"task.kind is {kind!r}; it must be one of {', '.join(VIEWS)}")
+    template, view = open_template(config.template), VIEWS[kind]
+    if mixed and view:
+        raise ValueError(f"task.kind is {kind!r}; several corpora are joined for 'causal' alone")
     parts = {name: open_source(fields, directory / "tfds") for name, fields in described.items()}
     of_training = [name for name in parts if name != "eval"]
     spec = config.tokenizer
@@ -78,14 +112,17 @@ def prepare_corpora(
     elif spec.kind == "sentencepiece" and spec.model:
         tokenizer = tokenizers.SentencePiece(spec.model, **marks)
     elif spec.kind == "sentencepiece":
+        texts = [parts[name] for name in of_training]
         names = {described[name].field for name in of_training}
+        if template is not None:
+            texts, names = [templates.Filled(text, template) for text in texts], {"text"}
         if len(names) > 1:
             raise ValueError(
                 f"the sources have their text in different fields, {', '.join(map(str, names))}; "
                 "train a tokenizer on one of them first, and give it as tokenizer.model"
             )
         tokenizer = tokenizers.train_sentencepiece(
-            sources.Together([parts[name] for name in of_training]) if mixed else parts["train"],
+            sources.Together(texts) if mixed else texts[0],
             spec.vocab_size,
             directory / "tokenizer.model",
             seed=config.seed,
@@ -98,10 +135,13 @@ def prepare_corpora(
         )
 
     def prepared(name: str) -> Any:
-        field = described[name].field
-        if isinstance(field, str):
-            return prepare(parts[name], tokenizer, directory / name, field=field)
-        return prepare_pairs(parts[name], tokenizer, directory / name, fields=tuple(field))
+        field, place = described[name].field, directory / name
+        if not isinstance(field, str):
+            return prepare_pairs(parts[name], tokenizer, place, fields=tuple(field))
+        task = CAUSAL if view is None else INPUTS
+        what: dict[str, Any] = {"field": field} if template is None else {"template": template}
+        corpus = prepare(parts[name], tokenizer, place, task=task, **what)
+        return corpus if view is None else view(corpus, seed=config.seed, **options)
 
     corpora = {name: prepared(name) for name in parts}
     held_out = corpora.pop("eval")

@@ -184,7 +184,7 @@ class Corpus:
 
     @property
     def text_bytes(self) -> int | None:
-        """UTF-8 bytes of the text, for bits per byte; None if it was made from arrays."""
+        """UTF-8 bytes of the text that is learnt, for bits per byte; None if made from arrays."""
         return self._manifest["text_bytes"]
 
     @property

@@ -18,13 +18,14 @@ NAME = "plans.json"
 def write_history(workdir: epath.Path, corpus: Any, plan: Any) -> None:
     """Writes which corpus, plans and changes make up the batches of the run in `workdir`.
 
-    Of a mixture nothing is written: its corpora have epochs of their own, and no audit yet.
+    Of a mixture, or of a view that draws anew in each epoch, nothing is written: there is no audit
+    of those yet.
 
     {"corpus": "corpus/train", "tokens": "tokens=…",
      "plans": [{"from": 0, "fingerprint": …, "changes": {"buckets": [[8, 128]], "seed": 0, …}},
                {"from": 2000, "fingerprint": …, "changes": {"buckets": [[16, 128]]}}]}
     """
-    if not isinstance(plan, Chain):
+    if not isinstance(plan, Chain) or not isinstance(corpus, Corpus | Pairs):
         return
     directory = os.fspath(corpus.directory)
     inside = os.path.join(os.fspath(workdir), "")
@@ -51,7 +52,7 @@ def read_history(workdir: epath.Path) -> tuple[Corpus | Pairs, Chain]:
     if not path.exists():
         raise FileNotFoundError(
             f"there is no {NAME} in {os.fspath(workdir)}; give the work directory of a run of "
-            "train.py, which writes it before its first step (runs of mixtures have none)"
+            "train.py, which writes it before its first step (runs of mixtures and of masked text have none)"
         )
     try:
         content: dict[str, Any] = json.loads(path.read_text())

@@ -236,6 +236,8 @@ class Plan:
         Raises:
             ValueError: an argument is not as above, or what `Plan` raises.
         """
+        if len(self.buckets[0].lengths) == 2:
+            raise ValueError("plans of pairs do not change on the way; make another plan")
         return Chain.begin(self).after(step, leave_out=leave_out, **changes)
 
     def anew(self, lengths: Any = None, **changes: Any) -> "Plan":

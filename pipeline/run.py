@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
@@ -23,7 +24,6 @@ from pipeline.joined import Joined
 from pipeline.loader import Batches, Loader, load
 from pipeline.metrics import Clock, Profile
 from pipeline.mixture import Mixture
-from pipeline.pairs import Pairs
 from pipeline.plan import PlannedBatch
 from pipeline.record import Record, changes, differing, flat, unigram_entropy
 from pipeline.sharding import batch_sharding, parts
@@ -71,6 +71,18 @@ def make_mesh(config: ConfigDict) -> jax.sharding.Mesh:
         )
     auto = (jax.sharding.AxisType.Auto,) * len(sizes)
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=auto)
+
+
+def parameters_of(workdir: epath.Path, like: Any) -> Any:
+    """The parameters of another run's latest checkpoint, whose model and optimizer are alike."""
+    checkpoints = Checkpoints(workdir / "checkpoints")
+    try:
+        if checkpoints.latest is None:
+            raise ValueError(f"start_from is {workdir}, where no checkpoint is; train there first")
+        hosts.say(f"parameters are those of step {checkpoints.latest:,} of {workdir}")
+        return checkpoints.restore_state(checkpoints.latest, like)["params"]
+    finally:
+        checkpoints.close()
 
 
 class Run:
@@ -193,7 +205,7 @@ class Run:
         last = plan.plans[-1]
         once = {"corpus": held_out, "buckets": last.buckets, "packing": last.packing}
         once |= {"mesh": mesh, "shuffle": False, "num_epochs": 1}
-        if isinstance(held_out, Pairs):  # others are split, and lose nothing
+        if np.ndim(held_out.lengths) == 2:  # others are split, and lose nothing
             once["overflow"] = last.overflow
         with jax.set_mesh(mesh), loader:
             state, train_step, eval_step = self.compile(steps, mesh, loader, once)
@@ -321,7 +333,10 @@ class Run:
         hosts.say(table(train, evaluate))
         if not self.first:
             with self.clock("initialise"):
-                return jax.jit(steps.init, out_shardings=shardings)(key), train, evaluate
+                state = jax.jit(steps.init, out_shardings=shardings)(key)
+                if config.start_from:
+                    state["params"] = parameters_of(epath.Path(config.start_from), like)
+                return state, train, evaluate
         with self.clock("restore"):
             loader.set_state(self.data)
             state = self.checkpoints.restore_state(self.first, like)

@@ -2,6 +2,7 @@
 
 from pipeline.sources.array_records import ArrayRecords
 from pipeline.sources.arrow import ArrowFiles, HuggingFace
+from pipeline.sources.dialogues import Dialogues
 from pipeline.sources.docstrings import Docstrings
 from pipeline.sources.json_lines import JsonLines
 from pipeline.sources.named import open_files
@@ -18,6 +19,7 @@ from pipeline.sources.together import Together
 __all__ = [
     "ArrayRecords",
     "ArrowFiles",
+    "Dialogues",
     "Docstrings",
     "HuggingFace",
     "JsonLines",

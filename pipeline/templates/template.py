@@ -60,7 +60,7 @@ def encode(
     sizes = []
     for index, record in zip(indices, read_records(source, indices), strict=True):
         try:
-            mine = [(text, float(weight)) for text, weight in template(_decoded(record))]
+            mine = [(text, float(weight)) for text, weight in template(decoded(record))]
             _check(mine)
         except Exception as error:
             seen = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
@@ -93,7 +93,7 @@ def encode(
     return Chunk(flat[keep], kept, text_bytes, weights[keep])
 
 
-def _decoded(record: Mapping[str, Any]) -> dict[str, Any]:
+def decoded(record: Mapping[str, Any]) -> dict[str, Any]:
     """The record, with text as `str`: some sources give `bytes`."""
     return {
         name: value.decode() if isinstance(value, bytes) else value

@@ -87,13 +87,13 @@ class SpanCorruption(View):
         #: Positions of inputs and of targets, of each pair: uint32 [pairs, 2].
         self.lengths = (pairs * some[:, None]).astype(np.uint32)
         self.num_tokens = int(self.lengths.sum(dtype=np.int64))
-        wanted = int(spans[some].max(initial=0))
+        wanted = int(self._shape(np.array([self.max_length]))[1][0])
         if sentinels is None:
             sentinels = range(require_vocabulary(corpus, "sentinels"), 1 << 31)[:wanted]
         if len(sentinels) < wanted:
             raise ValueError(
-                f"texts have up to {wanted} spans, and there are {len(sentinels)} sentinels; give "
-                "more of them, or a smaller max_length or density"
+                f"{self.max_length} tokens have {wanted} spans, and there are {len(sentinels)} "
+                "sentinels; give more of them, or a smaller max_length or density"
             )
         self.sentinels = np.asarray(sentinels, np.int32)[:wanted]
         highest = max(self.sentinels.max(initial=0), self.end_id, self.start_id)

@@ -48,8 +48,8 @@ class View:
 
     @property
     def text_bytes(self) -> int | None:
-        """See `Corpus`."""
-        return self.corpus.text_bytes
+        """None: the loss of some tokens, given the others, says nothing of bits per byte."""
+        return None
 
     def kept(self, name: str, make: Callable[[], bytes]) -> bytes:
         """See `Corpus`."""

@@ -1,0 +1,28 @@
+"""Fine-tuning on chats: questions about the standard library, with a loss on the answers alone.
+
+    python train.py --config=configs/chat.py
+
+Takes minutes on two cores. It goes on from a model of text, if there is one of the same shape:
+
+    python train.py
+    python train.py --config=configs/chat.py --config.start_from=runs/quickstart \\
+        --config.tokenizer.model=runs/quickstart/corpus/tokenizer.model
+
+Other chats: `--config.train.tfds='' --config.train.files='chats/*.jsonl'`, whose records have
+`messages`, each with a `role` and its `content`.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import quickstart
+
+
+def get_config() -> ConfigDict:
+    """The configuration of a decoder that learns to answer."""
+    config = quickstart.get_config()
+    for part in (config.train, config.eval):
+        part.tfds = "python_dialogues"
+    # Fields of `templates.Chat`; the weights are those of the roles that are learnt.
+    config.template = ConfigDict({"kind": "chat", "weights": {"assistant": 1.0}})
+    config.optimizer.learning_rate = 2e-3
+    return config

@@ -1,0 +1,19 @@
+"""A bidirectional encoder that guesses masked tokens, on the standard library's own functions.
+
+    python train.py --config=configs/masked.py
+
+Takes minutes on two cores. Which tokens are hidden is drawn anew in every epoch.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import quickstart
+
+
+def get_config() -> ConfigDict:
+    """The configuration of an encoder."""
+    config = quickstart.get_config()
+    config.steps = 300
+    config.task = ConfigDict({"kind": "masked", "rate": 0.15})  # what `pipeline.Masked` takes
+    config.batches.max_length = 512
+    return config

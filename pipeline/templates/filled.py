@@ -1,0 +1,36 @@
+"""Filled: the text that a template makes of each record, for training a tokenizer on it."""
+
+from typing import Any
+
+from pipeline.sources.source import Source, where
+from pipeline.templates.template import Template, decoded, fingerprint
+
+
+class Filled:
+    """Records `{"text": …}`: all spans of each record of a source, one after another.
+
+    >>> from pipeline.templates.answer import Answer
+    >>> Filled([{"q": "2+2", "a": "4"}], Answer(prompt="{q}=", answer="{a}"))[0]
+    {'text': '2+2=4'}
+    """
+
+    def __init__(self, source: Source, template: Template):
+        self.source, self.template = source, template
+
+    @property
+    def fingerprint(self) -> str:
+        """See `Source`."""
+        return f"{self.source.fingerprint}-{fingerprint(self.template)}"
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"text": "".join(text for text, _ in self.template(decoded(self.source[index])))}
+
+    def where(self, index: int) -> str:
+        """Where the source says that the record came from."""
+        return where(self.source, index)
+
+    def __str__(self) -> str:
+        return f"{self.source}, by a template"
