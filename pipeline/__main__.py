@@ -168,6 +168,8 @@ def prepare(arguments: argparse.Namespace) -> int:
             field=arguments.field,
             **marks,
         )
+    elif arguments.tokenizer.endswith(".json"):
+        tokenizer = pipeline.tokenizers.HuggingFace(arguments.tokenizer, **marks)
     else:
         tokenizer = pipeline.tokenizers.SentencePiece(arguments.tokenizer, **marks)
     workers = arguments.workers

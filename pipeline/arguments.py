@@ -137,19 +137,21 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument(
         "source",
         nargs="*",
-        help="text or .jsonl files, or globs, also .gz and .zst; or one config (.py), for which "
-        "training and evaluation corpora are made",
+        help="text or .jsonl files, or globs, also .gz and .zst; .parquet, .arrow, .feather or "
+        ".array_record files; a Hugging Face data set saved to disk; or one config (.py), for "
+        "which training and evaluation corpora are made",
     )
     command.add_argument("--into", metavar="DIRECTORY", help="where the corpus goes")
     command.add_argument("--tfds", metavar="NAME", help="a prepared TFDS data set instead of files")
-    command.add_argument("--split", default="train", help="of the TFDS data set (train)")
+    command.add_argument("--split", default="train", help="of a data set that has some (train)")
     command.add_argument("--field", default="text", help="of a record, that holds its text (text)")
     command.add_argument("--begin", type=float, default=0.0, help="first share of records (0.0)")
     command.add_argument("--end", type=float, default=1.0, help="last share of records (1.0)")
     command.add_argument(
         "--tokenizer",
         default="bytes",
-        help="bytes; or sentencepiece, trained on this text; or a sentencepiece .model (bytes)",
+        help="bytes; or sentencepiece, trained on this text; or a sentencepiece .model; or a "
+        "Hugging Face tokenizer.json (bytes)",
     )
     command.add_argument("--vocab-size", type=_count, default=8192, help="when training (8192)")
     command.add_argument("--no-marks", action="store_true", help="mark no begin and end of texts")

@@ -5,7 +5,10 @@ import subprocess
 import sys
 
 import numpy as np
+import pyarrow as pa
 import pytest
+import tokenizers
+from pyarrow import parquet
 
 from pipeline import Corpus, Plan, fit_buckets
 from pipeline.__main__ import DAMAGED, FINE, WRONG, main
@@ -246,6 +249,19 @@ def test_prepare_trains_a_tokenizer_and_leaves_out_marks(run, tmp_path):
     again = tmp_path / "again"
     assert run("prepare", text, "--into", again, "--tokenizer", model, "--no-marks")[0] == FINE
     assert len(Corpus.open(again)) == 300
+
+
+def test_prepare_takes_columns_and_a_hugging_face_tokenizer(run, tmp_path):
+    table = pa.table({"body": ["one two", "two"], "other": [1, 2]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    words = tokenizers.models.WordLevel({"one": 0, "two": 1, "?": 2}, unk_token="?")
+    tokenizer = tokenizers.Tokenizer(words)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "words.json"))
+    options = ["--field", "body", "--tokenizer", tmp_path / "words.json", "--no-marks"]
+    into = tmp_path / "corpus"
+    assert run("prepare", tmp_path / "a.parquet", "--into", into, *options)[0] == FINE
+    assert Corpus.open(into)[0]["targets"].tolist() == [1]
 
 
 def test_check_says_what_is_damaged(run, corpus, tmp_path):
