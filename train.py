@@ -12,6 +12,7 @@ import functools
 import logging
 import os
 import pathlib
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +53,7 @@ CHANGE = flags.DEFINE_string(
 PROFILE = flags.DEFINE_string("profile_steps", "", "FIRST:LAST, the steps to trace for a profile.")
 
 # What each network takes of a batch, in the order of its arguments.
-FIELDS = {
+FIELDS: dict[Callable[..., nnx.Module], tuple[str, ...]] = {
     Decoder: ("inputs", "inputs_segment_ids", "inputs_positions"),
     Encoder: ("inputs", "inputs_segment_ids", "inputs_positions"),
     EncoderDecoder: (
@@ -62,7 +63,7 @@ FIELDS = {
 }
 
 
-def network_for(corpus) -> type[nnx.Module]:
+def network_for(corpus) -> Callable[..., nnx.Module]:
     """The network that a corpus, a view of one, or pairs ask for."""
     if np.ndim(corpus.lengths) == 2:
         return EncoderDecoder

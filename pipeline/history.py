@@ -52,7 +52,8 @@ def read_history(workdir: epath.Path) -> tuple[Corpus | Pairs, Chain]:
     if not path.exists():
         raise FileNotFoundError(
             f"there is no {NAME} in {os.fspath(workdir)}; give the work directory of a run of "
-            "train.py, which writes it before its first step (runs of mixtures and of masked text have none)"
+            "train.py, which writes it before its first step; runs of mixtures and of masked text "
+            "have none"
         )
     try:
         content: dict[str, Any] = json.loads(path.read_text())

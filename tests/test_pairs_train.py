@@ -75,7 +75,8 @@ def test_the_training_program_learns_pairs_and_goes_on_where_it_stopped(text, tm
     corpus = Pairs.open(tmp_path / "corpus/train")
     _, record = Checkpoints(epath.Path(tmp_path / "checkpoints")).restore_json(16)
     options = {"packing": "none", "overflow": "truncate"}
-    plan = Plan(corpus, [Bucket(*bucket) for bucket in record["buckets"]], **options)
+    buckets = record["stages"][0]["changes"]["buckets"]
+    plan = Plan(corpus, [Bucket(*bucket) for bucket in buckets], **options)
     assert [line["batch"] for line in more] == [plan.batch(step).digest for step in range(16)]
 
 
