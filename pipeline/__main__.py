@@ -109,7 +109,7 @@ def check(arguments: argparse.Namespace) -> int:
         for each in corpus.corpora.values() if isinstance(corpus, Joined) else [corpus]:
             check_corpus(each, print)
         if isinstance(plan, Mixture):  # each source has epochs of its own
-            for name, rows in plan.of_source.items():
+            for name, rows in plan.sources.items():
                 print(f"rows of {name}, one a batch:")
                 check_plan(corpus.corpora[name].lengths, rows, arguments.epoch, print)
         else:

@@ -1,7 +1,9 @@
 """Mixture: batches of several corpora in given shares, met by quota."""
 
+import copy
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -55,7 +57,7 @@ class Mixture(Plan):
         window: as for `Plan`, for all corpora together.
 
     Attributes:
-        of_source: the plan of rows of each corpus, by name.
+        sources: the plan of rows of each corpus, by name.
         finite: whether the steps end.
 
     Raises:
@@ -84,14 +86,14 @@ class Mixture(Plan):
                 raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
         corpora = getattr(joined, "corpora", joined)
         self.names = tuple(corpora)
-        self._phases = as_phases(weights, self.names)
+        phases = as_phases(weights, self.names)
         self.buckets = as_buckets(buckets)
         self.seed, self.packing, self.overflow = int(seed), packing, overflow
-        self.shuffle, self.max_segments, self.bound, self.by = True, max_segments, None, by
-        self.of_source: dict[str, Rows] = {}
+        self.shuffle, self.max_segments, self.bound = True, max_segments, None
+        self.sources: dict[str, Rows] = {}
         for name, corpus in corpora.items():
             try:
-                self.of_source[name] = Rows(
+                self.sources[name] = Rows(
                     corpus,
                     self.buckets,
                     seed=seed,
@@ -102,7 +104,7 @@ class Mixture(Plan):
                 )
             except ValueError as error:
                 raise ValueError(f"corpus {name!r}: {error}") from error
-        plans = self._plans = list(self.of_source.values())
+        plans = self._plans = list(self.sources.values())
         #: The number of each corpus's first example.
         self._first = np.cumsum([0] + [plan.num_examples for plan in plans])
         self.num_examples = int(self._first[-1])
@@ -116,22 +118,9 @@ class Mixture(Plan):
                 for index in range(len(self.buckets))
             ]
         )
-        self._timeline = Timeline(
-            self._rows,
-            self._real,
-            [plan.num_tokens if by == "tokens" else _trained(plan) for plan in plans],
-            [bucket.rows for bucket in self.buckets],
-            [(start, list(shares.values())) for start, shares in self._phases],
-            ending,
-        )
-        if not self._timeline.epoch:
-            raise ValueError(
-                "the mixture has no step: a corpus cannot fill its share of even one batch. Use "
-                "ending='repeat' or 'renormalise', smaller batches, or another weight"
-            )
-        self.finite = self._timeline.steps is not None
+        self.by, self.ending = by, ending
         self._parts = {"plan": f"{PLAN_VERSION}.{VERSION}"}
-        for name, plan in self.of_source.items():
+        for name, plan in self.sources.items():
             parts = dict(part.split("=", 1) for part in plan.fingerprint.split(";"))
             own = ("lengths", "window", "patterns")
             self._parts |= {f"{part} of {name}": parts[part] for part in own if part in parts}
@@ -144,29 +133,61 @@ class Mixture(Plan):
             "weights by": by,
             "ending": ending,
         }
-        #: What the mixture depends on, all phases included.
-        self.fingerprint = self.fingerprint_at(self._phases[-1][0] + 1)
+        self._begin(phases)
 
-    def fingerprint_at(self, step: int) -> str:
-        """What the batches before `step` depend on: phases that begin later may still change."""
-        parts = dict(self._parts)
+    def _begin(self, phases: Sequence[tuple[int, dict[str, Fraction]]]):
+        """Lays out the steps."""
+        self._phases, by = phases, self.by
+        self._timeline = Timeline(
+            self._rows,
+            self._real,
+            [plan.num_tokens if by == "tokens" else _trained(plan) for plan in self._plans],
+            [bucket.rows for bucket in self.buckets],
+            [(start, list(shares.values())) for start, shares in phases],
+            self.ending,
+        )
+        if not self._timeline.epoch:
+            raise ValueError(
+                "the mixture has no step: a corpus cannot fill its share of even one batch. Use "
+                "ending='repeat' or 'renormalise', smaller batches, or another weight"
+            )
+        self.finite = self._timeline.steps is not None
+        #: What the mixture depends on, all phases included.
+        self.fingerprint = self.entries[-1]["fingerprint"]
+
+    def after(  # type: ignore[override]  # a mixture stays one
+        self, step: int, *, weights: Mapping[str, float]
+    ) -> "Mixture":
+        """The mixture as it is up to `step`, and under other weights from there on; plans nothing.
+
+        Phases that would have begun at `step` or later are left out.
+
+        Raises:
+            ValueError: `step` is no whole number from 0, or the weights are not as for `Mixture`.
+        """
+        if int(step) != step or step < 0:
+            raise ValueError(f"step is {step!r}; it must be a whole number from 0")
+        ((_, shares),) = as_phases(weights, self.names)
+        changed = copy.copy(self)
+        past = [phase for phase in self._phases if phase[0] < step]
+        changed._begin([*past, (int(step), shares)])
+        return changed
+
+    @property
+    def entries(self) -> tuple[dict[str, Any], ...]:
+        """What its batches depend on from each phase on: the weights up to there."""
+        parts, entries = dict(self._parts), []
         for start, shares in self._phases:
-            if start == 0 or start < step:
-                parts[f"weights from step {start}"] = "+".join(
-                    f"{name}:{share}" for name, share in shares.items()
-                )
-        return ";".join(f"{name}={value}" for name, value in parts.items())
+            weights = {name: f"{share}" for name, share in shares.items()}
+            parts[f"weights from step {start}"] = "+".join(f"{n}:{w}" for n, w in weights.items())
+            fingerprint = ";".join(f"{name}={value}" for name, value in parts.items())
+            entry: dict[str, Any] = {"from": start, "fingerprint": fingerprint}
+            entries.append(entry | ({"changes": {"weights": weights}} if start else {}))
+        return tuple(entries)
 
     def entries_at(self, step: int) -> tuple[dict[str, Any], ...]:
-        """One, in which phases that begin later are not named."""
-        return ({"from": 0, "fingerprint": self.fingerprint_at(step)},)
-
-    def after(self, step: int, *, leave_out: Any = (), **changes: Any):
-        """Refused: a mixture changes by phases of its weights."""
-        raise ValueError(
-            "a mixture does not change by `after`; give its weights another phase, as in "
-            f"weights=[(0, {{…}}), ({step}, {{…}})]"
-        )
+        """Its entries but for phases to come, which may change."""
+        return tuple(entry for entry in self.entries if entry["from"] < max(step, 1))
 
     def num_batches(self, epoch: int = 0) -> int:
         """Steps until each corpus that has a weight has been through; all, where they end."""

@@ -48,7 +48,7 @@ def mixture_table(mixture) -> str:
         f"{'corpus':>14}{'weight':>12}{'share':>14}{'epochs':>10}{'tokens of one':>18}"
         f"{'examples':>16}"
     )
-    for name, plan in mixture.of_source.items():
+    for name, plan in mixture.sources.items():
         weights = " → ".join(f"{phase[name]:.4g}" for _, phase in mixture.phases)
         lines.append(
             f"{name:>14}{weights:>12}{shares[name]:>14.3%}{passes[name]:>10.2f}"

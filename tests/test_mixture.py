@@ -153,8 +153,8 @@ def test_every_epoch_of_every_source_has_each_position_once():
 
 def test_epochs_are_shuffled_anew():
     mixture = Mixture(SOURCES, BUCKETS, weights={"code": 1, "prose": 0, "chat": 0})
-    rows = mixture.of_source["code"].batches_per_bucket[BUCKETS[0].__class__(1, 16)]
-    first, second = (mixture.of_source["code"].rows(0, at, at + rows)[:, 1] for at in (0, rows))
+    rows = mixture.sources["code"].batches_per_bucket[BUCKETS[0].__class__(1, 16)]
+    first, second = (mixture.sources["code"].rows(0, at, at + rows)[:, 1] for at in (0, rows))
     assert sorted(first) == sorted(second) or len(first) == len(second)
     assert first.tolist() != second.tolist()
 
@@ -218,6 +218,20 @@ def test_weights_change_at_their_step_and_not_before():
     assert all(once(seen[name, 0]) for name in ("code", "prose"))
 
 
+def test_a_mixture_goes_on_after_a_step_under_other_weights():
+    other = {"code": 1, "prose": 1, "chat": 0}
+    phases = [(0, WEIGHTS), (40, other)]
+    planned = Mixture(SOURCES, BUCKETS, weights=phases)
+    changed = Mixture(SOURCES, BUCKETS, weights=[*phases[:1], (70, WEIGHTS)]).after(
+        40, weights=other
+    )
+    assert changed.fingerprint == planned.fingerprint
+    for step in (0, 39, 40, 41, 500):
+        assert changed.batch(step).digest == planned.batch(step).digest
+    with pytest.raises(ValueError, match="step is -1"):
+        planned.after(-1, weights=other)
+
+
 def test_a_phase_may_come_before_a_source_ends():
     phases = [(0, WEIGHTS), (5, {"code": 1, "prose": 5, "chat": 5})]
     mixture = Mixture(SOURCES, BUCKETS, weights=phases, ending="renormalise")
@@ -262,7 +276,7 @@ def test_windows_deal_every_position_once():
     mixture = Mixture(whole, BUCKETS, weights=WEIGHTS, ending="renormalise", window=500)
     assert "window of code=166" in mixture.fingerprint
     dealt = []
-    for name, plan in mixture.of_source.items():
+    for name, plan in mixture.sources.items():
         deal = plan._windows.deal
         plan._windows.deal = lambda *where, name=name, deal=deal: (
             dealt.append((name, *where)) or deal(*where)
