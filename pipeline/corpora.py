@@ -5,21 +5,16 @@ from typing import Any
 
 from etils import epath
 
-from pipeline import sources, templates, tokenizers
+from pipeline import sources, templates, tokenizers, views
 from pipeline.joined import Joined
 from pipeline.preparation import prepare, prepare_pairs
 from pipeline.tasks import CAUSAL, INPUTS
-from pipeline.views import Masked, SpanCorruption
 
 TEMPLATES: dict[str, Callable[..., templates.Template]] = {
     "chat": templates.Chat,
     "answer": templates.Answer,
 }
-VIEWS: dict[str, Callable[..., Any] | None] = {
-    "causal": None,
-    "masked": Masked,
-    "corrupted": SpanCorruption,
-}
+VIEWS: dict[str, Callable[..., Any] | None] = {"causal": None, **views.KINDS}
 
 
 def open_source(fields: Any, data_dir: epath.Path) -> sources.Source:

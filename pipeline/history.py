@@ -11,6 +11,7 @@ from pipeline.chain import Chain
 from pipeline.corpus import Corpus
 from pipeline.pairs import Pairs, open_corpus
 from pipeline.schedule import plan_of
+from pipeline.views import View, view_of
 
 NAME = "plans.json"
 
@@ -18,19 +19,20 @@ NAME = "plans.json"
 def write_history(workdir: epath.Path, corpus: Any, plan: Any) -> None:
     """Writes which corpus, plans and changes make up the batches of the run in `workdir`.
 
-    Of a mixture, or of a view that draws anew in each epoch, nothing is written: there is no audit
-    of those yet.
+    Of a view it tells that, too, as `view`. Of a mixture nothing is written: its corpora have
+    epochs of their own, and no audit yet.
 
     {"corpus": "corpus/train", "tokens": "tokens=…",
      "plans": [{"from": 0, "fingerprint": …, "changes": {"buckets": [[8, 128]], "seed": 0, …}},
                {"from": 2000, "fingerprint": …, "changes": {"buckets": [[16, 128]]}}]}
     """
-    if not isinstance(plan, Chain) or not isinstance(corpus, Corpus | Pairs):
+    if not isinstance(plan, Chain):
         return
     directory = os.fspath(corpus.directory)
     inside = os.path.join(os.fspath(workdir), "")
     content = {
         "corpus": directory.removeprefix(inside),
+        "view": corpus.description if isinstance(corpus, View) else None,
         "tokens": corpus.fingerprint,
         "plans": [
             {**entry, "changes": changes}
@@ -41,7 +43,7 @@ def write_history(workdir: epath.Path, corpus: Any, plan: Any) -> None:
         file.write(json.dumps(content, indent=1).encode())
 
 
-def read_history(workdir: epath.Path) -> tuple[Corpus | Pairs, Chain]:
+def read_history(workdir: epath.Path) -> tuple[Corpus | Pairs | View, Chain]:
     """The corpus of the run in `workdir`, and its plan made again.
 
     Raises:
@@ -52,16 +54,17 @@ def read_history(workdir: epath.Path) -> tuple[Corpus | Pairs, Chain]:
     if not path.exists():
         raise FileNotFoundError(
             f"there is no {NAME} in {os.fspath(workdir)}; give the work directory of a run of "
-            "train.py, which writes it before its first step; runs of mixtures and of masked text "
-            "have none"
+            "train.py, which writes it before its first step (runs of mixtures have none)"
         )
     try:
         content: dict[str, Any] = json.loads(path.read_text())
         changes = [(int(entry["from"]), dict(entry["changes"])) for entry in content["plans"]]
-        directory, tokens = content["corpus"], content["tokens"]
+        directory, tokens, seen_as = content["corpus"], content["tokens"], content.get("view")
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{os.fspath(path)} cannot be read: {error!r}") from error
-    corpus = open_corpus(workdir / directory)
+    corpus: Corpus | Pairs | View = open_corpus(workdir / directory)
+    if seen_as and isinstance(corpus, Corpus):
+        corpus = view_of(corpus, seen_as)
     if corpus.fingerprint != tokens:
         raise ValueError(
             f"the corpus in {os.fspath(corpus.directory)} is {corpus.fingerprint}, and the run "

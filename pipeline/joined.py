@@ -74,11 +74,16 @@ class Joined:
         heads = np.flatnonzero(np.diff(source, prepend=-1))
         sizes = np.add.reduceat(np.where(lengths > 0, reach, 0), heads)
         runs: dict[str, list[np.ndarray]] = {}
-        for which in np.unique(source):
+        reads = {}
+        for which in np.unique(source).tolist():
             mine = source == which
-            found = self._all[which].read(
+            reads[which] = self._all[which].read(
                 examples[mine] - self.first[which], starts[mine], lengths[mine], reach[mine]
             )
+        if any("loss_weights" in found for found in reads.values()):
+            for found in reads.values():  # tokens that have no weights weigh 1
+                found.setdefault("loss_weights", np.ones(len(found["inputs"]), np.float32))
+        for which, found in reads.items():
             here = np.flatnonzero(source[heads] == which)
             ends = np.cumsum(sizes[here]).tolist()
             for field, values in found.items():

@@ -7,11 +7,14 @@ import subprocess
 import sys
 
 import pytest
+from etils import epath
 from ml_collections import ConfigDict
 
 from configs import chat, masked, quickstart
 from pipeline.corpora import open_template, prepare_corpora
+from pipeline.history import read_history
 from pipeline.sources import Dialogues
+from pipeline.views import Masked
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -65,6 +68,9 @@ def test_a_masked_encoder_learns_and_goes_on_where_it_stopped(chats, tmp_path):
     assert "resumed: step 12 of 14" in run(chats, "masked", tmp_path, "--config.steps=14")
     assert losses(tmp_path)[:12] == first
     assert len(losses(tmp_path)) == 14
+    corpus, plan = read_history(epath.Path(tmp_path))
+    assert isinstance(corpus, Masked)
+    assert plan.batch(13).num_tokens
 
 
 @pytest.mark.slow

@@ -107,6 +107,16 @@ def test_weights_reach_the_batch_wherever_rows_are_built(tmp_path):
     assert total == sum(corpus[example]["loss_weights"].sum() for example in range(len(corpus)))
 
 
+def test_corpora_with_and_without_weights_are_read_as_one(tmp_path):
+    chats = prepare(Records(CHATS), Bytes(), tmp_path / "chats", template=Chat())
+    text = prepare(Records([f"text {number}" for number in range(9)]), Bytes(), tmp_path / "text")
+    joined = pipeline.Joined({"text": text, "chats": chats})
+    picked = [3, 12, 4, 20, 21]
+    read = joined.read(picked, [0] * 5, joined.lengths[picked])
+    weights = [joined[each].get("loss_weights", np.ones(joined.lengths[each])) for each in picked]
+    assert read["loss_weights"].tolist() == np.concatenate(weights).tolist()
+
+
 def test_a_template_that_changed_makes_another_corpus(tmp_path):
     records = Records([{"spans": [("a", 1.0), ("b", 0.0)]}])
     corpus = prepare(records, Bytes(), tmp_path, template=spoken, num_workers=2)

@@ -1,6 +1,7 @@
 """Views: masked tokens, corrupted spans and pairs; pure functions of seed, epoch and example."""
 
 import hashlib
+import json
 import pickle
 
 import numpy as np
@@ -13,7 +14,7 @@ from pipeline.corpus import Corpus
 from pipeline.sources import Records
 from pipeline.tasks import INPUTS
 from pipeline.tokenizers import Bytes
-from pipeline.views import Masked, SpanCorruption, draws
+from pipeline.views import Masked, SpanCorruption, draws, view_of
 
 TEXTS = ["word " * (number % 40) + f"and {number}" for number in range(120)] + [""]
 
@@ -248,6 +249,13 @@ def test_lengths_never_depend_on_the_epoch_and_long_texts_are_cut(corpus):
 def test_what_cannot_be_is_refused(corpus, make, sentence):
     with pytest.raises(ValueError, match=sentence):
         make(corpus)
+
+
+def test_a_view_is_made_again_from_its_description(corpus):
+    for view in (Masked(corpus, rate=0.3, seed=5), SpanCorruption(corpus, max_length=30, seed=5)):
+        again = view_of(corpus, json.loads(json.dumps(view.description)))
+        assert again.fingerprint == view.fingerprint
+        assert again.directory == corpus.directory
 
 
 def test_views_want_tokens_as_they_are(tmp_path):

@@ -33,6 +33,8 @@ class Masked(View):
             for a vocabulary of unknown size.
     """
 
+    kind = "masked"
+
     def __init__(
         self,
         corpus: Corpus,
@@ -55,6 +57,11 @@ class Masked(View):
         #: Token ids are below this.
         self.vocab_size = max(corpus.vocab_size or 0, self.mask_id + 1)
         self.num_tokens = corpus.num_tokens
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """See `View`."""
+        return {name: getattr(self, name) for name in ("mask_id", "rate", "seed", "keep_ids")}
 
     @property
     def about(self) -> dict[str, object]:

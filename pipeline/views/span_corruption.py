@@ -42,6 +42,8 @@ class SpanCorruption(View):
             sentinels than spans.
     """
 
+    kind = "corrupted"
+
     def __init__(
         self,
         corpus: Corpus,
@@ -117,6 +119,13 @@ class SpanCorruption(View):
         noise = np.clip(np.rint(sizes * self.density), 1, np.maximum(sizes - 1, 1))
         spans = np.clip(np.rint(noise / self.mean_span), 1, np.minimum(noise, sizes - noise))
         return noise.astype(np.int64), np.maximum(spans, 1).astype(np.int64)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """See `View`."""
+        names = ("max_length", "density", "mean_span", "end_id", "start_id", "seed")
+        given = {name: getattr(self, name) for name in names}
+        return given | {"sentinels": self.sentinels.tolist()}
 
     @property
     def about(self) -> dict[str, object]:

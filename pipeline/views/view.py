@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+from etils import epath
 
 from pipeline.corpus import Corpus
 from pipeline.tasks import INPUTS
@@ -18,7 +19,11 @@ class View:
 
     Attributes:
         corpus: where the tokens are; of the task "inputs".
+        lengths: positions of each example; of pairs, of inputs and targets.
     """
+
+    kind: ClassVar[str]
+    lengths: np.ndarray
 
     def __init__(self, corpus: Corpus):
         if corpus.task != INPUTS:
@@ -54,6 +59,21 @@ class View:
     def kept(self, name: str, make: Callable[[], bytes]) -> bytes:
         """See `Corpus`."""
         return self.corpus.kept(name, make)
+
+    @property
+    def directory(self) -> epath.Path:
+        """Where the corpus lies."""
+        return self.corpus.directory
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What it was made with, as JSON."""
+        raise NotImplementedError
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What `view_of` takes, as JSON."""
+        return {"kind": self.kind, **self.options}
 
     @property
     def about(self) -> dict[str, object]:
