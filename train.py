@@ -32,9 +32,9 @@ from models.encoder_decoder import EncoderDecoder
 from models.flops import pair_flops, training_flops
 from models.loss import cross_entropy
 from models.parameters import decay_mask, parameter_shardings
-from pipeline import hosts
-from pipeline.microbatches import summed, summed_gradients
-from pipeline.run import Run, Steps
+from pipeline.training import hosts
+from pipeline.training.microbatches import summed, summed_gradients
+from pipeline.training.run import Run, Steps
 
 HERE = pathlib.Path(__file__).parent
 CONFIG = config_flags.DEFINE_config_file(

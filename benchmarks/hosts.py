@@ -3,8 +3,8 @@
     python -m benchmarks.hosts
 
 A host plans the global batch, sends a hash and receives the least and the greatest of all hashes
-(`pipeline.hosts.require_agreement`), and builds its own rows. Only the last depends on the number
-of hosts: it shrinks.
+(`pipeline.training.hosts.require_agreement`), and builds its own rows. Only the last depends on
+the number of hosts: it shrinks.
 """
 
 import hashlib
@@ -14,8 +14,8 @@ import numpy as np
 
 import pipeline
 from benchmarks.lengths import sample
-from pipeline.collate import collate
-from pipeline.sharding import slice_of_process
+from pipeline.loading.collate import collate
+from pipeline.loading.sharding import slice_of_process
 
 ROWS = 1024 * 4  # of the longest bucket: four for each host, when there are most
 

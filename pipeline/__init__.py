@@ -7,47 +7,47 @@ first used.
 import importlib
 from typing import TYPE_CHECKING
 
-from pipeline.bucket import Bucket
-from pipeline.fit import fit_buckets
-from pipeline.mixture import Mixture
-from pipeline.plan import Plan, PlannedBatch
+from pipeline.planning.bucket import Bucket
+from pipeline.planning.fit import fit_buckets
+from pipeline.planning.mixture import Mixture
+from pipeline.planning.plan import Plan, PlannedBatch
 
 if TYPE_CHECKING:
     from pipeline import sources, tasks, templates, tokenizers
-    from pipeline.compact import spread
-    from pipeline.compile_log import CompileGuard
-    from pipeline.compiled import Compiled
-    from pipeline.corpus import Corpus
-    from pipeline.joined import Joined
-    from pipeline.loader import Batches, Loader, load
-    from pipeline.pairs import Pairs
-    from pipeline.preparation import prepare, prepare_pairs
-    from pipeline.sharding import to_global
-    from pipeline.spelling import rename
+    from pipeline.loading.compact import spread
+    from pipeline.loading.loader import Batches, Loader, load
+    from pipeline.loading.sharding import to_global
+    from pipeline.loading.spelling import rename
+    from pipeline.storage.corpus import Corpus
+    from pipeline.storage.joined import Joined
+    from pipeline.storage.pairs import Pairs
+    from pipeline.storage.preparation import prepare, prepare_pairs
+    from pipeline.training.compile_log import CompileGuard
+    from pipeline.training.compiled import Compiled
     from pipeline.uncopied import InPlace, index
     from pipeline.views import Masked, SpanCorruption
 
 _LATER = {
-    "Batches": "loader",
-    "CompileGuard": "compile_log",
-    "Compiled": "compiled",
-    "Corpus": "corpus",
-    "Joined": "joined",
-    "Loader": "loader",
+    "Batches": "loading.loader",
+    "CompileGuard": "training.compile_log",
+    "Compiled": "training.compiled",
+    "Corpus": "storage.corpus",
+    "Joined": "storage.joined",
+    "Loader": "loading.loader",
     "InPlace": "uncopied",
     "Masked": "views",
-    "Pairs": "pairs",
+    "Pairs": "storage.pairs",
     "SpanCorruption": "views",
     "index": "uncopied",
-    "load": "loader",
-    "prepare": "preparation",
-    "prepare_pairs": "preparation",
-    "rename": "spelling",
+    "load": "loading.loader",
+    "prepare": "storage.preparation",
+    "prepare_pairs": "storage.preparation",
+    "rename": "loading.spelling",
     "sources": None,
-    "spread": "compact",
+    "spread": "loading.compact",
     "tasks": None,
     "templates": None,
-    "to_global": "sharding",
+    "to_global": "loading.sharding",
     "tokenizers": None,
 }
 

@@ -8,7 +8,7 @@ import sys
 import types
 from collections.abc import Callable, Sequence
 
-from pipeline.arguments import PLANNING, parser
+from pipeline.commands.arguments import PLANNING, parser
 
 FINE, DAMAGED, WRONG = 0, 1, 2
 
@@ -75,7 +75,7 @@ def buckets(arguments: argparse.Namespace) -> int:
 
 def show(arguments: argparse.Namespace) -> int:
     """Prints a batch, or draws it."""
-    from pipeline.show import Shown
+    from pipeline.commands.show import Shown
 
     subject, options = _opened(arguments)
     shown = Shown(subject.corpus, options.plan(subject), arguments.step)
@@ -93,9 +93,9 @@ def check(arguments: argparse.Namespace) -> int:
     """Verifies; 1 if something is wrong."""
     from etils import epath
 
-    from pipeline.check import check_corpus, check_plan
-    from pipeline.joined import Joined
-    from pipeline.mixture import Mixture
+    from pipeline.commands.check import check_corpus, check_plan
+    from pipeline.planning.mixture import Mixture
+    from pipeline.storage.joined import Joined
 
     try:
         subject, options = _opened(arguments)
@@ -124,7 +124,7 @@ def audit(arguments: argparse.Namespace) -> int:
     """Compares what a run did with its plan; 1 if that differs."""
     from etils import epath
 
-    from pipeline.audit import NotAsPlanned, audit
+    from pipeline.training.audit import NotAsPlanned, audit
 
     try:
         audit(epath.Path(arguments.workdir).expanduser(), print)

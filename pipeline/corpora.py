@@ -6,8 +6,8 @@ from typing import Any
 from etils import epath
 
 from pipeline import sources, templates, tokenizers, views
-from pipeline.joined import Joined
-from pipeline.preparation import prepare, prepare_pairs
+from pipeline.storage.joined import Joined
+from pipeline.storage.preparation import prepare, prepare_pairs
 from pipeline.tasks import CAUSAL, INPUTS
 
 TEMPLATES: dict[str, Callable[..., templates.Template]] = {

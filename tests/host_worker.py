@@ -10,11 +10,11 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 import pipeline
-from pipeline import hosts
-from pipeline.microbatches import summed_gradients
-from pipeline.sharding import batch_sharding
+from pipeline.loading.sharding import batch_sharding
 from pipeline.sources import TextFiles
 from pipeline.tokenizers import Bytes
+from pipeline.training import hosts
+from pipeline.training.microbatches import summed_gradients
 
 
 def layout(asked):
@@ -56,7 +56,7 @@ def batches(asked):
 
 def agree(asked):
     if "version" in asked:
-        pipeline.plan.VERSION = asked["version"]
+        pipeline.planning.plan.VERSION = asked["version"]
     corpus = pipeline.Corpus.open(asked["corpus"])
     lengths = corpus.lengths[:-1] if asked.get("drop_last_example") else corpus.lengths
     buckets = [pipeline.Bucket(*b) for b in asked.get("buckets", [[8, 16], [4, 64]])]

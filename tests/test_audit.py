@@ -9,7 +9,7 @@ from etils import epath
 import pipeline
 from pipeline import Bucket, Plan
 from pipeline.__main__ import main
-from pipeline.history import read_history, write_history
+from pipeline.training.history import read_history, write_history
 
 SHORT = (Bucket(8, 16), Bucket(4, 32))
 LONG = (Bucket(4, 64),)
@@ -130,7 +130,7 @@ def test_plans_that_cannot_be_made_again_and_places_without_a_run_are_errors(
 
 def test_a_plan_that_loses_a_position_would_be_found(ran, capsys, monkeypatch):
     workdir, lines, _ = ran
-    batch = pipeline.chain.Chain.batch
+    batch = pipeline.planning.chain.Chain.batch
 
     def losing(self, step):
         planned = batch(self, step)
@@ -138,7 +138,7 @@ def test_a_plan_that_loses_a_position_would_be_found(ran, capsys, monkeypatch):
             planned.segments[0, 3] -= 1
         return planned
 
-    monkeypatch.setattr(pipeline.chain.Chain, "batch", losing)
+    monkeypatch.setattr(pipeline.planning.chain.Chain, "batch", losing)
     _, plan = read_history(epath.Path(workdir))
     lines[26]["batch"] = plan.batch(25).digest
     write(workdir, lines)

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 import pipeline
-from pipeline import Batches, Bucket, Plan, buffers
+from pipeline import Batches, Bucket, Plan
+from pipeline.storage import buffers
 
 LARGE = buffers.SMALL  # int32 entries: four times the bytes from which memory is used again
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import pipeline
 from pipeline import Batches, Bucket, Plan
-from pipeline.checkpoint import check_data_state, data_state
+from pipeline.loading.checkpoint import check_data_state, data_state
 
 SHORT = (Bucket(2, 8), Bucket(1, 16))
 LONG = (Bucket(4, 16), Bucket(1, 40))
@@ -274,9 +274,11 @@ def test_examples_are_left_out_by_a_function_of_the_corpus(corpus):
 def test_far_steps_cost_no_walk(monkeypatch):
     lengths = np.random.default_rng(0).integers(1, 60, 2000)
     plan, dealt = Plan(lengths, FOURS, window=300), []
-    deal = pipeline.windows.Windows.deal
+    deal = pipeline.planning.windows.Windows.deal
     monkeypatch.setattr(
-        pipeline.windows.Windows, "deal", lambda self, *at: dealt.append(at) or deal(self, *at)
+        pipeline.planning.windows.Windows,
+        "deal",
+        lambda self, *at: dealt.append(at) or deal(self, *at),
     )
     monkeypatch.setattr(plan, "batch", None)  # no batch is asked for one by one
     step = 10**9 + 7

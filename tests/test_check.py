@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from pipeline import Bucket, Corpus, Plan, PlannedBatch
-from pipeline import lengths as lengths_lib
-from pipeline.check import check_corpus, check_plan
+from pipeline.commands.check import check_corpus, check_plan
+from pipeline.planning import lengths as lengths_lib
 
 
 @pytest.fixture

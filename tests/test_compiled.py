@@ -5,9 +5,9 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from pipeline import Bucket, Compiled
-from pipeline.compile_log import CompileGuard, CompileLog
-from pipeline.compiled import table
-from pipeline.microbatches import allowed, split, summed_gradients
+from pipeline.training.compile_log import CompileGuard, CompileLog
+from pipeline.training.compiled import table
+from pipeline.training.microbatches import allowed, split, summed_gradients
 
 WIDTH = 16
 

@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import chunks, lengths, pieces
-from pipeline.corpus import Corpus
+from pipeline import chunks
+from pipeline.planning import lengths
+from pipeline.storage import pieces
+from pipeline.storage.corpus import Corpus
 
 # 30 examples of 0 to 17 tokens over several parts; id = 100 · example + place.
 COUNTS = [(7 * number) % 18 for number in range(30)]
@@ -164,7 +166,7 @@ def test_nothing_is_read_beyond_a_map(tmp_path):
     program = """
         import mmap, sys
         import pyarrow
-        from pipeline.corpus import Corpus
+        from pipeline.storage.corpus import Corpus
 
         corpus, held, memory_map = Corpus.open(sys.argv[1]), [], pyarrow.memory_map
 

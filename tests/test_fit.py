@@ -50,7 +50,7 @@ def test_dense_attention_wants_short_buckets_and_segment_attention_one(caplog):
     lengths = lognormal(longest=8192)
     options = {"tokens_per_batch": 65_536, "max_buckets": 4}
     assert len(fit_buckets(lengths, **options)) == 4
-    with caplog.at_level(logging.INFO, "pipeline.fit"):
+    with caplog.at_level(logging.INFO, "pipeline.planning.fit"):
         assert len(fit_buckets(lengths, attention="segment", **options)) == 1
     assert "one bucket is enough" in caplog.text
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pipeline
-from pipeline import plan
+from pipeline.planning import plan
 from tests.processes import Group, environment, free_port
 
 

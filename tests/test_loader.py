@@ -10,7 +10,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import pipeline
 from pipeline import Batches, Plan
-from pipeline.loader import Loader
+from pipeline.loading.loader import Loader
 
 FIELDS = {
     "inputs": np.int32,

@@ -12,7 +12,7 @@ from models.config import TransformerConfig
 from models.decoder import Decoder
 from models.loss import cross_entropy
 from models.parameters import parameter_shardings
-from pipeline.sharding import batch_sharding
+from pipeline.loading.sharding import batch_sharding
 
 
 def test_on_four_devices_blocked_attention_adds_no_collective_to_dense():

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 import pipeline
 from pipeline import Bucket, Mixture
-from pipeline.checkpoint import check_data_state, data_state
-from pipeline.quota import Quota
-from pipeline.turns import Turns
-from pipeline.weights import typical_lengths
+from pipeline.loading.checkpoint import check_data_state, data_state
+from pipeline.planning.quota import Quota
+from pipeline.planning.turns import Turns
+from pipeline.planning.weights import typical_lengths
 
 BUCKETS = (Bucket(8, 16), Bucket(4, 32), Bucket(2, 64))
 WEIGHTS = {"code": 0.6, "prose": 0.3, "chat": 0.1}
@@ -408,7 +408,7 @@ def test_bad_input_is_refused_with_a_sentence(change, message):
 
 
 def test_a_mixture_made_today_is_the_mixture_made_next_year():
-    # When this fails because batches have changed, raise pipeline.mixture.VERSION with it.
+    # When this fails because batches have changed, raise pipeline.planning.mixture.VERSION with it.
     corpora = {"a": np.arange(150) * 37 % 61 + 1, "b": np.arange(60) * 29 % 90 + 5}
     mixture = Mixture(corpora, BUCKETS, weights={"a": 2, "b": 1}, seed=3)
     assert mixture.fingerprint == (

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import pipeline
 from pipeline import Bucket, Plan, fit_buckets
-from pipeline.knapsack import Knapsack
-from pipeline.solution import Search
+from pipeline.planning.knapsack import Knapsack
+from pipeline.planning.solution import Search
 
 histograms = st.dictionaries(st.integers(1, 30), st.integers(1, 40), min_size=1, max_size=8)
 

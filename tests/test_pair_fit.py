@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import Bucket, Plan, fit_buckets
-from pipeline.pair_fit import PairFit
+from pipeline.planning.pair_fit import PairFit
 from tests.test_pair_plan import translations
 
 OPTIONS = {"tokens_per_batch": 4096, "max_buckets": 3, "length_multiple": 16}

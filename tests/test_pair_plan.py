@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import Bucket, Plan
-from pipeline.pair_packing import best_fit_pairs, volume_bound
+from pipeline.planning.pair_packing import best_fit_pairs, volume_bound
 
 BUCKETS = (Bucket(4, (16, 8)), Bucket(3, (16, 32)), Bucket(2, (64, 32)))
 pair_lists = st.lists(

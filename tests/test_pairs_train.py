@@ -19,7 +19,7 @@ from models.config import TransformerConfig
 from models.encoder_decoder import EncoderDecoder
 from models.flops import pair_flops, training_flops
 from pipeline import Batches, Bucket, Pairs, Plan
-from pipeline.checkpoint import Checkpoints
+from pipeline.loading.checkpoint import Checkpoints
 
 ROOT = pathlib.Path(__file__).parent.parent
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import pipeline
 from pipeline import Bucket, Plan
-from pipeline.windows import Windows
+from pipeline.planning.windows import Windows
 
 BUCKETS = (Bucket(4, 16), Bucket(3, 32), Bucket(2, 64))
 lengths_lists = st.lists(st.integers(0, 150), min_size=1, max_size=200).filter(any)
@@ -302,6 +302,6 @@ def test_a_negative_step_is_refused():
 def test_a_corpus_is_planned_like_its_lengths():
     class Stored:
         lengths = some_lengths()
-        lengths_digest = pipeline.lengths.digest(lengths)
+        lengths_digest = pipeline.planning.lengths.digest(lengths)
 
     assert Plan(Stored, BUCKETS).fingerprint == Plan(Stored.lengths, BUCKETS).fingerprint

@@ -11,13 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline import atomic, chunks, preparation, tokenisation
-from pipeline import corpus as corpus_module
-from pipeline import parts as parts_module
+from pipeline import atomic, chunks
 from pipeline.atomic import alone, written
-from pipeline.corpus import Corpus
-from pipeline.preparation import prepare
 from pipeline.sources import JsonLines, Slice, TextFiles
+from pipeline.storage import corpus as corpus_module
+from pipeline.storage import parts as parts_module
+from pipeline.storage import preparation, tokenisation
+from pipeline.storage.corpus import Corpus
+from pipeline.storage.preparation import prepare
 from pipeline.tokenizers import Bytes
 
 LINES = [f"document {number} " + "abc " * (number * 7 % 23) for number in range(400)]
@@ -28,7 +29,8 @@ SMALL = {"TOKENS_PER_PART": 2000, "RECORDS": 16}
 # A program that prepares `text` into `directory` slowly: it notes each record that it reads.
 PROGRAM = """
     import os, sys, time
-    from pipeline import chunks, preparation, tokenisation
+    from pipeline import chunks
+    from pipeline.storage import preparation, tokenisation
     from pipeline.sources import TextFiles
     from pipeline.tokenizers import Bytes
 
@@ -341,7 +343,7 @@ def test_a_real_limit_on_file_size_is_told_like_a_full_disk(tmp_path):
     script = """
         import resource, sys
         import numpy as np
-        from pipeline.corpus import Corpus
+        from pipeline.storage.corpus import Corpus
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
         Corpus.from_arrays([np.arange(10_000)], sys.argv[1])
     """

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from pipeline import Bucket, Plan
-from pipeline.overflow import cut
-from pipeline.partition import FEW, Partition
+from pipeline.planning.overflow import cut
+from pipeline.planning.partition import FEW, Partition
 
 BUCKETS = Bucket(1024, 128), Bucket(256, 512)
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from pipeline import Bucket
-from pipeline.change import allowing, applied, changed, parsed
-from pipeline.schedule import plan_of, resolve, stages, told
+from pipeline.planning.schedule import plan_of, resolve, stages, told
+from pipeline.training.change import allowing, applied, changed, parsed
 
 LENGTHS = np.random.default_rng(0).integers(1, 60, 300)
 BEGIN = {"seed": 0, "tokens_per_batch": 256, "max_length": 32, "length_multiple": 16}

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from pipeline import Batches, Corpus, Plan, prepare
-from pipeline.bucket import Bucket
-from pipeline.show import COLOURS, Shown, _printable
+from pipeline.commands.show import COLOURS, Shown, _printable
+from pipeline.planning.bucket import Bucket
 from pipeline.sources import TextFiles
 from pipeline.tokenizers import Bytes
 

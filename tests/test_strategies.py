@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.overflow import cut
-from pipeline.packing import PACKINGS
+from pipeline.planning.overflow import cut
+from pipeline.planning.packing import PACKINGS
 from pipeline.report import Options, packed, padded
 from pipeline.report.lockstep import Fitter, Pieces, simulated
 from pipeline.report.simulated import Simulated

@@ -12,8 +12,8 @@ from ml_collections import ConfigDict
 
 from configs import chat, masked, quickstart
 from pipeline.corpora import open_template, prepare_corpora
-from pipeline.history import read_history
 from pipeline.sources import Dialogues
+from pipeline.training.history import read_history
 from pipeline.views import Masked
 
 ROOT = pathlib.Path(__file__).parent.parent

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 import pipeline
 from pipeline import templates
-from pipeline.corpus import Corpus
-from pipeline.preparation import prepare
 from pipeline.sources import Records
+from pipeline.storage.corpus import Corpus
+from pipeline.storage.preparation import prepare
 from pipeline.tasks import INPUTS
 from pipeline.templates import Answer, Chat
 from pipeline.tokenizers import Bytes

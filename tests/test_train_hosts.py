@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pipeline import Bucket, Corpus, Plan
-from pipeline.checkpoint import Checkpoints
+from pipeline.loading.checkpoint import Checkpoints
 from tests.processes import TIME_LIMIT, Group, environment, free_port
 from tests.test_train import lines, summary, text  # noqa: F401
 

@@ -9,12 +9,12 @@ import pytest
 from ml_collections import ConfigDict
 
 import pipeline
-from pipeline import hosts, metrics
-from pipeline.checkpoint import Checkpoints
-from pipeline.compiled import Compiled
-from pipeline.metrics import Clock, MetricsLog, Profile
-from pipeline.record import Record, changes, unigram_entropy
-from pipeline.trainer import Trainer
+from pipeline.loading.checkpoint import Checkpoints
+from pipeline.training import hosts, metrics
+from pipeline.training.compiled import Compiled
+from pipeline.training.metrics import Clock, MetricsLog, Profile
+from pipeline.training.record import Record, changes, unigram_entropy
+from pipeline.training.trainer import Trainer
 
 CONFIG = ConfigDict(
     {

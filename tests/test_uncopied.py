@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pyarrow import feather, parquet
 
 import pipeline
-from pipeline.corpus import Corpus
 from pipeline.sources import Records, TextFiles
+from pipeline.storage.corpus import Corpus
 from pipeline.tasks import INPUTS
 from pipeline.templates import Chat
 from pipeline.tokenizers import Bytes

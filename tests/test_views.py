@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pipeline
-from pipeline.corpus import Corpus
 from pipeline.sources import Records
+from pipeline.storage.corpus import Corpus
 from pipeline.tasks import INPUTS
 from pipeline.tokenizers import Bytes
 from pipeline.views import Masked, SpanCorruption, draws, view_of

@@ -5,9 +5,9 @@ import math
 
 import numpy as np
 
-from pipeline import lengths as lengths_lib
-from pipeline.bucket import Bucket
-from pipeline.plan import Plan
+from pipeline.planning import lengths as lengths_lib
+from pipeline.planning.bucket import Bucket
+from pipeline.planning.plan import Plan
 from pipeline.report.options import Options
 from pipeline.report.simulated import Simulated
 from pipeline.report.stream import Stream

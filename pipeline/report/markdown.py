@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pipeline.plan import Plan
+from pipeline.planning.plan import Plan
 from pipeline.report.findings import about_sources
 from pipeline.report.planned import planned, runs
 

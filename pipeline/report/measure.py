@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline import lengths as lengths_lib
+from pipeline.planning import lengths as lengths_lib
 from pipeline.report.lockstep import Fitter, Pieces
 from pipeline.report.options import Options
 from pipeline.report.planned import planned

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.bucket import Bucket
-from pipeline.fit import fit_buckets
-from pipeline.lengths import as_lengths
-from pipeline.mixture import Mixture
-from pipeline.plan import Plan
-from pipeline.weights import typical_lengths
+from pipeline.planning.bucket import Bucket
+from pipeline.planning.fit import fit_buckets
+from pipeline.planning.lengths import as_lengths
+from pipeline.planning.mixture import Mixture
+from pipeline.planning.plan import Plan
+from pipeline.planning.weights import typical_lengths
 
 DEFAULTS: dict[str, Any] = {
     "tokens_per_batch": 16_384,

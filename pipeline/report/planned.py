@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.mixture import MixedBatch, Mixture
-from pipeline.plan import Plan
+from pipeline.planning.mixture import MixedBatch, Mixture
+from pipeline.planning.plan import Plan
 
 # Batches are walked one by one, up to this many; an epoch that has more is told by its first ones.
 WALKED = 10_000

@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline import lengths as lengths_lib
-from pipeline.corpus import Corpus
-from pipeline.joined import Joined
+from pipeline.planning import lengths as lengths_lib
 from pipeline.report.subject import Subject
+from pipeline.storage.corpus import Corpus
+from pipeline.storage.joined import Joined
 
 PERCENTILES = (1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9)
 BINS = 48

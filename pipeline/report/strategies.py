@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pipeline.packing import PACKINGS
+from pipeline.planning.packing import PACKINGS
 from pipeline.report import packed, padded
 from pipeline.report.lockstep import Fitter, simulated
 from pipeline.report.simulated import Simulated

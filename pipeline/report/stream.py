@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pipeline import lengths as lengths_lib
-from pipeline.overflow import cut
-from pipeline.shuffle import Purpose, permutation, random_bits
+from pipeline.planning import lengths as lengths_lib
+from pipeline.planning.overflow import cut
+from pipeline.planning.shuffle import Purpose, permutation, random_bits
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from pipeline import lengths as lengths_lib
-from pipeline.corpus import Corpus
-from pipeline.joined import Joined
-from pipeline.writer import MANIFEST
+from pipeline.planning import lengths as lengths_lib
+from pipeline.storage.corpus import Corpus
+from pipeline.storage.joined import Joined
+from pipeline.storage.writer import MANIFEST
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class Subject:
     Attributes:
         name: what to call it.
         lengths: positions of each example, integers [n].
-        lengths_digest: `pipeline.lengths.digest` of them.
+        lengths_digest: `pipeline.planning.lengths.digest` of them.
         sources: name and number of examples of each source, in the order of `lengths`.
         corpora: the corpus of each source, or one of all; empty if only lengths are known.
         options: the options of `pipeline.load` that a config gives; empty without one.

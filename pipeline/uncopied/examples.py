@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline import lengths as lengths_module
+from pipeline.planning import lengths as lengths_module
 from pipeline.tasks import Task
 from pipeline.tokenizers import Tokenizer
 
@@ -75,7 +75,7 @@ class Examples:
 
     @functools.cached_property
     def lengths_digest(self) -> str:
-        """`pipeline.lengths.digest` of the lengths."""
+        """`pipeline.planning.lengths.digest` of the lengths."""
         return lengths_module.digest(self.lengths)
 
     @functools.cached_property

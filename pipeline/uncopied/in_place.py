@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 from etils import epath
 
-from pipeline.pieces import gathered
 from pipeline.sources import ArrowFiles, ParquetFiles, files
+from pipeline.storage.pieces import gathered
 from pipeline.tasks import CAUSAL, Task
 from pipeline.uncopied.examples import Examples
 

@@ -16,16 +16,16 @@ from etils import epath
 
 from pipeline.atomic import alone, written
 from pipeline.chunks import Chunk
-from pipeline.pieces import gathered
-from pipeline.progress import Progress
 from pipeline.sources import Source
 from pipeline.sources.source import where
+from pipeline.storage.pieces import gathered
+from pipeline.storage.progress import Progress
+from pipeline.storage.tokenisation import GUARD, Job, tokenised, workers
+from pipeline.storage.writer import require_same_origin
 from pipeline.tasks import CAUSAL, Task
 from pipeline.templates import Template
-from pipeline.tokenisation import GUARD, Job, tokenised, workers
 from pipeline.tokenizers import Tokenizer
 from pipeline.uncopied.examples import Examples
-from pipeline.writer import require_same_origin
 
 COUNTS, MANIFEST = "counts.npy", "index.json"
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.corpus import Corpus
+from pipeline.storage.corpus import Corpus
 from pipeline.views.masked import Masked
 from pipeline.views.span_corruption import SpanCorruption
 from pipeline.views.view import View

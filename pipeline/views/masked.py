@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.corpus import Corpus
+from pipeline.storage.corpus import Corpus
 from pipeline.views import draws
 from pipeline.views.view import View, as_pieces, require_vocabulary
 

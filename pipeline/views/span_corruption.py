@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.corpus import Corpus
-from pipeline.pieces import gathered
+from pipeline.storage.corpus import Corpus
+from pipeline.storage.pieces import gathered
 from pipeline.tasks import INPUTS, TARGETS
 from pipeline.views import draws
 from pipeline.views.view import View, as_pieces, require_vocabulary

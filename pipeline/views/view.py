@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 from etils import epath
 
-from pipeline.corpus import Corpus
+from pipeline.storage.corpus import Corpus
 from pipeline.tasks import INPUTS
 from pipeline.tokenizers import Tokenizer
 

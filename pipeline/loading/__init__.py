@@ -1,0 +1,1 @@
+"""From a plan to batches on the devices."""

@@ -1,0 +1,149 @@
+"""Checkpoints: a model's state, and the data state that says which batch comes next.
+
+The data state is a step and the fingerprint of what it counts steps of. It is small JSON, the same
+on every host and for any number of hosts:
+
+    {"step": 12, "plans": [{"from": 0, "fingerprint": "plan=2;lengths=…", "corpus": "tokens=…"}]}
+
+A plan that changes on the way (`Plan.after`) has an entry for each of its plans, those after the
+first with their "changes".
+"""
+
+from typing import Any
+
+from etils import epath
+
+from pipeline.planning.chain import Chain
+from pipeline.planning.plan import Plan
+
+
+def data_state(step: int, plan: Plan | Chain, corpus=None) -> dict[str, Any]:
+    """The state after `step` batches of `plan`, of the tokens of `corpus`."""
+    entries = [dict(entry) for entry in plan.entries_at(int(step))]
+    if fingerprint := getattr(corpus, "fingerprint", None):
+        entries[0]["corpus"] = fingerprint
+    return {"step": int(step), "plans": entries}
+
+
+def check_data_state(state: Any, plan: Plan | Chain, corpus=None) -> int:
+    """The step of `state`, after checking that it counts steps of this plan and corpus.
+
+    Up to that step the plan must be the same. From there on it may change where the state's did
+    not, but where that would have changed, it must, and in the same way.
+
+    Raises:
+        ValueError: `state` is no data state, or is that of another plan or corpus; the message
+            names each part that differs, with both values.
+    """
+    try:
+        step, then = state["step"], state["plans"]
+        places = [(int(entry["from"]), str(entry["fingerprint"])) for entry in then]
+        assert places[0][0] == 0
+    except (TypeError, KeyError, ValueError, AttributeError, IndexError, AssertionError) as error:
+        raise ValueError(
+            f"{str(state)[:200]!r} is not a data state; one looks like "
+            f"{data_state(0, plan)}, and comes from get_state() or a checkpoint's 'data' item"
+        ) from error
+    if not isinstance(step, int) or step < 0:
+        raise ValueError(f"the state's step is {step!r}; it must be a whole number from 0")
+    now = data_state(step, plan, corpus)["plans"]
+    if changes := _changes(step, then, now):
+        raise ValueError(
+            f"the state of step {step:,} belongs to another plan or corpus: {'; '.join(changes)}. "
+            "Restore it with what it was saved with, or start anew in another directory"
+        )
+    return step
+
+
+def _changes(step: int, then: list[dict], now: list[dict]) -> list[str]:
+    """What keeps a state with the entries `then` from going on under the entries `now`."""
+    corpora = [entries[0].get("corpus", "") for entries in (then, now)]
+    found = differences(*corpora) if all(corpora) else []
+    for at in sorted({entry["from"] for entry in [*then, *now] if entry["from"] < max(step, 1)}):
+        # The plans in force from there on; where one has several of the same step, the last.
+        old, new = (
+            [entry["fingerprint"] for entry in entries if entry["from"] <= at][-1]
+            for entries in (then, now)
+        )
+        where = f" from step {at:,} on" if at else ""
+        found += [f"{change}{where}" for change in differences(old, new)]
+        if found:
+            return found
+    planned = [(entry["from"], entry.get("changes")) for entry in now]
+    return [
+        f"its plan would have changed at step {entry['from']:,} ({entry['changes']})"
+        for entry in then
+        if entry["from"] >= max(step, 1) and (entry["from"], entry["changes"]) not in planned
+    ]
+
+
+def differences(then: str, now: str) -> list[str]:
+    """What differs between two fingerprints, in words.
+
+    >>> differences("plan=1;seed=3;shuffle=yes", "plan=1;seed=4;shuffle=yes")
+    ['seed was 3 and is now 4']
+    """
+    old, new = (dict(p.partition("=")[::2] for p in text.split(";")) for text in (then, now))
+    return [
+        f"{name} was {old.get(name, 'not given')} and is now {new.get(name, 'not given')}"
+        for name in dict.fromkeys([*old, *new])
+        if old.get(name) != new.get(name)
+    ]
+
+
+class Checkpoints:
+    """A directory of checkpoints, written by orbax in the background, the latest ones kept.
+
+    Each has three items: `state` (any pytree of arrays; reshards on restore), `data` (the data
+    state) and `run` (any JSON). Read one without Lockstep:
+
+        orbax.checkpoint.CheckpointManager(directory).restore(
+            step, args=orbax.checkpoint.args.Composite(
+                state=orbax.checkpoint.args.StandardRestore()))["state"]
+
+    Args:
+        directory: local, or object storage that orbax can write (`gs://…`).
+        keep: how many of the latest checkpoints stay.
+    """
+
+    def __init__(self, directory: epath.PathLike, *, keep: int = 3):
+        import orbax.checkpoint as ocp
+
+        self._args = ocp.args
+        self._manager = ocp.CheckpointManager(
+            epath.Path(directory).absolute() if "://" not in str(directory) else directory,
+            options=ocp.CheckpointManagerOptions(max_to_keep=keep, create=True),
+        )
+
+    @property
+    def latest(self) -> int | None:
+        """The step of the latest whole checkpoint; None when there is none."""
+        return self._manager.latest_step()
+
+    def save(self, step: int, state: Any, *, data: dict[str, Any], run: dict[str, Any]):
+        """Starts to save; returns once the arrays are copied and may be donated."""
+        args = self._args
+        self._manager.save(
+            step,
+            args=args.Composite(
+                state=args.StandardSave(state), data=args.JsonSave(data), run=args.JsonSave(run)
+            ),
+        )
+
+    def restore_json(self, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The `data` and `run` items of `step`."""
+        args = self._args
+        items = self._manager.restore(
+            step, args=args.Composite(data=args.JsonRestore(), run=args.JsonRestore())
+        )
+        return items["data"], items["run"]
+
+    def restore_state(self, step: int, like: Any) -> Any:
+        """The `state` item of `step`, with the shapes, dtypes and shardings of `like`."""
+        args = self._args
+        items = self._manager.restore(step, args=args.Composite(state=args.StandardRestore(like)))
+        return items["state"]
+
+    def close(self):
+        """Waits and lets go of the directory."""
+        self._manager.close()

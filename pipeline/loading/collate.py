@@ -1,0 +1,133 @@
+"""Collation: from planned segments to the arrays of a batch, without a loop over segments."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from pipeline.loading.compact import SEGMENTS, row_segments
+from pipeline.loading.sharding import Block
+from pipeline.planning.bucket import Bucket
+from pipeline.planning.plan import PlannedBatch
+from pipeline.storage import buffers
+
+INT = np.int32
+
+
+def collate(
+    corpus, planned: PlannedBatch, block: Block, most: int | None = None
+) -> dict[str, np.ndarray]:
+    """The arrays of `block` of a planned batch; padding is 0 in every field.
+
+    A row with two segments, the second a later piece that starts at position 7 of its example:
+
+        inputs_segment_ids  [1, 1, 1, 2, 2, 0]
+        inputs_positions    [0, 1, 2, 7, 8, 0]
+        loss_weights        [1, 1, 1, 1, 1, 0]
+
+    Args:
+        corpus: anything with the `read` of `pipeline.Corpus`, or `of_epoch` to give it.
+        planned: the segments of the global batch.
+        block: the rows and columns to build.
+        most: for a compact batch, the most segments that a row of this bucket has.
+
+    Returns:
+        The corpus's features (`inputs`, `targets`, int32), `inputs_segment_ids` and
+        `inputs_positions` (int32) and `loss_weights` (float32), each `[rows, length]` of the block.
+        A compact batch has `segments` in place of these three: see `pipeline.loading.compact`.
+    """
+    height, width = block.shape
+    row, column, ids, example, start, size = _clip(planned.segments, block)
+    begin, cells = row * width + column, height * width
+    # The block, flattened: each segment reaches, with the padding after it, to where the next
+    # begins. Padding is little, so everything is made as if there were none, and then set to 0.
+    edge = int(begin[0]) if len(begin) else cells
+    reach = np.diff(begin, append=cells)
+    batch = drawn(corpus, planned.epoch).read(example, start, size, reach)
+    if most is None:
+        batch["inputs_segment_ids"] = buffers.ramps(ids, reach, 0, INT)
+        batch["inputs_positions"] = buffers.ramps(start, reach, 1, INT)
+        if "loss_weights" not in batch:
+            batch["loss_weights"] = buffers.empty(cells - edge, np.float32)
+            batch["loss_weights"].fill(1)
+    padded = np.flatnonzero(reach > size)  # segments with padding after them
+    padding = buffers.ramps((begin + size - edge)[padded], (reach - size)[padded], 1, np.int64)
+    for name, values in batch.items():
+        values[padding] = 0
+        if edge:  # the first rows are empty
+            values = np.concatenate([np.zeros(edge, values.dtype), values])
+        batch[name] = values.reshape(height, width)
+    if most is not None:
+        batch[SEGMENTS] = row_segments(planned.segments, block.rows, most)
+    return batch
+
+
+def collate_pairs(
+    pairs, planned: PlannedBatch, blocks: Mapping[Bucket, Block]
+) -> dict[str, np.ndarray]:
+    """The arrays of a planned batch of pairs; segment ids of a pair are equal on both sides.
+
+    A row with a pair of 3 inputs and 2 targets, and one of 1 and 2:
+
+        inputs_segment_ids   [1, 1, 1, 2, 0, 0]
+        targets_segment_ids  [1, 1, 2, 2]
+
+    Args:
+        pairs: anything with `inputs` and `targets` that have the `read` of `pipeline.Corpus`, or
+            `of_epoch` to give it.
+        planned: the segments of the global batch.
+        blocks: the rows and columns to build of each side's bucket.
+
+    Returns:
+        `inputs`, `inputs_segment_ids` and `inputs_positions`, of the inputs' block; and of the
+        targets' `decoder_inputs`, `targets`, `targets_segment_ids`, `targets_positions` (int32)
+        and `loss_weights` (float32).
+    """
+    pairs = drawn(pairs, planned.epoch)
+    inputs, targets = (
+        collate(corpus, side, blocks[side.bucket])
+        for corpus, side in zip((pairs.inputs, pairs.targets), planned.sides, strict=True)
+    )
+    del inputs["loss_weights"]
+    for field in ("segment_ids", "positions"):
+        targets[f"targets_{field}"] = targets.pop(f"inputs_{field}")
+    targets["loss_weights"] = targets.pop("loss_weights")  # the last, as in other batches
+    return inputs | targets
+
+
+def drawn(corpus, epoch: int):
+    """The corpus itself; of a view, with the random choices of this epoch."""
+    return corpus.of_epoch(epoch) if hasattr(corpus, "of_epoch") else corpus
+
+
+def _clip(segments: np.ndarray, block: Block):
+    """The segments' parts inside the block: row and column in it, segment id, example, start, size.
+
+    Segment ids count over the whole row, whichever columns the block has.
+    """
+    row, example, start, size = segments.T
+    new = np.empty(len(row), bool)  # whether a segment is the first of its row
+    new[:1] = True
+    np.not_equal(row[1:], row[:-1], out=new[1:])
+    first = np.flatnonzero(new)
+    number = np.arange(1, len(row) + 1)
+    before = np.cumsum(size) - size
+    line = np.cumsum(new) - 1
+    ids, column = number - first[line], before - before[first][line]
+    if len(block.rows) and block.rows[-1] - block.rows[0] + 1 == len(block.rows):
+        # Contiguous rows are a slice of the segments, which are in row order.
+        keep: slice | np.ndarray = slice(*np.searchsorted(row, [block.rows[0], block.rows[-1] + 1]))
+        row = row[keep] - block.rows[0]
+    else:
+        keep = np.flatnonzero(np.isin(row, block.rows))
+        row = np.searchsorted(block.rows, row[keep])
+    ids, example, start, size, column = (
+        values[keep] for values in (ids, example, start, size, column)
+    )
+    left, right = block.columns
+    cut = np.maximum(left - column, 0)
+    size = np.minimum(column + size, right) - column - cut
+    start, column = start + cut, column + cut - left
+    inside = size > 0
+    if inside.all():
+        return row, column, ids, example, start, size
+    return tuple(values[inside] for values in (row, column, ids, example, start, size))

@@ -1,0 +1,339 @@
+"""Batches as a Grain data set, and an iterator that keeps them coming to the devices."""
+
+import difflib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import grain
+import jax
+import numpy as np
+
+from pipeline.loading.checkpoint import check_data_state, data_state
+from pipeline.loading.collate import collate, collate_pairs
+from pipeline.loading.sharding import (
+    Block,
+    batch_sharding,
+    block_of_sharding,
+    field_layout,
+    parts,
+    slice_of_process,
+    to_global,
+)
+from pipeline.planning.bucket import Bucket
+from pipeline.planning.chain import Chain
+from pipeline.planning.fit import fit_buckets
+from pipeline.planning.mixture import Mixture
+from pipeline.planning.plan import Plan, PlannedBatch
+from pipeline.planning.weights import Weights, typical_lengths
+from pipeline.storage.corpus import Corpus
+from pipeline.storage.joined import Joined
+from pipeline.storage.pairs import Pairs, open_corpus
+
+# Reading and collating a batch takes about a millisecond: two threads keep ahead of any step.
+READ = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
+
+
+class Batches(grain.MapDataset):
+    """The batches of a plan, random access: `Batches(corpus, plan)[step]` is a dict of arrays.
+
+    Steps count from 0 over all epochs. The length is one epoch; `repeat` makes it several, or
+    endless, with every epoch shuffled anew. The state of its iterators is
+    `pipeline.loading.checkpoint.data_state`, and they refuse the state of another plan or corpus.
+
+    Args:
+        corpus: where the tokens are: a corpus, a view of one, or pairs.
+        plan: which tokens are in which batch.
+        sharding: a `jax.sharding.NamedSharding` of batches `[rows, length]`; this process then
+            builds exactly the rows and columns that its devices hold.
+        process_index, process_count: the shorthand for contiguous slices of rows.
+        compact: give `segments` in place of the fields that follow from them; `pipeline.spread`
+            makes those inside the compiled step.
+
+    Raises:
+        ValueError: both ways to say which rows are given, the rows of a bucket do not divide, or
+            the plan is for another number of examples or for examples of another kind, or compact
+            batches of pairs are wanted.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus | Pairs | Joined,
+        plan: Plan | Chain,
+        *,
+        sharding=None,
+        process_index: int = 0,
+        process_count: int = 1,
+        compact: bool = False,
+    ):
+        super().__init__()
+        if len(corpus) != plan.num_examples:
+            raise ValueError(
+                f"the corpus has {len(corpus):,} examples and the plan is for "
+                f"{plan.num_examples:,}; make the plan from corpus.lengths"
+            )
+        sides = np.ndim(corpus.lengths)  # [n], or of pairs [n, 2]
+        if len(plan.buckets[0].lengths) != sides:
+            kind = "pairs" if sides == 1 else "examples of one length"
+            raise ValueError(f"the plan is for {kind}; make it from this corpus's lengths")
+        if compact and sides == 2:
+            raise ValueError("batches of pairs are not made compact; leave out compact=True")
+        if sharding is not None and process_count != 1:
+            raise ValueError(
+                "both sharding and process_count say which rows to build; give one of them"
+            )
+        self.corpus, self.plan = corpus, plan
+        self._epochs: int | None = 1
+        self._planned = False
+        #: What this process builds of each bucket; of pairs, of each of its two sides.
+        self.blocks: dict[Bucket, Block] = {
+            side: slice_of_process(side.shape, process_index, process_count)
+            if sharding is None
+            else block_of_sharding(sharding, side.shape)
+            for bucket in plan.buckets
+            for side in bucket.sides
+        }
+        #: For compact batches, the most segments in a row of each bucket.
+        self.most = plan.most_segments() if compact else {}
+
+    def __len__(self) -> int:
+        if self._epochs is None and not self.plan.finite:
+            return sys.maxsize
+        return self.plan.first_step(1 if self._epochs is None else self._epochs)
+
+    def __getitem__(self, step):
+        if isinstance(step, slice):
+            return self.slice(step)
+        with jax.profiler.TraceAnnotation("plan"):
+            planned = self.plan.batch(step)
+        with jax.profiler.TraceAnnotation("collate"):
+            batch = self._collate(planned)
+        return (planned, batch) if self._planned else batch
+
+    def with_plans(self) -> "Batches":
+        """The same batches, each with what it was built from: `(PlannedBatch, batch)`."""
+        copy = self._copy()
+        copy._planned = True
+        return copy
+
+    def empty(self, bucket: Bucket) -> dict[str, np.ndarray]:
+        """A batch of padding alone: the fields, shapes and dtypes of this process's batches."""
+        return self._collate(PlannedBatch(bucket, np.zeros((0, 3 + len(bucket.lengths)), np.int64)))
+
+    def _collate(self, planned: PlannedBatch) -> dict[str, np.ndarray]:
+        bucket = planned.bucket
+        if len(bucket.lengths) == 2:
+            return collate_pairs(self.corpus, planned, self.blocks)
+        return collate(self.corpus, planned, self.blocks[bucket], self.most.get(bucket))
+
+    def repeat(self, num_epochs: int | None = None, **options) -> "Batches":
+        """The same batches for `num_epochs` epochs; None for ever, or as long as there are any."""
+        if self.plan.finite and num_epochs not in (None, 1):
+            raise ValueError(
+                f"num_epochs is {num_epochs}, and this mixture ends once and for all; give None or "
+                "1, or ending='repeat' to go on"
+            )
+        if options or not (num_epochs is None or num_epochs >= 1) or self._epochs != 1:
+            raise ValueError(
+                f"repeat(num_epochs={num_epochs}, {options}) of batches that are repeated "
+                f"{self._epochs} times; repeat them once, with a whole number of epochs or None, "
+                "and no other options"
+            )
+        copy = self._copy()
+        copy._epochs = num_epochs
+        return copy
+
+    def _copy(self) -> "Batches":
+        copy = object.__new__(type(self))
+        copy.__dict__.update(self.__dict__)
+        return copy
+
+    def set_slice(self, sl: slice, sequential_slice: bool = False):
+        """Refuses Grain's slicing of sources, which would take steps out from under the plan."""
+        raise ValueError(
+            f"the batches of a plan cannot be sliced in place ({sl}); use "
+            "mp_prefetch(…, sequential_slice=False)"
+        )
+
+    def to_iter_dataset(
+        self, read_options: grain.ReadOptions | None = None, *, allow_nones: bool = False
+    ) -> grain.IterDataset:
+        """An iterable data set whose iterators have the data state of this plan."""
+        steps = super().to_iter_dataset(read_options or READ, allow_nones=allow_nones)
+        return _Resumable(steps, self.plan, self.corpus)
+
+
+class _Resumable(grain.IterDataset):
+    """Gives the iterators of its parent the data state of a plan."""
+
+    def __init__(self, parent: grain.IterDataset, plan: Plan | Chain, corpus: Any):
+        super().__init__(parent)
+        self._about = plan, corpus
+
+    def __iter__(self) -> grain.DatasetIterator:
+        return _ResumableIterator(iter(self._parent), *self._about)
+
+
+class _ResumableIterator(grain.DatasetIterator):
+    def __init__(self, parent: grain.DatasetIterator, plan: Plan | Chain, corpus: Any):
+        super().__init__(parent)
+        self._about = plan, corpus
+
+    def __next__(self) -> dict[str, np.ndarray]:
+        return next(self._parent)
+
+    def get_state(self) -> dict[str, Any]:
+        return data_state(self._parent.get_state()["next_index"], *self._about)
+
+    def set_state(self, state: dict[str, Any]):
+        self._parent.set_state({"next_index": check_data_state(state, *self._about)})
+
+
+class Loader:
+    """An iterator over batches as jax.Arrays, transferred while the last step still runs.
+
+    Its state is exact with batches in flight: it counts those that were handed out.
+
+    Args:
+        batches: what to load; made with the sharding of `mesh` and `spec` if there is a mesh.
+        mesh: the devices; None: all arrays on the default device.
+        spec: how batches lie on the mesh, as for `to_global`.
+        prefetch: batches kept ready on the devices.
+
+    Attributes:
+        planned: of the batch that was handed out last, the `PlannedBatch` that it was built from.
+    """
+
+    planned: PlannedBatch
+
+    def __init__(self, batches: Batches, *, mesh=None, spec=None, prefetch: int = 2):
+        self.plan, self.corpus = batches.plan, batches.corpus
+        mesh = _one_device() if mesh is None else mesh
+        used = [bucket for bucket, number in self.plan.batches_per_bucket.items() if number]
+        empty = {bucket: batches.empty(bucket) for bucket in used}
+        # One process's part of a bucket has shapes that no other bucket's part has.
+        shapes = {_shapes(batch): bucket.shape for bucket, batch in empty.items()}
+
+        def put(built):
+            planned, batch = built
+            with jax.profiler.TraceAnnotation("transfer"):
+                shape = shapes[_shapes(batch)]
+                return planned, to_global(batch, mesh, spec=spec, shape=shape)
+
+        #: For each bucket that the plan uses, a `jax.ShapeDtypeStruct` for every field.
+        self.specs = {
+            bucket: _specs(batch, bucket, batch_sharding(mesh, spec))
+            for bucket, batch in empty.items()
+        }
+        ahead = batches.with_plans().to_iter_dataset().map(put)
+        self._steps = iter(
+            grain.experimental.ThreadPrefetchIterDataset(ahead, prefetch_buffer_size=prefetch)
+        )
+
+    def __iter__(self) -> "Loader":
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        self.planned, batch = next(self._steps)
+        return batch
+
+    def get_state(self) -> dict[str, Any]:
+        """The data state after the batches handed out so far: small JSON."""
+        return self._steps.get_state()
+
+    def set_state(self, state: dict[str, Any]):
+        """Goes on from `state`; refuses that of another plan or corpus with a `ValueError`."""
+        self._steps.set_state(state)
+
+    def close(self):
+        """Stops the background threads."""
+        self._steps.close()
+
+    def __enter__(self) -> "Loader":
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+def _shapes(batch: dict[str, np.ndarray]) -> tuple[tuple[int, ...], ...]:
+    return tuple(values.shape for values in batch.values())
+
+
+def _specs(batch: dict[str, np.ndarray], bucket: Bucket, sharding) -> dict[str, Any]:
+    specs = {}
+    for name, values in batch.items():
+        shape, of_field = field_layout(name, values, bucket.shape, sharding)
+        specs[name] = jax.ShapeDtypeStruct(shape, values.dtype, sharding=of_field)
+    return specs
+
+
+def _one_device():
+    auto = (jax.sharding.AxisType.Auto,)
+    return jax.make_mesh((1,), ("data",), axis_types=auto, devices=jax.local_devices()[:1])
+
+
+def load(
+    corpus: Corpus | Pairs | Joined | str,
+    *,
+    buckets: Iterable[Bucket] | None = None,
+    weights: Weights | None = None,
+    mesh=None,
+    spec=None,
+    num_epochs: int | None = None,
+    prefetch: int = 2,
+    compact: bool = False,
+    **options,
+) -> Loader:
+    """An iterator over the batches of a corpus, planned, packed and on the devices.
+
+    Args:
+        corpus: a corpus, a view of one, pairs, or the directory of a corpus or of pairs; or
+            several corpora, as `Joined`.
+        weights: of joined corpora, as for `Mixture`; None: each example once an epoch.
+        buckets: the shapes; None: chosen by `fit_buckets`, with rows that the mesh divides.
+        mesh: as for `Loader`.
+        spec: as for `Loader`.
+        prefetch: as for `Loader`.
+        num_epochs: how often to go through the corpus; None for ever, or until a mixture ends.
+        compact: as for `Batches`.
+        **options: what `fit_buckets` and `Plan`, or `Mixture`, take by keyword:
+            `tokens_per_batch`, `max_buckets`, `seed`, `packing`, `overflow`, `ending`, …
+
+    Raises:
+        TypeError: an option is of neither.
+        ValueError: as `fit_buckets`, `Plan` and `Batches` raise.
+    """
+    fitting, planning = (
+        {name for name, p in inspect.signature(f).parameters.items() if p.kind is p.KEYWORD_ONLY}
+        for f in (fit_buckets, Plan if weights is None else Mixture)
+    )
+    known = sorted(fitting | planning)
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            raise TypeError(
+                f"load() has no option {name!r}{f'; did you mean {near[0]!r}?' if near else ''} "
+                f"The options are {', '.join(known)}"
+            )
+    if isinstance(corpus, str | os.PathLike):
+        corpus = open_corpus(corpus)
+    plan: Callable[..., Plan] = Plan
+    if weights is not None:
+        if not isinstance(corpus, Joined):
+            raise ValueError("weights are for several corpora; join them: Joined({'name': corpus})")
+        plan, options = Mixture, options | {"weights": weights}
+    mesh = _one_device() if mesh is None else mesh
+    sharding = batch_sharding(mesh, spec)
+    if buckets is None:
+        chosen: dict[str, Any] = {"max_buckets": 4, "row_multiple": parts(sharding)[0]}
+        chosen |= {name: value for name, value in options.items() if name in fitting}
+        lengths: Any = corpus
+        if weights is not None:
+            lengths = typical_lengths(corpus, weights, options.get("by", "tokens"))
+        buckets = fit_buckets(lengths, **chosen)
+    planned = plan(corpus, buckets, **{k: v for k, v in options.items() if k in planning})
+    batches = Batches(corpus, planned, sharding=sharding, compact=compact).repeat(num_epochs)
+    return Loader(batches, mesh=mesh, spec=spec, prefetch=prefetch)

@@ -1,0 +1,1 @@
+"""From lengths to the segments of every step; needs NumPy only."""

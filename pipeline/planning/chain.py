@@ -1,0 +1,346 @@
+"""The chain: plans that take over from one another, so that nothing is lost or repeated.
+
+What a plan has consumed by a step is a pure function, so what it has left of its epoch is known:
+that is planned anew, and from the next epoch on the whole corpus. A chain knows plans only by what
+they do; `Plan.after` begins one.
+"""
+
+import bisect
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from pipeline.planning.bucket import Bucket
+from pipeline.planning.leftover import Leftover, Reduced, chosen
+
+# The data state names up to this many examples that are left out; of more it has a digest.
+NAMED = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Rest:
+    """What was left of an epoch when another plan took over, planned anew.
+
+    Attributes:
+        leftover: the runs of positions that were left.
+        plan: plans these runs.
+        epoch: the epoch that they belong to.
+    """
+
+    leftover: Leftover
+    plan: Any
+    epoch: int
+
+    @property
+    def steps(self) -> int:
+        """How many batches it has."""
+        return self.plan.num_batches()
+
+    @property
+    def max_position(self) -> int:
+        """The largest position that a batch of it holds."""
+        sizes = self.leftover.lengths.astype(np.int64)
+        if self.plan.overflow != "split":
+            sizes = np.minimum(sizes, self.plan.buckets[-1].length)
+        return int((self.leftover.starts + sizes).max()) - 1
+
+    def batch(self, step: int):
+        """Its batch number `step`, of the examples themselves."""
+        planned = self.plan.batch(self.epoch * self.steps + step)
+        examples, starts = self.leftover.locate(*planned.segments[:, 1:3].T)
+        planned.segments[:, 1], planned.segments[:, 2] = examples, starts
+        return planned
+
+    def left(self, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """As `Plan.left`, of the examples themselves."""
+        runs, starts, sizes = self.plan.left(self.epoch * self.steps + step)
+        return *self.leftover.locate(runs, starts), sizes
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """A plan, from the step on at which it takes over.
+
+    Attributes:
+        step: the first step that is not the earlier plan's.
+        plan: plans the whole corpus, epoch by epoch.
+        rest: plans what the earlier plan had left of its epoch; None for nothing.
+        whole: the step at which the first epoch of `plan` begins.
+        epoch: which epoch that is.
+        left_out: the examples that are left out, int64, ascending.
+    """
+
+    step: int
+    plan: Any
+    rest: Rest | None
+    whole: int
+    epoch: int
+    left_out: np.ndarray
+
+    def batch(self, step: int):
+        """The batch of global step `step`."""
+        if self.rest is not None and step < self.whole:
+            return self.rest.batch(step - self.step)
+        return self.plan.batch(self._local(step))
+
+    def left(self, step: int):
+        """Pieces, as `Plan.left`, that are left of a half done epoch before `step`; and the epoch.
+
+        None for the pieces where an epoch begins at `step`.
+        """
+        if self.rest is not None and step < self.whole:
+            return self.rest.left(step - self.step), self.rest.epoch
+        local = self._local(step)
+        epoch, within = divmod(local, self.plan.num_batches())
+        return (self.plan.left(local) if within else None), epoch
+
+    def first(self, epoch: int) -> int:
+        """The step at which `epoch` begins, if no other plan takes over before."""
+        return self.whole + (epoch - self.epoch) * self.plan.num_batches()
+
+    def _local(self, step: int) -> int:
+        return self.epoch * self.plan.num_batches() + step - self.whole
+
+    @property
+    def plans(self) -> tuple[Any, ...]:
+        """The plans that its batches come from."""
+        return (self.plan,) if self.rest is None else (self.rest.plan, self.plan)
+
+
+class Chain:
+    """A plan that goes on under changed options: as a `Plan`, but for epochs of unequal length.
+
+    >>> from pipeline import Bucket, Plan
+    >>> plan = Plan([5, 3, 4, 2, 1, 6], [Bucket(1, 8)], shuffle=False)
+    >>> longer = plan.after(1, buckets=[Bucket(1, 16)])
+    >>> [longer.batch(step).segments[:, 1].tolist() for step in range(longer.num_batches(0))]
+    [[0, 1], [5, 2, 3, 4]]
+    >>> longer.num_batches(0), longer.num_batches(1), longer.batch(2).epoch
+    (2, 2, 1)
+
+    Each epoch holds what the plan with which it began says; of what is left when another takes
+    over, nothing is trained on again, and nothing is lost but what is left out from then on or
+    what `overflow` then takes from it, as it does from whole examples. What earlier options had
+    truncated or dropped comes back with the next epoch.
+
+    Memory, for each change: about 20 bytes for each piece that was left of the epoch, and where
+    examples are left out, another copy of the lengths.
+
+    Args:
+        links: the plans, by the step at which they take over; the first has no rest.
+        entries: one for each plan there ever was, as in the data state.
+        lengths: what the first plan was made from.
+    """
+
+    #: Whether the steps end; never those of plans that can be changed.
+    finite = False
+
+    def __init__(self, links: Iterable[Link], entries: Iterable[Mapping[str, Any]], lengths: Any):
+        self._links, self._lengths = tuple(links), lengths
+        #: For each plan: "from" which step, its "fingerprint" and, but for the first, the
+        #: "changes" to the one before; JSON. Of many examples left out, their number and a digest.
+        self.entries = tuple(entries)
+        self._from = [link.step for link in self._links]
+
+    def entries_at(self, step: int) -> tuple[Mapping[str, Any], ...]:
+        """All its entries: what is planned for later is part of what it is."""
+        del step
+        return self.entries
+
+    @classmethod
+    def begin(cls, plan: Any) -> "Chain":
+        """The chain of one plan."""
+        nothing = np.zeros(0, np.int64)
+        return cls([Link(0, plan, None, 0, 0, nothing)], plan.entries, plan.lengths)
+
+    def after(self, step: int, *, leave_out: Any = (), **changes: Any) -> "Chain":
+        """As `Plan.after`.
+
+        Raises:
+            ValueError: as `Plan.after`; or `step` is before that of an earlier change.
+        """
+        last = self._links[-1]
+        if int(step) != step or step < last.step:
+            raise ValueError(
+                f"step is {step!r}; it must be a whole number, and not before step "
+                f"{last.step:,}, at which this plan was made"
+            )
+        more = chosen(leave_out, self._lengths)
+        left_out = np.union1d(last.left_out, more)
+        plan = last.plan.anew(Reduced(self._lengths, left_out) if len(more) else None, **changes)
+        pieces, epoch = last.left(int(step))
+        rest = None
+        if pieces is not None:
+            rest = _rest(plan, pieces, epoch, left_out, getattr(self._lengths, "kept", None))
+            epoch += 1
+        link = Link(int(step), plan, rest, int(step) + (rest.steps if rest else 0), epoch, left_out)
+        asked = {name: plan.options[name] for name in changes if name in plan.options}
+        if len(more):
+            asked["leave_out"] = _named(more)
+        entry = {"from": link.step, "fingerprint": plan.fingerprint, "changes": asked}
+        return Chain([*self._links, link], [*self.entries, entry], self._lengths)
+
+    def onward(self, step: int) -> "Chain":
+        """The same plan for steps from `step` on only, with the buckets that these need."""
+        at = bisect.bisect_right(self._from, step) - 1
+        if at < 0:
+            raise IndexError(f"step is {step}; this plan knows steps from {self._from[0]:,} on")
+        first, *later = self._links[at:]
+        if first.rest is not None and step >= first.whole:
+            first = dataclasses.replace(first, step=first.whole, rest=None)
+        return Chain([first, *later], self.entries, self._lengths)
+
+    @property
+    def fingerprint(self) -> str:
+        """That of the first plan, and for each change its step and the parts that it changes."""
+        parts = [self.entries[0]["fingerprint"]]
+        for before, entry in zip(self.entries, self.entries[1:], strict=False):
+            then = before["fingerprint"].split(";")
+            new = [part for part in entry["fingerprint"].split(";") if part not in then]
+            names = "+".join(part.partition("=")[0] for part in new)
+            parts += [f"change@{entry['from']}={names or 'nothing'}"]
+            parts += [f"{name}@{entry['from']}={value}" for name, _, value in map(_split, new)]
+        return ";".join(parts)
+
+    def first_step(self, epoch: int) -> int:
+        """The step at which an epoch begins."""
+        at = bisect.bisect_right([link.epoch for link in self._links], epoch) - 1
+        if at < 0:
+            raise IndexError(
+                f"epoch is {epoch}; this plan knows whole epochs from {self._links[0].epoch} on"
+            )
+        return self._links[at].first(epoch)
+
+    def num_batches(self, epoch: int = 0) -> int:
+        """Batches in an epoch; epochs in which plans change have numbers of their own."""
+        return self.first_step(epoch + 1) - self.first_step(epoch)
+
+    def batch(self, step: int):
+        """The batch of global step `step`, as `Plan.batch` gives it.
+
+        Raises:
+            IndexError: `step` is negative, or before the steps that this plan knows.
+        """
+        at = bisect.bisect_right(self._from, step) - 1
+        if at < 0:
+            raise IndexError(f"step is {step}; this plan knows steps from {self._from[0]:,} on")
+        return self._links[at].batch(int(step))
+
+    @property
+    def changes(self) -> list[tuple[int, dict[str, Any]]]:
+        """From which step on each plan holds, and its options that are new, all of the first's."""
+        found = [(0, self._links[0].plan.options)]
+        for before, link, entry in zip(
+            self._links, self._links[1:], self.entries[1:], strict=False
+        ):
+            more = np.setdiff1d(link.left_out, before.left_out).tolist()
+            found.append((link.step, entry["changes"] | ({"leave_out": more} if more else {})))
+        return found
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """The plans and from where on they hold."""
+        return self._links
+
+    @property
+    def plans(self) -> tuple[Any, ...]:
+        """The plans of whole epochs, one after another."""
+        return tuple(link.plan for link in self._links)
+
+    @property
+    def _all(self) -> list[Any]:
+        return [plan for link in self._links for plan in link.plans]
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """Every bucket of any of the plans, the shortest first."""
+        every = {bucket for plan in self._all for bucket in plan.buckets}
+        return tuple(sorted(every, key=lambda bucket: (bucket.length, bucket.rows)))
+
+    @property
+    def batches_per_bucket(self) -> dict[Bucket, int]:
+        """How many batches of each bucket an epoch of each plan has, added up."""
+        found = dict.fromkeys(self.buckets, 0)
+        for plan in self._all:
+            for bucket, number in plan.batches_per_bucket.items():
+                found[bucket] += number
+        return found
+
+    def most_segments(self) -> dict[Bucket, int]:
+        """The most segments that any row of each bucket has; at least 1."""
+        found = dict.fromkeys(self.buckets, 1)
+        for plan in self._all:
+            for bucket, number in plan.most_segments().items():
+                found[bucket] = max(found[bucket], number)
+        return found
+
+    @property
+    def num_examples(self) -> int:
+        """Examples of the corpus, those left out included."""
+        return self._links[0].plan.num_examples
+
+    @property
+    def max_position(self) -> int:
+        """The largest position that a batch will hold."""
+        rests = [link.rest for link in self._links if link.rest is not None]
+        return max(each.max_position for each in [*self.plans, *rests])
+
+    @property
+    def num_tokens(self) -> int:
+        """Real positions in a whole epoch of the last plan."""
+        return self.plans[-1].num_tokens
+
+    @property
+    def padding(self) -> float:
+        """The share of padding in a whole epoch of the last plan."""
+        return self.plans[-1].padding
+
+    def __repr__(self) -> str:
+        return f"Chain({self.fingerprint})"
+
+    def __str__(self) -> str:
+        return "\n".join(_told(link) for link in self._links)
+
+
+def _rest(plan, pieces, epoch: int, left_out: np.ndarray, kept) -> Rest | None:
+    """What is to be planned anew of the pieces that an epoch had left."""
+    examples, starts, sizes = pieces
+    if len(left_out):
+        stays = ~np.isin(examples, left_out)
+        examples, starts, sizes = examples[stays], starts[stays], sizes[stays]
+    leftover = Leftover(examples, starts, sizes, kept)
+    fits = (
+        leftover.lengths <= plan.buckets[-1].length if plan.overflow == "drop" else leftover.lengths
+    )
+    return Rest(leftover, plan.anew(leftover), epoch) if fits.any() else None
+
+
+def _named(examples: np.ndarray) -> Any:
+    """Examples by number or, if they are many, their count and a digest; JSON."""
+    if len(examples) <= NAMED:
+        return examples.tolist()
+    digest = hashlib.sha256(examples.astype("<i8").tobytes()).hexdigest()[:16]
+    return {"number": len(examples), "digest": digest}
+
+
+def _split(part: str) -> tuple[str, str, str]:
+    return part.partition("=")
+
+
+def _told(link: Link) -> str:
+    """A link in words, and its plan as a table."""
+    if not link.step:
+        return str(link.plan)
+    said = f"from step {link.step:,} on"
+    if len(link.left_out):
+        said += f", without {len(link.left_out):,} examples that are left out"
+    if link.rest is not None:
+        rest = link.rest.plan
+        said += (
+            f", {link.rest.steps:,} batches for the {rest.num_tokens:,} positions that were left "
+            f"of epoch {link.rest.epoch} ({rest.padding:.3%} padding), and then"
+        )
+    return f"{said}:\n{link.plan}"

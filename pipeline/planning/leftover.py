@@ -1,0 +1,94 @@
+"""Leftovers: what is left to plan when examples are left out, or an epoch is half done."""
+
+import hashlib
+from typing import Any
+
+import numpy as np
+
+from pipeline.planning import lengths as lengths_lib
+
+
+class Reduced:
+    """The lengths of a corpus in which some examples have nothing to train on: what a plan takes.
+
+    Args:
+        lengths: those of all examples: an integer array `[n]`, or a corpus.
+        left_out: the examples that are left out, int64, ascending.
+    """
+
+    def __init__(self, lengths: Any, left_out: np.ndarray):
+        self.lengths = np.array(lengths_lib.as_lengths(lengths))
+        self.lengths[left_out] = 0
+        ids = hashlib.sha256(left_out.astype("<i8").tobytes()).hexdigest()[:8]
+        self.lengths_digest = f"{lengths_lib.digest(lengths)} without {len(left_out)} ({ids})"
+        #: Where packing="optimal" keeps what it found; None for lengths alone.
+        self.kept = getattr(lengths, "kept", None)
+
+
+class Leftover:
+    """Runs of positions that an epoch still has to train on, as the lengths that a plan takes.
+
+    Pieces of an example that follow one another are one run, so that longer buckets can take what
+    shorter ones had split.
+
+    >>> some = Leftover(np.array([3, 7, 7]), np.array([0, 4, 8]), np.array([5, 4, 2]))
+    >>> some.examples.tolist(), some.starts.tolist(), some.lengths.tolist()
+    ([3, 7], [0, 4], [5, 6])
+
+    Args:
+        examples, starts, sizes: example, first position and positions of each piece, int64.
+        kept: as that of a corpus: where packing="optimal" keeps what it found.
+    """
+
+    def __init__(self, examples: np.ndarray, starts: np.ndarray, sizes: np.ndarray, kept=None):
+        self.kept = kept
+        if starts.any() or (np.diff(examples) <= 0).any():
+            order = np.lexsort((starts, examples))
+            examples, starts, sizes = examples[order], starts[order], sizes[order]
+            follows = (np.diff(examples) == 0) & (starts[:-1] + sizes[:-1] == starts[1:])
+            first = np.flatnonzero(np.append(True, ~follows))
+            examples, starts, sizes = examples[first], starts[first], np.add.reduceat(sizes, first)
+        #: Of each run, int64: the example and its first position.
+        self.examples, self.starts = examples, starts
+        #: Positions of each run, uint32.
+        self.lengths = sizes.astype(np.uint32)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def locate(self, runs: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The examples of some runs, and where in them the positions `starts` of the runs are."""
+        return self.examples[runs], self.starts[runs] + starts
+
+
+def chosen(asked: Any, lengths: Any) -> np.ndarray:
+    """The examples to leave out: int64, ascending, each once.
+
+    >>> chosen([5, 2], np.arange(9)).tolist()
+    [2, 5]
+    >>> chosen(lambda lengths: lengths > 6, np.arange(9)).tolist()
+    [7, 8]
+
+    Args:
+        asked: numbers of examples; or a function of `lengths` (of the corpus, if a plan was made
+            from one) that gives them, or a bool for each example.
+        lengths: what the plan was made from: an integer array `[n]`, or a corpus.
+
+    Raises:
+        ValueError: it is none of these, or there is no such example.
+    """
+    count = len(lengths_lib.as_lengths(lengths))
+    found = np.asarray(asked(lengths) if callable(asked) else asked)
+    if found.size == 0:
+        return np.zeros(0, np.int64)
+    if found.dtype == bool and found.shape == (count,):
+        return np.flatnonzero(found)
+    if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
+        raise ValueError(
+            f"leave_out gives {found.dtype} of shape {found.shape}; it must be a list of numbers "
+            f"of examples, or a function that gives one or a bool for each of {count:,} examples"
+        )
+    if found.min() < 0 or found.max() >= count:
+        wrong = found[(found < 0) | (found >= count)][0]
+        raise ValueError(f"leave_out holds {wrong}; examples are numbered from 0 to {count - 1:,}")
+    return np.unique(found.astype(np.int64))

@@ -1,0 +1,295 @@
+"""Mixture: batches of several corpora in given shares, met by quota."""
+
+import copy
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from pipeline.planning.balance import balanced
+from pipeline.planning.bucket import Bucket, as_buckets
+from pipeline.planning.packing import Packed
+from pipeline.planning.plan import VERSION as PLAN_VERSION
+from pipeline.planning.plan import WINDOW, Plan, PlannedBatch
+from pipeline.planning.rows import Rows
+from pipeline.planning.summary import mixture_table
+from pipeline.planning.timeline import ENDINGS, Timeline
+from pipeline.planning.weights import Weights, as_phases
+
+# The version of how rows of several plans share batches; it goes up as `plan.VERSION` does.
+VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class MixedBatch(PlannedBatch):
+    """A planned batch of several sources.
+
+    Attributes:
+        sources: real positions of each source in the batch, by name.
+        epochs: the epoch of its own source that each segment belongs to, from 0: int64 [n].
+    """
+
+    sources: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    epochs: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
+
+
+class Mixture(Plan):
+    """A plan of several corpora, in which each has its weight at every step.
+
+    Every corpus has a plan of its own for rows: a row holds examples of one corpus, and every
+    epoch of a corpus has each of its positions once. A step takes the next rows of each, so many
+    that the shares of all steps so far, and so those of any stretch of steps, are the weights.
+    Where each row comes from is known in closed form: any step is random access.
+
+    Args:
+        joined: the corpora, by name: `pipeline.Joined`; or, without tokens, the lengths of each.
+        buckets: the shapes, ascending by length.
+        weights: how much of each there is, by name, in any unit; or phases,
+            `[(0, {…}), (2000, {…})]`: the first step of each, and the weights from there on.
+        by: what weights count: "tokens", real positions, or "examples".
+        ending: what happens when a corpus ends: "repeat" it, shuffled anew, for ever; "stop"
+            before the first step that it cannot fill; or "renormalise", where the others go on in
+            the proportion of their weights, each once, until all have ended.
+        seed: decides every shuffle.
+        packing, overflow, max_segments: as for `Plan`.
+        window: as for `Plan`, for all corpora together.
+
+    Attributes:
+        sources: the plan of rows of each corpus, by name.
+        finite: whether the steps end.
+
+    Raises:
+        ValueError: an argument is not as above, or what `Plan` raises of one of the corpora.
+    """
+
+    def __init__(
+        self,
+        joined,
+        buckets: Iterable[Bucket],
+        *,
+        weights: Weights,
+        by: str = "tokens",
+        ending: str = "repeat",
+        seed: int = 0,
+        packing: str = "best_fit",
+        overflow: str = "split",
+        window: int = WINDOW,
+        max_segments: int | None = None,
+    ):
+        for name, value, known in (
+            ("by", by, ("tokens", "examples")),
+            ("ending", ending, ENDINGS),
+        ):
+            if value not in known:
+                raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
+        corpora = getattr(joined, "corpora", joined)
+        self.names = tuple(corpora)
+        phases = as_phases(weights, self.names)
+        self.buckets = as_buckets(buckets)
+        self.seed, self.packing, self.overflow = int(seed), packing, overflow
+        self.shuffle, self.max_segments, self.bound = True, max_segments, None
+        self.sources: dict[str, Rows] = {}
+        for name, corpus in corpora.items():
+            try:
+                self.sources[name] = Rows(
+                    corpus,
+                    self.buckets,
+                    seed=seed,
+                    packing=packing,
+                    overflow=overflow,
+                    window=max(window // len(self.names), 1),
+                    max_segments=max_segments,
+                )
+            except ValueError as error:
+                raise ValueError(f"corpus {name!r}: {error}") from error
+        plans = self._plans = list(self.sources.values())
+        #: The number of each corpus's first example.
+        self._first = np.cumsum([0] + [plan.num_examples for plan in plans])
+        self.num_examples = int(self._first[-1])
+        self.num_empty = sum(plan.num_empty for plan in plans)
+        self.max_position = max(plan.max_position for plan in plans)
+        #: Rows of each bucket in an epoch of each source, and their real positions.
+        self._rows = np.array([list(plan.batches_per_bucket.values()) for plan in plans]).T
+        self._real = np.array(
+            [
+                [sum(n * packed.real(index) for n, packed in plan.packed()) for plan in plans]
+                for index in range(len(self.buckets))
+            ]
+        )
+        self.by, self.ending = by, ending
+        self._parts = {"plan": f"{PLAN_VERSION}.{VERSION}"}
+        for name, plan in self.sources.items():
+            parts = dict(part.split("=", 1) for part in plan.fingerprint.split(";"))
+            own = ("lengths", "window", "patterns")
+            self._parts |= {f"{part} of {name}": parts[part] for part in own if part in parts}
+        self._parts |= {
+            "buckets": "+".join(map(str, self.buckets)),
+            "seed": str(self.seed),
+            "packing": packing,
+            "overflow": overflow,
+            "max_segments": str(max_segments or "any"),
+            "weights by": by,
+            "ending": ending,
+        }
+        self._begin(phases)
+
+    def _begin(self, phases: Sequence[tuple[int, dict[str, Fraction]]]):
+        """Lays out the steps."""
+        self._phases, by = phases, self.by
+        self._timeline = Timeline(
+            self._rows,
+            self._real,
+            [plan.num_tokens if by == "tokens" else _trained(plan) for plan in self._plans],
+            [bucket.rows for bucket in self.buckets],
+            [(start, list(shares.values())) for start, shares in phases],
+            self.ending,
+        )
+        if not self._timeline.epoch:
+            raise ValueError(
+                "the mixture has no step: a corpus cannot fill its share of even one batch. Use "
+                "ending='repeat' or 'renormalise', smaller batches, or another weight"
+            )
+        self.finite = self._timeline.steps is not None
+        #: What the mixture depends on, all phases included.
+        self.fingerprint = self.entries[-1]["fingerprint"]
+
+    def after(  # type: ignore[override]  # a mixture stays one
+        self, step: int, *, weights: Mapping[str, float]
+    ) -> "Mixture":
+        """The mixture as it is up to `step`, and under other weights from there on; plans nothing.
+
+        Phases that would have begun at `step` or later are left out.
+
+        Raises:
+            ValueError: `step` is no whole number from 0, or the weights are not as for `Mixture`.
+        """
+        if int(step) != step or step < 0:
+            raise ValueError(f"step is {step!r}; it must be a whole number from 0")
+        ((_, shares),) = as_phases(weights, self.names)
+        changed = copy.copy(self)
+        past = [phase for phase in self._phases if phase[0] < step]
+        changed._begin([*past, (int(step), shares)])
+        return changed
+
+    @property
+    def entries(self) -> tuple[dict[str, Any], ...]:
+        """What its batches depend on from each phase on: the weights up to there."""
+        parts, entries = dict(self._parts), []
+        for start, shares in self._phases:
+            weights = {name: f"{share}" for name, share in shares.items()}
+            parts[f"weights from step {start}"] = "+".join(f"{n}:{w}" for n, w in weights.items())
+            fingerprint = ";".join(f"{name}={value}" for name, value in parts.items())
+            entry: dict[str, Any] = {"from": start, "fingerprint": fingerprint}
+            entries.append(entry | ({"changes": {"weights": weights}} if start else {}))
+        return tuple(entries)
+
+    def entries_at(self, step: int) -> tuple[dict[str, Any], ...]:
+        """Its entries but for phases to come, which may change."""
+        return tuple(entry for entry in self.entries if entry["from"] < max(step, 1))
+
+    def num_batches(self, epoch: int = 0) -> int:
+        """Steps until each corpus that has a weight has been through; all, where they end."""
+        del epoch
+        return self._timeline.epoch
+
+    def batch(self, step: int) -> MixedBatch:
+        """The batch of global step `step`.
+
+        Raises:
+            IndexError: `step` is negative, or the mixture has ended.
+        """
+        index, before, taken = self._timeline.at(int(step))
+        found, epochs, sources, height = [], [], {}, 0
+        for number, (first, count) in enumerate(zip(before.tolist(), taken.tolist(), strict=True)):
+            if count:
+                segments = self._plans[number].rows(index, first, first + count)
+                epochs.append((segments[:, 0] + first) // self._rows[index, number])
+                segments[:, 0] += height
+                segments[:, 1] += self._first[number]
+                height += count
+                found.append(segments)
+                sources[self.names[number]] = int(segments[:, 3].sum())
+        segments = np.concatenate(found)
+        cost = np.bincount(segments[:, 0], segments[:, 3].astype(float) ** 2, height)
+        bucket = self.buckets[index]
+        rows, places = balanced(np.arange(height), cost, bucket.rows)
+        place = np.empty(height, np.int64)
+        place[rows] = places
+        segments[:, 0] = place[segments[:, 0]]
+        order = np.argsort(segments[:, 0], kind="stable")
+        return MixedBatch(
+            bucket,
+            segments[order],
+            int(step) // self._timeline.epoch,
+            sources,
+            np.concatenate(epochs)[order],
+        )
+
+    def shares(self, first: int, last: int) -> dict[str, float]:
+        """The share of each corpus in the real positions of steps `first` to `last`.
+
+        By the rows that those steps hold, at the mean fill of their kind.
+        """
+        tokens = self._tokens(last) - self._tokens(first)
+        return dict(zip(self.names, (tokens / max(tokens.sum(), 1)).tolist(), strict=True))
+
+    def passes(self, step: int) -> dict[str, float]:
+        """How often each corpus has been through before `step`."""
+        _, rows = self._timeline.before(step)
+        passes = rows.sum(axis=0) / self._rows.sum(axis=0)
+        return dict(zip(self.names, passes.tolist(), strict=True))
+
+    def _tokens(self, step: int) -> np.ndarray:
+        """Real positions of each corpus before `step`, at the mean fill of its rows."""
+        _, rows = self._timeline.before(step)
+        return (rows * (self._real / np.maximum(self._rows, 1))).sum(axis=0)
+
+    @property
+    def phases(self) -> list[tuple[int, dict[str, float]]]:
+        """The first step of each phase, and the share of each corpus from there on."""
+        return [(start, {n: float(w) for n, w in shares.items()}) for start, shares in self._phases]
+
+    @property
+    def batches_per_bucket(self) -> dict[Bucket, int]:
+        """How many batches of each bucket an epoch has; 0 for one that is never needed."""
+        batches, _ = self._timeline.before(self.num_batches())
+        return dict(zip(self.buckets, batches.tolist(), strict=True))
+
+    def packed(self) -> list[tuple[float, Packed]]:  # type: ignore[override]  # parts of epochs
+        """The rows of each bucket in each corpus's histograms; how often an epoch has them."""
+        times = self._timeline.before(self.num_batches())[1] / np.maximum(self._rows, 1)
+        found = []
+        for index in range(len(self.buckets)):
+            for plan, often in zip(self._plans, times[index].tolist(), strict=True):
+                for number, packed in plan.packed():
+                    only = [each if i == index else () for i, each in enumerate(packed.patterns)]
+                    found.append(
+                        (often * number, dataclasses.replace(packed, patterns=tuple(only)))
+                    )
+        return found
+
+    @property
+    def num_tokens(self) -> int:
+        """Real positions in an epoch, at the mean fill of rows."""
+        return round(self._tokens(self.num_batches()).sum())
+
+    @property
+    def overlong(self) -> int:
+        """How many examples are longer than the longest bucket."""
+        return sum(plan.overlong for plan in self._plans)
+
+    @property
+    def lost(self) -> int:
+        """How many of their positions are in no batch."""
+        return sum(plan.lost for plan in self._plans)
+
+    def __str__(self) -> str:
+        return mixture_table(self)
+
+
+def _trained(plan: Plan) -> int:
+    """Examples that are in any batch of a plan."""
+    dropped = plan.overlong if plan.overflow == "drop" else 0
+    return plan.num_examples - plan.num_empty - dropped

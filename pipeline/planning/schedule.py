@@ -1,0 +1,178 @@
+"""The schedule: which options of the batches change at which steps of a run, and to what.
+
+A run's options are those of `fit_buckets` and `Plan`. Stages change them: planned ones, from the
+config, and others, asked for when a run goes on. What a stage comes to, fitted buckets above all,
+is worked out once and kept, so that a run goes on with the batches that it was begun with.
+"""
+
+import dataclasses
+import difflib
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pipeline.planning.bucket import Bucket
+from pipeline.planning.chain import Chain
+from pipeline.planning.fit import fit_buckets
+from pipeline.planning.plan import Plan
+
+FITTING, PLANNING = (
+    {name for name, p in inspect.signature(f).parameters.items() if p.kind is p.KEYWORD_ONLY}
+    for f in (fit_buckets, Plan)
+)
+KNOWN = sorted({*FITTING, *PLANNING, "buckets", "leave_out"})
+
+# Examples that are named one by one where they are left out.
+SHOWN = 10
+
+
+@dataclasses.dataclass
+class Stage:
+    """Other options from a step on; JSON throughout.
+
+    Attributes:
+        step: the first step of the stage.
+        asked: the options, as the config spells them: those of `fit_buckets` and `Plan`, and
+            `buckets`, rows and length of each, or `leave_out`, numbers of examples.
+        planned: whether the config has it, and not a `--change` later on.
+        changes: what it comes to for a plan; empty until `resolve`.
+    """
+
+    step: int
+    asked: dict[str, Any]
+    planned: bool = True
+    changes: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def stages(schedule: Iterable[Sequence], begin: Mapping[str, Any]) -> list[Stage]:
+    """The stages of a config, the first of them at step 0 with the options `begin`.
+
+    >>> stages([(100, {"tokens_per_batch": 512})], {"tokens_per_batch": 256})[1].asked
+    {'tokens_per_batch': 512}
+
+    Args:
+        schedule: steps and what changes there, ascending.
+        begin: the options of the run; those that are None are not given.
+
+    Raises:
+        ValueError: the schedule is not as above, or names an option that there is not.
+    """
+    check_options(begin)
+    found = [Stage(0, {name: value for name, value in begin.items() if value is not None})]
+    for entry in schedule:
+        try:
+            step, asked = entry
+            asked = dict(asked)
+            if int(step) != step or step < found[-1].step:
+                raise ValueError
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"schedule holds {entry!r}; each entry is a step and what changes there, by "
+                'ascending steps, as in ((0, {"tokens_per_batch": 2048}), (500, {"seed": 1}))'
+            ) from None
+        check_options(asked)
+        if step == 0:
+            found[0].asked |= asked
+        else:
+            found.append(Stage(int(step), asked))
+    return found
+
+
+def check_options(asked: Mapping[str, Any]) -> None:
+    """Refuses options that there are not, naming the nearest that is one, and a bad `leave_out`."""
+    for name in asked:
+        if name not in KNOWN:
+            near = difflib.get_close_matches(name, KNOWN, n=1)
+            raise ValueError(
+                f"{name!r} is no option of batches{f'; did you mean {near[0]!r}?' if near else ''} "
+                f"There are {', '.join(KNOWN)}"
+            )
+    left_out = asked.get("leave_out", [])
+    if not isinstance(left_out, list | tuple) or not all(isinstance(n, int) for n in left_out):
+        raise ValueError(f"leave_out is {left_out!r}; it must be a list of numbers of examples")
+
+
+def options(stages: Iterable[Stage]) -> dict[str, Any]:
+    """The options in force after some stages; of `leave_out` all there ever were."""
+    found: dict[str, Any] = {}
+    for stage in stages:
+        left_out = [*found.get("leave_out", ()), *stage.asked.get("leave_out", ())]
+        found |= stage.asked
+        if left_out:
+            found["leave_out"] = left_out
+    return found
+
+
+def resolve(stages: Sequence[Stage], lengths: Any, row_multiple: int) -> None:
+    """Works out what each stage comes to, where that is not known yet.
+
+    Args:
+        stages: the first has all options of the run.
+        lengths: a corpus, to fit buckets to.
+        row_multiple: that of the buckets, where the options have none.
+    """
+    for number, stage in enumerate(stages):
+        if stage.changes:
+            continue
+        asked = stage.asked
+        given = (PLANNING | {"buckets", "leave_out"}) & {*asked}
+        stage.changes = {name: asked[name] for name in sorted(given)}
+        if "buckets" not in asked and (number == 0 or FITTING & {*asked}):
+            fitting: dict[str, Any] = {"max_buckets": 4, "row_multiple": row_multiple}
+            force = options(stages[: number + 1])
+            fitting |= {name: force[name] for name in FITTING & {*force}}
+            stage.changes["buckets"] = [list(b.shape) for b in fit_buckets(lengths, **fitting)]
+
+
+def plan_of(lengths: Any, changes: Iterable[tuple[int, Mapping[str, Any]]]) -> Chain:
+    """The plan of some changes, each from a step on, the first with all options.
+
+    Args:
+        lengths: a corpus, or lengths.
+        changes: keywords of `Plan.after`, buckets as rows and length.
+    """
+    chain = None
+    for step, given in changes:
+        each = dict(given)
+        if "buckets" in each:
+            each["buckets"] = [Bucket(*shape) for shape in each["buckets"]]
+        if chain is None:
+            left_out = each.pop("leave_out", None)
+            chain = Chain.begin(Plan(lengths, **each))
+            each = {"leave_out": left_out} if left_out else {}
+        if each or step:
+            chain = chain.after(step, **each)
+    assert chain is not None, "a run has options to begin with"
+    return chain
+
+
+def told(stages: Sequence[Stage], stage: Stage, plan: Chain) -> str:
+    """What a stage changes, in words, for the plan that has been made of it."""
+    at = max(n for n, link in enumerate(plan.links) if link.step == stage.step)
+    before, link = plan.links[at - 1].plan, plan.links[at]
+    force = options(stages[: list(stages).index(stage)])
+    lines = [f"from step {stage.step:,} on:"]
+    for name, value in stage.asked.items():
+        if name == "leave_out":
+            names = ", ".join(map(str, value[:SHOWN])) + ", …" * (len(value) > SHOWN)
+            lines.append(f"{len(value):,} examples are left out: {names}")
+        else:
+            lines.append(f"{name} was {force.get(name, 'not given')} and is now {value}")
+    if before.buckets != link.plan.buckets:
+        lines.append(f"buckets were {_names(before)} and are now {_names(link.plan)}")
+    if link.rest is not None:
+        lines.append(
+            f"the {link.rest.plan.num_tokens:,} positions left of epoch {link.rest.epoch} take "
+            f"{link.rest.steps:,} batches; none is lost or trained on again"
+        )
+        if lost := link.rest.plan.lost:
+            lines[-1] += f", but for {lost:,} that overflow={link.plan.overflow!r} leaves out"
+    lines.append(
+        f"from step {link.whole:,} on, epoch {link.epoch}, an epoch has "
+        f"{link.plan.num_batches():,} batches; before, {before.num_batches():,}"
+    )
+    return "\n  ".join(lines)
+
+
+def _names(plan: Plan) -> str:
+    return " + ".join(map(str, plan.buckets))

@@ -1,0 +1,1 @@
+"""Tokenised examples on disk: prepared, written, and read by number."""

@@ -1,0 +1,140 @@
+"""Prepare: text to a corpus; once, in parallel, and from where it was interrupted."""
+
+import contextlib
+import multiprocessing
+
+from etils import epath
+
+from pipeline.atomic import alone
+from pipeline.chunks import cut
+from pipeline.sources import Source
+from pipeline.storage.corpus import Corpus
+from pipeline.storage.pairs import Pairs
+from pipeline.storage.progress import Progress
+from pipeline.storage.tokenisation import GUARD, Job, tokenised
+from pipeline.storage.writer import MANIFEST, Writer, require_same_origin
+from pipeline.tasks import CAUSAL, INPUTS, TARGETS, Task
+from pipeline.templates import Template
+from pipeline.tokenizers import Tokenizer
+
+
+def prepare(
+    source: Source,
+    tokenizer: Tokenizer,
+    directory: epath.PathLike,
+    *,
+    field: str = "text",
+    template: Template | None = None,
+    task: Task = CAUSAL,
+    num_workers: int | None = None,
+    progress: bool = True,
+) -> Corpus:
+    """The corpus of `source`, tokenised into `directory`; opened at once if it is there already.
+
+    It may be killed at any time: run again, it keeps the parts that are whole and does the rest,
+    and the corpus is the same, bit for bit, as if nothing had happened. When several processes of
+    a machine (or of a shared file system) ask for it together, one prepares it and the others
+    wait. The corpus does not depend on `num_workers`.
+
+    Args:
+        source: records by number; see `pipeline.sources`.
+        tokenizer: see `pipeline.tokenizers`; it is stored with the corpus.
+        directory: where to write.
+        field: the field of each record that holds its text, all of which is trained on.
+        template: in place of `field`, a function from a record to spans of text with loss weights;
+            see `pipeline.templates`.
+        task: what the model is asked; see `pipeline.tasks`.
+        num_workers: processes to tokenise in; 0 or 1 mean in this one. By default as many as
+            there are CPUs, if there is enough to do. They start by `spawn`, so a script must
+            guard its main part with `if __name__ == "__main__":`.
+        progress: whether to show a progress bar.
+
+    Raises:
+        ValueError: the source is empty, a record is not text, an id is outside the vocabulary, or
+            `directory` holds a corpus of another source, tokenizer, template or task.
+        OSError: the disk is full; what is finished is kept.
+        RuntimeError: a worker died.
+    """
+    directory = epath.Path(directory).expanduser()
+    job = Job(source, tokenizer, field, template, task.learns)
+    origin = job.origin
+    # A finished corpus needs no lock, and may lie where nothing can be written.
+    if not (directory / MANIFEST).exists():
+        # A worker that runs the script that started it would wait for this lock for ever.
+        if getattr(multiprocessing.current_process(), "_inheriting", False):
+            raise RuntimeError(f"prepare was called by the import of a script: {GUARD}")
+        with alone(directory, "preparing a corpus"):
+            if not (directory / MANIFEST).exists():
+                _prepare(job, task, directory, num_workers, progress)
+    corpus = Corpus.open(directory)
+    require_same_origin(directory, corpus.origin, origin)
+    corpus.require_task(task)
+    return corpus
+
+
+def prepare_pairs(
+    source: Source,
+    tokenizer: Tokenizer,
+    directory: epath.PathLike,
+    *,
+    fields: tuple[str | Template, str | Template],
+    num_workers: int | None = None,
+    progress: bool = True,
+) -> Pairs:
+    """The pairs of `source`, for sequence to sequence: two corpora, one for each side.
+
+    Args:
+        source: records by number, each with two texts.
+        tokenizer: of both texts; it must mark where they begin, for the decoder to begin with.
+        directory: where to write; each side is prepared as by `prepare`.
+        fields: the fields of each record that hold inputs and targets, or templates; that of the
+            targets says which of them are learnt.
+        num_workers: as for `prepare`.
+        progress: as for `prepare`.
+
+    Raises:
+        ValueError: the tokenizer marks no beginnings, or what `prepare` raises.
+    """
+    if tokenizer.begin_id is None:
+        raise ValueError(
+            f"the tokenizer {tokenizer.fingerprint} does not mark where texts begin, and a decoder "
+            "begins with that mark; make the tokenizer with begin=True"
+        )
+    inputs, targets = (
+        prepare(
+            source,
+            tokenizer,
+            epath.Path(directory) / task.name,
+            **({"field": of_side} if isinstance(of_side, str) else {"template": of_side}),
+            task=task,
+            num_workers=num_workers,
+            progress=progress,
+        )
+        for of_side, task in zip(fields, (INPUTS, TARGETS), strict=True)
+    )
+    return Pairs(inputs, targets)
+
+
+def _prepare(
+    job: Job, task: Task, directory: epath.Path, num_workers: int | None, progress: bool
+) -> None:
+    documents = len(job.source)
+    if not documents:
+        raise ValueError(
+            f"the source is empty ({job.source}); a corpus holds at least one record. Check that "
+            "it names the right files"
+        )
+    writer = Writer(directory, task, job.origin)
+    chunks = tokenised(job, writer.examples, documents, num_workers)
+    # Closing the chunks ends the workers at once, also when a part cannot be written.
+    bar = Progress(
+        "preparing", documents, done=writer.examples, tokens=writer.tokens, shown=progress
+    )
+    with bar, contextlib.closing(chunks):
+        for part in cut(map(bar.counted, chunks)):
+            writer.add(part)
+    writer.finish(
+        vocab_size=job.tokenizer.vocab_size,
+        tokenizer=job.tokenizer.save(directory),
+        source=str(job.source),
+    )

@@ -1,0 +1,140 @@
+"""The writer of a corpus: adds parts in order, and goes on where a killed one stopped."""
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from pipeline.atomic import written
+from pipeline.chunks import Chunk
+from pipeline.planning import lengths as lengths_module
+from pipeline.storage.parts import Part, read_part, write_part
+from pipeline.tasks import Task
+
+SCHEMA_VERSION = 1
+MANIFEST = "corpus.json"
+LENGTHS = "lengths.npy"
+
+# What a corpus is made from. Two corpora may stand for each other when these agree.
+ORIGINS = {
+    "source": "source",
+    "tokenizer": "tokenizer",
+    "field": "field of the records",
+    "template": "template",
+}
+
+
+def part_name(number: int) -> str:
+    """The file of the part with this number."""
+    return f"part-{number:05d}.arrow"
+
+
+def require_same_origin(directory: epath.Path, there: Mapping, asked: Mapping) -> None:
+    """Refuses to take a corpus, whole or half-written, for one made from something else.
+
+    Raises:
+        ValueError: the source or the tokenizer differs; names which, and both values.
+    """
+    for key, name in ORIGINS.items():
+        if there.get(key) != asked.get(key):
+            raise ValueError(
+                f"{os.fspath(directory)} holds a corpus made with another {name}: there "
+                f"{there.get(key)}, now {asked.get(key)}. Prepare into another directory, or "
+                "delete this one to make it anew"
+            )
+
+
+class Writer:
+    """Parts of one corpus, appended in order; `finish` writes the lengths and, last, the manifest.
+
+    It starts with the whole parts that an interrupted writer of the same origin left, and removes
+    everything from the first missing or damaged one on; without `resume`, all of them.
+    """
+
+    def __init__(
+        self, directory: epath.Path, task: Task, origin: Mapping[str, Any], *, resume: bool = True
+    ):
+        self.directory, self.task, self.origin = directory, task, dict(origin)
+        self.parts: list[Part] = []
+        self._counts: list[np.ndarray] = []
+        self._text_bytes: list[int | None] = []
+        self._keep_whole_parts(resume)
+
+    @property
+    def examples(self) -> int:
+        """How many examples are on disk."""
+        return sum(part.examples for part in self.parts)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens are on disk."""
+        return sum(part.tokens for part in self.parts)
+
+    def _keep_whole_parts(self, resume: bool) -> None:
+        there = sorted(self.directory.glob("part-*.arrow"))
+        for number, path in enumerate(there):
+            if path.name != part_name(number):
+                break
+            try:
+                part, counts, metadata = read_part(path)
+            except ValueError:
+                break
+            require_same_origin(self.directory, metadata["origin"], self.origin)
+            if not resume or part.sha256 != metadata["sha256"]:
+                break
+            self._kept(part, counts, metadata["text_bytes"])
+        for path in there[len(self.parts) :]:
+            path.unlink()
+        for path in self.directory.glob(".*.tmp"):
+            path.unlink()
+
+    def _kept(self, part: Part, counts: np.ndarray, text_bytes: int | None) -> None:
+        self.parts.append(part)
+        self._counts.append(counts.astype(np.uint32))
+        self._text_bytes.append(text_bytes)
+
+    def add(self, chunk: Chunk) -> None:
+        """Writes the next part."""
+        text = None if chunk.text_bytes is None else int(chunk.text_bytes.sum())
+        metadata = {
+            "origin": self.origin,
+            "sha256": chunk.digest,
+            "text_bytes": text,
+        }
+        path = self.directory / part_name(len(self.parts))
+        self._kept(write_part(path, chunk, metadata), chunk.counts, text)
+
+    def finish(self, **about: Any) -> None:
+        """Writes the lengths and the manifest; `about` is recorded in the manifest as it is."""
+        lengths = self.task.lengths(np.concatenate(self._counts))
+        texts = [text for text in self._text_bytes if text is not None]
+        with written(self.directory / LENGTHS) as file:
+            np.save(file, lengths)
+            size = file.tell()
+        manifest = {
+            "schema_version": SCHEMA_VERSION,
+            "task": self.task.name,
+            "origin": self.origin,
+            "examples": len(lengths),
+            "empty": int((lengths == 0).sum()),
+            "tokens": self.tokens,
+            "num_tokens": int(lengths.sum(dtype=np.int64)),
+            "text_bytes": sum(texts) if texts else None,
+            "tokens_digest": tokens_digest(self.parts),
+            "lengths_digest": lengths_module.digest(lengths),
+            "lengths_bytes": size,
+            **about,
+            "parts": [dataclasses.asdict(part) for part in self.parts],
+        }
+        with written(self.directory / MANIFEST) as file:
+            file.write((json.dumps(manifest, indent=1) + "\n").encode())
+
+
+def tokens_digest(parts: list[Part]) -> str:
+    """A short hash of all tokens and of where examples end."""
+    return hashlib.sha256("".join(part.sha256 for part in parts).encode()).hexdigest()[:12]

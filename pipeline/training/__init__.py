@@ -1,0 +1,1 @@
+"""Steps compiled ahead of time, and the loop over them."""

@@ -1,0 +1,80 @@
+"""The history of a run's plans, `plans.json`: all that is needed to plan its batches again."""
+
+import json
+import os
+from typing import Any
+
+from etils import epath
+
+from pipeline.atomic import written
+from pipeline.planning.chain import Chain
+from pipeline.planning.schedule import plan_of
+from pipeline.storage.corpus import Corpus
+from pipeline.storage.pairs import Pairs, open_corpus
+from pipeline.views import View, view_of
+
+NAME = "plans.json"
+
+
+def write_history(workdir: epath.Path, corpus: Any, plan: Any) -> None:
+    """Writes which corpus, plans and changes make up the batches of the run in `workdir`.
+
+    Of a view it tells that, too, as `view`. Of a mixture nothing is written: its corpora have
+    epochs of their own, and no audit yet.
+
+    {"corpus": "corpus/train", "tokens": "tokens=…",
+     "plans": [{"from": 0, "fingerprint": …, "changes": {"buckets": [[8, 128]], "seed": 0, …}},
+               {"from": 2000, "fingerprint": …, "changes": {"buckets": [[16, 128]]}}]}
+    """
+    if not isinstance(plan, Chain):
+        return
+    directory = os.fspath(corpus.directory)
+    inside = os.path.join(os.fspath(workdir), "")
+    content = {
+        "corpus": directory.removeprefix(inside),
+        "view": corpus.description if isinstance(corpus, View) else None,
+        "tokens": corpus.fingerprint,
+        "plans": [
+            {**entry, "changes": changes}
+            for entry, (_, changes) in zip(plan.entries, plan.changes, strict=True)
+        ],
+    }
+    with written(workdir / NAME) as file:
+        file.write(json.dumps(content, indent=1).encode())
+
+
+def read_history(workdir: epath.Path) -> tuple[Corpus | Pairs | View, Chain]:
+    """The corpus of the run in `workdir`, and its plan made again.
+
+    Raises:
+        FileNotFoundError: there is no run.
+        ValueError: the file cannot be read, or corpus or plan are no longer what they were.
+    """
+    path = workdir / NAME
+    if not path.exists():
+        raise FileNotFoundError(
+            f"there is no {NAME} in {os.fspath(workdir)}; give the work directory of a run of "
+            "train.py, which writes it before its first step (runs of mixtures have none)"
+        )
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+        changes = [(int(entry["from"]), dict(entry["changes"])) for entry in content["plans"]]
+        directory, tokens, seen_as = content["corpus"], content["tokens"], content.get("view")
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{os.fspath(path)} cannot be read: {error!r}") from error
+    corpus: Corpus | Pairs | View = open_corpus(workdir / directory)
+    if seen_as and isinstance(corpus, Corpus):
+        corpus = view_of(corpus, seen_as)
+    if corpus.fingerprint != tokens:
+        raise ValueError(
+            f"the corpus in {os.fspath(corpus.directory)} is {corpus.fingerprint}, and the run "
+            f"was trained on {tokens}; its batches cannot be planned again without that"
+        )
+    plan = plan_of(corpus, changes)
+    for then, now in zip(content["plans"], plan.entries, strict=True):
+        if then["fingerprint"] != now["fingerprint"]:
+            raise ValueError(
+                f"the plan from step {now['from']:,} on was {then['fingerprint']} and is now "
+                f"{now['fingerprint']}; use the version of Lockstep that the run was made with"
+            )
+    return corpus, plan

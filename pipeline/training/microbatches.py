@@ -1,0 +1,108 @@
+"""A batch in several parts: gradients summed over all tokens, divided once.
+
+Averaging the gradients of microbatches, as `optax.MultiSteps` does, is wrong when they hold
+different numbers of tokens. Here the sums are those of the whole batch.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from pipeline.loading.sharding import parts
+
+T = TypeVar("T")
+
+
+def allowed(rows: int, sharding) -> list[int]:
+    """Into how many microbatches a batch can be split, ascending: each device splits its rows.
+
+    >>> from jax.sharding import Mesh, NamedSharding, PartitionSpec
+    >>> allowed(12, NamedSharding(jax.make_mesh((1,), ("data",)), PartitionSpec("data")))
+    [1, 2, 3, 4, 6, 12]
+    """
+    share = rows // parts(sharding)[0]
+    return [number for number in range(1, share + 1) if share % number == 0]
+
+
+def split(batch: Mapping[str, jax.Array], number: int, sharding) -> dict[str, jax.Array]:
+    """The fields `[rows, …]` as `[number, rows / number, …]`, without a transfer.
+
+    Each device cuts the rows that it holds, so microbatch `k` is the `k`-th part of every device.
+
+    Args:
+        batch: fields of the global batch.
+        number: one of `allowed(rows, sharding)`.
+        sharding: the `NamedSharding` of the fields; None on one device.
+    """
+    devices = parts(sharding)[0]
+
+    def cut(field):
+        rows, *rest = field.shape
+        field = field.reshape(devices, number, rows // (devices * number), *rest)
+        field = field.swapaxes(0, 1).reshape(number, rows // number, *rest)
+        if sharding is None:
+            return field
+        spec = sharding.spec if len(rest) == 1 else sharding.spec[:1]
+        stacked = jax.sharding.PartitionSpec(None, *spec)
+        placed = jax.sharding.NamedSharding(sharding.mesh, stacked)
+        return jax.lax.with_sharding_constraint(field, placed)
+
+    return {name: cut(field) for name, field in batch.items()}
+
+
+def summed(
+    function: Callable[[Any, Mapping[str, jax.Array]], T],
+    params: Any,
+    batch: Mapping[str, jax.Array],
+    *,
+    microbatches: int,
+    sharding,
+) -> T:
+    """Σ over its microbatches of what `function` makes of a batch.
+
+    Args:
+        function: from parameters and a batch to a pytree of sums over the batch.
+        params: what `function` is given first.
+        batch: fields of the global batch, rows first.
+        microbatches: how many parts to compute one after another; only one is in memory.
+        sharding: the `NamedSharding` of the fields.
+    """
+    if microbatches == 1:
+        return function(params, batch)
+    stacked = split(batch, microbatches, sharding)
+    first = jax.tree.map(lambda field: jax.ShapeDtypeStruct(field.shape[1:], field.dtype), stacked)
+    sums = jax.eval_shape(function, params, first)
+
+    def add(sums, microbatch):
+        return jax.tree.map(jnp.add, sums, function(params, microbatch)), None
+
+    start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sums)
+    return jax.lax.scan(add, start, stacked)[0]
+
+
+def summed_gradients(
+    loss: Callable[[Any, Mapping[str, jax.Array]], tuple[jax.Array, jax.Array]],
+    params: Any,
+    batch: Mapping[str, jax.Array],
+    *,
+    microbatches: int,
+    sharding,
+) -> tuple[jax.Array, jax.Array, Any]:
+    """Σ weight·nll, Σ weight, and the gradients of the first, of a whole batch.
+
+    Args:
+        loss: from parameters and a batch to the two sums, float32 scalars.
+        params: what to differentiate by.
+        batch: as for `summed`.
+        microbatches: as for `summed`.
+        sharding: as for `summed`.
+    """
+    differentiate = jax.value_and_grad(loss, has_aux=True)
+
+    def sums(params, batch):
+        (total, weight), gradients = differentiate(params, batch)
+        return total, weight, gradients
+
+    return summed(sums, params, batch, microbatches=microbatches, sharding=sharding)

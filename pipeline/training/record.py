@@ -1,0 +1,178 @@
+"""What a run has done so far: kept in every checkpoint, and told in its summary."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pipeline.planning.mixture import MixedBatch
+from pipeline.planning.plan import PlannedBatch
+
+
+@dataclasses.dataclass(kw_only=True)
+class Record:
+    """Counts of a run over all its starts; JSON, so that a checkpoint carries it.
+
+    Attributes:
+        config: the configuration, as JSON.
+        stages: the options of the batches, from which step on, and what they came to.
+        unigram_entropy: of the held-out targets, in nats per token.
+        tokens: real positions trained on.
+        positions: all positions computed, padding included.
+        batches: how many that was.
+        documents: examples trained on, once for each batch that they are in.
+        flops: what the model's mathematics asked for in the steps that `capacity` counts.
+        capacity: what the devices could have computed while they trained, where it is known.
+        sources: real positions of each source of a mixture.
+        skipped: steps without an update because they were not finite.
+        skipped_seconds: how long they took.
+        evaluations: for each evaluated step, `eval_loss` in nats per token and `bits_per_byte`.
+        seconds: by phase; together the time of all starts, up to the last checkpoint of each. Steps
+            that a kill took back are "lost".
+        compiles: compilations of the training step by bucket, in this start.
+        compiles_after_start: compilations of the steps since the first step of this start.
+        other_compiles: compilations of anything else since then.
+    """
+
+    config: dict[str, Any]
+    stages: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    unigram_entropy: float = math.nan
+    tokens: int = 0
+    positions: int = 0
+    batches: int = 0
+    documents: int = 0
+    flops: float = 0.0
+    capacity: float = 0.0
+    sources: dict[str, int] = dataclasses.field(default_factory=dict)
+    skipped: int = 0
+    skipped_seconds: float = 0.0
+    evaluations: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    compiles: dict[str, int] = dataclasses.field(default_factory=dict)
+    compiles_after_start: int = 0
+    other_compiles: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """A copy that JSON can hold."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+    @property
+    def padding(self) -> float:
+        """The share of computed positions that were padding."""
+        return 1 - self.tokens / max(self.positions, 1)
+
+    def add(self, planned: PlannedBatch, documents: int, flops: float):
+        """Counts a batch that was trained on."""
+        self.tokens += planned.num_tokens
+        self.positions += planned.bucket.positions
+        self.batches += 1
+        self.documents += documents
+        self.flops += flops
+        if isinstance(planned, MixedBatch):
+            for name, tokens in planned.sources.items():
+                self.sources[name] = self.sources.get(name, 0) + tokens
+
+    def evaluate(self, step: int, total: float, weight: float, text_bytes: int | None):
+        """Notes an evaluation: the sum of losses in nats, of how many tokens and bytes."""
+        values = {"eval_loss": total / weight}
+        if text_bytes:
+            values["bits_per_byte"] = total / math.log(2) / text_bytes
+        self.evaluations[str(step)] = values
+        return values
+
+    @property
+    def training_seconds(self) -> float:
+        """What the training steps took, waiting for their batches included."""
+        return self.seconds.get("train", 0.0) + self.seconds.get("wait", 0.0)
+
+    def goodput(self, seconds: Mapping[str, float]) -> float:
+        """The share of all time, by phase in `seconds`, that went into steps with an update."""
+        useful = seconds.get("train", 0.0) - self.skipped_seconds
+        return max(useful, 0.0) / max(sum(seconds.values()), 1e-9)
+
+    def summary(self, steps: int) -> dict[str, Any]:
+        """What `summary.json` holds."""
+        evaluations = list(self.evaluations.values()) or [{}]
+        training = max(self.training_seconds, 1e-9)
+        return {
+            "eval_loss_first": evaluations[0].get("eval_loss"),
+            "eval_loss_last": evaluations[-1].get("eval_loss"),
+            "unigram_entropy": self.unigram_entropy,
+            "bits_per_byte": evaluations[-1].get("bits_per_byte"),
+            "steps": steps,
+            "tokens": self.tokens,
+            "padding": self.padding,
+            "shares": {name: tokens / self.tokens for name, tokens in self.sources.items()},
+            "tokens_per_batch": self.tokens / max(self.batches, 1),
+            "documents_per_batch": self.documents / max(self.batches, 1),
+            "tokens_per_second": self.tokens / training,
+            "positions_per_second": self.positions / training,
+            "flop_utilisation": self.flops / self.capacity if self.capacity else None,
+            "skipped_steps": self.skipped,
+            "compiles": self.compiles,
+            "compiles_after_start": self.compiles_after_start,
+            "other_compiles": self.other_compiles,
+            "goodput": self.goodput(self.seconds),
+            "waiting": self.seconds.get("wait", 0.0) / training,
+            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+        }
+
+
+def unigram_entropy(corpus: Any) -> float:
+    """The entropy of a corpus's targets, by their loss weights, in nats per token.
+
+    A model that ignores context cannot have a lower loss.
+    """
+    corpus = getattr(corpus, "targets", corpus)  # of pairs
+    counts: np.ndarray = np.zeros(1)
+    step = 1 << 14  # examples at a time
+    for first in range(0, len(corpus), step):
+        lengths = corpus.lengths[first : first + step]
+        examples = np.arange(first, first + len(lengths))
+        fields = corpus.read(examples, np.zeros_like(examples), lengths)
+        weights = fields.get("loss_weights", np.ones(len(fields["targets"])))
+        more = np.bincount(fields["targets"], weights, minlength=len(counts))
+        more[: len(counts)] += counts
+        counts = more
+    share = counts[counts > 0] / counts.sum()
+    return float(-(share * np.log(share)).sum())
+
+
+def changes(then: Mapping[str, Any], now: Mapping[str, Any], may_change: tuple[str, ...]):
+    """The fields of a config that differ and must not, in words.
+
+    >>> then, now = {"steps": 1, "model": {"width": 8}}, {"steps": 2, "model": {"width": 16}}
+    >>> changes(then, now, may_change=("steps",))
+    ['config.model.width was 8 and is now 16']
+    """
+    old, new = flat(then), flat(now)
+    return [
+        f"config.{name} was {old.get(name, 'not there')} and is now {new.get(name, 'not there')}"
+        for name in differing(then, now, may_change)
+    ]
+
+
+def differing(
+    then: Mapping[str, Any], now: Mapping[str, Any], may_change: tuple[str, ...]
+) -> list[str]:
+    """The names of the fields of a config that differ and must not, with dots."""
+    old, new = flat(then), flat(now)
+    return [
+        name
+        for name in dict.fromkeys([*old, *new])
+        if old.get(name) != new.get(name) and name.split(".")[0] not in may_change
+    ]
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The fields of a config and of the configs in it, named with dots."""
+    fields: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            fields |= flat(value, f"{prefix}{name}.")
+        else:
+            fields[prefix + name] = value
+    return fields
