@@ -4,7 +4,7 @@ Memory that was given back to the system comes page by page when it is asked for
 of some hundred thousand positions that takes longer than all else that is done to build it.
 """
 
-import functools
+import itertools
 import sys
 import threading
 
@@ -13,6 +13,9 @@ import numpy as np
 # Smaller arrays than this many bytes come from the allocator, which has memory for them at hand;
 # larger ones, and those beyond so many bytes in all, from the system.
 SMALL, LARGE, ALL = 1 << 19, 1 << 27, 1 << 30
+
+# Bytes that are worked on at a time.
+PART = 1 << 17
 
 # Where XLA wants arrays to begin that it takes over without a copy.
 ALIGNED = 64
@@ -63,25 +66,23 @@ def ramps(first: np.ndarray, times: np.ndarray, step: int, dtype) -> np.ndarray:
         step: 0 or 1.
         dtype: of the result.
     """
-    before = np.cumsum(times)
-    size = int(before[-1]) if len(times) else 0
-    before -= times
-    if size * np.dtype(dtype).itemsize < SMALL:
-        found = np.repeat((first - step * before).astype(dtype), times)
-        if step:
-            found += _counted(found.dtype)[:size]
-        return found
-    # A running sum needs no memory but its own.
+    ends = np.cumsum(times)
+    size = int(ends[-1]) if len(times) else 0
     found = empty(size, dtype)
-    found.fill(step)
-    found[0] = first[0]
-    found[before[1:]] = np.diff(first) - step * (times[:-1] - 1)
-    return np.add.accumulate(found, out=found)
-
-
-@functools.cache
-def _counted(dtype: np.dtype) -> np.ndarray:
-    return np.arange(SMALL // dtype.itemsize, dtype=dtype)
+    base = (first - step * (ends - times)).astype(dtype)
+    # Part by part, each small enough for the processor's own memory.
+    part = PART // found.itemsize
+    cuts = {0, *np.searchsorted(ends, np.arange(part, size, part)).tolist(), len(times)}
+    at = 0
+    for begin, end in itertools.pairwise(sorted(cuts)):
+        to = int(ends[end - 1])
+        repeated = np.repeat(base[begin:end], times[begin:end])
+        if step:
+            np.add(repeated, np.arange(at, to, dtype=dtype), out=found[at:to])
+        else:
+            found[at:to] = repeated
+        at = to
+    return found
 
 
 def _total() -> int:
