@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import math
 import os
 import sys
 import tempfile
@@ -88,13 +87,17 @@ class MetricsLog:
 
         self._workdir, self._remote = workdir, not is_local(workdir)
         self._path = workdir / "metrics.jsonl"
-        kept: list[str] = []
+        kept: list[tuple[str, dict[str, Any]]] = []
         if step and self._path.exists():
-            lines = self._path.read_text().splitlines()
-            kept = [line for line in lines if _needs(line) <= step]
-            again = [json.loads(line) for line in lines if step < _needs(line) < math.inf]
-            self.lost = sum(values.get("seconds", 0.0) for values in again)
-        text = "".join(line + "\n" for line in kept)
+            for line in self._path.read_text().splitlines():
+                if (values := _parsed(line)) is None:
+                    continue
+                # Step 9 is the tenth; an evaluation at step 10 was made after ten steps.
+                if values["step"] + ("eval_loss" not in values) <= step:
+                    kept.append((line, values))
+                else:
+                    self.lost += values.get("seconds", 0.0)
+        text = "".join(line + "\n" for line, _ in kept)
         self._scratch = tempfile.TemporaryDirectory() if self._remote else None
         here = epath.Path(self._scratch.name) if self._scratch else workdir
         with written(here / "metrics.jsonl") as file:
@@ -104,8 +107,8 @@ class MetricsLog:
         self._board = tensorboardX.SummaryWriter(
             os.fspath(here / "tensorboard"), purge_step=step, flush_secs=30
         )
-        for line in kept:  # an evaluation after that many steps, which TensorBoard now forgets
-            if (values := json.loads(line))["step"] >= step:
+        for _, values in kept:  # an evaluation after that many steps, which TensorBoard now forgets
+            if values["step"] >= step:
                 self._draw(values)
 
     def write(self, values: Mapping[str, Any]):
@@ -148,16 +151,14 @@ class MetricsLog:
             self._scratch.cleanup()
 
 
-def _needs(line: str) -> float:
-    """How many steps a line tells of; a line that a kill cut short tells of steps to come.
-
-    Step 9 is the tenth; an evaluation at step 10 was made after ten steps.
-    """
+def _parsed(line: str) -> dict[str, Any] | None:
+    """The values of a line of the log; None of one that a kill cut short."""
     try:
         values = json.loads(line)
-        return values["step"] + ("eval_loss" not in values)
+        values["step"] + 0
     except (ValueError, KeyError, TypeError):
-        return math.inf
+        return None
+    return values
 
 
 class Progress:

@@ -270,8 +270,9 @@ class Run:
                 "takes no config.schedule and no --change"
             )
         (stage,), mixture = self.stages, dict(self.config.mixture)
-        typical = typical_lengths(corpus, mixture["weights"], mixture.get("by", "tokens"))
-        schedule.resolve([stage], typical, parts(batch_sharding(mesh))[0])
+        if not stage.changes:  # buckets are fitted once
+            typical = typical_lengths(corpus, mixture["weights"], mixture.get("by", "tokens"))
+            schedule.resolve([stage], typical, parts(batch_sharding(mesh))[0])
         self.record.stages = [dataclasses.asdict(stage)]
         options = {**stage.changes, **mixture}
         options["buckets"] = [Bucket(*shape) for shape in options["buckets"]]

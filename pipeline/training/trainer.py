@@ -159,7 +159,8 @@ class Trainer:
         if not values.pop("finite"):
             self.nonfinite(step, planned, documents, values)
             self.record.skipped_seconds += seconds
-        self.record.add(planned, len(documents), self.flops(planned) if self.peak else 0.0)
+        flops = self.flops(planned) if self.peak else 0.0
+        self.record.add(planned, len(documents), flops)
         self.log.write(
             {
                 "step": step,
@@ -171,13 +172,13 @@ class Trainer:
                 "positions": planned.bucket.positions,
                 "padding": 1 - planned.num_tokens / planned.bucket.positions,
                 "batch": planned.digest,
-                **self.speed(planned, seconds),
+                **self.speed(planned, seconds, flops),
             }
         )
         text = f"loss {values['loss']:.3f} · {planned.bucket} · padding {self.record.padding:.2%}"
         self.progress.update(step + 1, self.record.tokens, self.clock["wait"], text)
 
-    def speed(self, planned: PlannedBatch, seconds: float) -> dict[str, float]:
+    def speed(self, planned: PlannedBatch, seconds: float, flops: float) -> dict[str, float]:
         """What depends on the clock; `seconds` is from the end of the step before to this one's.
 
         `waited` is how much of that the host waited for data; mostly for the batch after this one,
@@ -191,7 +192,7 @@ class Trainer:
         values["goodput"] = self.record.goodput(so_far)
         values |= {f"seconds/{name}": so_far.get(name, 0.0) for name in ("compile", "save")}
         if self.peak:
-            values["flop_utilisation"] = self.flops(planned) / seconds / self.peak
+            values["flop_utilisation"] = flops / seconds / self.peak
         return values
 
     def nonfinite(self, step: int, planned: PlannedBatch, documents: np.ndarray, values):
