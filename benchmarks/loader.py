@@ -94,7 +94,7 @@ def measure(lengths: np.ndarray) -> Section:
         [
             line("Lockstep, `batches[step]` in one thread", "one"),
             line("Lockstep, the same, compact: three fields are made on the device", "compact"),
-            line("Lockstep, iterator with its two threads", "iterator"),
+            line("Lockstep, iterator with its thread", "iterator"),
             line("Lockstep, `load`: as jax.Arrays", "loaded"),
             line("Lockstep, `load`, compact", "loaded compact"),
             Line("memcpy of the same arrays", f"{rates['copy'] / 1e6:,.1f} M tokens/s"),

@@ -98,6 +98,28 @@ def test_pieces_of_any_examples_are_what_a_loop_would_read(corpus, data):
     assert same(corpus.read(picked, starts, wanted), naive(picked, starts, wanted))
 
 
+@pytest.mark.parametrize("memory_map", [True, False])
+def test_long_pieces_are_read_as_short_ones_are(tmp_path, memory_map):
+    # Long ones are copied one by one, short ones token by token.
+    random = np.random.default_rng(0)
+    examples = [random.integers(0, 1000, 900, dtype=np.int32) for _ in range(20)]
+    weights = [random.random(900, dtype=np.float32) for _ in range(20)]
+    Corpus.from_arrays(examples, tmp_path, weights=weights)
+    corpus = Corpus.open(tmp_path, memory_map=memory_map)
+    picked, starts, wanted = [3, 19, 0, 19], [10, 0, 500, 300], [700, 899, 1, 400]
+    read = corpus.read(picked, starts, wanted, [710, 899, 3, 450])
+    at = 0
+    for example, start, length, reach in zip(
+        picked, starts, wanted, [710, 899, 3, 450], strict=True
+    ):
+        here, there = slice(at, at + length), slice(start, start + length)
+        after = slice(start + 1, start + length + 1)
+        assert read["inputs"][here].tolist() == examples[example][there].tolist()
+        assert read["targets"][here].tolist() == examples[example][after].tolist()
+        assert read["loss_weights"][here].tolist() == weights[example][after].tolist()
+        at += reach
+
+
 @settings(deadline=None, max_examples=30)
 @given(
     st.lists(

@@ -36,7 +36,8 @@ def collate(
         A compact batch has `segments` in place of these three: see `pipeline.loading.compact`.
     """
     height, width = block.shape
-    row, column, ids, example, start, size = _clip(planned.segments, block)
+    found = _in_rows(planned.segments, block.rows)
+    row, column, ids, example, start, size = _in_columns(block.columns, *found)
     begin, cells = row * width + column, height * width
     # The block, flattened: each segment reaches, with the padding after it, to where the next
     # begins. Padding is little, so everything is made as if there were none, and then set to 0.
@@ -57,7 +58,8 @@ def collate(
             values = np.concatenate([np.zeros(edge, values.dtype), values])
         batch[name] = values.reshape(height, width)
     if most is not None:
-        batch[SEGMENTS] = row_segments(planned.segments, block.rows, most)
+        row, _, ids, _, start, size = found
+        batch[SEGMENTS] = row_segments(row, ids, start, size, (height, most))
     return batch
 
 
@@ -99,35 +101,33 @@ def drawn(corpus, epoch: int):
     return corpus.of_epoch(epoch) if hasattr(corpus, "of_epoch") else corpus
 
 
-def _clip(segments: np.ndarray, block: Block):
-    """The segments' parts inside the block: row and column in it, segment id, example, start, size.
-
-    Segment ids count over the whole row, whichever columns the block has.
-    """
+def _in_rows(segments: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Of the segments in `rows`: row among these, column, segment id, example, start and size."""
     row, example, start, size = segments.T
+    if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
+        # Contiguous rows are a slice of the segments, which are in row order.
+        keep: slice | np.ndarray = slice(*np.searchsorted(row, [rows[0], rows[-1] + 1]))
+        row = row[keep] - rows[0]
+    else:
+        keep = np.flatnonzero(np.isin(row, rows))
+        row = np.searchsorted(rows, row[keep])
+    example, start, size = (values[keep] for values in (example, start, size))
+    number = np.arange(len(row))
     new = np.empty(len(row), bool)  # whether a segment is the first of its row
     new[:1] = True
     np.not_equal(row[1:], row[:-1], out=new[1:])
-    first = np.flatnonzero(new)
-    number = np.arange(1, len(row) + 1)
+    first = np.maximum.accumulate(np.where(new, number, 0))
     before = np.cumsum(size) - size
-    line = np.cumsum(new) - 1
-    ids, column = number - first[line], before - before[first][line]
-    if len(block.rows) and block.rows[-1] - block.rows[0] + 1 == len(block.rows):
-        # Contiguous rows are a slice of the segments, which are in row order.
-        keep: slice | np.ndarray = slice(*np.searchsorted(row, [block.rows[0], block.rows[-1] + 1]))
-        row = row[keep] - block.rows[0]
-    else:
-        keep = np.flatnonzero(np.isin(row, block.rows))
-        row = np.searchsorted(block.rows, row[keep])
-    ids, example, start, size, column = (
-        values[keep] for values in (ids, example, start, size, column)
-    )
-    left, right = block.columns
+    return row, before - before[first], number - first + 1, example, start, size
+
+
+def _in_columns(
+    columns: tuple[int, int], row, column, ids, example, start, size
+) -> tuple[np.ndarray, ...]:
+    """The parts of segments that are inside `columns`, and their columns among these."""
+    left, right = columns
     cut = np.maximum(left - column, 0)
     size = np.minimum(column + size, right) - column - cut
-    start, column = start + cut, column + cut - left
+    found = row, column + cut - left, ids, example, start + cut, size
     inside = size > 0
-    if inside.all():
-        return row, column, ids, example, start, size
-    return tuple(values[inside] for values in (row, column, ids, example, start, size))
+    return found if inside.all() else tuple(values[inside] for values in found)

@@ -19,26 +19,24 @@ import numpy as np
 SEGMENTS = "segments"
 
 
-def row_segments(segments: np.ndarray, rows: np.ndarray, most: int) -> np.ndarray:
+def row_segments(
+    row: np.ndarray, ids: np.ndarray, start: np.ndarray, size: np.ndarray, shape: tuple[int, int]
+) -> np.ndarray:
     """Length and first position of each segment of each row: int32 [rows, most, 2], then zeros.
 
-    >>> planned = np.array([[0, 5, 0, 3], [0, 2, 7, 2], [1, 9, 0, 4]])
-    >>> row_segments(planned, np.array([0, 1]), most=2).tolist()
+    >>> row, ids, start, size = np.array([[0, 0, 1], [1, 2, 1], [0, 7, 0], [3, 2, 4]])
+    >>> row_segments(row, ids, start, size, (2, 2)).tolist()
     [[[3, 0], [2, 7]], [[4, 0], [0, 0]]]
 
     Args:
-        segments: int64 [n, 4], as in `PlannedBatch`.
-        rows: the global rows wanted, ascending.
-        most: the most segments that a row has.
+        row: the row of each segment; integers [segments].
+        ids: its number in the row, from 1.
+        start: its first position, within its example.
+        size: its length.
+        shape: how many rows there are, and the most segments that a row has.
     """
-    row, _, start, size = segments.T
-    first = np.searchsorted(row, rows)
-    times = np.searchsorted(row, rows, side="right") - first
-    line = np.repeat(np.arange(len(rows)), times)
-    nth = np.arange(len(line)) - np.repeat(np.cumsum(times) - times, times)
-    chosen = np.repeat(first, times) + nth
-    found = np.zeros((len(rows), most, 2), np.int32)
-    found[line, nth, 0], found[line, nth, 1] = size[chosen], start[chosen]
+    found = np.zeros((*shape, 2), np.int32)
+    found[row, ids - 1, 0], found[row, ids - 1, 1] = size, start
     return found
 
 

@@ -53,6 +53,7 @@ def slice_of_process(shape: tuple[int, int], process_index: int, process_count: 
     return Block(np.arange(process_index * share, (process_index + 1) * share), (0, length))
 
 
+@functools.lru_cache(maxsize=256)
 def block_of_sharding(sharding, shape: tuple[int, int]) -> Block:
     """The rows and columns that this process's devices hold under `sharding`.
 
@@ -73,6 +74,7 @@ def block_of_sharding(sharding, shape: tuple[int, int]) -> Block:
         )
     indices = sharding.addressable_devices_indices_map(shape).values()
     rows = np.unique(np.concatenate([np.arange(*index[0].indices(shape[0])) for index in indices]))
+    rows.flags.writeable = False  # every batch of the shape has this one
     spans = [index[1].indices(shape[1]) for index in indices]
     return Block(rows, (min(span[0] for span in spans), max(span[1] for span in spans)))
 
@@ -181,13 +183,9 @@ def to_global(
         shape = rows, length
         if "decoder_inputs" in batch:
             shape = rows, (length, batch["decoder_inputs"].shape[1])
-    blocks = {
-        field_shape: block_of_sharding(sharding, field_shape)
-        for field_shape in (shape_of_field(name, shape) for name in batch)
-    }
     arrays = {}
     for name in batch if fields is None else fields:
-        local, block = batch[name], blocks[shape_of_field(name, shape)]
+        local, block = batch[name], block_of_sharding(sharding, shape_of_field(name, shape))
         if len(local) != len(block.rows) or (local.ndim == 2 and local.shape != block.shape):
             raise ValueError(
                 f"{name} has shape {local.shape}, but of a global batch of "

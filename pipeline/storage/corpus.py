@@ -157,6 +157,11 @@ class Corpus:
         return (MappedPieces if self._memory_map else RangedPieces)(self.directory, self._parts)
 
     @property
+    def in_memory(self) -> bool:
+        """Whether tokens are read from memory, and not over a network."""
+        return self._memory_map
+
+    @property
     def fingerprint(self) -> str:
         """What the tokens are, part by part, so that a refusal can say which part changed.
 

@@ -115,6 +115,11 @@ class Joined:
         return lengths_lib.digest(self.lengths)
 
     @property
+    def in_memory(self) -> bool:
+        """See `Corpus`; whether all are."""
+        return all(corpus.in_memory for corpus in self.corpora.values())
+
+    @property
     def fingerprint(self) -> str:
         """What the tokens are: a part `name=value` for each part of each corpus's own."""
         parts = {}

@@ -93,6 +93,11 @@ class Pairs:
         return self.targets.directory.parent
 
     @property
+    def in_memory(self) -> bool:
+        """See `Corpus`."""
+        return self.inputs.in_memory and self.targets.in_memory
+
+    @property
     def fingerprint(self) -> str:
         """Those of both corpora, part by part."""
         return ";".join(

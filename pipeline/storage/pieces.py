@@ -17,6 +17,11 @@ NEIGHBOURS = 1 << 16
 CONNECTIONS = 16
 
 
+# Pieces of so many tokens in the mean are copied one by one; shorter ones are gathered by token.
+# Measured with 131,072 tokens: 0.23 ms against 0.40 in pieces of 500, 1.7 against 0.9 in 25.
+LONG = 128
+
+
 def gathered(
     tokens: np.ndarray,
     first: np.ndarray,
@@ -29,17 +34,26 @@ def gathered(
 
     A field that is shifted by one is the field before it, moved by one place, but for the last
     token of each piece. What lies after a piece is read with it, as far as it reaches, but not
-    beyond `ends`, where for each piece the memory ends that may be read.
+    beyond `ends`, where for each piece the memory ends that may be read; None: with `tokens`.
     """
     begins = np.cumsum(reach) - reach
-    # "wrap" is the fastest mode; the positions were checked piece by piece.
-    positions = buffers.ramps(first, reach, 1, np.int64)
-    if ends is not None:
-        for piece in np.flatnonzero(first + reach + max(shifts.values()) > ends):
+    if ends is None:
+        ends = np.full(len(first), len(tokens))
+    beyond = np.flatnonzero(first + reach + max(shifts.values()) > ends)
+
+    def read(shift: int) -> np.ndarray:
+        plain = buffers.empty(int(reach.sum()), tokens.dtype)
+        if len(plain) >= LONG * len(reach) and not len(beyond) and tokens.dtype.isnative:
+            plain[:] = _copied(tokens, first + shift, reach)
+            return plain
+        positions = buffers.ramps(first + shift, reach, 1, np.int64)
+        for piece in beyond:
             padding = slice(begins[piece] + lengths[piece], begins[piece] + reach[piece])
             positions[padding] = first[piece]
-    plain = buffers.empty(len(positions), tokens.dtype)
-    tokens.take(positions, mode="wrap", out=plain)
+        # "wrap" is the fastest mode; the positions were checked piece by piece.
+        return tokens.take(positions, mode="wrap", out=plain)
+
+    plain = read(0)
     found = {}
     for field, shift in shifts.items():
         if shift == 1 and len(plain):
@@ -47,8 +61,16 @@ def gathered(
             found[field][:-1] = plain[1:]
             found[field][begins + lengths - 1] = tokens.take(first + lengths, mode="wrap")
         else:
-            found[field] = plain if shift == 0 else tokens.take(positions + shift, mode="wrap")
+            found[field] = plain if shift == 0 else read(shift)
     return found
+
+
+def _copied(tokens: np.ndarray, first: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """`sizes` tokens from each of `first`, one after another: a list view, flattened by Arrow."""
+    memory = pa.foreign_buffer(tokens.ctypes.data, tokens.nbytes, tokens)
+    values = pa.Array.from_buffers(pa.from_numpy_dtype(tokens.dtype), len(tokens), [None, memory])
+    pieces = pa.LargeListViewArray.from_arrays(pa.array(first), pa.array(sizes), values)
+    return pieces.flatten().to_numpy()
 
 
 def _check(counts, examples, starts, lengths, lookahead: int) -> None:

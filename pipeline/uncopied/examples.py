@@ -22,8 +22,10 @@ class Examples:
         tokenizer: what made the tokens; None if nobody said.
         fingerprint: what the tokens are.
         text_bytes: UTF-8 bytes of the text; None if unknown.
+        in_memory: as of `Corpus`; not where tokens are made when they are read.
     """
 
+    in_memory = True
     vocab_size: int | None
     tokenizer: Tokenizer | None
     text_bytes: int | None

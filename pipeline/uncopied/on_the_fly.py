@@ -98,6 +98,8 @@ def _measure(job: Job, directory: epath.Path, num_workers: int | None, progress:
 class OnTheFly(Examples):
     """Examples whose lengths are known and whose tokens are made when they are read; by `index`."""
 
+    in_memory = False
+
     def __init__(self, job: Job, counts: np.ndarray, task: Task, readers: int):
         super().__init__(counts, task)
         self._job, self._counts, self._readers = job, counts.astype(np.int64), readers

@@ -66,6 +66,11 @@ class View:
         return self.corpus.directory
 
     @property
+    def in_memory(self) -> bool:
+        """See `Corpus`."""
+        return self.corpus.in_memory
+
+    @property
     def options(self) -> dict[str, Any]:
         """What it was made with, as JSON."""
         raise NotImplementedError
