@@ -36,3 +36,21 @@ def corpus(examples, tmp_path_factory):
 def buckets():
     """Three buckets whose rows four hosts can share."""
     return pipeline.Bucket(16, 16), pipeline.Bucket(8, 32), pipeline.Bucket(4, 64)
+
+
+@pytest.fixture(scope="session")
+def sides():
+    """300 pairs; some without inputs, some without targets, some too long."""
+    rng = np.random.default_rng(0)
+    inputs = np.clip(rng.lognormal(2.5, 0.8, 300) - 2, 0, 90).astype(int)
+    targets = np.clip(inputs * np.exp(rng.normal(0, 0.4, 300)) - 1, 0, 60).astype(int)
+    return (
+        [rng.integers(2, 1000, size).astype(np.int32) for size in inputs],
+        [np.append(1, rng.integers(2, 1000, size)).astype(np.int32) for size in targets],
+    )
+
+
+@pytest.fixture(scope="session")
+def pairs(sides, tmp_path_factory):
+    """The pairs, on disk; targets begin with the mark 1."""
+    return pipeline.Pairs.from_arrays(*sides, tmp_path_factory.mktemp("pairs"), vocab_size=1000)

@@ -28,6 +28,7 @@ options = st.fixed_dictionaries(
         "max_segments": st.sampled_from([None, 1, 3]),
         # Two examples short of all, so that something is always left.
         "leave_out": st.lists(st.integers(2, 9), max_size=3),
+        "more": st.lists(st.integers(0, 30), min_size=1, max_size=9),
     },
 )
 chains = st.lists(st.tuples(st.integers(0, 40), options), min_size=1, max_size=4)
@@ -35,9 +36,13 @@ sizes = st.lists(st.integers(0, 70), max_size=40).map(lambda more: [5, 11, *[3] 
 
 
 def chain_of(lengths, begin, changes):
-    """The plan, and the steps at which it changes, ascending."""
+    """The plan, changed at ascending steps; "more" are the lengths of new examples."""
     plan = Plan(np.array(lengths), **({"buckets": SHORT} | begin))
     for step, change in sorted(changes, key=lambda each: each[0]):
+        change = dict(change)
+        if more := change.pop("more", None):
+            lengths = [*lengths, *more]
+            change["lengths"] = np.array(lengths)
         plan = plan.after(step, **change)
     return plan
 
@@ -69,6 +74,11 @@ class Ledger:
     def change(self, options):
         left_out = self.options["leave_out"] | set(options.get("leave_out", ()))
         self.options = self.options | options | {"leave_out": left_out}
+        first = len(self.lengths)
+        self.lengths = [*self.lengths, *options.get("more", ())]
+        if self.begun:  # what is new joins the epoch
+            new = enumerate(self.lengths[first:], first)
+            self.owed |= {(example, position) for example, n in new for position in range(n)}
         runs = []
         for example, position in sorted(self.owed):
             if runs and runs[-1][0] == example and runs[-1][2] == position:
@@ -145,14 +155,8 @@ four_rows = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=6)
-@given(st.lists(st.tuples(st.integers(0, 25), four_rows), min_size=1, max_size=4))
-def test_every_state_resumes_exactly_on_1_2_and_4_hosts(corpus, changes):
-    def plan():
-        made = Plan(corpus, FOURS)
-        for step, change in sorted(changes, key=lambda each: each[0]):
-            made = made.after(step, **change)
-        return made
+def resumes_on_1_2_and_4_hosts(corpus, plan, changes):
+    """Checks that the states of the first 28 steps do, for a plan that is made anew each time."""
 
     def parts(count):
         return [
@@ -165,7 +169,7 @@ def test_every_state_resumes_exactly_on_1_2_and_4_hosts(corpus, changes):
         states.append(json.dumps(iterator.get_state()))
         seen.append(next(iterator))
     for count in (1, 2, 4):
-        for at in (0, 1, 13, 27, *[step for step, _ in changes]):
+        for at in (0, 1, 13, 27, *changes):
             iterators = [iter(part.to_iter_dataset()) for part in parts(count)]
             for each in iterators:
                 each.set_state(json.loads(states[at]))
@@ -174,6 +178,132 @@ def test_every_state_resumes_exactly_on_1_2_and_4_hosts(corpus, changes):
             for name, values in seen[at].items():
                 joined = np.concatenate([batch[name] for batch in built])
                 np.testing.assert_array_equal(joined, values)
+
+
+@settings(max_examples=6)
+@given(st.lists(st.tuples(st.integers(0, 25), four_rows), min_size=1, max_size=4))
+def test_every_state_resumes_exactly_on_1_2_and_4_hosts(corpus, changes):
+    def plan():
+        made = Plan(corpus, FOURS)
+        for step, change in sorted(changes, key=lambda each: each[0]):
+            made = made.after(step, **change)
+        return made
+
+    resumes_on_1_2_and_4_hosts(corpus, plan, [step for step, _ in changes])
+
+
+@pytest.fixture(scope="module")
+def new_corpus(tmp_path_factory):
+    examples = [np.arange(size) for size in (20, 3, 40, 1, 60, 9, 9, 30)]
+    return pipeline.Corpus.from_arrays(examples, tmp_path_factory.mktemp("new"), vocab_size=1000)
+
+
+def test_states_resume_where_other_corpora_join(corpus, new_corpus):
+    both = pipeline.Joined({"first": corpus, "new": new_corpus})
+
+    def plan():
+        return Plan(corpus, FOURS).after(6, lengths=both, seed=2).after(15, leave_out=[301])
+
+    resumes_on_1_2_and_4_hosts(both, plan, [5, 6, 7, 15, 16])
+    seen = np.concatenate([plan().batch(step).segments for step in range(plan().num_batches(0))])
+    # All of the new are in the epoch that was half done, but for one with nothing to train on.
+    assert {*range(300, 308)} - {*seen[:, 1]} <= {301, 303}
+    # A state from before they came goes on with them; one of another new corpus does not.
+    early = data_state(6, Plan(corpus, FOURS), corpus)
+    assert check_data_state(early, plan(), both) == 6
+    late = data_state(9, plan(), both)
+    assert late["plans"][1]["changes"] == {"seed": 2, "examples": 308}
+    other = pipeline.Joined({"first": corpus, "new": corpus})
+    with pytest.raises(ValueError, match=r"tokens of new was .* from step 6 on"):
+        check_data_state(late, Plan(corpus, FOURS).after(6, lengths=other, seed=2), other)
+
+
+PAIRED = (Bucket(8, (16, 12)), Bucket(4, (64, 48)))
+paired_options = st.fixed_dictionaries(
+    {},
+    optional={
+        "buckets": st.sampled_from([PAIRED, (Bucket(4, (64, 64)),), (Bucket(8, (20, 10)),)]),
+        "seed": st.integers(0, 9),
+        "packing": st.sampled_from(["best_fit", "none"]),
+        "overflow": st.sampled_from(["truncate", "drop"]),
+        "window": st.integers(1, 60),
+        "leave_out": st.lists(st.integers(2, 9), max_size=3),
+        "more": st.lists(st.tuples(*[st.integers(0, 30)] * 2), min_size=1, max_size=9),
+    },
+)
+side = st.integers(0, 80)
+
+
+class PairLedger:
+    """Which pairs an epoch owes, and how much of each, worked out pair by pair."""
+
+    def __init__(self, pairs):
+        self.pairs, self.room, self.overflow, self.left_out = pairs, (64, 48), "truncate", set()
+        self.begin()
+
+    def taken(self, pairs):
+        found = {}
+        for number, pair in pairs.items():
+            fits = all(size <= room for size, room in zip(pair, self.room, strict=True))
+            if number in self.left_out or not pair[1] or (self.overflow == "drop" and not fits):
+                continue
+            found[number] = tuple(map(min, pair, self.room))
+        return found
+
+    def begin(self):
+        self.owed, self.begun = self.taken(dict(enumerate(self.pairs))), False
+
+    def change(self, options):
+        self.room = options["buckets"][-1].length if "buckets" in options else self.room
+        self.overflow = options.get("overflow", self.overflow)
+        self.left_out |= set(options.get("leave_out", ()))
+        new = dict(enumerate(options.get("more", ()), len(self.pairs)))
+        self.pairs = [*self.pairs, *new.values()]
+        self.owed = self.taken(self.owed | new)
+        if not self.begun:
+            self.begin()
+
+
+@settings(max_examples=80)
+@given(
+    st.lists(st.tuples(side, side), max_size=40).map(lambda more: [(5, 3)] * 10 + more),
+    st.lists(st.tuples(st.integers(0, 20), paired_options), min_size=1, max_size=4),
+)
+def test_pairs_are_in_each_epoch_once_whatever_changes(pairs, changes):
+    begin = {"buckets": PAIRED, "overflow": "truncate"}
+    changes = sorted(changes, key=lambda each: each[0])
+    plan, ledger, epoch, waiting = chain_of(pairs, begin, changes), PairLedger(pairs), 0, changes
+    step = 0
+    while waiting or step < plan.first_step(plan.links[-1].epoch + 1):
+        while waiting and waiting[0][0] == step:
+            ledger.change(waiting[0][1])
+            waiting = waiting[1:]
+            if ledger.begun and not ledger.owed:
+                ledger.begin()
+                epoch += 1
+        batch = plan.batch(step)
+        assert batch.epoch == epoch
+        for row, example, start, *size in batch.segments.tolist():
+            assert row < batch.bucket.rows
+            assert start == 0
+            assert ledger.owed.pop(example) == tuple(size)
+        for planned in batch.sides:
+            filled = np.bincount(planned.segments[:, 0], planned.segments[:, 3])
+            assert filled.max() <= planned.bucket.length
+        assert batch.segments[:, 3:].max() <= plan.max_position + 1
+        ledger.begun = True
+        step += 1
+        if not ledger.owed:
+            ledger.begin()
+            epoch += 1
+
+
+def test_states_of_pairs_resume_exactly(pairs):
+    def plan():
+        made = Plan(pairs, PAIRED, overflow="truncate")
+        return made.after(3, seed=2, leave_out=[5]).after(8, buckets=[Bucket(8, (64, 64))])
+
+    resumes_on_1_2_and_4_hosts(pairs, plan, [3, 8])
 
 
 def test_a_plan_that_changes_by_hand():

@@ -232,6 +232,65 @@ def test_a_mixture_goes_on_after_a_step_under_other_weights():
         planned.after(-1, weights=other)
 
 
+def test_another_corpus_joins_at_its_step_and_changes_nothing_before():
+    two = {name: SOURCES[name] for name in ("code", "prose")}
+    before = Mixture(two, BUCKETS, weights={"code": 0.7, "prose": 0.3})
+    grown = before.after(60, weights=WEIGHTS, lengths=SOURCES)
+    for step in range(60):
+        assert grown.batch(step).digest == before.batch(step).digest
+    assert grown.counts == (210, 300)
+    for name, share in grown.shares(60, 260).items():
+        assert abs(share - WEIGHTS[name]) < 0.01
+    seen = covered(grown, range(500))
+    passes = grown.passes(500)
+    for (name, epoch), positions in seen.items():
+        assert all(each.max(initial=0) <= 1 for each in positions)
+        if epoch < int(passes[name]) - 1:
+            assert once(positions)
+    assert min(passes.values()) > 1
+    again = grown.after(80, weights={"code": 0, "prose": 0, "chat": 1})
+    assert again.counts == (210, 300, 300)
+    assert again.batch(79).digest == grown.batch(79).digest
+    assert set(again.batch(80).sources) == {"chat"}
+
+
+def test_a_state_knows_which_corpora_there_were(joined):
+    two = pipeline.Joined({name: joined.corpora[name] for name in ("code", "prose")})
+    before = Mixture(two, BUCKETS, weights={"code": 0.7, "prose": 0.3})
+    grown = before.after(60, weights=WEIGHTS, lengths=joined)
+    early, late = data_state(50, before, two), data_state(70, grown, joined)
+    assert check_data_state(early, grown, joined) == 50
+    assert check_data_state(late, grown, joined) == 70
+    assert late["plans"][1]["changes"]["examples"] == 300
+    with pytest.raises(ValueError, match=r"tokens of chat was .* now not given from step 60"):
+        check_data_state(late, before, two)
+    other = dict(joined.corpora) | {"chat": joined.corpora["prose"]}
+    other = pipeline.Joined(other)
+    with pytest.raises(ValueError, match="tokens of chat was"):
+        check_data_state(late, before.after(60, weights=WEIGHTS, lengths=other), other)
+    # Batches built from the grown corpora are those built from the first, as long as they last.
+    first = pipeline.Batches(two, before)
+    for step, batch in enumerate(pipeline.Batches(joined, grown)[:60]):
+        for name, values in first[step].items():
+            np.testing.assert_array_equal(batch[name], values)
+
+
+@pytest.mark.parametrize(
+    ("corpora", "sentence"),
+    [
+        ({"prose": 0, "code": 0}, "put new ones after those there are"),
+        ({"code": 0, "chat": 0}, "put new ones after those there are"),
+        ({"code": [3, 4], "prose": 0, "new": [5]}, "corpus 'code' has other lengths"),
+    ],
+)
+def test_a_mixture_grows_by_whole_corpora(corpora, sentence):
+    two = {name: SOURCES[name] for name in ("code", "prose")}
+    before = Mixture(two, BUCKETS, weights={"code": 0.7, "prose": 0.3})
+    lengths = {name: SOURCES[name] if given == 0 else given for name, given in corpora.items()}
+    with pytest.raises(ValueError, match=sentence):
+        before.after(5, weights=dict.fromkeys(lengths, 1), lengths=lengths)
+
+
 def test_a_phase_may_come_before_a_source_ends():
     phases = [(0, WEIGHTS), (5, {"code": 1, "prose": 5, "chat": 5})]
     mixture = Mixture(SOURCES, BUCKETS, weights=phases, ending="renormalise")

@@ -30,23 +30,6 @@ FIELDS = {
 
 
 @pytest.fixture(scope="module")
-def sides():
-    """300 pairs; some without inputs, some without targets, some too long."""
-    rng = np.random.default_rng(0)
-    inputs = np.clip(rng.lognormal(2.5, 0.8, 300) - 2, 0, 90).astype(int)
-    targets = np.clip(inputs * np.exp(rng.normal(0, 0.4, 300)) - 1, 0, 60).astype(int)
-    return (
-        [rng.integers(2, 1000, size).astype(np.int32) for size in inputs],
-        [np.append(BEGIN, rng.integers(2, 1000, size)).astype(np.int32) for size in targets],
-    )
-
-
-@pytest.fixture(scope="module")
-def pairs(sides, tmp_path_factory):
-    return Pairs.from_arrays(*sides, tmp_path_factory.mktemp("pairs"), vocab_size=1000)
-
-
-@pytest.fixture(scope="module")
 def plan(pairs):
     return Plan(pairs, BUCKETS, overflow="truncate")
 

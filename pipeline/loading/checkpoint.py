@@ -6,7 +6,7 @@ on every host and for any number of hosts:
     {"step": 12, "plans": [{"from": 0, "fingerprint": "plan=2;lengths=…", "corpus": "tokens=…"}]}
 
 A plan that changes on the way (`Plan.after`) has an entry for each of its plans, those after the
-first with their "changes".
+first with their "changes"; and where other corpora join, the fingerprint of all there are then.
 """
 
 from typing import Any
@@ -20,8 +20,10 @@ from pipeline.planning.plan import Plan
 def data_state(step: int, plan: Plan | Chain, corpus=None) -> dict[str, Any]:
     """The state after `step` batches of `plan`, of the tokens of `corpus`."""
     entries = [dict(entry) for entry in plan.entries_at(int(step))]
-    if fingerprint := getattr(corpus, "fingerprint", None):
-        entries[0]["corpus"] = fingerprint
+    for entry, count, before in zip(entries, plan.counts, (0, *plan.counts), strict=False):
+        if count != before and hasattr(corpus, "fingerprint"):
+            known = corpus if count == len(corpus) else corpus.begin(count)
+            entry["corpus"] = known.fingerprint
     return {"step": int(step), "plans": entries}
 
 
@@ -57,16 +59,17 @@ def check_data_state(state: Any, plan: Plan | Chain, corpus=None) -> int:
 
 def _changes(step: int, then: list[dict], now: list[dict]) -> list[str]:
     """What keeps a state with the entries `then` from going on under the entries `now`."""
-    corpora = [entries[0].get("corpus", "") for entries in (then, now)]
-    found = differences(*corpora) if all(corpora) else []
+    found: list[str] = []
     for at in sorted({entry["from"] for entry in [*then, *now] if entry["from"] < max(step, 1)}):
-        # The plans in force from there on; where one has several of the same step, the last.
-        old, new = (
-            [entry["fingerprint"] for entry in entries if entry["from"] <= at][-1]
-            for entries in (then, now)
-        )
         where = f" from step {at:,} on" if at else ""
-        found += [f"{change}{where}" for change in differences(old, new)]
+        for what in ("corpus", "fingerprint"):
+            # What holds from there on; where there are several of the same step, the last.
+            old, new = (
+                [entry[what] for entry in entries if entry["from"] <= at and what in entry]
+                for entries in (then, now)
+            )
+            if old and new:
+                found += [f"{change}{where}" for change in differences(old[-1], new[-1])]
         if found:
             return found
     planned = [(entry["from"], entry.get("changes")) for entry in now]

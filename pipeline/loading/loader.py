@@ -84,6 +84,18 @@ class Batches(grain.MapDataset):
         if len(plan.buckets[0].lengths) != sides:
             kind = "pairs" if sides == 1 else "examples of one length"
             raise ValueError(f"the plan is for {kind}; make it from this corpus's lengths")
+        if len({*plan.counts}) > 1 and not isinstance(corpus, Joined):
+            raise ValueError(
+                f"the plan begins with {plan.counts[0]:,} examples and others join them; give the "
+                "corpora joined, Joined({'first': corpus, 'new': …}), so that a state can tell "
+                "what was there"
+            )
+        if len({*plan.counts}) > 1 and not isinstance(corpus, Joined):
+            raise ValueError(
+                f"the plan begins with {plan.counts[0]:,} examples and others join them; give the "
+                "corpora joined, Joined({'first': corpus, 'new': …}), so that a state can tell "
+                "what was there"
+            )
         if compact and sides == 2:
             raise ValueError("batches of pairs are not made compact; leave out compact=True")
         if sharding is not None and process_count != 1:

@@ -40,6 +40,15 @@ class Bucket:
         return self.rows, self.length
 
     @property
+    def as_json(self) -> list[Any]:
+        """`shape` as lists, which JSON gives back as they were.
+
+        >>> Bucket(rows=64, length=(512, 128)).as_json
+        [64, [512, 128]]
+        """
+        return [self.rows, list(self.length) if isinstance(self.length, tuple) else self.length]
+
+    @property
     def lengths(self) -> tuple[int, ...]:
         """The length; of pairs, those of the inputs and of the targets."""
         return self.length if isinstance(self.length, tuple) else (self.length,)

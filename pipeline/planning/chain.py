@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.bucket import Bucket
-from pipeline.planning.leftover import Leftover, Reduced, chosen
+from pipeline.planning.leftover import Leftover, Reduced, chosen, grown
 
 # The data state names up to this many examples that are left out; of more it has a digest.
 NAMED = 32
@@ -45,7 +46,7 @@ class Rest:
         sizes = self.leftover.lengths.astype(np.int64)
         if self.plan.overflow != "split":
             sizes = np.minimum(sizes, self.plan.buckets[-1].length)
-        return int((self.leftover.starts + sizes).max()) - 1
+        return int((self.leftover.starts + sizes.T).max()) - 1
 
     def batch(self, step: int):
         """Its batch number `step`, of the examples themselves."""
@@ -71,6 +72,7 @@ class Link:
         whole: the step at which the first epoch of `plan` begins.
         epoch: which epoch that is.
         left_out: the examples that are left out, int64, ascending.
+        lengths: those of all examples, left out or not: an array, or a corpus.
     """
 
     step: int
@@ -79,6 +81,7 @@ class Link:
     whole: int
     epoch: int
     left_out: np.ndarray
+    lengths: Any
 
     def batch(self, step: int):
         """The batch of global step `step`."""
@@ -132,14 +135,16 @@ class Chain:
     Args:
         links: the plans, by the step at which they take over; the first has no rest.
         entries: one for each plan there ever was, as in the data state.
-        lengths: what the first plan was made from.
+        counts: how many examples the plan of each entry knows.
     """
 
     #: Whether the steps end; never those of plans that can be changed.
     finite = False
 
-    def __init__(self, links: Iterable[Link], entries: Iterable[Mapping[str, Any]], lengths: Any):
-        self._links, self._lengths = tuple(links), lengths
+    def __init__(
+        self, links: Iterable[Link], entries: Iterable[Mapping[str, Any]], counts: Iterable[int]
+    ):
+        self._links, self.counts = tuple(links), tuple(counts)
         #: For each plan: "from" which step, its "fingerprint" and, but for the first, the
         #: "changes" to the one before; JSON. Of many examples left out, their number and a digest.
         self.entries = tuple(entries)
@@ -154,9 +159,11 @@ class Chain:
     def begin(cls, plan: Any) -> "Chain":
         """The chain of one plan."""
         nothing = np.zeros(0, np.int64)
-        return cls([Link(0, plan, None, 0, 0, nothing)], plan.entries, plan.lengths)
+        return cls([Link(0, plan, None, 0, 0, nothing, plan.lengths)], plan.entries, plan.counts)
 
-    def after(self, step: int, *, leave_out: Any = (), **changes: Any) -> "Chain":
+    def after(
+        self, step: int, *, lengths: Any = None, leave_out: Any = (), **changes: Any
+    ) -> "Chain":
         """As `Plan.after`.
 
         Raises:
@@ -168,20 +175,32 @@ class Chain:
                 f"step is {step!r}; it must be a whole number, and not before step "
                 f"{last.step:,}, at which this plan was made"
             )
-        more = chosen(leave_out, self._lengths)
+        if lengths is None:
+            lengths, new = last.lengths, lengths_lib.as_lengths(last.lengths)[:0]
+        else:
+            new = grown(last.lengths, lengths)
+        more = chosen(leave_out, lengths)
         left_out = np.union1d(last.left_out, more)
-        plan = last.plan.anew(Reduced(self._lengths, left_out) if len(more) else None, **changes)
+        if len(left_out) and (len(new) or len(more)):
+            plan = last.plan.anew(Reduced(lengths, left_out), **changes)
+        else:
+            plan = last.plan.anew(lengths if len(new) else None, **changes)
         pieces, epoch = last.left(int(step))
         rest = None
         if pieces is not None:
-            rest = _rest(plan, pieces, epoch, left_out, getattr(self._lengths, "kept", None))
+            pieces = _joined(pieces, last.plan.num_examples, new)
+            rest = _rest(plan, pieces, epoch, left_out, getattr(lengths, "kept", None))
             epoch += 1
-        link = Link(int(step), plan, rest, int(step) + (rest.steps if rest else 0), epoch, left_out)
+        whole = int(step) + (rest.steps if rest else 0)
+        link = Link(int(step), plan, rest, whole, epoch, left_out, lengths)
         asked = {name: plan.options[name] for name in changes if name in plan.options}
+        if len(new):
+            asked["examples"] = plan.num_examples
         if len(more):
             asked["leave_out"] = _named(more)
         entry = {"from": link.step, "fingerprint": plan.fingerprint, "changes": asked}
-        return Chain([*self._links, link], [*self.entries, entry], self._lengths)
+        counts = [*self.counts, plan.num_examples]
+        return Chain([*self._links, link], [*self.entries, entry], counts)
 
     def onward(self, step: int) -> "Chain":
         """The same plan for steps from `step` on only, with the buckets that these need."""
@@ -191,7 +210,7 @@ class Chain:
         first, *later = self._links[at:]
         if first.rest is not None and step >= first.whole:
             first = dataclasses.replace(first, step=first.whole, rest=None)
-        return Chain([first, *later], self.entries, self._lengths)
+        return Chain([first, *later], self.entries, self.counts)
 
     @property
     def fingerprint(self) -> str:
@@ -279,8 +298,8 @@ class Chain:
 
     @property
     def num_examples(self) -> int:
-        """Examples of the corpus, those left out included."""
-        return self._links[0].plan.num_examples
+        """Examples of the corpus as it is in the end, those left out included."""
+        return self._links[-1].plan.num_examples
 
     @property
     def max_position(self) -> int:
@@ -302,7 +321,18 @@ class Chain:
         return f"Chain({self.fingerprint})"
 
     def __str__(self) -> str:
-        return "\n".join(_told(link) for link in self._links)
+        before = [self._links[0], *self._links]
+        told = zip(self._links, before, strict=False)
+        return "\n".join(
+            _told(link, link.plan.num_examples - then.plan.num_examples) for link, then in told
+        )
+
+
+def _joined(pieces, first: int, new: np.ndarray):
+    """Pieces, and new examples after them, as far as these have anything to train on."""
+    there = np.flatnonzero(new if new.ndim == 1 else new[:, 1])
+    more = first + there, np.zeros_like(there), new[there].astype(np.int64)
+    return tuple(np.concatenate(each) for each in zip(pieces, more, strict=True))
 
 
 def _rest(plan, pieces, epoch: int, left_out: np.ndarray, kept) -> Rest | None:
@@ -312,9 +342,9 @@ def _rest(plan, pieces, epoch: int, left_out: np.ndarray, kept) -> Rest | None:
         stays = ~np.isin(examples, left_out)
         examples, starts, sizes = examples[stays], starts[stays], sizes[stays]
     leftover = Leftover(examples, starts, sizes, kept)
-    fits = (
-        leftover.lengths <= plan.buckets[-1].length if plan.overflow == "drop" else leftover.lengths
-    )
+    fits = leftover.lengths > 0
+    if plan.overflow == "drop":
+        fits = (leftover.lengths <= plan.buckets[-1].length).reshape(len(leftover), -1).all(axis=1)
     return Rest(leftover, plan.anew(leftover), epoch) if fits.any() else None
 
 
@@ -330,17 +360,19 @@ def _split(part: str) -> tuple[str, str, str]:
     return part.partition("=")
 
 
-def _told(link: Link) -> str:
-    """A link in words, and its plan as a table."""
+def _told(link: Link, new: int) -> str:
+    """A link in words, with how many examples are new, and its plan as a table."""
     if not link.step:
         return str(link.plan)
     said = f"from step {link.step:,} on"
+    if new:
+        said += f", with {new:,} new examples"
     if len(link.left_out):
         said += f", without {len(link.left_out):,} examples that are left out"
     if link.rest is not None:
         rest = link.rest.plan
         said += (
-            f", {link.rest.steps:,} batches for the {rest.num_tokens:,} positions that were left "
-            f"of epoch {link.rest.epoch} ({rest.padding:.3%} padding), and then"
+            f", {link.rest.steps:,} batches for the {rest.num_tokens:,} positions that epoch "
+            f"{link.rest.epoch} still had ({rest.padding:.3%} padding), and then"
         )
     return f"{said}:\n{link.plan}"

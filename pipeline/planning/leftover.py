@@ -12,7 +12,7 @@ class Reduced:
     """The lengths of a corpus in which some examples have nothing to train on: what a plan takes.
 
     Args:
-        lengths: those of all examples: an integer array `[n]`, or a corpus.
+        lengths: those of all examples: an integer array `[n]`, of pairs `[n, 2]`, or a corpus.
         left_out: the examples that are left out, int64, ascending.
     """
 
@@ -36,7 +36,8 @@ class Leftover:
     ([3, 7], [0, 4], [5, 6])
 
     Args:
-        examples, starts, sizes: example, first position and positions of each piece, int64.
+        examples, starts, sizes: example, first position and positions of each piece, int64; of
+            pairs, whose pieces are whole examples, sizes are [n, 2].
         kept: as that of a corpus: where packing="optimal" keeps what it found.
     """
 
@@ -50,7 +51,7 @@ class Leftover:
             examples, starts, sizes = examples[first], starts[first], np.add.reduceat(sizes, first)
         #: Of each run, int64: the example and its first position.
         self.examples, self.starts = examples, starts
-        #: Positions of each run, uint32.
+        #: Positions of each run, uint32; of pairs [n, 2].
         self.lengths = sizes.astype(np.uint32)
 
     def __len__(self) -> int:
@@ -59,6 +60,25 @@ class Leftover:
     def locate(self, runs: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The examples of some runs, and where in them the positions `starts` of the runs are."""
         return self.examples[runs], self.starts[runs] + starts
+
+
+def grown(lengths: Any, more: Any) -> np.ndarray:
+    """The lengths that `more` has beyond those of `lengths`, with which it must begin.
+
+    >>> grown([5, 3], [5, 3, 7, 1]).tolist()
+    [7, 1]
+
+    Raises:
+        ValueError: it does not begin with them.
+    """
+    before, after = lengths_lib.as_lengths(lengths), lengths_lib.as_lengths(more)
+    same = lengths_lib.digest(lengths) == lengths_lib.digest(after[: len(before)])
+    if before.ndim != after.ndim or not same:
+        raise ValueError(
+            f"the {len(after):,} lengths given do not begin with the {len(before):,} that the plan "
+            "has; put new examples after those there are, as in Joined({'first': corpus, 'new': …})"
+        )
+    return after[len(before) :]
 
 
 def chosen(asked: Any, lengths: Any) -> np.ndarray:

@@ -10,6 +10,7 @@ import numpy as np
 
 from pipeline.planning.balance import balanced
 from pipeline.planning.bucket import Bucket, as_buckets
+from pipeline.planning.lengths import digest
 from pipeline.planning.packing import Packed
 from pipeline.planning.plan import VERSION as PLAN_VERSION
 from pipeline.planning.plan import WINDOW, Plan, PlannedBatch
@@ -85,25 +86,36 @@ class Mixture(Plan):
             if value not in known:
                 raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
         corpora = getattr(joined, "corpora", joined)
-        self.names = tuple(corpora)
-        phases = as_phases(weights, self.names)
+        phases = as_phases(weights, tuple(corpora))
         self.buckets = as_buckets(buckets)
         self.seed, self.packing, self.overflow = int(seed), packing, overflow
         self.shuffle, self.max_segments, self.bound = True, max_segments, None
-        self.sources: dict[str, Rows] = {}
+        self.by, self.ending, self.window = by, ending, int(window)
+        self._share = max(self.window // len(corpora), 1)  # of the window, for each corpus
+        self.sources = self._planned(corpora)
+        self._begin(phases)
+
+    def _planned(self, corpora: Mapping[str, Any]) -> dict[str, Rows]:
+        """The plan of rows of each corpus."""
+        found = {}
         for name, corpus in corpora.items():
             try:
-                self.sources[name] = Rows(
+                found[name] = Rows(
                     corpus,
                     self.buckets,
-                    seed=seed,
-                    packing=packing,
-                    overflow=overflow,
-                    window=max(window // len(self.names), 1),
-                    max_segments=max_segments,
+                    seed=self.seed,
+                    packing=self.packing,
+                    overflow=self.overflow,
+                    window=self._share,
+                    max_segments=self.max_segments,
                 )
             except ValueError as error:
                 raise ValueError(f"corpus {name!r}: {error}") from error
+        return found
+
+    def _begin(self, phases: Sequence[tuple[int, dict[str, Fraction]]]):
+        """Lays out the steps; a phase has the weights of those sources that there are by then."""
+        self._phases, self.names = phases, tuple(self.sources)
         plans = self._plans = list(self.sources.values())
         #: The number of each corpus's first example.
         self._first = np.cumsum([0] + [plan.num_examples for plan in plans])
@@ -118,32 +130,15 @@ class Mixture(Plan):
                 for index in range(len(self.buckets))
             ]
         )
-        self.by, self.ending = by, ending
-        self._parts = {"plan": f"{PLAN_VERSION}.{VERSION}"}
-        for name, plan in self.sources.items():
-            parts = dict(part.split("=", 1) for part in plan.fingerprint.split(";"))
-            own = ("lengths", "window", "patterns")
-            self._parts |= {f"{part} of {name}": parts[part] for part in own if part in parts}
-        self._parts |= {
-            "buckets": "+".join(map(str, self.buckets)),
-            "seed": str(self.seed),
-            "packing": packing,
-            "overflow": overflow,
-            "max_segments": str(max_segments or "any"),
-            "weights by": by,
-            "ending": ending,
-        }
-        self._begin(phases)
-
-    def _begin(self, phases: Sequence[tuple[int, dict[str, Fraction]]]):
-        """Lays out the steps."""
-        self._phases, by = phases, self.by
         self._timeline = Timeline(
             self._rows,
             self._real,
-            [plan.num_tokens if by == "tokens" else _trained(plan) for plan in self._plans],
+            [plan.num_tokens if self.by == "tokens" else _trained(plan) for plan in plans],
             [bucket.rows for bucket in self.buckets],
-            [(start, list(shares.values())) for start, shares in phases],
+            [
+                (start, [shares.get(name, Fraction(0)) for name in self.names])
+                for start, shares in phases
+            ],
             self.ending,
         )
         if not self._timeline.epoch:
@@ -156,33 +151,81 @@ class Mixture(Plan):
         self.fingerprint = self.entries[-1]["fingerprint"]
 
     def after(  # type: ignore[override]  # a mixture stays one
-        self, step: int, *, weights: Mapping[str, float]
+        self, step: int, *, weights: Mapping[str, float], lengths: Any = None
     ) -> "Mixture":
-        """The mixture as it is up to `step`, and under other weights from there on; plans nothing.
+        """The mixture as it is up to `step`, and under other weights from there on.
 
-        Phases that would have begun at `step` or later are left out.
+        Phases that would have begun at `step` or later are left out. Only what is new is planned.
+
+        Args:
+            step: the first step that may differ, from 0.
+            weights: how much of each corpus there is from then on.
+            lengths: the corpora so far, in the same order, and others after them: as `joined`.
+                None: no others.
 
         Raises:
-            ValueError: `step` is no whole number from 0, or the weights are not as for `Mixture`.
+            ValueError: an argument is not as above, or what `Mixture` raises.
         """
         if int(step) != step or step < 0:
             raise ValueError(f"step is {step!r}; it must be a whole number from 0")
-        ((_, shares),) = as_phases(weights, self.names)
         changed = copy.copy(self)
+        if lengths is not None:
+            corpora = dict(getattr(lengths, "corpora", lengths))
+            if list(corpora)[: len(self.names)] != list(self.names):
+                raise ValueError(
+                    f"the corpora are {', '.join(corpora)}, and the mixture has "
+                    f"{', '.join(self.names)}; put new ones after those there are"
+                )
+            for name, plan in self.sources.items():
+                if digest(plan.lengths) != digest(corpora[name]):
+                    raise ValueError(
+                        f"corpus {name!r} has other lengths than it had; a mixture grows by "
+                        "corpora, so make what is new one of its own"
+                    )
+            new = {name: corpora[name] for name in corpora if name not in self.sources}
+            changed.sources = self.sources | self._planned(new)
+        ((_, shares),) = as_phases(weights, tuple(changed.sources))
         past = [phase for phase in self._phases if phase[0] < step]
         changed._begin([*past, (int(step), shares)])
         return changed
 
     @property
+    def counts(self) -> tuple[int, ...]:
+        """How many examples there are in each phase."""
+        return tuple(int(self._first[len(shares)]) for _, shares in self._phases)
+
+    @property
     def entries(self) -> tuple[dict[str, Any], ...]:
-        """What its batches depend on from each phase on: the weights up to there."""
-        parts, entries = dict(self._parts), []
+        """What its batches depend on from each phase on: the corpora and weights up to there."""
+        entries, said, known = [], {}, 0
         for start, shares in self._phases:
             weights = {name: f"{share}" for name, share in shares.items()}
-            parts[f"weights from step {start}"] = "+".join(f"{n}:{w}" for n, w in weights.items())
-            fingerprint = ";".join(f"{name}={value}" for name, value in parts.items())
+            said[f"weights from step {start}"] = "+".join(f"{n}:{w}" for n, w in weights.items())
+            parts = {"plan": f"{PLAN_VERSION}.{VERSION}"}
+            for name in shares:
+                plan = self.sources[name]
+                own = dict(part.split("=", 1) for part in plan.fingerprint.split(";"))
+                for part in ("lengths", "window", "patterns"):
+                    if part in own:
+                        parts[f"{part} of {name}"] = own[part]
+            parts |= {
+                "buckets": "+".join(map(str, self.buckets)),
+                "seed": str(self.seed),
+                "packing": self.packing,
+                "overflow": self.overflow,
+                "max_segments": str(self.max_segments or "any"),
+                "weights by": self.by,
+                "ending": self.ending,
+            }
+            fingerprint = ";".join(f"{name}={value}" for name, value in (parts | said).items())
             entry: dict[str, Any] = {"from": start, "fingerprint": fingerprint}
-            entries.append(entry | ({"changes": {"weights": weights}} if start else {}))
+            if start:
+                changes: dict[str, Any] = {"weights": weights}
+                if len(shares) > known:
+                    changes["examples"] = int(self._first[len(shares)])
+                entry["changes"] = changes
+            entries.append(entry)
+            known = len(shares)
         return tuple(entries)
 
     def entries_at(self, step: int) -> tuple[dict[str, Any], ...]:
@@ -249,7 +292,11 @@ class Mixture(Plan):
     @property
     def phases(self) -> list[tuple[int, dict[str, float]]]:
         """The first step of each phase, and the share of each corpus from there on."""
-        return [(start, {n: float(w) for n, w in shares.items()}) for start, shares in self._phases]
+        none = dict.fromkeys(self.names, 0.0)
+        return [
+            (start, none | {name: float(share) for name, share in shares.items()})
+            for start, shares in self._phases
+        ]
 
     @property
     def batches_per_bucket(self) -> dict[Bucket, int]:

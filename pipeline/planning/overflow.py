@@ -107,8 +107,8 @@ class Pieces:
         found[~inside] = rest[numbers[~inside] - whole]
         return found
 
-    def sizes(self, pieces: np.ndarray) -> np.ndarray:
-        """The lengths of some pieces, by their numbers: int64."""
+    def positions_of(self, pieces: np.ndarray) -> np.ndarray:
+        """The lengths of some pieces, by their numbers: int64 [len(pieces)]."""
         first = pieces < len(self._lengths)
         sizes = np.empty(len(pieces), np.int64)
         sizes[first] = self._clipped(self._lengths[pieces[first]])

@@ -89,6 +89,10 @@ class PairPieces:
         """The example and the first position of each of `pieces`."""
         return pieces, 0
 
+    def positions_of(self, pieces: np.ndarray) -> np.ndarray:
+        """Inputs and targets of some examples: int64 [len(pieces), 2]."""
+        return self.sizes[self._numbers[pieces]]
+
     def lengths_of(self, numbers: np.ndarray) -> np.ndarray:
         """Inputs and targets of sizes: int64 [len(numbers), 2]."""
         return self.sizes[numbers]

@@ -214,7 +214,9 @@ class Plan:
         segments[:, 1], segments[:, 2] = self._pieces.locate(pieces)
         return segments
 
-    def after(self, step: int, *, leave_out: Any = (), **changes: Any) -> Chain:
+    def after(
+        self, step: int, *, lengths: Any = None, leave_out: Any = (), **changes: Any
+    ) -> Chain:
         """The plan that goes on from `step` with other options, and that may change again.
 
         What this one has left of its epoch at `step` is planned anew, and from the next epoch on
@@ -228,6 +230,9 @@ class Plan:
 
         Args:
             step: the first step that may differ, from 0; not before an earlier change.
+            lengths: those of the examples so far, in the same order, and of others after them; or
+                a corpus that has them, `Joined` of the one so far and more. The epoch that is half
+                done has the others, too. None: no others.
             leave_out: examples that are left out from then on, beside those already left out:
                 their numbers; or a function of the corpus (of the lengths, if this was made from
                 lengths) that gives them, or a bool for each example.
@@ -236,9 +241,7 @@ class Plan:
         Raises:
             ValueError: an argument is not as above, or what `Plan` raises.
         """
-        if len(self.buckets[0].lengths) == 2:
-            raise ValueError("plans of pairs do not change on the way; make another plan")
-        return Chain.begin(self).after(step, leave_out=leave_out, **changes)
+        return Chain.begin(self).after(step, lengths=lengths, leave_out=leave_out, **changes)
 
     def anew(self, lengths: Any = None, **changes: Any) -> "Plan":
         """Another plan: of other lengths if there are any, and with other options.
@@ -249,7 +252,7 @@ class Plan:
         if wrong := set(changes) - {*self.options, "patterns"}:
             raise ValueError(
                 f"a plan has no option {', '.join(sorted(wrong))} that can change; there are "
-                f"leave_out, {', '.join(self.options)}"
+                f"lengths, leave_out, {', '.join(self.options)}"
             )
         options = {**self.options, "buckets": self.buckets, **changes}
         return Plan(self.lengths if lengths is None else lengths, **options)
@@ -258,8 +261,13 @@ class Plan:
     def options(self) -> dict[str, Any]:
         """What it was made with, beside the lengths: JSON, buckets as rows and length."""
         names = ("seed", "shuffle", "packing", "overflow", "window", "max_segments")
-        buckets = [list(bucket.shape) for bucket in self.buckets]
+        buckets = [bucket.as_json for bucket in self.buckets]
         return {"buckets": buckets, **{name: getattr(self, name) for name in names}}
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many examples the plan of each entry knows."""
+        return (self.num_examples,)
 
     @property
     def entries(self) -> tuple[dict[str, Any], ...]:
@@ -284,7 +292,8 @@ class Plan:
     def left(self, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Example, first position and positions of each piece that is in no batch before `step`.
 
-        Of the epoch that `step` belongs to; int64, ascending by example where none is split.
+        Of the epoch that `step` belongs to; int64, ascending by example where none is split; of
+        pairs, the positions are [n, 2], of inputs and targets.
         """
         epoch, within = divmod(int(step), self.num_batches())
         place, local = self._windows.find(epoch, within)
@@ -297,7 +306,7 @@ class Plan:
         pieces = np.sort(np.concatenate(found)).astype(np.int64)
         examples, starts = self._pieces.locate(pieces)
         starts = np.broadcast_to(starts, len(pieces))
-        return examples, starts, self._pieces.sizes(pieces)
+        return examples, starts, self._pieces.positions_of(pieces)
 
     @property
     def batches_per_bucket(self) -> dict[Bucket, int]:

@@ -121,7 +121,7 @@ def resolve(stages: Sequence[Stage], lengths: Any, row_multiple: int) -> None:
             fitting: dict[str, Any] = {"max_buckets": 4, "row_multiple": row_multiple}
             force = options(stages[: number + 1])
             fitting |= {name: force[name] for name in FITTING & {*force}}
-            stage.changes["buckets"] = [list(b.shape) for b in fit_buckets(lengths, **fitting)]
+            stage.changes["buckets"] = [b.as_json for b in fit_buckets(lengths, **fitting)]
 
 
 def plan_of(lengths: Any, changes: Iterable[tuple[int, Mapping[str, Any]]]) -> Chain:

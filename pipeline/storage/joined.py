@@ -54,6 +54,20 @@ class Joined:
         """Which of the corpora, counted from 0, each example is of: int64 [n]."""
         return np.searchsorted(self.first, examples, side="right") - 1
 
+    def begin(self, examples: int) -> "Joined | Corpus":
+        """Those of the corpora that together have the first `examples` examples.
+
+        Raises:
+            ValueError: so many examples end in the middle of a corpus.
+        """
+        count = int(np.searchsorted(self.first, examples))
+        if self.first[count] != examples:
+            raise ValueError(
+                f"the first {examples:,} examples are no whole corpora; these end after "
+                f"{', '.join(f'{end:,}' for end in self.first[1:].tolist())}"
+            )
+        return self._all[0] if count == 1 else Joined(dict(list(self.corpora.items())[:count]))
+
     def read(
         self, examples: Any, starts: Any, lengths: Any, reach: Any = None
     ) -> dict[str, np.ndarray]:
@@ -121,7 +135,12 @@ class Joined:
 
     @property
     def fingerprint(self) -> str:
-        """What the tokens are: a part `name=value` for each part of each corpus's own."""
+        """What the tokens are: a part `name=value` for each part of each corpus's own.
+
+        That of a single corpus is the corpus's own.
+        """
+        if len(self._all) == 1:
+            return self._all[0].fingerprint
         parts = {}
         for name, corpus in self.corpora.items():
             for part in corpus.fingerprint.split(";"):
