@@ -145,3 +145,118 @@ def test_a_plan_that_loses_a_position_would_be_found(ran, capsys, monkeypatch):
     code, _, err = audited(workdir, capsys)
     assert code == 1
     assert "This is a defect of Lockstep" in err
+
+
+def test_new_corpora_are_due_from_the_epoch_that_they_join(ran, tmp_path, capsys):
+    workdir, _, _ = ran
+    first = pipeline.Corpus.open(workdir / "corpus/train")
+    new = [np.arange(size) for size in (70, 12, 1, 30, 25, 9)]
+    new = pipeline.Corpus.from_arrays(new, workdir / "corpus/new", vocab_size=None)
+    both = pipeline.Joined({"first": first, "new": new})
+    plan = Plan(first, SHORT, overflow="truncate").after(7, lengths=both, leave_out=[202])
+    plan = plan.after(20, buckets=LONG, overflow="split")
+    write_history(epath.Path(workdir), both, plan)
+    write(workdir, lines_of(plan, 50))
+    code, out, err = audited(workdir, capsys)
+    assert (code, err) == (0, "")
+    assert "plan from step 7 on: examples=206" in out
+    assert "epoch 0: " in out
+    assert f"of {both.num_tokens:,} positions, each once" in out
+    assert plan.batch(49).epoch == 2
+    # One position of what is new that nobody trained on is found.
+    monkey, chain = pytest.MonkeyPatch(), pipeline.planning.chain.Chain
+    batch = chain.batch
+
+    def losing(self, step):
+        planned = batch(self, step)
+        lost = planned.segments[:, 1] == 204
+        planned.segments[lost, 3] -= 1
+        return planned
+
+    with monkey.context() as patch:
+        patch.setattr(chain, "batch", losing)
+        write(workdir, lines_of(plan, 50))
+        code, _, err = audited(workdir, capsys)
+    assert code == 1
+    assert "positions of example 204 (1 such examples)" in err
+
+
+def test_runs_of_pairs_are_audited(pairs, tmp_path, capsys):
+    shape = (Bucket(8, (32, 24)), Bucket(4, (64, 48)))
+    plan = Plan(pairs, shape, overflow="drop").after(9, seed=3, leave_out=[11])
+    plan = plan.after(31, buckets=[Bucket(4, (90, 60))])
+    write_history(epath.Path(tmp_path), pairs, plan)
+    lines = lines_of(plan, 60)
+    write(tmp_path, lines)
+    code, out, err = audited(tmp_path, capsys)
+    assert (code, err) == (0, "")
+    assert "documents longer than 64 and 48 are dropped (overflow='drop')" in out
+    assert "plan from step 31 on: buckets=4x90/60" in out
+    assert "all 60 batches are those that were planned" in out
+    lines[40]["batch"] = lines[39]["batch"]
+    write(tmp_path, lines)
+    code, _, err = audited(tmp_path, capsys)
+    assert code == 1
+    assert "step 40 did not run" in err
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    """A run of a mixture in which weights change, and then a third corpus joins."""
+    workdir, rng = tmp_path_factory.mktemp("mixed"), np.random.default_rng(3)
+    corpora = {}
+    for name, count in (("prose", 120), ("code", 60), ("chat", 40)):
+        sizes = np.clip(rng.lognormal(2.7, 0.8, count), 0, 90).astype(int)
+        examples = [rng.integers(1, 99, size).astype(np.int32) for size in sizes]
+        directory = workdir / "corpus/train" / name
+        corpora[name] = pipeline.Corpus.from_arrays(examples, directory, vocab_size=99)
+    joined = pipeline.Joined(corpora)
+    weights = [
+        (0, {"prose": 3, "code": 1}),
+        (20, {"prose": 1, "code": 1}),
+        (50, {"prose": 1, "code": 1, "chat": 1}),
+    ]
+    plan = pipeline.Mixture(joined, SHORT, weights=weights, overflow="truncate", window=60)
+    write_history(epath.Path(workdir), joined, plan)
+    return workdir, plan
+
+
+def test_runs_of_mixtures_are_audited_corpus_by_corpus(mixed, capsys):
+    workdir, plan = mixed
+    lines = lines_of(plan, 120)
+    write(workdir, lines)
+    code, out, err = audited(workdir, capsys)
+    assert (code, err) == (0, "")
+    assert "plan from step 20 on: weights=prose:1/2 code:1/2" in out
+    assert (
+        "documents are counted over all corpora, from 0 prose, from 120 code, from 180 chat" in out
+    )
+    assert "all 120 batches are those that were planned" in out
+    for name, passes in plan.passes(120).items():
+        for epoch in range(int(passes)):
+            assert f"epoch {epoch} of {name}: " in out
+        assert f"epoch {int(passes)} of {name}, not over" in out
+    lines[70]["batch"] = lines[69]["batch"]
+    write(workdir, lines)
+    code, _, err = audited(workdir, capsys)
+    assert code == 1
+    assert "step 70 did not run" in err
+
+
+def test_a_mixture_that_loses_a_position_would_be_found(mixed, capsys, monkeypatch):
+    workdir, _ = mixed
+    batch = pipeline.Mixture.batch
+
+    def losing(self, step):
+        planned = batch(self, step)
+        lost = (planned.segments[:, 1] == 150) & (planned.epochs == 1)
+        planned.segments[lost, 3] -= 1
+        return planned
+
+    monkeypatch.setattr(pipeline.Mixture, "batch", losing)
+    _, plan = read_history(epath.Path(workdir))
+    write(workdir, lines_of(plan, 120))
+    code, _, err = audited(workdir, capsys)
+    assert code == 1
+    assert "epoch 1 of code" in err
+    assert "positions of example 30 (1 such examples). This is a defect of Lockstep" in err

@@ -248,6 +248,8 @@ def test_another_corpus_joins_at_its_step_and_changes_nothing_before():
         if epoch < int(passes[name]) - 1:
             assert once(positions)
     assert min(passes.values()) > 1
+    phases = [(0, {"code": 0.7, "prose": 0.3}), (60, WEIGHTS)]
+    assert Mixture(SOURCES, BUCKETS, weights=phases).fingerprint == grown.fingerprint
     again = grown.after(80, weights={"code": 0, "prose": 0, "chat": 1})
     assert again.counts == (210, 300, 300)
     assert again.batch(79).digest == grown.batch(79).digest

@@ -251,7 +251,9 @@ class Chain:
     @property
     def changes(self) -> list[tuple[int, dict[str, Any]]]:
         """From which step on each plan holds, and its options that are new, all of the first's."""
-        found = [(0, self._links[0].plan.options)]
+        grows = len({*self.counts}) > 1
+        begin = {"examples": self.counts[0]} if grows else {}
+        found = [(0, self._links[0].plan.options | begin)]
         for before, link, entry in zip(
             self._links, self._links[1:], self.entries[1:], strict=False
         ):

@@ -48,7 +48,9 @@ class Mixture(Plan):
         joined: the corpora, by name: `pipeline.Joined`; or, without tokens, the lengths of each.
         buckets: the shapes, ascending by length.
         weights: how much of each there is, by name, in any unit; or phases,
-            `[(0, {…}), (2000, {…})]`: the first step of each, and the weights from there on.
+            `[(0, {…}), (2000, {…})]`: the first step of each, and the weights from there on. A
+            corpus that a phase is the first to name joins with it, planned as it would have been
+            by `after`; those that join come last.
         by: what weights count: "tokens", real positions, or "examples".
         ending: what happens when a corpus ends: "repeat" it, shuffled anew, for ever; "stop"
             before the first step that it cannot fill; or "renormalise", where the others go on in
@@ -91,7 +93,8 @@ class Mixture(Plan):
         self.seed, self.packing, self.overflow = int(seed), packing, overflow
         self.shuffle, self.max_segments, self.bound = True, max_segments, None
         self.by, self.ending, self.window = by, ending, int(window)
-        self._share = max(self.window // len(corpora), 1)  # of the window, for each corpus
+        # Of the window, for each corpus; one that joins changes nothing before.
+        self._share = max(self.window // len(phases[0][1]), 1)
         self.sources = self._planned(corpora)
         self._begin(phases)
 
@@ -278,6 +281,12 @@ class Mixture(Plan):
         tokens = self._tokens(last) - self._tokens(first)
         return dict(zip(self.names, (tokens / max(tokens.sum(), 1)).tolist(), strict=True))
 
+    def whole_epochs(self, step: int) -> dict[str, int]:
+        """How many epochs of each corpus all its rows have been through before `step`."""
+        _, rows = self._timeline.before(step)
+        often = np.where(self._rows > 0, rows // np.maximum(self._rows, 1), np.iinfo(np.int64).max)
+        return dict(zip(self.names, often.min(axis=0).tolist(), strict=True))
+
     def passes(self, step: int) -> dict[str, float]:
         """How often each corpus has been through before `step`."""
         _, rows = self._timeline.before(step)
@@ -297,6 +306,29 @@ class Mixture(Plan):
             (start, none | {name: float(share) for name, share in shares.items()})
             for start, shares in self._phases
         ]
+
+    @property
+    def first_examples(self) -> list[int]:
+        """The number of each corpus's first example."""
+        return self._first[:-1].tolist()
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """As those of `Plan`, without the weights."""
+        own = {"by": self.by, "ending": self.ending}
+        names = ("seed", "packing", "overflow", "window", "max_segments")
+        buckets = [bucket.as_json for bucket in self.buckets]
+        return {"buckets": buckets, **{name: getattr(self, name) for name in names}, **own}
+
+    @property
+    def changes(self) -> list[tuple[int, dict[str, Any]]]:
+        """From which step on each phase holds, and its weights; the options with the first's."""
+        found = [
+            (start, {"weights": {name: f"{share}" for name, share in shares.items()}})
+            for start, shares in self._phases
+        ]
+        found[0] = (0, self.options | found[0][1])
+        return found
 
     @property
     def batches_per_bucket(self) -> dict[Bucket, int]:

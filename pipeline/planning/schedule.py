@@ -9,11 +9,13 @@ import dataclasses
 import difflib
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.chain import Chain
 from pipeline.planning.fit import fit_buckets
+from pipeline.planning.mixture import Mixture
 from pipeline.planning.plan import Plan
 
 FITTING, PLANNING = (
@@ -128,22 +130,42 @@ def plan_of(lengths: Any, changes: Iterable[tuple[int, Mapping[str, Any]]]) -> C
     """The plan of some changes, each from a step on, the first with all options.
 
     Args:
-        lengths: a corpus, or lengths.
-        changes: keywords of `Plan.after`, buckets as rows and length.
+        lengths: a corpus, or lengths; of all examples there are in the end.
+        changes: keywords of `Plan.after`, buckets as rows and length; and `examples`, how many
+            examples there are from there on, where others join.
     """
     chain = None
     for step, given in changes:
         each = dict(given)
+        if "examples" in each:
+            each["lengths"] = lengths.begin(each.pop("examples"))
         if "buckets" in each:
             each["buckets"] = [Bucket(*shape) for shape in each["buckets"]]
         if chain is None:
             left_out = each.pop("leave_out", None)
-            chain = Chain.begin(Plan(lengths, **each))
+            chain = Chain.begin(Plan(each.pop("lengths", lengths), **each))
             each = {"leave_out": left_out} if left_out else {}
         if each or step:
             chain = chain.after(step, **each)
     assert chain is not None, "a run has options to begin with"
     return chain
+
+
+def mixture_of(joined: Any, changes: Iterable[tuple[int, Mapping[str, Any]]]) -> Mixture:
+    """The mixture of some phases, as its `changes` tell of them.
+
+    Args:
+        joined: the corpora.
+        changes: the first step of each phase, and its `weights` by name, as text; the first has
+            all else that `Mixture` takes by keyword, buckets as rows and length.
+    """
+    (_, begin), *_ = changes = list(changes)
+    options = {**begin, "buckets": [Bucket(*shape) for shape in begin["buckets"]]}
+    options["weights"] = [
+        (step, {name: Fraction(weight) for name, weight in each["weights"].items()})
+        for step, each in changes
+    ]
+    return Mixture(joined, **options)
 
 
 def told(stages: Sequence[Stage], stage: Stage, plan: Chain) -> str:

@@ -8,30 +8,36 @@ from etils import epath
 
 from pipeline.atomic import written
 from pipeline.planning.chain import Chain
-from pipeline.planning.schedule import plan_of
+from pipeline.planning.mixture import Mixture
+from pipeline.planning.schedule import mixture_of, plan_of
 from pipeline.storage.corpus import Corpus
+from pipeline.storage.joined import Joined
 from pipeline.storage.pairs import Pairs, open_corpus
 from pipeline.views import View, view_of
 
 NAME = "plans.json"
 
 
-def write_history(workdir: epath.Path, corpus: Any, plan: Any) -> None:
+def write_history(workdir: epath.Path, corpus: Any, plan: Chain | Mixture) -> None:
     """Writes which corpus, plans and changes make up the batches of the run in `workdir`.
 
-    Of a view it tells that, too, as `view`. Of a mixture nothing is written: its corpora have
-    epochs of their own, and no audit yet.
+    Of a view it tells that, too, as `view`; of several corpora, the directories by name. The
+    changes of a mixture are its weights.
 
     {"corpus": "corpus/train", "tokens": "tokens=…",
      "plans": [{"from": 0, "fingerprint": …, "changes": {"buckets": [[8, 128]], "seed": 0, …}},
                {"from": 2000, "fingerprint": …, "changes": {"buckets": [[16, 128]]}}]}
     """
-    if not isinstance(plan, Chain):
-        return
-    directory = os.fspath(corpus.directory)
     inside = os.path.join(os.fspath(workdir), "")
+
+    def place(one: Any) -> str:
+        return os.fspath(one.directory).removeprefix(inside)
+
+    several = isinstance(corpus, Joined)
     content = {
-        "corpus": directory.removeprefix(inside),
+        "corpus": {name: place(one) for name, one in corpus.corpora.items()}
+        if several
+        else place(corpus),
         "view": corpus.description if isinstance(corpus, View) else None,
         "tokens": corpus.fingerprint,
         "plans": [
@@ -43,8 +49,10 @@ def write_history(workdir: epath.Path, corpus: Any, plan: Any) -> None:
         file.write(json.dumps(content, indent=1).encode())
 
 
-def read_history(workdir: epath.Path) -> tuple[Corpus | Pairs | View, Chain]:
-    """The corpus of the run in `workdir`, and its plan made again.
+def read_history(
+    workdir: epath.Path,
+) -> tuple[Corpus | Joined | Pairs | View, Chain | Mixture]:
+    """The corpus of the run in `workdir`, or its corpora, and its plan made again.
 
     Raises:
         FileNotFoundError: there is no run.
@@ -54,7 +62,7 @@ def read_history(workdir: epath.Path) -> tuple[Corpus | Pairs | View, Chain]:
     if not path.exists():
         raise FileNotFoundError(
             f"there is no {NAME} in {os.fspath(workdir)}; give the work directory of a run of "
-            "train.py, which writes it before its first step (runs of mixtures have none)"
+            "train.py, which writes it before its first step"
         )
     try:
         content: dict[str, Any] = json.loads(path.read_text())
@@ -62,15 +70,21 @@ def read_history(workdir: epath.Path) -> tuple[Corpus | Pairs | View, Chain]:
         directory, tokens, seen_as = content["corpus"], content["tokens"], content.get("view")
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{os.fspath(path)} cannot be read: {error!r}") from error
-    corpus: Corpus | Pairs | View = open_corpus(workdir / directory)
+    corpus: Corpus | Joined | Pairs | View
+    if isinstance(directory, dict):
+        corpora = {name: Corpus.open(workdir / place) for name, place in directory.items()}
+        corpus = Joined(corpora)
+    else:
+        corpus = open_corpus(workdir / directory)
     if seen_as and isinstance(corpus, Corpus):
         corpus = view_of(corpus, seen_as)
     if corpus.fingerprint != tokens:
         raise ValueError(
-            f"the corpus in {os.fspath(corpus.directory)} is {corpus.fingerprint}, and the run "
+            f"the corpus in {directory} is {corpus.fingerprint}, and the run "
             f"was trained on {tokens}; its batches cannot be planned again without that"
         )
-    plan = plan_of(corpus, changes)
+    mixed = "weights" in changes[0][1]
+    plan: Chain | Mixture = (mixture_of if mixed else plan_of)(corpus, changes)
     for then, now in zip(content["plans"], plan.entries, strict=True):
         if then["fingerprint"] != now["fingerprint"]:
             raise ValueError(
