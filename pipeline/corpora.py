@@ -75,28 +75,48 @@ def prepare_corpora(config: Any, directory: epath.Path) -> tuple[Any, Any]:
     Args:
         config: `train` and `eval`, each with the fields of `open_source` and `field`, the name of
             a record's text, or of pairs two names, of inputs and targets; of a mixture, `sources`
-            in place of `train`, such fields by name; `tokenizer`, with `kind` ("bytes",
+            in place of `train`, such fields by name, and `mixture` with their `weights`; where
+            others may join `train` later on, `added`, by name; `tokenizer`, with `kind` ("bytes",
             "sentencepiece" or "huggingface"), `begin` and `end` marks, a `model` file for the
             latter two, and for sentencepiece, where there is none, the `vocab_size` of one to be
-            trained on the training text; `template`, as for `open_template`; `task`, with `kind`
-            ("causal", "masked" or "corrupted") and what that view takes; `seed`.
+            trained on the text that training begins with; `template`, as for `open_template`;
+            `task`, with `kind` ("causal", "masked" or "corrupted") and what that view takes;
+            `seed`.
         directory: where to keep them.
+
+    Returns:
+        The training corpus, and that for evaluation. Of a mixture the first is `Joined`, in the
+        order in which phases name the sources; and so it is, "train" first, where there are others
+        that may join.
 
     Raises:
         ValueError: a field is not as above, or what `prepare` raises.
     """
-    mixed = dict(config.sources) if "sources" in config else {}
-    described = {f"train/{name}": fields for name, fields in mixed.items()}
-    described = {**(described or {"train": config.train}), "eval": config.eval}
+    # Sources by the names of their corpora, those first with which training begins.
+    if "sources" in config:
+        names, begin = _joining(list(config.sources), config.get("mixture", {}))
+        joined = {name: (f"train/{name}", config.sources[name]) for name in names}
+    else:
+        joined, begin = {"train": ("train", config.train)}, 1
+        added = dict(config.get("added", {}))
+        if "train" in added:
+            raise ValueError("config.added has a corpus 'train'; give it another name")
+        joined |= {name: (f"added/{name}", fields) for name, fields in added.items()}
+    places = {name: place for name, (place, _) in joined.items()}
+    described = {**dict(joined.values()), "eval": config.eval}
     options = config.task.to_dict()
     kind = options.pop("kind")
     if kind not in VIEWS:
         raise ValueError(f"task.kind is {kind!r}; it must be one of {', '.join(VIEWS)}")
     template, view = open_template(config.template), VIEWS[kind]
-    if mixed and view:
-        raise ValueError(f"task.kind is {kind!r}; several corpora are joined for 'causal' alone")
+    of_pairs = [name for name, fields in described.items() if not isinstance(fields.field, str)]
+    if len(joined) > 1 and (view or of_pairs):
+        raise ValueError(
+            f"task.kind is {kind!r}, and {', '.join(of_pairs) or 'nothing'} is of pairs; several "
+            "corpora are joined for 'causal' alone, and not of pairs"
+        )
     parts = {name: open_source(fields, directory / "tfds") for name, fields in described.items()}
-    of_training = [name for name in parts if name != "eval"]
+    of_training = list(places.values())[:begin]
     spec = config.tokenizer
     marks = {"begin": spec.begin, "end": spec.end}
     tokenizer: tokenizers.Tokenizer
@@ -108,20 +128,20 @@ def prepare_corpora(config: Any, directory: epath.Path) -> tuple[Any, Any]:
         tokenizer = tokenizers.SentencePiece(spec.model, **marks)
     elif spec.kind == "sentencepiece":
         texts = [parts[name] for name in of_training]
-        names = {described[name].field for name in of_training}
+        fields = {described[name].field for name in of_training}
         if template is not None:
-            texts, names = [templates.Filled(text, template) for text in texts], {"text"}
-        if len(names) > 1:
+            texts, fields = [templates.Filled(text, template) for text in texts], {"text"}
+        if len(fields) > 1:
             raise ValueError(
-                f"the sources have their text in different fields, {', '.join(map(str, names))}; "
+                f"the sources have their text in different fields, {', '.join(map(str, fields))}; "
                 "train a tokenizer on one of them first, and give it as tokenizer.model"
             )
         tokenizer = tokenizers.train_sentencepiece(
-            sources.Together(texts) if mixed else texts[0],
+            sources.Together(texts) if len(texts) > 1 else texts[0],
             spec.vocab_size,
             directory / "tokenizer.model",
             seed=config.seed,
-            field=names.pop(),
+            field=fields.pop(),
             **marks,
         )
     else:
@@ -140,6 +160,18 @@ def prepare_corpora(config: Any, directory: epath.Path) -> tuple[Any, Any]:
 
     corpora = {name: prepared(name) for name in parts}
     held_out = corpora.pop("eval")
-    if mixed:
-        return Joined(dict(zip(mixed, corpora.values(), strict=True))), held_out
+    if "sources" in config or len(joined) > 1:
+        return Joined({name: corpora[place] for name, place in places.items()}), held_out
     return corpora["train"], held_out
+
+
+def _joining(names: list[str], mixture: Any) -> tuple[list[str], int]:
+    """Sources in the order in which a mixture's phases name them, and how many begin.
+
+    >>> _joining(["code", "news", "prose"], {"weights": [(0, {"prose": 1}), (9, {"code": 1})]})
+    (['prose', 'code', 'news'], 1)
+    """
+    weights = mixture.get("weights", dict.fromkeys(names, 1))
+    phases = [each for _, each in weights] if isinstance(weights, list | tuple) else [weights]
+    order = dict.fromkeys(name for phase in phases for name in names if name in phase)
+    return [*order, *(name for name in names if name not in order)], len(phases[0])

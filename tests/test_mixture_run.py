@@ -58,7 +58,9 @@ def run(text, workdir, *flags):
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_under_other_weights_when_a_phase_says_so(text, tmp_path):
+def test_a_run_goes_on_under_other_weights_when_a_phase_says_so(
+    text, tmp_path, monkeypatch, capsys
+):
     code, output = run(text, tmp_path)
     assert code == 0, output
     summary = json.loads((tmp_path / "summary.json").read_text())
@@ -71,12 +73,19 @@ def test_a_run_goes_on_under_other_weights_when_a_phase_says_so(text, tmp_path):
     )
     assert code != 0
     assert "weights from step 0 was first:3/4+second:1/4 and is now first:1/2" in output
-    phases = "((0,{'first':3,'second':1}),(12,{'first':0,'second':1}))"
+    # Twelve steps at three to one, and six of the second alone, which another joins halfway.
+    monkeypatch.setenv("TINY_MORE", "1")
+    phases = "(0,{'first':3,'second':1}),(12,{'first':0,'second':1})"
+    phases = f"({phases},(15,{{'first':0,'second':0,'another':1}}))"
     code, output = run(text, tmp_path, "--config.steps=18", f"--config.mixture.weights={phases}")
     assert code == 0, output
-    # Twelve steps at three to one, and six of the second alone.
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["shares"] == pytest.approx({"first": 0.5, "second": 0.5}, abs=0.05)
+    wanted = {"first": 1 / 2, "second": 1 / 3, "another": 1 / 6}
+    assert summary["shares"] == pytest.approx(wanted, abs=0.05)
+    assert main(["audit", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "plan from step 15 on: weights=first:0 second:0 another:1" in said
+    assert "all 18 batches are those that were planned" in said
 
 
 def test_sources_together_are_read_as_one():

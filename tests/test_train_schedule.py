@@ -64,29 +64,33 @@ def test_the_audit_of_a_run_that_changed_and_was_killed_passes(ramped):
     assert "all 16 batches are those that were planned" in said
 
 
-@pytest.mark.parametrize(
-    ("spoil", "sentence"),
-    [
-        (lambda log: log[10].update(batch="0" * 16), "step 10 did not run the batch"),
-        (lambda log: log.pop(10), "step 10 is missing"),
-        (lambda log: log.insert(10, log[10]), "step 10 was run twice"),
-        (lambda log: log[10].update(batch=log[9]["batch"]), "but that of step 9, again"),
-    ],
-    ids=["altered", "skipped", "run twice", "trained again"],
+# One test, so that the run is made once.
+SPOILT = (
+    (lambda log: log[10].update(batch="0" * 16), "step 10 did not run the batch"),
+    (lambda log: log.pop(10), "step 10 is missing"),
+    (lambda log: log.insert(10, log[10]), "step 10 was run twice"),
+    (lambda log: log[10].update(batch=log[9]["batch"]), "but that of step 9, again"),
 )
-def test_the_audit_names_the_step_that_is_not_as_planned(ramped, tmp_path, spoil, sentence):
+
+
+def test_the_audit_names_the_step_that_is_not_as_planned(ramped, tmp_path):
     workdir = tmp_path / "run"
     shutil.copytree(ramped[0], workdir, ignore=shutil.ignore_patterns("programs", "tensorboard"))
-    log = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    log = [line for line in log if "batch" in line]
-    spoil(log)
-    (workdir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log))
-    code, said = audit(workdir)
-    assert code == 1, said
-    assert sentence in said
+    whole = (workdir / "metrics.jsonl").read_text().splitlines()
+    for spoil, sentence in SPOILT:
+        log = [line for line in map(json.loads, whole) if "batch" in line]
+        spoil(log)
+        (workdir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log))
+        code, said = audit(workdir)
+        assert code == 1, said
+        assert sentence in said
 
 
-def test_a_change_needs_a_word_and_is_told_before_it_is_made(text, tmp_path):  # noqa: F811
+def test_a_change_needs_a_word_and_is_told_before_it_is_made(
+    text,  # noqa: F811
+    tmp_path,
+    monkeypatch,
+):
     code, output = run(text, tmp_path, *SMALL, "--config.steps=5")
     assert code == 0, output
     more = (*SMALL, "--config.steps=8", "--config.batches.tokens_per_batch=512")
@@ -109,3 +113,18 @@ def test_a_change_needs_a_word_and_is_told_before_it_is_made(text, tmp_path):  #
     code, output = run(text, tmp_path, *SMALL, "--config.steps=9")
     assert code == 0, output
     assert [line["bucket"] for line in lines(tmp_path) if "loss" in line][-1] == "4x128"
+    # New data joins the epoch that is half done.
+    code, output = run(text, tmp_path, *SMALL, "--config.steps=11", '--change={"add": ["more"]}')
+    assert code != 0
+    assert "config.added has nothing; each of more must be there" in output
+    monkeypatch.setenv("TINY_MORE", "1")
+    code, output = run(text, tmp_path, *SMALL, "--config.steps=11", '--change={"add": ["more"]}')
+    assert code == 0, output
+    assert "changed from step 9 on:\n  more: 32 examples more, from this epoch on" in output
+    # It stays, without a word.
+    code, output = run(text, tmp_path, *SMALL, "--config.steps=13")
+    assert code == 0, output
+    code, said = audit(tmp_path)
+    assert code == 0, said
+    assert "plan from step 9 on: examples=" in said
+    assert "all 13 batches are those that were planned" in said

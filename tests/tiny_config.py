@@ -8,12 +8,14 @@ from configs import quickstart
 
 
 def get_config() -> ConfigDict:
-    """Needs the text in the file that TINY_TEXT names."""
+    """Needs the text in the file that TINY_TEXT names; with TINY_MORE there is more to add."""
     config = quickstart.get_config()
     config.steps = 30
     for part, begin, end in ((config.train, 0.0, 0.8), (config.eval, 0.8, 1.0)):
         part.tfds, part.files = "", os.environ["TINY_TEXT"]
         part.begin, part.end = begin, end
+    if "TINY_MORE" in os.environ:
+        config.added = ConfigDict({"more": config.eval})
     config.tokenizer.kind = "bytes"
     config.batches.update(tokens_per_batch=1024, max_buckets=3, max_length=128, length_multiple=16)
     # Small, and yet slow enough to be stopped midway.

@@ -22,7 +22,9 @@ FITTING, PLANNING = (
     {name for name, p in inspect.signature(f).parameters.items() if p.kind is p.KEYWORD_ONLY}
     for f in (fit_buckets, Plan)
 )
-KNOWN = sorted({*FITTING, *PLANNING, "buckets", "leave_out"})
+# Of these, a stage adds to what earlier ones have.
+MORE = ("leave_out", "add")
+KNOWN = sorted({*FITTING, *PLANNING, *MORE, "buckets"})
 
 # Examples that are named one by one where they are left out.
 SHOWN = 10
@@ -35,7 +37,8 @@ class Stage:
     Attributes:
         step: the first step of the stage.
         asked: the options, as the config spells them: those of `fit_buckets` and `Plan`, and
-            `buckets`, rows and length of each, or `leave_out`, numbers of examples.
+            `buckets`, rows and length of each; `leave_out`, numbers of examples; or `add`, names of
+            corpora that join.
         planned: whether the config has it, and not a `--change` later on.
         changes: what it comes to for a plan; empty until `resolve`.
     """
@@ -81,7 +84,7 @@ def stages(schedule: Iterable[Sequence], begin: Mapping[str, Any]) -> list[Stage
 
 
 def check_options(asked: Mapping[str, Any]) -> None:
-    """Refuses options that there are not, naming the nearest that is one, and a bad `leave_out`."""
+    """Refuses options that there are not, naming the nearest that is one, and bad lists."""
     for name in asked:
         if name not in KNOWN:
             near = difflib.get_close_matches(name, KNOWN, n=1)
@@ -89,19 +92,21 @@ def check_options(asked: Mapping[str, Any]) -> None:
                 f"{name!r} is no option of batches{f'; did you mean {near[0]!r}?' if near else ''} "
                 f"There are {', '.join(KNOWN)}"
             )
-    left_out = asked.get("leave_out", [])
-    if not isinstance(left_out, list | tuple) or not all(isinstance(n, int) for n in left_out):
-        raise ValueError(f"leave_out is {left_out!r}; it must be a list of numbers of examples")
+    for name, kind, what in (
+        ("leave_out", int, "numbers of examples"),
+        ("add", str, "names of corpora, those of config.added"),
+    ):
+        given = asked.get(name, [])
+        if not isinstance(given, list | tuple) or not all(isinstance(n, kind) for n in given):
+            raise ValueError(f"{name} is {given!r}; it must be a list of {what}")
 
 
 def options(stages: Iterable[Stage]) -> dict[str, Any]:
-    """The options in force after some stages; of `leave_out` all there ever were."""
+    """The options in force after some stages; of `leave_out` and `add` all there ever were."""
     found: dict[str, Any] = {}
     for stage in stages:
-        left_out = [*found.get("leave_out", ()), *stage.asked.get("leave_out", ())]
-        found |= stage.asked
-        if left_out:
-            found["leave_out"] = left_out
+        lists = {name: [*found.get(name, ()), *stage.asked.get(name, ())] for name in MORE}
+        found |= stage.asked | {name: every for name, every in lists.items() if every}
     return found
 
 
@@ -110,20 +115,26 @@ def resolve(stages: Sequence[Stage], lengths: Any, row_multiple: int) -> None:
 
     Args:
         stages: the first has all options of the run.
-        lengths: a corpus, to fit buckets to.
+        lengths: a corpus, to fit buckets to; where stages add to it, all `Joined`, the first that
+            with which the run begins, and then in the order of the stages.
         row_multiple: that of the buckets, where the options have none.
     """
     for number, stage in enumerate(stages):
         if stage.changes:
             continue
-        asked = stage.asked
+        asked, force = stage.asked, options(stages[: number + 1])
+        there = lengths
+        if hasattr(lengths, "begin"):
+            count = int(lengths.first[1 + len(force.get("add", ()))])
+            there = lengths.begin(count)
         given = (PLANNING | {"buckets", "leave_out"}) & {*asked}
         stage.changes = {name: asked[name] for name in sorted(given)}
+        if asked.get("add"):
+            stage.changes["examples"] = count
         if "buckets" not in asked and (number == 0 or FITTING & {*asked}):
             fitting: dict[str, Any] = {"max_buckets": 4, "row_multiple": row_multiple}
-            force = options(stages[: number + 1])
             fitting |= {name: force[name] for name in FITTING & {*force}}
-            stage.changes["buckets"] = [b.as_json for b in fit_buckets(lengths, **fitting)]
+            stage.changes["buckets"] = [b.as_json for b in fit_buckets(there, **fitting)]
 
 
 def plan_of(lengths: Any, changes: Iterable[tuple[int, Mapping[str, Any]]]) -> Chain:
@@ -132,9 +143,12 @@ def plan_of(lengths: Any, changes: Iterable[tuple[int, Mapping[str, Any]]]) -> C
     Args:
         lengths: a corpus, or lengths; of all examples there are in the end.
         changes: keywords of `Plan.after`, buckets as rows and length; and `examples`, how many
-            examples there are from there on, where others join.
+            examples there are from there on, where others join. Where the first does not say, it
+            is those of the first corpus.
     """
-    chain = None
+    changes, chain = list(changes), None
+    if any("examples" in given for _, given in changes):
+        changes[0] = changes[0][0], {"examples": int(lengths.first[1])} | dict(changes[0][1])
     for step, given in changes:
         each = dict(given)
         if "examples" in each:
@@ -178,14 +192,17 @@ def told(stages: Sequence[Stage], stage: Stage, plan: Chain) -> str:
         if name == "leave_out":
             names = ", ".join(map(str, value[:SHOWN])) + ", …" * (len(value) > SHOWN)
             lines.append(f"{len(value):,} examples are left out: {names}")
+        elif name == "add":
+            new = link.plan.num_examples - before.num_examples
+            lines.append(f"{', '.join(value)}: {new:,} examples more, from this epoch on")
         else:
             lines.append(f"{name} was {force.get(name, 'not given')} and is now {value}")
     if before.buckets != link.plan.buckets:
         lines.append(f"buckets were {_names(before)} and are now {_names(link.plan)}")
     if link.rest is not None:
         lines.append(
-            f"the {link.rest.plan.num_tokens:,} positions left of epoch {link.rest.epoch} take "
-            f"{link.rest.steps:,} batches; none is lost or trained on again"
+            f"the {link.rest.plan.num_tokens:,} positions that epoch {link.rest.epoch} still has "
+            f"take {link.rest.steps:,} batches; none is lost or trained on again"
         )
         if lost := link.rest.plan.lost:
             lines[-1] += f", but for {lost:,} that overflow={link.plan.overflow!r} leaves out"

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pipeline.planning.schedule import Stage, check_options, options
+from pipeline.planning.schedule import MORE, Stage, check_options, options
 from pipeline.planning.schedule import stages as made
 
 
@@ -99,11 +99,12 @@ def _not_in_force(stages: Sequence[Stage], asked: Mapping[str, Any]) -> dict[str
     """What of the options that are asked for is not so after some stages."""
     force = options(stages)
     more = {name: value for name, value in asked.items() if force.get(name) != value}
+    for name in MORE:
+        if name in more:
+            more[name] = [new for new in more.pop(name) if new not in force.get(name, ())]
     if "leave_out" in more:
-        more["leave_out"] = sorted({*asked["leave_out"]} - {*force.get("leave_out", ())})
-        if not more["leave_out"]:
-            del more["leave_out"]
-    return more
+        more["leave_out"].sort()
+    return {name: value for name, value in more.items() if name not in MORE or value}
 
 
 def allowing(command: Sequence[str], config: Mapping[str, Any], names: Iterable[str]) -> str:

@@ -36,7 +36,8 @@ from pipeline.training.trainer import Trainer, summarise
 MAY_CHANGE = (
     *("steps", "mesh", "microbatches", "memory_budget", "skip_steps", "on_nonfinite"),
     *("eval_every", "checkpoint_every", "keep", "on_compile", "peak_flops"),
-    "mixture",  # of which the data state refuses what has passed
+    # Of which the data state refuses what has passed.
+    *("mixture", "sources", "added"),
 )
 
 
@@ -186,6 +187,7 @@ class Run:
                 "preparing the corpus", lambda: prepare_corpora(config, self.workdir / "corpus")
             )
             record.unigram_entropy = unigram_entropy(held_out)
+        corpus = self.begun_or_added(corpus)
         hosts.say(corpus)
         mesh = make_mesh(config.mesh)
         with self.clock("plan"):
@@ -224,14 +226,34 @@ class Run:
                 clock=self.clock,
             ).train(state, loader, self.first, self.profile)
 
+    def begun_or_added(self, corpus: Any) -> Any:
+        """Of a corpus that others may join, itself and those that have, or will, in their order.
+
+        Raises:
+            ValueError: one that is to join is not among `config.added`, or would join twice.
+        """
+        names = schedule.options(self.stages).get("add", [])
+        if "sources" in self.config:
+            return corpus
+        there = corpus.corpora if isinstance(corpus, Joined) else {}
+        if wrong := [name for name in names if name not in there or names.count(name) > 1]:
+            known = [name for name in there if name != "train"]
+            raise ValueError(
+                f"add is {names}, and config.added has {', '.join(known) or 'nothing'}; each of "
+                f"{', '.join(dict.fromkeys(wrong))} must be there, as config.train is, and once"
+            )
+        if not names:
+            return there.get("train", corpus)
+        return Joined({name: there[name] for name in ("train", *names)})
+
     def plan(self, corpus: Any, mesh) -> Chain:
         """The plan of all stages, from step 0 on.
 
         Raises:
             ValueError: the rows of a bucket do not divide over the devices, or there are several
-                corpora.
+                corpora to begin with.
         """
-        if isinstance(corpus, Joined):
+        if "sources" in self.config:
             raise ValueError(
                 "config.sources has several corpora; say with config.mixture in which shares"
             )
