@@ -256,6 +256,106 @@ def test_another_corpus_joins_at_its_step_and_changes_nothing_before():
     assert set(again.batch(80).sources) == {"chat"}
 
 
+other_options = st.fixed_dictionaries(
+    {},
+    optional={
+        "buckets": st.sampled_from([BUCKETS, (Bucket(9, 64),), (Bucket(12, 24), Bucket(3, 200))]),
+        "seed": st.integers(0, 9),
+        "packing": st.sampled_from(["best_fit", "none"]),
+        "window": st.integers(30, 400),
+        "weights": st.sampled_from([WEIGHTS, dict.fromkeys(WEIGHTS, 1), WEIGHTS | {"prose": 0}]),
+        "leave_out": st.lists(st.integers(0, 299), max_size=5),
+    },
+)
+
+
+def changed(begin, changes):
+    mixture = Mixture(SOURCES, BUCKETS, weights=begin)
+    for step, options in sorted(changes, key=lambda each: each[0]):
+        mixture = mixture.after(step, **options)
+    return mixture
+
+
+@given(
+    st.sampled_from([WEIGHTS, [(0, WEIGHTS), (25, WEIGHTS | {"chat": 2})]]),
+    st.lists(st.tuples(st.integers(0, 90), other_options), min_size=1, max_size=4),
+)
+@settings(max_examples=40)
+def test_every_epoch_of_every_source_stays_a_partition_whatever_changes(begin, changes):
+    mixture, steps = changed(begin, changes), 160
+    left_out = {n for _, options in changes for n in options.get("leave_out", ())}
+    first = np.cumsum([0, *map(len, SOURCES.values())])
+    whole = mixture.whole_epochs(steps)
+    seen = covered(mixture, range(steps))
+    for number, name in enumerate(SOURCES):
+        stays = [n + first[number] not in left_out for n in range(len(SOURCES[name]))]
+        for epoch in range(whole[name]):
+            positions = itertools.compress(seen[name, epoch], stays)
+            assert once(positions), (name, epoch)
+    for positions in seen.values():
+        assert all(each.max(initial=0) <= 1 for each in positions)
+    # Any step is random access, for the mixture made anew and pickled.
+    again = pickle.loads(pickle.dumps(changed(begin, changes)))
+    assert again.fingerprint == mixture.fingerprint
+    for step in np.random.default_rng(0).permutation(steps)[:20].tolist():
+        planned = mixture.batch(step)
+        assert planned.digest == again.batch(step).digest
+        assert mixture.onward(step).batch(step).digest == planned.digest
+        assert planned.bucket in mixture.onward(step).buckets
+        assert np.bincount(planned.segments[:, 0]).max() <= mixture.most_segments()[planned.bucket]
+        assert planned.segments[:, 2:].sum(axis=1).max() <= mixture.max_position + 1
+
+
+def test_shares_are_met_under_other_options_as_well():
+    mixture = Mixture(SOURCES, BUCKETS, weights=WEIGHTS).after(
+        45, buckets=[Bucket(12, 24), Bucket(6, 96)], seed=3
+    )
+    for step in (0, 40, 45, 60, 111):
+        tokens = dict.fromkeys(SOURCES, 0)
+        for planned in map(mixture.batch, range(step, step + 200)):
+            tokens = {name: n + planned.sources.get(name, 0) for name, n in tokens.items()}
+        for name, weight in WEIGHTS.items():
+            assert abs(tokens[name] / sum(tokens.values()) - weight) < 0.01
+
+
+def test_a_mixture_goes_on_with_rows_for_three_hosts_and_without_some_examples(joined):
+    def mixture():
+        made = Mixture(joined, [Bucket(8, 64)], weights=WEIGHTS)
+        return made.after(7, buckets=[Bucket(6, 64)]).after(20, leave_out=[4], weights=WEIGHTS)
+
+    state = data_state(9, mixture(), joined)
+    assert [entry["from"] for entry in state["plans"]] == [0, 7]
+    assert state["plans"][1]["changes"] == {"buckets": [[6, 64]]}
+    assert check_data_state(state, mixture(), joined) == 9
+    with pytest.raises(ValueError, match="buckets was 6x64 and is now 8x64 from step 7 on"):
+        check_data_state(state, Mixture(joined, [Bucket(8, 64)], weights=WEIGHTS), joined)
+    # On four hosts up to the change, and on three after it.
+    assert mixture().onward(7).buckets == (Bucket(6, 64),)
+    three = [
+        pipeline.Batches(joined, mixture().onward(7), process_index=host, process_count=3)
+        for host in range(3)
+    ]
+    whole = pipeline.Batches(joined, mixture())
+    for step in (7, 19, 20, 33):
+        parts = [part[step] for part in three]
+        for name, values in whole[step].items():
+            together = np.concatenate([part[name] for part in parts])
+            np.testing.assert_array_equal(together, values)
+
+
+def test_mixtures_that_end_and_steps_that_are_past_do_not_change():
+    ends = Mixture(SOURCES, BUCKETS, weights=WEIGHTS, ending="stop")
+    with pytest.raises(ValueError, match="ending='stop' cannot change seed"):
+        ends.after(3, seed=1)
+    mixture = Mixture(SOURCES, BUCKETS, weights=WEIGHTS).after(9, seed=1)
+    with pytest.raises(ValueError, match="not before step 9"):
+        mixture.after(8, weights=WEIGHTS)
+    with pytest.raises(ValueError, match="can change weights, lengths, leave_out, buckets, by"):
+        mixture.after(10, sed=1)
+    with pytest.raises(IndexError, match="knows steps from 9 on"):
+        mixture.onward(9).batch(3)
+
+
 def test_a_state_knows_which_corpora_there_were(joined):
     two = pipeline.Joined({name: joined.corpora[name] for name in ("code", "prose")})
     before = Mixture(two, BUCKETS, weights={"code": 0.7, "prose": 0.3})

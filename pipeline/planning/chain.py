@@ -7,7 +7,6 @@ they do; `Plan.after` begins one.
 
 import bisect
 import dataclasses
-import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,10 +14,7 @@ import numpy as np
 
 from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.bucket import Bucket
-from pipeline.planning.leftover import Leftover, Reduced, chosen, grown
-
-# The data state names up to this many examples that are left out; of more it has a digest.
-NAMED = 32
+from pipeline.planning.leftover import Leftover, Reduced, chosen, grown, named
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,10 +39,7 @@ class Rest:
     @property
     def max_position(self) -> int:
         """The largest position that a batch of it holds."""
-        sizes = self.leftover.lengths.astype(np.int64)
-        if self.plan.overflow != "split":
-            sizes = np.minimum(sizes, self.plan.buckets[-1].length)
-        return int((self.leftover.starts + sizes.T).max()) - 1
+        return self.leftover.max_position(self.plan.buckets[-1], self.plan.overflow)
 
     def batch(self, step: int):
         """Its batch number `step`, of the examples themselves."""
@@ -197,7 +190,7 @@ class Chain:
         if len(new):
             asked["examples"] = plan.num_examples
         if len(more):
-            asked["leave_out"] = _named(more)
+            asked["leave_out"] = named(more)
         entry = {"from": link.step, "fingerprint": plan.fingerprint, "changes": asked}
         counts = [*self.counts, plan.num_examples]
         return Chain([*self._links, link], [*self.entries, entry], counts)
@@ -344,18 +337,9 @@ def _rest(plan, pieces, epoch: int, left_out: np.ndarray, kept) -> Rest | None:
         stays = ~np.isin(examples, left_out)
         examples, starts, sizes = examples[stays], starts[stays], sizes[stays]
     leftover = Leftover(examples, starts, sizes, kept)
-    fits = leftover.lengths > 0
-    if plan.overflow == "drop":
-        fits = (leftover.lengths <= plan.buckets[-1].length).reshape(len(leftover), -1).all(axis=1)
-    return Rest(leftover, plan.anew(leftover), epoch) if fits.any() else None
-
-
-def _named(examples: np.ndarray) -> Any:
-    """Examples by number or, if they are many, their count and a digest; JSON."""
-    if len(examples) <= NAMED:
-        return examples.tolist()
-    digest = hashlib.sha256(examples.astype("<i8").tobytes()).hexdigest()[:16]
-    return {"number": len(examples), "digest": digest}
+    if not leftover.fit(plan.buckets[-1], plan.overflow):
+        return None
+    return Rest(leftover, plan.anew(leftover), epoch)
 
 
 def _split(part: str) -> tuple[str, str, str]:

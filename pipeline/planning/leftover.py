@@ -6,6 +6,10 @@ from typing import Any
 import numpy as np
 
 from pipeline.planning import lengths as lengths_lib
+from pipeline.planning.bucket import Bucket
+
+# The data state names up to this many examples that are left out; of more it has a digest.
+NAMED = 32
 
 
 class Reduced:
@@ -39,23 +43,51 @@ class Leftover:
         examples, starts, sizes: example, first position and positions of each piece, int64; of
             pairs, whose pieces are whole examples, sizes are [n, 2].
         kept: as that of a corpus: where packing="optimal" keeps what it found.
+        epochs: the epoch of each piece, int64; pieces of different epochs are not one run. None:
+            all are of one.
     """
 
-    def __init__(self, examples: np.ndarray, starts: np.ndarray, sizes: np.ndarray, kept=None):
+    def __init__(
+        self,
+        examples: np.ndarray,
+        starts: np.ndarray,
+        sizes: np.ndarray,
+        kept: Any = None,
+        epochs: np.ndarray | None = None,
+    ):
         self.kept = kept
+        if epochs is None:
+            epochs = np.broadcast_to(np.int64(0), len(examples))
         if starts.any() or (np.diff(examples) <= 0).any():
-            order = np.lexsort((starts, examples))
+            order = np.lexsort((starts, examples, epochs))
             examples, starts, sizes = examples[order], starts[order], sizes[order]
+            epochs = epochs[order]
             follows = (np.diff(examples) == 0) & (starts[:-1] + sizes[:-1] == starts[1:])
+            follows &= np.diff(epochs) == 0
             first = np.flatnonzero(np.append(True, ~follows))
             examples, starts, sizes = examples[first], starts[first], np.add.reduceat(sizes, first)
-        #: Of each run, int64: the example and its first position.
-        self.examples, self.starts = examples, starts
+            epochs = epochs[first]
+        #: Of each run, int64: the example, its first position, and the epoch.
+        self.examples, self.starts, self.epochs = examples, starts, epochs
         #: Positions of each run, uint32; of pairs [n, 2].
         self.lengths = sizes.astype(np.uint32)
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    def fit(self, longest: Bucket, overflow: str) -> bool:
+        """Whether any run is in a batch of a plan with this longest bucket."""
+        there = self.lengths > 0
+        if overflow == "drop":
+            there = (self.lengths <= longest.length).reshape(len(self), -1).all(axis=1)
+        return bool(there.any())
+
+    def max_position(self, longest: Bucket, overflow: str) -> int:
+        """The largest position that a batch of such a plan holds."""
+        sizes = self.lengths.astype(np.int64)
+        if overflow != "split":
+            sizes = np.minimum(sizes, longest.length)
+        return int((self.starts + sizes.T).max()) - 1
 
     def locate(self, runs: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The examples of some runs, and where in them the positions `starts` of the runs are."""
@@ -112,3 +144,11 @@ def chosen(asked: Any, lengths: Any) -> np.ndarray:
         wrong = found[(found < 0) | (found >= count)][0]
         raise ValueError(f"leave_out holds {wrong}; examples are numbered from 0 to {count - 1:,}")
     return np.unique(found.astype(np.int64))
+
+
+def named(examples: np.ndarray) -> Any:
+    """Examples by number or, if they are many, their count and a digest; JSON."""
+    if len(examples) <= NAMED:
+        return examples.tolist()
+    digest = hashlib.sha256(examples.astype("<i8").tobytes()).hexdigest()[:16]
+    return {"number": len(examples), "digest": digest}

@@ -11,11 +11,13 @@ import numpy as np
 from pipeline.planning.balance import balanced
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.lengths import digest
-from pipeline.planning.packing import Packed
+from pipeline.planning.mixture_chain import MixtureChain, MixtureLink
+from pipeline.planning.packing import Packed, check_packing
 from pipeline.planning.plan import VERSION as PLAN_VERSION
 from pipeline.planning.plan import WINDOW, Plan, PlannedBatch
 from pipeline.planning.rows import Rows
 from pipeline.planning.summary import mixture_table
+from pipeline.planning.supply import Supply, plans_of_rows, stock_of
 from pipeline.planning.timeline import ENDINGS, Timeline
 from pipeline.planning.weights import Weights, as_phases
 
@@ -61,6 +63,7 @@ class Mixture(Plan):
 
     Attributes:
         sources: the plan of rows of each corpus, by name.
+        supplies: the rows of each corpus as they are taken, by name.
         finite: whether the steps end.
 
     Raises:
@@ -87,7 +90,10 @@ class Mixture(Plan):
         ):
             if value not in known:
                 raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
-        corpora = getattr(joined, "corpora", joined)
+        #: What it was made from, all of it and by name; and what of each is left out, int64.
+        self.joined, self.lengths = joined, dict(getattr(joined, "corpora", joined))
+        self.left_out = {name: np.zeros(0, np.int64) for name in self.lengths}
+        corpora = self.lengths
         phases = as_phases(weights, tuple(corpora))
         self.buckets = as_buckets(buckets)
         self.seed, self.packing, self.overflow = int(seed), packing, overflow
@@ -96,25 +102,14 @@ class Mixture(Plan):
         # Of the window, for each corpus; one that joins changes nothing before.
         self._share = max(self.window // len(phases[0][1]), 1)
         self.sources = self._planned(corpora)
+        self.supplies = {name: Supply(plan) for name, plan in self.sources.items()}
         self._begin(phases)
 
     def _planned(self, corpora: Mapping[str, Any]) -> dict[str, Rows]:
-        """The plan of rows of each corpus."""
-        found = {}
-        for name, corpus in corpora.items():
-            try:
-                found[name] = Rows(
-                    corpus,
-                    self.buckets,
-                    seed=self.seed,
-                    packing=self.packing,
-                    overflow=self.overflow,
-                    window=self._share,
-                    max_segments=self.max_segments,
-                )
-            except ValueError as error:
-                raise ValueError(f"corpus {name!r}: {error}") from error
-        return found
+        """The plan of rows of each of some corpora, without what is left out of it."""
+        names = ("seed", "packing", "overflow", "max_segments")
+        options = {name: getattr(self, name) for name in names} | {"window": self._share}
+        return plans_of_rows(corpora, self.left_out, self.buckets, **options)
 
     def _begin(self, phases: Sequence[tuple[int, dict[str, Fraction]]]):
         """Lays out the steps; a phase has the weights of those sources that there are by then."""
@@ -124,25 +119,20 @@ class Mixture(Plan):
         self._first = np.cumsum([0] + [plan.num_examples for plan in plans])
         self.num_examples = int(self._first[-1])
         self.num_empty = sum(plan.num_empty for plan in plans)
-        self.max_position = max(plan.max_position for plan in plans)
-        #: Rows of each bucket in an epoch of each source, and their real positions.
-        self._rows = np.array([list(plan.batches_per_bucket.values()) for plan in plans]).T
-        self._real = np.array(
-            [
-                [sum(n * packed.real(index) for n, packed in plan.packed()) for plan in plans]
-                for index in range(len(self.buckets))
-            ]
-        )
+        supplies = list(self.supplies.values())
+        self.max_position = max(supply.max_position for supply in supplies)
+        #: An epoch of each source, and what each has before its first whole one.
+        self._whole = stock_of(plans, self.buckets, self.by)
+        self._rests = stock_of([supply.rest for supply in supplies], self.buckets, self.by)
         self._timeline = Timeline(
-            self._rows,
-            self._real,
-            [plan.num_tokens if self.by == "tokens" else _trained(plan) for plan in plans],
+            self._whole,
             [bucket.rows for bucket in self.buckets],
             [
                 (start, [shares.get(name, Fraction(0)) for name in self.names])
                 for start, shares in phases
             ],
             self.ending,
+            self._rests,
         )
         if not self._timeline.epoch:
             raise ValueError(
@@ -154,42 +144,117 @@ class Mixture(Plan):
         self.fingerprint = self.entries[-1]["fingerprint"]
 
     def after(  # type: ignore[override]  # a mixture stays one
-        self, step: int, *, weights: Mapping[str, float], lengths: Any = None
-    ) -> "Mixture":
-        """The mixture as it is up to `step`, and under other weights from there on.
+        self,
+        step: int,
+        *,
+        weights: Mapping[str, float] | None = None,
+        lengths: Any = None,
+        leave_out: Any = (),
+        **changes: Any,
+    ) -> "Mixture | MixtureChain":
+        """The mixture as it is up to `step`, and under other weights or options from there on.
 
-        Phases that would have begun at `step` or later are left out. Only what is new is planned.
+        Other weights alone are a phase more, and only corpora that are new are planned. With other
+        options each corpus goes on from where it stands, as a `Plan` does.
 
         Args:
-            step: the first step that may differ, from 0.
-            weights: how much of each corpus there is from then on.
+            step: the first step that may differ, from 0; not before an earlier change of options.
+            weights: how much of each corpus there is from then on; phases that would have begun
+                later are left out. None: as it was, phases to come included.
             lengths: the corpora so far, in the same order, and others after them: as `joined`.
                 None: no others.
+            leave_out: examples that are left out from then on: numbers that count the examples of
+                all corpora, one after another; or a function of `joined` that gives them.
+            **changes: what else `Mixture` takes by keyword but for `ending`, and `buckets`.
 
         Raises:
             ValueError: an argument is not as above, or what `Mixture` raises.
         """
         if int(step) != step or step < 0:
             raise ValueError(f"step is {step!r}; it must be a whole number from 0")
-        changed = copy.copy(self)
-        if lengths is not None:
-            corpora = dict(getattr(lengths, "corpora", lengths))
-            if list(corpora)[: len(self.names)] != list(self.names):
-                raise ValueError(
-                    f"the corpora are {', '.join(corpora)}, and the mixture has "
-                    f"{', '.join(self.names)}; put new ones after those there are"
-                )
-            for name, plan in self.sources.items():
-                if digest(plan.lengths) != digest(corpora[name]):
-                    raise ValueError(
-                        f"corpus {name!r} has other lengths than it had; a mixture grows by "
-                        "corpora, so make what is new one of its own"
-                    )
-            new = {name: corpora[name] for name in corpora if name not in self.sources}
-            changed.sources = self.sources | self._planned(new)
-        ((_, shares),) = as_phases(weights, tuple(changed.sources))
+        if weights is None or changes or callable(leave_out) or len(leave_out):
+            return MixtureChain([MixtureLink(0, self)]).after(
+                step, weights=weights, lengths=lengths, leave_out=leave_out, **changes
+            )
+        changed = copy.copy(self) if lengths is None else self.grown(lengths)
+        ((_, shares),) = as_phases(weights, changed.names)
         past = [phase for phase in self._phases if phase[0] < step]
         changed._begin([*past, (int(step), shares)])
+        return changed
+
+    def grown(self, joined: Any) -> "Mixture":
+        """The same mixture with other corpora after those there are, of which it has nothing yet.
+
+        Raises:
+            ValueError: the first of `joined` are not those there are.
+        """
+        corpora = dict(getattr(joined, "corpora", joined))
+        if list(corpora)[: len(self.names)] != list(self.names):
+            raise ValueError(
+                f"the corpora are {', '.join(corpora)}, and the mixture has "
+                f"{', '.join(self.names)}; put new ones after those there are"
+            )
+        for name, known in self.lengths.items():
+            if digest(known) != digest(corpora[name]):
+                raise ValueError(
+                    f"corpus {name!r} has other lengths than it had; a mixture grows by "
+                    "corpora, so make what is new one of its own"
+                )
+        new = {name: corpora[name] for name in corpora if name not in self.sources}
+        changed = copy.copy(self)
+        changed.joined, changed.lengths = joined, self.lengths | new
+        changed.left_out = self.left_out | {name: np.zeros(0, np.int64) for name in new}
+        planned = changed._planned(new)
+        changed.sources = self.sources | planned
+        changed.supplies = self.supplies | {name: Supply(plan) for name, plan in planned.items()}
+        changed._begin(self._phases)
+        return changed
+
+    def goes_on(
+        self, step: int, *, weights: Mapping[str, float] | None, leave_out: np.ndarray, **changes
+    ) -> "Mixture":
+        """The mixture that takes over at `step` with other options; its steps count from there.
+
+        Args:
+            step: how many steps this one has.
+            weights: as for `after`.
+            leave_out: examples of all corpora that are left out as well, int64, ascending.
+            **changes: as for `after`.
+
+        Raises:
+            ValueError: as `after`.
+        """
+        known = {*self.options} - {"ending"}
+        if self.ending != "repeat" or {*changes} - known:
+            raise ValueError(
+                f"a mixture with ending={self.ending!r} cannot change "
+                f"{', '.join(changes) or 'its examples'}; of one with 'repeat' can change weights, "
+                f"lengths, leave_out, {', '.join(sorted(known))}"
+            )
+        changed = copy.copy(self)
+        for name, value in changes.items():
+            setattr(changed, name, as_buckets(value) if name == "buckets" else value)
+        if "window" in changes:
+            changed._share = max(changed.window // len(self.names), 1)
+        check_packing(changed.packing)
+        parts = np.split(leave_out, np.searchsorted(leave_out, self._first[1:-1]))
+        changed.left_out = {
+            name: np.union1d(self.left_out[name], part - first)
+            for name, part, first in zip(self.names, parts, self._first[:-1], strict=True)
+        }
+        changed.sources = changed._planned(self.lengths)
+        taken = self.taken(step)
+        changed.supplies = {
+            name: self.supplies[name].onward(taken[name], plan, changed.left_out[name])
+            for name, plan in changed.sources.items()
+        }
+        if weights is not None:
+            phases = as_phases(weights, self.names)
+        else:
+            now = [shares for start, shares in self._phases if start <= step][-1]
+            later = [(start - step, shares) for start, shares in self._phases if start > step]
+            phases = [(0, now), *later]
+        changed._begin(phases)
         return changed
 
     @property
@@ -250,8 +315,9 @@ class Mixture(Plan):
         found, epochs, sources, height = [], [], {}, 0
         for number, (first, count) in enumerate(zip(before.tolist(), taken.tolist(), strict=True)):
             if count:
-                segments = self._plans[number].rows(index, first, first + count)
-                epochs.append((segments[:, 0] + first) // self._rows[index, number])
+                supply = self.supplies[self.names[number]]
+                segments, of = supply.rows(index, first, first + count)
+                epochs.append(of)
                 segments[:, 0] += height
                 segments[:, 1] += self._first[number]
                 height += count
@@ -278,25 +344,32 @@ class Mixture(Plan):
 
         By the rows that those steps hold, at the mean fill of their kind.
         """
-        tokens = self._tokens(last) - self._tokens(first)
+        tokens = self.tokens(last) - self.tokens(first)
         return dict(zip(self.names, (tokens / max(tokens.sum(), 1)).tolist(), strict=True))
 
     def whole_epochs(self, step: int) -> dict[str, int]:
         """How many epochs of each corpus all its rows have been through before `step`."""
-        _, rows = self._timeline.before(step)
-        often = np.where(self._rows > 0, rows // np.maximum(self._rows, 1), np.iinfo(np.int64).max)
-        return dict(zip(self.names, often.min(axis=0).tolist(), strict=True))
+        taken = self.taken(step)
+        return {name: supply.whole_epochs(taken[name]) for name, supply in self.supplies.items()}
+
+    def taken(self, step: int) -> dict[str, list[int]]:
+        """Of each corpus, the rows of each bucket that the steps before `step` have."""
+        return dict(zip(self.names, self._timeline.before(step)[1].T.tolist(), strict=True))
 
     def passes(self, step: int) -> dict[str, float]:
         """How often each corpus has been through before `step`."""
         _, rows = self._timeline.before(step)
-        passes = rows.sum(axis=0) / self._rows.sum(axis=0)
+        passes = rows.sum(axis=0) / self._whole.rows.sum(axis=0)
         return dict(zip(self.names, passes.tolist(), strict=True))
 
-    def _tokens(self, step: int) -> np.ndarray:
-        """Real positions of each corpus before `step`, at the mean fill of its rows."""
+    def tokens(self, step: int) -> np.ndarray:
+        """Real positions of each corpus before `step`, at the mean fill of its rows: [corpora]."""
         _, rows = self._timeline.before(step)
-        return (rows * (self._real / np.maximum(self._rows, 1))).sum(axis=0)
+        first = np.minimum(rows, self._rests.rows)
+        parts = ((first, self._rests), (rows - first, self._whole))
+        return sum(
+            (each * (stock.real / np.maximum(stock.rows, 1))).sum(axis=0) for each, stock in parts
+        )
 
     @property
     def phases(self) -> list[tuple[int, dict[str, float]]]:
@@ -338,7 +411,7 @@ class Mixture(Plan):
 
     def packed(self) -> list[tuple[float, Packed]]:  # type: ignore[override]  # parts of epochs
         """The rows of each bucket in each corpus's histograms; how often an epoch has them."""
-        times = self._timeline.before(self.num_batches())[1] / np.maximum(self._rows, 1)
+        times = self._timeline.before(self.num_batches())[1] / np.maximum(self._whole.rows, 1)
         found = []
         for index in range(len(self.buckets)):
             for plan, often in zip(self._plans, times[index].tolist(), strict=True):
@@ -349,10 +422,18 @@ class Mixture(Plan):
                     )
         return found
 
+    def most_segments(self) -> dict[Bucket, int]:
+        """The most segments that any row of each bucket has; at least 1."""
+        most = {bucket.length: 1 for bucket in self.buckets}
+        for plan in (plan for supply in self.supplies.values() for plan in supply.plans):
+            for bucket, number in plan.most_segments().items():
+                most[bucket.length] = max(most[bucket.length], number)
+        return {bucket: most[bucket.length] for bucket in self.buckets}
+
     @property
     def num_tokens(self) -> int:
         """Real positions in an epoch, at the mean fill of rows."""
-        return round(self._tokens(self.num_batches()).sum())
+        return round(self.tokens(self.num_batches()).sum())
 
     @property
     def overlong(self) -> int:
@@ -366,9 +447,3 @@ class Mixture(Plan):
 
     def __str__(self) -> str:
         return mixture_table(self)
-
-
-def _trained(plan: Plan) -> int:
-    """Examples that are in any batch of a plan."""
-    dropped = plan.overlong if plan.overflow == "drop" else 0
-    return plan.num_examples - plan.num_empty - dropped

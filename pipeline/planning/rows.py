@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +28,23 @@ class Rows(Plan):
         # Windows differ in how many rows of a bucket they have, so that every bucket may be in a
         # window of its own, and on its way to the next.
         self._dealer = Dealer(self._windows, kept=2 * len(self.buckets) + 1)
+
+    @property
+    def rows_in_epoch(self) -> list[int]:
+        """Of each bucket, the rows in an epoch."""
+        return self._windows.rows
+
+    @property
+    def num_trained(self) -> int:
+        """Examples that are in any batch."""
+        dropped = self.overlong if self.overflow == "drop" else 0
+        return self.num_examples - self.num_empty - dropped
+
+    def anew(self, lengths: Any = None, **changes: Any) -> "Rows":
+        """As that of `Plan`."""
+        options = {**self.options, "buckets": self.buckets, **changes}
+        del options["shuffle"]
+        return Rows(self.lengths if lengths is None else lengths, **options)
 
     def rows(self, index: int, first: int, last: int) -> np.ndarray:
         """The segments of rows `first` to `last` of bucket number `index`: int64 [n, 4].

@@ -121,13 +121,45 @@ class Stretch:
         return self.batches + batches, self.rows + rows
 
 
+@dataclasses.dataclass(frozen=True)
+class Stock:
+    """What each source has to give.
+
+    Attributes:
+        rows: int64 [buckets, sources], the rows.
+        real: int64 [buckets, sources], the real positions in them.
+        sizes: what weights count, tokens or examples; int64 [sources].
+    """
+
+    rows: np.ndarray
+    real: np.ndarray
+    sizes: np.ndarray
+
+    @property
+    def nothing(self) -> "Stock":
+        """As much of nothing."""
+        return Stock(0 * self.rows, 0 * self.real, 0 * self.sizes)
+
+    @property
+    def fill(self) -> list[list[Fraction]]:
+        """Of each bucket, the real positions in a row of each source."""
+        pairs = zip(self.real.tolist(), self.rows.tolist(), strict=True)
+        return [[Fraction(r, n or 1) for r, n in zip(*each, strict=True)] for each in pairs]
+
+    def where(self, chosen: np.ndarray, other: "Stock") -> "Stock":
+        """Of the sources that are chosen this, of others the other."""
+        pairs = zip(
+            (self.rows, self.real, self.sizes), (other.rows, other.real, other.sizes), strict=True
+        )
+        return Stock(*(np.where(chosen, *each) for each in pairs))
+
+
 class Timeline:
     """The steps of a mixture, from counts of rows alone.
 
     Args:
-        rows: int64 [buckets, sources], the rows in an epoch of each source.
-        real: int64 [buckets, sources], the real positions in them.
-        sizes: what weights count, tokens or examples, in an epoch of each source.
+        whole: an epoch of each source.
+        rests: what each source has before its first whole epoch; None for nothing.
         height: of each bucket, the rows in a batch.
         phases: the first step, from 0 on, and the weight of each source from there on.
         ending: "repeat" a source that ends; "stop" before the first step that one cannot fill; or
@@ -136,26 +168,25 @@ class Timeline:
 
     Attributes:
         steps: how many there are; None if they never end.
-        epoch: steps until each source has been through once; all steps, where they end.
+        epoch: steps until each source has been through once, what it has before that included; all
+            steps, where they end.
     """
 
     def __init__(
         self,
-        rows: np.ndarray,
-        real: np.ndarray,
-        sizes: Sequence[int],
+        whole: Stock,
         height: Sequence[int],
         phases: Sequence[tuple[int, Sequence[Fraction]]],
         ending: str,
+        rests: Stock | None = None,
     ):
-        self._rows, self._sizes, self._height = rows, sizes, height
-        self._fill = [
-            [Fraction(int(r), int(n) or 1) for r, n in zip(*each, strict=True)]
-            for each in zip(real, rows, strict=True)
-        ]
+        self._rows = rows = whole.rows
+        self._height, self._whole, self._rests = height, whole, rests or whole.nothing
+        # Sources that are not yet in whole epochs.
+        self._resting = np.array(self._rests.rows.any(axis=0))
         self.steps: int | None = None
         self._stretches: list[Stretch] = []
-        ended = np.zeros(len(sizes), bool)
+        ended = np.zeros(rows.shape[1], bool)
         for (start, weights), following in zip(phases, [*phases[1:], None], strict=True):
             until = None if following is None else following[0]
             while self.steps is None and (until is None or start < until):
@@ -170,7 +201,11 @@ class Timeline:
                     break
                 self._stretches.append(Stretch(start, *before, self._even(active)))
                 if ending == "repeat":
-                    break
+                    then, over = self._through(active)
+                    if not over.any() or (until is not None and then >= until):
+                        break
+                    start, self._resting = then, self._resting & ~over
+                    continue
                 end, done = self._end(active)
                 if until is not None and end >= until:
                     break
@@ -182,9 +217,28 @@ class Timeline:
         self.epoch = self._once(last) if self.steps is None else self.steps
 
     def _even(self, weights: Sequence[Fraction]) -> Even:
-        speed = [weight / size for weight, size in zip(weights, self._sizes, strict=True)]
-        due = [[v * int(n) for v, n in zip(speed, each, strict=True)] for each in self._rows]
-        return Even(due, self._fill, self._height)
+        stock = self._rests.where(self._resting, self._whole)
+        sizes = stock.sizes.tolist()
+        speed = [weight / (size or 1) for weight, size in zip(weights, sizes, strict=True)]
+        due = [[v * int(n) for v, n in zip(speed, each, strict=True)] for each in stock.rows]
+        return Even(due, stock.fill, self._height)
+
+    def _through(self, weights: Sequence[Fraction]) -> tuple[int, np.ndarray]:
+        """The next step by which sources are through what was left of them, and which they are."""
+        resting = self._resting & np.array([weight > 0 for weight in weights])
+
+        def over(step: int) -> np.ndarray:
+            return resting & np.all(self.before(step)[1] >= self._rests.rows, axis=0)
+
+        start = self._stretches[-1].start
+        if not resting.any():
+            return start, resting
+        far = 1
+        while not over(start + far).any():
+            far *= 2
+        steps = range(start, start + far + 1)
+        first = steps[bisect.bisect_left(steps, True, key=lambda step: bool(over(step).any()))]
+        return first, over(first)
 
     def _end(self, weights: Sequence[Fraction]) -> tuple[int, np.ndarray]:
         """The step before which the last stretch must end, and which sources end there."""
@@ -203,7 +257,8 @@ class Timeline:
         """The steps until each of the sources has been through once."""
 
         def done(step: int) -> bool:
-            return bool((self.before(step)[1] >= self._rows)[:, sources].all())
+            rows = self._rests.rows + self._rows
+            return bool((self.before(step)[1] >= rows)[:, sources].all())
 
         far = 1
         while not done(far):
