@@ -5,11 +5,14 @@ import json
 import numpy as np
 import pytest
 from etils import epath
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import pipeline
 from pipeline import Bucket, Plan
 from pipeline.__main__ import main
 from pipeline.training.history import read_history, write_history
+from pipeline.training.ledger import ledger
 
 SHORT = (Bucket(8, 16), Bucket(4, 32))
 LONG = (Bucket(4, 64),)
@@ -243,6 +246,38 @@ def test_runs_of_mixtures_are_audited_corpus_by_corpus(mixed, capsys):
     assert "step 70 did not run" in err
 
 
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 80),
+            st.fixed_dictionaries(
+                {},
+                optional={
+                    "buckets": st.sampled_from([SHORT, LONG, (Bucket(6, 20), Bucket(3, 40))]),
+                    "overflow": st.sampled_from(["split", "truncate", "drop"]),
+                    "leave_out": st.lists(st.integers(0, 219), max_size=5),
+                    "weights": st.sampled_from([dict.fromkeys(("prose", "code", "chat"), 1)]),
+                },
+            ),
+        ),
+        max_size=4,
+    )
+)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_ledger_of_a_mixture_balances_whatever_changes(mixed, changes):
+    joined, _ = read_history(epath.Path(mixed[0]))
+    plan = pipeline.Mixture(joined, SHORT, weights={"prose": 3, "code": 1, "chat": 1})
+    for step, options in sorted(changes, key=lambda each: each[0]):
+        plan = plan.after(step, **options)
+    said = []
+    book = ledger(plan, joined.lengths, said.append)
+    for step in range(150):
+        book.add(plan.batch(step))
+    book.finish(150)
+    closed = [line for line in said if "each once" in line]
+    assert len(closed) == sum(plan.whole_epochs(150).values())
+
+
 def test_a_mixture_that_loses_a_position_would_be_found(mixed, capsys, monkeypatch):
     workdir, _ = mixed
     batch = pipeline.Mixture.batch
@@ -260,3 +295,44 @@ def test_a_mixture_that_loses_a_position_would_be_found(mixed, capsys, monkeypat
     assert code == 1
     assert "epoch 1 of code" in err
     assert "positions of example 30 (1 such examples). This is a defect of Lockstep" in err
+
+
+def test_mixtures_that_change_on_the_way_are_audited(mixed, tmp_path, capsys, monkeypatch):
+    joined, _ = read_history(epath.Path(mixed[0]))
+    weights = {"prose": 3, "code": 1, "chat": 1}
+    plan = pipeline.Mixture(joined, SHORT, weights=weights, overflow="truncate")
+    plan = plan.after(21, buckets=LONG, leave_out=[3, 190], overflow="drop")
+    plan = plan.after(40, weights=dict.fromkeys(weights, 1)).after(60, buckets=SHORT, seed=2)
+    write_history(epath.Path(tmp_path), joined, plan)
+    lines = lines_of(plan, 200)
+    write(tmp_path, lines)
+    code, out, err = audited(tmp_path, capsys)
+    assert (code, err) == (0, "")
+    assert "plan from step 21 on: buckets=4x64, overflow=drop, leave_out=3, 190" in out
+    assert "plan from step 40 on: weights=prose:1/3 code:1/3 chat:1/3" in out
+    assert "left out from step 21 on, as asked: 3, 190" in out
+    assert "all 200 batches are those that were planned" in out
+    assert plan.whole_epochs(200)["chat"] > 2
+    lines[130]["batch"] = lines[131]["batch"]
+    write(tmp_path, lines)
+    code, _, err = audited(tmp_path, capsys)
+    assert code == 1
+    assert "step 130 did not run" in err
+    # A piece that the epoch of the change loses is found.
+    _, plan = read_history(epath.Path(tmp_path))
+    link = plan.plans[1]
+    rows = type(link.supplies["code"]).rows
+
+    def losing(self, index, first, last):
+        segments, epochs = rows(self, index, first, last)
+        if self is link.supplies["code"]:
+            segments[epochs < self.epoch, 3] -= 1
+        return segments, epochs
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(link.supplies["code"]), "rows", losing)
+        patch.setattr("pipeline.training.audit.read_history", lambda _: (joined, plan))
+        write(tmp_path, lines_of(plan, 200))
+        code, _, err = audited(tmp_path, capsys)
+    assert code == 1
+    assert "of code of the plan has" in err

@@ -82,10 +82,22 @@ def test_a_run_goes_on_under_other_weights_when_a_phase_says_so(
     summary = json.loads((tmp_path / "summary.json").read_text())
     wanted = {"first": 1 / 2, "second": 1 / 3, "another": 1 / 6}
     assert summary["shares"] == pytest.approx(wanted, abs=0.05)
+    # Then larger batches, without one document: a word says so.
+    more = (f"--config.mixture.weights={phases}", "--config.steps=22")
+    change = '--change={"tokens_per_batch": 2048, "leave_out": [7]}'
+    code, output = run(text, tmp_path, *more, change)
+    assert code == 0, output
+    assert "tokens_per_batch was 1024 and is now 2048" in output
+    assert "each corpus goes on where it stands" in output
+    steps = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    last = [json.loads(line) for line in steps if "bucket" in line][-1]
+    rows, length = map(int, last["bucket"].split("x"))
+    assert rows * length == 2048
     assert main(["audit", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "plan from step 15 on: weights=first:0 second:0 another:1" in said
-    assert "all 18 batches are those that were planned" in said
+    assert "left out from step 18 on, as asked: 7" in said
+    assert "all 22 batches are those that were planned" in said
 
 
 def test_sources_together_are_read_as_one():

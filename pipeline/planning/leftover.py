@@ -77,10 +77,10 @@ class Leftover:
 
     def fit(self, longest: Bucket, overflow: str) -> bool:
         """Whether any run is in a batch of a plan with this longest bucket."""
-        there = self.lengths > 0
-        if overflow == "drop":
-            there = (self.lengths <= longest.length).reshape(len(self), -1).all(axis=1)
-        return bool(there.any())
+        if overflow != "drop":
+            return len(self) > 0
+        fits = self.lengths.reshape(len(self), len(longest.lengths)) <= longest.lengths
+        return bool(fits.all(axis=1).any())
 
     def max_position(self, longest: Bucket, overflow: str) -> int:
         """The largest position that a batch of such a plan holds."""

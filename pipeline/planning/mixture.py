@@ -1,7 +1,6 @@
 """Mixture: batches of several corpora in given shares, met by quota."""
 
 import copy
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
@@ -12,11 +11,12 @@ from pipeline.planning.balance import balanced
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.lengths import digest
 from pipeline.planning.mixture_chain import MixtureChain, MixtureLink
-from pipeline.planning.packing import Packed, check_packing
+from pipeline.planning.mixture_figures import MixtureFigures
+from pipeline.planning.packing import check_packing
 from pipeline.planning.plan import VERSION as PLAN_VERSION
-from pipeline.planning.plan import WINDOW, Plan, PlannedBatch
+from pipeline.planning.plan import WINDOW
+from pipeline.planning.planned import MixedBatch
 from pipeline.planning.rows import Rows
-from pipeline.planning.summary import mixture_table
 from pipeline.planning.supply import Supply, plans_of_rows, stock_of
 from pipeline.planning.timeline import ENDINGS, Timeline
 from pipeline.planning.weights import Weights, as_phases
@@ -25,20 +25,7 @@ from pipeline.planning.weights import Weights, as_phases
 VERSION = 1
 
 
-@dataclasses.dataclass(frozen=True)
-class MixedBatch(PlannedBatch):
-    """A planned batch of several sources.
-
-    Attributes:
-        sources: real positions of each source in the batch, by name.
-        epochs: the epoch of its own source that each segment belongs to, from 0: int64 [n].
-    """
-
-    sources: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    epochs: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
-
-
-class Mixture(Plan):
+class Mixture(MixtureFigures):
     """A plan of several corpora, in which each has its weight at every step.
 
     Every corpus has a plan of its own for rows: a row holds examples of one corpus, and every
@@ -339,52 +326,6 @@ class Mixture(Plan):
             np.concatenate(epochs)[order],
         )
 
-    def shares(self, first: int, last: int) -> dict[str, float]:
-        """The share of each corpus in the real positions of steps `first` to `last`.
-
-        By the rows that those steps hold, at the mean fill of their kind.
-        """
-        tokens = self.tokens(last) - self.tokens(first)
-        return dict(zip(self.names, (tokens / max(tokens.sum(), 1)).tolist(), strict=True))
-
-    def whole_epochs(self, step: int) -> dict[str, int]:
-        """How many epochs of each corpus all its rows have been through before `step`."""
-        taken = self.taken(step)
-        return {name: supply.whole_epochs(taken[name]) for name, supply in self.supplies.items()}
-
-    def taken(self, step: int) -> dict[str, list[int]]:
-        """Of each corpus, the rows of each bucket that the steps before `step` have."""
-        return dict(zip(self.names, self._timeline.before(step)[1].T.tolist(), strict=True))
-
-    def passes(self, step: int) -> dict[str, float]:
-        """How often each corpus has been through before `step`."""
-        _, rows = self._timeline.before(step)
-        passes = rows.sum(axis=0) / self._whole.rows.sum(axis=0)
-        return dict(zip(self.names, passes.tolist(), strict=True))
-
-    def tokens(self, step: int) -> np.ndarray:
-        """Real positions of each corpus before `step`, at the mean fill of its rows: [corpora]."""
-        _, rows = self._timeline.before(step)
-        first = np.minimum(rows, self._rests.rows)
-        parts = ((first, self._rests), (rows - first, self._whole))
-        return sum(
-            (each * (stock.real / np.maximum(stock.rows, 1))).sum(axis=0) for each, stock in parts
-        )
-
-    @property
-    def phases(self) -> list[tuple[int, dict[str, float]]]:
-        """The first step of each phase, and the share of each corpus from there on."""
-        none = dict.fromkeys(self.names, 0.0)
-        return [
-            (start, none | {name: float(share) for name, share in shares.items()})
-            for start, shares in self._phases
-        ]
-
-    @property
-    def first_examples(self) -> list[int]:
-        """The number of each corpus's first example."""
-        return self._first[:-1].tolist()
-
     @property
     def options(self) -> dict[str, Any]:
         """As those of `Plan`, without the weights."""
@@ -404,46 +345,6 @@ class Mixture(Plan):
         return found
 
     @property
-    def batches_per_bucket(self) -> dict[Bucket, int]:
-        """How many batches of each bucket an epoch has; 0 for one that is never needed."""
-        batches, _ = self._timeline.before(self.num_batches())
-        return dict(zip(self.buckets, batches.tolist(), strict=True))
-
-    def packed(self) -> list[tuple[float, Packed]]:  # type: ignore[override]  # parts of epochs
-        """The rows of each bucket in each corpus's histograms; how often an epoch has them."""
-        times = self._timeline.before(self.num_batches())[1] / np.maximum(self._whole.rows, 1)
-        found = []
-        for index in range(len(self.buckets)):
-            for plan, often in zip(self._plans, times[index].tolist(), strict=True):
-                for number, packed in plan.packed():
-                    only = [each if i == index else () for i, each in enumerate(packed.patterns)]
-                    found.append(
-                        (often * number, dataclasses.replace(packed, patterns=tuple(only)))
-                    )
-        return found
-
-    def most_segments(self) -> dict[Bucket, int]:
-        """The most segments that any row of each bucket has; at least 1."""
-        most = {bucket.length: 1 for bucket in self.buckets}
-        for plan in (plan for supply in self.supplies.values() for plan in supply.plans):
-            for bucket, number in plan.most_segments().items():
-                most[bucket.length] = max(most[bucket.length], number)
-        return {bucket: most[bucket.length] for bucket in self.buckets}
-
-    @property
-    def num_tokens(self) -> int:
-        """Real positions in an epoch, at the mean fill of rows."""
-        return round(self.tokens(self.num_batches()).sum())
-
-    @property
-    def overlong(self) -> int:
-        """How many examples are longer than the longest bucket."""
-        return sum(plan.overlong for plan in self._plans)
-
-    @property
-    def lost(self) -> int:
-        """How many of their positions are in no batch."""
-        return sum(plan.lost for plan in self._plans)
-
-    def __str__(self) -> str:
-        return mixture_table(self)
+    def plans(self) -> tuple["Mixture", ...]:
+        """Itself alone, as of a `MixtureChain`."""
+        return (self,)

@@ -22,13 +22,13 @@ class MixtureLink:
 
     Attributes:
         step: the first step that is not the earlier mixture's.
-        mixture: its steps count from there.
+        plan: the mixture; its steps count from there.
         asked: what changed, JSON; None for the first.
         left_out: the examples that are left out from there on.
     """
 
     step: int
-    mixture: Any
+    plan: Any
     asked: dict[str, Any] | None = None
     left_out: tuple[int, ...] = ()
 
@@ -50,7 +50,7 @@ class MixtureChain:
         # The number of each mixture's first epoch: each begins one.
         self._epochs = [0]
         for link, step in zip(self._links, self._from[1:], strict=False):
-            begun = -(-(step - link.step) // link.mixture.num_batches())
+            begun = -(-(step - link.step) // link.plan.num_batches())
             self._epochs.append(self._epochs[-1] + begun)
 
     def after(
@@ -74,12 +74,12 @@ class MixtureChain:
                 f"{last.step:,}, at which this mixture was made"
             )
         local = int(step) - last.step
-        there = last.mixture if lengths is None else last.mixture.grown(lengths)
+        there = last.plan if lengths is None else last.plan.grown(lengths)
         asked = leave_out(there.joined) if callable(leave_out) else leave_out
         more = chosen(asked, np.broadcast_to(np.uint8(0), there.num_examples))
         if weights is not None and not changes and not len(more):
             mixture = there.after(local, weights=weights)
-            return MixtureChain([*earlier, dataclasses.replace(last, mixture=mixture)])
+            return MixtureChain([*earlier, dataclasses.replace(last, plan=mixture)])
         mixture = there.goes_on(local, weights=weights, leave_out=more, **changes)
         asked = {name: mixture.options[name] for name in changes}
         if weights is not None:
@@ -110,7 +110,7 @@ class MixtureChain:
             IndexError: `step` is negative, or before the steps that this mixture knows.
         """
         at = self._at(step)
-        planned = self._links[at].mixture.batch(int(step) - self._from[at])
+        planned = self._links[at].plan.batch(int(step) - self._from[at])
         return dataclasses.replace(planned, epoch=self._epochs[at] + planned.epoch)
 
     @property
@@ -119,7 +119,7 @@ class MixtureChain:
         found = []
         for number, link in enumerate(self._links):
             until = self._from[number + 1] if number + 1 < len(self._links) else None
-            pairs = zip(link.mixture.entries, link.mixture.counts, strict=True)
+            pairs = zip(link.plan.entries, link.plan.counts, strict=True)
             for entry, count in pairs:
                 at = link.step + entry["from"]
                 if until is not None and at >= until and entry["from"]:
@@ -160,7 +160,7 @@ class MixtureChain:
         found = []
         for number, link in enumerate(self._links):
             until = self._from[number + 1] if number + 1 < len(self._links) else None
-            for start, options in link.mixture.changes:
+            for start, options in link.plan.changes:
                 at = link.step + start
                 if start and until is not None and at >= until:
                     continue
@@ -173,7 +173,7 @@ class MixtureChain:
     def first_step(self, epoch: int) -> int:
         """The step at which an epoch begins; each mixture begins one."""
         at = bisect.bisect_right(self._epochs, epoch) - 1
-        return self._from[at] + (epoch - self._epochs[at]) * self._links[at].mixture.num_batches()
+        return self._from[at] + (epoch - self._epochs[at]) * self._links[at].plan.num_batches()
 
     def num_batches(self, epoch: int = 0) -> int:
         """Batches in an epoch."""
@@ -204,27 +204,30 @@ class MixtureChain:
         """The mixtures that have steps before `step`, and how many."""
         ends = [*self._from[1:], step]
         pairs = zip(self._links, ends, strict=True)
-        return [
-            (link.mixture, min(end, step) - link.step) for link, end in pairs if link.step < step
-        ]
+        return [(link.plan, min(end, step) - link.step) for link, end in pairs if link.step < step]
 
     def whole_epochs(self, step: int) -> dict[str, int]:
         """As `Mixture.whole_epochs`."""
         link = self._links[bisect.bisect_right(self._from, max(step - 1, 0)) - 1]
-        return link.mixture.whole_epochs(step - link.step)
+        return link.plan.whole_epochs(step - link.step)
+
+    @property
+    def links(self) -> tuple[MixtureLink, ...]:
+        """The mixtures and from where on they hold."""
+        return self._links
 
     @property
     def plans(self) -> tuple[Any, ...]:
         """The mixtures, one after another."""
-        return tuple(link.mixture for link in self._links)
+        return tuple(link.plan for link in self._links)
 
     @property
     def _last(self) -> Any:
-        return self._links[-1].mixture
+        return self._links[-1].plan
 
     @property
     def _used(self) -> list[Any]:
-        return [link.mixture for link in self._links[self._first :]]
+        return [link.plan for link in self._links[self._first :]]
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -286,7 +289,7 @@ class MixtureChain:
         first, *later = self._links
         return "\n".join(
             [
-                str(first.mixture),
-                *(f"from step {each.step:,} on:\n{each.mixture}" for each in later),
+                str(first.plan),
+                *(f"from step {each.step:,} on:\n{each.plan}" for each in later),
             ]
         )

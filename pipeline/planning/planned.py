@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -43,3 +44,16 @@ class PlannedBatch:
         sha = hashlib.sha256(f"{self.bucket}".encode())
         sha.update(self.segments.astype("<i8").tobytes())
         return sha.hexdigest()[:16]
+
+
+@dataclasses.dataclass(frozen=True)
+class MixedBatch(PlannedBatch):
+    """A planned batch of several sources.
+
+    Attributes:
+        sources: real positions of each source in the batch, by name.
+        epochs: the epoch of its own source that each segment belongs to, from 0: int64 [n].
+    """
+
+    sources: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    epochs: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))

@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Any
 
 from pipeline.planning.bucket import Bucket
-from pipeline.planning.chain import Chain
+from pipeline.planning.chain import Chain, Link
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.mixture import Mixture
 from pipeline.planning.plan import Plan
@@ -165,27 +165,38 @@ def plan_of(lengths: Any, changes: Iterable[tuple[int, Mapping[str, Any]]]) -> C
     return chain
 
 
-def mixture_of(joined: Any, changes: Iterable[tuple[int, Mapping[str, Any]]]) -> Mixture:
-    """The mixture of some phases, as its `changes` tell of them.
+def mixture_of(joined: Any, changes: Iterable[tuple[int, Mapping[str, Any]]]) -> Any:
+    """The mixture of some changes, each from a step on, the first with all options.
 
     Args:
-        joined: the corpora.
-        changes: the first step of each phase, and its `weights` by name, as text; the first has
-            all else that `Mixture` takes by keyword, buckets as rows and length.
+        joined: the corpora, in the order in which they join.
+        changes: keywords of `Mixture.after`, buckets as rows and length. Weights by name, as
+            numbers or text, are of the corpora there are; the first may have phases of them.
     """
-    (_, begin), *_ = changes = list(changes)
-    options = {**begin, "buckets": [Bucket(*shape) for shape in begin["buckets"]]}
-    options["weights"] = [
-        (step, {name: Fraction(weight) for name, weight in each["weights"].items()})
-        for step, each in changes
-    ]
-    return Mixture(joined, **options)
+    mixture: Any = None
+    for step, given in changes:
+        each = {name: value for name, value in given.items() if name != "examples"}
+        if "buckets" in each:
+            each["buckets"] = [Bucket(*shape) for shape in each["buckets"]]
+        there = joined.corpora
+        if isinstance(weights := each.get("weights"), Mapping):
+            each["weights"] = {name: Fraction(str(weight)) for name, weight in weights.items()}
+            there = {name: there[name] for name in weights}
+        if mixture is None:
+            left_out = each.pop("leave_out", ())
+            mixture = Mixture(there, **each)
+            each = {"leave_out": left_out} if left_out else {}
+        elif len(there) > len(mixture.names):
+            each["lengths"] = there
+        if each:
+            mixture = mixture.after(step, **each)
+    return mixture
 
 
-def told(stages: Sequence[Stage], stage: Stage, plan: Chain) -> str:
-    """What a stage changes, in words, for the plan that has been made of it."""
+def told(stages: Sequence[Stage], stage: Stage, plan: Any) -> str:
+    """What a stage changes, in words, for the plan or mixture that has been made of it."""
     at = max(n for n, link in enumerate(plan.links) if link.step == stage.step)
-    before, link = plan.links[at - 1].plan, plan.links[at]
+    before, link = plan.links[at - 1], plan.links[at]
     force = options(stages[: list(stages).index(stage)])
     lines = [f"from step {stage.step:,} on:"]
     for name, value in stage.asked.items():
@@ -193,12 +204,19 @@ def told(stages: Sequence[Stage], stage: Stage, plan: Chain) -> str:
             names = ", ".join(map(str, value[:SHOWN])) + ", …" * (len(value) > SHOWN)
             lines.append(f"{len(value):,} examples are left out: {names}")
         elif name == "add":
-            new = link.plan.num_examples - before.num_examples
+            new = link.plan.num_examples - before.plan.num_examples
             lines.append(f"{', '.join(value)}: {new:,} examples more, from this epoch on")
         else:
             lines.append(f"{name} was {force.get(name, 'not given')} and is now {value}")
-    if before.buckets != link.plan.buckets:
-        lines.append(f"buckets were {_names(before)} and are now {_names(link.plan)}")
+    if before.plan.buckets != link.plan.buckets:
+        lines.append(f"buckets were {_names(before.plan)} and are now {_names(link.plan)}")
+    how = _going_on(link) if isinstance(plan, Chain) else ["each corpus goes on where it stands"]
+    return "\n  ".join(lines + how)
+
+
+def _going_on(link: Link) -> list[str]:
+    """How a plan goes on from what was left of an epoch, in words."""
+    lines = []
     if link.rest is not None:
         lines.append(
             f"the {link.rest.plan.num_tokens:,} positions that epoch {link.rest.epoch} still has "
@@ -208,10 +226,10 @@ def told(stages: Sequence[Stage], stage: Stage, plan: Chain) -> str:
             lines[-1] += f", but for {lost:,} that overflow={link.plan.overflow!r} leaves out"
     lines.append(
         f"from step {link.whole:,} on, epoch {link.epoch}, an epoch has "
-        f"{link.plan.num_batches():,} batches; before, {before.num_batches():,}"
+        f"{link.plan.num_batches():,} batches"
     )
-    return "\n  ".join(lines)
+    return lines
 
 
-def _names(plan: Plan) -> str:
+def _names(plan: Any) -> str:
     return " + ".join(map(str, plan.buckets))

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.planning.mixture import MixedBatch, Mixture
+from pipeline.planning.mixture import Mixture
 from pipeline.planning.plan import Plan
+from pipeline.planning.planned import MixedBatch
 
 # Batches are walked one by one, up to this many; an epoch that has more is told by its first ones.
 WALKED = 10_000

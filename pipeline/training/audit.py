@@ -16,6 +16,7 @@ from etils import epath
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.chain import Chain
 from pipeline.planning.mixture import Mixture
+from pipeline.planning.mixture_chain import MixtureChain
 from pipeline.training.history import read_history
 from pipeline.training.ledger import NotAsPlanned, ledger, some
 
@@ -52,7 +53,7 @@ def audit(workdir: epath.Path, tell: Callable[[str], None]) -> None:
     for step, changes in plan.changes:
         said = ", ".join(f"{name}={_short(value)}" for name, value in changes.items())
         tell(f"plan from step {step:,} on: {said or 'planned anew'}")
-    if isinstance(plan, Mixture):
+    if not isinstance(plan, Chain):
         first = [f"{n} {name}" for n, name in zip(plan.first_examples, plan.names, strict=True)]
         tell(f"documents are counted over all corpora, from {', from '.join(first)}")
     logged = _read_log(workdir)
@@ -75,7 +76,11 @@ def audit(workdir: epath.Path, tell: Callable[[str], None]) -> None:
 
 
 def _tell_the_rest(
-    plan: Chain | Mixture, lengths: np.ndarray, times: np.ndarray, logged: Logged, tell
+    plan: Chain | Mixture | MixtureChain,
+    lengths: np.ndarray,
+    times: np.ndarray,
+    logged: Logged,
+    tell,
 ):
     """What was left out, and why; what was repeated, and how often."""
     for step, changes in plan.changes:
@@ -135,7 +140,7 @@ def _read_log(workdir: epath.Path) -> Logged:
     return logged
 
 
-def _documents(plan: Chain | Mixture, steps: list[int]) -> str:
+def _documents(plan: Chain | Mixture | MixtureChain, steps: list[int]) -> str:
     found = np.unique(np.concatenate([plan.batch(step).segments[:, 1] for step in steps]))
     return f"documents {some(found)}"
 

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from pipeline.planning.chain import Chain
-from pipeline.planning.mixture import MixedBatch, Mixture
-from pipeline.planning.planned import PlannedBatch
+from pipeline.planning.mixture import Mixture
+from pipeline.planning.mixture_chain import MixtureChain
+from pipeline.planning.planned import MixedBatch, PlannedBatch
 
 # Examples and steps that are named one by one.
 SHOWN = 10
@@ -179,54 +180,71 @@ class MixtureLedger:
     """Counts the epochs that each corpus of a mixture has of its own.
 
     Args:
-        plan: which.
+        plan: which; it may change on the way.
         lengths: of the examples of all corpora, one after another.
         tell: is told of each epoch.
     """
 
-    def __init__(self, plan: Mixture, lengths: np.ndarray, tell: Callable[[str], None]):
-        self._plan = plan
-        counts = [source.num_examples for source in plan.sources.values()]
-        self._ends = np.cumsum(counts)
+    def __init__(
+        self, plan: Mixture | MixtureChain, lengths: np.ndarray, tell: Callable[[str], None]
+    ):
+        self._plan, self._ends = plan, np.append(plan.first_examples[1:], len(lengths))
         parts = np.split(np.asarray(lengths), self._ends[:-1])
-        self._accounts = [
-            Account(name, part, tell) for name, part in zip(plan.names, parts, strict=True)
-        ]
-        self._due = [
-            owed(source, account.sizes)
-            for source, account in zip(plan.sources.values(), self._accounts, strict=True)
-        ]
+        self._accounts = {
+            name: Account(name, part, tell) for name, part in zip(plan.names, parts, strict=True)
+        }
+        self._dues: dict[tuple[str, int], tuple[np.ndarray, np.ndarray | None]] = {}
 
     @property
     def times(self) -> np.ndarray:
         """In how many epochs of its corpus each example was: int64 [examples]."""
-        return np.concatenate([account.times for account in self._accounts])
+        return np.concatenate([account.times for account in self._accounts.values()])
 
     def add(self, planned: PlannedBatch) -> None:
         """Counts the next batch."""
         assert isinstance(planned, MixedBatch)
         source = np.searchsorted(self._ends, planned.segments[:, 1], side="right")
         for number in np.unique(source).tolist():
-            mine = source == number
+            mine, name = source == number, self._plan.names[number]
             pieces = planned.segments[mine, 1:]
-            pieces[:, 0] -= self._ends[number - 1] if number else 0
-            epochs, account = planned.epochs[mine], self._accounts[number]
+            pieces[:, 0] -= self._plan.first_examples[number]
+            epochs, account = planned.epochs[mine], self._accounts[name]
             for epoch in np.unique(epochs).tolist():
                 positions = account.add(epoch, pieces[epochs == epoch])
-                if positions == self._due[number].sum():
-                    account.close(epoch, self._due[number])
+                due, excused = self._due(name, epoch)
+                if excused is None and positions == due.sum():
+                    account.close(epoch, due)
+                    del self._dues[name, epoch]
 
     def finish(self, steps: int) -> None:
         """Counts what is left, after so many batches."""
         whole = self._plan.whole_epochs(steps)
-        for name, account, due in zip(self._plan.names, self._accounts, self._due, strict=True):
+        for name, account in self._accounts.items():
             for epoch in account.open:
-                account.close(epoch, due if epoch < whole[name] else None)
+                due, excused = self._due(name, epoch)
+                account.close(epoch, due if epoch < whole[name] else None, excused)
+
+    def _due(self, name: str, epoch: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """What an epoch of a corpus owes, and of which examples it may have less; None: of none."""
+        if (name, epoch) not in self._dues:
+            stages = [stage for stage in self._plan.plans if name in stage.supplies]
+            at = max(n for n, stage in enumerate(stages) if stage.supplies[name].epoch <= epoch)
+            sizes = self._accounts[name].sizes
+            due = owed(stages[at].supplies[name].whole, sizes)
+            due[stages[at].left_out[name]] = 0
+            later = [each for each in stages[at + 1 :] if epoch in each.supplies[name].begun]
+            excused = np.zeros(len(sizes), bool)
+            for stage in later:
+                excused[stage.left_out[name]] = True
+                if stage.overflow != "split":
+                    excused |= overlong(stage.supplies[name].whole, sizes)
+            self._dues[name, epoch] = due, excused if later else None
+        return self._dues[name, epoch]
 
 
 def ledger(plan: Any, lengths: np.ndarray, tell: Callable[[str], None]):
     """The ledger for a plan, to be told of one batch after another."""
-    kind = MixtureLedger if isinstance(plan, Mixture) else ChainLedger
+    kind = ChainLedger if isinstance(plan, Chain) else MixtureLedger
     return kind(plan, lengths, tell)
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.planning.mixture import MixedBatch
-from pipeline.planning.plan import PlannedBatch
+from pipeline.planning.planned import MixedBatch, PlannedBatch
 
 
 @dataclasses.dataclass(kw_only=True)

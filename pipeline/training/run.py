@@ -17,9 +17,6 @@ from pipeline.loading.checkpoint import Checkpoints
 from pipeline.loading.loader import Batches, Loader, load
 from pipeline.loading.sharding import batch_sharding, parts
 from pipeline.planning import schedule
-from pipeline.planning.bucket import Bucket
-from pipeline.planning.chain import Chain
-from pipeline.planning.mixture import Mixture
 from pipeline.planning.plan import PlannedBatch
 from pipeline.planning.weights import typical_lengths
 from pipeline.storage.joined import Joined
@@ -191,7 +188,7 @@ class Run:
         hosts.say(corpus)
         mesh = make_mesh(config.mesh)
         with self.clock("plan"):
-            whole = self.mix(corpus, mesh) if "mixture" in config else self.plan(corpus, mesh)
+            whole = self.plan(corpus, mesh)
             plan = whole.onward(self.first)
             batches = Batches(corpus, plan, sharding=batch_sharding(mesh)).repeat()
             loader = Loader(batches, mesh=mesh)
@@ -233,40 +230,55 @@ class Run:
             ValueError: one that is to join is not among `config.added`, or would join twice.
         """
         names = schedule.options(self.stages).get("add", [])
-        if "sources" in self.config:
+        if "sources" in self.config and not names:
             return corpus
-        there = corpus.corpora if isinstance(corpus, Joined) else {}
+        alone = "sources" not in self.config
+        there = corpus.corpora if isinstance(corpus, Joined) and alone else {}
         if wrong := [name for name in names if name not in there or names.count(name) > 1]:
             known = [name for name in there if name != "train"]
             raise ValueError(
                 f"add is {names}, and config.added has {', '.join(known) or 'nothing'}; each of "
-                f"{', '.join(dict.fromkeys(wrong))} must be there, as config.train is, and once"
+                f"{', '.join(dict.fromkeys(wrong))} must be there, as config.train is, and once. "
+                "Corpora join a mixture by a phase of config.mixture.weights"
             )
         if not names:
             return there.get("train", corpus)
         return Joined({name: there[name] for name in ("train", *names)})
 
-    def plan(self, corpus: Any, mesh) -> Chain:
-        """The plan of all stages, from step 0 on.
+    def plan(self, corpus: Any, mesh) -> Any:
+        """The plan of all stages, from step 0 on: a `Chain`, or of a mixture that or its chain.
 
         Raises:
-            ValueError: the rows of a bucket do not divide over the devices, or there are several
-                corpora to begin with.
+            ValueError: the rows of a bucket do not divide over the devices; there are several
+                corpora without weights, or weights of one; or a mixture ends too early.
         """
-        if "sources" in self.config:
+        config, mixture = self.config, dict(self.config.get("mixture", {}))
+        if ("sources" in config) != ("mixture" in config):
             raise ValueError(
-                "config.sources has several corpora; say with config.mixture in which shares"
+                "config.sources has several corpora, and config.mixture says in which shares; "
+                "give both or neither"
             )
         multiple = parts(batch_sharding(mesh))[0]
         # Buckets are fitted once: a run that goes on with other devices keeps its batches.
-        schedule.resolve(self.stages, corpus, multiple)
+        typical = corpus
+        if mixture and not all(stage.changes for stage in self.stages):
+            typical = typical_lengths(corpus, mixture["weights"], mixture.get("by", "tokens"))
+        schedule.resolve(self.stages, typical, multiple)
         self.record.stages = [dataclasses.asdict(stage) for stage in self.stages]
-        whole = schedule.plan_of(corpus, [(stage.step, stage.changes) for stage in self.stages])
+        planned = [(stage.step, stage.changes) for stage in self.stages]
+        if mixture:
+            planned[0] = 0, {**planned[0][1], **mixture}
+        whole = (schedule.mixture_of if mixture else schedule.plan_of)(corpus, planned)
         for stage in self.new:
             hosts.say(f"changed {schedule.told(self.stages, stage, whole)}")
         if self.change:  # the state tells of stages that were to come before that word
             past = [entry for entry in self.data["plans"] if entry["from"] < max(self.first, 1)]
             self.data["plans"] = past
+        if whole.finite and config.steps > whole.num_batches():
+            raise ValueError(
+                f"steps is {config.steps:,} and the mixture ends after {whole.num_batches():,}; "
+                "ask for fewer, or repeat sources with --config.mixture.ending=repeat"
+            )
         to_come = whole.onward(self.first).buckets
         wrong = [str(bucket) for bucket in to_come if bucket.rows % multiple]
         if self.first and wrong:
@@ -277,35 +289,6 @@ class Run:
                 f"{self.first:,} on:\n\n{with_change(sys.argv, change)}\n"
             )
         return whole
-
-    def mix(self, corpus: Any, mesh) -> Mixture:
-        """The plan of several corpora, in the shares that the config says.
-
-        Raises:
-            ValueError: there is one corpus only, or a schedule, or the mixture ends too early.
-        """
-        if not isinstance(corpus, Joined):
-            raise ValueError("config.mixture has weights of several corpora; give them as sources")
-        if self.change or len(self.stages) > 1:
-            raise ValueError(
-                "a mixture changes by phases, config.mixture.weights=((0, {…}), (500, {…})); it "
-                "takes no config.schedule and no --change"
-            )
-        (stage,), mixture = self.stages, dict(self.config.mixture)
-        if not stage.changes:  # buckets are fitted once
-            typical = typical_lengths(corpus, mixture["weights"], mixture.get("by", "tokens"))
-            schedule.resolve([stage], typical, parts(batch_sharding(mesh))[0])
-        self.record.stages = [dataclasses.asdict(stage)]
-        options = {**stage.changes, **mixture}
-        options["buckets"] = [Bucket(*shape) for shape in options["buckets"]]
-        plan = Mixture(corpus, **options)
-        if plan.finite and self.config.steps > plan.num_batches():
-            raise ValueError(
-                f"steps is {self.config.steps:,} and the mixture ends after "
-                f"{plan.num_batches():,}; ask for fewer, or repeat sources with "
-                "--config.mixture.ending=repeat"
-            )
-        return plan
 
     def compile(self, steps: Steps, mesh, loader: Loader, once: dict[str, Any]):
         """The state to go on from, and both steps compiled for every bucket."""
