@@ -1,10 +1,8 @@
 """Batches as a Grain data set, and an iterator that keeps them coming to the devices."""
 
-import difflib
-import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import grain
@@ -24,10 +22,9 @@ from pipeline.loading.sharding import (
 )
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.chain import Chain
-from pipeline.planning.fit import fit_buckets
-from pipeline.planning.mixture import Mixture
+from pipeline.planning.options import FITTING, MIXING, PLANNING, fitted, planned, unknown
 from pipeline.planning.plan import Plan, PlannedBatch
-from pipeline.planning.weights import Weights, typical_lengths
+from pipeline.planning.weights import Weights
 from pipeline.storage.corpus import Corpus
 from pipeline.storage.joined import Joined
 from pipeline.storage.pairs import Pairs, open_corpus
@@ -327,34 +324,17 @@ def load(
         TypeError: an option is of neither.
         ValueError: as `fit_buckets`, `Plan` and `Batches` raise.
     """
-    fitting, planning = (
-        {name for name, p in inspect.signature(f).parameters.items() if p.kind is p.KEYWORD_ONLY}
-        for f in (fit_buckets, Plan if weights is None else Mixture)
-    )
-    known = sorted(fitting | planning)
+    known = {*FITTING, *(PLANNING if weights is None else MIXING)} - {"weights"}
     for name in options:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            raise TypeError(
-                f"load() has no option {name!r}{f'; did you mean {near[0]!r}?' if near else ''} "
-                f"The options are {', '.join(known)}"
-            )
+            raise TypeError(f"load() has no option {unknown(name, known)}")
     if isinstance(corpus, str | os.PathLike):
         corpus = open_corpus(corpus)
-    plan: Callable[..., Plan] = Plan
-    if weights is not None:
-        if not isinstance(corpus, Joined):
-            raise ValueError("weights are for several corpora; join them: Joined({'name': corpus})")
-        plan, options = Mixture, options | {"weights": weights}
+    if weights is not None and not isinstance(corpus, Joined):
+        raise ValueError("weights are for several corpora; join them: Joined({'name': corpus})")
     mesh = _one_device() if mesh is None else mesh
     sharding = batch_sharding(mesh, spec)
-    if buckets is None:
-        chosen: dict[str, Any] = {"max_buckets": 4, "row_multiple": parts(sharding)[0]}
-        chosen |= {name: value for name, value in options.items() if name in fitting}
-        lengths: Any = corpus
-        if weights is not None:
-            lengths = typical_lengths(corpus, weights, options.get("by", "tokens"))
-        buckets = fit_buckets(lengths, **chosen)
-    planned = plan(corpus, buckets, **{k: v for k, v in options.items() if k in planning})
-    batches = Batches(corpus, planned, sharding=sharding, compact=compact).repeat(num_epochs)
+    asked = {"max_buckets": 4, "row_multiple": parts(sharding)[0], "weights": weights, **options}
+    plan = planned(corpus, fitted(corpus, asked) if buckets is None else buckets, asked)
+    batches = Batches(corpus, plan, sharding=sharding, compact=compact).repeat(num_epochs)
     return Loader(batches, mesh=mesh, spec=spec, prefetch=prefetch)

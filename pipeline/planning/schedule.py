@@ -6,8 +6,6 @@ is worked out once and kept, so that a run goes on with the batches that it was 
 """
 
 import dataclasses
-import difflib
-import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
@@ -16,12 +14,9 @@ from pipeline.planning.bucket import Bucket
 from pipeline.planning.chain import Chain, Link
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.mixture import Mixture
+from pipeline.planning.options import FITTING, PLANNING, chosen, unknown
 from pipeline.planning.plan import Plan
 
-FITTING, PLANNING = (
-    {name for name, p in inspect.signature(f).parameters.items() if p.kind is p.KEYWORD_ONLY}
-    for f in (fit_buckets, Plan)
-)
 # Of these, a stage adds to what earlier ones have.
 MORE = ("leave_out", "add")
 KNOWN = sorted({*FITTING, *PLANNING, *MORE, "buckets"})
@@ -87,11 +82,7 @@ def check_options(asked: Mapping[str, Any]) -> None:
     """Refuses options that there are not, naming the nearest that is one, and bad lists."""
     for name in asked:
         if name not in KNOWN:
-            near = difflib.get_close_matches(name, KNOWN, n=1)
-            raise ValueError(
-                f"{name!r} is no option of batches{f'; did you mean {near[0]!r}?' if near else ''} "
-                f"There are {', '.join(KNOWN)}"
-            )
+            raise ValueError(f"batches have no option {unknown(name, KNOWN)}")
     for name, kind, what in (
         ("leave_out", int, "numbers of examples"),
         ("add", str, "names of corpora, those of config.added"),
@@ -127,13 +118,12 @@ def resolve(stages: Sequence[Stage], lengths: Any, row_multiple: int) -> None:
         if hasattr(lengths, "begin"):
             count = int(lengths.first[1 + len(force.get("add", ()))])
             there = lengths.begin(count)
-        given = (PLANNING | {"buckets", "leave_out"}) & {*asked}
-        stage.changes = {name: asked[name] for name in sorted(given)}
+        stage.changes = chosen(sorted([*PLANNING, "buckets", "leave_out"]), asked)
         if asked.get("add"):
             stage.changes["examples"] = count
-        if "buckets" not in asked and (number == 0 or FITTING & {*asked}):
+        if "buckets" not in asked and (number == 0 or chosen(FITTING, asked)):
             fitting: dict[str, Any] = {"max_buckets": 4, "row_multiple": row_multiple}
-            fitting |= {name: force[name] for name in FITTING & {*force}}
+            fitting |= chosen(FITTING, force)
             stage.changes["buckets"] = [b.as_json for b in fit_buckets(there, **fitting)]
 
 

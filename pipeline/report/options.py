@@ -1,19 +1,15 @@
 """Options: how to fit buckets and plan, from a config or from the command line."""
 
 import dataclasses
-import difflib
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from pipeline.planning.bucket import Bucket
-from pipeline.planning.fit import fit_buckets
 from pipeline.planning.lengths import as_lengths
-from pipeline.planning.mixture import Mixture
+from pipeline.planning.options import FITTING, MIXING, PLANNING, fitted, planned, unknown
 from pipeline.planning.plan import Plan
-from pipeline.planning.weights import typical_lengths
 
 DEFAULTS: dict[str, Any] = {
     "tokens_per_batch": 16_384,
@@ -27,11 +23,6 @@ DEFAULTS: dict[str, Any] = {
     "width": 1024,
     "seed": 0,
 }
-
-
-def _keywords(function) -> list[str]:
-    parameters = inspect.signature(function).parameters.values()
-    return [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,14 +41,10 @@ class Options:
     chosen: Mapping[str, Any]
 
     def __post_init__(self):
-        known = sorted({"buckets", *_keywords(fit_buckets), *_keywords(Plan), *_keywords(Mixture)})
+        known = {"buckets", *FITTING, *PLANNING, *MIXING}
         for name in self.chosen:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                raise ValueError(
-                    f"there is no option {name!r}{f'; did you mean {near[0]!r}?' if near else ''} "
-                    f"The options are {', '.join(known)}"
-                )
+                raise ValueError(f"there is no option {unknown(name, known)}")
         given = {name: value for name, value in self.chosen.items() if value is not None}
         object.__setattr__(self, "chosen", {**DEFAULTS, **given})
 
@@ -85,8 +72,7 @@ class Options:
         """The buckets given, or those that `fit_buckets` chooses for `lengths`."""
         if self.chosen.get("buckets"):
             return tuple(self.chosen["buckets"])
-        chosen = {name: self[name] for name in _keywords(fit_buckets) if name in self.chosen}
-        return fit_buckets(np.asarray(as_lengths(lengths)), **chosen)
+        return fitted(np.asarray(as_lengths(lengths)), {**self.chosen, "weights": None})
 
     @property
     def unmixed(self) -> "Options":
@@ -98,9 +84,7 @@ class Options:
 
         With weights it is a mixture, and `lengths` a subject whose corpus is joined.
         """
-        if weights := self.chosen.get("weights"):
-            chosen = {name: self[name] for name in _keywords(Mixture) if name in self.chosen}
-            typical = typical_lengths(lengths.corpus, weights, chosen.get("by", "tokens"))
-            return Mixture(lengths.corpus, buckets or self.fit(typical), **chosen)
-        chosen = {name: self[name] for name in _keywords(Plan) if name in self.chosen}
-        return Plan(lengths, buckets or self.fit(lengths), **chosen)
+        if self.chosen.get("weights"):
+            buckets = buckets or self.chosen.get("buckets") or fitted(lengths.corpus, self.chosen)
+            return planned(lengths.corpus, buckets, self.chosen)
+        return planned(lengths, buckets or self.fit(lengths), self.chosen)
