@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.mixture import Mixture
-from pipeline.planning.plan import Plan, PlannedBatch
+from pipeline.planning.plan import Plan
+from pipeline.planning.planned import PlannedBatch
 
 if TYPE_CHECKING:
     from pipeline import sources, tasks, templates, tokenizers

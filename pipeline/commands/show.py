@@ -10,7 +10,8 @@ from etils import epath
 
 from pipeline.loading.collate import collate
 from pipeline.loading.sharding import slice_of_process
-from pipeline.planning.plan import Plan, PlannedBatch
+from pipeline.planning.plan import Plan
+from pipeline.planning.planned import PlannedBatch
 from pipeline.report.figure import require_matplotlib
 from pipeline.storage.corpus import Corpus
 from pipeline.storage.joined import Joined

@@ -13,11 +13,10 @@ from typing import Any
 
 from etils import epath
 
-from pipeline.planning.chain import Chain
-from pipeline.planning.plan import Plan
+from pipeline.planning.planned import AnyPlan
 
 
-def data_state(step: int, plan: Plan | Chain, corpus=None) -> dict[str, Any]:
+def data_state(step: int, plan: AnyPlan, corpus=None) -> dict[str, Any]:
     """The state after `step` batches of `plan`, of the tokens of `corpus`."""
     entries = [dict(entry) for entry in plan.entries_at(int(step))]
     for entry, count, before in zip(entries, plan.counts, (0, *plan.counts), strict=False):
@@ -27,7 +26,7 @@ def data_state(step: int, plan: Plan | Chain, corpus=None) -> dict[str, Any]:
     return {"step": int(step), "plans": entries}
 
 
-def check_data_state(state: Any, plan: Plan | Chain, corpus=None) -> int:
+def check_data_state(state: Any, plan: AnyPlan, corpus=None) -> int:
     """The step of `state`, after checking that it counts steps of this plan and corpus.
 
     Up to that step the plan must be the same. From there on it may change where the state's did

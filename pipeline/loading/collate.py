@@ -7,7 +7,7 @@ import numpy as np
 from pipeline.loading.compact import SEGMENTS, row_segments
 from pipeline.loading.sharding import Block
 from pipeline.planning.bucket import Bucket
-from pipeline.planning.plan import PlannedBatch
+from pipeline.planning.planned import PlannedBatch
 from pipeline.storage import buffers
 
 INT = np.int32

@@ -21,9 +21,8 @@ from pipeline.loading.sharding import (
     to_global,
 )
 from pipeline.planning.bucket import Bucket
-from pipeline.planning.chain import Chain
 from pipeline.planning.options import FITTING, MIXING, PLANNING, fitted, planned, unknown
-from pipeline.planning.plan import Plan, PlannedBatch
+from pipeline.planning.planned import AnyPlan, PlannedBatch
 from pipeline.planning.weights import Weights
 from pipeline.storage.corpus import Corpus
 from pipeline.storage.joined import Joined
@@ -64,7 +63,7 @@ class Batches(grain.MapDataset):
     def __init__(
         self,
         corpus: Corpus | Pairs | Joined,
-        plan: Plan | Chain,
+        plan: AnyPlan,
         *,
         sharding=None,
         process_index: int = 0,
@@ -184,7 +183,7 @@ class Batches(grain.MapDataset):
 class _Resumable(grain.IterDataset):
     """Gives the iterators of its parent the data state of a plan."""
 
-    def __init__(self, parent: grain.IterDataset, plan: Plan | Chain, corpus: Any):
+    def __init__(self, parent: grain.IterDataset, plan: AnyPlan, corpus: Any):
         super().__init__(parent)
         self._about = plan, corpus
 
@@ -193,7 +192,7 @@ class _Resumable(grain.IterDataset):
 
 
 class _ResumableIterator(grain.DatasetIterator):
-    def __init__(self, parent: grain.DatasetIterator, plan: Plan | Chain, corpus: Any):
+    def __init__(self, parent: grain.DatasetIterator, plan: AnyPlan, corpus: Any):
         super().__init__(parent)
         self._about = plan, corpus
 

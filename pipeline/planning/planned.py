@@ -1,8 +1,9 @@
-"""What a plan says of one step: the bucket, and the segments of its rows."""
+"""What any plan can be asked, and what it says of one step: the bucket and its segments."""
 
 import dataclasses
 import hashlib
 from collections.abc import Mapping
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -57,3 +58,57 @@ class MixedBatch(PlannedBatch):
 
     sources: Mapping[str, int] = dataclasses.field(default_factory=dict)
     epochs: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
+
+
+class AnyPlan(Protocol):
+    """What loads, saves and trains asks of a plan: `Plan`, `Chain`, `Mixture` or `MixtureChain`."""
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """Every bucket that a batch may have, the shortest first."""
+
+    @property
+    def num_examples(self) -> int:
+        """Examples of the corpus, or of all corpora, in the end."""
+
+    @property
+    def max_position(self) -> int:
+        """The largest position that a batch will hold."""
+
+    @property
+    def finite(self) -> bool:
+        """Whether the steps end."""
+
+    @property
+    def fingerprint(self) -> str:
+        """All that its batches depend on, as parts `name=value`."""
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many examples each of its entries knows."""
+
+    @property
+    def batches_per_bucket(self) -> dict[Bucket, int]:
+        """How many batches of each bucket there are; 0 for one that is never needed."""
+
+    @property
+    def plans(self) -> tuple[Any, ...]:
+        """The plans that it is made of, one after another."""
+
+    def batch(self, step: int) -> PlannedBatch:
+        """The batch of global step `step`."""
+
+    def num_batches(self, epoch: int = 0) -> int:
+        """Batches in an epoch."""
+
+    def first_step(self, epoch: int) -> int:
+        """The step at which an epoch begins."""
+
+    def entries_at(self, step: int) -> tuple[Mapping[str, Any], ...]:
+        """What the data state after `step` batches tells of it."""
+
+    def most_segments(self) -> dict[Bucket, int]:
+        """The most segments in a row of each bucket."""
+
+    def onward(self, step: int) -> "AnyPlan":
+        """The same plan for steps from `step` on only, with the buckets that these need."""

@@ -14,8 +14,12 @@ from pipeline.planning.bucket import Bucket
 from pipeline.planning.chain import Chain, Link
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.mixture import Mixture
+from pipeline.planning.mixture_chain import MixtureChain, MixtureLink
 from pipeline.planning.options import FITTING, PLANNING, chosen, unknown
 from pipeline.planning.plan import Plan
+
+# What a run is planned by: each knows its changes, and can be made again from them.
+RunPlan = Chain | Mixture | MixtureChain
 
 # Of these, a stage adds to what earlier ones have.
 MORE = ("leave_out", "add")
@@ -155,7 +159,9 @@ def plan_of(lengths: Any, changes: Iterable[tuple[int, Mapping[str, Any]]]) -> C
     return chain
 
 
-def mixture_of(joined: Any, changes: Iterable[tuple[int, Mapping[str, Any]]]) -> Any:
+def mixture_of(
+    joined: Any, changes: Iterable[tuple[int, Mapping[str, Any]]]
+) -> Mixture | MixtureChain:
     """The mixture of some changes, each from a step on, the first with all options.
 
     Args:
@@ -183,10 +189,12 @@ def mixture_of(joined: Any, changes: Iterable[tuple[int, Mapping[str, Any]]]) ->
     return mixture
 
 
-def told(stages: Sequence[Stage], stage: Stage, plan: Any) -> str:
+def told(stages: Sequence[Stage], stage: Stage, plan: RunPlan) -> str:
     """What a stage changes, in words, for the plan or mixture that has been made of it."""
-    at = max(n for n, link in enumerate(plan.links) if link.step == stage.step)
-    before, link = plan.links[at - 1], plan.links[at]
+    assert not isinstance(plan, Mixture), "a stage makes it a chain"
+    links: tuple[Link | MixtureLink, ...] = plan.links
+    at = max(n for n, link in enumerate(links) if link.step == stage.step)
+    before, link = links[at - 1], links[at]
     force = options(stages[: list(stages).index(stage)])
     lines = [f"from step {stage.step:,} on:"]
     for name, value in stage.asked.items():
@@ -200,7 +208,7 @@ def told(stages: Sequence[Stage], stage: Stage, plan: Any) -> str:
             lines.append(f"{name} was {force.get(name, 'not given')} and is now {value}")
     if before.plan.buckets != link.plan.buckets:
         lines.append(f"buckets were {_names(before.plan)} and are now {_names(link.plan)}")
-    how = _going_on(link) if isinstance(plan, Chain) else ["each corpus goes on where it stands"]
+    how = _going_on(link) if isinstance(link, Link) else ["each corpus goes on where it stands"]
     return "\n  ".join(lines + how)
 
 

@@ -15,8 +15,7 @@ from etils import epath
 
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.chain import Chain
-from pipeline.planning.mixture import Mixture
-from pipeline.planning.mixture_chain import MixtureChain
+from pipeline.planning.schedule import RunPlan
 from pipeline.training.history import read_history
 from pipeline.training.ledger import NotAsPlanned, ledger, some
 
@@ -76,7 +75,7 @@ def audit(workdir: epath.Path, tell: Callable[[str], None]) -> None:
 
 
 def _tell_the_rest(
-    plan: Chain | Mixture | MixtureChain,
+    plan: RunPlan,
     lengths: np.ndarray,
     times: np.ndarray,
     logged: Logged,
@@ -140,7 +139,7 @@ def _read_log(workdir: epath.Path) -> Logged:
     return logged
 
 
-def _documents(plan: Chain | Mixture | MixtureChain, steps: list[int]) -> str:
+def _documents(plan: RunPlan, steps: list[int]) -> str:
     found = np.unique(np.concatenate([plan.batch(step).segments[:, 1] for step in steps]))
     return f"documents {some(found)}"
 

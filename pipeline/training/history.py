@@ -7,10 +7,7 @@ from typing import Any
 from etils import epath
 
 from pipeline.atomic import written
-from pipeline.planning.chain import Chain
-from pipeline.planning.mixture import Mixture
-from pipeline.planning.mixture_chain import MixtureChain
-from pipeline.planning.schedule import mixture_of, plan_of
+from pipeline.planning.schedule import RunPlan, mixture_of, plan_of
 from pipeline.storage.corpus import Corpus
 from pipeline.storage.joined import Joined
 from pipeline.storage.pairs import Pairs, open_corpus
@@ -19,7 +16,7 @@ from pipeline.views import View, view_of
 NAME = "plans.json"
 
 
-def write_history(workdir: epath.Path, corpus: Any, plan: Chain | Mixture | MixtureChain) -> None:
+def write_history(workdir: epath.Path, corpus: Any, plan: RunPlan) -> None:
     """Writes which corpus, plans and changes make up the batches of the run in `workdir`.
 
     Of a view it tells that, too, as `view`; of several corpora, the directories by name. The
@@ -52,7 +49,7 @@ def write_history(workdir: epath.Path, corpus: Any, plan: Chain | Mixture | Mixt
 
 def read_history(
     workdir: epath.Path,
-) -> tuple[Corpus | Joined | Pairs | View, Chain | Mixture | MixtureChain]:
+) -> tuple[Corpus | Joined | Pairs | View, RunPlan]:
     """The corpus of the run in `workdir`, or its corpora, and its plan made again.
 
     Raises:
@@ -85,7 +82,7 @@ def read_history(
             f"was trained on {tokens}; its batches cannot be planned again without that"
         )
     mixed = "weights" in changes[0][1]
-    plan: Chain | Mixture | MixtureChain = (mixture_of if mixed else plan_of)(corpus, changes)
+    plan: RunPlan = (mixture_of if mixed else plan_of)(corpus, changes)
     for then, now in zip(content["plans"], plan.entries, strict=True):
         if then["fingerprint"] != now["fingerprint"]:
             raise ValueError(

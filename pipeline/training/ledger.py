@@ -5,14 +5,15 @@ all that are due.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from pipeline.planning.chain import Chain
 from pipeline.planning.mixture import Mixture
 from pipeline.planning.mixture_chain import MixtureChain
+from pipeline.planning.plan import Plan
 from pipeline.planning.planned import MixedBatch, PlannedBatch
+from pipeline.planning.schedule import RunPlan
 
 # Examples and steps that are named one by one.
 SHOWN = 10
@@ -242,18 +243,19 @@ class MixtureLedger:
         return self._dues[name, epoch]
 
 
-def ledger(plan: Any, lengths: np.ndarray, tell: Callable[[str], None]):
+def ledger(plan: RunPlan, lengths: np.ndarray, tell: Callable[[str], None]):
     """The ledger for a plan, to be told of one batch after another."""
-    kind = ChainLedger if isinstance(plan, Chain) else MixtureLedger
-    return kind(plan, lengths, tell)
+    if isinstance(plan, Chain):
+        return ChainLedger(plan, lengths, tell)
+    return MixtureLedger(plan, lengths, tell)
 
 
-def overlong(plan: Any, sizes: np.ndarray) -> np.ndarray:
+def overlong(plan: Plan, sizes: np.ndarray) -> np.ndarray:
     """Which examples, of int64 [n, sides], the plan's longest bucket does not hold; bool [n]."""
     return (sizes > plan.buckets[-1].lengths).any(axis=1) & (sizes[:, -1] > 0)
 
 
-def owed(plan: Any, sizes: np.ndarray) -> np.ndarray:
+def owed(plan: Plan, sizes: np.ndarray) -> np.ndarray:
     """The positions of each example that a whole epoch of a plan has: as `sizes`."""
     due = np.where(sizes[:, -1:] > 0, sizes, 0)  # pairs without targets are in no batch
     if plan.overflow == "truncate":

@@ -17,7 +17,7 @@ from pipeline.loading.checkpoint import Checkpoints
 from pipeline.loading.loader import Batches, Loader, load
 from pipeline.loading.sharding import batch_sharding, parts
 from pipeline.planning import schedule
-from pipeline.planning.plan import PlannedBatch
+from pipeline.planning.planned import PlannedBatch
 from pipeline.planning.weights import typical_lengths
 from pipeline.storage.joined import Joined
 from pipeline.training import hosts
@@ -245,7 +245,7 @@ class Run:
             return there.get("train", corpus)
         return Joined({name: there[name] for name in ("train", *names)})
 
-    def plan(self, corpus: Any, mesh) -> Any:
+    def plan(self, corpus: Any, mesh) -> schedule.RunPlan:
         """The plan of all stages, from step 0 on: a `Chain`, or of a mixture that or its chain.
 
         Raises:
@@ -268,7 +268,9 @@ class Run:
         planned = [(stage.step, stage.changes) for stage in self.stages]
         if mixture:
             planned[0] = 0, {**planned[0][1], **mixture}
-        whole = (schedule.mixture_of if mixture else schedule.plan_of)(corpus, planned)
+        make: Callable[..., schedule.RunPlan]
+        make = schedule.mixture_of if mixture else schedule.plan_of
+        whole = make(corpus, planned)
         for stage in self.new:
             hosts.say(f"changed {schedule.told(self.stages, stage, whole)}")
         if self.change:  # the state tells of stages that were to come before that word

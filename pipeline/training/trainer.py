@@ -14,7 +14,7 @@ from etils import epath
 from pipeline import report
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.loading.loader import Loader, load
-from pipeline.planning.plan import PlannedBatch
+from pipeline.planning.planned import PlannedBatch
 from pipeline.training import hosts
 from pipeline.training.compile_log import CompileGuard
 from pipeline.training.compiled import Compiled
