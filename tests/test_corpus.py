@@ -99,8 +99,7 @@ def test_pieces_of_any_examples_are_what_a_loop_would_read(corpus, data):
 
 
 @pytest.mark.parametrize("memory_map", [True, False])
-def test_long_pieces_are_read_as_short_ones_are(tmp_path, memory_map):
-    # Long ones are copied one by one, short ones token by token.
+def test_pieces_with_weights_may_reach_over_what_follows(tmp_path, memory_map):
     random = np.random.default_rng(0)
     examples = [random.integers(0, 1000, 900, dtype=np.int32) for _ in range(20)]
     weights = [random.random(900, dtype=np.float32) for _ in range(20)]
@@ -118,6 +117,26 @@ def test_long_pieces_are_read_as_short_ones_are(tmp_path, memory_map):
         assert read["targets"][here].tolist() == examples[example][after].tolist()
         assert read["loss_weights"][here].tolist() == weights[example][after].tolist()
         at += reach
+
+
+@settings(deadline=None)
+@given(st.data(), st.sampled_from(["u1", "<u2", "<i4", ">i4", "<i8"]))
+def test_pieces_of_any_dtype_reach_past_the_end_of_memory(data, dtype):
+    tokens = np.arange(1, data.draw(st.integers(4, 60)), dtype=dtype)
+    end = len(tokens) - 2  # the tokens after the last piece are its last targets
+    first = np.array(data.draw(st.lists(st.integers(0, end - 1), max_size=12)), np.int64)
+    sizes = np.array([data.draw(st.integers(1, end - at)) for at in first.tolist()], np.int64)
+    more = np.array([data.draw(st.integers(0, 20)) for _ in first], np.int64)
+    ends = np.full(len(first), len(tokens)) if data.draw(st.booleans()) else None
+    shifts = {"inputs": 0, "targets": 1, "later": 2}
+    read = pieces.gathered(tokens, first, sizes, sizes + more, shifts, ends)
+    at = np.cumsum(sizes + more) - sizes - more
+    for field, values in read.items():
+        assert values.dtype == tokens.dtype
+        assert values.flags.writeable
+        assert len(values) == (sizes + more).sum()
+        for place, begin, size in zip(at, first + shifts[field], sizes, strict=True):
+            assert values[place : place + size].tolist() == tokens[begin : begin + size].tolist()
 
 
 @settings(deadline=None, max_examples=30)

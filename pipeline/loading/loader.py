@@ -86,12 +86,6 @@ class Batches(grain.MapDataset):
                 "corpora joined, Joined({'first': corpus, 'new': …}), so that a state can tell "
                 "what was there"
             )
-        if len({*plan.counts}) > 1 and not isinstance(corpus, Joined):
-            raise ValueError(
-                f"the plan begins with {plan.counts[0]:,} examples and others join them; give the "
-                "corpora joined, Joined({'first': corpus, 'new': …}), so that a state can tell "
-                "what was there"
-            )
         if compact and sides == 2:
             raise ValueError("batches of pairs are not made compact; leave out compact=True")
         if sharding is not None and process_count != 1:

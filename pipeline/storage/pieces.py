@@ -17,11 +17,6 @@ NEIGHBOURS = 1 << 16
 CONNECTIONS = 16
 
 
-# Pieces of so many tokens in the mean are copied one by one; shorter ones are gathered by token.
-# Measured with 131,072 tokens: 0.23 ms against 0.40 in pieces of 500, 1.7 against 0.9 in 25.
-LONG = 128
-
-
 def gathered(
     tokens: np.ndarray,
     first: np.ndarray,
@@ -30,47 +25,51 @@ def gathered(
     shifts: Mapping[str, int],
     ends: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
-    """The pieces one after another, for each field: one gather for all of them.
+    """The pieces one after another, for each field.
 
     A field that is shifted by one is the field before it, moved by one place, but for the last
     token of each piece. What lies after a piece is read with it, as far as it reaches, but not
     beyond `ends`, where for each piece the memory ends that may be read; None: with `tokens`.
     """
-    begins = np.cumsum(reach) - reach
+    last = np.cumsum(reach) - reach + lengths - 1
     if ends is None:
         ends = np.full(len(first), len(tokens))
-    beyond = np.flatnonzero(first + reach + max(shifts.values()) > ends)
-
-    def read(shift: int) -> np.ndarray:
-        plain = buffers.empty(int(reach.sum()), tokens.dtype)
-        if len(plain) >= LONG * len(reach) and not len(beyond) and tokens.dtype.isnative:
-            plain[:] = _copied(tokens, first + shift, reach)
-            return plain
-        positions = buffers.ramps(first + shift, reach, 1, np.int64)
-        for piece in beyond:
-            padding = slice(begins[piece] + lengths[piece], begins[piece] + reach[piece])
-            positions[padding] = first[piece]
-        # "wrap" is the fastest mode; the positions were checked piece by piece.
-        return tokens.take(positions, mode="wrap", out=plain)
-
-    plain = read(0)
+    plain = _slices(tokens, first, reach, ends)
     found = {}
     for field, shift in shifts.items():
         if shift == 1 and len(plain):
             found[field] = buffers.empty(len(plain), plain.dtype)
             found[field][:-1] = plain[1:]
-            found[field][begins + lengths - 1] = tokens.take(first + lengths, mode="wrap")
+            found[field][last] = tokens.take(first + lengths, mode="wrap")
         else:
-            found[field] = plain if shift == 0 else read(shift)
+            found[field] = _slices(tokens, first + shift, reach, ends) if shift else plain
     return found
 
 
-def _copied(tokens: np.ndarray, first: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """`sizes` tokens from each of `first`, one after another: a list view, flattened by Arrow."""
+def _slices(
+    tokens: np.ndarray, first: np.ndarray, sizes: np.ndarray, ends: np.ndarray
+) -> np.ndarray:
+    """`sizes` tokens from each of `first`, one after another; zeros in place of those past `ends`.
+
+    Arrow copies them as strings of bytes, each whole: 3 to 5 times as fast as a gather by token.
+    The strings alternate with what lies between them, which is never taken. Between a piece and
+    one that lies before it that is less than nothing, so the array is only good for this use.
+    """
+    within = np.minimum(sizes, ends - first)
+    edges = np.zeros(2 * len(first) + 2, np.int64)
+    edges[1:-1:2], edges[2:-1:2] = first, first + within
+    # Arrow makes room by the mean length of all strings, from the first and the last edge.
+    edges[-1] = min(2 * int(within.sum()), len(tokens))
     memory = pa.foreign_buffer(tokens.ctypes.data, tokens.nbytes, tokens)
-    values = pa.Array.from_buffers(pa.from_numpy_dtype(tokens.dtype), len(tokens), [None, memory])
-    pieces = pa.LargeListViewArray.from_arrays(pa.array(first), pa.array(sizes), values)
-    return pieces.flatten().to_numpy()
+    offsets = pa.py_buffer(edges * tokens.itemsize)
+    strings = pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(), len(edges) - 1, [None, offsets, memory]
+    )
+    taken = strings.take(pa.array(np.arange(1, len(edges) - 1, 2)))
+    found = np.frombuffer(taken.buffers()[2], tokens.dtype)
+    if len(found) < sizes.sum():
+        found = np.insert(found, np.repeat(np.cumsum(within), sizes - within), 0)
+    return found
 
 
 def _check(counts, examples, starts, lengths, lookahead: int) -> None:
