@@ -177,8 +177,8 @@ def test_parts_do_not_depend_on_how_examples_arrive(counts, at_once):
 @pytest.mark.parametrize(
     ("piece", "sentence"),
     [
-        ((30, 0, 1), "example 30 of a corpus of 30"),
-        ((-1, 0, 1), "example -1 of a corpus of 30"),
+        ((30, 0, 1), "example 30 of 30"),
+        ((-1, 0, 1), "example -1 of 30"),
         ((1, 0, 7), "positions 0 to 7 of example 1, which has length 6"),
         ((1, 6, 1), "positions 6 to 7 of example 1, which has length 6"),
         ((1, -1, 2), "positions -1 to 1 of example 1"),

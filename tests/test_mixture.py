@@ -540,7 +540,7 @@ def test_joined_corpora_are_planned_like_one(joined):
     for number in (0, 149, 150, -1):
         example = joined[number]
         assert len(example["inputs"]) == joined.lengths[number]
-    with pytest.raises(IndexError, match="example 300 of corpora of 300"):
+    with pytest.raises(IndexError, match="example 300 of 300"):
         joined.read([300], [0], [1])
 
 

@@ -16,7 +16,7 @@ from pipeline.atomic import alone, is_local, written
 from pipeline.chunks import Chunk, chunks_of, cut
 from pipeline.planning import lengths as lengths_module
 from pipeline.storage.parts import Part, read_part
-from pipeline.storage.pieces import MappedPieces, RangedPieces
+from pipeline.storage.pieces import MappedPieces, RangedPieces, as_pieces
 from pipeline.storage.writer import LENGTHS, MANIFEST, SCHEMA_VERSION, Writer, require_same_origin
 from pipeline.tasks import CAUSAL, TASKS, Task
 
@@ -143,13 +143,7 @@ class Corpus:
         Raises:
             IndexError: there is no such example, or it is too short for its piece.
         """
-        examples, starts, lengths = (
-            np.asarray(each, dtype=np.int64) for each in (examples, starts, lengths)
-        )
-        if len(examples) and not (examples.min() >= 0 and examples.max() < len(self)):
-            wrong = examples[(examples < 0) | (examples >= len(self))][0]
-            raise IndexError(f"example {wrong} of a corpus of {len(self):,}")
-        reach = lengths if reach is None else np.asarray(reach, dtype=np.int64)
+        examples, starts, lengths, reach = as_pieces(examples, starts, lengths, reach, len(self))
         return self._pieces.read(examples, starts, lengths, reach, self.task.shifts)
 
     @functools.cached_property

@@ -10,6 +10,7 @@ import numpy as np
 from pipeline import tokenizers
 from pipeline.planning import lengths as lengths_lib
 from pipeline.storage.corpus import Corpus
+from pipeline.storage.pieces import as_pieces
 
 
 class Joined:
@@ -72,13 +73,7 @@ class Joined:
         self, examples: Any, starts: Any, lengths: Any, reach: Any = None
     ) -> dict[str, np.ndarray]:
         """Pieces of examples, one after another: see `Corpus.read`."""
-        examples, starts, lengths = (
-            np.asarray(each, dtype=np.int64) for each in (examples, starts, lengths)
-        )
-        if len(examples) and not (examples.min() >= 0 and examples.max() < len(self)):
-            wrong = examples[(examples < 0) | (examples >= len(self))][0]
-            raise IndexError(f"example {wrong} of corpora of {len(self):,}")
-        reach = lengths if reach is None else np.asarray(reach, dtype=np.int64)
+        examples, starts, lengths, reach = as_pieces(examples, starts, lengths, reach, len(self))
         source = self.source_of(examples)
         if not len(source) or (source == source[0]).all():
             which = int(source[0]) if len(source) else 0
@@ -86,7 +81,7 @@ class Joined:
         # Each corpus gives its pieces at once; then runs of pieces of one corpus, rows above all,
         # are put where they belong.
         heads = np.flatnonzero(np.diff(source, prepend=-1))
-        sizes = np.add.reduceat(np.where(lengths > 0, reach, 0), heads)
+        sizes = np.add.reduceat(reach, heads)
         runs: dict[str, list[np.ndarray]] = {}
         reads = {}
         for which in np.unique(source).tolist():

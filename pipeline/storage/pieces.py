@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -72,15 +73,34 @@ def _slices(
     return found
 
 
-def _check(counts, examples, starts, lengths, lookahead: int) -> None:
-    """Raises an IndexError naming the first piece that its example does not hold."""
-    wrong = (starts < 0) | (lengths < 0) | (starts + lengths > np.maximum(counts - lookahead, 0))
-    if wrong.any():
-        at = int(np.flatnonzero(wrong)[0])
+def as_pieces(
+    examples: Any, starts: Any, lengths: Any, reach: Any, count: int
+) -> tuple[np.ndarray, ...]:
+    """What `Corpus.read` takes as int64 arrays, without the pieces of length 0.
+
+    Raises:
+        IndexError: there is no such example among `count`.
+    """
+    reach = lengths if reach is None else reach
+    arrays = tuple(np.asarray(each, np.int64) for each in (examples, starts, lengths, reach))
+    examples, _, lengths, _ = arrays
+    if len(examples) and not (examples.min() >= 0 and examples.max() < count):
+        wrong = examples[(examples < 0) | (examples >= count)][0]
+        raise IndexError(f"example {wrong} of {count:,}; they are numbered from 0")
+    some = lengths != 0
+    return arrays if some.all() else tuple(each[some] for each in arrays)
+
+
+def require_within(
+    room: np.ndarray, examples: np.ndarray, starts: np.ndarray, lengths: np.ndarray
+) -> None:
+    """Raises an IndexError naming the first piece that is not within its example's `room`."""
+    wrong = np.flatnonzero((starts < 0) | (lengths < 0) | (starts + lengths > room))
+    if len(wrong):
+        at = int(wrong[0])
         raise IndexError(
-            f"piece {at} asks for positions {int(starts[at])} to {int(starts[at] + lengths[at])} "
-            f"of example {int(examples[at])}, which has length "
-            f"{max(int(counts[at]) - lookahead, 0)}"
+            f"piece {at} asks for positions {starts[at]} to {starts[at] + lengths[at]} of "
+            f"example {examples[at]}, which has length {max(int(room[at]), 0)}"
         )
 
 
@@ -125,11 +145,8 @@ class MappedPieces:
         at = self._offsets_at[part] + (examples - self._first[part])
         begins = self._offsets.take(at)
         counts = self._offsets.take(at + 1) - begins
-        _check(counts, examples, starts, lengths, max(shifts.values()))
+        require_within(counts - max(shifts.values()), examples, starts, lengths)
         first = self._tokens_at[part] + begins + starts
-        if not lengths.all():
-            some = lengths > 0
-            part, first, lengths, reach = part[some], first[some], lengths[some], reach[some]
         # What the next map does not follow, nobody may read.
         ends = self._ends[part]
         found = gathered(self._tokens, first, lengths, reach, shifts, ends)
@@ -161,18 +178,12 @@ class RangedPieces:
         lookahead = max(shifts.values())
         part = np.searchsorted(self._first, examples, side="right") - 1
         begins, counts = self._spans(part, examples)
-        _check(counts, examples, starts, lengths, lookahead)
+        require_within(counts - lookahead, examples, starts, lengths)
         weighted = self._parts[0].weights_at is not None
-        asked = np.flatnonzero(lengths > 0)
-        if not len(asked):
+        if not len(examples):
             found = {field: np.zeros(0, np.int32) for field in shifts}
             return found | ({"loss_weights": np.zeros(0, np.float32)} if weighted else {})
-        part, at, lengths, reach = (
-            part[asked],
-            (begins + starts)[asked],
-            lengths[asked],
-            reach[asked],
-        )
+        at = begins + starts
         places = np.array([each.tokens_at for each in self._parts], np.int64)
         tokens, first = self._fetched(part, places[part] + 4 * at, lengths + lookahead)
         found = gathered(tokens, first, lengths, reach, shifts)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.planning import lengths as lengths_module
+from pipeline.storage.pieces import as_pieces, require_within
 from pipeline.tasks import Task
 from pipeline.tokenizers import Tokenizer
 
@@ -47,22 +48,10 @@ class Examples:
         Raises:
             IndexError: there is no such example, or it is too short for its piece.
         """
-        reach = lengths if reach is None else reach
-        arrays = [np.asarray(each, np.int64) for each in (examples, starts, lengths, reach)]
-        examples, starts, lengths, _ = arrays
-        if len(examples) and not (examples.min() >= 0 and examples.max() < len(self)):
-            wrong = examples[(examples < 0) | (examples >= len(self))][0]
-            raise IndexError(f"example {wrong} of {len(self):,}")
-        room = np.asarray(self.lengths[examples], np.int64)
-        wrong = np.flatnonzero((starts < 0) | (lengths < 0) | (starts + lengths > room))
-        if len(wrong):
-            at = int(wrong[0])
-            raise IndexError(
-                f"piece {at} asks for positions {starts[at]} to {starts[at] + lengths[at]} of "
-                f"example {examples[at]}, which has length {room[at]}"
-            )
-        some = lengths > 0
-        return arrays if some.all() else [each[some] for each in arrays]
+        pieces = as_pieces(examples, starts, lengths, reach, len(self))
+        examples, starts, lengths, _ = pieces
+        require_within(np.asarray(self.lengths[examples], np.int64), examples, starts, lengths)
+        return pieces
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from pipeline.storage.corpus import Corpus
+from pipeline.storage.pieces import as_pieces
 from pipeline.views import draws
-from pipeline.views.view import View, as_pieces, require_vocabulary
+from pipeline.views.view import View, require_vocabulary
 
 # Of the tokens that are asked for, shares that become the mask, and a random token; the rest stays.
 MASK, RANDOM = 0.8, 0.1
@@ -89,7 +90,7 @@ class _MaskedEpoch:
     ) -> dict[str, np.ndarray]:
         """See `Corpus.read`: `inputs`, `targets` and `loss_weights`."""
         view = self._view
-        examples, starts, lengths, reach = as_pieces(examples, starts, lengths, reach)
+        examples, starts, lengths, reach = as_pieces(examples, starts, lengths, reach, len(view))
         targets = view.corpus.read(examples, starts, lengths, reach)["inputs"]
         bits = draws.draw(view.seed, self._epoch, examples, starts, reach)
         asked = bits < draws.share(view.rate)

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from pipeline.storage.corpus import Corpus
-from pipeline.storage.pieces import gathered
+from pipeline.storage.pieces import as_pieces, gathered
 from pipeline.tasks import INPUTS, TARGETS
 from pipeline.views import draws
-from pipeline.views.view import View, as_pieces, require_vocabulary
+from pipeline.views.view import View, require_vocabulary
 
 
 class SpanCorruption(View):
@@ -248,7 +248,7 @@ class _Side:
         self, examples: Any, starts: Any, lengths: Any, reach: Any = None
     ) -> dict[str, np.ndarray]:
         """See `Corpus.read`; examples are numbers of pairs."""
-        examples, starts, lengths, reach = as_pieces(examples, starts, lengths, reach)
+        examples, starts, lengths, reach = as_pieces(examples, starts, lengths, reach, len(self))
         if not len(examples):
             return {field: np.zeros(0, np.int32) for field in self._shifts}
         made = self._epoch.made(examples)

@@ -111,11 +111,3 @@ def require_vocabulary(corpus: Corpus, new: str) -> int:
             "with vocab_size="
         )
     return corpus.vocab_size
-
-
-def as_pieces(examples: Any, starts: Any, lengths: Any, reach: Any) -> tuple[np.ndarray, ...]:
-    """What `read` takes as int64 arrays, without the pieces of length 0."""
-    reach = lengths if reach is None else reach
-    arrays = tuple(np.asarray(each, np.int64) for each in (examples, starts, lengths, reach))
-    some = arrays[2] > 0
-    return arrays if some.all() else tuple(each[some] for each in arrays)
