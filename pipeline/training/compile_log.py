@@ -1,6 +1,7 @@
 """What XLA compiles: a log of it, and a guard for steps that must not be compiled again."""
 
 import logging
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -83,7 +84,8 @@ class CompileGuard:
     ):
         if on_compile not in ("stop", "warn"):
             raise ValueError(f"on_compile is {on_compile!r}; it must be 'stop' or 'warn'")
-        self._watched, self._say = names, say
+        self._watched = re.compile(rf"(?<!\w)({'|'.join(map(re.escape, names))}) (defined at|id=)")
+        self._say = say
         self._compiled, self._stops = {f"jit({name})" for name in names}, on_compile == "stop"
         self.again = self.others = 0
         self._reason, self._log = "", CompileLog()
@@ -96,7 +98,7 @@ class CompileGuard:
         text = record.getMessage()
         if "CACHE MISS" not in text:
             return True
-        if any(f"{name} " in text for name in self._watched):
+        if self._watched.search(text):
             self._reason = " ".join(text.split("\n", 1)[-1].split())
         return self._explained
 
