@@ -278,6 +278,20 @@ def test_the_ledger_of_a_mixture_balances_whatever_changes(mixed, changes):
     assert len(closed) == sum(plan.whole_epochs(150).values())
 
 
+def test_a_log_beyond_the_end_of_a_mixture_is_found(mixed, tmp_path, capsys):
+    joined, _ = read_history(epath.Path(mixed[0]))
+    weights = {"prose": 3, "code": 1, "chat": 1}
+    plan = pipeline.Mixture(joined, SHORT, weights=weights, ending="stop")
+    write_history(epath.Path(tmp_path), joined, plan)
+    lines = lines_of(plan, plan.num_batches())
+    write(tmp_path, lines)
+    assert audited(tmp_path, capsys)[0] == 0
+    write(tmp_path, [*lines, lines[-1] | {"step": len(lines)}])
+    code, _, err = audited(tmp_path, capsys)
+    assert code == 1
+    assert f"step {len(lines)} ran, and the mixture ends before it" in err
+
+
 def test_a_mixture_that_loses_a_position_would_be_found(mixed, capsys, monkeypatch):
     workdir, _ = mixed
     batch = pipeline.Mixture.batch

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 import pipeline
 from pipeline import Batches, Bucket, Plan
 from pipeline.loading.checkpoint import check_data_state, data_state
+from pipeline.planning.schedule import plan_of
+from pipeline.training.ledger import ledger
 
 SHORT = (Bucket(2, 8), Bucket(1, 16))
 LONG = (Bucket(4, 16), Bucket(1, 40))
@@ -128,6 +130,38 @@ def test_each_epoch_is_a_partition_of_what_should_be_there(lengths, begin, chang
         if done:
             assert plan.num_batches(epoch) == step - begun
             epoch, begun = epoch + 1, step
+
+
+class Grown:
+    """The lengths of several corpora, of which the first few can be had, as of `Joined`."""
+
+    def __init__(self, lengths, counts):
+        self.lengths, self.first = np.array(lengths), [0, *counts]
+
+    def begin(self, count):
+        return self.lengths[:count]
+
+    def __len__(self):
+        return len(self.lengths)
+
+
+@settings(max_examples=100)
+@given(sizes, chains)
+def test_a_plan_made_of_what_was_written_down_is_the_same_and_balances(lengths, changes):
+    plan = chain_of(lengths, {}, changes)
+    written = json.loads(json.dumps(plan.changes))
+    grown = Grown(plan.links[-1].lengths, plan.counts)
+    if plan.links[-1].left_out.size == len(grown):
+        return
+    again = plan_of(grown, written)
+    assert (again.entries, again.changes) == (plan.entries, plan.changes)
+    steps = plan.first_step(plan.links[-1].epoch + 1)
+    book = ledger(again, grown.lengths, lambda said: None)
+    for step in range(steps):
+        batch = again.batch(step)
+        assert batch.digest == plan.batch(step).digest
+        book.add(batch)
+    book.finish(steps)
 
 
 @settings(max_examples=25)
@@ -343,9 +377,11 @@ def test_pieces_that_follow_one_another_are_one_row_of_a_longer_bucket():
 
 def test_the_state_is_the_chain_and_knows_what_another_would_change(corpus):
     plan = Plan(corpus, FOURS)
-    chain = plan.after(10, seed=3).after(20, leave_out=range(50))
+    chain = plan.after(10, seed=3).after(20, leave_out=range(50)).after(21, leave_out=range(50))
     state = data_state(15, chain, corpus)
-    assert [entry["from"] for entry in state["plans"]] == [0, 10, 20]
+    assert [entry["from"] for entry in state["plans"]] == [0, 10, 20, 21]
+    assert state["plans"][3]["changes"] == {}  # all of them are left out already
+    assert plan_of(corpus, chain.changes).fingerprint == chain.fingerprint
     assert state["plans"][0] == data_state(0, plan, corpus)["plans"][0]
     assert state["plans"][1]["changes"] == {"seed": 3}
     assert state["plans"][2]["changes"]["leave_out"]["number"] == 50
@@ -366,13 +402,29 @@ def test_the_state_is_the_chain_and_knows_what_another_would_change(corpus):
         assert sentence in str(error.value)
 
 
+def test_what_was_planned_anew_is_another_plan_even_with_the_same_options():
+    plan, same = Plan(np.arange(1, 90), FOURS), {"buckets": FOURS, "overflow": "split"}
+    short = plan.after(5, buckets=[Bucket(8, 16)], overflow="drop").after(5, **same)
+    for then, now in (
+        (plan.after(5, seed=0), plan),
+        (plan, plan.after(5, seed=0)),
+        (plan.after(5, seed=1), plan.after(5, seed=1).after(10, seed=1)),
+        (short, plan.after(5, **same)),
+    ):
+        with pytest.raises(ValueError, match=r"alone from step \d+ on|buckets was"):
+            check_data_state(data_state(12, then), now)
+        assert check_data_state(data_state(12, then), then) == 12
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
         (lambda plan: plan.after(-1), "step is -1; it must be a whole number"),
         (lambda plan: plan.after(5, seed=1).after(4), "not before step 5"),
-        (lambda plan: plan.after(5, sed=1), "a plan has no option sed that can change"),
+        (lambda plan: plan.after(5, sed=1), "no option that can change 'sed'; did you mean 'seed'"),
         (lambda plan: plan.after(5, seed=-1), "seed is -1"),
+        (lambda plan: plan.after(5, seed=None), "seed is None; it must be a whole number"),
+        (lambda plan: plan.after(float("nan")), "step is nan; it must be a whole number"),
         (lambda plan: plan.after(5, leave_out=[3]), "numbered from 0 to 2"),
         (lambda plan: plan.after(5, leave_out=["a"]), "list of numbers of examples"),
         (lambda plan: plan.after(5, leave_out=range(3)), "none of the 3 examples has a position"),

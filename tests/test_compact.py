@@ -89,6 +89,22 @@ def test_the_loader_gives_compact_batches_under_any_mesh(corpus, buckets, shape,
             assert_same(steps[batch["inputs"].shape](batch), whole[number])
 
 
+@pytest.mark.parametrize("compact", [False, True])
+def test_batches_have_the_same_fields_where_some_corpora_have_weights(tmp_path, compact):
+    texts = [list(range(1, 9))] * 12
+    plain = pipeline.Corpus.from_arrays(texts, tmp_path / "plain")
+    weights = [[0.5] * 8] * 12
+    weighted = pipeline.Corpus.from_arrays(texts, tmp_path / "weighted", weights=weights)
+    joined = pipeline.Joined({"plain": plain, "weighted": weighted})
+    plan = Plan(joined, [Bucket(1, 7)])
+    batches = Batches(joined, plan, compact=compact)
+    assert {frozenset(batches[step]) for step in range(24)} == {
+        frozenset(batches.empty(Bucket(1, 7)))
+    }
+    seen = [float(batches[step]["loss_weights"].mean()) for step in range(24)]
+    assert sorted(seen) == [0.5] * 12 + [1] * 12
+
+
 def test_a_batch_by_hand(tmp_path):
     corpus = pipeline.Corpus.from_arrays([[5, 6, 7], [1, 2, 3, 4, 5, 6, 7, 8]], tmp_path)
     plan = Plan(corpus, [Bucket(2, 5)], shuffle=False)

@@ -1,4 +1,6 @@
+import dataclasses
 import itertools
+import json
 import pickle
 from fractions import Fraction
 
@@ -11,6 +13,7 @@ import pipeline
 from pipeline import Bucket, Mixture
 from pipeline.loading.checkpoint import check_data_state, data_state
 from pipeline.planning.quota import Quota
+from pipeline.planning.schedule import mixture_of
 from pipeline.planning.turns import Turns
 from pipeline.planning.weights import typical_lengths
 
@@ -269,21 +272,40 @@ other_options = st.fixed_dictionaries(
 )
 
 
+@dataclasses.dataclass
+class Named:
+    """Lengths by name, as `Joined` has corpora."""
+
+    corpora: dict
+
+
 def changed(begin, changes):
     mixture = Mixture(SOURCES, BUCKETS, weights=begin)
     for step, options in sorted(changes, key=lambda each: each[0]):
+        there = mixture.entries[-1]["from"] <= step and mixture.counts[-1] == 300
+        if not there and "weights" not in options:
+            options = options | {"leave_out": [n for n in options.get("leave_out", ()) if n < 210]}
         mixture = mixture.after(step, **options)
     return mixture
 
 
+FEW = {"code": 0.7, "prose": 0.3}
+
+
 @given(
-    st.sampled_from([WEIGHTS, [(0, WEIGHTS), (25, WEIGHTS | {"chat": 2})]]),
+    st.sampled_from(
+        [
+            WEIGHTS,
+            [(0, WEIGHTS), (25, WEIGHTS | {"chat": 2})],
+            [(0, FEW), (25, FEW | {"prose": 2}), (40, WEIGHTS)],
+        ]
+    ),
     st.lists(st.tuples(st.integers(0, 90), other_options), min_size=1, max_size=4),
 )
 @settings(max_examples=40)
 def test_every_epoch_of_every_source_stays_a_partition_whatever_changes(begin, changes):
     mixture, steps = changed(begin, changes), 160
-    left_out = {n for _, options in changes for n in options.get("leave_out", ())}
+    left_out = {n for _, options in mixture.changes for n in options.get("leave_out", ())}
     first = np.cumsum([0, *map(len, SOURCES.values())])
     whole = mixture.whole_epochs(steps)
     seen = covered(mixture, range(steps))
@@ -294,14 +316,17 @@ def test_every_epoch_of_every_source_stays_a_partition_whatever_changes(begin, c
             assert once(positions), (name, epoch)
     for positions in seen.values():
         assert all(each.max(initial=0) <= 1 for each in positions)
-    # Any step is random access, for the mixture made anew and pickled.
-    again = pickle.loads(pickle.dumps(changed(begin, changes)))
-    assert again.fingerprint == mixture.fingerprint
+    # Any step is random access, for the mixture made anew of what is written down, and pickled.
+    written = json.loads(json.dumps(mixture.changes))
+    again = pickle.loads(pickle.dumps(mixture_of(Named(SOURCES), written)))
+    assert (again.entries, again.changes) == (mixture.entries, mixture.changes)
+    used = {bucket for bucket, number in mixture.batches_per_bucket.items() if number}
     for step in np.random.default_rng(0).permutation(steps)[:20].tolist():
         planned = mixture.batch(step)
         assert planned.digest == again.batch(step).digest
         assert mixture.onward(step).batch(step).digest == planned.digest
         assert planned.bucket in mixture.onward(step).buckets
+        assert planned.bucket in used
         assert np.bincount(planned.segments[:, 0]).max() <= mixture.most_segments()[planned.bucket]
         assert planned.segments[:, 2:].sum(axis=1).max() <= mixture.max_position + 1
 
@@ -325,7 +350,7 @@ def test_a_mixture_goes_on_with_rows_for_three_hosts_and_without_some_examples(j
 
     state = data_state(9, mixture(), joined)
     assert [entry["from"] for entry in state["plans"]] == [0, 7]
-    assert state["plans"][1]["changes"] == {"buckets": [[6, 64]]}
+    assert state["plans"][1]["changes"]["buckets"] == [[6, 64]]
     assert check_data_state(state, mixture(), joined) == 9
     with pytest.raises(ValueError, match="buckets was 6x64 and is now 8x64 from step 7 on"):
         check_data_state(state, Mixture(joined, [Bucket(8, 64)], weights=WEIGHTS), joined)
@@ -343,14 +368,50 @@ def test_a_mixture_goes_on_with_rows_for_three_hosts_and_without_some_examples(j
             np.testing.assert_array_equal(together, values)
 
 
+def test_buckets_of_any_phase_are_needed():
+    only = {"short": np.full(60, 28), "long": np.full(60, 50)}
+    phases = [
+        (0, {"short": 0, "long": 1}),
+        (60, {"short": 1, "long": 0}),
+        (200, {"short": 0, "long": 1}),
+    ]
+    mixture = Mixture(only, BUCKETS, weights=phases, packing="none")
+    assert mixture.batch(60).bucket == Bucket(4, 32)
+    assert [number > 0 for number in mixture.batches_per_bucket.values()] == [False, True, True]
+
+
+def test_what_the_longest_bucket_holds_is_not_dropped_where_only_shorter_ones_are_used():
+    corpora = {"a": np.array([40] + [10] * 40), "b": np.array([5] * 50)}
+    mixture = Mixture(
+        corpora, [Bucket(1, 10), Bucket(1, 16)], weights={"a": 1, "b": 1}, packing="none", seed=1
+    )
+    later = mixture.after(17, overflow="drop", buckets=[Bucket(1, 16), Bucket(1, 32)])
+    segments = np.concatenate([later.batch(step).segments for step in range(200)])
+    pieces = segments[segments[:, 1] == 0]
+    assert sorted(pieces[:, 2:].tolist()) == [[0, 16], [16, 16], [32, 8]]
+    assert later.plans[-1].supplies["a"].rest.lost == 0
+
+
+def test_a_mixture_that_was_planned_anew_is_another_even_with_the_same_options():
+    mixture = Mixture(SOURCES, BUCKETS, weights=WEIGHTS)
+    for then, now in (
+        (mixture.after(5, seed=0), mixture),
+        (mixture, mixture.after(5, seed=0)),
+        (mixture.after(5, seed=1), mixture.after(5, seed=1).after(10, seed=1)),
+    ):
+        with pytest.raises(ValueError, match="belongs to another plan"):
+            check_data_state(data_state(12, then), now)
+    assert mixture.after(5, leave_out=[]).fingerprint == mixture.fingerprint
+
+
 def test_mixtures_that_end_and_steps_that_are_past_do_not_change():
     ends = Mixture(SOURCES, BUCKETS, weights=WEIGHTS, ending="stop")
-    with pytest.raises(ValueError, match="ending='stop' cannot change seed"):
+    with pytest.raises(ValueError, match="ending='stop' can change its weights, and not seed"):
         ends.after(3, seed=1)
     mixture = Mixture(SOURCES, BUCKETS, weights=WEIGHTS).after(9, seed=1)
     with pytest.raises(ValueError, match="not before step 9"):
         mixture.after(8, weights=WEIGHTS)
-    with pytest.raises(ValueError, match="can change weights, lengths, leave_out, buckets, by"):
+    with pytest.raises(ValueError, match="no option that can change 'sed'; did you mean 'seed'"):
         mixture.after(10, sed=1)
     with pytest.raises(IndexError, match="knows steps from 9 on"):
         mixture.onward(9).batch(3)
@@ -559,6 +620,8 @@ def test_joined_corpora_must_agree(joined, tmp_path):
         ({"weights": {**WEIGHTS, "code": -1}}, "must be at least 0"),
         ({"weights": [(5, WEIGHTS)]}, "begin at steps \\[5\\]; the first begins at 0"),
         ({"by": "documents"}, "by is 'documents'; it must be one of tokens, examples"),
+        ({"window": 0}, "window is 0; it must be a whole number from 1 up"),
+        ({"seed": "a"}, "seed is 'a'; it must be a whole number from 0 up"),
         ({"ending": "never"}, "ending is 'never'; it must be one of repeat, stop"),
         ({"overflow": "error"}, "corpus 'code': .* longer than the longest bucket"),
     ],
@@ -566,6 +629,36 @@ def test_joined_corpora_must_agree(joined, tmp_path):
 def test_bad_input_is_refused_with_a_sentence(change, message):
     with pytest.raises(ValueError, match=message):
         Mixture(SOURCES, BUCKETS, **({"weights": WEIGHTS} | change))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"by": "foo"}, "by is 'foo'"),
+        ({"window": -3}, "window is -3"),
+        ({"seed": None}, "seed is None"),
+        ({"lengths": SOURCES}, "lengths are given without weights"),
+        ({"weights": [(0, WEIGHTS), (10, WEIGHTS)]}, "weights is .*; it must be numbers by name"),
+        ({"packing": "tight"}, "packing is 'tight'"),
+        ({"weights": WEIGHTS, "lengths": [5, 3]}, "lengths is .*; it must be corpora by name"),
+    ],
+)
+def test_a_change_that_cannot_be_is_refused_with_a_sentence(change, message):
+    with pytest.raises(ValueError, match=message):
+        Mixture(SOURCES, BUCKETS, weights=WEIGHTS).after(5, **change)
+
+
+def test_examples_are_left_out_from_when_their_corpus_joins():
+    mixture = Mixture(SOURCES, BUCKETS, weights=[(0, FEW), (40, WEIGHTS)])
+    with pytest.raises(ValueError, match="has not joined by step 39, when there are 210 examples"):
+        mixture.after(39, leave_out=[5, 250])
+    assert mixture.after(40, leave_out=[5, 250]).plans[-1].left_out["chat"].tolist() == [40]
+
+
+def test_changes_are_plain_json():
+    mixture = Mixture(SOURCES, BUCKETS, weights=WEIGHTS).after(5, seed=np.int64(2), overflow=None)
+    assert json.loads(json.dumps(mixture.entries))[1]["changes"]["seed"] == 2
+    assert "overflow=split" in mixture.fingerprint
 
 
 def test_a_mixture_made_today_is_the_mixture_made_next_year():

@@ -58,19 +58,23 @@ def check_data_state(state: Any, plan: AnyPlan, corpus=None) -> int:
 
 def _changes(step: int, then: list[dict], now: list[dict]) -> list[str]:
     """What keeps a state with the entries `then` from going on under the entries `now`."""
-    found: list[str] = []
-    for at in sorted({entry["from"] for entry in [*then, *now] if entry["from"] < max(step, 1)}):
-        where = f" from step {at:,} on" if at else ""
+    sides = [[entry for entry in some if entry["from"] < max(step, 1)] for some in (then, now)]
+    for number in range(max(map(len, sides))):
+        # Where one side has no change that the other has, what held before holds on.
+        at = min(side[number]["from"] for side in sides if number < len(side))
+        there = [number < len(side) and side[number]["from"] == at for side in sides]
+        old, new = (
+            [entry for entry in side[: number + 1] if entry["from"] <= at] for side in sides
+        )
+        found = []
         for what in ("corpus", "fingerprint"):
-            # What holds from there on; where there are several of the same step, the last.
-            old, new = (
-                [entry[what] for entry in entries if entry["from"] <= at and what in entry]
-                for entries in (then, now)
-            )
-            if old and new:
-                found += [f"{change}{where}" for change in differences(old[-1], new[-1])]
+            held = [[entry[what] for entry in some if what in entry][-1:] for some in (old, new)]
+            if all(held):
+                found += differences(held[0][0], held[1][0])
+        if not all(there):
+            found = found or [f"its plan changes {'there' if there[0] else 'here'} alone"]
         if found:
-            return found
+            return [f"{change} from step {at:,} on" if at else change for change in found]
     planned = [(entry["from"], entry.get("changes")) for entry in now]
     return [
         f"its plan would have changed at step {entry['from']:,} ({entry['changes']})"

@@ -21,7 +21,8 @@ from pipeline.loading.sharding import (
     to_global,
 )
 from pipeline.planning.bucket import Bucket
-from pipeline.planning.options import FITTING, MIXING, PLANNING, fitted, planned, unknown
+from pipeline.planning.checks import unknown
+from pipeline.planning.options import FITTING, MIXING, PLANNING, fitted, planned
 from pipeline.planning.planned import AnyPlan, PlannedBatch
 from pipeline.planning.weights import Weights
 from pipeline.storage.corpus import Corpus

@@ -14,7 +14,8 @@ import numpy as np
 
 from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.bucket import Bucket
-from pipeline.planning.leftover import Leftover, Reduced, chosen, grown, named
+from pipeline.planning.checks import require_whole
+from pipeline.planning.leftover import Leftover, Reduced, chosen, grown, short
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +67,8 @@ class Link:
         epoch: which epoch that is.
         left_out: the examples that are left out, int64, ascending.
         lengths: those of all examples, left out or not: an array, or a corpus.
+        asked: what changed there, as keywords of `Plan.after`; JSON, `examples` in place of
+            `lengths`: how many there are. Of the first, nothing.
     """
 
     step: int
@@ -75,6 +78,7 @@ class Link:
     epoch: int
     left_out: np.ndarray
     lengths: Any
+    asked: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def batch(self, step: int):
         """The batch of global step `step`."""
@@ -163,35 +167,38 @@ class Chain:
             ValueError: as `Plan.after`; or `step` is before that of an earlier change.
         """
         last = self._links[-1]
-        if int(step) != step or step < last.step:
+        step = require_whole("step", step, 0)
+        if step < last.step:
             raise ValueError(
-                f"step is {step!r}; it must be a whole number, and not before step "
-                f"{last.step:,}, at which this plan was made"
+                f"step is {step:,}; a change is not before step {last.step:,}, at which the last is"
             )
         if lengths is None:
             lengths, new = last.lengths, lengths_lib.as_lengths(last.lengths)[:0]
         else:
             new = grown(last.lengths, lengths)
-        more = chosen(leave_out, lengths)
+        more = np.setdiff1d(chosen(leave_out, lengths), last.left_out)
         left_out = np.union1d(last.left_out, more)
         if len(left_out) and (len(new) or len(more)):
             plan = last.plan.anew(Reduced(lengths, left_out), **changes)
         else:
             plan = last.plan.anew(lengths if len(new) else None, **changes)
-        pieces, epoch = last.left(int(step))
+        pieces, epoch = last.left(step)
         rest = None
         if pieces is not None:
             pieces = _joined(pieces, last.plan.num_examples, new)
             rest = _rest(plan, pieces, epoch, left_out, getattr(lengths, "kept", None))
             epoch += 1
-        whole = int(step) + (rest.steps if rest else 0)
-        link = Link(int(step), plan, rest, whole, epoch, left_out, lengths)
+        whole = step + (rest.steps if rest else 0)
         asked = {name: plan.options[name] for name in changes if name in plan.options}
         if len(new):
             asked["examples"] = plan.num_examples
         if len(more):
-            asked["leave_out"] = named(more)
-        entry = {"from": link.step, "fingerprint": plan.fingerprint, "changes": asked}
+            asked["leave_out"] = more.tolist()
+        link = Link(step, plan, rest, whole, epoch, left_out, lengths, asked)
+        fingerprint = plan.fingerprint
+        if rest is not None and (found := rest.plan.patterns):
+            fingerprint += f";patterns of the rest={found}"
+        entry = {"from": link.step, "fingerprint": fingerprint, "changes": short(asked)}
         counts = [*self.counts, plan.num_examples]
         return Chain([*self._links, link], [*self.entries, entry], counts)
 
@@ -214,7 +221,8 @@ class Chain:
             new = [part for part in entry["fingerprint"].split(";") if part not in then]
             names = "+".join(part.partition("=")[0] for part in new)
             parts += [f"change@{entry['from']}={names or 'nothing'}"]
-            parts += [f"{name}@{entry['from']}={value}" for name, _, value in map(_split, new)]
+            pairs = (part.partition("=") for part in new)
+            parts += [f"{name}@{entry['from']}={value}" for name, _, value in pairs]
         return ";".join(parts)
 
     def first_step(self, epoch: int) -> int:
@@ -243,16 +251,10 @@ class Chain:
 
     @property
     def changes(self) -> list[tuple[int, dict[str, Any]]]:
-        """From which step on each plan holds, and its options that are new, all of the first's."""
-        grows = len({*self.counts}) > 1
-        begin = {"examples": self.counts[0]} if grows else {}
-        found = [(0, self._links[0].plan.options | begin)]
-        for before, link, entry in zip(
-            self._links, self._links[1:], self.entries[1:], strict=False
-        ):
-            more = np.setdiff1d(link.left_out, before.left_out).tolist()
-            found.append((link.step, entry["changes"] | ({"leave_out": more} if more else {})))
-        return found
+        """From which step on each plan holds, and what is new there: of the first, all of it."""
+        first, *later = self._links
+        begin = {"examples": self.counts[0]} if len({*self.counts}) > 1 else {}
+        return [(0, first.plan.options | begin), *((link.step, link.asked) for link in later)]
 
     @property
     def links(self) -> tuple[Link, ...]:
@@ -340,10 +342,6 @@ def _rest(plan, pieces, epoch: int, left_out: np.ndarray, kept) -> Rest | None:
     if not leftover.fit(plan.buckets[-1], plan.overflow):
         return None
     return Rest(leftover, plan.anew(leftover), epoch)
-
-
-def _split(part: str) -> tuple[str, str, str]:
-    return part.partition("=")
 
 
 def _told(link: Link, new: int) -> str:

@@ -1,6 +1,7 @@
 """Leftovers: what is left to plan when examples are left out, or an epoch is half done."""
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,24 @@ class Leftover:
         fits = self.lengths.reshape(len(self), len(longest.lengths)) <= longest.lengths
         return bool(fits.all(axis=1).any())
 
+    def cut(self, longest: Bucket, overflow: str) -> "Leftover":
+        """The runs as `overflow` leaves them to this longest bucket: all of them, where it splits.
+
+        >>> some = Leftover(np.array([3, 7]), np.array([0, 4]), np.array([5, 9]))
+        >>> some.cut(Bucket(1, 6), "drop").lengths.tolist()
+        [5]
+        >>> some.cut(Bucket(1, 6), "truncate").lengths.tolist()
+        [5, 6]
+        """
+        fits, sizes = self.lengths <= longest.length, self.lengths.astype(np.int64)
+        if overflow == "split" or fits.all():
+            return self
+        stays = fits if overflow == "drop" else np.full(len(fits), True)
+        sizes = np.minimum(sizes, longest.length)
+        parts = (self.examples, self.starts, sizes, self.epochs)
+        examples, starts, sizes, epochs = (each[stays] for each in parts)
+        return Leftover(examples, starts, sizes, self.kept, epochs)
+
     def max_position(self, longest: Bucket, overflow: str) -> int:
         """The largest position that a batch of such a plan holds."""
         sizes = self.lengths.astype(np.int64)
@@ -146,9 +165,10 @@ def chosen(asked: Any, lengths: Any) -> np.ndarray:
     return np.unique(found.astype(np.int64))
 
 
-def named(examples: np.ndarray) -> Any:
-    """Examples by number or, if they are many, their count and a digest; JSON."""
-    if len(examples) <= NAMED:
-        return examples.tolist()
-    digest = hashlib.sha256(examples.astype("<i8").tobytes()).hexdigest()[:16]
-    return {"number": len(examples), "digest": digest}
+def short(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Some changes; of examples that are left out, if they are many, their count and a digest."""
+    found = dict(changes)
+    if len(numbers := found.get("leave_out", ())) > NAMED:
+        digest = hashlib.sha256(np.array(numbers, "<i8").tobytes()).hexdigest()[:16]
+        found["leave_out"] = {"number": len(numbers), "digest": digest}
+    return found

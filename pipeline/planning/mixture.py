@@ -9,6 +9,7 @@ import numpy as np
 
 from pipeline.planning.balance import balanced
 from pipeline.planning.bucket import Bucket, as_buckets
+from pipeline.planning.checks import require_whole, unknown
 from pipeline.planning.lengths import digest
 from pipeline.planning.mixture_chain import MixtureChain, MixtureLink
 from pipeline.planning.mixture_figures import MixtureFigures
@@ -71,26 +72,44 @@ class Mixture(MixtureFigures):
         window: int = WINDOW,
         max_segments: int | None = None,
     ):
-        for name, value, known in (
-            ("by", by, ("tokens", "examples")),
-            ("ending", ending, ENDINGS),
-        ):
-            if value not in known:
-                raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
+        if ending not in ENDINGS:
+            raise ValueError(f"ending is {ending!r}; it must be one of {', '.join(ENDINGS)}")
         #: What it was made from, all of it and by name; and what of each is left out, int64.
         self.joined, self.lengths = joined, dict(getattr(joined, "corpora", joined))
         self.left_out = {name: np.zeros(0, np.int64) for name in self.lengths}
         corpora = self.lengths
         phases = as_phases(weights, tuple(corpora))
-        self.buckets = as_buckets(buckets)
-        self.seed, self.packing, self.overflow = int(seed), packing, overflow
-        self.shuffle, self.max_segments, self.bound = True, max_segments, None
-        self.by, self.ending, self.window = by, ending, int(window)
-        # Of the window, for each corpus; one that joins changes nothing before.
-        self._share = max(self.window // len(phases[0][1]), 1)
+        self.shuffle, self.bound, self.ending = True, None, ending
+        self._choose(
+            len(phases[0][1]),
+            buckets=buckets,
+            by=by,
+            seed=seed,
+            packing=packing,
+            overflow=overflow,
+            window=window,
+            max_segments=max_segments,
+        )
         self.sources = self._planned(corpora)
         self.supplies = {name: Supply(plan) for name, plan in self.sources.items()}
         self._begin(phases)
+
+    def _choose(
+        self, sharing: int, *, buckets, by, seed, packing, overflow, window, max_segments
+    ) -> None:
+        """Takes the options that may change, `window` for so many corpora together."""
+        if by not in ("tokens", "examples"):
+            raise ValueError(f"by is {by!r}; it must be one of tokens, examples")
+        check_packing(packing)
+        for name, value, least in (("seed", seed, 0), ("window", window, 1)):
+            require_whole(name, value, least)
+        if max_segments is not None:
+            require_whole("max_segments", max_segments, 1)
+        self.buckets, self.by = as_buckets(buckets), by
+        self.seed, self.packing, self.overflow = int(seed), packing, overflow or "split"
+        self.window, self.max_segments = int(window), max_segments and int(max_segments)
+        # Of the window, for each corpus; one that joins changes nothing before.
+        self._share = max(self.window // sharing, 1)
 
     def _planned(self, corpora: Mapping[str, Any]) -> dict[str, Rows]:
         """The plan of rows of each of some corpora, without what is left out of it."""
@@ -157,14 +176,13 @@ class Mixture(MixtureFigures):
         Raises:
             ValueError: an argument is not as above, or what `Mixture` raises.
         """
-        if int(step) != step or step < 0:
-            raise ValueError(f"step is {step!r}; it must be a whole number from 0")
+        require_whole("step", step, 0)
         if weights is None or changes or callable(leave_out) or len(leave_out):
             return MixtureChain([MixtureLink(0, self)]).after(
                 step, weights=weights, lengths=lengths, leave_out=leave_out, **changes
             )
         changed = copy.copy(self) if lengths is None else self.grown(lengths)
-        ((_, shares),) = as_phases(weights, changed.names)
+        ((_, shares),) = as_phases(_by_name(weights), changed.names)
         past = [phase for phase in self._phases if phase[0] < step]
         changed._begin([*past, (int(step), shares)])
         return changed
@@ -175,7 +193,12 @@ class Mixture(MixtureFigures):
         Raises:
             ValueError: the first of `joined` are not those there are.
         """
-        corpora = dict(getattr(joined, "corpora", joined))
+        corpora = getattr(joined, "corpora", joined)
+        if not isinstance(corpora, Mapping):
+            raise ValueError(
+                f"lengths is {joined!r:.60}; it must be corpora by name, as those of the "
+                "mixture are, and others after them"
+            )
         if list(corpora)[: len(self.names)] != list(self.names):
             raise ValueError(
                 f"the corpora are {', '.join(corpora)}, and the mixture has "
@@ -211,19 +234,28 @@ class Mixture(MixtureFigures):
         Raises:
             ValueError: as `after`.
         """
-        known = {*self.options} - {"ending"}
-        if self.ending != "repeat" or {*changes} - known:
+        options = {**self.options, "buckets": self.buckets}
+        del options["ending"]
+        for name in changes:
+            if name not in options:
+                known = ["weights", "lengths", "leave_out", *options]
+                raise ValueError(f"a mixture has no option that can change {unknown(name, known)}")
+        if self.ending != "repeat":
             raise ValueError(
-                f"a mixture with ending={self.ending!r} cannot change "
-                f"{', '.join(changes) or 'its examples'}; of one with 'repeat' can change weights, "
-                f"lengths, leave_out, {', '.join(sorted(known))}"
+                f"a mixture with ending={self.ending!r} can change its weights, and not "
+                f"{', '.join(changes) or 'leave_out'}: that is for mixtures with ending='repeat'"
             )
+        if weights is not None:
+            phases = as_phases(_by_name(weights), self.names)
+        else:
+            now = [shares for start, shares in self._phases if start <= step][-1]
+            later = [(start - step, shares) for start, shares in self._phases if start > step]
+            phases = [(0, now), *later]
         changed = copy.copy(self)
-        for name, value in changes.items():
-            setattr(changed, name, as_buckets(value) if name == "buckets" else value)
-        if "window" in changes:
-            changed._share = max(changed.window // len(self.names), 1)
-        check_packing(changed.packing)
+        share = self._share
+        changed._choose(len(phases[0][1]), **{**options, **changes})
+        if "window" not in changes:
+            changed._share = share
         parts = np.split(leave_out, np.searchsorted(leave_out, self._first[1:-1]))
         changed.left_out = {
             name: np.union1d(self.left_out[name], part - first)
@@ -235,14 +267,19 @@ class Mixture(MixtureFigures):
             name: self.supplies[name].onward(taken[name], plan, changed.left_out[name])
             for name, plan in changed.sources.items()
         }
-        if weights is not None:
-            phases = as_phases(weights, self.names)
-        else:
-            now = [shares for start, shares in self._phases if start <= step][-1]
-            later = [(start - step, shares) for start, shares in self._phases if start > step]
-            phases = [(0, now), *later]
         changed._begin(phases)
         return changed
+
+    @property
+    def left_out_of_all(self) -> np.ndarray:
+        """The examples that are left out, counted over all corpora: int64, ascending."""
+        pairs = zip(self.left_out.values(), self._first[:-1], strict=True)
+        return np.concatenate([examples + first for examples, first in pairs])
+
+    def examples_at(self, step: int) -> int:
+        """How many examples the corpora have that have joined by `step`."""
+        phases = zip(self._phases, self.counts, strict=True)
+        return max(count for (start, _), count in phases if start <= step)
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -252,10 +289,10 @@ class Mixture(MixtureFigures):
     @property
     def entries(self) -> tuple[dict[str, Any], ...]:
         """What its batches depend on from each phase on: the corpora and weights up to there."""
-        entries, said, known = [], {}, 0
-        for start, shares in self._phases:
-            weights = {name: f"{share}" for name, share in shares.items()}
-            said[f"weights from step {start}"] = "+".join(f"{n}:{w}" for n, w in weights.items())
+        entries, said = [], {}
+        for (start, shares), (_, changes) in zip(self._phases, self.changes, strict=True):
+            told = "+".join(f"{name}:{share}" for name, share in shares.items())
+            said[f"weights from step {start}"] = told
             parts = {"plan": f"{PLAN_VERSION}.{VERSION}"}
             for name in shares:
                 plan = self.sources[name]
@@ -274,13 +311,7 @@ class Mixture(MixtureFigures):
             }
             fingerprint = ";".join(f"{name}={value}" for name, value in (parts | said).items())
             entry: dict[str, Any] = {"from": start, "fingerprint": fingerprint}
-            if start:
-                changes: dict[str, Any] = {"weights": weights}
-                if len(shares) > known:
-                    changes["examples"] = int(self._first[len(shares)])
-                entry["changes"] = changes
-            entries.append(entry)
-            known = len(shares)
+            entries.append(entry | ({"changes": changes} if start else {}))
         return tuple(entries)
 
     def entries_at(self, step: int) -> tuple[dict[str, Any], ...]:
@@ -336,15 +367,28 @@ class Mixture(MixtureFigures):
 
     @property
     def changes(self) -> list[tuple[int, dict[str, Any]]]:
-        """From which step on each phase holds, and its weights; the options with the first's."""
-        found = [
-            (start, {"weights": {name: f"{share}" for name, share in shares.items()}})
-            for start, shares in self._phases
-        ]
-        found[0] = (0, self.options | found[0][1])
+        """From which step on each phase holds, and its weights; the options with the first's.
+
+        Where corpora join, `examples` is how many there are then.
+        """
+        found: list[tuple[int, dict[str, Any]]] = []
+        known = self.counts[0]
+        for (start, shares), count in zip(self._phases, self.counts, strict=True):
+            weights = {"weights": {name: f"{share}" for name, share in shares.items()}}
+            more = {"examples": count} if count > known else {}
+            found.append((start, (weights | more) if found else (self.options | weights)))
+            known = count
         return found
 
     @property
     def plans(self) -> tuple["Mixture", ...]:
         """Itself alone, as of a `MixtureChain`."""
         return (self,)
+
+
+def _by_name(weights: Any) -> Mapping[str, float]:
+    if not isinstance(weights, Mapping):
+        raise ValueError(
+            f"weights is {weights!r}; it must be numbers by name, those that hold from this step on"
+        )
+    return weights

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from pipeline.planning.bucket import Bucket
-from pipeline.planning.leftover import chosen, named
+from pipeline.planning.checks import require_whole
+from pipeline.planning.leftover import chosen, short
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,18 +24,16 @@ class MixtureLink:
     Attributes:
         step: the first step that is not the earlier mixture's.
         plan: the mixture; its steps count from there.
-        asked: what changed, JSON; None for the first.
-        left_out: the examples that are left out from there on.
+        asked: what changed there beside the weights, as of a `Link`.
     """
 
     step: int
     plan: Any
-    asked: dict[str, Any] | None = None
-    left_out: tuple[int, ...] = ()
+    asked: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class MixtureChain:
-    """A mixture that goes on under changed options: to be used as a `Mixture`.
+    """A mixture that goes on under changed options; what loads and saves takes it as one.
 
     Args:
         links: the mixtures, by the step at which they take over.
@@ -68,28 +67,34 @@ class MixtureChain:
             ValueError: as `Mixture.after`; or `step` is before that of an earlier change.
         """
         *earlier, last = self._links
-        if int(step) != step or step < last.step:
+        step = require_whole("step", step, 0)
+        if step < last.step:
             raise ValueError(
-                f"step is {step!r}; it must be a whole number, and not before step "
-                f"{last.step:,}, at which this mixture was made"
+                f"step is {step:,}; a change is not before step {last.step:,}, at which the last is"
             )
-        local = int(step) - last.step
+        if lengths is not None and weights is None:
+            raise ValueError("lengths are given without weights; give each corpus its weight, too")
+        local = step - last.step
         there = last.plan if lengths is None else last.plan.grown(lengths)
         asked = leave_out(there.joined) if callable(leave_out) else leave_out
         more = chosen(asked, np.broadcast_to(np.uint8(0), there.num_examples))
-        if weights is not None and not changes and not len(more):
-            mixture = there.after(local, weights=weights)
-            return MixtureChain([*earlier, dataclasses.replace(last, plan=mixture)])
-        mixture = there.goes_on(local, weights=weights, leave_out=more, **changes)
-        asked = {name: mixture.options[name] for name in changes}
-        if weights is not None:
-            asked["weights"] = mixture.changes[0][1]["weights"]
-        if lengths is not None:
-            asked["examples"] = mixture.num_examples
-        if len(more):
-            asked["leave_out"] = named(more)
-        link = MixtureLink(int(step), mixture, asked, tuple(more.tolist()))
-        return MixtureChain([*self._links, link])
+        more = np.setdiff1d(more, there.left_out_of_all)
+        known = there.num_examples if weights is not None else there.examples_at(local)
+        if len(more) and more[-1] >= known:
+            raise ValueError(
+                f"leave_out holds {more[-1]:,}, of a corpus that has not joined by step {step:,}, "
+                f"when there are {known:,} examples; leave it out when the corpus joins, or later"
+            )
+        if changes or len(more):
+            mixture = there.goes_on(local, weights=weights, leave_out=more, **changes)
+            record = {name: mixture.options[name] for name in changes}
+            if len(more):
+                record["leave_out"] = more.tolist()
+            return MixtureChain([*self._links, MixtureLink(step, mixture, record)])
+        if weights is None:  # nothing changes
+            return self
+        mixture = there.after(local, weights=weights)
+        return MixtureChain([*earlier, dataclasses.replace(last, plan=mixture)])
 
     def onward(self, step: int) -> "MixtureChain":
         """The same mixture for steps from `step` on only, with the buckets that these need."""
@@ -114,24 +119,28 @@ class MixtureChain:
         return dataclasses.replace(planned, epoch=self._epochs[at] + planned.epoch)
 
     @property
-    def _entries(self) -> list[tuple[dict[str, Any], int]]:
-        """The entries of all mixtures as far as they hold, and the examples that each knows."""
-        found = []
+    def _phases(self) -> list[tuple[dict[str, Any], int, dict[str, Any]]]:
+        """Of each phase of each mixture that ever holds: entry, number of examples, and change."""
+        found: list[tuple[dict[str, Any], int, dict[str, Any]]] = []
         for number, link in enumerate(self._links):
             until = self._from[number + 1] if number + 1 < len(self._links) else None
-            pairs = zip(link.plan.entries, link.plan.counts, strict=True)
-            for entry, count in pairs:
-                at = link.step + entry["from"]
-                if until is not None and at >= until and entry["from"]:
+            phases = zip(link.plan.entries, link.plan.counts, link.plan.changes, strict=True)
+            for entry, count, (start, options) in phases:
+                at = link.step + start
+                if start and until is not None and at >= until:
                     continue
-                changed = {} if entry["from"] or link.asked is None else {"changes": link.asked}
-                found.append(({**entry, "from": at, **changed}, count))
+                if number and not start:
+                    options = link.asked | {"weights": options["weights"]}
+                    if count > found[-1][1]:
+                        options["examples"] = count
+                entry = {**entry, "from": at} | ({"changes": short(options)} if found else {})
+                found.append((entry, count, options))
         return found
 
     @property
     def entries(self) -> tuple[dict[str, Any], ...]:
         """As those of a `Mixture`."""
-        return tuple(entry for entry, _ in self._entries)
+        return tuple(entry for entry, _, _ in self._phases)
 
     def entries_at(self, step: int) -> tuple[dict[str, Any], ...]:
         """Its entries but for what is to come, which may change."""
@@ -140,7 +149,7 @@ class MixtureChain:
     @property
     def counts(self) -> tuple[int, ...]:
         """How many examples the mixture of each entry knows."""
-        return tuple(count for _, count in self._entries)
+        return tuple(count for _, count, _ in self._phases)
 
     @property
     def fingerprint(self) -> str:
@@ -157,18 +166,7 @@ class MixtureChain:
     @property
     def changes(self) -> list[tuple[int, dict[str, Any]]]:
         """From which step on each mixture and each of its phases holds, and what is new there."""
-        found = []
-        for number, link in enumerate(self._links):
-            until = self._from[number + 1] if number + 1 < len(self._links) else None
-            for start, options in link.plan.changes:
-                at = link.step + start
-                if start and until is not None and at >= until:
-                    continue
-                if not start and link.asked is not None:
-                    left_out = {"leave_out": list(link.left_out)} if link.left_out else {}
-                    options = {**link.asked, **left_out}
-                found.append((at, options))
-        return found
+        return [(entry["from"], options) for entry, _, options in self._phases]
 
     def first_step(self, epoch: int) -> int:
         """The step at which an epoch begins; each mixture begins one."""

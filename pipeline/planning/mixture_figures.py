@@ -81,9 +81,13 @@ class MixtureFigures(Plan):
 
     @property
     def batches_per_bucket(self) -> dict[Bucket, int]:
-        """How many batches of each bucket an epoch has; 0 for one that is never needed."""
+        """How many batches of each bucket an epoch has; 0 for one that no phase ever needs.
+
+        One that is needed by phases that begin after the first epoch alone counts for 1.
+        """
         batches, _ = self._timeline.before(self.num_batches())
-        return dict(zip(self.buckets, batches.tolist(), strict=True))
+        found = np.maximum(batches, self._timeline.needed)
+        return dict(zip(self.buckets, found.tolist(), strict=True))
 
     def packed(self) -> list[tuple[float, Packed]]:  # type: ignore[override]  # parts of epochs
         """The rows of each bucket in each corpus's histograms; how often an epoch has them."""

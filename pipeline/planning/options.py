@@ -1,8 +1,7 @@
 """Options: what may be said of buckets and of a plan, by name, and what they make of lengths."""
 
-import difflib
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pipeline.planning.bucket import Bucket
@@ -19,17 +18,6 @@ def keywords(function: Callable) -> tuple[str, ...]:
 
 
 FITTING, PLANNING, MIXING = keywords(fit_buckets), keywords(Plan), keywords(Mixture)
-
-
-def unknown(name: str, known: Collection[str]) -> str:
-    """The end of a sentence about an option that there is not.
-
-    >>> unknown("sed", ["packing", "seed"])
-    "'sed'; did you mean 'seed'? The options are packing, seed"
-    """
-    near = difflib.get_close_matches(name, sorted(known), n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
-    return f"{name!r}{hint} The options are {', '.join(sorted(known))}"
 
 
 def chosen(names: Iterable[str], options: Mapping[str, Any]) -> dict[str, Any]:

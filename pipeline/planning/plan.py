@@ -1,6 +1,7 @@
 """The plan: for each global step, the bucket and the segments of each of its rows."""
 
 import functools
+import operator
 import os
 from collections.abc import Iterable
 from typing import Any
@@ -11,6 +12,7 @@ from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.balance import imbalance
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.chain import Chain
+from pipeline.planning.checks import require_whole, unknown
 from pipeline.planning.dealer import Dealer
 from pipeline.planning.overflow import cut
 from pipeline.planning.packing import Packed, check_packing, pack
@@ -87,13 +89,9 @@ class Plan:
     ):
         self.buckets = as_buckets(buckets)
         check_packing(packing)
-        for name, value, least in (
-            ("seed", seed, 0),
-            ("window", window, 1),
-            ("max_segments", 1 if max_segments is None else max_segments, 1),
-        ):
-            if int(value) != value or not least <= value < 1 << 63:
-                raise ValueError(f"{name} is {value!r}; it must be a whole number from {least} up")
+        seed, window = require_whole("seed", seed, 0), require_whole("window", window, 1)
+        if max_segments is not None:
+            max_segments = require_whole("max_segments", max_segments, 1)
         array = lengths_lib.as_lengths(lengths)
         self.num_examples = len(array)
         longest = self.buckets[-1]
@@ -114,10 +112,10 @@ class Plan:
                 "needs at least two tokens, and overflow='drop' leaves out those longer than the "
                 f"longest bucket ({self.buckets[-1]})"
             )
-        self.overflow, self.packing, self.seed = overflow, packing, int(seed)
+        self.overflow, self.packing, self.seed = overflow, packing, seed
         self.shuffle, self.max_segments = bool(shuffle), max_segments
         #: What it was made from, and how many pieces are planned together at the most.
-        self.lengths, self.window = lengths, int(window)
+        self.lengths, self.window = lengths, window
         #: The largest position that a batch will hold: a table of positions needs one entry more.
         self.max_position = self._pieces.max_position
         # What the plan depends on, as `name=value` parts, so that a refusal can name what changed.
@@ -129,7 +127,7 @@ class Plan:
             "shuffle": "yes" if self.shuffle else "no",
             "packing": packing,
             "overflow": overflow,
-            "window": int(window) if len(self._pieces) > window else "all",
+            "window": window if len(self._pieces) > window else "all",
             "max_segments": max_segments or "any",
         }
 
@@ -139,7 +137,7 @@ class Plan:
                 functools.partial(search, buckets=self.buckets, max_segments=max_segments),
                 seed=self.seed,
                 shuffle=self.shuffle,
-                window=int(window),
+                window=window,
             )
 
         def solve() -> bytes:
@@ -150,6 +148,8 @@ class Plan:
         #: positions. Of one length it is None, unless packing is "optimal"; of pairs it is that of
         #: `pipeline.planning.pair_packing.volume_bound`, and `side_bounds` is that of each side.
         self.bound: float | None = None
+        #: A digest of what "optimal" found; empty for other packings.
+        self.patterns = ""
         self.side_bounds: tuple[float, ...] = ()
         if pairs:
             sizes = self._pieces.lengths_of(np.arange(self._pieces.longest + 1))
@@ -159,7 +159,8 @@ class Plan:
         elif packing == "optimal":
             rows = {name: parts[name] for name in parts if name not in ("seed", "shuffle")}
             solution = kept(lengths, patterns, f"{rows}", solve)
-            self.bound, parts["patterns"] = solution.bound, solution.digest
+            self.bound = solution.bound
+            self.patterns = parts["patterns"] = solution.digest
             self._windows = windows(solution.pack)
         else:
             self._windows = windows(functools.partial(pack, packing=packing))
@@ -191,7 +192,7 @@ class Plan:
         """
         if step < 0:
             raise IndexError(f"step is {step}; steps count from 0 over all epochs")
-        epoch, within = divmod(int(step), self.num_batches())
+        epoch, within = divmod(operator.index(step), self.num_batches())
         place, local = self._windows.find(epoch, within)
         dealt = self._dealt(epoch, place)
         if local >= len(dealt.bucket) // 2:
@@ -249,11 +250,9 @@ class Plan:
         Raises:
             ValueError: there is no such option, or what `Plan` raises.
         """
-        if wrong := set(changes) - {*self.options, "patterns"}:
-            raise ValueError(
-                f"a plan has no option {', '.join(sorted(wrong))} that can change; there are "
-                f"lengths, leave_out, {', '.join(self.options)}"
-            )
+        for name in changes:
+            if name not in (known := {*self.options, "patterns", "lengths", "leave_out"}):
+                raise ValueError(f"a plan has no option that can change {unknown(name, known)}")
         options = {**self.options, "buckets": self.buckets, **changes}
         return Plan(self.lengths if lengths is None else lengths, **options)
 

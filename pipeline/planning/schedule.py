@@ -12,10 +12,11 @@ from typing import Any
 
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.chain import Chain, Link
+from pipeline.planning.checks import unknown
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.mixture import Mixture
 from pipeline.planning.mixture_chain import MixtureChain, MixtureLink
-from pipeline.planning.options import FITTING, PLANNING, chosen, unknown
+from pipeline.planning.options import FITTING, PLANNING, chosen
 from pipeline.planning.plan import Plan
 
 # What a run is planned by: each knows its changes, and can be made again from them.
@@ -149,12 +150,13 @@ def plan_of(lengths: Any, changes: Iterable[tuple[int, Mapping[str, Any]]]) -> C
             each["lengths"] = lengths.begin(each.pop("examples"))
         if "buckets" in each:
             each["buckets"] = [Bucket(*shape) for shape in each["buckets"]]
-        if chain is None:
-            left_out = each.pop("leave_out", None)
-            chain = Chain.begin(Plan(each.pop("lengths", lengths), **each))
-            each = {"leave_out": left_out} if left_out else {}
-        if each or step:
+        if chain is not None:
             chain = chain.after(step, **each)
+            continue
+        left_out = each.pop("leave_out", None)
+        chain = Chain.begin(Plan(each.pop("lengths", lengths), **each))
+        if left_out:
+            chain = chain.after(step, leave_out=left_out)
     assert chain is not None, "a run has options to begin with"
     return chain
 
@@ -174,16 +176,17 @@ def mixture_of(
         each = {name: value for name, value in given.items() if name != "examples"}
         if "buckets" in each:
             each["buckets"] = [Bucket(*shape) for shape in each["buckets"]]
-        there = joined.corpora
+        there = joined.corpora if mixture is None else mixture.names
         if isinstance(weights := each.get("weights"), Mapping):
             each["weights"] = {name: Fraction(str(weight)) for name, weight in weights.items()}
-            there = {name: there[name] for name in weights}
+            there = weights
+        corpora = {name: joined.corpora[name] for name in there}
         if mixture is None:
             left_out = each.pop("leave_out", ())
-            mixture = Mixture(there, **each)
+            mixture = Mixture(corpora, **each)
             each = {"leave_out": left_out} if left_out else {}
-        elif len(there) > len(mixture.names):
-            each["lengths"] = there
+        elif len(corpora) > len(mixture.names):
+            each["lengths"] = corpora
         if each:
             mixture = mixture.after(step, **each)
     return mixture

@@ -29,16 +29,17 @@ class Supply:
 
     def __init__(self, whole: Rows, leftover: Leftover | None = None, epoch: int = 0):
         self.whole, self.epoch = whole, epoch
-        self._leftover: Any = leftover  # there wherever there is a rest
+        self._leftover: Any = None  # there wherever there is a rest
         self.rest: Rows | None = None
         self.begun: tuple[int, ...] = ()
         if leftover is not None:
             self.begun = tuple(np.unique(leftover.epochs).tolist())
+            self._leftover = leftover = leftover.cut(whole.buckets[-1], whole.overflow)
             # Only in buckets that whole epochs have, too: these take what is left of a bucket when
-            # the others are through theirs.
+            # the others are through theirs. What needs a longer one is split.
             used = [bucket for bucket, rows in whole.batches_per_bucket.items() if rows]
-            if leftover.fit(used[-1], whole.overflow):
-                self.rest = whole.anew(leftover, buckets=used)
+            if len(leftover):
+                self.rest = whole.anew(leftover, buckets=used, overflow="split")
 
     @property
     def rest_rows(self) -> list[int]:
@@ -56,7 +57,7 @@ class Supply:
         """The largest position that a row of it holds."""
         if self.rest is None:
             return self.whole.max_position
-        rest = self._leftover.max_position(self.rest.buckets[-1], self.rest.overflow)
+        rest = self._leftover.max_position(self.rest.buckets[-1], "split")
         return max(rest, self.whole.max_position)
 
     def rows(self, index: int, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:

@@ -53,6 +53,11 @@ class Even:
         step = real / sum(turns)
         self._turns = Turns(turns, [[value / step for value in each] for each in effects])
 
+    @property
+    def needed(self) -> list[bool]:
+        """Whether each bucket ever has a batch."""
+        return [quota is not None for quota in self._quotas]
+
     def before(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Of each bucket its batches below `step`, and the rows of each source in them."""
         batches = self._turns.before(step)
@@ -83,6 +88,11 @@ class Remainder:
         self._rows, self._height = rows, np.array(height)
         self._ends = np.cumsum(-(-rows.sum(axis=1) // self._height))
         self.steps = int(self._ends[-1])
+
+    @property
+    def needed(self) -> list[bool]:
+        """See `Even`."""
+        return [bool(rows.any()) for rows in self._rows]
 
     def before(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """See `Even`."""
@@ -264,6 +274,12 @@ class Timeline:
         while not done(far):
             far *= 2
         return bisect.bisect_left(range(far), True, key=done)
+
+    @property
+    def needed(self) -> list[bool]:
+        """Whether each bucket may have a batch, in whichever phase."""
+        each = [stretch.deal.needed for stretch in self._stretches]
+        return [True in bucket for bucket in zip(*each, strict=True)]
 
     def _at(self, step: int) -> Stretch:
         starts = [stretch.start for stretch in self._stretches]

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from pipeline.planning.bucket import Bucket
+from pipeline.planning.checks import unknown
 from pipeline.planning.lengths import as_lengths
-from pipeline.planning.options import FITTING, MIXING, PLANNING, fitted, planned, unknown
+from pipeline.planning.options import FITTING, MIXING, PLANNING, fitted, planned
 from pipeline.planning.plan import Plan
 
 DEFAULTS: dict[str, Any] = {

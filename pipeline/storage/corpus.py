@@ -151,6 +151,11 @@ class Corpus:
         return (MappedPieces if self._memory_map else RangedPieces)(self.directory, self._parts)
 
     @property
+    def weighted(self) -> bool:
+        """Whether tokens have weights, so that `read` gives `loss_weights`."""
+        return any(part.weights_at is not None for part in self._parts)
+
+    @property
     def in_memory(self) -> bool:
         """Whether tokens are read from memory, and not over a network."""
         return self._memory_map

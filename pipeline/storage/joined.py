@@ -77,21 +77,21 @@ class Joined:
         source = self.source_of(examples)
         if not len(source) or (source == source[0]).all():
             which = int(source[0]) if len(source) else 0
-            return self._all[which].read(examples - self.first[which], starts, lengths, reach)
+            found = self._all[which].read(examples - self.first[which], starts, lengths, reach)
+            return self._weighted(found)
         # Each corpus gives its pieces at once; then runs of pieces of one corpus, rows above all,
         # are put where they belong.
         heads = np.flatnonzero(np.diff(source, prepend=-1))
         sizes = np.add.reduceat(reach, heads)
         runs: dict[str, list[np.ndarray]] = {}
-        reads = {}
+        reads: dict[int, dict[str, np.ndarray]] = {}
         for which in np.unique(source).tolist():
             mine = source == which
-            reads[which] = self._all[which].read(
-                examples[mine] - self.first[which], starts[mine], lengths[mine], reach[mine]
+            reads[which] = self._weighted(
+                self._all[which].read(
+                    examples[mine] - self.first[which], starts[mine], lengths[mine], reach[mine]
+                )
             )
-        if any("loss_weights" in found for found in reads.values()):
-            for found in reads.values():  # tokens that have no weights weigh 1
-                found.setdefault("loss_weights", np.ones(len(found["inputs"]), np.float32))
         for which, found in reads.items():
             here = np.flatnonzero(source[heads] == which)
             ends = np.cumsum(sizes[here]).tolist()
@@ -100,6 +100,13 @@ class Joined:
                 for run, size, end in zip(here.tolist(), sizes[here].tolist(), ends, strict=True):
                     places[run] = values[end - size : end]
         return {field: np.concatenate(places) for field, places in runs.items()}
+
+    def _weighted(self, found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """With weights, 1 for tokens that have none, if those of any corpus have some."""
+        if "loss_weights" not in found and any(corpus.weighted for corpus in self._all):
+            size = len(next(iter(found.values())))
+            found["loss_weights"] = np.ones(size, np.float32)
+        return found
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
         """One example, a 1-D array for each field, all of its length."""

@@ -59,6 +59,8 @@ def audit(workdir: epath.Path, tell: Callable[[str], None]) -> None:
     book = ledger(plan, corpus.lengths, tell)
     seen: dict[str, int] = {}
     for step, digest in enumerate(logged.digests):
+        if plan.finite and step >= plan.num_batches():
+            raise NotAsPlanned(f"step {step:,} ran, and the mixture ends before it")
         planned = plan.batch(step)
         if digest != planned.digest:
             before = f", but that of step {seen[digest]:,}, again" if digest in seen else ""

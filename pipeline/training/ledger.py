@@ -150,13 +150,18 @@ class ChainLedger:
         plan, sizes = self._plan, self._account.sizes
         first, after = plan.first_step(self._epoch), plan.first_step(self._epoch + 1)
         begun = [link for link in plan.links if link.step <= first][-1]
-        later = [link for link in plan.links if first < link.step <= after]
+        later, before = [], begun
+        for link in plan.links:
+            # One at whose step the epoch was over by itself has nothing of it.
+            if first < link.step <= after and before.first(self._epoch + 1) != link.step:
+                later.append(link)
+            before = link
         known = max(link.plan.num_examples for link in [begun, *later] if link.step < after)
         due = owed(begun.plan, sizes)
         due[begun.left_out] = 0
         due[begun.plan.num_examples :] = 0
         excused = np.zeros(len(sizes), bool)
-        said = []
+        said, count = [], begun.plan.num_examples
         for link in [begun, *later]:
             over = overlong(link.plan, sizes)
             over[link.left_out] = False
@@ -164,8 +169,9 @@ class ChainLedger:
             if link is not begun:
                 excused[link.left_out] = True
                 if link.step < after:  # what is new joins the epoch
-                    new = slice(begun.plan.num_examples, link.plan.num_examples)
+                    new = slice(count, link.plan.num_examples)
                     due[new] = owed(link.plan, sizes)[new]
+                    count = link.plan.num_examples
                 excused |= over if link.plan.overflow != "split" else False
             if over.any() and link.step < after and link.plan.overflow != "split":
                 how = "cut" if link.plan.overflow == "truncate" else "dropped"
