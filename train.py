@@ -174,8 +174,10 @@ def flops(model: TransformerConfig, network, planned: pipeline.PlannedBatch) -> 
     return pair_flops(model, (inputs, targets), mixed)
 
 
-def main(_):
+def main(argv):
     """Runs the configuration that the flags give."""
+    if len(argv) > 1:
+        raise app.UsageError(f"{argv[1]!r} is no flag; write --NAME=VALUE, lists in quotes")
     if not flags.FLAGS["verbosity"].present:
         logging.getLogger("absl").setLevel(logging.WARNING)  # orbax tells of every file
     hosts.connect(COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value, WAIT.value)

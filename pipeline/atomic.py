@@ -54,11 +54,14 @@ def written(path: epath.PathLike) -> Iterator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def alone(directory: epath.PathLike, doing: str) -> Iterator[None]:
+def alone(directory: epath.PathLike, doing: str, *, wait: bool = True) -> Iterator[None]:
     """Holds the lock of `directory` while the block runs; other processes wait, and say so.
 
     The directory is made if need be. The lock goes with the process that holds it, also when that
     is killed. Directories that are not local have no lock: there, let one process do the work.
+
+    Raises:
+        RuntimeError: another process holds it, and this is not to `wait`.
     """
     directory = epath.Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -69,9 +72,9 @@ def alone(directory: epath.PathLike, doing: str) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(
-                f"another process is {doing} in {os.fspath(directory)}; waiting for it",
-                file=sys.stderr,
-            )
+            said = f"another process is {doing} in {os.fspath(directory)}"
+            if not wait:
+                raise RuntimeError(f"{said}; stop it first, or use another directory") from None
+            print(f"{said}; waiting for it", file=sys.stderr)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

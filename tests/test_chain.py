@@ -365,6 +365,8 @@ def test_a_plan_that_changes_by_hand():
         "from step 2 on, without 1 examples that are left out, 1 batches for the 14 positions"
         in (str(later))
     )
+    assert "\n1 examples are left out, as asked" in str(later)
+    assert "nothing to train on" not in str(later)
 
 
 def test_pieces_that_follow_one_another_are_one_row_of_a_longer_bucket():

@@ -77,6 +77,22 @@ def test_max_length_bounds_the_longest_bucket():
     assert buckets[-1].length == 200
 
 
+def test_rows_of_short_examples_are_longer_than_the_longest_of_them():
+    lengths = np.random.default_rng(0).integers(44, 60, 40_000)
+    options = {"tokens_per_batch": 8192, "max_buckets": 3}
+    (bucket,) = fit_buckets(lengths, **options)
+    assert 128 < bucket.length <= 1024
+    assert Plan(lengths, [Bucket(64, 128)]).padding > 0.15
+    assert Plan(lengths, [bucket]).padding < 0.07
+    assert fit_buckets(lengths, **options, max_length=128) == (Bucket(64, 128),)
+    assert fit_buckets(lengths, **options, packing="none") == (Bucket(64, 128),)
+    assert (
+        fit_buckets(lengths, tokens_per_batch=1024, max_buckets=3, row_multiple=4)[0].length <= 256
+    )
+    # Where rows are full as it is, they stay.
+    assert fit_buckets(lognormal(), **options)[-1].length == 512
+
+
 def test_one_length_gives_one_bucket():
     assert fit_buckets([7, 7], tokens_per_batch=64, max_buckets=4, length_multiple=8) == (
         Bucket(8, 8),

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import pipeline
-from pipeline import Batches, Plan
+from pipeline import Batches, Bucket, Plan
 from pipeline.loading.loader import Loader
 
 FIELDS = {
@@ -278,8 +278,46 @@ def test_load_chooses_buckets_and_names_an_option_that_does_not_exist(corpus):
         assert set(loader.specs) == {b for b, n in loader.plan.batches_per_bucket.items() if n}
         shape = loader.specs[loader.plan.batch(0).bucket]["inputs"]
         assert (shape.shape, shape.dtype) == (first["inputs"].shape, first["inputs"].dtype)
-    with pytest.raises(TypeError, match="did you mean 'tokens_per_batch'"):
-        pipeline.load(corpus, token_per_batch=1024)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "sentence"),
+    [
+        ({"token_per_batch": 1024}, TypeError, "did you mean 'tokens_per_batch'"),
+        ({"num_epoch": 1, "tokens_per_batch": 1024}, TypeError, "did you mean 'num_epochs'"),
+        ({}, TypeError, "needs tokens_per_batch=, to choose buckets by, or buckets="),
+        (
+            {"buckets": [Bucket(1, 64)], "max_buckets": 3},
+            ValueError,
+            "max_buckets, max_length to choose them by",
+        ),
+        ({"tokens_per_batch": 1024, "num_epochs": -1}, ValueError, "num_epochs is -1; it must be"),
+        (
+            {"tokens_per_batch": 1024, "num_epochs": "2"},
+            ValueError,
+            "num_epochs is '2'; it must be",
+        ),
+        ({"tokens_per_batch": 1024, "seed": "a"}, ValueError, "seed is 'a'; it must be"),
+        ({"tokens_per_batch": "1k"}, ValueError, "tokens_per_batch is '1k'; it must be"),
+    ],
+)
+def test_what_load_cannot_take_gets_a_sentence(corpus, options, error, sentence):
+    with pytest.raises(error, match=sentence):
+        pipeline.load(corpus, **{"max_length": 64, "length_multiple": 16} | options)
+
+
+def test_what_is_no_corpus_is_refused_with_what_makes_one():
+    with pytest.raises(TypeError, match=r"corpus is a list; .* arrays by Corpus\.from_arrays"):
+        pipeline.load([[1, 2, 3]], tokens_per_batch=1024)
+
+
+def test_a_loader_that_is_closed_says_so(corpus, buckets):
+    loader = Loader(Batches(corpus, Plan(corpus, buckets)))
+    next(loader)
+    loader.close()
+    loader.close()
+    with pytest.raises(ValueError, match="this loader is closed; make another"):
+        next(loader)
 
 
 def test_a_loader_without_num_epochs_never_ends(corpus, buckets):

@@ -232,6 +232,15 @@ def test_of_two_processes_one_prepares_and_the_other_waits(source, tmp_path, run
     assert sorted(index for _, index in log_of(source)) == list(range(len(LINES)))
 
 
+def test_who_does_not_wait_is_refused(tmp_path):
+    held = alone(tmp_path, "training", wait=False)
+    sentence = r"another process is training in .*; stop it first"
+    with held, pytest.raises(RuntimeError, match=sentence), alone(tmp_path, "training", wait=False):
+        pass
+    with alone(tmp_path, "training", wait=False):
+        pass
+
+
 def test_a_worker_that_dies_gives_a_sentence(source, tmp_path, run):
     process = run(workers=2, delay=0.2)
     wait_for(lambda: Path(f"{source.files[0]}.log").exists())
@@ -282,6 +291,20 @@ def test_a_directory_that_is_not_local_is_written_and_read_without_maps(
     assert not again._memory_map
     assert again[7]["inputs"].tolist() == whole[7]["inputs"].tolist()
     assert ".lock" not in os.listdir(again.directory)
+
+
+@pytest.mark.parametrize(
+    ("source", "tokenizer", "sentence"),
+    [
+        ("b.txt", Bytes(), "source is 'b.txt'; it must be a source, as sources.TextFiles"),
+        (["a text"], Bytes(), "source is .'a text'.; it must be a source"),
+        (TextFiles(__file__), "bytes", "tokenizer is 'bytes'; it must be a tokenizer"),
+        (TextFiles(__file__), Bytes, "it must be a tokenizer, as tokenizers.Bytes"),
+    ],
+)
+def test_what_is_no_source_or_tokenizer_is_refused(source, tokenizer, sentence, tmp_path):
+    with pytest.raises(TypeError, match=sentence):
+        prepare(source, tokenizer, tmp_path / "corpus")
 
 
 def test_an_empty_source_is_refused(tmp_path):

@@ -27,6 +27,7 @@ def test_a_snippet_runs(number, tmp_path):
         timeout=120,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr  # also not where Python ends with a loader open
 
 
 def test_the_example_for_other_projects_is_short():

@@ -5,7 +5,7 @@ import pytest
 
 from pipeline import Bucket
 from pipeline.planning.schedule import plan_of, resolve, stages, told
-from pipeline.training.change import allowing, applied, changed, parsed
+from pipeline.training.change import allowing, applied, changed, parsed, resumed
 
 LENGTHS = np.random.default_rng(0).integers(1, 60, 300)
 BEGIN = {"seed": 0, "tokens_per_batch": 256, "max_length": 32, "length_multiple": 16}
@@ -102,8 +102,15 @@ def test_what_is_planned_for_later_may_change_and_what_was_may_not():
     assert applied(config, now)["schedule"] == other
     assert changed(now, 6, {"schedule": other}) == now
     assert changed(now, 6, {"schedule": schedule[:1]}) == now[:2]
-    with pytest.raises(ValueError, match=r"schedule up to step 6 was .* and cannot become"):
-        changed(now, 6, {"schedule": schedule[1:]})
+    # What has passed may be left out, as of the config, but not be another.
+    assert changed(now, 6, {"schedule": other[1:]}) == now
+    assert changed(now, 6, {"schedule": []}) == now[:2]
+    for given in (other[1:], [[0, {"seed": 3}], *other[1:]]):
+        zero = [entry for entry in given if entry[0] == 0]
+        assert resumed({"schedule": given}, now, 6)["schedule"] == zero + other
+    for wrong in (lambda config: resumed(config, now, 6), lambda config: changed(now, 6, config)):
+        with pytest.raises(ValueError, match=r"has \[3, .*up to step 6, .*it was \[\[3, .*512"):
+            wrong({"schedule": [[3, {"seed": 1}]]})
 
 
 def test_the_command_that_allows_a_change_is_shown_where_there_is_one():

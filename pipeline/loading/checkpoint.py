@@ -49,6 +49,8 @@ def check_data_state(state: Any, plan: AnyPlan, corpus=None) -> int:
         raise ValueError(f"the state's step is {step!r}; it must be a whole number from 0")
     now = data_state(step, plan, corpus)["plans"]
     if changes := _changes(step, then, now):
+        if any(change.startswith("weights from") for change in changes):
+            changes[-1] += ". Other weights are a phase more, after those there were"
         raise ValueError(
             f"the state of step {step:,} belongs to another plan or corpus: {'; '.join(changes)}. "
             "Restore it with what it was saved with, or start anew in another directory"

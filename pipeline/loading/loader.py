@@ -2,6 +2,7 @@
 
 import os
 import sys
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,8 +22,8 @@ from pipeline.loading.sharding import (
     to_global,
 )
 from pipeline.planning.bucket import Bucket
-from pipeline.planning.checks import unknown
-from pipeline.planning.options import FITTING, MIXING, PLANNING, fitted, planned
+from pipeline.planning.checks import require_whole, unknown
+from pipeline.planning.options import FITTING, MIXING, PLANNING, fitted, keywords, planned
 from pipeline.planning.planned import AnyPlan, PlannedBatch
 from pipeline.planning.weights import Weights
 from pipeline.storage.corpus import Corpus
@@ -139,16 +140,17 @@ class Batches(grain.MapDataset):
 
     def repeat(self, num_epochs: int | None = None, **options) -> "Batches":
         """The same batches for `num_epochs` epochs; None for ever, or as long as there are any."""
+        if num_epochs is not None:
+            require_whole("num_epochs", num_epochs, 1)
         if self.plan.finite and num_epochs not in (None, 1):
             raise ValueError(
                 f"num_epochs is {num_epochs}, and this mixture ends once and for all; give None or "
                 "1, or ending='repeat' to go on"
             )
-        if options or not (num_epochs is None or num_epochs >= 1) or self._epochs != 1:
+        if options or self._epochs != 1:
             raise ValueError(
                 f"repeat(num_epochs={num_epochs}, {options}) of batches that are repeated "
-                f"{self._epochs} times; repeat them once, with a whole number of epochs or None, "
-                "and no other options"
+                f"{self._epochs} times; repeat them once, and without other options"
             )
         copy = self._copy()
         copy._epochs = num_epochs
@@ -240,12 +242,19 @@ class Loader:
         # The thread that transfers batches also builds them, unless building waits.
         read_options = AT_ONCE if self.corpus.in_memory else WAITING
         ahead = batches.with_plans().to_iter_dataset(read_options).map(put)
-        self._steps = iter(
-            grain.experimental.ThreadPrefetchIterDataset(ahead, prefetch_buffer_size=prefetch)
-        )
+        steps = grain.experimental.ThreadPrefetchIterDataset(ahead, prefetch_buffer_size=prefetch)
+        self._open = [iter(steps)]
+        # At the latest when Python ends, while what closing needs is still there.
+        self._close = weakref.finalize(self, _close, self._open)
 
     def __iter__(self) -> "Loader":
         return self
+
+    @property
+    def _steps(self) -> grain.DatasetIterator:
+        if not self._open:
+            raise ValueError("this loader is closed; make another")
+        return self._open[0]
 
     def __next__(self) -> dict[str, Any]:
         self.planned, batch = next(self._steps)
@@ -260,14 +269,19 @@ class Loader:
         self._steps.set_state(state)
 
     def close(self):
-        """Stops the background threads."""
-        self._steps.close()
+        """Stops the background threads; also when the loader is no longer used, or Python ends."""
+        self._close()
 
     def __enter__(self) -> "Loader":
         return self
 
     def __exit__(self, *_):
         self.close()
+
+
+def _close(iterators: list[grain.DatasetIterator]) -> None:
+    while iterators:
+        iterators.pop().close()
 
 
 def _shapes(batch: dict[str, np.ndarray]) -> tuple[tuple[int, ...], ...]:
@@ -321,9 +335,20 @@ def load(
     known = {*FITTING, *(PLANNING if weights is None else MIXING)} - {"weights"}
     for name in options:
         if name not in known:
-            raise TypeError(f"load() has no option {unknown(name, known)}")
+            raise TypeError(f"load() has no option {unknown(name, known | {*keywords(load)})}")
+    if buckets is None and "tokens_per_batch" not in options:
+        raise TypeError("load() needs tokens_per_batch=, to choose buckets by, or buckets=")
+    if wrong := {*options} & {*FITTING} - {*PLANNING} if buckets is not None else ():
+        raise ValueError(
+            f"buckets are given, and {', '.join(sorted(wrong))} to choose them by; give one of both"
+        )
     if isinstance(corpus, str | os.PathLike):
         corpus = open_corpus(corpus)
+    if not hasattr(corpus, "fingerprint"):
+        raise TypeError(
+            f"corpus is a {type(corpus).__name__}; it must be a corpus, a view of one, pairs, "
+            "Joined, or a directory. Text is made one by prepare, arrays by Corpus.from_arrays"
+        )
     if weights is not None and not isinstance(corpus, Joined):
         raise ValueError("weights are for several corpora; join them: Joined({'name': corpus})")
     mesh = _one_device() if mesh is None else mesh

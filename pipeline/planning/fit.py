@@ -8,6 +8,7 @@ import numpy as np
 
 from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.bucket import Bucket
+from pipeline.planning.checks import require_whole
 from pipeline.planning.overflow import split_counts
 from pipeline.planning.packing import check_packing, pack, row_cost
 from pipeline.planning.pair_fit import PairFit
@@ -16,6 +17,9 @@ log = logging.getLogger(__name__)
 
 # A further bucket costs a compilation and a little mixing; it must save this share of the cost.
 WORTH = 0.001
+
+# Rows may be so many times as long as the longest example, if that saves this share of the cost.
+LONGER, WORTH_LONGER = (2, 3, 4, 6, 8), 0.01
 
 
 def fit_buckets(
@@ -55,8 +59,9 @@ def fit_buckets(
             as fit.
         max_buckets: the most buckets; each is one compilation of the training step.
         max_length: longer examples do not count towards the longest bucket; the plan's `overflow`
-            says what becomes of them. None: the longest bucket holds the longest example. Of pairs,
-            (inputs, targets).
+            says what becomes of them. None: the longest bucket holds the longest example. Rows of
+            short examples may be longer than these, up to `max_length`, where that leaves less
+            padding. Of pairs, (inputs, targets).
         length_multiple: bucket lengths are multiples of this.
         row_multiple: rows are multiples of this; the number of devices that share a batch's rows.
         packing: "best_fit", "optimal" or "none", as the plan's; sets of buckets are compared by
@@ -82,8 +87,9 @@ def fit_buckets(
         ("width", width),
     ]
     for name, value in numbers:
-        if int(value) != value or value < 1:
-            raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1")
+        require_whole(name, value, 1)
+    tokens_per_batch, row_multiple = int(tokens_per_batch), int(row_multiple)
+    max_buckets, length_multiple = int(max_buckets), int(length_multiple)
     if len(limits) not in (0, array.ndim):
         raise ValueError(
             f"max_length is {max_length!r}; it must be one number for lengths of shape [n], and "
@@ -137,8 +143,28 @@ def fit_buckets(
         return rows / tokens
 
     tokens = float(counts @ np.arange(len(counts)))
-    sets = _candidates(counts, max_buckets, length_multiple, packing, price)
-    return buckets_of(_cheapest(sets, cost))
+    chosen = _cheapest(_candidates(counts, max_buckets, length_multiple, packing, price), cost)
+    if packing != "none":
+        most = tokens_per_batch // row_multiple
+        most = min([most, *_round_up(np.array(limits), length_multiple).tolist()])
+        chosen = _with_longer_rows(chosen, most, cost)
+    return buckets_of(chosen)
+
+
+def _with_longer_rows(chosen: list[int], most: int, cost: Callable) -> list[int]:
+    """The lengths, or with rows longer than any example, up to `most`, where that is cheaper.
+
+    Rows of a few short examples each are seldom full.
+    """
+    longest, before = chosen[-1], cost(chosen)
+    longer = [length for times in LONGER if (length := longest * times) <= most]
+    sets = [some for length in longer for some in ([length], [*chosen[:-1], length])]
+    costs = [cost(some) for some in sets]
+    if min(costs, default=before) > before * (1 - WORTH_LONGER):
+        return chosen
+    found = sets[next(i for i, value in enumerate(costs) if value <= min(costs) * (1 + WORTH))]
+    log.info("buckets %s: rows longer than any example leave less padding", found)
+    return found
 
 
 def _cheapest(sets: Sequence[Any], cost: Callable) -> Any:

@@ -23,6 +23,9 @@ class Reduced:
 
     def __init__(self, lengths: Any, left_out: np.ndarray):
         self.lengths = np.array(lengths_lib.as_lengths(lengths))
+        #: How many examples are left out that had something to train on.
+        trained = self.lengths if self.lengths.ndim == 1 else self.lengths[:, 1]
+        self.num_left_out = int(np.count_nonzero(trained[left_out]))
         self.lengths[left_out] = 0
         ids = hashlib.sha256(left_out.astype("<i8").tobytes()).hexdigest()[:8]
         self.lengths_digest = f"{lengths_lib.digest(lengths)} without {len(left_out)} ({ids})"

@@ -327,6 +327,11 @@ class Plan:
         }
 
     @property
+    def num_pieces(self) -> int:
+        """What an epoch packs: examples, and the parts of those that are split."""
+        return int(self._windows.counts[1:].sum())
+
+    @property
     def overlong(self) -> int:
         """How many examples are longer than the longest bucket."""
         return self._pieces.overlong

@@ -16,7 +16,7 @@ from pipeline.planning.checks import unknown
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.mixture import Mixture
 from pipeline.planning.mixture_chain import MixtureChain, MixtureLink
-from pipeline.planning.options import FITTING, PLANNING, chosen
+from pipeline.planning.options import FITTING, MIXING, PLANNING, chosen
 from pipeline.planning.plan import Plan
 
 # What a run is planned by: each knows its changes, and can be made again from them.
@@ -25,6 +25,9 @@ RunPlan = Chain | Mixture | MixtureChain
 # Of these, a stage adds to what earlier ones have.
 MORE = ("leave_out", "add")
 KNOWN = sorted({*FITTING, *PLANNING, *MORE, "buckets"})
+
+# What a mixture has beside.
+MIXTURE = sorted({*MIXING} - {*PLANNING})
 
 # Examples that are named one by one where they are left out.
 SHOWN = 10
@@ -86,6 +89,11 @@ def stages(schedule: Iterable[Sequence], begin: Mapping[str, Any]) -> list[Stage
 def check_options(asked: Mapping[str, Any]) -> None:
     """Refuses options that there are not, naming the nearest that is one, and bad lists."""
     for name in asked:
+        if name in MIXTURE:
+            raise ValueError(
+                f"{name} is not an option of batches: weights of a mixture change by another phase "
+                "of config.mixture.weights, from a step to come, and what else it has does not"
+            )
         if name not in KNOWN:
             raise ValueError(f"batches have no option {unknown(name, KNOWN)}")
     for name, kind, what in (

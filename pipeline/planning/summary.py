@@ -1,5 +1,7 @@
 """The summary: a plan as a table, for `print(plan)`."""
 
+from collections.abc import Iterable
+
 import numpy as np
 
 # Of how many hosts the printed plan shows the busiest, against their mean.
@@ -16,11 +18,10 @@ def table(plan) -> str:
     """
     lines = _buckets(plan)
     row = sum(plan.buckets[-1].lengths)
-    count = plan.num_examples - plan.num_empty
     lines.append(
         f"padding {plan.padding:.3%}; padded to the longest bucket, one example in a row, the "
-        f"same data would take {count:,} rows of {_longest(plan)} and "
-        f"{1 - plan.num_tokens / (max(count, 1) * row):.1%} padding"
+        f"same data would take {plan.num_pieces:,} rows of {_longest(plan)} and "
+        f"{1 - plan.num_tokens / (plan.num_pieces * row):.1%} padding"
     )
     for name, used, bound in zip(SIDES, plan.side_fills, plan.side_bounds, strict=False):
         lines.append(
@@ -32,7 +33,7 @@ def table(plan) -> str:
             f"{1 - plan.padding:.4%} of positions used; no packing can use more than "
             f"{plan.bound:.4%}"
         )
-    return "\n".join(lines + _left_out(plan))
+    return "\n".join(lines + _left_out(plan, [plan]))
 
 
 def mixture_table(mixture) -> str:
@@ -59,7 +60,7 @@ def mixture_table(mixture) -> str:
         lines.append(f"weights begin at steps {starts}")
     how = "all its steps" if mixture.finite else "steps until each has been through"
     lines.append(f"an epoch is {how}: {steps:,}; padding {mixture.padding:.3%}")
-    return "\n".join(lines + _left_out(mixture))
+    return "\n".join(lines + _left_out(mixture, mixture.sources.values()))
 
 
 def _buckets(plan) -> list[str]:
@@ -86,11 +87,14 @@ def _buckets(plan) -> list[str]:
     return lines
 
 
-def _left_out(plan) -> list[str]:
-    """What became of empty and of overlong examples."""
+def _left_out(plan, parts: Iterable) -> list[str]:
+    """What became of empty and of overlong examples, of a plan that has these parts."""
     lines = []
-    if plan.num_empty:
-        lines.append(f"{plan.num_empty:,} examples have nothing to train on and are left out")
+    asked = sum(getattr(part.lengths, "num_left_out", 0) for part in parts)
+    if asked:
+        lines.append(f"{asked:,} examples are left out, as asked")
+    if empty := plan.num_empty - asked:
+        lines.append(f"{empty:,} examples have nothing to train on and are left out")
     if plan.overlong:
         done = {"split": "split", "truncate": "truncated", "drop": "dropped"}[plan.overflow]
         lines.append(

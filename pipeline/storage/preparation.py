@@ -2,6 +2,7 @@
 
 import contextlib
 import multiprocessing
+from typing import Any
 
 from etils import epath
 
@@ -56,6 +57,7 @@ def prepare(
         RuntimeError: a worker died.
     """
     directory = epath.Path(directory).expanduser()
+    _require(source, tokenizer)
     job = Job(source, tokenizer, field, template, task.learns)
     origin = job.origin
     # A finished corpus needs no lock, and may lie where nothing can be written.
@@ -95,6 +97,9 @@ def prepare_pairs(
     Raises:
         ValueError: the tokenizer marks no beginnings, or what `prepare` raises.
     """
+    _require(source, tokenizer)
+    if len(fields) != 2 or isinstance(fields, str):
+        raise ValueError(f"fields is {fields!r}; it must be two, of the inputs and of the targets")
     if tokenizer.begin_id is None:
         raise ValueError(
             f"the tokenizer {tokenizer.fingerprint} does not mark where texts begin, and a decoder "
@@ -115,6 +120,19 @@ def prepare_pairs(
     return Pairs(inputs, targets)
 
 
+def _require(source: Any, tokenizer: Any) -> None:
+    """Refuses what is no source or no tokenizer, with a `TypeError`."""
+    if not hasattr(source, "fingerprint"):
+        raise TypeError(
+            f"source is {source!r:.80}; it must be a source, as sources.TextFiles('*.txt') or "
+            "sources.Records([{'text': '…'}])"
+        )
+    if isinstance(tokenizer, type) or not hasattr(tokenizer, "encode_batch"):
+        raise TypeError(
+            f"tokenizer is {tokenizer!r:.80}; it must be a tokenizer, as tokenizers.Bytes()"
+        )
+
+
 def _prepare(
     job: Job, task: Task, directory: epath.Path, num_workers: int | None, progress: bool
 ) -> None:
@@ -133,6 +151,11 @@ def _prepare(
     with bar, contextlib.closing(chunks):
         for part in cut(map(bar.counted, chunks)):
             writer.add(part)
+    if job.template is not None and task.learns and writer.text_bytes == 0:
+        raise ValueError(
+            f"nothing of any of the {documents:,} records is learnt: all weights that the template "
+            "gives are 0. Check which parts of a record it is to train on"
+        )
     writer.finish(
         vocab_size=job.tokenizer.vocab_size,
         tokenizer=job.tokenizer.save(directory),

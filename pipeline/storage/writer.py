@@ -44,8 +44,9 @@ def require_same_origin(directory: epath.Path, there: Mapping, asked: Mapping) -
         if there.get(key) != asked.get(key):
             raise ValueError(
                 f"{os.fspath(directory)} holds a corpus made with another {name}: there "
-                f"{there.get(key)}, now {asked.get(key)}. Prepare into another directory, or "
-                "delete this one to make it anew"
+                f"{there.get(key)}, now {asked.get(key)}. Give back what it was made with, or "
+                "prepare into another directory (for a run, another --workdir); delete this one "
+                "only if nothing goes on from it"
             )
 
 
@@ -109,10 +110,15 @@ class Writer:
         path = self.directory / part_name(len(self.parts))
         self._kept(write_part(path, chunk, metadata), chunk.counts, text)
 
+    @property
+    def text_bytes(self) -> int | None:
+        """UTF-8 bytes of the text so far that is learnt; None if no text is known."""
+        texts = [text for text in self._text_bytes if text is not None]
+        return sum(texts) if texts else None
+
     def finish(self, **about: Any) -> None:
         """Writes the lengths and the manifest; `about` is recorded in the manifest as it is."""
         lengths = self.task.lengths(np.concatenate(self._counts))
-        texts = [text for text in self._text_bytes if text is not None]
         with written(self.directory / LENGTHS) as file:
             np.save(file, lengths)
             size = file.tell()
@@ -124,7 +130,7 @@ class Writer:
             "empty": int((lengths == 0).sum()),
             "tokens": self.tokens,
             "num_tokens": int(lengths.sum(dtype=np.int64)),
-            "text_bytes": sum(texts) if texts else None,
+            "text_bytes": self.text_bytes,
             "tokens_digest": tokens_digest(self.parts),
             "lengths_digest": lengths_module.digest(lengths),
             "lengths_bytes": size,

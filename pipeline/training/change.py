@@ -44,6 +44,30 @@ def applied(config: Mapping[str, Any], stages: Iterable[Stage]) -> dict[str, Any
     return found
 
 
+def resumed(config: Mapping[str, Any], stages: Iterable[Stage], step: int) -> dict[str, Any]:
+    """A config, as JSON, whose schedule has what the run at `step` has had of one.
+
+    Raises:
+        ValueError: the schedule says something else of the past.
+    """
+    given = [list(entry) for entry in config["schedule"]]
+    had = _past(stages, step, [entry for entry in given if entry[0]])
+    first, later = ([e for e in given if e[0] == 0], [e for e in given if e[0] > step])
+    return {**config, "schedule": [*first, *had, *later]}
+
+
+def _past(stages: Iterable[Stage], step: int, given: Iterable[list[Any]]) -> list[list[Any]]:
+    """What a run at `step` has had of its schedule, of which `given` may only leave out some."""
+    had = [[each.step, each.asked] for each in stages if each.planned and 0 < each.step <= step]
+    for entry in given:
+        if entry[0] <= step and entry not in had:
+            raise ValueError(
+                f"the schedule has {entry}, and up to step {step:,}, where the run is, it was "
+                f"{had}; only what comes later can change"
+            )
+    return had
+
+
 def changed(stages: Sequence[Stage], step: int, asked: Mapping[str, Any]) -> list[Stage]:
     """The stages with one more, not planned, of those options that are not in force at `step`.
 
@@ -79,17 +103,12 @@ def changed(stages: Sequence[Stage], step: int, asked: Mapping[str, Any]) -> lis
 def _planned(
     before: Sequence[Stage], later: list[Stage], step: int, schedule: Iterable[Sequence]
 ) -> list[Stage]:
-    """The stages of another schedule that come after `step`; `later`, if they are the same."""
+    """The stages of another schedule that come after `step`; `later`, if they are the same.
+
+    What has passed may be left out of the schedule, but not be another.
+    """
     planned = [stage for stage in made(schedule, {}) if stage.step > 0]
-    then, now = (
-        [(stage.step, stage.asked) for stage in some if stage.planned and 0 < stage.step <= step]
-        for some in (before, planned)
-    )
-    if then != now:
-        raise ValueError(
-            f"the schedule up to step {step:,} was {then} and cannot become {now}; what comes "
-            "later can change"
-        )
+    _past(before, step, [[stage.step, stage.asked] for stage in planned])
     after = [stage for stage in planned if stage.step > step]
     same = [(stage.step, stage.asked) for stage in later] == [(s.step, s.asked) for s in after]
     return later if same else after

@@ -1,5 +1,6 @@
 """One run in its work directory: configuration, plans, compiled steps, and where it goes on."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -12,16 +13,18 @@ import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
+from pipeline.atomic import alone
 from pipeline.corpora import prepare_corpora
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.loading.loader import Batches, Loader, load
 from pipeline.loading.sharding import batch_sharding, parts
 from pipeline.planning import schedule
+from pipeline.planning.checks import require_whole
 from pipeline.planning.planned import PlannedBatch
 from pipeline.planning.weights import typical_lengths
 from pipeline.storage.joined import Joined
 from pipeline.training import hosts
-from pipeline.training.change import allowing, applied, changed, parsed, with_change
+from pipeline.training.change import allowing, applied, changed, parsed, resumed, with_change
 from pipeline.training.compiled import Compiled, device_memory, keep_programs, table
 from pipeline.training.history import write_history
 from pipeline.training.metrics import Clock, Profile
@@ -116,6 +119,10 @@ class Run:
                 "change": f"asked={change}",
             }
         )
+        for name in ("steps", "keep", "eval_every", "checkpoint_every"):
+            require_whole(f"config.{name}", config[name], 1)
+        for step in config.skip_steps:
+            require_whole("config.skip_steps has a step that", step, 0)
         for name, known in (("on_nonfinite", ("stop", "skip")), ("on_compile", ("stop", "warn"))):
             if config[name] not in known:
                 raise ValueError(f"{name} is {config[name]!r}; it must be one of {known}")
@@ -129,6 +136,8 @@ class Run:
                 "put it into the config"
             )
         else:
+            if (workdir / "metrics.jsonl").exists():
+                hosts.say(f"{workdir} has no checkpoint: the run begins anew, and so does its log")
             begin = {"seed": config.seed, **self.record.config["batches"]}
             self.stages = schedule.stages(self.record.config["schedule"], begin)
         self.clock = Clock(self.record.seconds)
@@ -149,7 +158,7 @@ class Run:
             if (stage.step, stage.asked) not in planned:
                 hosts.say(f"no longer planned from step {stage.step:,} on: {stage.asked}")
         # The config is that of the beginning, or what unplanned changes have made of it since.
-        then, now = record["config"], self.record.config
+        then, now = record["config"], resumed(self.record.config, self.stages, self.first)
         since = applied(then, self.stages)
         nearer = min(then, since, key=lambda each: len(differing(each, now, MAY_CHANGE)))
         if wrong := changes(nearer, now, MAY_CHANGE):
@@ -167,7 +176,15 @@ class Run:
 
         Args:
             make_steps: from the corpus and the sharding of batches to `Steps`.
+
+        Raises:
+            RuntimeError: another process trains in the same directory; and what training raises.
         """
+        leads = jax.process_index() == 0
+        with alone(self.workdir, "training", wait=False) if leads else contextlib.nullcontext():
+            self._train(make_steps)
+
+    def _train(self, make_steps: Callable[..., Steps]):
         config, record = self.config, self.record
         if self.first >= config.steps:
             hosts.say(
@@ -240,6 +257,11 @@ class Run:
                 f"add is {names}, and config.added has {', '.join(known) or 'nothing'}; each of "
                 f"{', '.join(dict.fromkeys(wrong))} must be there, as config.train is, and once. "
                 "Corpora join a mixture by a phase of config.mixture.weights"
+            )
+        if unused := [name for name in there if name != "train" and name not in names]:
+            hosts.say(
+                f"not trained on: {', '.join(unused)} of config.added, which no schedule and no "
+                "--change adds"
             )
         if not names:
             return there.get("train", corpus)

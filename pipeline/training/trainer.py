@@ -68,9 +68,6 @@ class Trainer:
             RuntimeError: something was compiled after the start and `on_compile` is "stop", or
                 another process has gone.
         """
-        for name in ("eval_every", "checkpoint_every"):
-            if self.config[name] < 1:
-                raise ValueError(f"{name} is {self.config[name]}; it must be at least 1 step")
         leads = jax.process_index() == 0
         self.log = MetricsLog(self.workdir, step, enabled=leads)
         self.clock.add("lost", self.log.lost)
