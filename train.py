@@ -70,20 +70,26 @@ def network_for(corpus) -> Callable[..., nnx.Module]:
     return Encoder if isinstance(corpus, pipeline.Masked) else Decoder
 
 
-def make_steps(config: ConfigDict, corpus, sharding) -> Steps:
-    """The model that `config` describes, for a corpus or pairs, and how it is trained.
+def check(config: ConfigDict) -> None:
+    """Refuses, before anything is prepared, what is no model or no run.
 
     Raises:
         ValueError: the warm-up is longer than the run, or what `TransformerConfig` raises.
     """
+    TransformerConfig(vocab_size=1, **config.model)
+    if not 0 <= config.optimizer.warmup_steps < config.steps:
+        raise ValueError(
+            f"optimizer.warmup_steps is {config.optimizer.warmup_steps} and steps is "
+            f"{config.steps}; warm-up takes some of the steps, or 0, as in "
+            "--config.optimizer.warmup_steps=0"
+        )
+
+
+def make_steps(config: ConfigDict, corpus, sharding) -> Steps:
+    """The model that `config` describes, for a corpus or pairs, and how it is trained."""
     model = TransformerConfig(vocab_size=corpus.vocab_size or 0, **config.model)
     network = network_for(corpus)
     spec, steps = config.optimizer, config.steps
-    if not 0 <= spec.warmup_steps < steps:
-        raise ValueError(
-            f"optimizer.warmup_steps is {spec.warmup_steps} and steps is {steps}; warm-up must "
-            "end before the run does"
-        )
     schedule = optax.warmup_cosine_decay_schedule(
         spec.learning_rate / max(spec.warmup_steps, 1),
         spec.learning_rate,
@@ -180,6 +186,7 @@ def main(argv):
         raise app.UsageError(f"{argv[1]!r} is no flag; write --NAME=VALUE, lists in quotes")
     if not flags.FLAGS["verbosity"].present:
         logging.getLogger("absl").setLevel(logging.WARNING)  # orbax tells of every file
+    check(CONFIG.value)
     hosts.connect(COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value, WAIT.value)
     name = pathlib.Path(config_flags.get_config_filename(flags.FLAGS["config"])).stem
     with hosts.leaving_together():

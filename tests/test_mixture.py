@@ -302,7 +302,7 @@ FEW = {"code": 0.7, "prose": 0.3}
     ),
     st.lists(st.tuples(st.integers(0, 90), other_options), min_size=1, max_size=4),
 )
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_every_epoch_of_every_source_stays_a_partition_whatever_changes(begin, changes):
     mixture, steps = changed(begin, changes), 160
     left_out = {n for _, options in mixture.changes for n in options.get("leave_out", ())}

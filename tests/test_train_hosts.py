@@ -108,6 +108,7 @@ def test_losses_are_those_of_one_process(alone, text, tmp_path, count):  # noqa:
     assert summary(tmp_path)["compiles_after_start"] == 0
 
 
+@pytest.mark.slow
 def test_saved_on_four_resumed_on_one_three_and_two(alone, text, tmp_path):  # noqa: F811
     # The schedule must be that of the whole run, so every start but the last is stopped.
     for count in (4, 1, 3, 2, 4):
@@ -121,6 +122,7 @@ def test_saved_on_four_resumed_on_one_three_and_two(alone, text, tmp_path):  # n
     assert_same_run(tmp_path, alone)
 
 
+@pytest.mark.slow
 def test_sigterm_to_one_of_four_saves_on_all(alone, text, tmp_path):  # noqa: F811
     group = start(text, tmp_path, 4)
     wait_for_steps(group, tmp_path, 6)
@@ -131,6 +133,7 @@ def test_sigterm_to_one_of_four_saves_on_all(alone, text, tmp_path):  # noqa: F8
     assert_same_run(tmp_path, alone)
 
 
+@pytest.mark.slow
 def test_sigkill_to_one_of_four_ends_the_others_and_three_continue(
     alone,
     text,  # noqa: F811
