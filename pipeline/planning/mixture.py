@@ -300,6 +300,9 @@ class Mixture(MixtureFigures):
                 for part in ("lengths", "window", "patterns"):
                     if part in own:
                         parts[f"{part} of {name}"] = own[part]
+                rest = self.supplies[name].rest
+                if rest is not None and rest.patterns:
+                    parts[f"patterns of the rest of {name}"] = rest.patterns
             parts |= {
                 "buckets": "+".join(map(str, self.buckets)),
                 "seed": str(self.seed),
