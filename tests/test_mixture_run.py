@@ -1,7 +1,6 @@
 """A mixture as a user has it: a config, the commands that look at it, and a run."""
 
 import json
-import os
 import pathlib
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import pytest
 from pipeline.__main__ import main
 from pipeline.sources import PythonReference, Together
 from pipeline.sources.source import read_texts, where
+from tests.processes import environment
 
 ROOT = pathlib.Path(__file__).parent.parent
 CONFIG = ROOT / "tests/mixture_config.py"
@@ -47,13 +47,10 @@ def test_report_check_and_show_take_the_config_of_a_mixture(text, tmp_path, monk
 
 
 def run(text, workdir, *flags):
-    environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "NPROC")}
-    environment |= {"TINY_TEXT": str(text), "PYTHONPATH": str(ROOT)}
-    environment["JAX_COMPILATION_CACHE_DIR"] = str(text.parent / "programs")
+    programs = str(text.parent / "programs")
+    env = environment(TINY_TEXT=str(text), JAX_COMPILATION_CACHE_DIR=programs)
     command = [sys.executable, "train.py", f"--config={CONFIG}", f"--workdir={workdir}", *flags]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240
-    )
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240)
     return done.returncode, done.stdout + done.stderr
 
 

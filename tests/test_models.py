@@ -29,6 +29,14 @@ SPLASH = pytest.param(
 )
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _quickly_compiled():
+    # Compiling is most of what these tests do.
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 @cache
 def split_model(kind, config=CONFIG):
     return nnx.split(KINDS[kind](config, rngs=nnx.Rngs(0)))

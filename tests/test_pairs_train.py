@@ -1,7 +1,6 @@
 """An encoder–decoder on pairs: through the training program, and packed as if alone."""
 
 import json
-import os
 import pathlib
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from models.encoder_decoder import EncoderDecoder
 from models.flops import pair_flops, training_flops
 from pipeline import Batches, Bucket, Pairs, Plan
 from pipeline.loading.checkpoint import Checkpoints
+from tests.processes import environment
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -39,14 +39,12 @@ def text(tmp_path_factory):
 
 
 def run(text, workdir, *flags):
-    environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "NPROC")}
-    environment |= {"TINY_TEXT": str(text), "PYTHONPATH": str(ROOT)}
-    environment["JAX_COMPILATION_CACHE_DIR"] = str(text.parent / "programs")
+    programs = str(text.parent / "programs")
     config = "--config=tests/tiny_pairs_config.py"
     done = subprocess.run(
         [sys.executable, "train.py", config, f"--workdir={workdir}", *flags],
         cwd=ROOT,
-        env=environment,
+        env=environment(TINY_TEXT=str(text), JAX_COMPILATION_CACHE_DIR=programs),
         text=True,
         capture_output=True,
         timeout=240,

@@ -1,7 +1,6 @@
 """The training program, run as a user runs it: in processes of its own."""
 
 import json
-import os
 import pathlib
 import random
 import signal
@@ -11,6 +10,8 @@ import time
 
 import numpy as np
 import pytest
+
+from tests.processes import environment
 
 ROOT = pathlib.Path(__file__).parent.parent
 TIME_LIMIT = 240  # seconds for one start
@@ -37,14 +38,12 @@ CLOCK |= {"seconds/compile", "seconds/save"}
 
 def start(text, workdir, *flags, program="train.py"):
     """Starts the program; one device, as on a user's machine."""
-    environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "NPROC")}
-    environment |= {"TINY_TEXT": str(text), "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
-    environment["JAX_COMPILATION_CACHE_DIR"] = str(text.parent / "programs")  # of all starts
+    programs = str(text.parent / "programs")  # of all starts
     command = [sys.executable, program, "--config=tests/tiny_config.py", f"--workdir={workdir}"]
     return subprocess.Popen(
         [*command, *flags],
         cwd=ROOT,
-        env=environment,
+        env=environment(TINY_TEXT=str(text), JAX_COMPILATION_CACHE_DIR=programs),
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
