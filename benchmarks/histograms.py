@@ -20,7 +20,8 @@ def measure(paths: list[str]) -> Section:
             begin = time.perf_counter()
             plan = pipeline.Plan(lengths, [pipeline.Bucket(1, longest)], packing=packing)
             seconds = time.perf_counter() - begin
-            bound = "" if plan.bound is None else f"proven bound {plan.bound:.4%}, "
+            solution = plan.stages[0].sources[0].solution
+            bound = "" if solution is None else f"proven bound {solution.bound:.4%}, "
             lines.append(
                 Line(
                     f"{name}, {len(lengths):,} examples up to {longest:,}: {packing}",

@@ -61,7 +61,7 @@ def measure(examples: int) -> Section:
         ]
     return Section(
         "scale",
-        f"Lognormal lengths up to {LONGEST:,}, memory-mapped, with a stored digest; four buckets, "
+        f"Lognormal lengths up to {LONGEST:,}, memory-mapped; four buckets, "
         f"{TOKENS:,} positions in a batch.",
         lines,
     )
@@ -75,25 +75,16 @@ def _write(path: str, count: int) -> None:
         part[:] = np.clip(rng.lognormal(6, 1.2, len(part)), 1, LONGEST)
 
 
-class _Stored:
-    """Lengths on disk with a digest, as a corpus has them."""
-
-    lengths_digest = "0" * 16
-
-    def __init__(self, path: str):
-        self.lengths = np.memmap(path, np.uint32, "r")
-
-
 def _plan_once(path: str) -> dict:
-    stored = _Stored(path)
+    lengths = np.memmap(path, np.uint32, "r")
     buckets = pipeline.fit_buckets(
-        np.array(stored.lengths[:SMALL]),
+        np.array(lengths[:SMALL]),
         tokens_per_batch=TOKENS,
         max_buckets=4,
         max_length=LONGEST,
     )
     begin = time.perf_counter()
-    plan = pipeline.Plan(stored, buckets)
+    plan = pipeline.Plan(lengths, buckets)
     plan.batch(0)
     first = time.perf_counter() - begin
     memory, total, steps = _anonymous(), np.uint64(0), plan.num_batches()
@@ -103,7 +94,7 @@ def _plan_once(path: str) -> dict:
         if step % 64 == 0:
             memory = max(memory, _anonymous())
     epoch = time.perf_counter() - begin
-    _check(stored.lengths, total)
+    _check(lengths, total)
     jumps = []
     for step in (5 * steps + 1, 9 * steps // 2, 100 * steps - 1):
         begin = time.perf_counter()
@@ -116,7 +107,7 @@ def _plan_once(path: str) -> dict:
         "any": float(np.median(jumps)),
         "padding": plan.padding,
         "batches": steps,
-        "windows": len(plan._windows),
+        "windows": len(plan.stages[0].sources[0].whole),
     }
 
 

@@ -22,7 +22,7 @@ def get_config() -> ConfigDict:
     reference = ConfigDict({**library, "tfds": "python_reference"})
     config.sources = ConfigDict({"library": library, "reference": reference})
 
-    # What `pipeline.Mixture` takes. The weights of each phase, from its first step on, as shares
+    # What `pipeline.Plan` takes. The weights of each phase, from its first step on, as shares
     # of tokens (or of "examples"); a source that ends is repeated (or "stop", "renormalise").
     config.mixture = ConfigDict({"by": "tokens", "ending": "repeat"})
     config.mixture.weights = ((0, {"library": 0.7, "reference": 0.3}),)

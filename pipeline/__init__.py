@@ -1,15 +1,14 @@
 """Lockstep: batches of a few static shapes, almost without padding, planned from lengths alone.
 
-`Bucket`, `fit_buckets`, `Plan` and `Mixture` need NumPy only; everything else is imported when
+`Bucket`, `fit_buckets` and `Plan` need NumPy only; everything else is imported when
 first used.
 """
 
 import importlib
 from typing import TYPE_CHECKING
 
-from pipeline.planning.bucket import Bucket
+from pipeline.packing.bucket import Bucket
 from pipeline.planning.fit import fit_buckets
-from pipeline.planning.mixture import Mixture
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 
@@ -62,7 +61,6 @@ __all__ = [
     "Joined",
     "Loader",
     "Masked",
-    "Mixture",
     "Pairs",
     "Plan",
     "PlannedBatch",

@@ -13,14 +13,37 @@ from pipeline.commands.arguments import PLANNING, parser
 FINE, DAMAGED, WRONG = 0, 1, 2
 
 
-def _opened(arguments: argparse.Namespace):
-    """The subject and the options that the command line gives."""
-    from pipeline.report import Options, open_subject
+class WrongCommand(RuntimeError):
+    """The command line asks for what cannot be; the message says why."""
 
-    paths = arguments.subject
-    subject = open_subject([paths] if isinstance(paths, str) else paths, arguments.workdir)
+
+def _opened(arguments: argparse.Namespace):
+    """The subject and the options that the command line gives.
+
+    Of a work directory, the corpus of its run and its plan, with all changes.
+    """
+    from etils import epath
+
+    from pipeline.report import Options, open_subject
+    from pipeline.report.subject import of_corpus
+    from pipeline.training.history import NAME, read_history
+
+    paths = [arguments.subject] if isinstance(arguments.subject, str) else arguments.subject
     given = {name: getattr(arguments, name) for name, _, _ in PLANNING}
     given = {name: value for name, value in given.items() if value is not None}
+    workdir = epath.Path(paths[0]).expanduser()
+    if len(paths) == 1 and (workdir / NAME).exists():
+        if given:
+            raise WrongCommand(
+                f"{', '.join('--' + name.replace('_', '-') for name in given)} cannot be given "
+                f"with {paths[0]}, whose plan is that of its run"
+            )
+        corpus, plan = read_history(workdir)
+        options = plan.options.as_json(("packing", "overflow", "seed"))
+        options["tokens_per_batch"] = max(bucket.positions for bucket in plan.options.buckets)
+        subject = of_corpus(corpus, paths[0], options, plan)
+    else:
+        subject = open_subject(paths, arguments.workdir)
     return subject, Options({**subject.options, **given}).for_lengths(subject.lengths)
 
 
@@ -58,16 +81,22 @@ def report(arguments: argparse.Namespace) -> int:
 
 def buckets(arguments: argparse.Namespace) -> int:
     """Prints the fitted buckets as Python."""
+    from pipeline.planning import figures
+
     subject, options = _opened(arguments)
-    plan = options.plan(subject)
+    plan = subject.plan or options.plan(subject.examples)
     print("from pipeline import Bucket\n")
     fitted = ("tokens_per_batch", "max_buckets", "row_multiple", "packing", "attention", "width")
-    print(f"# Fitted to {subject.name}")
-    for some in (fitted[:3], fitted[3:]):
-        print(f"# {', '.join(f'{name}={options[name]!r}' for name in some)}")
-    print(f"# {plan.num_batches():,} batches an epoch, {plan.padding:.3%} padding.")
+    if subject.plan is None:
+        print(f"# Fitted to {subject.name}")
+        for some in (fitted[:3], fitted[3:]):
+            print(f"# {', '.join(f'{name}={options[name]!r}' for name in some)}")
+    else:
+        print(f"# Those of {subject.name} in the end")
+    found = figures.epoch_batches(plan)
+    print(f"# {sum(found.values()):,} batches an epoch, {plan.padding:.3%} padding.")
     print("buckets = (")
-    for bucket, batches in plan.batches_per_bucket.items():
+    for bucket, batches in found.items():
         print(f"    Bucket(rows={bucket.rows}, length={bucket.length}),  # {batches:,} batches")
     print(")")
     return FINE
@@ -78,7 +107,7 @@ def show(arguments: argparse.Namespace) -> int:
     from pipeline.commands.show import Shown
 
     subject, options = _opened(arguments)
-    shown = Shown(subject.corpus, options.plan(subject), arguments.step)
+    shown = Shown(subject.corpus, subject.plan or options.plan(subject.corpus), arguments.step)
     if arguments.png:
         shown.picture(arguments.png)
         print(f"wrote {arguments.png}")
@@ -94,8 +123,6 @@ def check(arguments: argparse.Namespace) -> int:
     from etils import epath
 
     from pipeline.commands.check import check_corpus, check_plan
-    from pipeline.planning.mixture import Mixture
-    from pipeline.storage.joined import Joined
 
     try:
         subject, options = _opened(arguments)
@@ -104,16 +131,10 @@ def check(arguments: argparse.Namespace) -> int:
             raise  # it is not a corpus that is wrong
         print(f"wrong: {error}", file=sys.stderr)
         return DAMAGED
-    corpus, plan = subject.corpus, options.plan(subject)
+    plan = subject.plan or options.plan(subject.corpus)
     try:
-        for each in corpus.corpora.values() if isinstance(corpus, Joined) else [corpus]:
-            check_corpus(each, print)
-        if isinstance(plan, Mixture):  # each source has epochs of its own
-            for name, rows in plan.sources.items():
-                print(f"rows of {name}, one a batch:")
-                check_plan(corpus.corpora[name].lengths, rows, arguments.epoch, print)
-        else:
-            check_plan(subject.lengths, plan, arguments.epoch, print)
+        check_corpus(subject.corpus, print)
+        check_plan(plan, arguments.epoch, print)
     except ValueError as error:
         print(f"wrong: {error}", file=sys.stderr)
         return DAMAGED

@@ -109,12 +109,6 @@ def prepare_corpora(config: Any, directory: epath.Path) -> tuple[Any, Any]:
     if kind not in VIEWS:
         raise ValueError(f"task.kind is {kind!r}; it must be one of {', '.join(VIEWS)}")
     template, view = open_template(config.template), VIEWS[kind]
-    of_pairs = [name for name, fields in described.items() if not isinstance(fields.field, str)]
-    if len(joined) > 1 and (view or of_pairs):
-        raise ValueError(
-            f"task.kind is {kind!r}, and {', '.join(of_pairs) or 'nothing'} is of pairs; several "
-            "corpora are joined for 'causal' alone, and not of pairs"
-        )
     parts = {name: open_source(fields, directory / "tfds") for name, fields in described.items()}
     of_training = list(places.values())[:begin]
     spec = config.tokenizer

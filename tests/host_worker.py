@@ -56,7 +56,7 @@ def batches(asked):
 
 def agree(asked):
     if "version" in asked:
-        pipeline.planning.plan.VERSION = asked["version"]
+        pipeline.planning.stage.VERSION = asked["version"]
     corpus = pipeline.Corpus.open(asked["corpus"])
     lengths = corpus.lengths[:-1] if asked.get("drop_last_example") else corpus.lengths
     buckets = [pipeline.Bucket(*b) for b in asked.get("buckets", [[8, 16], [4, 64]])]

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 import pipeline
 from pipeline import Bucket, Plan
 from pipeline.__main__ import main
+from pipeline.planning import figures
+from pipeline.planning.source import Source
 from pipeline.training.history import read_history, write_history
-from pipeline.training.ledger import ledger
+from pipeline.training.ledger import Ledger
 
 SHORT = (Bucket(8, 16), Bucket(4, 32))
 LONG = (Bucket(4, 64),)
@@ -59,7 +61,7 @@ def test_a_run_as_planned_passes_and_says_what_became_of_every_example(ran, caps
     assert (code, err) == (0, "")
     assert "plan from step 20 on: buckets=4x64, overflow=split" in out
     assert "left out from step 7 on, as asked: 3, 5, 8" in out
-    assert "documents longer than 32 are cut (overflow='truncate')" in out
+    assert "from step 0 on, documents longer than 32 are cut (overflow='truncate')" in out
     assert "documents with nothing to train on" in out
     assert "documents in 3 epochs each" in out
     assert plan.batch(59).epoch == 3
@@ -133,7 +135,7 @@ def test_plans_that_cannot_be_made_again_and_places_without_a_run_are_errors(
 
 def test_a_plan_that_loses_a_position_would_be_found(ran, capsys, monkeypatch):
     workdir, lines, _ = ran
-    batch = pipeline.planning.chain.Chain.batch
+    batch = Plan.batch
 
     def losing(self, step):
         planned = batch(self, step)
@@ -141,7 +143,7 @@ def test_a_plan_that_loses_a_position_would_be_found(ran, capsys, monkeypatch):
             planned.segments[0, 3] -= 1
         return planned
 
-    monkeypatch.setattr(pipeline.planning.chain.Chain, "batch", losing)
+    monkeypatch.setattr(Plan, "batch", losing)
     _, plan = read_history(epath.Path(workdir))
     lines[26]["batch"] = plan.batch(25).digest
     write(workdir, lines)
@@ -150,7 +152,7 @@ def test_a_plan_that_loses_a_position_would_be_found(ran, capsys, monkeypatch):
     assert "This is a defect of Lockstep" in err
 
 
-def test_new_corpora_are_due_from_the_epoch_that_they_join(ran, tmp_path, capsys):
+def test_new_corpora_are_due_from_the_epoch_that_they_join(ran, capsys, monkeypatch):
     workdir, _, _ = ran
     first = pipeline.Corpus.open(workdir / "corpus/train")
     new = [np.arange(size) for size in (70, 12, 1, 30, 25, 9)]
@@ -162,13 +164,11 @@ def test_new_corpora_are_due_from_the_epoch_that_they_join(ran, tmp_path, capsys
     write(workdir, lines_of(plan, 50))
     code, out, err = audited(workdir, capsys)
     assert (code, err) == (0, "")
-    assert "plan from step 7 on: examples=206" in out
-    assert "epoch 0: " in out
-    assert f"of {both.num_tokens:,} positions, each once" in out
+    assert "plan from step 7 on: leave_out=202, examples=206" in out
+    assert f"epoch 0: {np.minimum(both.lengths, 32).sum():,} positions, each once" in out
     assert plan.batch(49).epoch == 2
     # One position of what is new that nobody trained on is found.
-    monkey, chain = pytest.MonkeyPatch(), pipeline.planning.chain.Chain
-    batch = chain.batch
+    batch = Plan.batch
 
     def losing(self, step):
         planned = batch(self, step)
@@ -176,8 +176,8 @@ def test_new_corpora_are_due_from_the_epoch_that_they_join(ran, tmp_path, capsys
         planned.segments[lost, 3] -= 1
         return planned
 
-    with monkey.context() as patch:
-        patch.setattr(chain, "batch", losing)
+    with monkeypatch.context() as patch:
+        patch.setattr(Plan, "batch", losing)
         write(workdir, lines_of(plan, 50))
         code, _, err = audited(workdir, capsys)
     assert code == 1
@@ -219,7 +219,7 @@ def mixed(tmp_path_factory):
         (20, {"prose": 1, "code": 1}),
         (50, {"prose": 1, "code": 1, "chat": 1}),
     ]
-    plan = pipeline.Mixture(joined, SHORT, weights=weights, overflow="truncate", window=60)
+    plan = Plan(joined, SHORT, weights=weights, overflow="truncate", window=60)
     write_history(epath.Path(workdir), joined, plan)
     return workdir, plan
 
@@ -235,7 +235,7 @@ def test_runs_of_mixtures_are_audited_corpus_by_corpus(mixed, capsys):
         "documents are counted over all corpora, from 0 prose, from 120 code, from 180 chat" in out
     )
     assert "all 120 batches are those that were planned" in out
-    for name, passes in plan.passes(120).items():
+    for name, passes in figures.passes(plan, 120).items():
         for epoch in range(int(passes)):
             assert f"epoch {epoch} of {name}: " in out
         assert f"epoch {int(passes)} of {name}, not over" in out
@@ -266,22 +266,22 @@ def test_runs_of_mixtures_are_audited_corpus_by_corpus(mixed, capsys):
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_ledger_of_a_mixture_balances_whatever_changes(mixed, changes):
     joined, _ = read_history(epath.Path(mixed[0]))
-    plan = pipeline.Mixture(joined, SHORT, weights={"prose": 3, "code": 1, "chat": 1})
+    plan = Plan(joined, SHORT, weights={"prose": 3, "code": 1, "chat": 1})
     for step, options in sorted(changes, key=lambda each: each[0]):
         plan = plan.after(step, **options)
     said = []
-    book = ledger(plan, joined.lengths, said.append)
+    book = Ledger(plan, said.append)
     for step in range(150):
         book.add(plan.batch(step))
     book.finish(150)
     closed = [line for line in said if "each once" in line]
-    assert len(closed) == sum(plan.whole_epochs(150).values())
+    assert len(closed) == sum(figures.whole_epochs(plan, 150).values())
 
 
 def test_a_log_beyond_the_end_of_a_mixture_is_found(mixed, tmp_path, capsys):
     joined, _ = read_history(epath.Path(mixed[0]))
     weights = {"prose": 3, "code": 1, "chat": 1}
-    plan = pipeline.Mixture(joined, SHORT, weights=weights, ending="stop")
+    plan = Plan(joined, SHORT, weights=weights, ending="stop")
     write_history(epath.Path(tmp_path), joined, plan)
     lines = lines_of(plan, plan.num_batches())
     write(tmp_path, lines)
@@ -289,12 +289,12 @@ def test_a_log_beyond_the_end_of_a_mixture_is_found(mixed, tmp_path, capsys):
     write(tmp_path, [*lines, lines[-1] | {"step": len(lines)}])
     code, _, err = audited(tmp_path, capsys)
     assert code == 1
-    assert f"step {len(lines)} ran, and the mixture ends before it" in err
+    assert f"step {len(lines)} ran, and the plan ends before it" in err
 
 
 def test_a_mixture_that_loses_a_position_would_be_found(mixed, capsys, monkeypatch):
     workdir, _ = mixed
-    batch = pipeline.Mixture.batch
+    batch = Plan.batch
 
     def losing(self, step):
         planned = batch(self, step)
@@ -302,7 +302,7 @@ def test_a_mixture_that_loses_a_position_would_be_found(mixed, capsys, monkeypat
         planned.segments[lost, 3] -= 1
         return planned
 
-    monkeypatch.setattr(pipeline.Mixture, "batch", losing)
+    monkeypatch.setattr(Plan, "batch", losing)
     _, plan = read_history(epath.Path(workdir))
     write(workdir, lines_of(plan, 120))
     code, _, err = audited(workdir, capsys)
@@ -314,7 +314,7 @@ def test_a_mixture_that_loses_a_position_would_be_found(mixed, capsys, monkeypat
 def test_mixtures_that_change_on_the_way_are_audited(mixed, tmp_path, capsys, monkeypatch):
     joined, _ = read_history(epath.Path(mixed[0]))
     weights = {"prose": 3, "code": 1, "chat": 1}
-    plan = pipeline.Mixture(joined, SHORT, weights=weights, overflow="truncate")
+    plan = Plan(joined, SHORT, weights=weights, overflow="truncate")
     plan = plan.after(21, buckets=LONG, leave_out=[3, 190], overflow="drop")
     plan = plan.after(40, weights=dict.fromkeys(weights, 1)).after(60, buckets=SHORT, seed=2)
     write_history(epath.Path(tmp_path), joined, plan)
@@ -326,7 +326,7 @@ def test_mixtures_that_change_on_the_way_are_audited(mixed, tmp_path, capsys, mo
     assert "plan from step 40 on: weights=prose:1/3 code:1/3 chat:1/3" in out
     assert "left out from step 21 on, as asked: 3, 190" in out
     assert "all 200 batches are those that were planned" in out
-    assert plan.whole_epochs(200)["chat"] > 2
+    assert figures.whole_epochs(plan, 200)["chat"] > 2
     lines[130]["batch"] = lines[131]["batch"]
     write(tmp_path, lines)
     code, _, err = audited(tmp_path, capsys)
@@ -334,17 +334,16 @@ def test_mixtures_that_change_on_the_way_are_audited(mixed, tmp_path, capsys, mo
     assert "step 130 did not run" in err
     # A piece that the epoch of the change loses is found.
     _, plan = read_history(epath.Path(tmp_path))
-    link = plan.plans[1]
-    rows = type(link.supplies["code"]).rows
+    code, rows = plan.stages[1].sources[1], Source.rows
 
-    def losing(self, index, first, last):
-        segments, epochs = rows(self, index, first, last)
-        if self is link.supplies["code"]:
+    def losing(self, bucket, first, count):
+        segments, epochs = rows(self, bucket, first, count)
+        if self is code:
             segments[epochs < self.epoch, 3] -= 1
         return segments, epochs
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(link.supplies["code"]), "rows", losing)
+        patch.setattr(Source, "rows", losing)
         patch.setattr("pipeline.training.audit.read_history", lambda _: (joined, plan))
         write(tmp_path, lines_of(plan, 200))
         code, _, err = audited(tmp_path, capsys)

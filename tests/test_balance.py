@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import Bucket, Plan
-from pipeline.planning.balance import balanced, even_order
+from pipeline.planning.order import balanced, even_order
 
 
 @given(st.integers(1, 300))

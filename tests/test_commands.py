@@ -8,10 +8,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import tokenizers
+from etils import epath
 from pyarrow import parquet
 
-from pipeline import Corpus, Plan, fit_buckets
+from pipeline import Bucket, Corpus, Joined, Plan, fit_buckets, prepare
 from pipeline.__main__ import DAMAGED, FINE, WRONG, main
+from pipeline.sources import Records
+from pipeline.tasks import INPUTS
+from pipeline.tokenizers import Bytes
+from pipeline.training.history import write_history
+from pipeline.views import Masked, SpanCorruption
 
 
 @pytest.fixture
@@ -174,7 +180,8 @@ def test_a_config_gives_its_corpus_and_its_options(run, tmp_path):
     plan = Plan(corpus, fit_buckets(corpus, max_buckets=2, **options), seed=7)
     assert seen["plan"]["fingerprint"] == plan.fingerprint
     status, out, _ = run("check", *arguments)
-    assert (status, "is a partition" in out) == (FINE, True)
+    assert status == FINE
+    assert f"plan: epoch 0: {plan.num_tokens:,} positions, each once" in out
 
 
 def test_rows_are_as_long_as_a_batch_where_nothing_is_said(run, tmp_path):
@@ -214,6 +221,187 @@ def test_show_prints_a_batch_and_draws_it(run, corpus, tmp_path):
     assert picture.exists()
 
 
+# ---- pairs, and the work directories of runs
+
+PAIRED = ["--tokens-per-batch", 512, "--length-multiple", 8, "--overflow", "drop"]
+PAIRED += ["--row-multiple", 2]
+
+
+def test_of_pairs_show_prints_both_sides(run, pairs, tmp_path):
+    status, out, err = run("show", pairs.directory, "--step", 2, *PAIRED)
+    assert (status, err) == (FINE, "")
+    plan = Plan(
+        pairs,
+        fit_buckets(pairs, tokens_per_batch=512, max_buckets=4, length_multiple=8, row_multiple=2),
+        overflow="drop",
+    )
+    bucket = plan.batch(2).bucket
+    assert out.startswith(f"step 2 (epoch 0, batch 2 of {plan.num_batches()})")
+    assert f"{bucket.rows} rows × {bucket.length[0]} + {bucket.length[1]} positions" in out
+    assert plan.batch(2).digest in out
+    for row in range(bucket.rows):
+        for name in ("inputs", "targets"):
+            assert f"\nrow {row:<4}{name} ▕" in out
+    picture = tmp_path / "batch.png"
+    assert run("show", pairs.directory, "--png", picture, *PAIRED)[0] == FINE
+    assert picture.exists()
+
+
+def test_of_pairs_check_verifies_both_sides_and_the_plan(run, pairs, tmp_path):
+    status, out, err = run("check", pairs.directory, "--epoch", 1, *PAIRED)
+    assert (status, err) == (FINE, "")
+    corpus = ["files:", "offsets:", "fingerprint:", "vocabulary"]
+    assert [line.split()[0] for line in out.splitlines()] == 2 * corpus + ["plan:", "plan:"]
+    lengths = pairs.lengths[pairs.lengths[:, 1] > 0]
+    assert f"plan: epoch 1: {lengths.sum():,} positions, each once" in out
+    shutil.copytree(pairs.directory, tmp_path / "copy")
+    part = next((tmp_path / "copy/targets").glob("part-*.arrow"))
+    part.write_bytes(part.read_bytes()[:-8])
+    status, _, err = run("check", tmp_path / "copy", *PAIRED)
+    assert status == DAMAGED
+    assert re.search("wrong: the corpus is damaged at .*targets", err)
+
+
+def test_of_pairs_report_tells_of_both_sides(run, pairs):
+    status, out, err = run("report", pairs.directory, "--json", *PAIRED)
+    assert (status, err) == (FINE, "")
+    seen = json.loads(out)
+    for side, name in enumerate(("corpus", "targets")):
+        assert seen[name]["examples"] == len(pairs)
+        assert seen[name]["tokens"] == pairs.lengths[:, side].sum()
+        assert seen[name]["longest"] == pairs.lengths[:, side].max()
+        assert seen[name]["vocabulary"][0]["of"] == pairs.lengths[:, side].sum()
+    plan = seen["plan"]
+    assert plan["tokens"] == pairs.lengths[pairs.lengths[:, 1] > 0].sum()
+    assert all(len(bucket["length"]) == 2 for bucket in plan["buckets"])
+    assert len(plan["sides"]) == 2
+    assert 0.5 < min(plan["sides"]) < 1 - plan["padding"] < max(plan["sides"]) <= 1
+    padded, *others = seen["strategies"]
+    assert padded["name"] == "padded to the longest of all"
+    assert any("one example a row" in each["name"] for each in others)
+    for each in others:
+        assert each["name"].startswith("Lockstep")
+        assert each["padding"] < padded["padding"]
+    status, out, _ = run("report", pairs.directory, *PAIRED)
+    assert status == FINE
+    assert "\ninputs\n" in f"\n{out}"
+    assert "\ntargets\n" in out
+
+
+@pytest.fixture
+def ran(corpus, tmp_path):
+    """A run whose plan changed twice, as its work directory has it, and the plan."""
+    shutil.copytree(corpus.directory, tmp_path / "run/corpus/train")
+    mine = Corpus.open(tmp_path / "run/corpus/train")
+    plan = Plan(mine, [Bucket(16, 16), Bucket(8, 32), Bucket(4, 64)], seed=2)
+    plan = plan.after(5, seed=4, leave_out=[3, 5]).after(40, buckets=[Bucket(2, 256)])
+    write_history(epath.Path(tmp_path / "run"), mine, plan)
+    return tmp_path / "run", plan
+
+
+def test_show_prints_the_batches_of_a_run_before_and_after_it_changed(run, ran):
+    workdir, plan = ran
+    for step in (3, 7, 41, 200):
+        status, out, err = run("show", workdir, "--step", step)
+        planned = plan.batch(step)
+        assert (status, err) == (FINE, "")
+        assert out.startswith(f"step {step} (epoch {planned.epoch}, batch ")
+        assert f"{planned.bucket.rows} rows × {planned.bucket.length} positions" in out
+        assert f"digest {planned.digest}\n" in out
+    assert planned.bucket == Bucket(2, 256)
+
+
+@pytest.mark.parametrize("command", ["show", "check", "report", "buckets"])
+def test_the_plan_of_a_run_takes_no_other_options(run, ran, command):
+    status, out, err = run(command, ran[0], "--seed", 3)
+    assert (status, out) == (WRONG, "")
+    assert f"--seed cannot be given with {ran[0]}, whose plan is that of its run" in err
+
+
+def test_check_walks_every_epoch_of_a_run_that_changed(run, ran, corpus):
+    workdir, plan = ran
+    assert plan.batch(40).epoch > 0
+    for epoch in range(plan.batch(40).epoch + 2):
+        status, out, err = run("check", workdir, "--epoch", epoch)
+        assert (status, err) == (FINE, "")
+        steps = range(plan.first_step(epoch), plan.first_step(epoch + 1))
+        tokens = sum(plan.batch(step).num_tokens for step in steps)
+        assert f"plan: epoch {epoch}: {tokens:,} positions, each once" in out
+        assert f"plan: {len(steps):,} batches, no row over its length" in out
+    assert tokens == corpus.num_tokens - corpus.lengths[[3, 5]].sum()
+
+
+def test_report_and_buckets_are_of_the_plan_that_a_run_had_in_the_end(run, ran):
+    workdir, plan = ran
+    status, out, _ = run("report", workdir, "--json")
+    assert status == FINE
+    seen = json.loads(out)
+    assert seen["plan"]["fingerprint"] == plan.fingerprint
+    assert [[each["rows"], each["length"]] for each in seen["plan"]["buckets"]] == [[2, 256]]
+    assert seen["plan"]["padding"] == pytest.approx(plan.padding)
+    last = plan.batch(40).epoch + 1  # the first epoch that is whole under the last options
+    assert seen["plan"]["batches"] == plan.num_batches(last)
+    assert seen["plan"]["buckets"][0]["batches"] == plan.num_batches(last)
+    steps = range(plan.first_step(last), plan.first_step(last + 1))
+    documents = [len(np.unique(plan.batch(step).segments[:, 1])) for step in steps]
+    assert seen["plan"]["order"] == [0] * len(steps)
+    assert seen["plan"]["buckets"][0]["documents_per_step"] == pytest.approx(np.mean(documents))
+    status, out, _ = run("buckets", workdir)
+    assert status == FINE
+    pasted: dict = {}
+    exec(out, pasted)
+    assert pasted["buckets"] == (Bucket(2, 256),)
+
+
+def test_the_page_of_a_run_is_of_its_last_plan(run, ran, tmp_path):
+    workdir, _ = ran
+    status, _, err = run("report", workdir, "--html", tmp_path / "page.html")
+    assert (status, err) == (FINE, f"wrote {tmp_path / 'page.html'}\n")
+    assert "2 × 256" in (tmp_path / "page.html").read_text()
+
+
+def test_runs_of_several_corpora_are_shown_and_checked(run, corpus, tmp_path):
+    for name in ("code", "prose"):
+        shutil.copytree(corpus.directory, tmp_path / name)
+    joined = Joined({name: Corpus.open(tmp_path / name) for name in ("code", "prose")})
+    plan = Plan(joined, [Bucket(8, 64)], weights={"code": 2, "prose": 1})
+    plan = plan.after(9, weights={"code": 1, "prose": 1})
+    write_history(epath.Path(tmp_path), joined, plan)
+    status, out, _ = run("show", tmp_path, "--step", 12)
+    assert status == FINE
+    assert plan.batch(12).digest in out
+    assert re.search(r"\nof code \d+\.\d%, prose \d+\.\d%\n", out)
+    status, out, err = run("check", tmp_path)
+    assert (status, err) == (FINE, "")
+    for name in ("code", "prose"):
+        said = f"plan: epoch 0 of {name}: {corpus.num_tokens:,} positions, each once"
+        assert said in out
+    status, out, _ = run("report", tmp_path, "--json")
+    seen = json.loads(out)
+    assert [each["name"] for each in seen["plan"]["sources"]] == ["code", "prose"]
+    assert [each["weights"][-1][1] for each in seen["plan"]["sources"]] == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("kind", [Masked, SpanCorruption])
+def test_runs_of_views_are_shown_and_checked(run, kind, tmp_path):
+    records = Records([f"text {number} " * (number % 9) for number in range(60)])
+    corpus = prepare(records, Bytes(), tmp_path / "corpus", task=INPUTS, progress=False)
+    view = kind(corpus, seed=4, **({"max_length": 40} if kind is SpanCorruption else {}))
+    bucket = Bucket(4, (64, 64)) if kind is SpanCorruption else Bucket(4, 64)
+    plan = Plan(view, [bucket]).after(3, seed=1)
+    write_history(epath.Path(tmp_path), view, plan)
+    status, out, err = run("show", tmp_path, "--step", 5)
+    assert (status, err) == (FINE, "")
+    assert plan.batch(5).digest in out
+    assert ("targets ▕" in out) == (kind is SpanCorruption)
+    status, out, err = run("check", tmp_path, "--epoch", 1)
+    assert (status, err) == (FINE, "")
+    assert f"plan: epoch 1: {view.num_tokens:,} positions, each once" in out
+    status, out, err = run("report", tmp_path, "--json")
+    assert (status, err) == (FINE, "")
+    assert ("targets" in json.loads(out)) == (kind is SpanCorruption)
+
+
 # ---- prepare and check
 
 
@@ -232,7 +420,10 @@ def test_prepare_then_check(run, tmp_path):
         "fingerprint:",
         "vocabulary",
         "plan:",
+        "plan:",
     ]
+    assert "plan: epoch 0: " in out
+    assert ", each once\n" in out
 
 
 def test_prepare_trains_a_tokenizer_and_leaves_out_marks(run, tmp_path):

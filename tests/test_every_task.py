@@ -146,19 +146,18 @@ def same(one, other):
 
 def require_each_position_once(corpus, plan, batches, epoch):
     """Walks an epoch and compares what batches hold with what the corpus says."""
-    drawn = corpus.of_epoch(epoch) if hasattr(corpus, "of_epoch") else corpus
-    paired = hasattr(corpus, "targets")
-    sides = (drawn.inputs, drawn.targets) if paired else (drawn,)
-    seen = np.zeros((len(corpus), len(sides)), np.int64)
+    assert len(corpus.sides) == (2 if hasattr(corpus, "targets") else 1)
+    seen = np.zeros((len(corpus), len(corpus.sides)), np.int64)
     for step in range(epoch * plan.num_batches(), (epoch + 1) * plan.num_batches()):
         batch = batches[step]
-        for side, reader in enumerate(sides):
+        for side, reader in enumerate(corpus.sides):
             column, last = 0, 0
             ids = batch["targets_segment_ids" if side else "inputs_segment_ids"]
             for row, example, start, length in plan.batch(step).sides[side].segments.tolist():
                 column, last = (column, row) if row == last else (0, row)
                 here = row, slice(column, column + length)
-                for name, values in reader.read([example], [start], [length]).items():
+                read = reader.read([example], [start], [length], epoch=epoch)
+                for name, values in read.items():
                     assert np.array_equal(batch[name][here], values)
                 assert (ids[here] > 0).all()
                 seen[example, side] += length

@@ -106,7 +106,7 @@ def test_one_length_gives_one_bucket():
         ({"max_buckets": 0}, "max_buckets is 0"),
         ({"row_multiple": 1.5}, "row_multiple is 1.5"),
         ({"packing": "tight"}, "packing is 'tight'"),
-        ({"attention": "flash"}, "it must be 'dense' or 'segment'"),
+        ({"attention": "flash"}, "it must be one of dense, segment"),
         ({"lengths": [0]}, "nothing to fit buckets to"),
         ({"lengths": []}, "nothing to fit buckets to"),
     ],

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pipeline
-from pipeline.planning import plan
+from pipeline.planning.options import VERSION
 from tests.processes import Group, environment, free_port
 
 
@@ -72,7 +72,7 @@ def test_global_batches_are_those_of_one_process(shared, one_process, tmp_path, 
     [
         ({"seed": 7}, "plan: seed was 0 and is now 7"),
         ({"buckets": [[4, 64]]}, "plan: buckets was 8x16+4x64 and is now 4x64"),
-        ({"version": 99}, f"plan: plan was {plan.VERSION} and is now 99"),
+        ({"version": 99}, f"plan: plan was {VERSION} and is now 99"),
         ({"drop_last_example": True}, "plan: lengths was"),
     ],
 )

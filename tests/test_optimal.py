@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import pipeline
 from pipeline import Bucket, Plan, fit_buckets
-from pipeline.planning.knapsack import Knapsack
-from pipeline.planning.solution import Search
+from pipeline.packing.columns import Knapsack
+from pipeline.packing.solution import Search
 
 histograms = st.dictionaries(st.integers(1, 30), st.integers(1, 40), min_size=1, max_size=8)
 
@@ -33,9 +33,16 @@ def trained(plan, lengths, epoch=0):
         batch = plan.batch(step)
         row, example, _, size = batch.segments.T
         assert np.bincount(row, size, batch.bucket.rows).max() <= batch.bucket.length
-        assert plan.max_segments is None or np.bincount(row).max() <= plan.max_segments
+        most = plan.options.max_segments
+        assert most is None or np.bincount(row).max() <= most
         np.add.at(seen, example, size)
     return seen
+
+
+def bound_of(plan):
+    """Proven: no packing of the plan's corpus uses a greater share of positions."""
+    (source,) = plan.stages[-1].sources
+    return source.solution.bound
 
 
 # ---- the knapsack
@@ -75,7 +82,7 @@ def test_two_rows_where_best_fit_needs_three():
     assert Plan(lengths, [Bucket(1, 10)]).num_batches() == 3
     plan = Plan(lengths, [Bucket(1, 10)], packing="optimal")
     assert plan.num_batches() == 2
-    assert plan.bound == pytest.approx(1)
+    assert bound_of(plan) == pytest.approx(1)
     assert "100.0000% of positions used; no packing can use more than 100.0000%" in str(plan)
 
 
@@ -88,7 +95,7 @@ def test_it_is_never_worse_than_best_fit_and_never_better_than_the_bound(histogr
         for packing in ("best_fit", "optimal")
     )
     assert optimal.padding <= simple.padding
-    assert 1 - optimal.padding <= optimal.bound <= 1
+    assert 1 - optimal.padding <= bound_of(optimal) <= 1
     np.testing.assert_array_equal(trained(optimal, lengths), lengths)
 
 
@@ -106,7 +113,7 @@ def test_the_bound_holds_for_the_best_of_all_packings(lengths):
         return min([*tries, fewest(rest, [*rows, 12 - size])])
 
     plan = Plan(lengths, [Bucket(1, 12)], packing="optimal")
-    assert sum(lengths) / (12 * fewest(lengths, [])) <= plan.bound
+    assert sum(lengths) / (12 * fewest(lengths, [])) <= bound_of(plan)
 
 
 @pytest.mark.parametrize("window", [1 << 20, 900])
@@ -117,7 +124,7 @@ def test_several_buckets_and_windows_make_a_partition_close_to_the_bound(window,
     plan = Plan(lengths, buckets, packing="optimal", window=window, max_segments=most)
     for epoch in (0, 2):
         np.testing.assert_array_equal(trained(plan, lengths, epoch), lengths)
-    assert 1 - plan.padding <= plan.bound
+    assert 1 - plan.padding <= bound_of(plan)
     assert plan.padding < 0.02
     assert all(plan.batches_per_bucket.values())
 
@@ -136,7 +143,7 @@ def test_many_lengths_are_left_to_best_fit():
     lengths = np.arange(1, 2200)
     plan = Plan(lengths, [Bucket(1, 2200)], packing="optimal")
     assert plan.padding == Plan(lengths, [Bucket(1, 2200)]).padding
-    assert plan.bound == 1
+    assert bound_of(plan) == 1
 
 
 def test_buckets_are_fitted_for_it():
@@ -186,6 +193,65 @@ def test_a_corpus_keeps_the_patterns_beside_itself(examples, tmp_path, monkeypat
     again = Plan(pipeline.Corpus.open(tmp_path), buckets, packing="optimal", seed=3)
     assert again.num_batches() == first.num_batches()
     pipeline.Corpus.open(tmp_path).verify()
+
+
+@pytest.fixture
+def two_corpora(examples, tmp_path):
+    """Opens two corpora, stored in `first` and `second`, anew."""
+    for name, some in (("first", examples[:200]), ("second", examples[200:])):
+        pipeline.Corpus.from_arrays(some, tmp_path / name, vocab_size=1000)
+    names = "first", "second"
+    return lambda: pipeline.Joined({n: pipeline.Corpus.open(tmp_path / n) for n in names})
+
+
+@pytest.mark.parametrize(
+    ("options", "change", "kept"),
+    [
+        # All examples, and what is left of them after the change.
+        ({}, {"seed": 2}, {"first": 2}),
+        # The same, where the change has other rows for whole epochs, too.
+        ({}, {"buckets": [Bucket(8, 64)], "leave_out": [7]}, {"first": 3}),
+        # Each corpus by itself.
+        ({"weights": {"first": 1, "second": 1}}, {"seed": 2}, {"first": 2, "second": 2}),
+    ],
+)
+def test_what_is_left_of_several_corpora_is_searched_once(
+    two_corpora, buckets, tmp_path, monkeypatch, options, change, kept
+):
+    def plan():
+        return Plan(two_corpora(), buckets, packing="optimal", **options).after(3, **change)
+
+    first, searched, pack = plan(), [], Search.pack
+    found = {path.name: len(list(path.glob("packing-*.json"))) for path in tmp_path.iterdir()}
+    assert {name: number for name, number in found.items() if number} == kept
+    monkeypatch.setattr(
+        Search, "pack", lambda *given, **more: searched.append(pack(*given, **more))
+    )
+    again = plan()
+    assert searched == []
+    assert again.fingerprint == first.fingerprint
+    for step in range(40):
+        assert again.batch(step).digest == first.batch(step).digest
+    assert "patterns of the rest" in first.entries[1]["fingerprint"]
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_file_keeps_the_patterns_of_a_plan_that_changes(
+    two_corpora, buckets, tmp_path, monkeypatch, joined
+):
+    def plan():
+        lengths = two_corpora() if joined else two_corpora().lengths
+        begun = Plan(lengths, buckets, packing="optimal", patterns=tmp_path / "found.json")
+        return begun.after(3, seed=1).after(9, buckets=buckets[-1])
+
+    first = plan()
+    assert len(list(tmp_path.glob("*.json"))) == 4  # those of the first stage in the file itself
+    assert not list(tmp_path.glob("*/packing-*"))
+    monkeypatch.setattr(Search, "pack", None)  # nothing is searched again
+    assert plan().fingerprint == first.fingerprint
+    lengths = two_corpora() if joined else two_corpora().lengths
+    changes = json.loads(json.dumps(first.changes))
+    assert Plan.replay(lengths, changes).fingerprint == first.fingerprint
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.planning.bucket import Bucket
-from pipeline.planning.packing import best_fit, pack
+from pipeline.packing.bucket import Bucket
+from pipeline.packing.cascade import best_fit, pack
 
 histograms = st.dictionaries(st.integers(1, 40), st.integers(1, 60), min_size=1, max_size=12)
 limits = st.one_of(st.none(), st.integers(1, 5))
@@ -23,6 +23,12 @@ def as_rows(patterns):
         for pattern in patterns
         for _ in range(pattern.rows)
     ]
+
+
+def fitted(counts, length, *, opens_above=0, max_segments=None):
+    """Best fit of lengths, of which those above `opens_above` open rows."""
+    sizes = np.arange(len(counts))
+    return best_fit(counts, (length,), sizes[:, None], sizes > opens_above, max_segments)
 
 
 def slow_best_fit(counts, length, max_segments):
@@ -46,7 +52,7 @@ def slow_best_fit(counts, length, max_segments):
 def test_rows_hold_every_segment_once_and_never_overflow(histogram, max_segments):
     counts = as_counts(histogram)
     left = counts.copy()
-    patterns = best_fit(left, 40, max_segments=max_segments)
+    patterns = fitted(left, 40, max_segments=max_segments)
     rows = as_rows(patterns)
     assert not left.any()
     np.testing.assert_array_equal(
@@ -60,13 +66,13 @@ def test_rows_hold_every_segment_once_and_never_overflow(histogram, max_segments
 def test_histogram_packing_needs_as_many_rows_as_packing_one_by_one(histogram):
     counts = as_counts(histogram)
     one_by_one = slow_best_fit(counts, 40, None)
-    at_once = as_rows(best_fit(counts.copy(), 40))
+    at_once = as_rows(fitted(counts.copy(), 40))
     assert sorted(map(sum, at_once)) == sorted(map(sum, one_by_one))
 
 
 def test_segments_that_open_no_row_only_fill_holes():
     counts = as_counts({30: 1, 6: 3})
-    patterns = best_fit(counts, 40, opens_above=20)
+    patterns = fitted(counts, 40, opens_above=20)
     assert as_rows(patterns) == [[30, 6]]
     assert counts[6] == 2
 
@@ -74,7 +80,7 @@ def test_segments_that_open_no_row_only_fill_holes():
 def test_five_rows_by_hand():
     # 8+2, 8+2, 6+2+2 and 5+5 fill rows of ten; the third 5 stays alone.
     counts = as_counts({8: 2, 6: 1, 5: 3, 2: 4})
-    assert sorted(as_rows(best_fit(counts, 10))) == [[5], [5, 5], [6, 2, 2], [8, 2], [8, 2]]
+    assert sorted(as_rows(fitted(counts, 10))) == [[5], [5, 5], [6, 2, 2], [8, 2], [8, 2]]
 
 
 @given(

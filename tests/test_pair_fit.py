@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import Bucket, Plan, fit_buckets
-from pipeline.planning.pair_fit import PairFit
+from pipeline.planning import figures
+from pipeline.planning.fit_pairs import PairFit
 from tests.test_pair_plan import translations
 
 OPTIONS = {"tokens_per_batch": 4096, "max_buckets": 3, "length_multiple": 16}
@@ -34,7 +35,7 @@ def test_buckets_for_pairs_hold_all_pairs_within_the_budget(
         assert bucket.rows % row_multiple == 0
         assert all(length % 16 == 0 for length in bucket.lengths)
     plan = Plan(np.array(pairs), buckets, packing=packing, overflow="error")
-    assert plan.overlong == 0
+    assert figures.losses(plan).overlong == 0
 
 
 def test_two_kinds_of_pairs_get_a_bucket_each_and_not_a_grid():

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import Bucket, Plan
-from pipeline.planning.pair_packing import best_fit_pairs, volume_bound
+from pipeline.packing.pairs import best_fit_pairs, volume_bound
+from pipeline.planning import figures
 
 BUCKETS = (Bucket(4, (16, 8)), Bucket(3, (16, 32)), Bucket(2, (64, 32)))
 pair_lists = st.lists(
@@ -26,6 +27,13 @@ def translations(count=29_000, ratio=1.0, seed=0):
     return np.stack([inputs, np.clip(targets, 5, 45)], axis=1).astype(np.int64)
 
 
+def bounds_of(plan):
+    """The most of its positions, and of each side's, that any packing of a plan could use."""
+    (stage,) = plan.stages
+    (source,) = stage.sources
+    return volume_bound(source.whole.pieces.due().sum(axis=0), stage.options.buckets)
+
+
 def epoch_of(plan, epoch=0):
     steps = plan.num_batches()
     return [plan.batch(epoch * steps + step) for step in range(steps)]
@@ -37,7 +45,7 @@ def assert_epoch_is_a_partition(plan, pairs, epoch=0):
     room = np.array(plan.buckets[-1].lengths)
     over = (expected > room).any(axis=1)
     expected = np.minimum(expected, room)
-    if plan.overflow == "drop":
+    if plan.options.overflow == "drop":
         expected[over] = 0
     expected[expected[:, 1] == 0] = 0
     seen = np.zeros_like(expected)
@@ -51,7 +59,7 @@ def assert_epoch_is_a_partition(plan, pairs, epoch=0):
             filled = np.bincount(row, side, minlength=batch.bucket.rows)
             assert len(filled) == batch.bucket.rows
             assert filled.max() <= length
-        most = 1 if plan.packing == "none" else plan.max_segments
+        most = 1 if plan.options.packing == "none" else plan.options.max_segments
         assert most is None or np.bincount(row).max() <= most
         np.add.at(times, example, 1)
         seen[example] = np.stack(sides, axis=1)
@@ -92,8 +100,9 @@ def test_padding_is_that_of_the_batches_and_one_batch_at_most_is_under_filled(pa
     positions = sum(batch.bucket.positions for batch in batches)
     assert plan.padding == pytest.approx(1 - sum(b.num_tokens for b in batches) / positions)
     assert plan.num_tokens == sum(batch.num_tokens for batch in batches)
-    assert 1 - plan.padding <= plan.bound + 1e-9
-    for used, bound in zip(plan.side_fills, plan.side_bounds, strict=True):
+    most, sides = bounds_of(plan)
+    assert 1 - plan.padding <= most + 1e-9
+    for used, bound in zip(figures.side_fills(plan), sides, strict=True):
         assert used <= bound + 1e-9
     partly_empty = [b for b in batches if len(np.unique(b.segments[:, 0])) < b.bucket.rows]
     assert len(partly_empty) <= 1
@@ -105,18 +114,19 @@ def test_sentence_pairs_fill_the_fuller_side_and_the_other_as_far_as_their_ratio
     pairs = translations(ratio=ratio)
     plan = Plan(pairs, [Bucket(16, (256, 256))], overflow="drop")
     totals = pairs.sum(axis=0)
-    assert plan.side_bounds == pytest.approx(tuple(totals / totals.max()))
-    fuller = int(totals.argmax())
-    assert plan.side_fills[fuller] >= 0.97
-    assert plan.side_fills[1 - fuller] >= totals.min() / totals.max() - 0.02
+    most, sides = bounds_of(plan)
+    assert sides == pytest.approx(tuple(totals / totals.max()))
+    fuller, fills = int(totals.argmax()), figures.side_fills(plan)
+    assert fills[fuller] >= 0.97
+    assert fills[1 - fuller] >= totals.min() / totals.max() - 0.02
     # And much better than that: within one point, empty rows of the last batch included.
-    assert 1 - plan.padding >= plan.bound - 0.01
+    assert 1 - plan.padding >= most - 0.01
 
 
 def test_pairs_of_a_ratio_of_exactly_one_fill_both_sides():
     pairs = translations(14_500)
     plan = Plan(np.concatenate([pairs, pairs[:, ::-1]]), [Bucket(8, (256, 256))], overflow="drop")
-    assert min(plan.side_fills) >= 0.98
+    assert min(figures.side_fills(plan)) >= 0.98
 
 
 def test_long_pairs_that_are_all_of_different_sizes_are_packed_as_well():
@@ -124,11 +134,11 @@ def test_long_pairs_that_are_all_of_different_sizes_are_packed_as_well():
     inputs = np.clip(rng.lognormal(6, 1, 5000), 1, 8192)
     pairs = np.stack([inputs, np.clip(inputs * np.exp(rng.normal(0, 0.3, 5000)), 1, 8192)], 1)
     plan = Plan(pairs.astype(int), [Bucket(1, (8192, 8192))], overflow="drop")
-    assert max(plan.side_fills) >= 0.98
+    assert max(figures.side_fills(plan)) >= 0.98
     # Of other ratios and shapes, too: no candidate is left standing that fits nowhere.
     pairs = rng.integers(1, 8192, (8000, 2))
     plan = Plan(pairs, [Bucket(1, (16384, 16384))], overflow="drop")
-    assert min(plan.side_fills) >= 0.97
+    assert min(figures.side_fills(plan)) >= 0.97
 
 
 def test_golden_digests_of_pairs_that_are_all_of_different_sizes():
@@ -148,7 +158,7 @@ def test_a_plan_of_pairs_by_hand():
         # inputs of 9 cut to 8, and the pair that has targets alone; one without targets is in none
         [[0, 6, 0, 8, 1], [0, 4, 0, 0, 4]],
     ]
-    assert (plan.overlong, plan.lost, plan.num_empty) == (1, 1, 1)
+    assert figures.losses(plan) == figures.Losses(asked=0, empty=1, overlong=1, lost=1)
     assert plan.max_position == 7
     assert plan.padding == pytest.approx(1 - 45 / 64)
 
@@ -217,27 +227,30 @@ def test_windows_of_pairs_have_equal_epochs_that_differ_and_plans_pickle():
         assert_epoch_is_a_partition(plan, pairs, epoch)
         firsts.add(plan.batch(epoch * plan.num_batches()).digest)
     assert len(firsts) == 3
-    assert 1 - plan.padding >= plan.bound - 0.05
+    assert 1 - plan.padding >= bounds_of(plan)[0] - 0.05
     copy = pickle.loads(pickle.dumps(plan))
     assert copy.batch(4000).digest == plan.batch(4000).digest
 
 
 def test_contiguous_rows_are_an_even_share_for_every_number_of_hosts():
     plan = Plan(translations(8000), [Bucket(16, (128, 128))], overflow="drop")
-    assert all(share < 1.15 for share in plan.imbalance(4).values())
+    batches = map(plan.batch, range(min(plan.num_batches(), 64)))
+    (share,) = figures.imbalance(batches, 4).values()
+    assert share < 1.15
 
 
 def test_pairs_that_fit_need_no_word_on_overflow():
     plan = Plan([[6, 3], [8, 2]], [Bucket(2, (8, 4))])
-    assert plan.overflow == "error"
+    assert plan.options.overflow == "error"
     assert ";overflow=error;" in plan.fingerprint
-    assert Plan([6, 8], [Bucket(2, 4)]).overflow == "split"
+    assert Plan([6, 8], [Bucket(2, 4)]).options.overflow == "split"
 
 
 def test_printing_a_plan_of_pairs_shows_both_sides_and_their_bounds():
     text = str(Plan([[6, 3], [9, 2], [4, 0]], [Bucket(2, (8, 4))], overflow="drop"))
     assert "2x8/4" in text
-    assert "inputs: 37.50% of positions used; the ratio of inputs to targets allows at most 100.00%"
+    most = "the ratio of inputs to targets allows at most 100.00%"
+    assert f"inputs: 37.50% of positions used; {most}" in text
     assert "targets: 37.50% of positions used" in text
     assert "1 examples have nothing to train on" in text
     assert "1 examples longer than 8 and 4 are dropped, 11 positions lost" in text
@@ -262,10 +275,9 @@ def test_rows_hold_what_was_taken_from_the_counts(pairs, max_segments):
     placed = np.zeros_like(counts)
     for pattern in rows:
         inside = np.zeros(2, np.int64)
-        for (number, times), size in zip(pattern.pieces, pattern.sizes, strict=True):
+        for number, times in pattern.pieces:
             placed[number] += times * pattern.rows
-            inside += times * np.array(size)
-            assert size == tuple(sizes[number])
+            inside += times * sizes[number]
         assert (inside <= room).all()
         assert pattern.fill == inside.sum()
         assert max_segments is None or sum(t for _, t in pattern.pieces) <= max_segments

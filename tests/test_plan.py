@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import pipeline
 from pipeline import Bucket, Plan
 from pipeline.planning.windows import Windows
 
@@ -39,10 +38,10 @@ def assert_epoch_is_sound(plan, lengths, epoch=0):
         fill = np.bincount(rows, weights=batch.segments[:, 3], minlength=batch.bucket.rows)
         assert len(fill) == batch.bucket.rows
         assert fill.max() <= batch.bucket.length
-        if plan.packing == "none":
+        if plan.options.packing == "none":
             assert np.bincount(rows).max() <= 1
-        if plan.max_segments:
-            assert np.bincount(rows).max() <= plan.max_segments
+        if plan.options.max_segments:
+            assert np.bincount(rows).max() <= plan.options.max_segments
         for _, example, start, size in batch.segments:
             assert size >= 1
             trained[example][start : start + size] += 1
@@ -255,6 +254,14 @@ def test_plans_pickle():
     assert copy.batch(40).digest == plan.batch(40).digest
 
 
+def test_printing_plans_no_batch_twice(monkeypatch):
+    plan, planned, batch = Plan(some_lengths(), BUCKETS), [], Plan.batch
+    monkeypatch.setattr(Plan, "batch", lambda self, step: planned.append(step) or batch(self, step))
+    str(plan)
+    assert planned
+    assert len(planned) == len(set(planned))
+
+
 def test_printing_shows_buckets_padding_and_what_became_of_odd_examples():
     text = str(Plan([0, 5, 3, 200, 64], BUCKETS, overflow="truncate"))
     assert "2x64" in text
@@ -272,6 +279,10 @@ def test_printing_shows_buckets_padding_and_what_became_of_odd_examples():
         ({"packing": "first_fit"}, "it must be one of best_fit, optimal, none"),
         ({"overflow": "wrap"}, "it must be one of split, truncate, drop, error"),
         ({"seed": -1}, "seed is -1"),
+        ({"shuffle": "no"}, "shuffle is 'no'; it must be True or False"),
+        ({"ending": "stop"}, "ending='stop' and by='tokens' are for several corpora; give weights"),
+        ({"by": "examples"}, "by='examples' are for several corpora; give weights= as well"),
+        ({"weights": {"a": 1}}, "with weights it must be several corpora by name: a dict"),
         ({"window": 0}, "window is 0"),
         ({"max_segments": 0}, "max_segments is 0"),
         ({"lengths": [0, 0]}, "none of the 2 examples has a position"),
@@ -294,15 +305,28 @@ def test_a_bucket_refuses_what_is_no_size(bad):
         Bucket(rows=bad, length=8)
 
 
-def test_a_negative_step_is_refused():
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Plan([3], BUCKETS),
+        Plan([3, 4], BUCKETS).after(1, seed=1),
+        Plan({"a": [3]}, BUCKETS, weights={"a": 1}),
+        Plan({"a": [3]}, BUCKETS, weights={"a": 1}, ending="renormalise"),
+        Plan({"a": [3]}, BUCKETS, weights={"a": 1}).after(1, seed=1),
+    ],
+)
+def test_a_step_is_a_whole_number_from_0_for_every_plan(plan):
     with pytest.raises(IndexError, match="steps count from 0"):
-        Plan([3], BUCKETS).batch(-1)
+        plan.batch(-1)
+    for step in (2.7, 0.0, "1", None):
+        with pytest.raises(TypeError):
+            plan.batch(step)
+    assert plan.batch(np.int64(0)).digest == plan.batch(0).digest
 
 
 def test_a_corpus_is_planned_like_its_lengths():
     class Stored:
         lengths = some_lengths()
-        lengths_digest = pipeline.planning.lengths.digest(lengths)
 
     assert Plan(Stored, BUCKETS).fingerprint == Plan(Stored.lengths, BUCKETS).fingerprint
 

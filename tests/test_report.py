@@ -155,7 +155,7 @@ def test_the_statistics_of_a_few_examples(tmp_path):
     examples = [[1, 2, 2], [7], [3] * 5, [1, 2, 9, 9, 9, 9, 9, 9, 9, 9, 9]]
     corpus = Corpus.from_arrays(map(np.array, examples), tmp_path / "c", vocab_size=12)
     counts = np.bincount(np.asarray(corpus.lengths))  # lengths 2, 0, 4, 10
-    seen = statistics(of_corpus(corpus, "few"), counts, 8)
+    seen = statistics(of_corpus(corpus, "few"), 0, counts, 8)
     assert (seen["examples"], seen["tokens"], seen["empty"], seen["overlong"]) == (4, 16, 1, 1)
     assert (seen["shortest"], seen["longest"], seen["mean"]) == (2, 10, 16 / 3)
     assert seen["percentiles"]["50"] == 4

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from pipeline import Bucket, Plan
-from pipeline.planning.overflow import cut
+from pipeline.planning import figures
 from pipeline.planning.partition import FEW, Partition
+from pipeline.planning.pieces import cut
 
 BUCKETS = Bucket(1024, 128), Bucket(256, 512)
 
@@ -29,7 +30,7 @@ def ranks(lengths, order):
 @pytest.mark.parametrize("count", [700, 12_345])
 def test_members_are_the_pieces_of_the_ranks(count, overflow):
     lengths = some_lengths(count)
-    pieces = cut(lengths, 400, overflow)
+    pieces = cut(lengths, (400,), overflow)
     sizes = pieces.numbered()
     for seed in (None, 3):
         partition = Partition(pieces, 1000, seed)
@@ -57,7 +58,7 @@ def test_members_are_the_pieces_of_the_ranks(count, overflow):
 
 def test_a_window_mixes_the_whole_corpus():
     # Examples sorted by where they come from: a tenth of each window is from each tenth of them.
-    pieces = cut(np.full(100_000, 7, np.uint32), 7, "split")
+    pieces = cut(np.full(100_000, 7, np.uint32), (7,), "split")
     share = np.array([0] * 7 + [10_000])
     members, _ = Partition(pieces, 10_000, seed=0).members(3 * share, share)
     tenths = np.bincount(members // 10_000, minlength=10)
@@ -85,7 +86,7 @@ def test_every_epoch_of_many_windows_is_a_partition_and_any_step_is_at_hand():
 def test_left_overs_too_many_for_one_window_make_several():
     lengths = np.random.default_rng(0).integers(1, 400, 3000)  # seven of each, in 30 windows
     plan = Plan(lengths, [Bucket(2, 400)], window=100)
-    assert len(plan.packed()) > 2
+    assert len(figures.packed(plan)) > 2
     seen = np.zeros(len(lengths), np.int64)
     for step in range(plan.num_batches()):
         np.add.at(seen, plan.batch(step).segments[:, 1], plan.batch(step).segments[:, 3])
@@ -98,7 +99,6 @@ def test_memory_is_that_of_windows_and_not_of_the_corpus(tmp_path):
 
     class Stored:
         lengths = np.memmap(tmp_path / "lengths", np.uint32, "r")
-        lengths_digest = "0" * 16
 
     tracemalloc.start()
     plan = Plan(Stored, BUCKETS, window=50_000)

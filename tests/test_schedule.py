@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from pipeline import Bucket
-from pipeline.planning.schedule import plan_of, resolve, stages, told
+from pipeline import Bucket, Plan
 from pipeline.training.change import allowing, applied, changed, parsed, resumed
+from pipeline.training.schedule import resolve, stages, told
 
 LENGTHS = np.random.default_rng(0).integers(1, 60, 300)
 BEGIN = {"seed": 0, "tokens_per_batch": 256, "max_length": 32, "length_multiple": 16}
@@ -18,13 +18,13 @@ def plan_and_stages(schedule, *changes):
     for step, asked in changes:
         found = changed(found, step, asked)
         resolve(found, LENGTHS, 2)
-    return plan_of(LENGTHS, [(stage.step, stage.changes) for stage in found]), found
+    return Plan.replay(LENGTHS, [(stage.step, stage.changes) for stage in found]), found
 
 
 def test_a_ramp_and_a_longer_context_are_other_buckets():
     plan, _ = plan_and_stages([(3, {"tokens_per_batch": 512}), (9, {"max_length": 64})])
-    assert [link.step for link in plan.links] == [0, 3, 9]
-    first, second, third = (link.plan.buckets for link in plan.links)
+    assert [stage.start for stage in plan.stages] == [0, 3, 9]
+    first, second, third = (stage.options.buckets for stage in plan.stages)
     assert first[-1] == Bucket(8, 32)
     assert second[-1] == Bucket(16, 32)
     assert third[-1] == Bucket(8, 64)
@@ -34,16 +34,16 @@ def test_a_ramp_and_a_longer_context_are_other_buckets():
 def test_what_stands_at_step_0_is_there_from_the_beginning():
     plan, found = plan_and_stages([(0, {"seed": 7, "leave_out": [2]})])
     assert len(found) == 1
-    assert plan.links[-1].plan.seed == 7
-    assert plan.links[-1].left_out.tolist() == [2]
-    assert plan.links[-1].step == 0
+    assert plan.options.seed == 7
+    assert plan.stages[-1].sources[0].lengths.left_out.tolist() == [2]
+    assert plan.stages[-1].start == 0
 
 
 def test_a_change_keeps_what_was_and_works_out_later_stages_again():
     schedule = [(3, {"tokens_per_batch": 512}), (9, {"max_length": 64})]
     before, _ = plan_and_stages(schedule)
     plan, found = plan_and_stages(schedule, (5, {"row_multiple": 3, "leave_out": [4, 1]}))
-    assert [(link.step, link.plan.buckets[-1]) for link in plan.links] == [
+    assert [(stage.start, stage.options.buckets[-1]) for stage in plan.stages] == [
         (0, Bucket(8, 32)),
         (3, Bucket(16, 32)),
         (5, Bucket(15, 32)),
@@ -53,12 +53,12 @@ def test_a_change_keeps_what_was_and_works_out_later_stages_again():
         before.batch(step).digest for step in range(5)
     ]
     text = told(found, found[2], plan)
-    assert "from step 5 on:" in text
+    assert "from step 5 on, without 2 examples that are left out" in text
     assert "row_multiple was not given and is now 3" in text
     assert "2 examples are left out: 1, 4" in text
     assert "16x32" in text
     assert "15x32" in text
-    assert "none is lost or trained on again" in text
+    assert "batches for the 7,605 positions that epoch 0 still had" in text
 
 
 def test_a_change_that_is_asked_for_again_is_made_once():
@@ -93,7 +93,7 @@ def test_what_is_planned_for_later_may_change_and_what_was_may_not():
     other = [schedule[0], [8, {"seed": 1}], [12, {"max_length": 48}]]
     plan, now = plan_and_stages(schedule, (5, {"schedule": other}))
     assert now[:2] == found[:2]
-    assert [(link.step, link.plan.buckets[-1]) for link in plan.links[1:]] == [
+    assert [(stage.start, stage.options.buckets[-1]) for stage in plan.stages[1:]] == [
         (3, Bucket(16, 32)),
         (8, Bucket(16, 32)),
         (12, Bucket(10, 48)),

@@ -3,10 +3,10 @@ import re
 import numpy as np
 import pytest
 
-from pipeline import Batches, Corpus, Plan, prepare
+from pipeline import Batches, Corpus, Pairs, Plan, prepare, prepare_pairs
 from pipeline.commands.show import COLOURS, Shown, _printable
-from pipeline.planning.bucket import Bucket
-from pipeline.sources import TextFiles
+from pipeline.packing.bucket import Bucket
+from pipeline.sources import Records, TextFiles
 from pipeline.tokenizers import Bytes
 
 
@@ -61,7 +61,11 @@ def test_long_rows_are_drawn_in_as_many_letters_as_there_is_room_for():
     class Flat:
         tokenizer = None
 
-        def read(self, examples, starts, lengths, reach):
+        @property
+        def sides(self):
+            return (self,)
+
+        def read(self, examples, starts, lengths, reach, epoch):
             return {"inputs": np.ones(int(reach.sum()), np.int32)}
 
     plan = Plan([300, 100, 56], [Bucket(1, 512)], shuffle=False)
@@ -78,7 +82,7 @@ def test_segments_are_read_back_from_the_arrays(corpus, buckets):
         shown = Shown(corpus, plan, step)
         arrays = Batches(corpus, plan)[step]
         for name, values in arrays.items():
-            np.testing.assert_array_equal(shown.arrays[name], values)
+            np.testing.assert_array_equal(shown.sides[0][2][name], values)
         seen = [
             [row, each.example, each.positions[0], each.columns[1] - each.columns[0]]
             for row in range(shown.bucket.rows)
@@ -90,6 +94,76 @@ def test_segments_are_read_back_from_the_arrays(corpus, buckets):
                 assert each.positions[1] - each.positions[0] + 1 == len(each.tokens)
                 tokens = corpus[each.example]["inputs"][each.positions[0] : each.positions[1] + 1]
                 np.testing.assert_array_equal(each.tokens, tokens)
+
+
+@pytest.fixture
+def shown_pairs(tmp_path):
+    """Two rows of 8 and 8: "ab" to "xy" and "c" to "z"; "defgh" to "uvw"."""
+    texts = (("ab", "xy"), ("defgh", "uvw"), ("c", "z"))
+    source = Records([{"from": inputs, "to": targets} for inputs, targets in texts])
+    options = {"fields": ("from", "to"), "progress": False}
+    pairs = prepare_pairs(source, Bytes(), tmp_path / "pairs", **options)
+    return Shown(pairs, Plan(pairs, [Bucket(2, (8, 8))], shuffle=False), 0)
+
+
+def test_of_pairs_both_sides_of_a_row_are_shown(shown_pairs):
+    assert list(shown_pairs.lines(width=60)) == [
+        "step 0 (epoch 0, batch 0 of 1), 2 rows × 8 + 8 positions",
+        "3 segments, 23 real positions, 28.12% padding, weights 9, digest "
+        + shown_pairs.planned.digest,
+        "",
+        "row 0   inputs ▕AAAAAAA·▏ 7 of 8",
+        "  A example 1, positions 0 to 6: defgh",
+        "row 0   targets ▕AAAA····▏ 4 of 8",
+        "  A example 1, positions 0 to 3, weights 4: uvw",
+        "",
+        "row 1   inputs ▕AAAABBB·▏ 7 of 8",
+        "  A example 0, positions 0 to 3: ab",
+        "  B example 2, positions 0 to 2: c",
+        "row 1   targets ▕AAABB···▏ 5 of 8",
+        "  A example 0, positions 0 to 2, weights 3: xy",
+        "  B example 2, positions 0 to 1, weights 2: z",
+    ]
+
+
+def test_of_pairs_without_inputs_the_targets_alone_are_shown(tmp_path):
+    targets = [[1, 2, 3, 4, 5, 6, 7], [1, 4]]
+    pairs = Pairs.from_arrays([[], [5, 6]], targets, tmp_path, vocab_size=10)
+    shown = Shown(pairs, Plan(pairs, [Bucket(1, (8, 8))], shuffle=False), 0)
+    seen = [
+        [(each.name, each.example, each.tokens.tolist()) for each in shown.segments(0, side)]
+        for side in (0, 1)
+    ]
+    assert seen == [[("B", 1, [5, 6])], [("A", 0, [1, 2, 3, 4, 5, 6]), ("B", 1, [1])]]
+
+
+def test_pictures_of_pairs_have_both_sides(shown_pairs, tmp_path):
+    shown_pairs.picture(tmp_path / "batch.png")
+    assert (tmp_path / "batch.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_segments_of_both_sides_are_read_back_from_the_arrays(pairs):
+    plan = Plan(pairs, [Bucket(8, (64, 48))], overflow="truncate")
+    for step in range(plan.num_batches()):
+        shown, arrays = Shown(pairs, plan, step), Batches(pairs, plan)[step]
+        seen = []
+        for number, (name, bucket, _) in enumerate(shown.sides):
+            assert bucket.shape == arrays[f"{name}_segment_ids"].shape
+            rows = [shown.segments(row, number) for row in range(bucket.rows)]
+            seen.append(
+                [
+                    [row, each.example, each.positions[0], each.columns[1] - each.columns[0]]
+                    for row, segments in enumerate(rows)
+                    for each in segments
+                ]
+            )
+            tokens = arrays["decoder_inputs" if number else "inputs"]
+            for row, segments in enumerate(rows):
+                for each in segments:
+                    assert each.side == name
+                    np.testing.assert_array_equal(each.tokens, tokens[row, slice(*each.columns)])
+        for side, planned in zip(seen, plan.batch(step).sides, strict=True):
+            np.testing.assert_array_equal(side, planned.segments)
 
 
 def test_without_a_tokenizer_ids_are_shown(tmp_path):

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.planning.overflow import cut
-from pipeline.planning.packing import PACKINGS
+from pipeline.packing.cascade import PACKINGS
+from pipeline.planning.lengths import Lengths
 from pipeline.report import Options, packed, padded
-from pipeline.report.lockstep import Fitter, Pieces, simulated
+from pipeline.report.lockstep import Fitter, simulated
 from pipeline.report.simulated import Simulated
 from pipeline.report.strategies import HOSTS, Way, compare, figures, lockstep, ways
 from pipeline.report.stream import Stream, shuffled
@@ -18,9 +18,15 @@ def stream(*lengths):
     return Stream(array, array)
 
 
+def pieces_of(documents, longest):
+    """Each document cut every `longest` positions."""
+    sizes = [(size, at) for size in documents.tolist() for at in range(0, size, longest)]
+    return np.array([min(size - at, longest) for size, at in sizes], np.uint32)
+
+
 def split(longest, *lengths):
     array = np.array(lengths, np.uint32)
-    return Stream(array, cut(array, longest, "split").lengths)
+    return Stream(array, pieces_of(array, longest))
 
 
 def shapes(made):
@@ -169,8 +175,7 @@ def test_a_stream_holds_every_document_and_its_shards_share_it(lengths, first):
     assert whole.pieces.max() <= 8
     shards = list(whole.shards(3))
     for part in (whole, whole.first(first), *shards):
-        again = cut(part.documents, 8, "split").lengths
-        np.testing.assert_array_equal(part.pieces, again)
+        np.testing.assert_array_equal(part.pieces, pieces_of(part.documents, 8))
     together = np.concatenate([shard.documents for shard in shards])
     assert sorted(together) == sorted(whole.documents)
 
@@ -231,7 +236,7 @@ def test_lockstep_is_the_plan_itself():
     lengths = np.random.default_rng(0).integers(1, 500, 3000)
     options = Options({"tokens_per_batch": 2048, "length_multiple": 64})
     every = shuffled(lengths, 512, "split", 0)
-    fitter = Fitter(Pieces(every), every.pieces, options, 512)
+    fitter = Fitter(Lengths(every.pieces), every.cut, every.pieces, options, 512)
     seen = list(lockstep(fitter, width=1024, left_out=[]))
     assert {each["packing"] for each in seen} == set(PACKINGS)
     for each in seen:
@@ -260,7 +265,8 @@ def test_a_way_of_packing_that_is_not_installed_is_left_out_aloud(monkeypatch):
     real = Fitter.plan
     monkeypatch.setattr(Fitter, "plan", plan)
     every = stream(*range(1, 100))
-    fitter = Fitter(Pieces(every), every.pieces, Options({"tokens_per_batch": 256}), 128)
+    options = Options({"tokens_per_batch": 256})
+    fitter = Fitter(Lengths(every.pieces), every.cut, every.pieces, options, 128)
     left_out: list[str] = []
     seen = list(lockstep(fitter, width=64, left_out=left_out))
     assert {each["packing"] for each in seen} == set(PACKINGS) - {"none"}
@@ -273,7 +279,7 @@ def test_optimal_packing_is_simulated_where_it_takes_seconds_or_when_asked(monke
     options = Options({"tokens_per_batch": 256})
     for lengths, asked, expected in ((6, False, False), (5, False, True), (6, True, True)):
         every = stream(*range(1, lengths + 1))
-        fitter = Fitter(Pieces(every), every.pieces, options, 128)
+        fitter = Fitter(Lengths(every.pieces), every.cut, every.pieces, options, 128)
         left_out: list[str] = []
         seen = list(lockstep(fitter, width=64, left_out=left_out, optimal=asked))
         assert ("optimal" in {each["packing"] for each in seen}) == expected

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pyarrow import feather, parquet
 
 import pipeline
+from pipeline.planning import lengths as lengths_lib
 from pipeline.sources import Records, TextFiles
 from pipeline.storage.corpus import Corpus
 from pipeline.tasks import INPUTS
@@ -87,7 +88,7 @@ def test_pieces_in_place_are_those_of_a_copy(in_place, corpus, data):
 
 def test_batches_in_place_are_those_of_a_copy(in_place, corpus):
     assert np.array_equal(in_place.lengths, corpus.lengths)
-    assert in_place.lengths_digest == corpus.lengths_digest
+    assert lengths_lib.digest(in_place.lengths) == lengths_lib.digest(corpus.lengths)
     assert in_place.num_tokens == corpus.num_tokens
     plan = pipeline.Plan(in_place, [pipeline.Bucket(4, 8), pipeline.Bucket(4, 16)])
     assert plan.fingerprint == pipeline.Plan(corpus, plan.buckets).fingerprint
@@ -105,6 +106,23 @@ def test_batches_in_place_are_those_of_a_copy(in_place, corpus):
             in_place.read([wrong], [0], [1])
     with pytest.raises(IndexError, match="positions 0 to 7 of example 1, which has length 6"):
         in_place.read([1], [0], [7])
+
+
+def test_corpora_in_place_are_joined_like_any_others(in_place, corpus):
+    joined = pipeline.Joined({"stored": corpus, "in place": in_place})
+    copies = pipeline.Joined({"stored": corpus, "in place": corpus})
+    buckets = pipeline.Bucket(4, 8), pipeline.Bucket(4, 16)
+    plan = pipeline.Plan(joined, buckets, weights={"stored": 1, "in place": 2})
+    assert (
+        plan.batch(0).digest
+        == pipeline.Plan(copies, buckets, weights={"stored": 1, "in place": 2}).batch(0).digest
+    )
+    for step in range(plan.num_batches()):
+        batch = pipeline.Batches(joined, plan)[step]
+        assert same(batch, pipeline.Batches(copies, plan)[step])
+    alone = pipeline.Joined({"a": in_place})
+    assert alone.fingerprint == in_place.fingerprint
+    assert same(alone[7], corpus[7])
 
 
 def test_tokens_in_place_can_be_masked(tmp_path):

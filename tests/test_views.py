@@ -48,7 +48,7 @@ def test_an_encoder_reads_all_of_its_tokens(corpus):
 def test_masked_tokens_are_asked_for_and_others_are_not(corpus):
     view = Masked(corpus, rate=0.2)
     examples, starts = np.arange(len(view)), np.zeros(len(view), np.int64)
-    read = view.of_epoch(2).read(examples, starts, view.lengths)
+    read = view.read(examples, starts, view.lengths, epoch=2)
     text, asked = corpus.read(examples, starts, view.lengths)["inputs"], read["loss_weights"] > 0
     assert np.array_equal(read["targets"], text)
     assert np.array_equal(read["inputs"][~asked], text[~asked])
@@ -60,24 +60,24 @@ def test_masked_tokens_are_asked_for_and_others_are_not(corpus):
     assert (view.mask_id, view.vocab_size) == (259, 260)
     assert hidden.max() < 260
     own = Masked(corpus, mask_id=5, keep_ids=[3 + ord("w")])
-    fields = own.of_epoch(0).read(examples, starts, own.lengths)
+    fields = own.read(examples, starts, own.lengths, epoch=0)
     assert own.vocab_size == 259
     assert not fields["loss_weights"][text == 3 + ord("w")].any()
 
 
 @given(st.data())
 def test_a_masked_piece_is_that_of_the_whole_example(corpus, data):
-    epoch = Masked(corpus).of_epoch(data.draw(st.integers(0, 5)))
+    view, epoch = Masked(corpus), data.draw(st.integers(0, 5))
     picked = data.draw(st.lists(st.integers(0, len(corpus) - 1), min_size=1, max_size=6))
     starts = [data.draw(st.integers(0, int(corpus.lengths[each]))) for each in picked]
     wanted = [
         data.draw(st.integers(0, int(corpus.lengths[each]) - start))
         for each, start in zip(picked, starts, strict=True)
     ]
-    read = epoch.read(picked, starts, wanted)
+    read = view.read(picked, starts, wanted, epoch=epoch)
     parts: dict[str, list] = {"inputs": [], "targets": [], "loss_weights": []}
     for each, start, length in zip(picked, starts, wanted, strict=True):
-        whole = epoch.read([each], [0], corpus.lengths[each : each + 1])
+        whole = view.read([each], [0], corpus.lengths[each : each + 1], epoch=epoch)
         for name in parts:
             parts[name] += whole[name][start : start + length].tolist()
     assert {name: values.tolist() for name, values in read.items()} == parts
@@ -101,7 +101,7 @@ def test_masked_batches_do_not_depend_on_hosts_or_on_resuming(corpus):
 def test_masks_differ_between_epochs_and_seeds(corpus):
     view, other = Masked(corpus), Masked(corpus, seed=1)
     args = [9], [0], corpus.lengths[9:10]
-    reads = [each.of_epoch(n).read(*args) for each, n in ((view, 0), (view, 1), (other, 0))]
+    reads = [each.read(*args, epoch=n) for each, n in ((view, 0), (view, 1), (other, 0))]
     assert len({read["inputs"].tobytes() for read in reads}) == 3
     assert len({read["targets"].tobytes() for read in reads}) == 1
     assert view.fingerprint != other.fingerprint
@@ -109,11 +109,6 @@ def test_masks_differ_between_epochs_and_seeds(corpus):
     state = iter(pipeline.Batches(view, plan).to_iter_dataset()).get_state()
     with pytest.raises(ValueError, match="mask_seed was 0 and is now 1"):
         iter(pipeline.Batches(other, plan).to_iter_dataset()).set_state(state)
-
-
-def sides_of(view, epoch):
-    drawn = view.of_epoch(epoch)
-    return drawn.inputs, drawn.targets
 
 
 def spans_of(fields, sentinels):
@@ -157,8 +152,8 @@ def test_text_and_gaps_together_are_each_token_once(
     )
     pairs = np.arange(len(view))
     sides = [
-        side.read(pairs, 0 * pairs, view.lengths[:, number])
-        for number, side in enumerate(sides_of(view, epoch))
+        side.read(pairs, 0 * pairs, view.lengths[:, number], epoch=epoch)
+        for number, side in enumerate((view.inputs, view.targets))
     ]
     ends = np.cumsum(view.lengths, axis=0)
     seen = []
@@ -182,8 +177,10 @@ def test_a_corrupted_text_by_eye(tmp_path):
         names = {1: "^", 2: "$"} | {id_: f"<{n}>" for n, id_ in enumerate(view.sentinels.tolist())}
         return "".join(names.get(id_) or chr(id_ - 3) for id_ in ids.tolist())
 
-    sides = sides_of(view, 0)
-    inputs, targets = (side.read([0], [0], view.lengths[:, n]) for n, side in enumerate(sides))
+    inputs, targets = (
+        side.read([0], [0], view.lengths[:, n], epoch=0)
+        for n, side in enumerate((view.inputs, view.targets))
+    )
     assert view.lengths.tolist() == [[39, 13]]
     assert text(inputs["inputs"]) == "The q<0>ick brown fox<1>over the lazy dog<2>$"
     assert text(targets["targets"]) == "<0>u<1> jumps <2>.$"
@@ -195,14 +192,14 @@ def test_a_side_is_the_same_whatever_else_is_read(corpus, data):
     view = SpanCorruption(corpus, max_length=50)
     usable = np.flatnonzero(view.lengths[:, 0]).tolist()
     picked = data.draw(st.lists(st.sampled_from(usable), min_size=1, max_size=6))
-    for number, side in enumerate(sides_of(view, 3)):
+    for number, side in enumerate((view.inputs, view.targets)):
         sizes = view.lengths[picked, number].astype(int).tolist()
         starts = [data.draw(st.integers(0, size)) for size in sizes]
         wanted = [size - start for size, start in zip(sizes, starts, strict=True)]
-        read = side.read(picked, starts, wanted)
+        read = side.read(picked, starts, wanted, epoch=3)
         for name, values in read.items():
             alone = [
-                sides_of(view, 3)[number].read([pair], [0], [size])[name][start:]
+                side.read([pair], [0], [size], epoch=3)[name][start:]
                 for pair, start, size in zip(picked, starts, sizes, strict=True)
             ]
             assert values.tolist() == np.concatenate(alone).tolist()
@@ -213,7 +210,7 @@ def test_spans_differ_between_epochs_and_all_are_equally_likely(tmp_path):
     view = SpanCorruption(corpus, max_length=10, density=0.4, mean_span=2.0, end_id=9)
     pairs = np.arange(2000)
     inputs = [
-        sides_of(view, epoch)[0].read(pairs, 0 * pairs, view.lengths[:, 0])["inputs"]
+        view.inputs.read(pairs, 0 * pairs, view.lengths[:, 0], epoch=epoch)["inputs"]
         for epoch in (0, 1)
     ]
     assert not np.array_equal(*inputs)

@@ -3,8 +3,8 @@
 import argparse
 from typing import Any
 
-from pipeline.planning.overflow import OVERFLOWS
-from pipeline.planning.packing import PACKINGS
+from pipeline.packing.cascade import PACKINGS
+from pipeline.planning.pieces import OVERFLOWS
 
 ABOUT = """\
 Look before you train. A corpus is prepared once; then report shows what padding costs on it and
@@ -26,7 +26,8 @@ what.
 """
 
 SUBJECT = """\
-what may be given: the directory of a corpus; a config (.py), whose corpus is prepared first if it
+what may be given: the directory of a corpus; the work directory of a run, whose plan is shown with
+all its changes; a config (.py), whose corpus is prepared first if it
 is not there yet, and whose options are used; lengths alone, as a .npy array of integers, or as
 .json that maps length to count, such as {"12": 3400, "13": 3120}.
 """

@@ -5,16 +5,24 @@ from collections.abc import Callable
 import numpy as np
 
 from pipeline.planning.plan import Plan
+from pipeline.planning.planned import PlannedBatch
 from pipeline.storage.corpus import Corpus
+from pipeline.storage.interface import AnyCorpus
+from pipeline.storage.joined import Joined
+from pipeline.storage.pairs import Pairs
 from pipeline.storage.parts import read_part
 from pipeline.storage.writer import tokens_digest
+from pipeline.training.ledger import Ledger
+from pipeline.views import View
 
 # Tokens that are read at a time.
 READ = 1 << 22
 
 
-def check_corpus(corpus: Corpus, tell: Callable[[str], None]) -> None:
+def check_corpus(corpus: AnyCorpus, tell: Callable[[str], None]) -> None:
     """Reads all of a corpus: digests, offsets, fingerprint, and ids against the vocabulary.
+
+    Of pairs both sides, of a view the tokens beneath it, and of several corpora each.
 
     Args:
         corpus: what to check; opening it has compared the sizes of its files.
@@ -23,6 +31,16 @@ def check_corpus(corpus: Corpus, tell: Callable[[str], None]) -> None:
     Raises:
         ValueError: names the first thing that is wrong, and what to do.
     """
+    if isinstance(corpus, Joined):
+        parts = list(corpus.corpora.values())
+    elif isinstance(corpus, Pairs):
+        parts = [corpus.inputs, corpus.targets]
+    else:
+        parts = [corpus.corpus] if isinstance(corpus, View) else []
+    for part in parts:
+        check_corpus(part, tell)
+    if not isinstance(corpus, Corpus):
+        return
     corpus.verify()
     tell("files: whole, and their digests are those in the manifest")
     _check_offsets(corpus, tell)
@@ -84,13 +102,13 @@ def _check_vocabulary(corpus: Corpus, tell: Callable[[str], None]) -> None:
     tell(f"vocabulary {size}: ids are from {low} to {high:,}")
 
 
-def check_plan(lengths: np.ndarray, plan: Plan, epoch: int, tell: Callable[[str], None]) -> None:
-    """Walks one epoch: every position of every example is in exactly one row, and no row is over.
+def check_plan(plan: Plan, epoch: int, tell: Callable[[str], None]) -> None:
+    """Walks an epoch: no row is over, and every position that is due is in exactly one row.
 
-    What `overflow` truncates or drops must be in none.
+    Of several corpora, epochs end at different steps: all steps up to the end of the plan's epoch
+    are walked, and each epoch of a corpus that is over by then is checked.
 
     Args:
-        lengths: positions of each example, as the plan was made from.
         plan: what to check.
         epoch: which epoch.
         tell: is told what was found to be right.
@@ -98,64 +116,25 @@ def check_plan(lengths: np.ndarray, plan: Plan, epoch: int, tell: Callable[[str]
     Raises:
         ValueError: names the first batch or example that is wrong.
     """
-    steps = plan.num_batches(epoch)
-    single = np.full(len(lengths), -1, np.int64)  # the length of an example's only segment
-    several: list[np.ndarray] = []
-    for step in range(epoch * steps, (epoch + 1) * steps):
+    last = plan.first_step(epoch + 1)
+    first, first_epoch = plan.first_step(epoch), epoch
+    if plan.stages[0].weights is not None:
+        first = first_epoch = 0
+    ledger = Ledger(plan, lambda said: tell(f"plan: {said}"), first_epoch)
+    for step in range(first, last):
         planned = plan.batch(step)
-        row, example, start, size = planned.segments.T
-        _check_rows(step, planned, row, size)
-        plain = (start == 0) & (single[example] < 0)
-        first = np.zeros(len(example), bool)
-        first[np.unique(example, return_index=True)[1]] = True
-        plain &= first
-        single[example[plain]] = size[plain]
-        several.append(planned.segments[~plain, 1:])
-    expected = np.asarray(lengths).astype(np.int64)
-    longest = plan.buckets[-1].length
-    if plan.overflow == "truncate":
-        expected = np.minimum(expected, longest)
-    elif plan.overflow == "drop":
-        expected[expected > longest] = 0
-    covered = _joined(np.maximum(single, 0), np.concatenate(several))
-    if len(wrong := np.flatnonzero(covered != expected)):
-        at = int(wrong[0])
-        raise ValueError(
-            f"epoch {epoch} does not deal out example {at:,} exactly once: it has "
-            f"{int(expected[at]):,} positions to train on ({len(wrong):,} such examples). This is "
-            "a defect of Lockstep: please report it with the plan's fingerprint"
-        )
-    tell(
-        f"plan: epoch {epoch} is a partition of {int(expected.sum()):,} positions into {steps:,} "
-        "batches"
-    )
+        for side in planned.sides:
+            _check_rows(step, side)
+        ledger.add(planned)
+    ledger.finish(last)
+    tell(f"plan: {last - first:,} batches, no row over its length")
 
 
-def _check_rows(step: int, planned, row: np.ndarray, size: np.ndarray) -> None:
+def _check_rows(step: int, planned: PlannedBatch) -> None:
+    row, size = planned.segments[:, 0], planned.segments[:, 3]
     filled = np.bincount(row, size, planned.bucket.rows)
     if len(filled) > planned.bucket.rows or filled.max(initial=0) > planned.bucket.length:
         raise ValueError(
             f"the batch of step {step:,} does not fit its bucket {planned.bucket}. This is a "
             "defect of Lockstep: please report it with the plan's fingerprint"
         )
-
-
-def _joined(covered: np.ndarray, rest: np.ndarray) -> np.ndarray:
-    """How far each example is covered from 0 on without gap or overlap; −1 where it is not.
-
-    Args:
-        covered: how far by its first segment.
-        rest: example, start and length of all further segments.
-    """
-    rest = rest[np.lexsort((rest[:, 1], rest[:, 0]))]
-    if len(rest) == 0:
-        return covered
-    example, start, size = rest.T
-    ahead = np.cumsum(size) - size
-    first = np.flatnonzero(np.diff(example, prepend=-1))
-    base = np.repeat(ahead[first], np.diff(first, append=len(rest)))
-    meets = start == covered[example] + ahead - base
-    ends = covered.copy()
-    np.maximum.at(ends, example, start + size)
-    ends[example[~meets]] = -1
-    return ends

@@ -13,8 +13,7 @@ from pipeline.loading.sharding import slice_of_process
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 from pipeline.report.figure import require_matplotlib
-from pipeline.storage.corpus import Corpus
-from pipeline.storage.joined import Joined
+from pipeline.storage.interface import AnyCorpus
 
 # ANSI colours of the segments of a row, in turn, and the same for a picture.
 COLOURS = (36, 33, 35, 32, 34, 31)
@@ -30,6 +29,7 @@ class Segment:
     Attributes:
         name: a letter; after Z they start again.
         number: which of the row's it is, from 0.
+        side: "", or of pairs "inputs" or "targets".
         example: the example it is from.
         columns: its first place in the row and one past its last.
         positions: first and last of `inputs_positions`.
@@ -39,6 +39,7 @@ class Segment:
 
     name: str
     number: int
+    side: str
     example: int
     columns: tuple[int, int]
     positions: tuple[int, int]
@@ -58,31 +59,46 @@ class Shown:
         ValueError: `step` is negative.
     """
 
-    def __init__(self, corpus: Corpus | Joined, plan: Plan, step: int):
+    def __init__(self, corpus: AnyCorpus, plan: Plan, step: int):
         if step < 0:
             raise ValueError(f"step is {step}; steps count from 0 over all epochs")
-        self.corpus, self.step, self.epoch_steps = corpus, step, plan.num_batches()
         self.planned: PlannedBatch = plan.batch(step)
+        epoch = self.planned.epoch
+        self.corpus, self.step = corpus, step
+        self.place = f"epoch {epoch}, batch {step - plan.first_step(epoch):,} of "
+        self.place += f"{plan.num_batches(epoch):,}"
         self.bucket = self.planned.bucket
-        self.arrays = collate(corpus, self.planned, slice_of_process(self.bucket.shape, 0, 1))
+        #: For each side: its name, bucket, and arrays.
+        self.sides = [
+            (name, side.bucket, collate(reader, side, slice_of_process(side.bucket.shape, 0, 1)))
+            for name, side, reader in zip(
+                ("inputs", "targets") if len(corpus.sides) == 2 else ("",),
+                self.planned.sides,
+                corpus.sides,
+                strict=True,
+            )
+        ]
 
-    def segments(self, row: int) -> list[Segment]:
-        """The segments of a row, in order."""
-        ids = self.arrays["inputs_segment_ids"][row]
+    def segments(self, row: int, side: int = 0) -> list[Segment]:
+        """The segments of a row, in order; of pairs, of one side."""
+        name, _, arrays = self.sides[side]
+        ids = arrays["inputs_segment_ids"][row]
         examples = self.planned.segments[self.planned.segments[:, 0] == row, 1]
-        tokens = next(iter(self.arrays.values()))  # inputs, or of targets decoder_inputs
+        tokens = next(iter(arrays.values()))  # inputs, or of targets decoder_inputs
         edges = np.flatnonzero(np.diff(ids, prepend=0, append=0))
         found = []
-        for number, (first, last) in enumerate(_runs(ids, edges)):
-            place = self.arrays["inputs_positions"][row, [first, last - 1]]
+        for first, last in _runs(ids, edges):
+            number = int(ids[first]) - 1
+            place = arrays["inputs_positions"][row, [first, last - 1]]
             found.append(
                 Segment(
                     name=NAMES[number % len(NAMES)],
                     number=number,
+                    side=name,
                     example=int(examples[number]),
                     columns=(first, last),
                     positions=(int(place[0]), int(place[1])),
-                    weight=float(self.arrays["loss_weights"][row, first:last].sum()),
+                    weight=float(arrays["loss_weights"][row, first:last].sum()),
                     tokens=tokens[row, first:last],
                 )
             )
@@ -111,28 +127,32 @@ class Shown:
         if row is not None and not 0 <= row < rows:
             raise ValueError(f"row is {row}; bucket {self.bucket} has the rows 0 to {rows - 1}")
         real = self.planned.num_tokens
-        epoch, within = divmod(self.step, self.epoch_steps)
-        yield (
-            f"step {self.step:,} (epoch {epoch}, batch {within:,} of {self.epoch_steps:,}), "
-            f"{rows} rows × {self.bucket.length:,} positions"
-        )
+        lengths = " + ".join(f"{length:,}" for length in self.bucket.lengths)
+        yield f"step {self.step:,} ({self.place}), {rows} rows × {lengths} positions"
         yield (
             f"{len(self.planned.segments):,} segments, {real:,} real positions, "
             f"{1 - real / self.bucket.positions:.2%} padding, weights "
-            f"{float(self.arrays['loss_weights'].sum()):,g}, digest {self.planned.digest}"
+            f"{float(self.sides[-1][2]['loss_weights'].sum()):,g}, digest {self.planned.digest}"
         )
+        if self.planned.sources:
+            shares = (
+                f"{name} {tokens / real:.1%}" for name, tokens in self.planned.sources.items()
+            )
+            yield f"of {', '.join(shares)}"
         for number in range(rows) if row is None else (row,):
             yield ""
-            yield from self._row(number, row is not None, width, colour)
+            for side in range(len(self.sides)):
+                yield from self._row(number, side, row is not None, width, colour)
 
-    def _row(self, row: int, whole: bool, width: int, colour: bool) -> Iterator[str]:
-        segments = self.segments(row)
+    def _row(self, row: int, side: int, whole: bool, width: int, colour: bool) -> Iterator[str]:
+        segments = self.segments(row, side)
+        name, bucket, arrays = self.sides[side]
         ends = [segment.columns[1] for segment in segments]
-        real = int(np.count_nonzero(self.arrays["inputs_segment_ids"][row]))
-        head, tail = f"row {row:<4}", f" {real:,} of {self.bucket.length:,}"
-        cells = min(max(width - len(head) - len(tail) - 2, 10), self.bucket.length)
+        real = int(np.count_nonzero(arrays["inputs_segment_ids"][row]))
+        head, tail = f"row {row:<4}{f'{name} ' if name else ''}", f" {real:,} of {bucket.length:,}"
+        cells = min(max(width - len(head) - len(tail) - 2, 10), bucket.length)
         # The middle of each cell says whose it is.
-        middles = (np.arange(cells) + 0.5) * self.bucket.length / cells
+        middles = (np.arange(cells) + 0.5) * bucket.length / cells
         whose = np.searchsorted(ends, middles, side="right")
         strip = ""
         for at, cell in itertools.groupby(whose):
@@ -142,10 +162,9 @@ class Shown:
         yield f"{head}▕{strip}▏{tail}"
         for segment in segments:
             first, last = segment.positions
-            about = (
-                f"  {segment.name} example {segment.example:,}, positions {first:,} to {last:,}, "
-                f"weights {segment.weight:g}"
-            )
+            about = f"  {segment.name} example {segment.example:,}, positions {first:,} to {last:,}"
+            if segment.side != "inputs":
+                about += f", weights {segment.weight:g}"
             text = _printable(self.text(segment))
             if whole:
                 yield f"{_paint(about, segment, colour)}, columns {segment.columns[0]:,} on:"
@@ -155,7 +174,7 @@ class Shown:
                 line = text.replace("\n", "⏎")
                 line = line if len(line) <= room else line[: room - 1] + "…"
                 yield f"{about}: {_paint(line, segment, colour)}"
-        if whole and real < self.bucket.length:
+        if whole and real < bucket.length:
             yield f"  {PADDING} padding, columns {real:,} on"
 
     def picture(self, path: epath.PathLike) -> None:
@@ -169,30 +188,31 @@ class Shown:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
 
-        ids = self.arrays["inputs_segment_ids"]
-        colours = np.where(ids == 0, 0, (ids - 1) % len(PAINTS) + 1)
         height = min(max(2.2, 0.12 * self.bucket.rows + 1.2), 12)
         drawn = Figure(figsize=(10, height), dpi=150, layout="constrained")
-        axes = drawn.add_subplot()
-        axes.imshow(
-            colours,
-            aspect="auto",
-            interpolation="nearest",
-            cmap=ListedColormap(["#eceff3", *PAINTS]),
-            vmin=0,
-            vmax=len(PAINTS),
-            extent=(0, self.bucket.length, self.bucket.rows - 0.5, -0.5),
-        )
-        axes.set_xlabel("position in the row")
-        axes.set_ylabel("row of the batch")
+        every = drawn.subplots(1, len(self.sides), squeeze=False)[0]
+        for axes, (name, bucket, arrays) in zip(every, self.sides, strict=True):
+            ids = arrays["inputs_segment_ids"]
+            axes.imshow(
+                np.where(ids == 0, 0, (ids - 1) % len(PAINTS) + 1),
+                aspect="auto",
+                interpolation="nearest",
+                cmap=ListedColormap(["#eceff3", *PAINTS]),
+                vmin=0,
+                vmax=len(PAINTS),
+                extent=(0, bucket.length, bucket.rows - 0.5, -0.5),
+            )
+            axes.set_xlabel(f"position in the row{f' of {name}' if name else ''}")
+            axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        every[0].set_ylabel("row of the batch")
         padding = 1 - self.planned.num_tokens / self.bucket.positions
-        axes.set_title(
-            f"step {self.step:,}: {self.bucket.rows} rows × {self.bucket.length:,}, "
+        lengths = " + ".join(f"{length:,}" for length in self.bucket.lengths)
+        every[0].set_title(
+            f"step {self.step:,}: {self.bucket.rows} rows × {lengths}, "
             f"{len(self.planned.segments):,} segments, {padding:.2%} padding (grey)",
             loc="left",
             fontsize=10,
         )
-        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         with epath.Path(os.fspath(path)).open("wb") as file:
             drawn.savefig(file, format="png")
 

@@ -13,24 +13,26 @@ from typing import Any
 
 from etils import epath
 
-from pipeline.planning.planned import AnyPlan
+from pipeline.planning.lengths import begin
+from pipeline.planning.plan import Plan
+from pipeline.storage.interface import AnyCorpus
 
 
-def data_state(step: int, plan: AnyPlan, corpus=None) -> dict[str, Any]:
+def data_state(step: int, plan: Plan, corpus: AnyCorpus | None = None) -> dict[str, Any]:
     """The state after `step` batches of `plan`, of the tokens of `corpus`."""
     entries = [dict(entry) for entry in plan.entries_at(int(step))]
     for entry, count, before in zip(entries, plan.counts, (0, *plan.counts), strict=False):
-        if count != before and hasattr(corpus, "fingerprint"):
-            known = corpus if count == len(corpus) else corpus.begin(count)
+        if count != before and corpus is not None:
+            known = corpus if count == len(corpus) else begin(corpus, count)
             entry["corpus"] = known.fingerprint
     return {"step": int(step), "plans": entries}
 
 
-def check_data_state(state: Any, plan: AnyPlan, corpus=None) -> int:
+def check_data_state(state: Any, plan: Plan, corpus: AnyCorpus | None = None) -> int:
     """The step of `state`, after checking that it counts steps of this plan and corpus.
 
-    Up to that step the plan must be the same. From there on it may change where the state's did
-    not, but where that would have changed, it must, and in the same way.
+    Up to that step the plan must be the same. From there on it may be another: what is past stands,
+    and what is to come may change.
 
     Raises:
         ValueError: `state` is no data state, or is that of another plan or corpus; the message
@@ -49,8 +51,6 @@ def check_data_state(state: Any, plan: AnyPlan, corpus=None) -> int:
         raise ValueError(f"the state's step is {step!r}; it must be a whole number from 0")
     now = data_state(step, plan, corpus)["plans"]
     if changes := _changes(step, then, now):
-        if any(change.startswith("weights from") for change in changes):
-            changes[-1] += ". Other weights are a phase more, after those there were"
         raise ValueError(
             f"the state of step {step:,} belongs to another plan or corpus: {'; '.join(changes)}. "
             "Restore it with what it was saved with, or start anew in another directory"
@@ -77,12 +77,7 @@ def _changes(step: int, then: list[dict], now: list[dict]) -> list[str]:
             found = found or [f"its plan changes {'there' if there[0] else 'here'} alone"]
         if found:
             return [f"{change} from step {at:,} on" if at else change for change in found]
-    planned = [(entry["from"], entry.get("changes")) for entry in now]
-    return [
-        f"its plan would have changed at step {entry['from']:,} ({entry['changes']})"
-        for entry in then
-        if entry["from"] >= max(step, 1) and (entry["from"], entry["changes"]) not in planned
-    ]
+    return []
 
 
 def differences(then: str, now: str) -> list[str]:

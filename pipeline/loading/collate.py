@@ -1,20 +1,21 @@
 """Collation: from planned segments to the arrays of a batch, without a loop over segments."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from pipeline.loading.compact import SEGMENTS, row_segments
 from pipeline.loading.sharding import Block
-from pipeline.planning.bucket import Bucket
+from pipeline.packing.bucket import Bucket
 from pipeline.planning.planned import PlannedBatch
 from pipeline.storage import buffers
+from pipeline.storage.interface import Readable
 
 INT = np.int32
 
 
 def collate(
-    corpus, planned: PlannedBatch, block: Block, most: int | None = None
+    corpus: Readable, planned: PlannedBatch, block: Block, most: int | None = None
 ) -> dict[str, np.ndarray]:
     """The arrays of `block` of a planned batch; padding is 0 in every field.
 
@@ -25,7 +26,7 @@ def collate(
         loss_weights        [1, 1, 1, 1, 1, 0]
 
     Args:
-        corpus: anything with the `read` of `pipeline.Corpus`, or `of_epoch` to give it.
+        corpus: a corpus, or one side of it.
         planned: the segments of the global batch.
         block: the rows and columns to build.
         most: for a compact batch, the most segments that a row of this bucket has.
@@ -36,14 +37,14 @@ def collate(
         A compact batch has `segments` in place of these three: see `pipeline.loading.compact`.
     """
     height, width = block.shape
-    found = _in_rows(planned.segments, block.rows)
-    row, column, ids, example, start, size = _in_columns(block.columns, *found)
+    found, epochs = _in_rows(planned, block.rows)
+    (row, column, ids, example, start, size), epochs = _in_columns(block.columns, found, epochs)
     begin, cells = row * width + column, height * width
     # The block, flattened: each segment reaches, with the padding after it, to where the next
     # begins. Padding is little, so everything is made as if there were none, and then set to 0.
     edge = int(begin[0]) if len(begin) else cells
     reach = np.diff(begin, append=cells)
-    batch = drawn(corpus, planned.epoch).read(example, start, size, reach)
+    batch = corpus.read(example, start, size, reach, epochs)
     if most is None:
         batch["inputs_segment_ids"] = buffers.ramps(ids, reach, 0, INT)
         batch["inputs_positions"] = buffers.ramps(start, reach, 1, INT)
@@ -64,7 +65,7 @@ def collate(
 
 
 def collate_pairs(
-    pairs, planned: PlannedBatch, blocks: Mapping[Bucket, Block]
+    sides: Sequence[Readable], planned: PlannedBatch, blocks: Mapping[Bucket, Block]
 ) -> dict[str, np.ndarray]:
     """The arrays of a planned batch of pairs; segment ids of a pair are equal on both sides.
 
@@ -74,8 +75,7 @@ def collate_pairs(
         targets_segment_ids  [1, 1, 2, 2]
 
     Args:
-        pairs: anything with `inputs` and `targets` that have the `read` of `pipeline.Corpus`, or
-            `of_epoch` to give it.
+        sides: inputs and targets.
         planned: the segments of the global batch.
         blocks: the rows and columns to build of each side's bucket.
 
@@ -84,10 +84,9 @@ def collate_pairs(
         targets' `decoder_inputs`, `targets`, `targets_segment_ids`, `targets_positions` (int32)
         and `loss_weights` (float32).
     """
-    pairs = drawn(pairs, planned.epoch)
     inputs, targets = (
         collate(corpus, side, blocks[side.bucket])
-        for corpus, side in zip((pairs.inputs, pairs.targets), planned.sides, strict=True)
+        for corpus, side in zip(sides, planned.sides, strict=True)
     )
     del inputs["loss_weights"]
     for field in ("segment_ids", "positions"):
@@ -96,14 +95,14 @@ def collate_pairs(
     return inputs | targets
 
 
-def drawn(corpus, epoch: int):
-    """The corpus itself; of a view, with the random choices of this epoch."""
-    return corpus.of_epoch(epoch) if hasattr(corpus, "of_epoch") else corpus
+def _in_rows(
+    planned: PlannedBatch, rows: np.ndarray
+) -> tuple[tuple[np.ndarray, ...], np.ndarray | int]:
+    """Of the segments in `rows`: row among these, column, segment id, example, start and size.
 
-
-def _in_rows(segments: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Of the segments in `rows`: row among these, column, segment id, example, start and size."""
-    row, example, start, size = segments.T
+    And the epoch that they belong to, or one for each.
+    """
+    row, example, start, size = planned.segments.T
     if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
         # Contiguous rows are a slice of the segments, which are in row order.
         keep: slice | np.ndarray = slice(*np.searchsorted(row, [rows[0], rows[-1] + 1]))
@@ -118,16 +117,21 @@ def _in_rows(segments: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, ...]:
     np.not_equal(row[1:], row[:-1], out=new[1:])
     first = np.maximum.accumulate(np.where(new, number, 0))
     before = np.cumsum(size) - size
-    return row, before - before[first], number - first + 1, example, start, size
+    epochs = planned.epoch if planned.epochs is None else planned.epochs[keep]
+    return (row, before - before[first], number - first + 1, example, start, size), epochs
 
 
 def _in_columns(
-    columns: tuple[int, int], row, column, ids, example, start, size
-) -> tuple[np.ndarray, ...]:
+    columns: tuple[int, int], segments: tuple[np.ndarray, ...], epochs: np.ndarray | int
+) -> tuple[tuple[np.ndarray, ...], np.ndarray | int]:
     """The parts of segments that are inside `columns`, and their columns among these."""
+    row, column, ids, example, start, size = segments
     left, right = columns
     cut = np.maximum(left - column, 0)
     size = np.minimum(column + size, right) - column - cut
     found = row, column + cut - left, ids, example, start + cut, size
     inside = size > 0
-    return found if inside.all() else tuple(values[inside] for values in found)
+    if inside.all():
+        return found, epochs
+    inside_epochs = epochs if isinstance(epochs, int) else epochs[inside]
+    return tuple(values[inside] for values in found), inside_epochs

@@ -21,14 +21,16 @@ from pipeline.loading.sharding import (
     slice_of_process,
     to_global,
 )
-from pipeline.planning.bucket import Bucket
-from pipeline.planning.checks import require_whole, unknown
-from pipeline.planning.options import FITTING, MIXING, PLANNING, fitted, keywords, planned
-from pipeline.planning.planned import AnyPlan, PlannedBatch
-from pipeline.planning.weights import Weights
-from pipeline.storage.corpus import Corpus
-from pipeline.storage.joined import Joined
-from pipeline.storage.pairs import Pairs, open_corpus
+from pipeline.packing.bucket import Bucket
+from pipeline.planning.checks import chosen, keywords, require_whole, unknown
+from pipeline.planning.fit import fit_buckets
+from pipeline.planning.lengths import HasCorpora
+from pipeline.planning.plan import Plan
+from pipeline.planning.planned import PlannedBatch
+from pipeline.storage.interface import AnyCorpus
+from pipeline.storage.pairs import open_corpus
+
+FITTING, PLANNING = keywords(fit_buckets), keywords(Plan)
 
 # Building a batch from memory takes about a millisecond, in many short calls of NumPy, each of
 # which takes the interpreter's lock: on two cores, one thread is a tenth to a quarter faster than
@@ -64,8 +66,8 @@ class Batches(grain.MapDataset):
 
     def __init__(
         self,
-        corpus: Corpus | Pairs | Joined,
-        plan: AnyPlan,
+        corpus: AnyCorpus,
+        plan: Plan,
         *,
         sharding=None,
         process_index: int = 0,
@@ -82,7 +84,7 @@ class Batches(grain.MapDataset):
         if len(plan.buckets[0].lengths) != sides:
             kind = "pairs" if sides == 1 else "examples of one length"
             raise ValueError(f"the plan is for {kind}; make it from this corpus's lengths")
-        if len({*plan.counts}) > 1 and not isinstance(corpus, Joined):
+        if len({*plan.counts}) > 1 and not isinstance(corpus, HasCorpora):
             raise ValueError(
                 f"the plan begins with {plan.counts[0]:,} examples and others join them; give the "
                 "corpora joined, Joined({'first': corpus, 'new': …}), so that a state can tell "
@@ -135,8 +137,9 @@ class Batches(grain.MapDataset):
     def _collate(self, planned: PlannedBatch) -> dict[str, np.ndarray]:
         bucket = planned.bucket
         if len(bucket.lengths) == 2:
-            return collate_pairs(self.corpus, planned, self.blocks)
-        return collate(self.corpus, planned, self.blocks[bucket], self.most.get(bucket))
+            return collate_pairs(self.corpus.sides, planned, self.blocks)
+        (side,) = self.corpus.sides
+        return collate(side, planned, self.blocks[bucket], self.most.get(bucket))
 
     def repeat(self, num_epochs: int | None = None, **options) -> "Batches":
         """The same batches for `num_epochs` epochs; None for ever, or as long as there are any."""
@@ -144,7 +147,7 @@ class Batches(grain.MapDataset):
             require_whole("num_epochs", num_epochs, 1)
         if self.plan.finite and num_epochs not in (None, 1):
             raise ValueError(
-                f"num_epochs is {num_epochs}, and this mixture ends once and for all; give None or "
+                f"num_epochs is {num_epochs}, and this plan ends once and for all; give None or "
                 "1, or ending='repeat' to go on"
             )
         if options or self._epochs != 1:
@@ -180,7 +183,7 @@ class Batches(grain.MapDataset):
 class _Resumable(grain.IterDataset):
     """Gives the iterators of its parent the data state of a plan."""
 
-    def __init__(self, parent: grain.IterDataset, plan: AnyPlan, corpus: Any):
+    def __init__(self, parent: grain.IterDataset, plan: Plan, corpus: Any):
         super().__init__(parent)
         self._about = plan, corpus
 
@@ -189,7 +192,7 @@ class _Resumable(grain.IterDataset):
 
 
 class _ResumableIterator(grain.DatasetIterator):
-    def __init__(self, parent: grain.DatasetIterator, plan: AnyPlan, corpus: Any):
+    def __init__(self, parent: grain.DatasetIterator, plan: Plan, corpus: Any):
         super().__init__(parent)
         self._about = plan, corpus
 
@@ -302,10 +305,9 @@ def _one_device():
 
 
 def load(
-    corpus: Corpus | Pairs | Joined | str,
+    corpus: AnyCorpus | str | os.PathLike,
     *,
     buckets: Iterable[Bucket] | None = None,
-    weights: Weights | None = None,
     mesh=None,
     spec=None,
     num_epochs: int | None = None,
@@ -318,21 +320,20 @@ def load(
     Args:
         corpus: a corpus, a view of one, pairs, or the directory of a corpus or of pairs; or
             several corpora, as `Joined`.
-        weights: of joined corpora, as for `Mixture`; None: each example once an epoch.
         buckets: the shapes; None: chosen by `fit_buckets`, with rows that the mesh divides.
         mesh: as for `Loader`.
         spec: as for `Loader`.
         prefetch: as for `Loader`.
-        num_epochs: how often to go through the corpus; None for ever, or until a mixture ends.
+        num_epochs: how often to go through the corpus; None for ever, or until the plan ends.
         compact: as for `Batches`.
-        **options: what `fit_buckets` and `Plan`, or `Mixture`, take by keyword:
-            `tokens_per_batch`, `max_buckets`, `seed`, `packing`, `overflow`, `ending`, …
+        **options: what `fit_buckets` and `Plan` take by keyword: `tokens_per_batch`,
+            `max_buckets`, `weights`, `seed`, `packing`, `overflow`, …
 
     Raises:
         TypeError: an option is of neither.
         ValueError: as `fit_buckets`, `Plan` and `Batches` raise.
     """
-    known = {*FITTING, *(PLANNING if weights is None else MIXING)} - {"weights"}
+    known = {*FITTING, *PLANNING}
     for name in options:
         if name not in known:
             raise TypeError(f"load() has no option {unknown(name, known | {*keywords(load)})}")
@@ -349,11 +350,13 @@ def load(
             f"corpus is a {type(corpus).__name__}; it must be a corpus, a view of one, pairs, "
             "Joined, or a directory. Text is made one by prepare, arrays by Corpus.from_arrays"
         )
-    if weights is not None and not isinstance(corpus, Joined):
+    if options.get("weights") is not None and not isinstance(corpus, HasCorpora):
         raise ValueError("weights are for several corpora; join them: Joined({'name': corpus})")
     mesh = _one_device() if mesh is None else mesh
     sharding = batch_sharding(mesh, spec)
-    asked = {"max_buckets": 4, "row_multiple": parts(sharding)[0], "weights": weights, **options}
-    plan = planned(corpus, fitted(corpus, asked) if buckets is None else buckets, asked)
+    asked = {"max_buckets": 4, "row_multiple": parts(sharding)[0], **options}
+    if buckets is None:
+        buckets = fit_buckets(corpus, **chosen(FITTING, asked))
+    plan = Plan(corpus, buckets, **chosen(PLANNING, options))
     batches = Batches(corpus, plan, sharding=sharding, compact=compact).repeat(num_epochs)
     return Loader(batches, mesh=mesh, spec=spec, prefetch=prefetch)

@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.packing.bucket import Bucket
+from pipeline.packing.cascade import PACKINGS, pack, row_cost
 from pipeline.planning import lengths as lengths_lib
-from pipeline.planning.bucket import Bucket
-from pipeline.planning.checks import require_whole
-from pipeline.planning.overflow import split_counts
-from pipeline.planning.packing import check_packing, pack, row_cost
-from pipeline.planning.pair_fit import PairFit
+from pipeline.planning.checks import require_one_of, require_whole
+from pipeline.planning.fit_pairs import PairFit
+from pipeline.planning.options import Weights, typical_lengths
+from pipeline.planning.stage import corpora
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,8 @@ def fit_buckets(
     packing: str = "best_fit",
     attention: str = "dense",
     width: int = 1024,
+    weights: Weights | None = None,
+    by: str = "tokens",
 ) -> tuple[Bucket, ...]:
     """At most `max_buckets` buckets, ascending by length, that make an epoch cheap to train on.
 
@@ -54,7 +57,8 @@ def fit_buckets(
     (Bucket(rows=16, length=(384, 128)),)
 
     Args:
-        lengths: positions of each example, an integer array `[n]`, of pairs `[n, 2]`, or a corpus.
+        lengths: positions of each example, an integer array `[n]`, of pairs `[n, 2]`, or a corpus;
+            with weights, several of these by name, or `Joined`.
         tokens_per_batch: positions in a batch, at most, of both sides of pairs; rows are as many
             as fit.
         max_buckets: the most buckets; each is one compilation of the training step.
@@ -68,14 +72,18 @@ def fit_buckets(
             best fit for both of the first.
         attention: "dense" or "segment", what attention costs the model.
         width: the model's width.
+        weights: of several corpora, as for `Plan`.
+        by: what weights count, as for `Plan`.
 
     Raises:
         ValueError: an argument is not as above, no example has a position, or a batch of
             `row_multiple` rows of the longest bucket exceeds `tokens_per_batch`.
     """
-    check_packing(packing)
-    if attention not in ("dense", "segment"):
-        raise ValueError(f"attention is {attention!r}; it must be 'dense' or 'segment'")
+    require_one_of("packing", packing, PACKINGS)
+    require_one_of("attention", attention, ("dense", "segment"))
+    if weights is not None:
+        each = {name: lengths_lib.Lengths.of(one) for name, one in corpora(lengths).items()}
+        lengths = typical_lengths(each, weights, by)
     array = lengths_lib.as_lengths(lengths)
     limits = () if max_length is None else np.ravel(max_length).tolist()
     numbers = [
@@ -128,7 +136,7 @@ def fit_buckets(
             width=width,
         )
         return buckets_of(_cheapest(fit.sets(max_buckets), fit.cost))
-    counts = split_counts(lengths_lib.histogram(array), int(longest))
+    counts = _split(lengths_lib.histogram(array), int(longest))
     counts[0] = 0
 
     def price(length: int) -> float:
@@ -218,3 +226,17 @@ def _candidates(
 
 def _round_up(value, multiple: int):
     return -(-value // multiple) * multiple
+
+
+def _split(counts: np.ndarray, longest: int) -> np.ndarray:
+    """A histogram after all longer lengths are split: int64 [≤ longest + 1].
+
+    >>> _split(np.array([0, 1, 0, 0, 0, 2]), 2).tolist()  # 5 = 2 + 2 + 1
+    [0, 3, 4]
+    """
+    found = counts[: longest + 1].copy()
+    over = np.arange(longest + 1, len(counts))
+    if len(over):
+        found[longest] += counts[over] @ (over // longest)
+        np.add.at(found, over % longest, counts[over])
+    return found

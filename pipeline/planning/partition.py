@@ -9,9 +9,8 @@ and a sixteenth for a billion examples of up to 8,192 positions.
 
 import numpy as np
 
-from pipeline.planning.overflow import Pieces
-from pipeline.planning.pair_pieces import PairPieces
-from pipeline.planning.shuffle import Purpose, permutation, random_bits, sort_by_group
+from pipeline.planning.order import Purpose, permutation, random_bits, sort_by_group
+from pipeline.planning.pieces import Pieces
 
 # Pieces in a block at most, and blocks in a unit: what is counted and read at a time.
 BLOCK, UNIT = 4096, 64
@@ -31,7 +30,7 @@ class Partition:
         counts: int64 [longest + 1], how many pieces have each length.
     """
 
-    def __init__(self, pieces: Pieces | PairPieces, window: int, seed: int | None):
+    def __init__(self, pieces: Pieces, window: int, seed: int | None):
         self._pieces = pieces
         # Pieces in a block, as a power of two.
         self._shift = min(BLOCK, max(window // BLOCKS, 1)).bit_length() - 1

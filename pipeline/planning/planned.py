@@ -1,13 +1,13 @@
-"""What any plan can be asked, and what it says of one step: the bucket and its segments."""
+"""The planned batch: what a plan says of one step, as integers."""
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pipeline.planning.bucket import Bucket
+from pipeline.packing.bucket import Bucket
+from pipeline.planning.order import balanced
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,11 +20,16 @@ class PlannedBatch:
             position in the example, number of positions; of pairs `[n, 5]`, positions of the
             inputs and of the targets.
         epoch: the epoch that the batch belongs to, from 0.
+        epochs: the epoch of its own corpus that each segment belongs to, from 0: int64 [n]. None
+            for one corpus: `epoch`, for all.
+        sources: of several corpora, the real positions of each in the batch, by name.
     """
 
     bucket: Bucket
     segments: np.ndarray
     epoch: int = 0
+    epochs: np.ndarray | None = None
+    sources: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:
@@ -32,10 +37,17 @@ class PlannedBatch:
         return int(self.segments[:, 3:].sum())
 
     @property
+    def epoch_of_segments(self) -> np.ndarray:
+        """`epochs`, also where it is None: int64 [n]."""
+        if self.epochs is None:
+            return np.full(len(self.segments), self.epoch)
+        return self.epochs
+
+    @property
     def sides(self) -> tuple["PlannedBatch", ...]:
         """The batch itself; of pairs, one for the inputs and one for the targets."""
         return tuple(
-            PlannedBatch(bucket, self.segments[:, [0, 1, 2, 3 + side]], self.epoch)
+            dataclasses.replace(self, bucket=bucket, segments=self.segments[:, [0, 1, 2, 3 + side]])
             for side, bucket in enumerate(self.bucket.sides)
         )
 
@@ -47,68 +59,39 @@ class PlannedBatch:
         return sha.hexdigest()[:16]
 
 
-@dataclasses.dataclass(frozen=True)
-class MixedBatch(PlannedBatch):
-    """A planned batch of several sources.
+def assemble(
+    bucket: Bucket,
+    parts: Sequence[tuple[str, np.ndarray, np.ndarray]],
+    epoch: int,
+) -> PlannedBatch:
+    """The batch of some rows, in an order that gives every host an even share of the work.
 
-    Attributes:
-        sources: real positions of each source in the batch, by name.
-        epochs: the epoch of its own source that each segment belongs to, from 0: int64 [n].
+    Args:
+        bucket: the shape of the batch, with at least as many rows.
+        parts: of each source its name, empty for the only one, and the segments and epochs of its
+            rows, as `Source.rows` gives them; overwritten.
+        epoch: the epoch of the batch.
     """
-
-    sources: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    epochs: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
-
-
-class AnyPlan(Protocol):
-    """What loads, saves and trains asks of a plan: `Plan`, `Chain`, `Mixture` or `MixtureChain`."""
-
-    @property
-    def buckets(self) -> tuple[Bucket, ...]:
-        """Every bucket that a batch may have, the shortest first."""
-
-    @property
-    def num_examples(self) -> int:
-        """Examples of the corpus, or of all corpora, in the end."""
-
-    @property
-    def max_position(self) -> int:
-        """The largest position that a batch will hold."""
-
-    @property
-    def finite(self) -> bool:
-        """Whether the steps end."""
-
-    @property
-    def fingerprint(self) -> str:
-        """All that its batches depend on, as parts `name=value`."""
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """How many examples each of its entries knows."""
-
-    @property
-    def batches_per_bucket(self) -> dict[Bucket, int]:
-        """How many batches of each bucket there are; 0 for one that is never needed."""
-
-    @property
-    def plans(self) -> tuple[Any, ...]:
-        """The plans that it is made of, one after another."""
-
-    def batch(self, step: int) -> PlannedBatch:
-        """The batch of global step `step`."""
-
-    def num_batches(self, epoch: int = 0) -> int:
-        """Batches in an epoch."""
-
-    def first_step(self, epoch: int) -> int:
-        """The step at which an epoch begins."""
-
-    def entries_at(self, step: int) -> tuple[Mapping[str, Any], ...]:
-        """What the data state after `step` batches tells of it."""
-
-    def most_segments(self) -> dict[Bucket, int]:
-        """The most segments in a row of each bucket."""
-
-    def onward(self, step: int) -> "AnyPlan":
-        """The same plan for steps from `step` on only, with the buckets that these need."""
+    name, segments, epochs = parts[0]
+    height = int(segments[-1, 0]) + 1
+    if len(parts) > 1:
+        every = []
+        height = 0
+        for _, more, _ in parts:
+            more[:, 0] += height
+            height = int(more[-1, 0]) + 1
+            every.append(more)
+        segments = np.concatenate(every)
+        epochs = np.concatenate([each for _, _, each in parts])
+    sources = {name: int(each[:, 3:].sum()) for name, each, _ in parts} if name else {}
+    sizes = segments[:, 3:]
+    squares = (sizes * sizes).sum(axis=1) if sizes.shape[1] > 1 else sizes[:, 0] * sizes[:, 0]
+    cost = np.bincount(segments[:, 0], squares, height)
+    rows, places = balanced(np.arange(height), cost, bucket.rows)
+    place = np.empty(height, np.int64)
+    place[rows] = places
+    row = place[segments[:, 0]]
+    order = np.argsort(row, kind="stable")
+    segments = segments[order]
+    segments[:, 0] = row[order]
+    return PlannedBatch(bucket, segments, epoch, epochs[order] if name else None, sources)

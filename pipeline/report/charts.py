@@ -169,7 +169,7 @@ def lines(
     return drawing.render()
 
 
-def order_lanes(order: Sequence[int], lengths: Sequence[int]) -> str:
+def order_lanes(order: Sequence[int], lengths: Sequence[str]) -> str:
     """The bucket of each of the first steps: a lane for each bucket, the shortest at the top."""
     shown = order[:STEPS]
     top, lane = 24, max(22, 170 // len(lengths))
@@ -179,17 +179,17 @@ def order_lanes(order: Sequence[int], lengths: Sequence[int]) -> str:
     drawing.text(4, 13, "bucket length, positions", "axis")
     for index, length in enumerate(lengths):
         y = top + lane * index
-        drawing.text(LEFT - 6, y + lane / 2 + 4, f"{length:,}", "tick", "end")
+        drawing.text(LEFT - 6, y + lane / 2 + 4, f"{length}", "tick", "end")
         drawing.line([(LEFT, y + lane), (WIDTH - RIGHT, y + lane)], "grid")
     for step, bucket in enumerate(shown):
         width = max(x(step + 1) - x(step) - 0.4, 0.6)
-        title = f"step {step}: length {lengths[bucket]:,}"
+        title = f"step {step}: length {lengths[bucket]}"
         drawing.rect(x(step), top + lane * bucket + 3, width, lane - 6, f"c{bucket}", title)
     drawing.x_axis(x, bottom, "step of the epoch")
     return drawing.render()
 
 
-def order_shares(order: Sequence[int], lengths: Sequence[int]) -> str:
+def order_shares(order: Sequence[int], lengths: Sequence[str]) -> str:
     """The share of each bucket among the batches, stretch by stretch of the epoch."""
     top, height = 48, 210
     drawing = Drawing(height + BOTTOM, "Share of each bucket's batches over the epoch")
@@ -197,13 +197,13 @@ def order_shares(order: Sequence[int], lengths: Sequence[int]) -> str:
     x = Scale(0, len(order), LEFT, WIDTH - RIGHT)
     y = Scale(0, 100, height, top)
     drawing.y_axis(y, LEFT, WIDTH - RIGHT, "batches, %")
-    _legend(drawing, [(f"{length:,}", f"c{i}") for i, length in enumerate(lengths)])
+    _legend(drawing, [(length, f"c{i}") for i, length in enumerate(lengths)])
     for stretch in range(number):
         start, end = (len(order) * at // number for at in (stretch, stretch + 1))
         below = 0.0
         for bucket, length in enumerate(lengths):
             share = 100 * sum(step == bucket for step in order[start:end]) / (end - start)
-            title = f"steps {start:,} to {end - 1:,}: {share:.1f}% of length {length:,}"
+            title = f"steps {start:,} to {end - 1:,}: {share:.1f}% of length {length}"
             if share:
                 high = y(below) - y(below + share)
                 wide = x(end) - x(start)

@@ -1,10 +1,9 @@
 """Markdown: the plan as text for TensorBoard, to be written once, at step 0."""
 
-from typing import Any
-
 from pipeline.planning.plan import Plan
 from pipeline.report.findings import about_sources
 from pipeline.report.planned import planned, runs
+from pipeline.report.table import length_of
 
 # Batches that are walked: a run should not wait for its own description.
 WALKED = 500
@@ -25,7 +24,7 @@ def markdown(plan: Plan) -> str:
         "| ---: | ---: | ---: | ---: | ---: |",
     ]
     for each in figures["buckets"]:
-        name = f"{each['rows']:,} × {_length(each)}"
+        name = f"{each['rows']:,} × {length_of(each)}"
         if not each["batches"]:
             lines.append(f"| {name} | 0 | – | – | – |")
             continue
@@ -37,7 +36,7 @@ def markdown(plan: Plan) -> str:
     rows = sum(count for _, count in figures["segments_per_row"])
     segments = sum(held * count for held, count in figures["segments_per_row"])
     order = ", ".join(
-        f"{count} × {_length(figures['buckets'][bucket])}"
+        f"{count} × {length_of(figures['buckets'][bucket])}"
         for bucket, count in runs(figures["order"])[:12]
     )
     balance = figures["balance"]
@@ -61,9 +60,3 @@ def markdown(plan: Plan) -> str:
         ]
     lines += ["", f"`{figures['fingerprint']}`"]
     return "\n".join(lines)
-
-
-def _length(bucket: dict[str, Any]) -> str:
-    """The length of a bucket; of pairs, those of inputs and targets."""
-    lengths = bucket["length"] if isinstance(bucket["length"], tuple) else (bucket["length"],)
-    return " + ".join(f"{length:,}" for length in lengths)

@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 
 from pipeline.planning import lengths as lengths_lib
-from pipeline.report.lockstep import Fitter, Pieces
+from pipeline.planning.lengths import Lengths
+from pipeline.report.lockstep import Fitter
 from pipeline.report.options import Options
 from pipeline.report.planned import planned
 from pipeline.report.statistics import by_bucket, statistics
-from pipeline.report.strategies import BUCKETS, compare, lockstep, ways
+from pipeline.report.strategies import BUCKETS, compare, lockstep, padded_pairs, ways
 from pipeline.report.stream import Stream, shuffled
 from pipeline.report.subject import Subject
 
@@ -33,6 +34,8 @@ def measure(
 ) -> dict[str, Any]:
     """The report as JSON: `corpus`, `strategies`, `plan`, `cost` and the `options` behind them.
 
+    Of pairs, `corpus` is about the inputs, and `targets` about the targets.
+
     Args:
         subject: what it is about.
         options: how to fit buckets and plan.
@@ -42,27 +45,36 @@ def measure(
     """
     options = options.for_lengths(subject.lengths)
     tell("planning")
-    counts = lengths_lib.histogram(subject.lengths)
-    plan = options.plan(subject)
-    longest = plan.buckets[-1].length
+    plan = subject.plan or options.plan(subject.examples)
+    longest = plan.options.buckets[-1].lengths
     figures: dict[str, Any] = {
         "version": VERSION,
         "name": subject.name,
         "options": {name: value for name, value in options.chosen.items() if name != "buckets"},
+        "plan": planned(plan),
     }
-    figures["plan"] = planned(plan)
     tell("counting")
-    figures["corpus"] = statistics(subject, counts, longest)
-    figures["plan"]["histogram"] = by_bucket(counts, [b.length for b in plan.buckets])
-    del plan
-    tell("shuffling")
-    stream = shuffled(subject.lengths, longest, options["overflow"], options["seed"])
+    columns = [subject.lengths] if not subject.pairs else list(subject.lengths.T)
+    counts = [lengths_lib.histogram(column) for column in columns]
+    for side, name in enumerate(("corpus", "targets")[: len(columns)]):
+        figures[name] = statistics(subject, side, counts[side], longest[side])
     width = options["width"]
-    longest_example = int(stream.pieces.max())
-    others = ways(options["tokens_per_batch"], longest, longest_example)
-    found = list(compare(stream, others, width=width, sample=sample, tell=tell))
-    fitter = Fitter(Pieces(stream), _fitted(stream), options.unmixed, longest)
     left_out: list[str] = []
+    if subject.pairs:
+        lengths, most = Lengths(subject.lengths), (longest[0], longest[1])
+        fitter = Fitter(lengths, 0, subject.lengths[:FITTED], options.unmixed, most)
+        found = [padded_pairs(fitter, width=width)]
+    else:
+        figures["plan"]["histogram"] = by_bucket(
+            counts[0], [bucket.lengths[0] for bucket in plan.options.buckets]
+        )
+        tell("shuffling")
+        stream = shuffled(subject.lengths, longest[0], options["overflow"], options["seed"])
+        others = ways(options["tokens_per_batch"], longest[0], int(stream.pieces.max()))
+        found = list(compare(stream, others, width=width, sample=sample, tell=tell))
+        fitter = Fitter(
+            Lengths(stream.pieces), stream.cut, _fitted(stream), options.unmixed, longest[0]
+        )
     optimal = optimal or options["packing"] == "optimal"
     found += lockstep(fitter, width=width, left_out=left_out, optimal=optimal, tell=tell)
     figures["strategies"], figures["left_out"] = found, left_out

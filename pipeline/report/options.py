@@ -4,13 +4,13 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from pipeline.planning.bucket import Bucket
-from pipeline.planning.checks import unknown
+from pipeline.packing.bucket import Bucket
+from pipeline.planning.checks import chosen, keywords, unknown
+from pipeline.planning.fit import fit_buckets
 from pipeline.planning.lengths import as_lengths
-from pipeline.planning.options import FITTING, MIXING, PLANNING, fitted, planned
 from pipeline.planning.plan import Plan
+
+FITTING, PLANNING = keywords(fit_buckets), keywords(Plan)
 
 DEFAULTS: dict[str, Any] = {
     "tokens_per_batch": 16_384,
@@ -28,7 +28,7 @@ DEFAULTS: dict[str, Any] = {
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What `pipeline.load` takes: options of `fit_buckets` and `Plan`, or `Mixture`; `buckets`.
+    """What `pipeline.load` takes: options of `fit_buckets` and `Plan`; and `buckets`.
 
     None stands for the default.
 
@@ -42,7 +42,7 @@ class Options:
     chosen: Mapping[str, Any]
 
     def __post_init__(self):
-        known = {"buckets", *FITTING, *PLANNING, *MIXING}
+        known = {"buckets", *FITTING, *PLANNING}
         for name in self.chosen:
             if name not in known:
                 raise ValueError(f"there is no option {unknown(name, known)}")
@@ -62,6 +62,9 @@ class Options:
         Where no `max_length` is given and the longest example is longer than a whole batch, rows
         are as long as a batch at most, and the plan's `overflow` cuts what is longer.
         """
+        if as_lengths(lengths).ndim == 2:
+            pairs = self["overflow"] == "split"  # by default; a pair cannot be split
+            return self.but(overflow="error") if pairs else self
         most = self["tokens_per_batch"] // self["row_multiple"]
         most -= most % self["length_multiple"]
         longest = int(as_lengths(lengths).max(initial=0))
@@ -73,7 +76,10 @@ class Options:
         """The buckets given, or those that `fit_buckets` chooses for `lengths`."""
         if self.chosen.get("buckets"):
             return tuple(self.chosen["buckets"])
-        return fitted(np.asarray(as_lengths(lengths)), {**self.chosen, "weights": None})
+        return fit_buckets(lengths, **self._given(FITTING))
+
+    def _given(self, names: tuple[str, ...]) -> dict[str, Any]:
+        return {name: v for name, v in chosen(names, self.chosen).items() if v is not None}
 
     @property
     def unmixed(self) -> "Options":
@@ -83,9 +89,6 @@ class Options:
     def plan(self, lengths, buckets: tuple[Bucket, ...] | None = None) -> Plan:
         """The plan of `lengths` over `buckets`, or over those of `fit`.
 
-        With weights it is a mixture, and `lengths` a subject whose corpus is joined.
+        With weights, `lengths` are several corpora.
         """
-        if self.chosen.get("weights"):
-            buckets = buckets or self.chosen.get("buckets") or fitted(lengths.corpus, self.chosen)
-            return planned(lengths.corpus, buckets, self.chosen)
-        return planned(lengths, buckets or self.fit(lengths), self.chosen)
+        return Plan(lengths, buckets or self.fit(lengths), **self._given(PLANNING))

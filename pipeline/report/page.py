@@ -5,7 +5,7 @@ from typing import Any
 
 from pipeline.report import blocks, charts, findings
 from pipeline.report.style import COLOURS, STYLE
-from pipeline.report.table import columns, percent
+from pipeline.report.table import columns, length_of, percent
 
 
 def page(figures: dict[str, Any]) -> str:
@@ -25,7 +25,12 @@ def page(figures: dict[str, Any]) -> str:
 
 
 def _corpus(figures: dict[str, Any]) -> str:
-    corpus = figures["corpus"]
+    if "targets" not in figures:
+        return _side("The corpus", figures["corpus"])
+    return _side("Inputs", figures["corpus"]) + _side("Targets", figures["targets"])
+
+
+def _side(title: str, corpus: dict[str, Any]) -> str:
     at = corpus["percentiles"]
     tiles = [
         (f"{corpus['examples']:,}", "examples"),
@@ -51,7 +56,7 @@ def _corpus(figures: dict[str, Any]) -> str:
         for log in (False, True)
     ]
     return blocks.section(
-        "The corpus",
+        title,
         blocks.tiles(tiles),
         blocks.figures(*histograms),
         _sources(corpus),
@@ -174,7 +179,7 @@ def _cost(figures: dict[str, Any]) -> str:
 
 def _plan(figures: dict[str, Any]) -> str:
     plan = figures["plan"]
-    lengths = [bucket["length"] for bucket in plan["buckets"]]
+    lengths = [length_of(bucket) for bucket in plan["buckets"]]
     walked = ""
     if plan["walked"] < plan["batches"]:
         walked = (
@@ -182,17 +187,22 @@ def _plan(figures: dict[str, Any]) -> str:
             f"{plan['walked']:,} of {plan['batches']:,} batches; everything else over all."
         )
     balance = plan["balance"]
-    drawings = [
-        blocks.figure(
-            "Tokens by length, and the bucket that they need",
-            charts.histogram(
-                plan["histogram"],
-                "tokens",
-                marks=[(f"{length:,}", length) for length in lengths],
-                buckets=lengths,
-                label="Tokens by length",
-            ),
-        ),
+    drawings = []
+    if "histogram" in plan:
+        ends = [bucket["length"] for bucket in plan["buckets"]]
+        drawings.append(
+            blocks.figure(
+                "Tokens by length, and the bucket that they need",
+                charts.histogram(
+                    plan["histogram"],
+                    "tokens",
+                    marks=[(f"{end:,}", end) for end in ends],
+                    buckets=ends,
+                    label="Tokens by length",
+                ),
+            )
+        )
+    drawings += [
         blocks.figure(
             "Segments in a row",
             charts.columns(
@@ -253,7 +263,7 @@ def _bucket_table(plan: dict[str, Any]) -> str:
             (
                 "",
                 [
-                    f"{swatch}{each['rows']:,} × {each['length']:,}",
+                    f"{swatch}{each['rows']:,} × {length_of(each)}",
                     f"{each['batches']:,}",
                     "–" if each["fill"] is None else f"{each['fill']:.2%}",
                     "–" if each["batches"] == 0 else f"{each['tokens_per_step']:,.0f}",

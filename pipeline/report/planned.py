@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.planning.mixture import Mixture
+from pipeline.planning import figures
 from pipeline.planning.plan import Plan
-from pipeline.planning.planned import MixedBatch
 
 # Batches are walked one by one, up to this many; an epoch that has more is told by its first ones.
 WALKED = 10_000
@@ -38,23 +37,26 @@ def planned(plan: Plan, walked: int | None = None) -> dict[str, Any]:
         `segments`, and the mean of `tokens` and `documents` in an optimizer step.
     """
     buckets, histogram = _buckets(plan)
-    walk = _Walk(plan, min(plan.num_batches(), walked or WALKED))
+    lost = figures.losses(plan)
+    first, last = figures.epoch_steps(plan)
+    walk = _Walk(plan, first, min(last - first, walked or WALKED))
     for index, bucket in enumerate(buckets):
         bucket["documents_per_step"] = walk.documents_per_step(index)
     return {
         "fingerprint": plan.fingerprint,
-        "batches": plan.num_batches(),
+        "batches": last - first,
         "padding": plan.padding,
         "tokens": plan.num_tokens,
-        "overflow": plan.overflow,
-        "overlong": plan.overlong,
-        "lost": plan.lost,
+        "overflow": plan.options.overflow,
+        "overlong": lost.overlong,
+        "lost": lost.lost,
+        "sides": list(figures.side_fills(plan)),
         "buckets": buckets,
         "segments_per_row": histogram,
         "walked": len(walk.order),
         "order": walk.order.tolist(),
         "balance": walk.balance(),
-        "sources": walk.sources(plan) if isinstance(plan, Mixture) else [],
+        "sources": walk.sources(plan) if len(plan.names) > 1 else [],
     }
 
 
@@ -62,14 +64,16 @@ def _buckets(plan: Plan) -> tuple[list[dict[str, Any]], list[list[int]]]:
     """Each bucket's figures, and `[segments, rows]` pairs, both from the packed histograms."""
     buckets = []
     per_row: dict[int, int] = {}
-    for index, (bucket, batches) in enumerate(plan.batches_per_bucket.items()):
+    every = figures.packed(plan)
+    for bucket, batches in figures.epoch_batches(plan).items():
         tokens = segments = rows = 0
-        for number, packed in plan.packed():
+        for number, packed in every:
+            index = packed.buckets.index(bucket)
             tokens += round(number * packed.real(index))
             segments += round(number * packed.segments(index))
             rows += round(number * packed.rows(index))
             for pattern in packed.patterns[index]:
-                held = sum(times for _, times in pattern.pieces)
+                held = pattern.segments
                 per_row[held] = per_row.get(held, 0) + round(number * pattern.rows)
         empty = batches * bucket.rows - rows
         if empty:
@@ -89,12 +93,13 @@ def _buckets(plan: Plan) -> tuple[list[dict[str, Any]], list[list[int]]]:
 
 
 class _Walk:
-    """The first batches of the first epoch, one by one."""
+    """The first batches of an epoch, one by one."""
 
-    def __init__(self, plan: Plan, count: int):
-        number_of = {bucket: index for index, bucket in enumerate(plan.buckets)}
-        self.buckets, self.count = plan.buckets, count
-        self.hosts = next(h for h in (HOSTS, 4, 2, 1) if all(b.rows % h == 0 for b in plan.buckets))
+    def __init__(self, plan: Plan, first: int, count: int):
+        stages = [stage for stage, _, _ in plan.within(first, first + count)]
+        number_of = {b: index for stage in stages for index, b in enumerate(stage.options.buckets)}
+        self.first, self.count = first, count
+        self.hosts = next(h for h in (HOSTS, 4, 2, 1) if all(b.rows % h == 0 for b in number_of))
         self.order = np.zeros(count, np.int64)
         self.documents = np.zeros(count, np.int64)
         # Real positions and squared segment lengths of each host in each batch.
@@ -102,7 +107,7 @@ class _Walk:
         self.squares = np.zeros((count, self.hosts))
         self.of_source: list[Mapping[str, int]] = []
         for step in range(count):
-            planned = plan.batch(step)
+            planned = plan.batch(first + step)
             row, example = planned.segments[:, :2].T
             sides = planned.segments[:, 3:].astype(float)
             host = row * self.hosts // planned.bucket.rows
@@ -110,41 +115,44 @@ class _Walk:
             self.documents[step] = len(np.unique(example))
             self.tokens[step] = np.bincount(host, sides.sum(axis=1), self.hosts)
             self.squares[step] = np.bincount(host, (sides**2).sum(axis=1), self.hosts)
-            if isinstance(planned, MixedBatch):
-                self.of_source.append(planned.sources)
+            self.of_source.append(planned.sources)
 
     def documents_per_step(self, index: int) -> float | None:
         """Different documents in a batch of a bucket, on average; None if none was walked."""
         here = self.order == index
         return float(self.documents[here].mean()) if here.any() else None
 
-    def sources(self, mixture: Mixture) -> list[dict[str, Any]]:
-        """What each source of a mixture was to have, and had, of the real positions walked.
+    def sources(self, plan: Plan) -> list[dict[str, Any]]:
+        """What each of several corpora was to have, and had, of the real positions walked.
 
-        `weights` by phase; its `share`; `epochs`, how often an epoch of the mixture goes through
-        it; and `off`, how far from its weight the share of any `STEPS` steps of one phase is at
-        most, None where there are not so many, or weights count examples.
+        `weights` by phase; its `share`; `epochs`, how often an epoch of the plan goes through it;
+        and `off`, how far from its weight the share of any `STEPS` steps of one phase is at most,
+        None where there are not so many, or weights count examples.
         """
-        passes = mixture.passes(mixture.num_batches())
-        starts = [start for start, _ in mixture.phases]
-        tokens = np.array([[of.get(name, 0) for name in mixture.names] for of in self.of_source])
+        before, after = (figures.passes(plan, step) for step in figures.epoch_steps(plan))
+        phases = [
+            (max(start - self.first, 0), weights)
+            for start, weights in figures.weights_by_phase(plan)
+        ]
+        starts = [start for start, _ in phases]
+        tokens = np.array([[of.get(name, 0) for name in plan.names] for of in self.of_source])
         sums = np.cumsum(np.concatenate([np.zeros((1, tokens.shape[1])), tokens]), axis=0)
         off = np.full(tokens.shape[1], -1.0)
-        for (start, weights), end in zip(mixture.phases, [*starts[1:], self.count], strict=True):
+        for (start, weights), end in zip(phases, [*starts[1:], self.count], strict=True):
             here = sums[start : min(end, self.count) + 1]
-            if len(here) > STEPS and mixture.by == "tokens":
+            if len(here) > STEPS and plan.options.by == "tokens":
                 run = here[STEPS:] - here[:-STEPS]
                 beside = np.abs(run / run.sum(axis=1, keepdims=True) - list(weights.values()))
                 off = np.maximum(off, beside.max(axis=0))
         return [
             {
                 "name": name,
-                "weights": [[start, weights[name]] for start, weights in mixture.phases],
+                "weights": [[start, weights[name]] for start, weights in phases],
                 "share": float(sums[-1, index] / sums[-1].sum()),
-                "epochs": passes[name],
+                "epochs": after[name] - before[name],
                 "off": float(off[index]) if off[index] >= 0 else None,
             }
-            for index, name in enumerate(mixture.names)
+            for index, name in enumerate(plan.names)
         ]
 
     def balance(self) -> dict[str, Any]:

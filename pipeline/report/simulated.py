@@ -13,9 +13,12 @@ class Simulated:
         rows: rows of each batch, int64 [batches].
         lengths: positions in each of its rows, int64 [batches].
         tokens: real positions in all of them.
-        squares: the sum of the squares of the segments' lengths.
+        squares: what attention inside segments computes, pairs of positions: the sum of the
+            squares of the segments' lengths.
         cut: documents that lie in more than one segment.
         reread: examples that must be read again to go on after an interruption, at most.
+        targets: of pairs, positions of the targets in each row, int64 [batches]; `lengths` are
+            then those of the inputs. Targets attend to inputs as well.
     """
 
     rows: np.ndarray
@@ -24,21 +27,24 @@ class Simulated:
     squares: int
     cut: int
     reread: int
+    targets: np.ndarray | int = 0
 
     @property
     def positions(self) -> int:
         """All positions, real and padding."""
-        return int(self.rows @ self.lengths)
+        return int(self.rows @ (self.lengths + self.targets))
 
     @property
     def scores(self) -> int:
         """Pairs of positions in a row: what attention over whole rows computes."""
-        return int(self.rows @ self.lengths**2)
+        scores = self.lengths**2 + self.lengths * self.targets + np.square(self.targets)
+        return int(self.rows @ scores)
 
     @property
     def shapes(self) -> int:
         """How many different shapes the batches have; each is one compilation."""
-        return len(np.unique(self.rows << 32 | self.lengths))
+        targets = np.broadcast_to(self.targets, self.rows.shape)
+        return len(np.unique(np.stack([self.rows, self.lengths, targets]), axis=1).T)
 
 
 def total(lengths: np.ndarray) -> int:

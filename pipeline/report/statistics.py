@@ -6,8 +6,7 @@ import numpy as np
 
 from pipeline.planning import lengths as lengths_lib
 from pipeline.report.subject import Subject
-from pipeline.storage.corpus import Corpus
-from pipeline.storage.joined import Joined
+from pipeline.storage.interface import AnyCorpus
 
 PERCENTILES = (1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9)
 BINS = 48
@@ -16,12 +15,13 @@ BINS = 48
 TOKENS, READ = 1 << 24, 1 << 20
 
 
-def statistics(subject: Subject, counts: np.ndarray, longest: int) -> dict[str, Any]:
+def statistics(subject: Subject, side: int, counts: np.ndarray, longest: int) -> dict[str, Any]:
     """What there is to say of the examples.
 
     Args:
         subject: what the report is about.
-        counts: its histogram, how many examples have each length.
+        side: of pairs, 0 for the inputs and 1 for the targets; else 0.
+        counts: the histogram, how many examples have each length.
         longest: positions of the longest row; longer examples are too long.
 
     Returns:
@@ -49,8 +49,8 @@ def statistics(subject: Subject, counts: np.ndarray, longest: int) -> dict[str, 
             "linear": _binned(counted, _linear_edges(at["99.9"])),
             "log": _binned(counted, _log_edges(len(counts) - 1)),
         },
-        "sources": _sources(subject),
-        "vocabulary": [vocabulary(corpus) for corpus in subject.corpora],
+        "sources": _sources(subject, side),
+        "vocabulary": [vocabulary(corpus, side) for corpus in subject.corpora],
     }
 
 
@@ -93,11 +93,12 @@ def _binned(counts: np.ndarray, edges: np.ndarray) -> dict[str, Any]:
     return {"edges": edges.tolist(), "examples": sums[0], "tokens": sums[1]}
 
 
-def _sources(subject: Subject) -> list[dict[str, Any]]:
-    total = sum(int(piece.sum(dtype=np.int64)) for piece in lengths_lib.pieces(subject.lengths))
+def _sources(subject: Subject, side: int) -> list[dict[str, Any]]:
+    lengths = subject.lengths[:, side] if subject.pairs else subject.lengths
+    total = sum(int(piece.sum(dtype=np.int64)) for piece in lengths_lib.pieces(lengths))
     shares, first = [], 0
     for name, examples in subject.sources:
-        part = subject.lengths[first : first + examples]
+        part = lengths[first : first + examples]
         first += examples
         tokens = sum(int(piece.sum(dtype=np.int64)) for piece in lengths_lib.pieces(part))
         shares.append(
@@ -105,31 +106,34 @@ def _sources(subject: Subject) -> list[dict[str, Any]]:
                 "name": name,
                 "examples": examples,
                 "tokens": tokens,
-                "share_of_examples": examples / max(len(subject.lengths), 1),
+                "share_of_examples": examples / max(len(lengths), 1),
                 "share_of_tokens": tokens / max(total, 1),
             }
         )
     return shares
 
 
-def vocabulary(corpus: Corpus | Joined) -> dict[str, Any]:
-    """Which ids the targets of a corpus use.
+def vocabulary(corpus: AnyCorpus, side: int = 0) -> dict[str, Any]:
+    """Which ids the targets of a corpus use; of pairs, those of a side.
 
     Returns:
         `tokens` counted, of `of` in all; `size` of the vocabulary or None; ids `used`; `rare`, used
         fewer than ten times; `half`, how many of the most frequent ids make half of all tokens;
         `entropy`, of single tokens, in bits; `text_bytes_per_token` or None.
     """
-    field = next(iter(set(corpus.task.shifts) - {"inputs"}), "inputs")
-    step = max(-(-corpus.num_tokens // TOKENS), 1)
+    whole = np.asarray(corpus.lengths).reshape(len(corpus), -1)[:, side]
+    total = int(whole.sum(dtype=np.int64))
+    step = max(-(-total // TOKENS), 1)
     chosen = np.arange(0, len(corpus), step)
-    lengths = np.asarray(corpus.lengths)[chosen].astype(np.int64)
+    lengths = whole[chosen].astype(np.int64)
     counts = np.zeros(corpus.vocab_size or 1, np.int64)
     blocks = np.cumsum(lengths) // READ  # about as many tokens are read at a time
     for block in np.unique(blocks):
         first, last = np.searchsorted(blocks, [block, block + 1])
         part = slice(first, last)
-        ids = corpus.read(chosen[part], np.zeros(last - first, np.int64), lengths[part])[field]
+        starts = np.zeros(last - first, np.int64)
+        fields = corpus.sides[side].read(chosen[part], starts, lengths[part])
+        ids = fields["targets" if "targets" in fields else "inputs"]
         more = np.bincount(ids, minlength=len(counts))
         more[: len(counts)] += counts
         counts = more
@@ -138,13 +142,13 @@ def vocabulary(corpus: Corpus | Joined) -> dict[str, Any]:
     share = frequent[frequent > 0] / max(tokens, 1)
     return {
         "tokens": tokens,
-        "of": corpus.num_tokens,
+        "of": total,
         "size": corpus.vocab_size,
         "used": int(np.count_nonzero(counts)),
         "rare": int(np.count_nonzero((counts > 0) & (counts < 10))),
         "half": int(np.searchsorted(np.cumsum(frequent), tokens / 2)) + 1,
         "entropy": float(-(share * np.log2(share)).sum()),
-        "text_bytes_per_token": corpus.text_bytes / corpus.num_tokens
-        if corpus.text_bytes and corpus.num_tokens
+        "text_bytes_per_token": corpus.text_bytes / total
+        if corpus.text_bytes and total and side == len(corpus.sides) - 1
         else None,
     }

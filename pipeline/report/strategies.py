@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pipeline.planning.packing import PACKINGS
+from pipeline.packing.bucket import Bucket
+from pipeline.packing.cascade import PACKINGS
 from pipeline.report import packed, padded
 from pipeline.report.lockstep import Fitter, simulated
 from pipeline.report.simulated import Simulated
@@ -162,11 +163,12 @@ def lockstep(
         optimal: simulate "optimal" also where there are many different lengths.
         tell: is told what comes next.
     """
-    for packing in _packings():
-        if packing == "optimal" and not optimal and fitter.pieces.different > SOLVED:
+    packings = _packings() if isinstance(fitter.longest, int) else ["best_fit", "none"]
+    for packing in packings:
+        if packing == "optimal" and not optimal and fitter.different > SOLVED:
             left_out.append(
                 f"packing {packing!r}, whose linear programs may take minutes for "
-                f"{fitter.pieces.different:,} different lengths; ask for it with --optimal"
+                f"{fitter.different:,} different lengths; ask for it with --optimal"
             )
             continue
         seen: set[tuple] = set()
@@ -188,11 +190,30 @@ def lockstep(
             how = {"best_fit": "", "none": ", one example a row"}.get(packing, f", {packing}")
             yield figures(
                 f"Lockstep, {len(buckets)} bucket{plural}{how}",
-                ", ".join(f"{b.rows} rows × {b.length:,}" for b in buckets),
-                simulated(plan, fitter.pieces.cut),
+                ", ".join(f"{b.rows} rows × {_length(b)}" for b in buckets),
+                simulated(plan, fitter.cut),
                 width=width,
                 hosts=[batches] * HOSTS,
-            ) | {"packing": packing, "buckets": [[b.rows, b.length] for b in buckets]}
+            ) | {"packing": packing, "buckets": [b.as_json for b in buckets]}
+
+
+def padded_pairs(fitter: Fitter, *, width: int) -> dict[str, Any]:
+    """The figures of pairs that are padded to the longest inputs and targets, one in a row."""
+    assert not isinstance(fitter.longest, int), "pairs have two lengths"
+    row = sum(fitter.longest)
+    bucket = Bucket(max(fitter.options["tokens_per_batch"] // row, 1), fitter.longest)
+    plan = fitter.plan((bucket,), "none")
+    return figures(
+        "padded to the longest of all",
+        f"every row {_length(bucket)} long, one pair in a row",
+        simulated(plan, 0),
+        width=width,
+        hosts=[plan.num_batches()] * HOSTS,
+    )
+
+
+def _length(bucket: Bucket) -> str:
+    return " + ".join(f"{length:,}" for length in bucket.lengths)
 
 
 def _packings() -> list[str]:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from pipeline.planning import lengths as lengths_lib
-from pipeline.planning.overflow import cut
-from pipeline.planning.shuffle import Purpose, permutation, random_bits
+from pipeline.planning.order import Purpose, permutation, random_bits
+from pipeline.planning.pieces import cut
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class Stream:
                 yield Stream(documents, documents)
             else:
                 longest = int(self.pieces.max(initial=0))
-                yield Stream(documents, cut(documents, longest, "split").lengths)
+                yield Stream(documents, _pieces(documents, longest, "split"))
 
 
 def shuffled(lengths: np.ndarray, longest: int, overflow: str, seed: int) -> Stream:
@@ -73,9 +73,20 @@ def shuffled(lengths: np.ndarray, longest: int, overflow: str, seed: int) -> Str
         ]
     del order
     if overflow != "split":
-        documents = cut(documents, longest, overflow).lengths
+        documents = _pieces(documents, longest, overflow)
     documents = documents[documents > 0]
     if int(documents.max(initial=0)) <= longest:
         return Stream(documents, documents)
-    parts = [cut(part, longest, "split").lengths for part in lengths_lib.pieces(documents)]
+    parts = [_pieces(part, longest, "split") for part in lengths_lib.pieces(documents)]
     return Stream(documents, np.concatenate(parts))
+
+
+def _pieces(lengths: np.ndarray, longest: int, overflow: str) -> np.ndarray:
+    """The lengths of all pieces, those of a document one after another."""
+    pieces = cut(lengths, (longest,), overflow)
+    sizes = pieces.numbered()
+    if len(sizes) == len(lengths):
+        return sizes
+    documents, starts = pieces.locate(np.arange(len(sizes)))
+    order = np.lexsort((np.broadcast_to(starts, len(sizes)), documents))
+    return sizes[order]

@@ -12,8 +12,10 @@ import numpy as np
 from etils import epath
 
 from pipeline.planning import lengths as lengths_lib
-from pipeline.storage.corpus import Corpus
+from pipeline.planning.plan import Plan
+from pipeline.storage.interface import AnyCorpus
 from pipeline.storage.joined import Joined
+from pipeline.storage.pairs import open_corpus
 from pipeline.storage.writer import MANIFEST
 
 
@@ -21,34 +23,34 @@ from pipeline.storage.writer import MANIFEST
 class Subject:
     """Lengths, what is known of where they come from, and how a config would batch them.
 
-    It has `lengths` and `lengths_digest`, so `Plan` and `fit_buckets` take it as they take a
-    corpus.
-
     Attributes:
         name: what to call it.
-        lengths: positions of each example, integers [n].
-        lengths_digest: `pipeline.planning.lengths.digest` of them.
+        lengths: positions of each example, integers [n], of pairs [n, 2].
         sources: name and number of examples of each source, in the order of `lengths`.
         corpora: the corpus of each source, or one of all; empty if only lengths are known.
         options: the options of `pipeline.load` that a config gives; empty without one.
+        plan: of a run, the plan with all its changes; None: to be made.
     """
 
     name: str
     lengths: np.ndarray
-    lengths_digest: str
     sources: tuple[tuple[str, int], ...]
-    corpora: tuple[Corpus | Joined, ...] = ()
+    corpora: tuple[AnyCorpus, ...] = ()
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    def __post_init__(self):
-        if self.lengths.ndim != 1:
-            raise ValueError(
-                f"{self.name} has pairs of lengths, and the commands look at one length; give the "
-                "corpus of one side, as in corpus/inputs, or print a pipeline.Plan of the pairs"
-            )
+    plan: Plan | None = None
 
     @property
-    def corpus(self) -> Corpus | Joined:
+    def pairs(self) -> bool:
+        """Whether its examples are pairs."""
+        return self.lengths.ndim == 2
+
+    @property
+    def examples(self) -> Any:
+        """What a plan is made from: the one corpus, or the lengths."""
+        return self.corpora[0] if len(self.corpora) == 1 else self.lengths
+
+    @property
+    def corpus(self) -> AnyCorpus:
         """The one corpus that it is about.
 
         Raises:
@@ -82,11 +84,11 @@ def open_subject(paths: Sequence[str], workdir: str | None = None) -> Subject:
             "a config was given together with other paths; give it alone, or give directories of "
             "corpora and files of lengths"
         )
-    lengths = np.concatenate([lengths_lib.as_lengths(part.lengths) for part in parts])
+    if len({part.lengths.ndim for part in parts}) > 1:
+        raise ValueError("some of these are pairs and others are not; give those of one kind")
     return Subject(
         name=" + ".join(part.name for part in parts),
-        lengths=lengths,
-        lengths_digest=lengths_lib.digest(lengths),
+        lengths=np.concatenate([part.lengths for part in parts]),
         sources=tuple(source for part in parts for source in part.sources),
         corpora=tuple(corpus for part in parts for corpus in part.corpora),
     )
@@ -109,7 +111,7 @@ def _open(path: str, workdir: str | None) -> Subject:
             "a config (.py), or lengths (.npy, or .json that maps length to count)"
         )
     try:
-        corpus = Corpus.open(place)
+        return of_corpus(open_corpus(place), name)
     except FileNotFoundError as error:
         depths = (f"{'*/' * depth}{MANIFEST}" for depth in (1, 2, 3))
         inside = [str(found.parent) for depth in depths for found in sorted(place.glob(depth))]
@@ -119,19 +121,23 @@ def _open(path: str, workdir: str | None) -> Subject:
                 "give one of these"
             ) from error
         raise
-    return of_corpus(corpus, name)
 
 
-def of_corpus(corpus: Any, name: str, options: Mapping[str, Any] | None = None) -> Subject:
+def of_corpus(
+    corpus: AnyCorpus,
+    name: str,
+    options: Mapping[str, Any] | None = None,
+    plan: Plan | None = None,
+) -> Subject:
     """The subject that is this corpus."""
     parts = corpus.corpora if isinstance(corpus, Joined) else {name: corpus}
     return Subject(
         name=name,
         lengths=corpus.lengths,
-        lengths_digest=lengths_lib.digest(corpus),
         sources=tuple((name, len(part)) for name, part in parts.items()),
         corpora=(corpus,),
         options=options or {},
+        plan=plan,
     )
 
 
@@ -139,7 +145,6 @@ def _of_lengths(name: str, lengths: np.ndarray) -> Subject:
     return Subject(
         name=name,
         lengths=lengths,
-        lengths_digest=lengths_lib.digest(lengths),
         sources=((name, len(lengths)),),
     )
 

@@ -34,6 +34,17 @@ def percent(share: float) -> str:
     return f"{share:.{digits + 1}%}"
 
 
+def length_of(bucket: dict[str, Any]) -> str:
+    """The length of a bucket; of pairs, those of inputs and targets.
+
+    >>> length_of({"length": 1024}), length_of({"length": [512, 64]})
+    ('1,024', '512 + 64')
+    """
+    length = bucket["length"]
+    both = length if isinstance(length, list | tuple) else (length,)
+    return " + ".join(f"{each:,}" for each in both)
+
+
 def hosts(strategy: dict[str, Any]) -> str:
     """Batches on each host, and whether they are equal."""
     least, most = min(strategy["batches_per_host"]), max(strategy["batches_per_host"])

@@ -3,7 +3,7 @@
 from typing import Any
 
 from pipeline.report import findings
-from pipeline.report.table import Column, columns, percent
+from pipeline.report.table import Column, columns, length_of, percent
 
 # Columns that give way first on a narrow terminal.
 GIVE_WAY = ("attention", "positions", "resuming", "cut", "batches")
@@ -25,9 +25,14 @@ def terminal(figures: dict[str, Any], *, width: int = 120, colour: bool = False)
         return f"{code}{text}{END}" if colour else text
 
     lines = [paint(figures["name"], BOLD)]
-    for line in _corpus(figures["corpus"]):
-        lines += _wrapped(line, width)
-    lines.append(_histogram(figures["corpus"]["histograms"]["log"]))
+    for name in ("corpus", "targets"):
+        if name not in figures:
+            continue
+        if "targets" in figures:
+            lines.append(paint("targets" if name == "targets" else "inputs", BOLD))
+        for line in _corpus(figures[name]):
+            lines += _wrapped(line, width)
+        lines.append(_histogram(figures[name]["histograms"]["log"]))
     lines.append("")
     shown, left_out = _fitting(figures, width)
     lines += _comparison(figures, shown, paint)
@@ -133,7 +138,7 @@ def _plan(plan: dict[str, Any]) -> list[str]:
         documents = each["documents_per_step"]
         rows.append(
             (
-                f"{each['rows']:,} × {each['length']:,}",
+                f"{each['rows']:,} × {length_of(each)}",
                 f"{each['batches']:,}",
                 "–" if each["fill"] is None else f"{each['fill']:.2%}",
                 "–" if each["tokens_per_step"] is None else f"{each['tokens_per_step']:,.0f}",

@@ -125,7 +125,7 @@ class Corpus:
         return (self[index] for index in range(len(self)))
 
     def read(
-        self, examples: Any, starts: Any, lengths: Any, reach: Any = None
+        self, examples: Any, starts: Any, lengths: Any, reach: Any = None, epoch: Any = 0
     ) -> dict[str, np.ndarray]:
         """Pieces of examples, one after another: the one way that batches get tokens.
 
@@ -135,6 +135,7 @@ class Corpus:
             lengths: the positions of each piece; may be 0.
             reach: how many places each piece takes in the result, at least its length, or 0 for
                 a piece of length 0; what is in the places after it is left open. None: `lengths`.
+            epoch: ignored: a corpus is the same in every epoch.
 
         Returns:
             A flat int32 array of `sum(reach)` for each field of the task (of causal text `inputs`
@@ -143,6 +144,7 @@ class Corpus:
         Raises:
             IndexError: there is no such example, or it is too short for its piece.
         """
+        del epoch
         examples, starts, lengths, reach = as_pieces(examples, starts, lengths, reach, len(self))
         return self._pieces.read(examples, starts, lengths, reach, self.task.shifts)
 
@@ -152,8 +154,13 @@ class Corpus:
 
     @property
     def weighted(self) -> bool:
-        """Whether tokens have weights, so that `read` gives `loss_weights`."""
+        """See `Readable`."""
         return any(part.weights_at is not None for part in self._parts)
+
+    @property
+    def sides(self) -> tuple["Corpus"]:
+        """See `AnyCorpus`."""
+        return (self,)
 
     @property
     def in_memory(self) -> bool:
@@ -177,11 +184,6 @@ class Corpus:
         return self._manifest["origin"]
 
     @property
-    def lengths_digest(self) -> str:
-        """`pipeline.planning.lengths.digest` of the lengths, stored."""
-        return self._manifest["lengths_digest"]
-
-    @property
     def num_tokens(self) -> int:
         """Positions to train on: the sum of the lengths."""
         return self._manifest["num_tokens"]
@@ -202,11 +204,10 @@ class Corpus:
         description = self._manifest["tokenizer"]
         return None if description is None else tokenizers.load(description, self.directory)
 
-    def kept(self, name: str, make: Callable[[], bytes]) -> bytes:
-        """The file `name` beside the corpus; where there is none, what `make` gives, then kept.
+    def keep(self, name: str, make: Callable[[], bytes]) -> bytes:
+        """See `AnyCorpus`.
 
-        Of several processes one makes it, where they share a local directory. Where nothing can be
-        written, it is made but not kept.
+        Of several processes one makes it, where they share a local directory.
         """
         path = self.directory / name
         if path.exists():
@@ -229,7 +230,7 @@ class Corpus:
         Raises:
             ValueError: names the first file whose content is not what was written.
         """
-        if lengths_module.digest(np.asarray(self.lengths)) != self.lengths_digest:
+        if lengths_module.digest(np.asarray(self.lengths)) != self._manifest["lengths_digest"]:
             raise ValueError(_damaged(self.directory / LENGTHS, "its digest differs"))
         for part in self._parts:
             path = self.directory / part.file

@@ -2,25 +2,24 @@
 
 import functools
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from pipeline import tokenizers
-from pipeline.planning import lengths as lengths_lib
-from pipeline.storage.corpus import Corpus
+from pipeline.storage.interface import AnyCorpus, Readable
 from pipeline.storage.pieces import as_pieces
 
 
 class Joined:
     """Several corpora as one: the examples of the first, then those of the second, and so on.
 
-    It is read like a corpus, and planned like one too, each example once an epoch; `Mixture` plans
-    it by weights.
+    It is read and planned like a corpus, each example once an epoch; with weights, `Plan` gives
+    each corpus a share of every batch.
 
     Args:
-        corpora: at least one, by name; of one task and one tokenizer.
+        corpora: at least one, by name: corpora, pairs or views, of one task and one tokenizer.
 
     Attributes:
         corpora: as given.
@@ -30,83 +29,53 @@ class Joined:
         ValueError: there is none, or they differ in task, tokenizer or vocabulary.
     """
 
-    def __init__(self, corpora: Mapping[str, Corpus]):
+    def __init__(self, corpora: Mapping[str, AnyCorpus]):
         if not corpora:
             raise ValueError("corpora is empty; give at least one, as {'name': corpus}")
         self.corpora = dict(corpora)
         self._all = list(self.corpora.values())
         self.first = np.cumsum([0, *map(len, self._all)])
+        first, shared = next(iter(self.corpora)), _shared(self._all[0])
         for name, corpus in self.corpora.items():
-            for what, seen, wanted in (
-                ("task", corpus.task.name, self._all[0].task.name),
-                ("tokenizer", corpus.origin["tokenizer"], self._all[0].origin["tokenizer"]),
-                ("vocabulary", corpus.vocab_size, self._all[0].vocab_size),
-            ):
-                if seen != wanted:
+            own = _shared(corpus)
+            for what in {**shared, **own}:
+                if own.get(what) != shared.get(what):
                     raise ValueError(
-                        f"{name} has {what} {seen} and {next(iter(self.corpora))} has {wanted}; "
-                        "corpora that are read as one must agree: prepare both with the same one"
+                        f"{name} has {what} {own.get(what)} and {first} has {what} "
+                        f"{shared.get(what)}; corpora that are read as one must agree: prepare "
+                        "both with the same one"
                     )
+        #: Where batches read tokens; see `AnyCorpus`.
+        self.sides = tuple(
+            JoinedSide([corpus.sides[number] for corpus in self._all])
+            for number in range(len(self._all[0].sides))
+        )
 
     def __len__(self) -> int:
         return int(self.first[-1])
 
-    def source_of(self, examples: np.ndarray) -> np.ndarray:
-        """Which of the corpora, counted from 0, each example is of: int64 [n]."""
-        return np.searchsorted(self.first, examples, side="right") - 1
-
-    def begin(self, examples: int) -> "Joined | Corpus":
+    def begin(self, examples: int) -> AnyCorpus:
         """Those of the corpora that together have the first `examples` examples.
 
         Raises:
             ValueError: so many examples end in the middle of a corpus.
         """
         count = int(np.searchsorted(self.first, examples))
-        if self.first[count] != examples:
+        if count > len(self._all) or self.first[count] != examples:
             raise ValueError(
                 f"the first {examples:,} examples are no whole corpora; these end after "
                 f"{', '.join(f'{end:,}' for end in self.first[1:].tolist())}"
             )
+        if count == len(self._all):
+            return self if count > 1 else self._all[0]
         return self._all[0] if count == 1 else Joined(dict(list(self.corpora.items())[:count]))
 
     def read(
-        self, examples: Any, starts: Any, lengths: Any, reach: Any = None
+        self, examples: Any, starts: Any, lengths: Any, reach: Any = None, epoch: Any = 0
     ) -> dict[str, np.ndarray]:
-        """Pieces of examples, one after another: see `Corpus.read`."""
-        examples, starts, lengths, reach = as_pieces(examples, starts, lengths, reach, len(self))
-        source = self.source_of(examples)
-        if not len(source) or (source == source[0]).all():
-            which = int(source[0]) if len(source) else 0
-            found = self._all[which].read(examples - self.first[which], starts, lengths, reach)
-            return self._weighted(found)
-        # Each corpus gives its pieces at once; then runs of pieces of one corpus, rows above all,
-        # are put where they belong.
-        heads = np.flatnonzero(np.diff(source, prepend=-1))
-        sizes = np.add.reduceat(reach, heads)
-        runs: dict[str, list[np.ndarray]] = {}
-        reads: dict[int, dict[str, np.ndarray]] = {}
-        for which in np.unique(source).tolist():
-            mine = source == which
-            reads[which] = self._weighted(
-                self._all[which].read(
-                    examples[mine] - self.first[which], starts[mine], lengths[mine], reach[mine]
-                )
-            )
-        for which, found in reads.items():
-            here = np.flatnonzero(source[heads] == which)
-            ends = np.cumsum(sizes[here]).tolist()
-            for field, values in found.items():
-                places = runs.setdefault(field, [values] * len(heads))
-                for run, size, end in zip(here.tolist(), sizes[here].tolist(), ends, strict=True):
-                    places[run] = values[end - size : end]
-        return {field: np.concatenate(places) for field, places in runs.items()}
-
-    def _weighted(self, found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """With weights, 1 for tokens that have none, if those of any corpus have some."""
-        if "loss_weights" not in found and any(corpus.weighted for corpus in self._all):
-            size = len(next(iter(found.values())))
-            found["loss_weights"] = np.ones(size, np.float32)
-        return found
+        """Pieces of examples, one after another: see `Corpus.read`; not of pairs."""
+        (side,) = self.sides
+        return side.read(examples, starts, lengths, reach, epoch)
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
         """One example, a 1-D array for each field, all of its length."""
@@ -114,7 +83,7 @@ class Joined:
         number += len(self) if number < 0 else 0
         if not 0 <= number < len(self):
             raise IndexError(f"example {index} of corpora of {len(self):,}")
-        which = int(self.source_of(np.array([number]))[0])
+        which = int(np.searchsorted(self.first, number, side="right")) - 1
         return self._all[which][number - int(self.first[which])]
 
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
@@ -122,18 +91,17 @@ class Joined:
 
     @functools.cached_property
     def lengths(self) -> np.ndarray:
-        """Positions of each example, a copy of those of all corpora: uint32 [examples]."""
+        """Positions of each example, a copy of those of all corpora: uint32 [n] or [n, 2]."""
         return np.concatenate([corpus.lengths for corpus in self._all])
 
-    @functools.cached_property
-    def lengths_digest(self) -> str:
-        """`pipeline.planning.lengths.digest` of the lengths."""
-        return lengths_lib.digest(self.lengths)
+    def keep(self, name: str, make: Callable[[], bytes]) -> bytes:
+        """See `AnyCorpus`; stored beside the first of the corpora."""
+        return self._all[0].keep(name, make)
 
     @property
     def in_memory(self) -> bool:
-        """See `Corpus`; whether all are."""
-        return all(corpus.in_memory for corpus in self.corpora.values())
+        """See `AnyCorpus`; whether all are."""
+        return all(corpus.in_memory for corpus in self._all)
 
     @property
     def fingerprint(self) -> str:
@@ -147,14 +115,8 @@ class Joined:
         for name, corpus in self.corpora.items():
             for part in corpus.fingerprint.split(";"):
                 what, _, value = part.partition("=")
-                shared = what in ("tokenizer", "task")
-                parts[what if shared else f"{what} of {name}"] = value
+                parts[what if what.endswith(SHARED) else f"{what} of {name}"] = value
         return ";".join(f"{name}={value}" for name, value in parts.items())
-
-    @property
-    def task(self):
-        """What the model is asked, of all corpora."""
-        return self._all[0].task
 
     @property
     def num_tokens(self) -> int:
@@ -183,3 +145,73 @@ class Joined:
 
     def __str__(self) -> str:
         return "\n\n".join(f"{name}\n{corpus}" for name, corpus in self.corpora.items())
+
+
+# Parts of a fingerprint that corpora read as one have in common.
+SHARED = "task", "tokenizer"
+
+
+def _shared(corpus: AnyCorpus) -> dict[str, Any]:
+    parts = dict(part.partition("=")[::2] for part in corpus.fingerprint.split(";"))
+    found: dict[str, Any] = {name: parts[name] for name in parts if name.endswith(SHARED)}
+    # Corpora, pairs and views of a kind are described by the same names.
+    return found | {"vocabulary": corpus.vocab_size, "a fingerprint of": ", ".join(parts)}
+
+
+class JoinedSide:
+    """One side of several corpora, read as one.
+
+    Args:
+        sides: that of each corpus, in order.
+    """
+
+    def __init__(self, sides: Sequence[Readable]):
+        self._sides = sides
+        self._first = np.cumsum([0, *map(len, sides)])
+        self.weighted = any(side.weighted for side in sides)
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    def read(
+        self, examples: Any, starts: Any, lengths: Any, reach: Any = None, epoch: Any = 0
+    ) -> dict[str, np.ndarray]:
+        """Pieces of examples, one after another: see `Corpus.read`.
+
+        Tokens of a corpus without weights have the weight 1 where others have weights.
+        """
+        epochs = None if np.ndim(epoch) == 0 else np.asarray(epoch)[np.asarray(lengths) != 0]
+        examples, starts, lengths, reach = as_pieces(examples, starts, lengths, reach, len(self))
+        source = np.searchsorted(self._first, examples, side="right") - 1
+        if not len(source):
+            none = self._sides[0].read(examples, starts, lengths, reach)
+            if self.weighted:
+                none.setdefault("loss_weights", np.zeros(0, np.float32))
+            return none
+        # Each corpus and epoch gives its pieces at once; then runs of such pieces, rows above all,
+        # are put where they belong.
+        key = source if epochs is None else source + len(self._sides) * epochs
+        heads = np.flatnonzero(np.diff(key, prepend=-1))
+        sizes = np.add.reduceat(reach, heads)
+        runs: dict[str, list[np.ndarray]] = {}
+        for one in np.unique(key).tolist():
+            later, which = divmod(one, len(self._sides))
+            mine = key == one if len(heads) > 1 else slice(None)
+            found = self._sides[which].read(
+                examples[mine] - self._first[which],
+                starts[mine],
+                lengths[mine],
+                reach[mine],
+                epoch if epochs is None else later,
+            )
+            if self.weighted and "loss_weights" not in found:
+                found["loss_weights"] = np.ones(int(reach[mine].sum()), np.float32)
+            if len(heads) == 1:
+                return found
+            here = np.flatnonzero(key[heads] == one)
+            ends = np.cumsum(sizes[here]).tolist()
+            for field, values in found.items():
+                places = runs.setdefault(field, [values] * len(heads))
+                for run, size, end in zip(here.tolist(), sizes[here].tolist(), ends, strict=True):
+                    places[run] = values[end - size : end]
+        return {field: np.concatenate(places) for field, places in runs.items()}

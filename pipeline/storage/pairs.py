@@ -1,7 +1,7 @@
 """Pairs: two corpora side by side, the inputs and the targets of the same examples."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -91,6 +91,15 @@ class Pairs:
     def directory(self) -> epath.Path:
         """Where both corpora are, one beside the other."""
         return self.targets.directory.parent
+
+    @property
+    def sides(self) -> tuple[Corpus, Corpus]:
+        """See `AnyCorpus`."""
+        return self.inputs, self.targets
+
+    def keep(self, name: str, make: Callable[[], bytes]) -> bytes:
+        """See `AnyCorpus`."""
+        return self.targets.keep(name, make)
 
     @property
     def in_memory(self) -> bool:

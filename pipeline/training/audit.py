@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from pipeline.planning.bucket import Bucket
-from pipeline.planning.chain import Chain
-from pipeline.planning.schedule import RunPlan
+from pipeline.packing.bucket import Bucket
+from pipeline.planning.plan import Plan
 from pipeline.training.history import read_history
-from pipeline.training.ledger import NotAsPlanned, ledger, some
+from pipeline.training.ledger import Ledger, NotAsPlanned, some
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,15 +51,16 @@ def audit(workdir: epath.Path, tell: Callable[[str], None]) -> None:
     for step, changes in plan.changes:
         said = ", ".join(f"{name}={_short(value)}" for name, value in changes.items())
         tell(f"plan from step {step:,} on: {said or 'planned anew'}")
-    if not isinstance(plan, Chain):
-        first = [f"{n} {name}" for n, name in zip(plan.first_examples, plan.names, strict=True)]
+    sources = plan.stages[-1].sources
+    if len(sources) > 1:
+        first = [f"{source.first} {source.name}" for source in sources]
         tell(f"documents are counted over all corpora, from {', from '.join(first)}")
     logged = _read_log(workdir)
-    book = ledger(plan, corpus.lengths, tell)
+    ledger = Ledger(plan, tell)
     seen: dict[str, int] = {}
     for step, digest in enumerate(logged.digests):
         if plan.finite and step >= plan.num_batches():
-            raise NotAsPlanned(f"step {step:,} ran, and the mixture ends before it")
+            raise NotAsPlanned(f"step {step:,} ran, and the plan ends before it")
         planned = plan.batch(step)
         if digest != planned.digest:
             before = f", but that of step {seen[digest]:,}, again" if digest in seen else ""
@@ -69,15 +69,15 @@ def audit(workdir: epath.Path, tell: Callable[[str], None]) -> None:
                 f"{before}; the plan {planned.digest} ({planned.bucket}, epoch {planned.epoch})"
             )
         seen[digest] = step
-        book.add(planned)
+        ledger.add(planned)
     steps = len(logged.digests)
-    book.finish(steps)
-    _tell_the_rest(plan, np.asarray(corpus.lengths), book.times, logged, tell)
+    ledger.finish(steps)
+    _tell_the_rest(plan, np.asarray(corpus.lengths), ledger.times, logged, tell)
     tell(f"all {steps:,} batches are those that were planned, each once and in order")
 
 
 def _tell_the_rest(
-    plan: RunPlan,
+    plan: Plan,
     lengths: np.ndarray,
     times: np.ndarray,
     logged: Logged,
@@ -87,6 +87,15 @@ def _tell_the_rest(
     for step, changes in plan.changes:
         if more := changes.get("leave_out"):
             tell(f"left out from step {step:,} on, as asked: {some(np.array(more))}")
+    for stage in plan.stages:
+        done = {"truncate": "cut", "drop": "dropped"}.get(str(stage.options.overflow))
+        numbers = [source.whole.pieces.overlong + source.first for source in stage.sources]
+        if done and any(map(len, numbers)):
+            longest = " and ".join(f"{each:,}" for each in stage.options.buckets[-1].lengths)
+            tell(
+                f"from step {stage.start:,} on, documents longer than {longest} are {done} "
+                f"(overflow={stage.options.overflow!r}): {some(np.concatenate(numbers))}"
+            )
     if empty := np.count_nonzero((lengths if lengths.ndim == 1 else lengths[:, 1]) == 0):
         tell(f"left out: {empty:,} documents with nothing to train on")
     if logged.skipped:
@@ -141,7 +150,7 @@ def _read_log(workdir: epath.Path) -> Logged:
     return logged
 
 
-def _documents(plan: RunPlan, steps: list[int]) -> str:
+def _documents(plan: Plan, steps: list[int]) -> str:
     found = np.unique(np.concatenate([plan.batch(step).segments[:, 1] for step in steps]))
     return f"documents {some(found)}"
 

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pipeline.planning.schedule import MORE, Stage, check_options, options
-from pipeline.planning.schedule import stages as made
+from pipeline.training.schedule import MORE, Stage, check_options, options
+from pipeline.training.schedule import stages as made
 
 
 def parsed(text: str) -> dict[str, Any]:

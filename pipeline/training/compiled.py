@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from pipeline.planning.bucket import Bucket
+from pipeline.packing.bucket import Bucket
 from pipeline.training.compile_log import CompileLog
 from pipeline.training.microbatches import allowed
 

@@ -7,20 +7,20 @@ from typing import Any
 from etils import epath
 
 from pipeline.atomic import written
-from pipeline.planning.schedule import RunPlan, mixture_of, plan_of
+from pipeline.planning.plan import Plan
 from pipeline.storage.corpus import Corpus
+from pipeline.storage.interface import AnyCorpus
 from pipeline.storage.joined import Joined
-from pipeline.storage.pairs import Pairs, open_corpus
+from pipeline.storage.pairs import open_corpus
 from pipeline.views import View, view_of
 
 NAME = "plans.json"
 
 
-def write_history(workdir: epath.Path, corpus: Any, plan: RunPlan) -> None:
+def write_history(workdir: epath.Path, corpus: Any, plan: Plan) -> None:
     """Writes which corpus, plans and changes make up the batches of the run in `workdir`.
 
-    Of a view it tells that, too, as `view`; of several corpora, the directories by name. The
-    changes of a mixture are its weights.
+    Of a view it tells that, too, as `view`; of several corpora, directories and views by name.
 
     {"corpus": "corpus/train", "tokens": "tokens=…",
      "plans": [{"from": 0, "fingerprint": …, "changes": {"buckets": [[8, 128]], "seed": 0, …}},
@@ -36,7 +36,7 @@ def write_history(workdir: epath.Path, corpus: Any, plan: RunPlan) -> None:
         "corpus": {name: place(one) for name, one in corpus.corpora.items()}
         if several
         else place(corpus),
-        "view": corpus.description if isinstance(corpus, View) else None,
+        "view": _views(corpus),
         "tokens": corpus.fingerprint,
         "plans": [
             {**entry, "changes": changes}
@@ -47,9 +47,21 @@ def write_history(workdir: epath.Path, corpus: Any, plan: RunPlan) -> None:
         file.write(json.dumps(content, indent=1).encode())
 
 
+def _views(corpus: Any) -> dict[str, Any] | None:
+    if isinstance(corpus, Joined):
+        found = {name: _views(one) for name, one in corpus.corpora.items()}
+        return {name: view for name, view in found.items() if view} or None
+    return corpus.description if isinstance(corpus, View) else None
+
+
+def _open(directory: epath.Path, view: dict[str, Any] | None) -> AnyCorpus:
+    corpus = open_corpus(directory)
+    return view_of(corpus, view) if view and isinstance(corpus, Corpus) else corpus
+
+
 def read_history(
     workdir: epath.Path,
-) -> tuple[Corpus | Joined | Pairs | View, RunPlan]:
+) -> tuple[AnyCorpus, Plan]:
     """The corpus of the run in `workdir`, or its corpora, and its plan made again.
 
     Raises:
@@ -68,21 +80,20 @@ def read_history(
         directory, tokens, seen_as = content["corpus"], content["tokens"], content.get("view")
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{os.fspath(path)} cannot be read: {error!r}") from error
-    corpus: Corpus | Joined | Pairs | View
+    corpus: AnyCorpus
     if isinstance(directory, dict):
-        corpora = {name: Corpus.open(workdir / place) for name, place in directory.items()}
-        corpus = Joined(corpora)
+        views = seen_as or {}
+        corpus = Joined(
+            {name: _open(workdir / place, views.get(name)) for name, place in directory.items()}
+        )
     else:
-        corpus = open_corpus(workdir / directory)
-    if seen_as and isinstance(corpus, Corpus):
-        corpus = view_of(corpus, seen_as)
+        corpus = _open(workdir / directory, seen_as)
     if corpus.fingerprint != tokens:
         raise ValueError(
             f"the corpus in {directory} is {corpus.fingerprint}, and the run "
             f"was trained on {tokens}; its batches cannot be planned again without that"
         )
-    mixed = "weights" in changes[0][1]
-    plan: RunPlan = (mixture_of if mixed else plan_of)(corpus, changes)
+    plan = Plan.replay(corpus, changes)
     for then, now in zip(content["plans"], plan.entries, strict=True):
         if then["fingerprint"] != now["fingerprint"]:
             raise ValueError(

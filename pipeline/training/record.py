@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.planning.planned import MixedBatch, PlannedBatch
+from pipeline.planning.planned import PlannedBatch
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -70,9 +70,8 @@ class Record:
         self.batches += 1
         self.documents += documents
         self.flops += flops
-        if isinstance(planned, MixedBatch):
-            for name, tokens in planned.sources.items():
-                self.sources[name] = self.sources.get(name, 0) + tokens
+        for name, tokens in planned.sources.items():
+            self.sources[name] = self.sources.get(name, 0) + tokens
 
     def evaluate(self, step: int, total: float, weight: float, text_bytes: int | None):
         """Notes an evaluation: the sum of losses in nats, of how many tokens and bytes."""

@@ -18,12 +18,11 @@ from pipeline.corpora import prepare_corpora
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.loading.loader import Batches, Loader, load
 from pipeline.loading.sharding import batch_sharding, parts
-from pipeline.planning import schedule
 from pipeline.planning.checks import require_whole
+from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
-from pipeline.planning.weights import typical_lengths
 from pipeline.storage.joined import Joined
-from pipeline.training import hosts
+from pipeline.training import hosts, schedule
 from pipeline.training.change import allowing, applied, changed, parsed, resumed, with_change
 from pipeline.training.compiled import Compiled, device_memory, keep_programs, table
 from pipeline.training.history import write_history
@@ -219,7 +218,7 @@ class Run:
         hosts.say(plan)
         steps = make_steps(corpus, batch_sharding(mesh))
         # Evaluations of all stages are to be compared, so they have the batches of the last.
-        last = plan.plans[-1]
+        last = plan.options
         once = {"corpus": held_out, "buckets": last.buckets, "packing": last.packing}
         once |= {"mesh": mesh, "shuffle": False, "num_epochs": 1}
         if np.ndim(held_out.lengths) == 2:  # others are split, and lose nothing
@@ -267,8 +266,8 @@ class Run:
             return there.get("train", corpus)
         return Joined({name: there[name] for name in ("train", *names)})
 
-    def plan(self, corpus: Any, mesh) -> schedule.RunPlan:
-        """The plan of all stages, from step 0 on: a `Chain`, or of a mixture that or its chain.
+    def plan(self, corpus: Any, mesh) -> Plan:
+        """The plan of all stages, from step 0 on.
 
         Raises:
             ValueError: the rows of a bucket do not divide over the devices; there are several
@@ -282,25 +281,17 @@ class Run:
             )
         multiple = parts(batch_sharding(mesh))[0]
         # Buckets are fitted once: a run that goes on with other devices keeps its batches.
-        typical = corpus
-        if mixture and not all(stage.changes for stage in self.stages):
-            typical = typical_lengths(corpus, mixture["weights"], mixture.get("by", "tokens"))
-        schedule.resolve(self.stages, typical, multiple)
+        schedule.resolve(self.stages, corpus, multiple, mixture)
         self.record.stages = [dataclasses.asdict(stage) for stage in self.stages]
         planned = [(stage.step, stage.changes) for stage in self.stages]
         if mixture:
             planned[0] = 0, {**planned[0][1], **mixture}
-        make: Callable[..., schedule.RunPlan]
-        make = schedule.mixture_of if mixture else schedule.plan_of
-        whole = make(corpus, planned)
+        whole = Plan.replay(corpus, planned)
         for stage in self.new:
             hosts.say(f"changed {schedule.told(self.stages, stage, whole)}")
-        if self.change:  # the state tells of stages that were to come before that word
-            past = [entry for entry in self.data["plans"] if entry["from"] < max(self.first, 1)]
-            self.data["plans"] = past
         if whole.finite and config.steps > whole.num_batches():
             raise ValueError(
-                f"steps is {config.steps:,} and the mixture ends after {whole.num_batches():,}; "
+                f"steps is {config.steps:,} and the plan ends after {whole.num_batches():,}; "
                 "ask for fewer, or repeat sources with --config.mixture.ending=repeat"
             )
         to_come = whole.onward(self.first).buckets

@@ -104,7 +104,7 @@ class Trainer:
         """As `train`, with the files open; returns the steps done."""
         config, running = self.config, None
         if not self.record.evaluations:
-            self.log.text("plan", report.markdown(loader.plan.plans[0]))
+            self.log.text("plan", report.markdown(loader.plan.until(0)))
         if step % config.eval_every == 0 and str(step) not in self.record.evaluations:
             self.evaluate(
                 state, step

@@ -2,12 +2,11 @@
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from pipeline.planning import lengths as lengths_module
 from pipeline.storage.pieces import as_pieces, require_within
 from pipeline.tasks import Task
 from pipeline.tokenizers import Tokenizer
@@ -27,6 +26,7 @@ class Examples:
     """
 
     in_memory = True
+    weighted = False
     vocab_size: int | None
     tokenizer: Tokenizer | None
     text_bytes: int | None
@@ -37,7 +37,7 @@ class Examples:
         self.lengths.flags.writeable = False
 
     def read(
-        self, examples: Any, starts: Any, lengths: Any, reach: Any = None
+        self, examples: Any, starts: Any, lengths: Any, reach: Any = None, epoch: Any = 0
     ) -> dict[str, np.ndarray]:
         """See `Corpus.read`."""
         raise NotImplementedError
@@ -65,17 +65,20 @@ class Examples:
         return self.read([number], [0], self.lengths[number : number + 1])
 
     @functools.cached_property
-    def lengths_digest(self) -> str:
-        """`pipeline.planning.lengths.digest` of the lengths."""
-        return lengths_module.digest(self.lengths)
-
-    @functools.cached_property
     def num_tokens(self) -> int:
         """Positions to train on: the sum of the lengths."""
         return int(self.lengths.sum(dtype=np.int64))
 
-    def kept(self, name: str, make: Callable[[], bytes]) -> bytes:
-        """What `make` gives: there is no directory to keep it in."""
+    @property
+    def sides(self) -> tuple["Examples"]:
+        """See `AnyCorpus`."""
+        return (self,)
+
+    def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
+        return (self[index] for index in range(len(self)))
+
+    def keep(self, name: str, make: Callable[[], bytes]) -> bytes:
+        """What `make` gives: there is no directory to store it in."""
         del name
         return make()
 

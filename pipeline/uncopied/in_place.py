@@ -161,7 +161,7 @@ class InPlace(Examples):
         )
 
     def read(
-        self, examples: Any, starts: Any, lengths: Any, reach: Any = None
+        self, examples: Any, starts: Any, lengths: Any, reach: Any = None, epoch: Any = 0
     ) -> dict[str, np.ndarray]:
         """See `Corpus.read`."""
         examples, starts, lengths, reach = self._asked(examples, starts, lengths, reach)

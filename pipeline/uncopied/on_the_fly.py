@@ -16,6 +16,7 @@ from etils import epath
 
 from pipeline.atomic import alone, written
 from pipeline.chunks import Chunk
+from pipeline.planning.lengths import digest
 from pipeline.sources import Source
 from pipeline.sources.source import where
 from pipeline.storage.pieces import gathered
@@ -105,11 +106,12 @@ class OnTheFly(Examples):
         self._job, self._counts, self._readers = job, counts.astype(np.int64), readers
         self.tokenizer, self.vocab_size = job.tokenizer, job.tokenizer.vocab_size
         self.text_bytes = None
-        about = json.dumps([job.origin, self.lengths_digest], sort_keys=True)
+        about = json.dumps([job.origin, digest(self.lengths)], sort_keys=True)
         self.fingerprint = (
             f"tokens={hashlib.sha256(about.encode()).hexdigest()[:12]};"
             f"tokenizer={job.tokenizer.fingerprint};task={task.name}"
         )
+        self.weighted = job.weighted and job.template is not None
         self._start()
 
     def _start(self) -> None:
@@ -118,7 +120,7 @@ class OnTheFly(Examples):
         weakref.finalize(self, self._running.close)
 
     def read(
-        self, examples: Any, starts: Any, lengths: Any, reach: Any = None
+        self, examples: Any, starts: Any, lengths: Any, reach: Any = None, epoch: Any = 0
     ) -> dict[str, np.ndarray]:
         """See `Corpus.read`.
 

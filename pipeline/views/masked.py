@@ -35,6 +35,7 @@ class Masked(View):
     """
 
     kind = "masked"
+    weighted = True
 
     def __init__(
         self,
@@ -54,9 +55,9 @@ class Masked(View):
         marks = [mark for mark in self.marks if mark is not None]
         self.keep_ids = sorted({*(marks if keep_ids is None else keep_ids)})
         #: Positions to train on, of each example; those of the corpus.
-        self.lengths, self.lengths_digest = corpus.lengths, corpus.lengths_digest
+        self.lengths = corpus.lengths
         #: Token ids are below this.
-        self.vocab_size = max(corpus.vocab_size or 0, self.mask_id + 1)
+        self.vocab_size: int = max(corpus.vocab_size or 0, self.mask_id + 1)
         self.num_tokens = corpus.num_tokens
 
     @property
@@ -70,38 +71,30 @@ class Masked(View):
         kept = "+".join(map(str, self.keep_ids)) or "none"
         return {"mask": self.mask_id, "rate": self.rate, "mask_seed": self.seed, "unmasked": kept}
 
-    def of_epoch(self, epoch: int) -> "_MaskedEpoch":
-        """See `View`."""
-        return _MaskedEpoch(self, epoch)
+    @property
+    def sides(self) -> tuple["Masked"]:
+        """See `AnyCorpus`."""
+        return (self,)
 
     def read(
-        self, examples: Any, starts: Any, lengths: Any, reach: Any = None
+        self, examples: Any, starts: Any, lengths: Any, reach: Any = None, epoch: Any = 0
     ) -> dict[str, np.ndarray]:
-        """Pieces of examples as in epoch 0; see `Corpus.read`."""
-        return self.of_epoch(0).read(examples, starts, lengths, reach)
+        """Pieces of examples as in an epoch: `inputs`, `targets` and `loss_weights`.
 
-
-class _MaskedEpoch:
-    def __init__(self, view: Masked, epoch: int):
-        self._view, self._epoch = view, epoch
-
-    def read(
-        self, examples: Any, starts: Any, lengths: Any, reach: Any = None
-    ) -> dict[str, np.ndarray]:
-        """See `Corpus.read`: `inputs`, `targets` and `loss_weights`."""
-        view = self._view
-        examples, starts, lengths, reach = as_pieces(examples, starts, lengths, reach, len(view))
-        targets = view.corpus.read(examples, starts, lengths, reach)["inputs"]
-        bits = draws.draw(view.seed, self._epoch, examples, starts, reach)
-        asked = bits < draws.share(view.rate)
-        for kept in view.keep_ids:
+        See `Corpus.read`.
+        """
+        examples, starts, lengths, reach = as_pieces(examples, starts, lengths, reach, len(self))
+        targets = self.corpus.read(examples, starts, lengths, reach)["inputs"]
+        bits = draws.draw(self.seed, epoch, examples, starts, reach)
+        asked = bits < draws.share(self.rate)
+        for kept in self.keep_ids:
             asked &= targets != kept
         places = np.flatnonzero(asked)
         # Bits of the places that are asked for are small, so these are mixed once more.
         fate = draws.mixed(bits[places])
         inputs = targets.copy()
-        inputs[places[fate < draws.share(MASK)]] = view.mask_id
+        inputs[places[fate < draws.share(MASK)]] = self.mask_id
         other = (fate >= draws.share(MASK)) & (fate < draws.share(MASK + RANDOM))
-        chosen = draws.below(draws.mixed(fate[other]), view.vocab_size)
+        chosen = draws.below(draws.mixed(fate[other]), self.vocab_size)
         inputs[places[other]] = chosen
         return {"inputs": inputs, "targets": targets, "loss_weights": asked.astype(np.float32)}

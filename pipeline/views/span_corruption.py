@@ -89,6 +89,9 @@ class SpanCorruption(View):
         #: Positions of inputs and of targets, of each pair: uint32 [pairs, 2].
         self.lengths = (pairs * some[:, None]).astype(np.uint32)
         self.num_tokens = int(self.lengths.sum(dtype=np.int64))
+        #: Both sides, each read like a corpus.
+        self.inputs, self.targets = _Side(self, 0, INPUTS.shifts), _Side(self, 1, TARGETS.shifts)
+        self._latest: tuple[int, np.ndarray, tuple[np.ndarray, ...]] | None = None
         wanted = int(self._shape(np.array([self.max_length]))[1][0])
         if sentinels is None:
             sentinels = range(require_vocabulary(corpus, "sentinels"), 1 << 31)[:wanted]
@@ -139,19 +142,17 @@ class SpanCorruption(View):
             "corruption_seed": self.seed,
         }
 
-    def of_epoch(self, epoch: int) -> "_CorruptedEpoch":
-        """See `View`; what it gives has `inputs` and `targets`, each to be read like a corpus."""
-        return _CorruptedEpoch(self, epoch)
-
     @property
-    def inputs(self) -> "_Side":
-        """The inputs of epoch 0."""
-        return self.of_epoch(0).inputs
+    def sides(self) -> tuple["_Side", "_Side"]:
+        """See `AnyCorpus`."""
+        return self.inputs, self.targets
 
-    @property
-    def targets(self) -> "_Side":
-        """The targets of epoch 0."""
-        return self.of_epoch(0).targets
+    def drawn(self, pairs: np.ndarray, epoch: int) -> tuple[np.ndarray, ...]:
+        """As `corrupted`; what one side has made, the other uses."""
+        latest = self._latest
+        if latest is None or latest[0] != epoch or not np.array_equal(latest[1], pairs):
+            latest = self._latest = epoch, pairs, self.corrupted(pairs, epoch)
+        return latest[2]
 
     def corrupted(self, pairs: np.ndarray, epoch: int) -> tuple[np.ndarray, ...]:
         """Whole pairs, drawn for an epoch.
@@ -221,36 +222,23 @@ class SpanCorruption(View):
         return np.diff(np.flatnonzero(cuts), append=len(cuts))
 
 
-class _CorruptedEpoch:
-    """Both sides of one epoch; what one has made the other uses."""
-
-    def __init__(self, view: SpanCorruption, epoch: int):
-        self._view, self._epoch, self.lengths = view, epoch, view.lengths
-        self._made: tuple[np.ndarray, tuple[np.ndarray, ...]] | None = None
-        self.inputs = _Side(self, 0, INPUTS.shifts)
-        self.targets = _Side(self, 1, TARGETS.shifts)
-
-    def made(self, pairs: np.ndarray) -> tuple[np.ndarray, ...]:
-        if self._made is None or not np.array_equal(self._made[0], pairs):
-            self._made = pairs, self._view.corrupted(pairs, self._epoch)
-        return self._made[1]
-
-
 class _Side:
-    def __init__(self, epoch: _CorruptedEpoch, number: int, shifts: Mapping[str, int]):
-        self._epoch, self._number, self._shifts = epoch, number, shifts
-        self.lengths = epoch.lengths[:, number]
+    weighted = False
+
+    def __init__(self, view: SpanCorruption, number: int, shifts: Mapping[str, int]):
+        self._view, self._number, self._shifts = view, number, shifts
+        self.lengths = view.lengths[:, number]
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def read(
-        self, examples: Any, starts: Any, lengths: Any, reach: Any = None
+        self, examples: Any, starts: Any, lengths: Any, reach: Any = None, epoch: Any = 0
     ) -> dict[str, np.ndarray]:
         """See `Corpus.read`; examples are numbers of pairs."""
         examples, starts, lengths, reach = as_pieces(examples, starts, lengths, reach, len(self))
         if not len(examples):
             return {field: np.zeros(0, np.int32) for field in self._shifts}
-        made = self._epoch.made(examples)
+        made = self._view.drawn(examples, epoch)
         flat, first = made[2 * self._number : 2 * self._number + 2]
         return gathered(flat, first + starts, lengths, reach, self._shifts)

@@ -1,13 +1,15 @@
 """View: a corpus, and what of it stays the same whatever is asked."""
 
+import operator
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import numpy as np
 from etils import epath
 
 from pipeline.storage.corpus import Corpus
+from pipeline.storage.interface import Readable
 from pipeline.tasks import INPUTS
 from pipeline.tokenizers import Tokenizer
 
@@ -15,7 +17,7 @@ from pipeline.tokenizers import Tokenizer
 class View:
     """A corpus as seen for a task whose fields are made when batches are built.
 
-    What reads batches asks `of_epoch(epoch)` for something with the `read` of `Corpus`.
+    Its sides are read like a corpus; random choices depend on the epoch.
 
     Attributes:
         corpus: where the tokens are; of the task "inputs".
@@ -24,6 +26,8 @@ class View:
 
     kind: ClassVar[str]
     lengths: np.ndarray
+    vocab_size: int
+    num_tokens: int
 
     def __init__(self, corpus: Corpus):
         if corpus.task != INPUTS:
@@ -33,9 +37,24 @@ class View:
             )
         self.corpus = corpus
 
-    def of_epoch(self, epoch: int) -> Any:
-        """The view with the random choices of this epoch."""
+    @property
+    def sides(self) -> tuple[Readable, ...]:
+        """See `AnyCorpus`."""
         raise NotImplementedError
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        """One example as in epoch 0, a 1-D array for each field."""
+        number = operator.index(index)
+        number += len(self) if number < 0 else 0
+        if not 0 <= number < len(self):
+            raise IndexError(f"example {index} of {len(self):,}")
+        sizes = np.reshape(self.lengths[number], -1)
+        reads = zip(self.sides, sizes, strict=True)
+        parts = [side.read([number], [0], [size]) for side, size in reads]
+        return {name: values for part in parts for name, values in part.items()}
+
+    def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
+        return (self[index] for index in range(len(self)))
 
     def __len__(self) -> int:
         return len(self.corpus)
@@ -56,9 +75,9 @@ class View:
         """None: the loss of some tokens, given the others, says nothing of bits per byte."""
         return None
 
-    def kept(self, name: str, make: Callable[[], bytes]) -> bytes:
-        """See `Corpus`."""
-        return self.corpus.kept(name, make)
+    def keep(self, name: str, make: Callable[[], bytes]) -> bytes:
+        """See `AnyCorpus`."""
+        return self.corpus.keep(name, make)
 
     @property
     def directory(self) -> epath.Path:

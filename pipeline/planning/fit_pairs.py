@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pipeline.planning.bucket import Bucket
-from pipeline.planning.pair_packing import pack_pairs
-from pipeline.planning.pair_pieces import PairPieces
+from pipeline.packing.bucket import Bucket
+from pipeline.packing.cascade import pack
+from pipeline.planning.pieces import cut
 
 # Pairs are grouped into cells of lengths, at most so many; that many examples, evenly spread, are
 # packed to compare sets of buckets.
@@ -22,11 +22,10 @@ Lengths = tuple[tuple[int, int], ...]  # of the buckets of a set
 class PairFit:
     """Cheap sets of buckets for pairs.
 
-    Groups of pairs have a bucket that holds them. From the finest groups on, the two whose joint
-    bucket costs least more than theirs are joined, until a few are left; and all pairs, from short
-    to long, are cut into a few groups. The buckets of both are then moved to where they cost less,
-    and what they cost is found by packing. A row of packed pairs may be longer than its longest
-    pair: then its sides can be as the totals of the group, and both be full.
+    All pairs, from short to long, are cut into a few groups, each with a bucket that holds it. The
+    buckets are then moved to where they cost less, and what they cost is found by packing. A row of
+    packed pairs may be longer than its longest pair: then its sides can be as the totals of the
+    group, and both be full.
 
     Args:
         lengths: inputs and targets of each example, integers [n, 2].
@@ -53,8 +52,9 @@ class PairFit:
         lengths = lengths[lengths[:, 1] > 0].astype(np.int64)
         self._cells(lengths)
         sample = lengths[:: max(len(lengths) // SAMPLE, 1)]
-        self._pieces = PairPieces(sample, tuple(lengths.max(axis=0).tolist()), "truncate")
-        self._counts = np.bincount(self._pieces.numbered(), minlength=self._pieces.longest + 1)
+        self._pieces = cut(sample, tuple(lengths.max(axis=0).tolist()), "truncate")
+        self._table = self._pieces.positions(np.arange(self._pieces.longest + 1))
+        self._counts = np.bincount(self._pieces.numbered(), minlength=len(self._table))
 
     def _cells(self, lengths: np.ndarray) -> None:
         """Examples, positions and longest lengths of each cell that has a pair."""
@@ -99,46 +99,12 @@ class PairFit:
     def sets(self, most: int) -> list[Lengths]:
         """Good sets of up to `most` pairs of lengths, small sets first; the last holds all."""
         found: dict[Lengths, None] = {}
-        for chosen in itertools.chain(self._by_joining(most), self._by_cutting(most)):
+        for chosen in self._by_cutting(most):
             for lengths in self._closed(chosen):
                 for each in (lengths, self._moved(lengths)):
                     if len(each) <= most:
                         found[each] = None
         return sorted(found, key=len)
-
-    def _by_joining(self, most: int) -> Iterator[np.ndarray]:
-        """Buckets [k, 2] of groups that were joined, the cheapest two at a time."""
-        groups = self._examples, self._total, self._longest
-        examples, total, longest = (group.copy() for group in groups)
-        best, cost = self._buckets(examples, total, longest)
-        joined = self._joined(examples, total, longest, slice(None))
-        gain = joined - cost[:, None] - cost
-        np.fill_diagonal(gain, np.inf)
-        alive = np.ones(len(cost), bool)
-        while True:
-            left = np.flatnonzero(alive)
-            if len(left) <= most:
-                yield best[left]
-            if len(left) == 1:
-                return
-            stays, goes = sorted(divmod(int(gain.argmin()), len(alive)))
-            examples[stays] += examples[goes]
-            total[stays] += total[goes]
-            longest[stays] = np.maximum(longest[stays], longest[goes])
-            best[stays], cost[stays] = self._buckets(examples[stays], total[stays], longest[stays])
-            alive[goes] = False
-            gain[goes], gain[:, goes] = np.inf, np.inf
-            after = self._joined(examples, total, longest, stays) - cost[stays] - cost
-            after[~alive], after[stays] = np.inf, np.inf
-            gain[stays], gain[:, stays] = after, after
-
-    def _joined(self, examples, total, longest, at) -> np.ndarray:
-        """What the groups `at` cost when each is joined with every group."""
-        return self._buckets(
-            examples[at, None] + examples,
-            total[at, None] + total,
-            np.maximum(longest[at, None], longest),
-        )[1]
 
     def _by_cutting(self, most: int) -> Iterator[np.ndarray]:
         """Buckets [k, 2] that each hold the one before, the best cuts by dynamic programming.
@@ -164,9 +130,9 @@ class PairFit:
             cuts.append(sums.argmin(axis=0))
             least = np.append(np.inf, sums.min(axis=0))
             end, chosen = count, []
-            for cut in reversed(cuts):
-                chosen.append(best[cut[end - 1], end - 1])
-                end = cut[end - 1]
+            for split in reversed(cuts):
+                chosen.append(best[split[end - 1], end - 1])
+                end = split[end - 1]
             yield np.array(chosen)
 
     def _closed(self, chosen: np.ndarray) -> Iterator[Lengths]:
@@ -217,13 +183,11 @@ class PairFit:
     def cost(self, lengths: Lengths) -> float:
         """What an epoch over the sample costs, for each of its positions."""
         # One row a batch: what is left over at the end of an epoch must not count here.
-        packed = pack_pairs(
+        packed = pack(
             self._counts,
             [Bucket(1, pair) for pair in lengths],
-            sizes=self._pieces.sizes,
+            sizes=self._table,
             packing=self._packing,
         )
         rows = np.array([packed.rows(index) for index in range(len(lengths))])
-        return float(
-            rows @ self.price(np.array(lengths)) / (self._counts @ self._pieces.sizes).sum()
-        )
+        return float(rows @ self.price(np.array(lengths)) / (self._counts @ self._table).sum())

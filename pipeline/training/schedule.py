@@ -7,27 +7,24 @@ is worked out once and kept, so that a run goes on with the batches that it was 
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from fractions import Fraction
 from typing import Any
 
-from pipeline.planning.bucket import Bucket
-from pipeline.planning.chain import Chain, Link
-from pipeline.planning.checks import unknown
+from pipeline.planning import stage as planning
+from pipeline.planning.checks import chosen, keywords, unknown
 from pipeline.planning.fit import fit_buckets
-from pipeline.planning.mixture import Mixture
-from pipeline.planning.mixture_chain import MixtureChain, MixtureLink
-from pipeline.planning.options import FITTING, MIXING, PLANNING, chosen
+from pipeline.planning.lengths import HasCorpora, begin
 from pipeline.planning.plan import Plan
+from pipeline.planning.table import heading
 
-# What a run is planned by: each knows its changes, and can be made again from them.
-RunPlan = Chain | Mixture | MixtureChain
+# What several corpora have beside; their weights change by phases of their own.
+MIXTURE = ("weights", "by", "ending")
+
+FITTING = tuple(name for name in keywords(fit_buckets) if name not in MIXTURE)
+PLANNING = tuple(name for name in keywords(Plan) if name not in MIXTURE)
 
 # Of these, a stage adds to what earlier ones have.
 MORE = ("leave_out", "add")
 KNOWN = sorted({*FITTING, *PLANNING, *MORE, "buckets"})
-
-# What a mixture has beside.
-MIXTURE = sorted({*MIXING} - {*PLANNING})
 
 # Examples that are named one by one where they are left out.
 SHOWN = 10
@@ -114,7 +111,12 @@ def options(stages: Iterable[Stage]) -> dict[str, Any]:
     return found
 
 
-def resolve(stages: Sequence[Stage], lengths: Any, row_multiple: int) -> None:
+def resolve(
+    stages: Sequence[Stage],
+    lengths: Any,
+    row_multiple: int,
+    mixture: Mapping[str, Any] | None = None,
+) -> None:
     """Works out what each stage comes to, where that is not known yet.
 
     Args:
@@ -122,123 +124,48 @@ def resolve(stages: Sequence[Stage], lengths: Any, row_multiple: int) -> None:
         lengths: a corpus, to fit buckets to; where stages add to it, all `Joined`, the first that
             with which the run begins, and then in the order of the stages.
         row_multiple: that of the buckets, where the options have none.
+        mixture: of several corpora with weights, what `Plan` takes beside: `weights` and others.
     """
     for number, stage in enumerate(stages):
         if stage.changes:
             continue
         asked, force = stage.asked, options(stages[: number + 1])
         there = lengths
-        if hasattr(lengths, "begin"):
-            count = int(lengths.first[1 + len(force.get("add", ()))])
-            there = lengths.begin(count)
-        stage.changes = chosen(sorted([*PLANNING, "buckets", "leave_out"]), asked)
-        if asked.get("add"):
-            stage.changes["examples"] = count
+        stage.changes = chosen(sorted([*PLANNING, "buckets"]), asked)
+        if isinstance(lengths, HasCorpora) and not mixture:
+            first = list(lengths.corpora.values())[: 1 + len(force.get("add", ()))]
+            there = begin(lengths, count := sum(map(len, first)))
+            if asked.get("add") or (number == 0 and len(first) < len(lengths.corpora)):
+                stage.changes["examples"] = count
         if "buckets" not in asked and (number == 0 or chosen(FITTING, asked)):
             fitting: dict[str, Any] = {"max_buckets": 4, "row_multiple": row_multiple}
-            fitting |= chosen(FITTING, force)
+            fitting |= chosen(FITTING, force) | chosen(("weights", "by"), mixture or {})
             stage.changes["buckets"] = [b.as_json for b in fit_buckets(there, **fitting)]
 
 
-def plan_of(lengths: Any, changes: Iterable[tuple[int, Mapping[str, Any]]]) -> Chain:
-    """The plan of some changes, each from a step on, the first with all options.
-
-    Args:
-        lengths: a corpus, or lengths; of all examples there are in the end.
-        changes: keywords of `Plan.after`, buckets as rows and length; and `examples`, how many
-            examples there are from there on, where others join. Where the first does not say, it
-            is those of the first corpus.
-    """
-    changes, chain = list(changes), None
-    if any("examples" in given for _, given in changes):
-        changes[0] = changes[0][0], {"examples": int(lengths.first[1])} | dict(changes[0][1])
-    for step, given in changes:
-        each = dict(given)
-        if "examples" in each:
-            each["lengths"] = lengths.begin(each.pop("examples"))
-        if "buckets" in each:
-            each["buckets"] = [Bucket(*shape) for shape in each["buckets"]]
-        if chain is not None:
-            chain = chain.after(step, **each)
-            continue
-        left_out = each.pop("leave_out", None)
-        chain = Chain.begin(Plan(each.pop("lengths", lengths), **each))
-        if left_out:
-            chain = chain.after(step, leave_out=left_out)
-    assert chain is not None, "a run has options to begin with"
-    return chain
-
-
-def mixture_of(
-    joined: Any, changes: Iterable[tuple[int, Mapping[str, Any]]]
-) -> Mixture | MixtureChain:
-    """The mixture of some changes, each from a step on, the first with all options.
-
-    Args:
-        joined: the corpora, in the order in which they join.
-        changes: keywords of `Mixture.after`, buckets as rows and length. Weights by name, as
-            numbers or text, are of the corpora there are; the first may have phases of them.
-    """
-    mixture: Any = None
-    for step, given in changes:
-        each = {name: value for name, value in given.items() if name != "examples"}
-        if "buckets" in each:
-            each["buckets"] = [Bucket(*shape) for shape in each["buckets"]]
-        there = joined.corpora if mixture is None else mixture.names
-        if isinstance(weights := each.get("weights"), Mapping):
-            each["weights"] = {name: Fraction(str(weight)) for name, weight in weights.items()}
-            there = weights
-        corpora = {name: joined.corpora[name] for name in there}
-        if mixture is None:
-            left_out = each.pop("leave_out", ())
-            mixture = Mixture(corpora, **each)
-            each = {"leave_out": left_out} if left_out else {}
-        elif len(corpora) > len(mixture.names):
-            each["lengths"] = corpora
-        if each:
-            mixture = mixture.after(step, **each)
-    return mixture
-
-
-def told(stages: Sequence[Stage], stage: Stage, plan: RunPlan) -> str:
-    """What a stage changes, in words, for the plan or mixture that has been made of it."""
-    assert not isinstance(plan, Mixture), "a stage makes it a chain"
-    links: tuple[Link | MixtureLink, ...] = plan.links
-    at = max(n for n, link in enumerate(links) if link.step == stage.step)
-    before, link = links[at - 1], links[at]
+def told(stages: Sequence[Stage], stage: Stage, plan: Plan) -> str:
+    """What a stage changes, in words, for the plan that has been made of it."""
+    at = max(n for n, each in enumerate(plan.stages) if each.start == stage.step)
+    before, now = plan.stages[at - 1], plan.stages[at]
     force = options(stages[: list(stages).index(stage)])
-    lines = [f"from step {stage.step:,} on:"]
+    lines = [heading(before, now)]
     for name, value in stage.asked.items():
         if name == "leave_out":
             names = ", ".join(map(str, value[:SHOWN])) + ", …" * (len(value) > SHOWN)
             lines.append(f"{len(value):,} examples are left out: {names}")
         elif name == "add":
-            new = link.plan.num_examples - before.plan.num_examples
+            new = now.num_examples - before.num_examples
             lines.append(f"{', '.join(value)}: {new:,} examples more, from this epoch on")
         else:
             lines.append(f"{name} was {force.get(name, 'not given')} and is now {value}")
-    if before.plan.buckets != link.plan.buckets:
-        lines.append(f"buckets were {_names(before.plan)} and are now {_names(link.plan)}")
-    how = _going_on(link) if isinstance(link, Link) else ["each corpus goes on where it stands"]
-    return "\n  ".join(lines + how)
+    if before.options.buckets != now.options.buckets:
+        lines.append(f"buckets were {_names(before)} and are now {_names(now)}")
+    if any(source.begun for source in now.sources):
+        lost = sum(source.num_lost for source in now.sources)
+        what = f", but for {lost:,} positions of examples left out or too long" if lost else ""
+        lines.append(f"of epochs in progress none is lost or trained on again{what}")
+    return "\n  ".join(lines)
 
 
-def _going_on(link: Link) -> list[str]:
-    """How a plan goes on from what was left of an epoch, in words."""
-    lines = []
-    if link.rest is not None:
-        lines.append(
-            f"the {link.rest.plan.num_tokens:,} positions that epoch {link.rest.epoch} still has "
-            f"take {link.rest.steps:,} batches; none is lost or trained on again"
-        )
-        if lost := link.rest.plan.lost:
-            lines[-1] += f", but for {lost:,} that overflow={link.plan.overflow!r} leaves out"
-    lines.append(
-        f"from step {link.whole:,} on, epoch {link.epoch}, an epoch has "
-        f"{link.plan.num_batches():,} batches"
-    )
-    return lines
-
-
-def _names(plan: Any) -> str:
-    return " + ".join(map(str, plan.buckets))
+def _names(stage: planning.Stage) -> str:
+    return " + ".join(map(str, stage.options.buckets))

@@ -1,4 +1,3 @@
-import dataclasses
 import itertools
 import json
 import pickle
@@ -6,16 +5,15 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import pipeline
-from pipeline import Bucket, Mixture
+from pipeline import Bucket, Plan
 from pipeline.loading.checkpoint import check_data_state, data_state
-from pipeline.planning.quota import Quota
-from pipeline.planning.schedule import mixture_of
-from pipeline.planning.turns import Turns
-from pipeline.planning.weights import typical_lengths
+from pipeline.planning import figures
+from pipeline.planning.order import Quota
+from pipeline.planning.windows import Windows
 
 BUCKETS = (Bucket(8, 16), Bucket(4, 32), Bucket(2, 64))
 WEIGHTS = {"code": 0.6, "prose": 0.3, "chat": 0.1}
@@ -81,20 +79,6 @@ def test_a_quota_is_each_ones_share_rounded(shares, place):
     assert quota.before(whole) == [place // 10**6 * share for share in shares]
 
 
-@given(st.lists(st.integers(1, 1000), min_size=1, max_size=5), st.integers(0, 10**9))
-@settings(max_examples=20)
-def test_turns_count_what_they_deal(shares, first):
-    mean = Fraction(sum(index * share for index, share in enumerate(shares)), sum(shares))
-    effects = [[(index - mean) / len(shares)] for index in range(len(shares))]
-    turns = Turns([Fraction(share) for share in shares], effects)
-    counts = turns.before(first)
-    for step in range(first, first + 300):
-        counts[turns.taker(step)] += 1
-        assert (turns.before(step + 1) == counts).all()
-    due = np.array(shares) / sum(shares) * (first + 300)
-    assert np.abs(counts - due).max() < 8
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_weights_are_met_by_any_200_steps_from_any_step(seed):
     rng = np.random.default_rng(seed)
@@ -104,8 +88,8 @@ def test_weights_are_met_by_any_200_steps_from_any_step(seed):
     }
     weights = {"a": 0.7, "b": 0.2, "c": 0.1}
     options = {"tokens_per_batch": 32_768, "max_buckets": 4, "max_length": 2048}
-    buckets = pipeline.fit_buckets(typical_lengths(corpora, weights), **options)
-    mixture = Mixture(corpora, buckets, weights=weights)
+    buckets = pipeline.fit_buckets(corpora, weights=weights, **options)
+    mixture = Plan(corpora, buckets, weights=weights)
     first = int(rng.integers(0, 10**6))
     tokens = np.array(
         [[mixture.batch(first + step).sources.get(n, 0) for n in "abc"] for step in range(600)]
@@ -115,20 +99,20 @@ def test_weights_are_met_by_any_200_steps_from_any_step(seed):
     shares = windows / windows.sum(axis=1, keepdims=True)
     assert np.abs(shares - [0.7, 0.2, 0.1]).max() < 0.005
     # A step holds about the same of each as any other, up to a row, where there is one bucket.
-    assert sum(mixture.shares(0, 1000).values()) == pytest.approx(1)
+    assert sum(figures.shares(mixture, 0, 1000).values()) == pytest.approx(1)
 
 
 def test_long_and_short_sources_take_turns():
     # One source fills long rows alone, the other short ones: each step is nearly all of one.
     corpora = {"short": np.full(5000, 60), "long": np.full(200, 2000)}
     buckets = (Bucket(128, 64), Bucket(4, 2048))
-    mixture = Mixture(corpora, buckets, weights={"short": 1, "long": 1})
+    mixture = Plan(corpora, buckets, weights={"short": 1, "long": 1})
     order = "".join("SL"[mixture.batch(step).bucket.length == 2048] for step in range(12))
     assert order in ("SL" * 6, "LS" * 6)
 
 
 def test_weights_by_examples_count_examples():
-    mixture = Mixture(SOURCES, BUCKETS, weights={"code": 1, "prose": 1, "chat": 2}, by="examples")
+    mixture = Plan(SOURCES, BUCKETS, weights={"code": 1, "prose": 1, "chat": 2}, by="examples")
     first = np.cumsum([0, *map(len, SOURCES.values())])
     counts = np.zeros(3)
     for step in range(mixture.num_batches()):
@@ -142,10 +126,10 @@ def test_weights_by_examples_count_examples():
 
 
 def test_every_epoch_of_every_source_has_each_position_once():
-    mixture = Mixture(SOURCES, BUCKETS, weights=WEIGHTS)
+    mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS)
     steps = 2 * mixture.num_batches()
     seen = covered(mixture, range(steps))
-    passes = mixture.passes(steps)
+    passes = figures.passes(mixture, steps)
     for name in SOURCES:
         assert passes[name] > 1.9
         # Rows of some buckets may be a row or two ahead of others at the end of an epoch.
@@ -155,21 +139,22 @@ def test_every_epoch_of_every_source_has_each_position_once():
 
 
 def test_epochs_are_shuffled_anew():
-    mixture = Mixture(SOURCES, BUCKETS, weights={"code": 1, "prose": 0, "chat": 0})
-    rows = mixture.sources["code"].batches_per_bucket[BUCKETS[0].__class__(1, 16)]
-    first, second = (mixture.sources["code"].rows(0, at, at + rows)[:, 1] for at in (0, rows))
-    assert sorted(first) == sorted(second) or len(first) == len(second)
-    assert first.tolist() != second.tolist()
+    mixture = Plan(SOURCES, BUCKETS, weights={"code": 1, "prose": 0, "chat": 0})
+    code = mixture.stages[0].sources[0]
+    for bucket, rows in enumerate(code.whole.rows.tolist()):
+        first, second = (code.rows(bucket, at, rows)[0] for at in (0, rows))
+        assert sorted(first[:, 3]) == sorted(second[:, 3])
+        assert first[:, 1].tolist() != second[:, 1].tolist()
 
 
 def test_renormalise_ends_when_all_have_been_through_once():
-    mixture = Mixture(SOURCES, BUCKETS, weights=WEIGHTS, ending="renormalise")
+    mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending="renormalise")
     assert mixture.finite
     seen = covered(mixture, range(mixture.num_batches()))
     assert set(seen) == {(name, 0) for name in SOURCES}
     assert all(map(once, seen.values()))
     assert mixture.num_tokens == sum(sizes.sum() for sizes in SOURCES.values())
-    with pytest.raises(IndexError, match="this mixture ends after"):
+    with pytest.raises(IndexError, match="this plan ends after"):
         mixture.batch(mixture.num_batches())
     # While all three are there, they have their weights.
     early = sum(mixture.batch(step).sources.get("code", 0) for step in range(20))
@@ -179,29 +164,14 @@ def test_renormalise_ends_when_all_have_been_through_once():
 
 
 def test_stop_ends_before_a_source_would_repeat():
-    mixture = Mixture(SOURCES, BUCKETS, weights=WEIGHTS, ending="stop")
+    mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending="stop")
     seen = covered(mixture, range(mixture.num_batches()))
     assert {epoch for _, epoch in seen} == {0}
-    passes = mixture.passes(mixture.num_batches())
+    passes = figures.passes(mixture, mixture.num_batches())
     assert 0.85 < max(passes.values()) <= 1
-    endless = Mixture(SOURCES, BUCKETS, weights=WEIGHTS)
+    endless = Plan(SOURCES, BUCKETS, weights=WEIGHTS)
     for step in range(mixture.num_batches()):
         assert mixture.batch(step).digest == endless.batch(step).digest
-
-
-@given(st.data())
-@settings(max_examples=12)
-def test_any_mixture_that_ends_deals_each_position_once(data):
-    number = data.draw(st.integers(1, 4))
-    sizes = st.lists(st.integers(0, 70), min_size=1, max_size=60).filter(any)
-    corpora = {f"s{i}": np.array(data.draw(sizes)) for i in range(number)}
-    weights = {name: data.draw(st.integers(1, 100)) for name in corpora}
-    mixture = Mixture(corpora, BUCKETS, weights=weights, ending="renormalise")
-    tokens = dict.fromkeys(corpora, 0)
-    for step in range(mixture.num_batches()):
-        for name, more in mixture.batch(step).sources.items():
-            tokens[name] += more
-    assert tokens == {name: sizes.sum() for name, sizes in corpora.items()}
 
 
 # ---- phases
@@ -209,14 +179,14 @@ def test_any_mixture_that_ends_deals_each_position_once(data):
 
 def test_weights_change_at_their_step_and_not_before():
     phases = [(0, WEIGHTS), (40, {"code": 1, "prose": 1, "chat": 0}), (300, WEIGHTS)]
-    mixture = Mixture(SOURCES, BUCKETS, weights=phases)
-    before = Mixture(SOURCES, BUCKETS, weights=WEIGHTS)
+    mixture = Plan(SOURCES, BUCKETS, weights=phases)
+    before = Plan(SOURCES, BUCKETS, weights=WEIGHTS)
     digests = [[m.batch(step).digest for step in range(60)] for m in (mixture, before)]
     assert digests[0][:40] == digests[1][:40]
     assert digests[0][40:] != digests[1][40:]
-    shares = mixture.shares(40, 300)
+    shares = figures.shares(mixture, 40, 300)
     assert shares == pytest.approx({"code": 0.5, "prose": 0.5, "chat": 0}, abs=0.01)
-    assert mixture.shares(300, 2000) == pytest.approx(WEIGHTS, abs=0.01)
+    assert figures.shares(mixture, 300, 2000) == pytest.approx(WEIGHTS, abs=0.01)
     seen = covered(mixture, range(300))
     assert all(once(seen[name, 0]) for name in ("code", "prose"))
 
@@ -224,10 +194,8 @@ def test_weights_change_at_their_step_and_not_before():
 def test_a_mixture_goes_on_after_a_step_under_other_weights():
     other = {"code": 1, "prose": 1, "chat": 0}
     phases = [(0, WEIGHTS), (40, other)]
-    planned = Mixture(SOURCES, BUCKETS, weights=phases)
-    changed = Mixture(SOURCES, BUCKETS, weights=[*phases[:1], (70, WEIGHTS)]).after(
-        40, weights=other
-    )
+    planned = Plan(SOURCES, BUCKETS, weights=phases)
+    changed = Plan(SOURCES, BUCKETS, weights=[*phases[:1], (70, WEIGHTS)]).after(40, weights=other)
     assert changed.fingerprint == planned.fingerprint
     for step in (0, 39, 40, 41, 500):
         assert changed.batch(step).digest == planned.batch(step).digest
@@ -237,102 +205,33 @@ def test_a_mixture_goes_on_after_a_step_under_other_weights():
 
 def test_another_corpus_joins_at_its_step_and_changes_nothing_before():
     two = {name: SOURCES[name] for name in ("code", "prose")}
-    before = Mixture(two, BUCKETS, weights={"code": 0.7, "prose": 0.3})
+    before = Plan(two, BUCKETS, weights={"code": 0.7, "prose": 0.3})
     grown = before.after(60, weights=WEIGHTS, lengths=SOURCES)
     for step in range(60):
         assert grown.batch(step).digest == before.batch(step).digest
     assert grown.counts == (210, 300)
-    for name, share in grown.shares(60, 260).items():
+    for name, share in figures.shares(grown, 60, 260).items():
         assert abs(share - WEIGHTS[name]) < 0.01
     seen = covered(grown, range(500))
-    passes = grown.passes(500)
+    passes = figures.passes(grown, 500)
     for (name, epoch), positions in seen.items():
         assert all(each.max(initial=0) <= 1 for each in positions)
         if epoch < int(passes[name]) - 1:
             assert once(positions)
     assert min(passes.values()) > 1
     phases = [(0, {"code": 0.7, "prose": 0.3}), (60, WEIGHTS)]
-    assert Mixture(SOURCES, BUCKETS, weights=phases).fingerprint == grown.fingerprint
+    assert Plan(SOURCES, BUCKETS, weights=phases).fingerprint == grown.fingerprint
     again = grown.after(80, weights={"code": 0, "prose": 0, "chat": 1})
     assert again.counts == (210, 300, 300)
     assert again.batch(79).digest == grown.batch(79).digest
     assert set(again.batch(80).sources) == {"chat"}
 
 
-other_options = st.fixed_dictionaries(
-    {},
-    optional={
-        "buckets": st.sampled_from([BUCKETS, (Bucket(9, 64),), (Bucket(12, 24), Bucket(3, 200))]),
-        "seed": st.integers(0, 9),
-        "packing": st.sampled_from(["best_fit", "none"]),
-        "window": st.integers(30, 400),
-        "weights": st.sampled_from([WEIGHTS, dict.fromkeys(WEIGHTS, 1), WEIGHTS | {"prose": 0}]),
-        "leave_out": st.lists(st.integers(0, 299), max_size=5),
-    },
-)
-
-
-@dataclasses.dataclass
-class Named:
-    """Lengths by name, as `Joined` has corpora."""
-
-    corpora: dict
-
-
-def changed(begin, changes):
-    mixture = Mixture(SOURCES, BUCKETS, weights=begin)
-    for step, options in sorted(changes, key=lambda each: each[0]):
-        there = mixture.entries[-1]["from"] <= step and mixture.counts[-1] == 300
-        if not there and "weights" not in options:
-            options = options | {"leave_out": [n for n in options.get("leave_out", ()) if n < 210]}
-        mixture = mixture.after(step, **options)
-    return mixture
-
-
 FEW = {"code": 0.7, "prose": 0.3}
 
 
-@given(
-    st.sampled_from(
-        [
-            WEIGHTS,
-            [(0, WEIGHTS), (25, WEIGHTS | {"chat": 2})],
-            [(0, FEW), (25, FEW | {"prose": 2}), (40, WEIGHTS)],
-        ]
-    ),
-    st.lists(st.tuples(st.integers(0, 90), other_options), min_size=1, max_size=4),
-)
-@settings(max_examples=25)
-def test_every_epoch_of_every_source_stays_a_partition_whatever_changes(begin, changes):
-    mixture, steps = changed(begin, changes), 160
-    left_out = {n for _, options in mixture.changes for n in options.get("leave_out", ())}
-    first = np.cumsum([0, *map(len, SOURCES.values())])
-    whole = mixture.whole_epochs(steps)
-    seen = covered(mixture, range(steps))
-    for number, name in enumerate(SOURCES):
-        stays = [n + first[number] not in left_out for n in range(len(SOURCES[name]))]
-        for epoch in range(whole[name]):
-            positions = itertools.compress(seen[name, epoch], stays)
-            assert once(positions), (name, epoch)
-    for positions in seen.values():
-        assert all(each.max(initial=0) <= 1 for each in positions)
-    # Any step is random access, for the mixture made anew of what is written down, and pickled.
-    written = json.loads(json.dumps(mixture.changes))
-    again = pickle.loads(pickle.dumps(mixture_of(Named(SOURCES), written)))
-    assert (again.entries, again.changes) == (mixture.entries, mixture.changes)
-    used = {bucket for bucket, number in mixture.batches_per_bucket.items() if number}
-    for step in np.random.default_rng(0).permutation(steps)[:20].tolist():
-        planned = mixture.batch(step)
-        assert planned.digest == again.batch(step).digest
-        assert mixture.onward(step).batch(step).digest == planned.digest
-        assert planned.bucket in mixture.onward(step).buckets
-        assert planned.bucket in used
-        assert np.bincount(planned.segments[:, 0]).max() <= mixture.most_segments()[planned.bucket]
-        assert planned.segments[:, 2:].sum(axis=1).max() <= mixture.max_position + 1
-
-
 def test_shares_are_met_under_other_options_as_well():
-    mixture = Mixture(SOURCES, BUCKETS, weights=WEIGHTS).after(
+    mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS).after(
         45, buckets=[Bucket(12, 24), Bucket(6, 96)], seed=3
     )
     for step in (0, 40, 45, 60, 111):
@@ -345,7 +244,7 @@ def test_shares_are_met_under_other_options_as_well():
 
 def test_a_mixture_goes_on_with_rows_for_three_hosts_and_without_some_examples(joined):
     def mixture():
-        made = Mixture(joined, [Bucket(8, 64)], weights=WEIGHTS)
+        made = Plan(joined, [Bucket(8, 64)], weights=WEIGHTS)
         return made.after(7, buckets=[Bucket(6, 64)]).after(20, leave_out=[4], weights=WEIGHTS)
 
     state = data_state(9, mixture(), joined)
@@ -353,7 +252,7 @@ def test_a_mixture_goes_on_with_rows_for_three_hosts_and_without_some_examples(j
     assert state["plans"][1]["changes"]["buckets"] == [[6, 64]]
     assert check_data_state(state, mixture(), joined) == 9
     with pytest.raises(ValueError, match="buckets was 6x64 and is now 8x64 from step 7 on"):
-        check_data_state(state, Mixture(joined, [Bucket(8, 64)], weights=WEIGHTS), joined)
+        check_data_state(state, Plan(joined, [Bucket(8, 64)], weights=WEIGHTS), joined)
     # On four hosts up to the change, and on three after it.
     assert mixture().onward(7).buckets == (Bucket(6, 64),)
     three = [
@@ -375,25 +274,26 @@ def test_buckets_of_any_phase_are_needed():
         (60, {"short": 1, "long": 0}),
         (200, {"short": 0, "long": 1}),
     ]
-    mixture = Mixture(only, BUCKETS, weights=phases, packing="none")
+    mixture = Plan(only, BUCKETS, weights=phases, packing="none")
     assert mixture.batch(60).bucket == Bucket(4, 32)
     assert [number > 0 for number in mixture.batches_per_bucket.values()] == [False, True, True]
 
 
 def test_what_the_longest_bucket_holds_is_not_dropped_where_only_shorter_ones_are_used():
     corpora = {"a": np.array([40] + [10] * 40), "b": np.array([5] * 50)}
-    mixture = Mixture(
+    mixture = Plan(
         corpora, [Bucket(1, 10), Bucket(1, 16)], weights={"a": 1, "b": 1}, packing="none", seed=1
     )
-    later = mixture.after(17, overflow="drop", buckets=[Bucket(1, 16), Bucket(1, 32)])
+    assert mixture.batch(32).segments[0, 1:].tolist() == [0, 0, 16]  # of 40 positions, 24 are left
+    later = mixture.after(33, overflow="drop", buckets=[Bucket(1, 16), Bucket(1, 32)])
     segments = np.concatenate([later.batch(step).segments for step in range(200)])
     pieces = segments[segments[:, 1] == 0]
     assert sorted(pieces[:, 2:].tolist()) == [[0, 16], [16, 16], [32, 8]]
-    assert later.plans[-1].supplies["a"].rest.lost == 0
+    assert later.stages[-1].sources[0].due(0).tolist() == later.stages[0].sources[0].due(0).tolist()
 
 
 def test_a_mixture_that_was_planned_anew_is_another_even_with_the_same_options():
-    mixture = Mixture(SOURCES, BUCKETS, weights=WEIGHTS)
+    mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS)
     for then, now in (
         (mixture.after(5, seed=0), mixture),
         (mixture, mixture.after(5, seed=0)),
@@ -404,22 +304,21 @@ def test_a_mixture_that_was_planned_anew_is_another_even_with_the_same_options()
     assert mixture.after(5, leave_out=[]).fingerprint == mixture.fingerprint
 
 
-def test_mixtures_that_end_and_steps_that_are_past_do_not_change():
-    ends = Mixture(SOURCES, BUCKETS, weights=WEIGHTS, ending="stop")
-    with pytest.raises(ValueError, match="ending='stop' can change its weights, and not seed"):
-        ends.after(3, seed=1)
-    mixture = Mixture(SOURCES, BUCKETS, weights=WEIGHTS).after(9, seed=1)
+def test_steps_that_are_past_do_not_change():
+    mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS).after(9, seed=1)
     with pytest.raises(ValueError, match="not before step 9"):
         mixture.after(8, weights=WEIGHTS)
     with pytest.raises(ValueError, match="no option that can change 'sed'; did you mean 'seed'"):
         mixture.after(10, sed=1)
+    with pytest.raises(ValueError, match="no option that can change 'ending'"):
+        mixture.after(10, ending="stop")
     with pytest.raises(IndexError, match="knows steps from 9 on"):
         mixture.onward(9).batch(3)
 
 
 def test_a_state_knows_which_corpora_there_were(joined):
     two = pipeline.Joined({name: joined.corpora[name] for name in ("code", "prose")})
-    before = Mixture(two, BUCKETS, weights={"code": 0.7, "prose": 0.3})
+    before = Plan(two, BUCKETS, weights={"code": 0.7, "prose": 0.3})
     grown = before.after(60, weights=WEIGHTS, lengths=joined)
     early, late = data_state(50, before, two), data_state(70, grown, joined)
     assert check_data_state(early, grown, joined) == 50
@@ -448,7 +347,7 @@ def test_a_state_knows_which_corpora_there_were(joined):
 )
 def test_a_mixture_grows_by_whole_corpora(corpora, sentence):
     two = {name: SOURCES[name] for name in ("code", "prose")}
-    before = Mixture(two, BUCKETS, weights={"code": 0.7, "prose": 0.3})
+    before = Plan(two, BUCKETS, weights={"code": 0.7, "prose": 0.3})
     lengths = {name: SOURCES[name] if given == 0 else given for name, given in corpora.items()}
     with pytest.raises(ValueError, match=sentence):
         before.after(5, weights=dict.fromkeys(lengths, 1), lengths=lengths)
@@ -456,26 +355,160 @@ def test_a_mixture_grows_by_whole_corpora(corpora, sentence):
 
 def test_a_phase_may_come_before_a_source_ends():
     phases = [(0, WEIGHTS), (5, {"code": 1, "prose": 5, "chat": 5})]
-    mixture = Mixture(SOURCES, BUCKETS, weights=phases, ending="renormalise")
+    mixture = Plan(SOURCES, BUCKETS, weights=phases, ending="renormalise")
     assert all(map(once, covered(mixture, range(mixture.num_batches())).values()))
 
 
 def test_a_run_goes_on_under_new_weights_only_if_a_phase_says_so():
-    old = Mixture(SOURCES, BUCKETS, weights=WEIGHTS)
+    old = Plan(SOURCES, BUCKETS, weights=WEIGHTS)
     state = data_state(100, old)
     other = {"code": 1, "prose": 1, "chat": 1}
-    with pytest.raises(ValueError, match=r"weights from step 0 was .* and is now"):
-        check_data_state(state, Mixture(SOURCES, BUCKETS, weights=other))
+    with pytest.raises(ValueError, match=r"corpus: weights was .* and is now .*1/3"):
+        check_data_state(state, Plan(SOURCES, BUCKETS, weights=other))
     for start in (100, 250):
-        changed = Mixture(SOURCES, BUCKETS, weights=[(0, WEIGHTS), (start, other)])
+        changed = Plan(SOURCES, BUCKETS, weights=[(0, WEIGHTS), (start, other)])
         assert check_data_state(state, changed) == 100
-    with pytest.raises(ValueError, match="weights from step 99 was not given and is now"):
-        check_data_state(state, Mixture(SOURCES, BUCKETS, weights=[(0, WEIGHTS), (99, other)]))
+    with pytest.raises(ValueError, match=r"weights was code:3/5.* is now .* from step 99 on"):
+        check_data_state(state, Plan(SOURCES, BUCKETS, weights=[(0, WEIGHTS), (99, other)]))
     with pytest.raises(ValueError, match="ending was repeat and is now stop"):
-        check_data_state(state, Mixture(SOURCES, BUCKETS, weights=WEIGHTS, ending="stop"))
+        check_data_state(state, Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending="stop"))
+    # A phase that was planned, and had not begun, may be left out or be another.
+    planned = data_state(100, Plan(SOURCES, BUCKETS, weights=[(0, WEIGHTS), (250, other)]))
+    assert planned == state
+    for later in ([], [(100, other)], [(250, {**other, "code": 9})]):
+        assert check_data_state(planned, Plan(SOURCES, BUCKETS, weights=[(0, WEIGHTS), *later]))
     less = SOURCES | {"chat": SOURCES["chat"][1:]}
     with pytest.raises(ValueError, match="lengths of chat was"):
-        check_data_state(state, Mixture(less, BUCKETS, weights=WEIGHTS))
+        check_data_state(state, Plan(less, BUCKETS, weights=WEIGHTS))
+
+
+def parts_of(mixture, steps):
+    """The real positions of all batches of some steps, of each corpus."""
+    found = dict.fromkeys(mixture.names, 0)
+    for planned in map(mixture.batch, steps):
+        found = {name: n + planned.sources.get(name, 0) for name, n in found.items()}
+    return found
+
+
+@pytest.mark.parametrize("start", [6, 8, 10, 30])
+def test_the_next_phase_begins_where_all_corpora_of_one_have_ended(start):
+    corpora = {"a": np.array([5, 3, 7, 2, 4] * 2), "b": np.array([9, 6, 1, 5])}
+    phases = [(0, {"a": 1}), (start, {"a": 1, "b": 1})]
+    mixture = Plan(corpora, [Bucket(1, 8), Bucket(1, 16)], weights=phases, ending="renormalise")
+    assert parts_of(mixture, range(mixture.num_batches())) == {"a": 42, "b": 21}
+
+
+def test_a_phase_begins_where_all_have_ended_whatever_changes_before():
+    corpora = {"a": np.full(8, 8), "b": np.full(4, 8)}
+    for heights in ((1, 4), (4, 1)):
+        one, other = ([Bucket(rows, 8)] for rows in heights)
+        phases = [(0, {"a": 1}), (30, {"a": 1, "b": 1})]
+        mixture = Plan(corpora, one, weights=phases, ending="renormalise").after(1, buckets=other)
+        assert parts_of(mixture, range(mixture.num_batches())) == {"a": 64, "b": 32}
+
+
+def test_a_plan_stops_with_its_first_phase_and_is_made_again_from_what_is_written_down():
+    corpora = {"a": np.array([5, 3]), "b": np.array([5, 3] * 20)}
+    phases = [(0, {"a": 1, "b": 0}), (9, {"a": 0, "b": 1})]
+    with pytest.raises(ValueError, match="the plan has no step"):
+        Plan(corpora, [Bucket(4, 8)], weights=phases, ending="stop")
+    mixture = Plan(corpora, [Bucket(4, 8)], weights=phases, ending="renormalise")
+    assert parts_of(mixture, range(mixture.num_batches())) == {"a": 8, "b": 160}
+    assert Plan.replay(corpora, mixture.changes).fingerprint == mixture.fingerprint
+
+
+@pytest.mark.parametrize("ending", ["stop", "renormalise"])
+def test_plans_that_end_go_on_under_other_options(ending):
+    mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending=ending)
+    later = mixture.after(10, buckets=[Bucket(6, 48)], seed=5, packing="none")
+    later = later.after(20, leave_out=[7, 160], overflow="truncate")
+    assert later.finite
+    assert later.options.ending == ending
+    steps = later.num_batches()
+    for step in range(10):
+        assert later.batch(step).digest == mixture.batch(step).digest
+    # What was left out or cut after its beginning may have had positions before.
+    first = np.cumsum([0, *map(len, SOURCES.values())])
+    seen = covered(later, range(steps))
+    assert {epoch for _, epoch in seen} == {0}
+    assert all((each <= 1).all() for positions in seen.values() for each in positions)
+    for number, (source, (name, sizes)) in enumerate(
+        zip(later.stages[-1].sources, SOURCES.items(), strict=True)
+    ):
+        had = np.array([each.sum() for each in seen[name, 0]])
+        due = source.due(0)[:, 0]
+        stays = ~np.isin(np.arange(len(sizes)) + first[number], [7, 160])
+        assert (due[stays & (sizes <= 48)] == sizes[stays & (sizes <= 48)]).all()
+        assert (had <= due).all()
+        if ending == "renormalise":
+            assert (had == due).all()
+    with pytest.raises(IndexError, match=f"this plan ends after {steps:,} steps"):
+        later.batch(steps)
+    with pytest.raises(ValueError, match=f"and the plan ends after {steps:,} steps"):
+        later.after(steps + 1, seed=1)
+    # Corpora that join in the end are all that is left.
+    new = later.after(
+        steps, lengths=SOURCES | {"new": np.full(40, 9)}, weights=dict(WEIGHTS, new=1)
+    )
+    if ending == "renormalise":
+        parts = parts_of(new, range(steps, new.num_batches()))
+        assert parts == {**dict.fromkeys(SOURCES, 0), "new": 360}
+
+
+def test_pairs_have_their_shares_and_each_is_in_an_epoch_once():
+    rng = np.random.default_rng(0)
+    inputs = {"one": rng.integers(1, 40, 300), "two": rng.integers(1, 20, 200)}
+    pairs = {name: np.stack([n, n * 3 // 4 + 1], axis=1) for name, n in inputs.items()}
+    buckets = Bucket(8, (24, 24)), Bucket(4, (64, 48))
+    mixture = Plan(pairs, buckets, weights={"one": 0.7, "two": 0.3})
+    for first in (0, 300):
+        parts = parts_of(mixture, range(first, first + 200))
+        assert parts["one"] / sum(parts.values()) == pytest.approx(0.7, abs=0.01)
+    seen = {}
+    for planned in map(mixture.batch, range(100)):
+        for side in planned.sides:
+            row, filled = side.segments[:, 0], side.segments[:, 3]
+            assert np.bincount(row, filled).max() <= side.bucket.length
+        for (_, example, start, *sides), epoch in zip(
+            planned.segments.tolist(), planned.epochs.tolist(), strict=True
+        ):
+            assert start == 0
+            assert seen.setdefault((epoch, example), sides) is sides  # not there before
+    whole = figures.whole_epochs(mixture, 100)
+    assert min(whole.values()) > 0
+    for name, begin in (("one", 0), ("two", 300)):
+        for epoch in range(whole[name]):
+            got = [seen[epoch, begin + number] for number in range(len(pairs[name]))]
+            np.testing.assert_array_equal(got, pairs[name])
+    text = str(mixture)
+    assert "4x64/48" in text
+    assert "two" in text
+
+
+def test_an_epoch_ends_when_each_corpus_with_a_weight_has_been_through():
+    mixture = Plan(SOURCES, BUCKETS, weights={**WEIGHTS, "chat": 0})
+    for epoch in range(1, 4):
+        end = mixture.first_step(epoch)
+        for step, times in ((end - 1, epoch - 1), (end, epoch)):
+            over = figures.whole_epochs(mixture, step)
+            assert over.pop("chat") == 0
+            assert min(over.values()) == times
+        assert [mixture.batch(step).epoch for step in (end - 1, end)] == [epoch - 1, epoch]
+        assert mixture.num_batches(epoch) == mixture.first_step(epoch + 1) - end
+
+
+def test_other_weights_are_no_new_epoch_and_other_options_are():
+    mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS)
+    second, third = mixture.first_step(1), mixture.first_step(2)
+    for step in (second + 1, third - 1):
+        later = mixture.after(step, weights=dict.fromkeys(WEIGHTS, 1))
+        assert [later.batch(at).epoch for at in (step - 1, step)] == [1, 1]
+        later = mixture.after(step, seed=1)
+        assert [later.batch(at).epoch for at in (step - 1, step)] == [1, 2]
+        assert later.first_step(2) == step
+    later = mixture.after(third, seed=1)
+    assert [later.batch(at).epoch for at in (third - 1, third)] == [1, 2]
+    assert later.first_step(2) == third
 
 
 # ---- as a plan
@@ -483,7 +516,7 @@ def test_a_run_goes_on_under_new_weights_only_if_a_phase_says_so():
 
 def test_a_step_is_a_pure_function_however_far():
     far = 10**12 + 7
-    one, other = (Mixture(SOURCES, BUCKETS, weights=WEIGHTS) for _ in range(2))
+    one, other = (Plan(SOURCES, BUCKETS, weights=WEIGHTS) for _ in range(2))
     for step in (0, 255, 256, 300):
         one.batch(step)
     for step in (far, 3, far + 1, 256):
@@ -493,16 +526,14 @@ def test_a_step_is_a_pure_function_however_far():
         one.batch(-1)
 
 
-def test_windows_deal_every_position_once():
+def test_windows_deal_every_position_once(monkeypatch):
     whole = {name: np.tile(sizes, 8) for name, sizes in SOURCES.items()}
-    mixture = Mixture(whole, BUCKETS, weights=WEIGHTS, ending="renormalise", window=500)
+    mixture = Plan(whole, BUCKETS, weights=WEIGHTS, ending="renormalise", window=500)
     assert "window of code=166" in mixture.fingerprint
-    dealt = []
-    for name, plan in mixture.sources.items():
-        deal = plan._windows.deal
-        plan._windows.deal = lambda *where, name=name, deal=deal: (
-            dealt.append((name, *where)) or deal(*where)
-        )
+    dealt, deal = [], Windows.deal
+    monkeypatch.setattr(
+        Windows, "deal", lambda self, *at: dealt.append((self, *at)) or deal(self, *at)
+    )
     tokens = dict.fromkeys(whole, 0)
     examples = np.zeros(mixture.num_examples, int)
     for step in range(mixture.num_batches()):
@@ -517,17 +548,17 @@ def test_windows_deal_every_position_once():
 
 
 def test_the_printed_mixture_says_what_each_source_really_has():
-    text = str(Mixture(SOURCES, BUCKETS, weights=[(0, WEIGHTS), (60, {**WEIGHTS, "chat": 0})]))
+    text = str(Plan(SOURCES, BUCKETS, weights=[(0, WEIGHTS), (60, {**WEIGHTS, "chat": 0})]))
     assert "0.1 → 0" in text
     assert "weights begin at steps 0, 60" in text
-    text = str(Mixture(SOURCES, BUCKETS, weights=WEIGHTS))
+    text = str(Plan(SOURCES, BUCKETS, weights=WEIGHTS))
     code = next(line.split() for line in text.splitlines() if line.split()[0] == "code")
     assert code[1] == "0.6"
     assert 59 < float(code[2].rstrip("%")) < 61
 
 
 def test_the_printed_buckets_are_counted_over_the_batches():
-    mixture = Mixture(SOURCES, BUCKETS, weights=WEIGHTS, ending="renormalise")
+    mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending="renormalise")
     steps = [mixture.batch(step) for step in range(mixture.num_batches())]
     for line, bucket in zip(str(mixture).splitlines()[1:], BUCKETS, strict=False):
         of_bucket = [planned for planned in steps if planned.bucket == bucket]
@@ -538,7 +569,7 @@ def test_the_printed_buckets_are_counted_over_the_batches():
 
 
 def test_hosts_get_slices_of_the_one_batch(joined):
-    mixture = Mixture(joined, (Bucket(8, 16), Bucket(4, 64)), weights=WEIGHTS)
+    mixture = Plan(joined, (Bucket(8, 16), Bucket(4, 64)), weights=WEIGHTS)
     whole = pipeline.Batches(joined, mixture)
     parts = [pipeline.Batches(joined, mixture, process_index=p, process_count=4) for p in range(4)]
     for step in range(30):
@@ -554,7 +585,7 @@ def test_hosts_get_slices_of_the_one_batch(joined):
 
 
 def test_compact_batches_of_a_mixture_spread_out_to_the_same(joined):
-    mixture = Mixture(joined, BUCKETS, weights=WEIGHTS)
+    mixture = Plan(joined, BUCKETS, weights=WEIGHTS)
     plain, compact = (pipeline.Batches(joined, mixture, compact=c) for c in (False, True))
     for step in range(6):
         spread = pipeline.spread(compact[step])
@@ -578,7 +609,7 @@ def test_a_loader_resumes_at_every_step(joined):
 def test_a_mixture_that_ends_ends_the_iterator(joined):
     with pipeline.load(joined, buckets=BUCKETS, weights=WEIGHTS, ending="renormalise") as loader:
         assert len(list(loader)) == loader.plan.num_batches()
-    with pytest.raises(ValueError, match="this mixture ends once"):
+    with pytest.raises(ValueError, match="ends once"):
         pipeline.load(joined, buckets=BUCKETS, weights=WEIGHTS, ending="stop", num_epochs=2)
 
 
@@ -607,7 +638,7 @@ def test_joined_corpora_are_planned_like_one(joined):
 
 def test_joined_corpora_must_agree(joined, tmp_path):
     other = pipeline.Corpus.from_arrays([[1, 2, 3]], tmp_path, vocab_size=10)
-    with pytest.raises(ValueError, match="other has vocabulary 10 and code has 3000"):
+    with pytest.raises(ValueError, match="other has vocabulary 10 and code has vocabulary 3000"):
         pipeline.Joined({**joined.corpora, "other": other})
     with pytest.raises(ValueError, match="corpora is empty"):
         pipeline.Joined({})
@@ -628,7 +659,7 @@ def test_joined_corpora_must_agree(joined, tmp_path):
 )
 def test_bad_input_is_refused_with_a_sentence(change, message):
     with pytest.raises(ValueError, match=message):
-        Mixture(SOURCES, BUCKETS, **({"weights": WEIGHTS} | change))
+        Plan(SOURCES, BUCKETS, **({"weights": WEIGHTS} | change))
 
 
 @pytest.mark.parametrize(
@@ -640,41 +671,49 @@ def test_bad_input_is_refused_with_a_sentence(change, message):
         ({"lengths": SOURCES}, "lengths are given without weights"),
         ({"weights": [(0, WEIGHTS), (10, WEIGHTS)]}, "weights is .*; it must be numbers by name"),
         ({"packing": "tight"}, "packing is 'tight'"),
-        ({"weights": WEIGHTS, "lengths": [5, 3]}, "lengths is .*; it must be corpora by name"),
+        (
+            {"weights": WEIGHTS, "lengths": [5, 3]},
+            "lengths is .*; with weights it must be several corpora by name",
+        ),
     ],
 )
 def test_a_change_that_cannot_be_is_refused_with_a_sentence(change, message):
     with pytest.raises(ValueError, match=message):
-        Mixture(SOURCES, BUCKETS, weights=WEIGHTS).after(5, **change)
+        Plan(SOURCES, BUCKETS, weights=WEIGHTS).after(5, **change)
 
 
 def test_examples_are_left_out_from_when_their_corpus_joins():
-    mixture = Mixture(SOURCES, BUCKETS, weights=[(0, FEW), (40, WEIGHTS)])
-    with pytest.raises(ValueError, match="has not joined by step 39, when there are 210 examples"):
+    mixture = Plan(SOURCES, BUCKETS, weights=[(0, FEW), (40, WEIGHTS)])
+    with pytest.raises(
+        ValueError, match="leave_out holds 250; examples are numbered from 0 to 209"
+    ):
         mixture.after(39, leave_out=[5, 250])
-    assert mixture.after(40, leave_out=[5, 250]).plans[-1].left_out["chat"].tolist() == [40]
+    code, prose, chat = mixture.after(40, leave_out=[5, 250]).stages[-1].sources
+    assert code.lengths.left_out.tolist() == [5]
+    assert prose.lengths.left_out.tolist() == []
+    assert chat.lengths.left_out.tolist() == [40]
 
 
 def test_changes_are_plain_json():
-    mixture = Mixture(SOURCES, BUCKETS, weights=WEIGHTS).after(5, seed=np.int64(2), overflow=None)
+    mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS).after(5, seed=np.int64(2), overflow=None)
     assert json.loads(json.dumps(mixture.entries))[1]["changes"]["seed"] == 2
     assert "overflow=split" in mixture.fingerprint
 
 
 def test_a_mixture_made_today_is_the_mixture_made_next_year():
-    # When this fails because batches have changed, raise pipeline.planning.mixture.VERSION with it.
+    # When this fails because batches have changed, raise options.MIXTURE_VERSION with it.
     corpora = {"a": np.arange(150) * 37 % 61 + 1, "b": np.arange(60) * 29 % 90 + 5}
-    mixture = Mixture(corpora, BUCKETS, weights={"a": 2, "b": 1}, seed=3)
+    mixture = Plan(corpora, BUCKETS, weights={"a": 2, "b": 1}, seed=3)
     assert mixture.fingerprint == (
-        "plan=2.1;lengths of a=590bec908c91b7f5;window of a=all;"
-        "lengths of b=67f55221dd006a14;window of b=all;buckets=8x16+4x32+2x64;seed=3;"
+        "plan=2.2;lengths of a=590bec908c91b7f5;window of a=all;"
+        "lengths of b=67f55221dd006a14;window of b=all;buckets=8x16+4x32+2x64;seed=3;shuffle=yes;"
         "packing=best_fit;overflow=split;max_segments=any;weights by=tokens;ending=repeat;"
-        "weights from step 0=a:2/3+b:1/3"
+        "weights=a:2/3+b:1/3"
     )
     order = "".join("sml"[BUCKETS.index(mixture.batch(step).bucket)] for step in range(24))
-    assert order == "lllllmlllllllllllllllllm"
+    assert order == "lllllllllmllllllllllllll"
     assert [mixture.batch(step).digest for step in (0, 300, 10**9)] == [
         "30a7f39446cfdf94",
         "55ba044a61d5b350",
-        "a088881b6318ae74",
+        "cdadc516a7472a58",
     ]

@@ -1,17 +1,16 @@
-"""Packing of pairs: which share a row, where inputs and targets have to fit at once.
+"""Best fit of pairs: which share a row, where inputs and targets have to fit at once.
 
 A pair's size is its two lengths, and sizes are known by number: a table `sizes`, int64 [n, 2], says
 which lengths a number stands for; number 0 is for pairs with nothing to train on. Everything here
-works on counts of sizes, and what is found are patterns of numbers.
+works on counts of sizes, and patterns hold numbers.
 """
 
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.planning.bucket import Bucket
-from pipeline.planning.packing import Packed, Pattern, settled
+from pipeline.packing.bucket import Bucket
+from pipeline.packing.patterns import Pattern
 
 # Sizes among which the next segment of a row is chosen, at most. A million pairs of as many sizes
 # take 50 s; with half as many candidates 36 s, and half a point less of the fuller side is used.
@@ -28,83 +27,13 @@ EXCHANGES, TRIED = 3, 8
 SLACK = 30
 
 
-@dataclasses.dataclass(frozen=True)
-class PairPattern(Pattern):
-    """One way to fill a row of pairs: `pieces` has numbers of sizes, `sizes` their lengths."""
-
-    sizes: tuple[tuple[int, int], ...]
-
-    @property
-    def fill(self) -> int:
-        """Real positions in one such row, of both sides."""
-        pairs = zip(self.sizes, self.pieces, strict=True)
-        return sum((inputs + targets) * times for (inputs, targets), (_, times) in pairs)
-
-    @property
-    def squares(self) -> int:
-        """The sum of the squared lengths of its segments' sides."""
-        pairs = zip(self.sizes, self.pieces, strict=True)
-        return sum((inputs**2 + targets**2) * times for (inputs, targets), (_, times) in pairs)
-
-
-def pack_pairs(
-    counts: np.ndarray,
-    buckets: Sequence[Bucket],
-    *,
-    sizes: np.ndarray,
-    packing: str = "best_fit",
-    max_segments: int | None = None,
-    whole: bool = False,
-) -> Packed:
-    """Packs counts of sizes into the buckets' rows, as `packing.pack` does for lengths.
-
-    From the last bucket to the first: sizes that fit into no earlier one open its rows, others fill
-    them. The rows that fill no batch move on to the next bucket that holds theirs on both sides.
-
-    Args:
-        counts: int64 [n], pairs of each size; not changed. Index 0 is ignored.
-        buckets: of pairs, ascending by the sum of their lengths; the last holds all.
-        sizes: int64 [n, 2], ascending by what they take of a row of the last bucket.
-        packing: "best_fit" or "none".
-        max_segments: the most pairs in one row; None for no limit.
-        whole: leave out the pairs of the under-filled batch.
-    """
-    find = one_pair_per_row if packing == "none" else best_fit_pairs
-    holds = [(sizes <= bucket.lengths).all(axis=1) for bucket in buckets]
-    left = counts.copy()
-    left[0] = 0
-    patterns: list[list[Pattern]] = [[] for _ in buckets]
-    for index in reversed(range(len(buckets))):
-        needs = ~np.logical_or.reduce([np.zeros_like(holds[0]), *holds[:index]])
-        patterns[index] += find(left, buckets[index].lengths, sizes, needs, max_segments)
-    assert not left.any(), "the last bucket holds every size"
-
-    def repack(index: int, moved: np.ndarray) -> None:
-        room = buckets[index].lengths
-        later = range(index + 1, len(buckets))
-        to = next(i for i in later if np.less_equal(room, buckets[i].lengths).all())
-        patterns[to] += find(moved, buckets[to].lengths, sizes, moved > 0, max_segments)
-
-    return settled(patterns, buckets, counts, repack, whole=whole)
-
-
-def one_pair_per_row(
-    counts: np.ndarray, room: tuple[int, ...], sizes: np.ndarray, opens: np.ndarray, _=None
-) -> list[PairPattern]:
-    """Rows of one pair each. Arguments as `best_fit_pairs`."""
-    chosen = np.flatnonzero(opens & (counts > 0) & (sizes <= room).all(axis=1))[::-1]
-    patterns = [_pattern({number: 1}, int(counts[number]), sizes) for number in chosen.tolist()]
-    counts[chosen] = 0
-    return patterns
-
-
 def best_fit_pairs(
     counts: np.ndarray,
     room: tuple[int, ...],
     sizes: np.ndarray,
     opens: np.ndarray,
     max_segments: int | None = None,
-) -> list[PairPattern]:
+) -> list[Pattern]:
     """Rows of `room` positions, filled along both sides; takes what it placed from `counts`.
 
     Row by row: the largest pair that is left opens it. Then comes, again and again, the pair that
@@ -117,8 +46,8 @@ def best_fit_pairs(
     >>> sizes = np.array([[0, 0], [2, 3], [5, 4], [6, 7], [8, 7]])
     >>> counts = np.array([0, 1, 2, 0, 2])
     >>> found = best_fit_pairs(counts, (10, 10), sizes, counts > 0)
-    >>> [(p.sizes, p.pieces, p.rows) for p in found]
-    [(((8, 7), (2, 3)), ((4, 1), (1, 1)), 1), (((8, 7),), ((4, 1),), 1), (((5, 4),), ((2, 2),), 1)]
+    >>> [(p.pieces, p.rows, p.fill) for p in found]
+    [(((4, 1), (1, 1)), 1, 20), (((4, 1),), 1, 15), (((2, 2),), 1, 18)]
 
     Args:
         counts: int64 [n], pairs of each size; changed in place.
@@ -136,13 +65,9 @@ def best_fit_pairs(
             row = filler.row(number)
             rows = min(int(counts[size]) // times for size, times in row.items())
             filler.take(row, rows)
-            patterns.append(_pattern(row, rows, sizes))
+            fill = sum(int(sizes[size].sum()) * times for size, times in row.items())
+            patterns.append(Pattern(tuple(row.items()), rows, fill))
     return patterns
-
-
-def _pattern(row: dict[int, int], rows: int, sizes: np.ndarray) -> PairPattern:
-    lengths = [(int(inputs), int(targets)) for inputs, targets in sizes[list(row)]]
-    return PairPattern(tuple(row.items()), rows, tuple(lengths))
 
 
 class _Filler:

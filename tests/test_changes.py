@@ -1,0 +1,274 @@
+"""Plans that take over from one another: nothing lost, nothing repeated, exact at every step."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pipeline
+from pipeline import Batches, Bucket, Plan
+from pipeline.loading.checkpoint import check_data_state, data_state
+from pipeline.planning.windows import Windows
+
+FOURS = (Bucket(16, 16), Bucket(8, 32), Bucket(4, 64))
+four_rows = st.fixed_dictionaries(
+    {},
+    optional={
+        "buckets": st.sampled_from([FOURS, (Bucket(8, 64),), (Bucket(4, 24), Bucket(4, 96))]),
+        "seed": st.integers(0, 9),
+        "packing": st.sampled_from(["best_fit", "none"]),
+        "leave_out": st.lists(st.integers(0, 299), max_size=40),
+    },
+)
+
+
+def resumes_on_1_2_and_4_hosts(corpus, plan, changes):
+    """Checks that the states of the first 28 steps do, for a plan that is made anew each time."""
+
+    def parts(count):
+        return [
+            Batches(corpus, plan(), process_index=index, process_count=count).repeat()
+            for index in range(count)
+        ]
+
+    iterator, seen, states = iter(parts(1)[0].to_iter_dataset()), [], []
+    for _ in range(28):
+        states.append(json.dumps(iterator.get_state()))
+        seen.append(next(iterator))
+    for count in (1, 2, 4):
+        for at in (0, 1, 13, 27, *changes):
+            iterators = [iter(part.to_iter_dataset()) for part in parts(count)]
+            for each in iterators:
+                each.set_state(json.loads(states[at]))
+                assert json.dumps(each.get_state()) == states[at]
+            built = [next(each) for each in iterators]
+            for name, values in seen[at].items():
+                joined = np.concatenate([batch[name] for batch in built])
+                np.testing.assert_array_equal(joined, values)
+
+
+@settings(max_examples=6)
+@given(st.lists(st.tuples(st.integers(0, 25), four_rows), min_size=1, max_size=4))
+def test_every_state_resumes_exactly_on_1_2_and_4_hosts(corpus, changes):
+    def plan():
+        made = Plan(corpus, FOURS)
+        for step, change in sorted(changes, key=lambda each: each[0]):
+            made = made.after(step, **change)
+        return made
+
+    resumes_on_1_2_and_4_hosts(corpus, plan, [step for step, _ in changes])
+
+
+@pytest.fixture(scope="module")
+def new_corpus(tmp_path_factory):
+    examples = [np.arange(size) for size in (20, 3, 40, 1, 60, 9, 9, 30)]
+    return pipeline.Corpus.from_arrays(examples, tmp_path_factory.mktemp("new"), vocab_size=1000)
+
+
+def test_states_resume_where_other_corpora_join(corpus, new_corpus):
+    both = pipeline.Joined({"first": corpus, "new": new_corpus})
+
+    def plan():
+        return Plan(corpus, FOURS).after(6, lengths=both, seed=2).after(15, leave_out=[301])
+
+    resumes_on_1_2_and_4_hosts(both, plan, [5, 6, 7, 15, 16])
+    seen = np.concatenate([plan().batch(step).segments for step in range(plan().num_batches(0))])
+    # All of the new are in the epoch that was half done, but for one with nothing to train on.
+    assert {*range(300, 308)} - {*seen[:, 1]} <= {301, 303}
+    # A state from before they came goes on with them; one of another new corpus does not.
+    early = data_state(6, Plan(corpus, FOURS), corpus)
+    assert check_data_state(early, plan(), both) == 6
+    late = data_state(9, plan(), both)
+    assert late["plans"][1]["changes"] == {"seed": 2, "examples": 308}
+    other = pipeline.Joined({"first": corpus, "new": corpus})
+    with pytest.raises(ValueError, match=r"tokens of new was .* from step 6 on"):
+        check_data_state(late, Plan(corpus, FOURS).after(6, lengths=other, seed=2), other)
+
+
+PAIRED = (Bucket(8, (16, 12)), Bucket(4, (64, 48)))
+
+
+def test_states_of_pairs_resume_exactly(pairs):
+    def plan():
+        made = Plan(pairs, PAIRED, overflow="truncate")
+        return made.after(3, seed=2, leave_out=[5]).after(8, buckets=[Bucket(8, (64, 64))])
+
+    resumes_on_1_2_and_4_hosts(pairs, plan, [3, 8])
+
+
+def test_a_plan_that_changes_by_hand():
+    plan = Plan([5, 3, 4, 2, 9, 6], [Bucket(1, 8)], shuffle=False)
+    assert [plan.batch(step).segments.tolist() for step in range(4)] == [
+        [[0, 0, 0, 5], [0, 1, 0, 3]],
+        [[0, 2, 0, 4], [0, 4, 8, 1]],
+        [[0, 4, 0, 8]],
+        [[0, 5, 0, 6], [0, 3, 0, 2]],
+    ]
+    later = plan.after(2, buckets=[Bucket(1, 16)], leave_out=[3])
+    assert [later.batch(step).segments.tolist() for step in range(5)] == [
+        [[0, 0, 0, 5], [0, 1, 0, 3]],
+        [[0, 2, 0, 4], [0, 4, 8, 1]],
+        [[0, 4, 0, 8], [0, 5, 0, 6]],
+        [[0, 0, 0, 5], [0, 2, 0, 4], [0, 1, 0, 3]],
+        [[0, 4, 0, 9], [0, 5, 0, 6]],
+    ]
+    assert later.fingerprint == (
+        f"{plan.fingerprint};change@2=lengths+buckets;"
+        f"lengths@2={plan.fingerprint.split('lengths=')[1][:16]} without 1 (35be322d);"
+        "buckets@2=1x16"
+    )
+    assert (
+        "from step 2 on, without 1 examples that are left out, 1 batches for the 14 positions"
+        in (str(later))
+    )
+    assert "\n1 examples are left out, as asked" in str(later)
+    assert "nothing to train on" not in str(later)
+
+
+def test_pieces_that_follow_one_another_are_one_row_of_a_longer_bucket():
+    plan = Plan([40], [Bucket(1, 10)], shuffle=False)
+    consumed = plan.batch(0).segments.tolist()
+    assert consumed == [[0, 0, 0, 10]]
+    rest = plan.after(1, buckets=[Bucket(1, 32)]).batch(1)
+    assert rest.segments.tolist() == [[0, 0, 10, 30]]
+
+
+def test_the_state_is_what_is_past_and_knows_what_another_plan_would_change(corpus):
+    plan = Plan(corpus, FOURS)
+    changing = plan.after(10, seed=3).after(20, leave_out=range(50)).after(21, leave_out=range(50))
+    late = data_state(25, changing, corpus)
+    assert [entry["from"] for entry in late["plans"]] == [0, 10, 20, 21]
+    assert late["plans"][1]["changes"] == {"seed": 3}
+    assert late["plans"][2]["changes"]["leave_out"]["number"] == 50
+    assert late["plans"][3]["changes"] == {}  # all of them are left out already
+    assert late["plans"][0] == data_state(0, plan, corpus)["plans"][0]
+    assert len(json.dumps(late)) < 1500
+    assert check_data_state(json.loads(json.dumps(late)), changing, corpus) == 25
+    state = data_state(15, changing, corpus)
+    assert state["plans"] == late["plans"][:2]
+    # What is past stands, and what is to come may change.
+    for other in (
+        changing,
+        plan.after(10, seed=3),
+        plan.after(10, seed=3).after(20, leave_out=[1]),
+        plan.after(10, seed=3).after(15, packing="none"),
+    ):
+        assert check_data_state(state, other, corpus) == 15
+        assert check_data_state(data_state(15, other, corpus), changing, corpus) == 15
+    assert check_data_state(data_state(10, plan, corpus), changing, corpus) == 10
+    for other, sentence in (
+        (plan, "seed was 3 and is now 0 from step 10 on"),
+        (plan.after(10, seed=4), "seed was 3 and is now 4 from step 10 on"),
+        (plan.after(11, seed=3), "seed was 3 and is now 0 from step 10 on"),
+        (plan.after(10, seed=3).after(12, packing="none"), "packing was best_fit and is now none"),
+        (plan.after(10, seed=3).after(14), "its plan changes here alone from step 14 on"),
+    ):
+        with pytest.raises(ValueError, match="belongs to another plan") as error:
+            check_data_state(state, other, corpus)
+        assert sentence in str(error.value)
+    with pytest.raises(ValueError, match="belongs to another plan"):
+        check_data_state(late, plan.after(10, seed=3).after(20, leave_out=[1]), corpus)
+
+
+def test_what_was_planned_anew_is_another_plan_even_with_the_same_options():
+    plan, same = Plan(np.arange(1, 90), FOURS), {"buckets": FOURS, "overflow": "split"}
+    short = plan.after(5, buckets=[Bucket(8, 16)], overflow="drop").after(5, **same)
+    for then, now in (
+        (plan.after(5, seed=0), plan),
+        (plan, plan.after(5, seed=0)),
+        (plan.after(5, seed=1), plan.after(5, seed=1).after(10, seed=1)),
+        (short, plan.after(5, **same)),
+    ):
+        with pytest.raises(ValueError, match=r"alone from step \d+ on|buckets was"):
+            check_data_state(data_state(12, then), now)
+        assert check_data_state(data_state(12, then), then) == 12
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda plan: plan.after(-1), "step is -1; it must be a whole number"),
+        (lambda plan: plan.after(5, seed=1).after(4), "not before step 5"),
+        (lambda plan: plan.after(5, sed=1), "no option that can change 'sed'; did you mean 'seed'"),
+        (lambda plan: plan.after(5, ending="stop"), "no option that can change 'ending'"),
+        (lambda plan: plan.after(5, by="examples"), "for several corpora"),
+        (lambda plan: plan.after(5, weights={"a": 1}), "weights are for several corpora"),
+        (lambda plan: plan.after(5, seed=-1), "seed is -1"),
+        (lambda plan: plan.after(5, seed=None), "seed is None; it must be a whole number"),
+        (lambda plan: plan.after(float("nan")), "step is nan; it must be a whole number"),
+        (lambda plan: plan.after(5, leave_out=[3]), "numbered from 0 to 2"),
+        (lambda plan: plan.after(5, leave_out=["a"]), "list of numbers of examples"),
+        (lambda plan: plan.after(5, leave_out=range(3)), "none of the 3 examples has a position"),
+        (lambda plan: plan.after(5, buckets=[Bucket(1, 2)], overflow="error"), "example 0 has 5"),
+    ],
+)
+def test_a_change_that_cannot_be_gets_a_sentence(change, sentence):
+    with pytest.raises(ValueError) as error:
+        change(Plan([5, 3, 4], [Bucket(1, 8)]))
+    assert sentence in str(error.value)
+
+
+def test_a_plan_that_begins_later_knows_no_earlier_steps_and_needs_no_earlier_buckets():
+    plan = Plan([5, 3, 4, 2, 9, 6], [Bucket(1, 8)]).after(2, buckets=[Bucket(3, 16)])
+    assert plan.buckets == (Bucket(1, 8), Bucket(3, 16))
+    assert plan.onward(1).buckets == plan.buckets
+    later = plan.onward(2)
+    assert later.buckets == (Bucket(3, 16),)
+    assert later.fingerprint == plan.fingerprint
+    with pytest.raises(IndexError, match="knows steps from 2 on"):
+        later.batch(1)
+
+
+def test_examples_are_left_out_by_a_function_of_the_corpus(corpus):
+    plan = Plan(corpus, FOURS).after(3, leave_out=lambda corpus: corpus.lengths > 100)
+    left_out = plan.stages[-1].sources[0].lengths.left_out
+    assert left_out.tolist() == np.flatnonzero(corpus.lengths > 100).tolist()
+
+
+def test_buckets_of_a_change_that_another_takes_the_place_of_are_not_used():
+    plan = Plan([3] * 80 + [60], [Bucket(1, 64)], shuffle=False)
+    plan = plan.after(1, buckets=[Bucket(2, 8), Bucket(3, 64)]).after(2, buckets=[Bucket(5, 64)])
+    planned = {plan.batch(step).bucket for step in range(plan.first_step(2))}
+    assert planned == {Bucket(1, 64), Bucket(2, 8), Bucket(5, 64)}
+    assert {bucket for bucket, number in plan.batches_per_bucket.items() if number} == planned
+    assert set(plan.buckets) == planned
+
+
+def test_a_plan_from_a_later_step_on_knows_all_epochs(corpus):
+    plan = Plan([5, 3, 4, 2, 9, 6], [Bucket(1, 8)]).after(9, buckets=[Bucket(3, 16)])
+    later = plan.onward(40)
+    for epoch in range(30):
+        assert later.first_step(epoch) == plan.first_step(epoch)
+        assert later.num_batches(epoch) == plan.num_batches(epoch)
+    changing = Plan(corpus, FOURS).after(50, seed=1)
+    batches = Batches(corpus, changing.onward(50))
+    assert len(batches) == changing.num_batches(0)
+    assert len(batches.repeat(3)) == changing.first_step(3)
+
+
+def test_pairs_join_the_epoch_in_progress():
+    few, more = [[5, 3], [4, 4], [6, 2]], [[2, 7], [0, 3], [3, 0]]
+    plan = Plan(few, [Bucket(1, (8, 8))], shuffle=False).after(1, lengths=few + more)
+    assert plan.counts == (3, 6)
+    steps = [plan.batch(step) for step in range(plan.first_step(2))]
+    for epoch in (0, 1):
+        segments = np.concatenate([each.segments for each in steps if each.epoch == epoch])
+        trained = {example: sides for _, example, _, *sides in segments.tolist()}
+        assert len(segments) == len(trained)
+        assert trained == {0: [5, 3], 1: [4, 4], 2: [6, 2], 3: [2, 7], 4: [0, 3]}
+    with pytest.raises(ValueError, match="do not begin with the 3 that the plan has"):
+        Plan(few, [Bucket(1, (8, 8))]).after(1, lengths=few[1:] + more)
+
+
+def test_far_steps_cost_no_walk(monkeypatch):
+    lengths = np.random.default_rng(0).integers(1, 60, 2000)
+    plan, dealt = Plan(lengths, FOURS, window=300), []
+    deal = Windows.deal
+    monkeypatch.setattr(Windows, "deal", lambda self, *at: dealt.append(at) or deal(self, *at))
+    monkeypatch.setattr(plan, "batch", None)  # no batch is asked for one by one
+    step = 10**9 + 7
+    later = plan.after(step, seed=1)
+    assert len(dealt) == 1
+    assert later.batch(step).epoch == step // plan.num_batches()
