@@ -33,4 +33,4 @@ def test_three_of_four_hosts_go_on_where_three_do_not_divide_the_rows(text, tmp_
     assert [line["bucket"] for line in steps] == ["8x128"] * 5 + ["6x128"] * 7
     code, said = audit(tmp_path)
     assert code == 0, said
-    assert re.search(r"epoch 0: ([\d,]+) of \1 positions, each once", said)
+    assert re.search(r"epoch 0: [\d,]+ positions, each once$", said, re.M)

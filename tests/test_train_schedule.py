@@ -120,7 +120,8 @@ def test_a_change_needs_a_word_and_is_told_before_it_is_made(
     monkeypatch.setenv("TINY_MORE", "1")
     code, output = run(text, tmp_path, *SMALL, "--config.steps=11", '--change={"add": ["more"]}')
     assert code == 0, output
-    assert "changed from step 9 on:\n  more: 32 examples more, from this epoch on" in output
+    assert "changed from step 9 on, with 32 new examples, " in output
+    assert "more: 32 examples more, from this epoch on" in output
     # It stays, without a word.
     code, output = run(text, tmp_path, *SMALL, "--config.steps=13")
     assert code == 0, output

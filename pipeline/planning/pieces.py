@@ -227,6 +227,12 @@ class Runs:
         sizes = self.sizes.astype(np.uint32)
         return sizes if sizes.shape[1] == 2 else sizes[:, 0]
 
+    @classmethod
+    def none(cls, sides: int) -> "Runs":
+        """No runs, of examples that have so many sides."""
+        none = np.zeros(0, np.int64)
+        return cls(none, none, np.zeros((0, sides), np.int64), none)
+
     def take(self, chosen: np.ndarray) -> "Runs":
         """Some of the runs: their numbers, or a bool for each."""
         return Runs(*(getattr(self, field.name)[chosen] for field in dataclasses.fields(self)))
@@ -260,3 +266,10 @@ class Runs:
         follows &= runs.starts[:-1] + runs.sizes[:-1, 0] == runs.starts[1:]
         first = np.flatnonzero(np.append(True, ~follows))
         return runs.take(first).with_sizes(np.add.reduceat(runs.sizes, first))
+
+
+def trained(lengths: np.ndarray) -> np.ndarray:
+    """Positions to train on, int64 [n, 1 or 2]; none of pairs without targets."""
+    sizes = lengths.astype(np.int64)
+    sizes = sizes if sizes.ndim == 2 else sizes[:, None]
+    return np.where(sizes[:, -1:] > 0, sizes, 0)

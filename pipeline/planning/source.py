@@ -12,7 +12,7 @@ from pipeline.packing.patterns import Packed
 from pipeline.packing.solution import Search, Solution, keep_in_file, solution
 from pipeline.planning.lengths import Lengths
 from pipeline.planning.options import VERSION, Options
-from pipeline.planning.pieces import Pieces, Runs, cut
+from pipeline.planning.pieces import Pieces, Runs, cut, trained
 from pipeline.planning.windows import Windows
 
 
@@ -56,8 +56,7 @@ class Source:
         taken: np.ndarray | None = None,
     ):
         self.lengths, self.options, self.name, self.first = lengths, options, name, first
-        self.by_row, self._previous = by_row, previous
-        self._buckets = options.buckets
+        self.by_row, self._previous, self._buckets = by_row, previous, options.buckets
         if by_row:
             self._buckets = tuple(dataclasses.replace(each, rows=1) for each in options.buckets)
         longest = options.buckets[-1]
@@ -79,7 +78,7 @@ class Source:
         )
         self.epoch, self.begun = 0, ()
         self.remainder: Windows | None = None
-        self._runs = self._lost = _no_runs(longest)
+        self._runs = self._lost = Runs.none(len(longest.lengths))
         self._rest_solution: Solution | None = None
         if previous is not None:
             self._take_over(previous, taken)
@@ -151,7 +150,7 @@ class Source:
         self.begun = tuple(np.unique(runs.epochs).tolist())
         if self.begun:  # new examples join the epoch in progress
             new = np.arange(len(previous.lengths), len(self.lengths))
-            sizes = _trained(self.lengths.array[new])
+            sizes = trained(self.lengths.array[new])
             joined = Runs(new, 0 * new, sizes, np.full(len(new), self.epoch - 1))
             runs = Runs.concatenate([runs, joined.take(sizes.any(axis=1))]).merged()
         stays = ~np.isin(runs.examples, self.lengths.left_out)
@@ -217,9 +216,7 @@ class Source:
     def rows(self, bucket: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """The segments of rows `first` to `first + count` of a bucket, and the epoch of each.
 
-        Returns:
-            Segments as `PlannedBatch.segments`, rows counted from 0, int64 [n, 4] or [n, 5]; and
-            epochs, int64 [n].
+        As `PlannedBatch.segments`, rows counted from 0, int64 [n, 4] or [n, 5]; and int64 [n].
         """
         found, at, end = [], first, first + count
         before = int(self.remainder_rows[bucket])
@@ -255,7 +252,7 @@ class Source:
         in_epoch = self.whole.rows
         whole = np.maximum(rows, 0)[in_epoch > 0]
         over, begun = (whole // in_epoch[in_epoch > 0]).min(), -(-whole // in_epoch[in_epoch > 0])
-        parts = [_no_runs(self._buckets[-1])]
+        parts = [Runs.none(len(self._buckets[-1].lengths))]
         if self.remainder is not None:
             pieces = self.remainder.left(self.epoch - 1, np.minimum(taken, self.remainder_rows))
             runs, starts = self.remainder.pieces.locate(pieces)
@@ -283,10 +280,16 @@ class Source:
         due = np.zeros((len(self.lengths), before.shape[1]), np.int64)
         due[: len(before)] = before
         if epoch == self.epoch - 1 and epoch in self.begun:
-            due[len(before) :] = _trained(self.lengths.array[len(before) :])
+            due[len(before) :] = trained(self.lengths.array[len(before) :])
         lost = self._lost.take(self._lost.epochs == epoch)
         np.subtract.at(due, lost.examples, lost.sizes)
         return due
+
+    def known(self, epoch: int) -> int:
+        """How many examples there were by the end of an epoch; new ones are numbered after them."""
+        if self._previous is None or epoch >= self.epoch or epoch in self.begun:
+            return len(self.lengths)
+        return self._previous.known(epoch)
 
     def whole_epochs(self, taken: np.ndarray) -> int:
         """At least how many epochs are over when so many rows of each bucket are taken."""
@@ -295,15 +298,3 @@ class Source:
             return min(self.begun)
         some = self.whole.rows > 0
         return self.epoch + int((rows[some] // self.whole.rows[some]).min())
-
-
-def _no_runs(bucket: Bucket) -> Runs:
-    none = np.zeros(0, np.int64)
-    return Runs(none, none, np.zeros((0, len(bucket.lengths)), np.int64), none)
-
-
-def _trained(lengths: np.ndarray) -> np.ndarray:
-    """The positions to train on of each example, int64 [n, 1 or 2]; of pairs without targets, 0."""
-    sizes = lengths.astype(np.int64)
-    sizes = sizes if sizes.ndim == 2 else sizes[:, None]
-    return np.where(sizes[:, -1:] > 0, sizes, 0)

@@ -83,10 +83,12 @@ class Account:
                 f"{due[first].sum():,} positions of example {first:,} ({np.count_nonzero(wrong):,} "
                 "such examples). This is a defect of Lockstep: please report it"
             )
-        how = "each once" if over else "none twice"
-        self._tell(
-            f"epoch {epoch}{self._of}{'' if over else ', not over'}: {total:,} positions, {how}"
-        )
+        if not over:
+            self._tell(f"epoch {epoch}{self._of}, not over: {total:,} positions, none twice")
+            return
+        there = int(lengths[: self._source.known(epoch)].sum(dtype=np.int64))
+        lost = f"; {there - total:,} in no batch" * (total < there)
+        self._tell(f"epoch {epoch}{self._of}: {total:,} positions, each once{lost}")
 
     def _once(self, epoch: int, pieces: np.ndarray, side: int, lengths: np.ndarray):
         """Positions of each example on one side that some pieces have, none of them twice."""

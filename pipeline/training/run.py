@@ -286,6 +286,8 @@ class Run:
         planned = [(stage.step, stage.changes) for stage in self.stages]
         if mixture:
             planned[0] = 0, {**planned[0][1], **mixture}
+        elif isinstance(corpus, Joined):  # a run begins with the first, and the others join
+            planned[0] = 0, {**planned[0][1], "examples": len(next(iter(corpus.corpora.values())))}
         whole = Plan.replay(corpus, planned)
         for stage in self.new:
             hosts.say(f"changed {schedule.told(self.stages, stage, whole)}")

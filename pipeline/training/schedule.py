@@ -135,7 +135,7 @@ def resolve(
         if isinstance(lengths, HasCorpora) and not mixture:
             first = list(lengths.corpora.values())[: 1 + len(force.get("add", ()))]
             there = begin(lengths, count := sum(map(len, first)))
-            if asked.get("add") or (number == 0 and len(first) < len(lengths.corpora)):
+            if asked.get("add"):
                 stage.changes["examples"] = count
         if "buckets" not in asked and (number == 0 or chosen(FITTING, asked)):
             fitting: dict[str, Any] = {"max_buckets": 4, "row_multiple": row_multiple}
