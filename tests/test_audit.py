@@ -12,7 +12,7 @@ import pipeline
 from pipeline import Bucket, Plan
 from pipeline.__main__ import main
 from pipeline.planning import figures
-from pipeline.planning.source import Source
+from pipeline.planning.dealing import Taken
 from pipeline.training.history import read_history, write_history
 from pipeline.training.ledger import Ledger
 
@@ -334,16 +334,16 @@ def test_mixtures_that_change_on_the_way_are_audited(mixed, tmp_path, capsys, mo
     assert "step 130 did not run" in err
     # A piece that the epoch of the change loses is found.
     _, plan = read_history(epath.Path(tmp_path))
-    code, rows = plan.stages[1].sources[1], Source.rows
+    code, segments_of = plan.stages[1].sources[1], Taken.segments
 
-    def losing(self, bucket, first, count):
-        segments, epochs = rows(self, bucket, first, count)
-        if self is code:
-            segments[epochs < self.epoch, 3] -= 1
+    def losing(self, order, places):
+        segments, epochs = segments_of(self, order, places)
+        if self.pieces is code.remainder.pieces:
+            segments[:, 3] -= 1
         return segments, epochs
 
     with monkeypatch.context() as patch:
-        patch.setattr(Source, "rows", losing)
+        patch.setattr(Taken, "segments", losing)
         patch.setattr("pipeline.training.audit.read_history", lambda _: (joined, plan))
         write(tmp_path, lines_of(plan, 200))
         code, _, err = audited(tmp_path, capsys)

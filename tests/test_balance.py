@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import Bucket, Plan
-from pipeline.planning.order import balanced, even_order
+from pipeline.planning.order import balance, even_order
 
 
 @given(st.integers(1, 300))
@@ -22,7 +22,7 @@ def test_contiguous_slices_are_even_for_every_number_of_hosts(rows):
 
 
 def test_empty_rows_are_spread_over_the_batch():
-    rows, places = balanced(np.arange(4), np.array([9, 9, 9, 9]), total=8)
+    rows, places = balance(np.array([9, 9, 9, 9]), total=8)
     assert sorted(rows) == [0, 1, 2, 3]
     assert np.bincount(places // 4).tolist() == [2, 2]
 

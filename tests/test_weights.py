@@ -142,7 +142,9 @@ def test_epochs_are_shuffled_anew():
     mixture = Plan(SOURCES, BUCKETS, weights={"code": 1, "prose": 0, "chat": 0})
     code = mixture.stages[0].sources[0]
     for bucket, rows in enumerate(code.whole.rows.tolist()):
-        first, second = (code.rows(bucket, at, rows)[0] for at in (0, rows))
+        places = np.arange(rows)
+        epochs = (code.rows(bucket, at, rows) for at in (0, rows))
+        first, second = (taken.segments(places, places)[0] for (taken,) in epochs)
         assert sorted(first[:, 3]) == sorted(second[:, 3])
         assert first[:, 1].tolist() != second[:, 1].tolist()
 

@@ -4,11 +4,13 @@ import collections
 import concurrent.futures
 import dataclasses
 import threading
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 
 from pipeline.packing.patterns import Packed
+from pipeline.planning.pieces import Pieces, Runs
 
 
 class Slots:
@@ -16,9 +18,13 @@ class Slots:
 
     Row `r` of a bucket is copy `r − row_start[p]` of its pattern `p`. Pieces sorted by size are
     dealt to slots in runs: the slot's first copy takes piece `slot_piece`, the next copy the next.
+
+    Args:
+        packed: the histogram.
+        positions: of sizes, int64 [n], their positions on each side, [n, sides].
     """
 
-    def __init__(self, packed: Packed):
+    def __init__(self, packed: Packed, positions: Callable[[np.ndarray], np.ndarray]):
         self.packed = packed
         after = np.cumsum(packed.counts)
         taken = (after - packed.counts).tolist()  # the next piece of each size
@@ -45,26 +51,34 @@ class Slots:
             ):
                 table.append(np.array(values, np.int64))
         assert taken == after.tolist(), "every piece has a slot"
+        #: Of a row of each pattern, the sum of its segments' squared lengths.
+        self.cost = [
+            np.add.reduceat((positions(sizes) ** 2).sum(axis=1), starts[:-1])
+            if len(sizes)
+            else sizes
+            for sizes, starts in zip(self.slot_size, self.slot_start, strict=True)
+        ]
 
     def first_piece(self, bucket: int) -> np.ndarray:
         """The piece in the first slot of every row of bucket number `bucket`."""
         rows = np.arange(self.packed.rows(bucket))
-        pattern = self._pattern(bucket, rows)
+        pattern = self.pattern(bucket, rows)
         slot = self.slot_start[bucket][pattern]
         return self.slot_piece[bucket][slot] + rows - self.row_start[bucket][pattern]
 
     def of_rows(self, bucket: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """How many slots each of `rows` has; the piece and the size of each slot."""
-        pattern = self._pattern(bucket, rows)
+        pattern = self.pattern(bucket, rows)
         first = self.slot_start[bucket][pattern]
         times = self.slot_start[bucket][pattern + 1] - first
-        before = np.cumsum(times) - times
-        slot = np.repeat(first - before, times) + np.arange(int(times.sum()))
-        copy = np.repeat(rows - self.row_start[bucket][pattern], times)
+        ends = times.cumsum()
+        slot = (first - ends + times).repeat(times) + np.arange(ends[-1] if len(ends) else 0)
+        copy = (rows - self.row_start[bucket][pattern]).repeat(times)
         return times, self.slot_piece[bucket][slot] + copy, self.slot_size[bucket][slot]
 
-    def _pattern(self, bucket: int, rows: np.ndarray) -> np.ndarray:
-        return np.searchsorted(self.row_start[bucket], rows, side="right") - 1
+    def pattern(self, bucket: int, rows: np.ndarray) -> np.ndarray:
+        """The pattern of each of `rows` of bucket number `bucket`."""
+        return self.row_start[bucket].searchsorted(rows, side="right") - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,10 +95,77 @@ class Dealt:
     pieces: np.ndarray
     rows: list[np.ndarray]
 
-    def take(self, bucket: int, first: int, last: int):
-        """Row (from 0), piece and size of each segment in rows `first` to `last` of a bucket."""
-        times, slots, sizes = self.slots.of_rows(bucket, self.rows[bucket][first:last])
-        return np.repeat(np.arange(last - first), times), self.pieces[slots], sizes
+    def left(self, bucket: int, first: int) -> np.ndarray:
+        """The pieces in the rows of a bucket from row `first` on."""
+        return self.pieces[self.slots.of_rows(bucket, self.rows[bucket][first:])[1]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Some rows of a bucket, of one window.
+
+    Attributes:
+        dealt: the window.
+        bucket: the number of the bucket.
+        numbers: the rows: int64 [rows].
+    """
+
+    dealt: Dealt
+    bucket: int
+    numbers: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def costs(self) -> np.ndarray:
+        """The sum of the squared lengths of each row's segments: int64 [rows]."""
+        slots = self.dealt.slots
+        return slots.cost[self.bucket][slots.pattern(self.bucket, self.numbers)]
+
+    def segments(
+        self, order: np.ndarray, places: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Place, piece and size of each segment, where rows number `order` stand at `places`."""
+        times, slots, sizes = self.dealt.slots.of_rows(self.bucket, self.numbers[order])
+        return places.repeat(times), self.dealt.pieces[slots], sizes
+
+
+@dataclasses.dataclass(frozen=True)
+class Taken:
+    """Rows that a batch takes of a source.
+
+    Attributes:
+        rows: the rows.
+        pieces: what they hold.
+        runs: of a remainder, what the pieces are of.
+        first: the number of the source's first example.
+        epoch: the epoch of whole rows.
+    """
+
+    rows: Rows
+    pieces: Pieces
+    runs: Runs | None
+    first: int
+    epoch: int
+
+    def segments(
+        self, order: np.ndarray, places: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray | int]:
+        """Rows number `order` at `places`, as `PlannedBatch.segments`; and the epoch of each."""
+        row, pieces, sizes = self.rows.segments(order, places)
+        examples, starts = self.pieces.locate(pieces)
+        epochs: np.ndarray | int = self.epoch
+        if self.runs is not None:
+            epochs = self.runs.epochs[examples]
+            examples, starts = self.runs.examples[examples], self.runs.starts[examples] + starts
+        positions = self.pieces.positions(sizes)
+        segments = np.empty((len(row), 3 + positions.shape[1]), np.int64)
+        segments[:, 0], segments[:, 1] = row, examples
+        if self.first:
+            segments[:, 1] += self.first
+        segments[:, 2], segments[:, 3:] = starts, positions
+        return segments, epochs
 
 
 class Deals(Protocol):

@@ -171,19 +171,20 @@ def even_order(rows: int) -> np.ndarray:
     return groups.ravel()
 
 
-def balanced(rows: np.ndarray, costs: np.ndarray, total: int) -> tuple[np.ndarray, np.ndarray]:
-    """`rows` in an even order, and the place of each in a batch of `total` rows.
+def balance(costs: np.ndarray, total: int) -> tuple[np.ndarray, np.ndarray]:
+    """An even order of rows that cost so much, and the place of each in a batch of `total` rows.
 
     Places that no row has are empty rows; they cost nothing and are spread like cheap ones.
 
     Args:
-        rows: any numbers, at most `total` of them.
-        costs: what each costs.
+        costs: what each row costs; at most `total` of them.
         total: rows in the batch.
     """
-    ranked = rows[np.argsort(-costs, kind="stable")]
+    ranked = (-costs).argsort(kind="stable")
     rank = even_order(total)
-    places = np.flatnonzero(rank < len(rows))
+    if len(costs) == total:
+        return ranked[rank], np.arange(total)
+    places = (rank < len(costs)).nonzero()[0]
     return ranked[rank[places]], places
 
 

@@ -244,6 +244,9 @@ class Runs:
     @classmethod
     def concatenate(cls, parts: list["Runs"]) -> "Runs":
         """The runs of all parts, one after another."""
+        parts = [part for part in parts if len(part)] or parts[:1]
+        if len(parts) == 1:
+            return parts[0]
         fields = [field.name for field in dataclasses.fields(cls)]
         return cls(*(np.concatenate([getattr(p, field) for p in parts]) for field in fields))
 
@@ -257,7 +260,8 @@ class Runs:
         >>> runs.examples.tolist(), runs.starts.tolist(), runs.lengths.tolist()
         ([3, 7], [0, 4], [5, 6])
         """
-        if not len(self):
+        in_order = (np.diff(self.epochs) > 0) | (np.diff(self.examples) > 0)
+        if in_order.all() and (np.diff(self.epochs) >= 0).all():
             return self
         runs = self.take(np.lexsort((self.starts, self.examples, self.epochs)))
         if self.sizes.shape[1] == 2:  # pairs are whole examples

@@ -141,12 +141,11 @@ class Plan(Stages):
             IndexError: `step` is negative, before the steps of `onward`, or the plan has ended.
         """
         stage = self.stage_at(step := require_index(step))
-        index, takes = stage.timetable.at(step - stage.start)
+        index, takes, epoch = stage.timetable.at(step - stage.start)
         parts = []
         for number, first, count in takes:  # rows of a source's stream, which never ends
             source = stage.sources[number]
-            parts.append((source.name, *source.rows(index, first, count)))
-        epoch = stage.timetable.epoch_of(step - stage.start)
+            parts += [(source.name, rows) for rows in source.rows(index, first, count)]
         return assemble(stage.options.buckets[index], parts, epoch)
 
     def after(

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from pipeline.packing.bucket import Bucket
-from pipeline.planning.order import balanced
+from pipeline.planning.dealing import Taken
+from pipeline.planning.order import balance
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,39 +60,34 @@ class PlannedBatch:
         return sha.hexdigest()[:16]
 
 
-def assemble(
-    bucket: Bucket,
-    parts: Sequence[tuple[str, np.ndarray, np.ndarray]],
-    epoch: int,
-) -> PlannedBatch:
+def assemble(bucket: Bucket, parts: Sequence[tuple[str, Taken]], epoch: int) -> PlannedBatch:
     """The batch of some rows, in an order that gives every host an even share of the work.
 
     Args:
         bucket: the shape of the batch, with at least as many rows.
-        parts: of each source its name, empty for the only one, and the segments and epochs of its
-            rows, as `Source.rows` gives them; overwritten.
+        parts: the name of each source, empty for the only one, and rows of it.
         epoch: the epoch of the batch.
     """
-    name, segments, epochs = parts[0]
-    height = int(segments[-1, 0]) + 1
-    if len(parts) > 1:
-        every = []
-        height = 0
-        for _, more, _ in parts:
-            more[:, 0] += height
-            height = int(more[-1, 0]) + 1
-            every.append(more)
-        segments = np.concatenate(every)
-        epochs = np.concatenate([each for _, _, each in parts])
-    sources = {name: int(each[:, 3:].sum()) for name, each, _ in parts} if name else {}
-    sizes = segments[:, 3:]
-    squares = (sizes * sizes).sum(axis=1) if sizes.shape[1] > 1 else sizes[:, 0] * sizes[:, 0]
-    cost = np.bincount(segments[:, 0], squares, height)
-    rows, places = balanced(np.arange(height), cost, bucket.rows)
-    place = np.empty(height, np.int64)
-    place[rows] = places
-    row = place[segments[:, 0]]
-    order = np.argsort(row, kind="stable")
-    segments = segments[order]
-    segments[:, 0] = row[order]
-    return PlannedBatch(bucket, segments, epoch, epochs[order] if name else None, sources)
+    if len(parts) == 1 and not parts[0][0]:
+        _, taken = parts[0]
+        order, places = balance(taken.rows.costs, bucket.rows)
+        segments, _ = taken.segments(order, places)
+        return PlannedBatch(bucket, segments, epoch)
+    costs = np.concatenate([taken.rows.costs for _, taken in parts])
+    order, places = balance(costs, bucket.rows)
+    place = np.empty(len(costs), np.int64)
+    place[order] = places
+    found, epochs, before = [], [], 0
+    sources: dict[str, int] = {}
+    for name, taken in parts:
+        count = len(taken.rows)
+        segments, of = taken.segments(np.arange(count), place[before : before + count])
+        found.append(segments)
+        epochs.append(np.broadcast_to(of, len(segments)))
+        before += count
+        if name:
+            sources[name] = sources.get(name, 0) + int(segments[:, 3:].sum())
+    segments = np.concatenate(found)
+    order = segments[:, 0].argsort(kind="stable")
+    every = np.concatenate(epochs)[order] if sources else None
+    return PlannedBatch(bucket, segments[order], epoch, every, sources)

@@ -206,13 +206,14 @@ class Shares:
         starts = [stretch.start for stretch in self._stretches]
         return self._stretches[bisect.bisect_right(starts, step) - 1]
 
-    def at(self, step: int) -> tuple[int, list[tuple[int, int, int]]]:
+    def at(self, step: int) -> tuple[int, list[tuple[int, int, int]], int]:
         """See `EpochOrder`."""
         stretch = self._at(step)
         bucket = stretch.deal.bucket(step - stretch.start)
         first, last = (stretch.before(step + more)[1][bucket] for more in (0, 1))
         takes = zip(first.tolist(), (last - first).tolist(), strict=True)
-        return bucket, [(source, at, count) for source, (at, count) in enumerate(takes) if count]
+        found = [(source, at, count) for source, (at, count) in enumerate(takes) if count]
+        return bucket, found, self.epoch_of(step)
 
     def before(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """See `EpochOrder`."""

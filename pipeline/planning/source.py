@@ -10,6 +10,7 @@ from pipeline.packing.bucket import Bucket
 from pipeline.packing.cascade import pack
 from pipeline.packing.patterns import Packed
 from pipeline.packing.solution import Search, Solution, keep_in_file, solution
+from pipeline.planning.dealing import Taken
 from pipeline.planning.lengths import Lengths
 from pipeline.planning.options import VERSION, Options
 from pipeline.planning.pieces import Pieces, Runs, cut, trained
@@ -147,17 +148,22 @@ class Source:
         """Plans what the source before had left of its epochs."""
         assert taken is not None, "whoever takes over knows from where on"
         runs, self.epoch = previous.left(taken)
-        self.begun = tuple(np.unique(runs.epochs).tolist())
-        if self.begun:  # new examples join the epoch in progress
-            new = np.arange(len(previous.lengths), len(self.lengths))
+        changes = np.flatnonzero(np.diff(runs.epochs, prepend=-1))  # they are sorted by epoch
+        self.begun = tuple(runs.epochs[changes].tolist())
+        new = np.arange(len(previous.lengths), len(self.lengths))
+        if self.begun and len(new):  # new examples join the epoch in progress
             sizes = trained(self.lengths.array[new])
             joined = Runs(new, 0 * new, sizes, np.full(len(new), self.epoch - 1))
-            runs = Runs.concatenate([runs, joined.take(sizes.any(axis=1))]).merged()
-        stays = ~np.isin(runs.examples, self.lengths.left_out)
-        self._runs = kept = runs.take(stays)
+            runs = Runs.concatenate([runs, joined.take(sizes.any(axis=1))])
+        self._runs = kept = runs
+        if len(self.lengths.left_out):
+            stays = ~np.isin(runs.examples, self.lengths.left_out)
+            self._runs, self._lost = kept, _ = runs.take(stays), runs.take(~stays)
         pieces, buckets = self._pieces_of(kept)
         dealt = pieces.due()
-        self._lost = Runs.concatenate([runs.take(~stays), kept.with_sizes(kept.sizes - dealt)])
+        short = (kept.sizes != dealt).any(axis=1)
+        cut_off = kept.take(short).with_sizes((kept.sizes - dealt)[short])
+        self._lost = Runs.concatenate([self._lost, cut_off])
         self._last = (kept.starts[:, None] + dealt).max(initial=0, where=dealt > 0) - 1
         if pieces.longest:
             self.remainder, self._rest_solution = self._planned(
@@ -213,11 +219,8 @@ class Source:
         """Positions of epochs in progress that this source took out: left out, or too long."""
         return int(self._lost.sizes.sum())
 
-    def rows(self, bucket: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """The segments of rows `first` to `first + count` of a bucket, and the epoch of each.
-
-        As `PlannedBatch.segments`, rows counted from 0, int64 [n, 4] or [n, 5]; and int64 [n].
-        """
+    def rows(self, bucket: int, first: int, count: int) -> list[Taken]:
+        """Rows `first` to `first + count` of a bucket's stream, window by window."""
         found, at, end = [], first, first + count
         before = int(self.remainder_rows[bucket])
         while at < end:
@@ -226,21 +229,11 @@ class Source:
             else:
                 epoch, local = divmod(at - before, int(self.whole.rows[bucket]))
                 windows, epoch = self.whole, self.epoch + epoch
-            row, pieces, sizes, rows = windows.take(epoch, bucket, local, end - at)
-            examples, starts = windows.pieces.locate(pieces)
-            epochs = np.broadcast_to(np.int64(epoch), len(row))
-            if windows is self.remainder:
-                runs = examples
-                examples, starts = self._runs.examples[runs], self._runs.starts[runs] + starts
-                epochs = self._runs.epochs[runs]
-            segments = np.empty((len(row), 3 + len(self._buckets[0].lengths)), np.int64)
-            segments[:, 0], segments[:, 1] = row + (at - first), examples + self.first
-            segments[:, 2], segments[:, 3:] = starts, windows.pieces.positions(sizes)
-            found.append((segments, epochs))
-            at += rows
-        if len(found) == 1:
-            return found[0]
-        return np.concatenate([each for each, _ in found]), np.concatenate([of for _, of in found])
+            rows = windows.take(epoch, bucket, local, end - at)
+            runs = self._runs if windows is self.remainder else None
+            found.append(Taken(rows, windows.pieces, runs, self.first, epoch))
+            at += len(rows)
+        return found
 
     def left(self, taken: np.ndarray) -> tuple[Runs, int]:
         """What is left of epochs that were begun when so many rows of each bucket are taken.

@@ -49,22 +49,22 @@ class EpochOrder:
             (source.remainder_rows + epoch * source.whole.rows),
         )
 
-    def at(self, step: int) -> tuple[int, list[tuple[int, int, int]]]:
-        """The bucket of a step; and for each source in it: source, first row, number of rows.
+    def at(self, step: int) -> tuple[int, list[tuple[int, int, int]], int]:
+        """The bucket of a step; source, first row and number of rows of each source; the epoch.
 
         Rows of a bucket are counted over the whole stream of a source. There may be fewer than in a
         batch: the last batch of a window is filled up with empty rows.
         """
         windows, epoch, within, taken = self._locate(step)
         order = windows.order(epoch)
-        place = int(np.searchsorted(order.steps, within, side="right"))
+        place = int(order.steps.searchsorted(within, side="right"))
         begin = int(order.steps[place - 1]) if place else 0
         buckets, numbers = self._order(windows, order.epoch, place)
         bucket, number = int(buckets[within - begin]), int(numbers[within - begin])
         ends, height = order.rows[bucket], int(self._rows[bucket])
         first = (int(ends[place - 1]) if place else 0) + number * height
         count = min(height, int(ends[place]) - first)
-        return bucket, [(0, int(taken[bucket]) + first, count)]
+        return bucket, [(0, int(taken[bucket]) + first, count)], epoch
 
     def _order(self, windows: Windows, epoch: int, place: int) -> tuple[np.ndarray, np.ndarray]:
         """For each step of a window its bucket, and which of that bucket's batches it is."""

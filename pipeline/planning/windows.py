@@ -15,7 +15,7 @@ import numpy as np
 
 from pipeline.packing.cascade import Packed
 from pipeline.planning import lengths as lengths_lib
-from pipeline.planning.dealing import Dealer, Dealt, Slots
+from pipeline.planning.dealing import Dealer, Dealt, Rows, Slots
 from pipeline.planning.order import Purpose, permutation, random_bits, sort_by_group
 from pipeline.planning.partition import Partition
 from pipeline.planning.pieces import Pieces
@@ -96,7 +96,10 @@ class Windows:
         counts[0] = 0
         number = -(-int(counts.sum()) // window) if self._partition else 1
         kinds = _even_kinds if by_row and number > 1 else _whole_kinds
-        self.kinds = kinds(counts, search, number, window)
+        self.kinds = [
+            Kind(number, Slots(packed, pieces.positions), first)
+            for number, packed, first in kinds(counts, search, number, window)
+        ]
         # The kind of each window, by its number; batches and rows of each bucket in it.
         numbers = [kind.number for kind in self.kinds]
         self._kind = np.repeat(np.arange(len(self.kinds)), numbers)
@@ -153,23 +156,18 @@ class Windows:
             for bucket in range(len(self.batches))
         ]
 
-    def take(self, epoch: int, bucket: int, first: int, count: int):
-        """Rows of a bucket, from row `first` of the epoch on, as far as the window there goes.
-
-        Returns:
-            Row (from 0), piece and size of each segment; and how many rows these are, at most
-            `count`.
-        """
+    def take(self, epoch: int, bucket: int, first: int, count: int) -> Rows:
+        """At most `count` rows of a bucket from row `first` of the epoch on, of one window."""
         order = self.order(epoch)
         ends = order.rows[bucket]
-        place = int(np.searchsorted(ends, first, side="right"))
+        place = int(ends.searchsorted(first, side="right"))
         begin = int(ends[place - 1]) if place else 0
         end = min(first + count, int(ends[place]))
         dealt = self._dealer.get(order.epoch, place)
         if 2 * (end - begin) > ends[place] - begin:
             more, following = divmod(place + 1, len(self))
             self._dealer.prepare((order.epoch + more) if self._shuffle else 0, following)
-        return *dealt.take(bucket, first - begin, end - begin), end - first
+        return Rows(dealt, bucket, dealt.rows[bucket][first - begin : end - begin])
 
     def left(self, epoch: int, taken: np.ndarray) -> np.ndarray:
         """The pieces that an epoch has left when so many rows of each bucket are taken.
@@ -190,8 +188,10 @@ class Windows:
             dealt = self._dealer.get(order.epoch, place)
             for bucket, rows in enumerate(dealt.rows):
                 first = min(max(int(taken[bucket] - begins[bucket, place]), 0), len(rows))
-                found.append(dealt.take(bucket, first, len(rows))[1])
-        return np.concatenate([lengths_lib.NONE, *found]).astype(np.int64)
+                found.append(dealt.left(bucket, first))
+        pieces = np.concatenate([lengths_lib.NONE, *found]).astype(np.int64)
+        pieces.sort()
+        return pieces
 
     def _members(self, window: int) -> tuple[np.ndarray | None, np.ndarray]:
         """The pieces of a window, and their sizes; None for a window of all of them, by number."""
@@ -228,8 +228,8 @@ class Windows:
 
 def _whole_kinds(
     counts: np.ndarray, search: Callable[..., Packed], number: int, window: int
-) -> list[Kind]:
-    """Windows of whole batches alone that share a histogram; then what is left over, so again."""
+) -> list[tuple[int, Packed, np.ndarray]]:
+    """How many windows share which rows, of whole batches; then what is left over, so again."""
     kinds = []
     first = np.zeros_like(counts)
     while True:
@@ -239,7 +239,7 @@ def _whole_kinds(
             number //= 2
             packed = search(counts // number, whole=number > 1)
         if packed.counts.any():
-            kinds.append(Kind(number, Slots(packed), first))
+            kinds.append((number, packed, first))
         first = first + number * packed.counts
         counts = counts - number * packed.counts
         if number == 1:
@@ -249,7 +249,7 @@ def _whole_kinds(
 
 def _even_kinds(
     counts: np.ndarray, search: Callable[..., Packed], number: int, window: int
-) -> list[Kind]:
+) -> list[tuple[int, Packed, np.ndarray]]:
     """Windows that have as many pieces of each size, up to one: a kind each."""
     del window
     # Which windows have one more of a size differs from size to size (by Fibonacci hashing).
@@ -258,4 +258,4 @@ def _even_kinds(
     edges = [(window * counts + phase) // number for window in range(number + 1)]
     packed = [search(last - first, whole=False) for first, last in pairwise(edges)]
     found = zip(packed, edges, strict=False)
-    return [Kind(1, Slots(each), first) for each, first in found if each.counts.any()]
+    return [(1, each, first) for each, first in found if each.counts.any()]
