@@ -173,6 +173,7 @@ def prepare(arguments: argparse.Namespace) -> int:
         tfds=arguments.tfds or "",
         files=",".join(arguments.source),
         split=arguments.split,
+        kind=arguments.kind or "",
         begin=arguments.begin,
         end=arguments.end,
     )

@@ -1,6 +1,7 @@
 """Files that are whole or absent, and work that one process does while the others wait."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import sys
@@ -68,7 +69,18 @@ def alone(directory: epath.PathLike, doing: str, *, wait: bool = True) -> Iterat
     if not is_local(directory):
         yield
         return
-    with open(os.fspath(directory / ".lock"), "wb") as file:
+    # Neither emptied nor followed: it may be anybody's file.
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        descriptor = os.open(os.fspath(directory / ".lock"), flags, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise ValueError(
+            f"{os.fspath(directory / '.lock')} is a symbolic link; remove it, so that a lock can "
+            "be made there"
+        ) from None
+    with os.fdopen(descriptor, "wb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

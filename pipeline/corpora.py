@@ -24,8 +24,9 @@ def open_source(fields: Any, data_dir: epath.Path) -> sources.Source:
         fields: has `tfds` (the name of a prepared data set, or "python_stdlib",
             "python_docstrings", "python_dialogues" or "python_reference", which make themselves) or
             `files` (names or globs, separated by commas, of a kind that `sources.open_files` tells
-            from their ends), one of them empty; `split`, of a data set that has some; `begin` and
-            `end`, the share of the records that is wanted, from 0.0 to 1.0.
+            from their ends, or that a field `kind` names), one of them empty; `split`, of a data
+            set that has some; `begin` and `end`, the share of the records that is wanted, from 0.0
+            to 1.0.
         data_dir: where those that make themselves are made.
 
     Raises:
@@ -48,7 +49,8 @@ def open_source(fields: Any, data_dir: epath.Path) -> sources.Source:
     elif fields.tfds:
         source = sources.Tfds(fields.tfds, fields.split)
     else:
-        source = sources.open_files(fields.files.split(","), fields.split)
+        names = fields.files.split(",")
+        source = sources.open_files(names, fields.split, getattr(fields, "kind", ""))
     if (fields.begin, fields.end) != (0.0, 1.0):
         source = sources.Slice(source, fields.begin, fields.end)
     return source

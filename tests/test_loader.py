@@ -10,6 +10,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import pipeline
 from pipeline import Batches, Bucket, Plan
+from pipeline.loading.checkpoint import check_data_state, data_state
 from pipeline.loading.loader import Loader
 
 FIELDS = {
@@ -323,5 +324,36 @@ def test_a_loader_that_is_closed_says_so(corpus, buckets):
 def test_a_loader_without_num_epochs_never_ends(corpus, buckets):
     plan = Plan(corpus, buckets)
     with Loader(Batches(corpus, plan).repeat()) as loader:
-        loader.set_state({"step": 10**7, "plans": [{"from": 0, "fingerprint": plan.fingerprint}]})
+        loader.set_state(data_state(10**7, plan, corpus))
         assert equal(next(loader), Batches(corpus, plan)[10**7])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": True},
+        {"step": 2.0},
+        {"step": -1},
+        {"plans": None},
+        {"plans": []},
+        {"plans": [3]},
+        {"plans": [{"from": 0}]},
+        {"plans": [{"from": "0", "fingerprint": "plan=2"}]},
+        {"plans": [{"from": 0, "fingerprint": 7}]},
+        {"plans": [{"from": 0, "fingerprint": "plan=2", "corpus": None}]},
+    ],
+)
+def test_a_state_that_was_tampered_with_gets_a_sentence(corpus, buckets, change):
+    plan = Plan(corpus, buckets)
+    state = data_state(3, plan, corpus)
+    assert check_data_state(state, plan, corpus) == 3
+    with pytest.raises(ValueError, match=r"is not a data state|the state's step is"):
+        check_data_state({**state, **change}, plan, corpus)
+
+
+def test_a_state_says_which_corpus_it_belongs_to(corpus, buckets):
+    plan = Plan(corpus, buckets)
+    state = data_state(3, plan)
+    assert check_data_state(state, plan) == 3
+    with pytest.raises(ValueError, match="does not say which corpus it belongs to"):
+        check_data_state(state, plan, corpus)

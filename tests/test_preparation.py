@@ -9,11 +9,12 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from pipeline import atomic, chunks
 from pipeline.atomic import alone, written
-from pipeline.sources import JsonLines, Slice, TextFiles
+from pipeline.sources import ArrowFiles, JsonLines, Slice, TextFiles
 from pipeline.storage import corpus as corpus_module
 from pipeline.storage import parts as parts_module
 from pipeline.storage import preparation, tokenisation
@@ -218,6 +219,42 @@ def test_a_part_that_is_not_whole_is_done_again(source, tmp_path, damage):
         case "foreign":
             path.write_bytes(b"")
     assert contents(prepare(source, Bytes(), tmp_path / "corpus").directory) == before
+
+
+def test_files_of_others_are_refused_by_name_and_stay(source, tmp_path):
+    texts = pa.table({"text": ["a b c", "d e"]})
+    with pa.ipc.new_file(str(tmp_path / "part-0.arrow"), texts.schema) as file:
+        file.write_table(texts)
+    (tmp_path / ".notes.1.tmp").write_bytes(b"mine")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ValueError, match=r"part-0\.arrow is not a part of a corpus"):
+        prepare(ArrowFiles(tmp_path / "*.arrow"), Bytes(), tmp_path, progress=False)
+    with pytest.raises(ValueError, match=r"part-0\.arrow is not a part of a corpus"):
+        Corpus.from_arrays([[1, 2, 3]], tmp_path)
+    (tmp_path / "part-0.arrow").rename(tmp_path / "part-00000.arrow")
+    with pytest.raises(ValueError, match=r"part-00000\.arrow is not a part of a corpus"):
+        Corpus.from_arrays([[1, 2, 3]], tmp_path)
+    (tmp_path / "part-00000.arrow").rename(tmp_path / "part-0.arrow")
+    there = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name != ".lock"}
+    assert there == before
+    # Away from it, they are no trouble.
+    (tmp_path / "part-0.arrow").rename(tmp_path / "texts.arrow")
+    assert len(Corpus.from_arrays([[1, 2, 3]], tmp_path)) == 1
+    assert (tmp_path / ".notes.1.tmp").read_bytes() == b"mine"
+
+
+def test_a_lock_is_neither_emptied_nor_followed(tmp_path):
+    (tmp_path / ".lock").write_text("what somebody wrote")
+    with alone(tmp_path, "testing"):
+        pass
+    assert (tmp_path / ".lock").read_text() == "what somebody wrote"
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / ".lock").symlink_to(tmp_path / ".lock")
+    with (
+        pytest.raises(ValueError, match="is a symbolic link; remove it"),
+        alone(tmp_path / "linked", "testing"),
+    ):
+        pass
 
 
 def test_of_two_processes_one_prepares_and_the_other_waits(source, tmp_path, run):

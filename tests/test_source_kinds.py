@@ -120,6 +120,23 @@ def test_what_a_record_lacks_is_said_with_its_place(source):
         read_texts(source, [30], "turns")
 
 
+def test_the_end_of_a_name_alone_says_what_a_file_holds(tmp_path):
+    folder = tmp_path / "x.parquet"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("one\ntwo\n")
+    assert len(open_files([str(folder / "notes.txt")])) == 2
+    for name in ("tokens.bin", "records.json", "README"):
+        (folder / name).write_text('{"text": "one"}\n')
+        with pytest.raises(ValueError, match=rf"{name} does not say by its end .*\.jsonl"):
+            open_files([str(folder / name)])
+        assert len(open_files([str(folder / name)], kind="jsonl")) == 1
+    (folder / "more.jsonl").write_text('{"text": "one"}\n')
+    with pytest.raises(ValueError, match="of several kinds, jsonl and text"):
+        open_files([str(folder / "notes.txt"), str(folder / "more.jsonl")])
+    with pytest.raises(ValueError, match="kind is 'csv'; it must be one of text, jsonl"):
+        open_files([str(folder / "notes.txt")], kind="csv")
+
+
 def test_array_records_without_a_parser_are_text(tmp_path):
     write_array_record(tmp_path / "a.array_record", RECORDS)
     source = open_files([str(tmp_path / "a.array_record")])

@@ -145,6 +145,11 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--into", metavar="DIRECTORY", help="where the corpus goes")
     command.add_argument("--tfds", metavar="NAME", help="a prepared TFDS data set instead of files")
     command.add_argument("--split", default="train", help="of a data set that has some (train)")
+    command.add_argument(
+        "--kind",
+        choices=("text", "jsonl", "parquet", "arrow", "array_record"),
+        help="of the files, where the ends of their names do not say it",
+    )
     command.add_argument("--field", default="text", help="of a record, that holds its text (text)")
     command.add_argument("--begin", type=float, default=0.0, help="first share of records (0.0)")
     command.add_argument("--end", type=float, default=1.0, help="last share of records (1.0)")

@@ -38,17 +38,19 @@ def check_data_state(state: Any, plan: Plan, corpus: AnyCorpus | None = None) ->
         ValueError: `state` is no data state, or is that of another plan or corpus; the message
             names each part that differs, with both values.
     """
-    try:
-        step, then = state["step"], state["plans"]
-        places = [(int(entry["from"]), str(entry["fingerprint"])) for entry in then]
-        assert places[0][0] == 0
-    except (TypeError, KeyError, ValueError, AttributeError, IndexError, AssertionError) as error:
+    if not _is_state(state):
         raise ValueError(
             f"{str(state)[:200]!r} is not a data state; one looks like "
             f"{data_state(0, plan)}, and comes from get_state() or a checkpoint's 'data' item"
-        ) from error
-    if not isinstance(step, int) or step < 0:
+        )
+    step, then = state["step"], state["plans"]
+    if type(step) is not int or step < 0:
         raise ValueError(f"the state's step is {step!r}; it must be a whole number from 0")
+    if corpus is not None and "corpus" not in then[0]:
+        raise ValueError(
+            f"the state of step {step:,} does not say which corpus it belongs to, so it cannot be "
+            "compared; restore it with the plan alone (check_data_state without a corpus)"
+        )
     now = data_state(step, plan, corpus)["plans"]
     if changes := _changes(step, then, now):
         raise ValueError(
@@ -56,6 +58,23 @@ def check_data_state(state: Any, plan: Plan, corpus: AnyCorpus | None = None) ->
             "Restore it with what it was saved with, or start anew in another directory"
         )
     return step
+
+
+def _is_state(state: Any) -> bool:
+    """Whether something has the form of a data state, whatever its step is."""
+    if not isinstance(state, dict) or not {"step", "plans"} <= {*state}:
+        return False
+    plans = state["plans"]
+    if not isinstance(plans, list | tuple) or not plans:
+        return False
+    if not all(isinstance(entry, dict) for entry in plans):
+        return False
+    starts = [entry.get("from") for entry in plans]
+    texts = [entry.get("fingerprint") for entry in plans]
+    texts += [entry["corpus"] for entry in plans if "corpus" in entry]
+    whole = all(type(start) is int for start in starts)
+    text = all(isinstance(each, str) for each in texts)
+    return whole and text and starts == sorted(starts) and starts[0] == 0
 
 
 def _changes(step: int, then: list[dict], now: list[dict]) -> list[str]:

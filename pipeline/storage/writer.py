@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +28,11 @@ ORIGINS = {
     "field": "field of the records",
     "template": "template",
 }
+
+
+# Names that a writer makes; see `pipeline.atomic.written` for the second.
+PART = re.compile(r"part-\d{5,}\.arrow")
+TEMPORARY = re.compile(rf"\.({PART.pattern}|{re.escape(LENGTHS)}|{re.escape(MANIFEST)})\.\d+\.tmp")
 
 
 def part_name(number: int) -> str:
@@ -54,7 +60,12 @@ class Writer:
     """Parts of one corpus, appended in order; `finish` writes the lengths and, last, the manifest.
 
     It starts with the whole parts that an interrupted writer of the same origin left, and removes
-    everything from the first missing or damaged one on; without `resume`, all of them.
+    those from the first missing or damaged one on; without `resume`, all of them. It removes no
+    file that is not a part of this corpus.
+
+    Raises:
+        ValueError: the directory has files that could be taken for parts and are not, or parts of
+            another origin.
     """
 
     def __init__(
@@ -77,22 +88,41 @@ class Writer:
         return sum(part.tokens for part in self.parts)
 
     def _keep_whole_parts(self, resume: bool) -> None:
-        there = sorted(self.directory.glob("part-*.arrow"))
-        for number, path in enumerate(there):
-            if path.name != part_name(number):
+        there = self._own_parts()
+        for number, (path, read) in enumerate(there.items()):
+            if path.name != part_name(number) or read is None or not resume:
                 break
-            try:
-                part, counts, metadata = read_part(path)
-            except ValueError:
-                break
-            require_same_origin(self.directory, metadata["origin"], self.origin)
-            if not resume or part.sha256 != metadata["sha256"]:
+            part, counts, metadata = read
+            if part.sha256 != metadata["sha256"]:
                 break
             self._kept(part, counts, metadata["text_bytes"])
-        for path in there[len(self.parts) :]:
+        for path in list(there)[len(self.parts) :]:
             path.unlink()
         for path in self.directory.glob(".*.tmp"):
-            path.unlink()
+            if TEMPORARY.fullmatch(path.name):
+                path.unlink()
+
+    def _own_parts(self) -> dict[epath.Path, tuple[Part, np.ndarray, dict] | None]:
+        """The parts in the directory, in order; None for what is damaged.
+
+        What cannot be read is a damaged part only where another file is a part of this corpus.
+        """
+        found: dict[epath.Path, tuple[Part, np.ndarray, dict] | None] = {}
+        for path in sorted(self.directory.glob("part-*.arrow")):
+            try:
+                found[path] = read_part(path) if PART.fullmatch(path.name) else None
+            except ValueError:
+                found[path] = None
+        known = [read[2] for read in found.values() if read is not None]
+        for metadata in known:
+            require_same_origin(self.directory, metadata.get("origin", {}), self.origin)
+        for path, read in found.items():
+            if read is None and not (known and PART.fullmatch(path.name)):
+                raise ValueError(
+                    f"{os.fspath(path)} is not a part of a corpus, and would be in its way. "
+                    "Prepare into a directory of its own, or move that file"
+                )
+        return found
 
     def _kept(self, part: Part, counts: np.ndarray, text_bytes: int | None) -> None:
         self.parts.append(part)

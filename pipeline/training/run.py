@@ -128,6 +128,12 @@ class Run:
         self.new: list[schedule.Stage] = []  # what --change adds
         if self.first:
             self.data, record = self.checkpoints.restore_json(self.first)
+            if self.data.get("step") != self.first:
+                raise ValueError(
+                    f"the checkpoint of step {self.first:,} in {workdir} has the data state of "
+                    f"step {self.data.get('step')!r}; it is damaged: delete it, and the run goes "
+                    "on from the one before"
+                )
             self.resume(record)
         elif change:
             raise ValueError(
