@@ -6,12 +6,16 @@ import time
 import jax
 import jax.numpy as jnp
 import pytest
+from etils import epath
 from ml_collections import ConfigDict
 
 import pipeline
 from pipeline.loading.checkpoint import Checkpoints
+from pipeline.sources import Records
+from pipeline.tokenizers import Bytes
 from pipeline.training import hosts, metrics
 from pipeline.training.compiled import Compiled
+from pipeline.training.history import require_tokenizer, write_history
 from pipeline.training.metrics import Clock, MetricsLog, Profile
 from pipeline.training.record import Record, changes, unigram_entropy
 from pipeline.training.trainer import Trainer
@@ -237,3 +241,27 @@ def test_changes_name_fields_that_came_went_or_differ():
 def test_unigram_entropy_of_even_targets_is_the_log_of_their_number(tmp_path):
     corpus = pipeline.Corpus.from_arrays([[9, 0, 1, 2, 3], [9, 3, 2], [9, 0, 1]], tmp_path / "c")
     assert unigram_entropy(corpus) == pytest.approx(1.3862944)
+
+
+def test_a_held_out_corpus_without_a_loss_is_refused(tmp_path):
+    corpus = pipeline.Corpus.from_arrays([[1, 2, 3]], tmp_path, weights=[[0, 0, 0]])
+    with pytest.raises(ValueError, match="none of the 1 held-out examples has a position with a"):
+        unigram_entropy(corpus)
+
+
+def test_an_evaluation_that_is_not_finite_is_valid_json():
+    record = Record(config={})
+    assert record.evaluate(3, float("nan"), 2.0, 7) == {"eval_loss": None, "bits_per_byte": None}
+    assert "NaN" not in json.dumps(record.evaluations)
+
+
+def test_parameters_for_the_ids_of_another_tokenizer_are_refused(tmp_path):
+    made = {}
+    for name, tokenizer in (("then", Bytes()), ("now", Bytes(begin=False))):
+        source = Records(["some text", "and more"])
+        made[name] = pipeline.prepare(source, tokenizer, tmp_path / name, progress=False)
+    plan = pipeline.Plan(made["then"], [pipeline.Bucket(2, 16)])
+    write_history(epath.Path(tmp_path), made["then"], plan)
+    require_tokenizer(epath.Path(tmp_path), made["then"])
+    with pytest.raises(ValueError, match="the same ids stand for other text"):
+        require_tokenizer(epath.Path(tmp_path), made["now"])

@@ -59,6 +59,30 @@ def _open(directory: epath.Path, view: dict[str, Any] | None) -> AnyCorpus:
     return view_of(corpus, view) if view and isinstance(corpus, Corpus) else corpus
 
 
+def require_tokenizer(workdir: epath.Path, corpus: AnyCorpus) -> None:
+    """Refuses the parameters of a run in `workdir` for a corpus that another tokenizer made.
+
+    Raises:
+        ValueError: it was trained on the ids of another tokenizer.
+    """
+    path = workdir / NAME
+    if not path.exists():
+        return
+    trained_on = json.loads(path.read_text())["tokens"]
+    then, now = (" and ".join(_tokenizers(of)) for of in (trained_on, corpus.fingerprint))
+    if then != now:
+        raise ValueError(
+            f"{os.fspath(workdir)} was trained on the ids of {then}, and this run has those of "
+            f"{now}: the same ids stand for other text. Prepare this corpus with the tokenizer of "
+            "that run (config.tokenizer.model)"
+        )
+
+
+def _tokenizers(fingerprint: str) -> list[str]:
+    parts = (part.partition("=")[::2] for part in fingerprint.split(";"))
+    return sorted({value for name, value in parts if name.endswith("tokenizer")})
+
+
 def read_history(
     workdir: epath.Path,
 ) -> tuple[AnyCorpus, Plan]:

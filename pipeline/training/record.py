@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.planning.planned import PlannedBatch
+from pipeline.storage.interface import AnyCorpus
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -48,7 +49,7 @@ class Record:
     sources: dict[str, int] = dataclasses.field(default_factory=dict)
     skipped: int = 0
     skipped_seconds: float = 0.0
-    evaluations: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    evaluations: dict[str, dict[str, float | None]] = dataclasses.field(default_factory=dict)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     compiles: dict[str, int] = dataclasses.field(default_factory=dict)
     compiles_after_start: int = 0
@@ -74,10 +75,14 @@ class Record:
             self.sources[name] = self.sources.get(name, 0) + tokens
 
     def evaluate(self, step: int, total: float, weight: float, text_bytes: int | None):
-        """Notes an evaluation: the sum of losses in nats, of how many tokens and bytes."""
-        values = {"eval_loss": total / weight}
+        """Notes an evaluation: the sum of losses in nats, of how many tokens and bytes.
+
+        None stands for what is not finite, which JSON has no number for.
+        """
+        found = {"eval_loss": total / weight}
         if text_bytes:
-            values["bits_per_byte"] = total / math.log(2) / text_bytes
+            found["bits_per_byte"] = total / math.log(2) / text_bytes
+        values = {name: each if math.isfinite(each) else None for name, each in found.items()}
         self.evaluations[str(step)] = values
         return values
 
@@ -119,22 +124,30 @@ class Record:
         }
 
 
-def unigram_entropy(corpus: Any) -> float:
+def unigram_entropy(corpus: AnyCorpus) -> float:
     """The entropy of a corpus's targets, by their loss weights, in nats per token.
 
     A model that ignores context cannot have a lower loss.
+
+    Raises:
+        ValueError: no position has a loss.
     """
-    corpus = getattr(corpus, "targets", corpus)  # of pairs
+    side, every = corpus.sides[-1], np.reshape(corpus.lengths, (len(corpus), -1))[:, -1]
     counts: np.ndarray = np.zeros(1)
     step = 1 << 14  # examples at a time
     for first in range(0, len(corpus), step):
-        lengths = corpus.lengths[first : first + step]
+        lengths = every[first : first + step]
         examples = np.arange(first, first + len(lengths))
-        fields = corpus.read(examples, np.zeros_like(examples), lengths)
+        fields = side.read(examples, np.zeros_like(examples), lengths)
         weights = fields.get("loss_weights", np.ones(len(fields["targets"])))
         more = np.bincount(fields["targets"], weights, minlength=len(counts))
         more[: len(counts)] += counts
         counts = more
+    if not counts.any():
+        raise ValueError(
+            f"none of the {len(corpus):,} held-out examples has a position with a loss, so nothing "
+            "can be evaluated; give longer ones, or a template whose weights are above 0"
+        )
     share = counts[counts > 0] / counts.sum()
     return float(-(share * np.log(share)).sum())
 

@@ -25,7 +25,7 @@ from pipeline.storage.joined import Joined
 from pipeline.training import hosts, schedule
 from pipeline.training.change import allowing, applied, changed, parsed, resumed, with_change
 from pipeline.training.compiled import Compiled, device_memory, keep_programs, table
-from pipeline.training.history import write_history
+from pipeline.training.history import require_tokenizer, write_history
 from pipeline.training.metrics import Clock, Profile
 from pipeline.training.record import Record, changes, differing, flat, unigram_entropy
 from pipeline.training.trainer import Trainer, summarise
@@ -365,6 +365,7 @@ class Run:
             with self.clock("initialise"):
                 state = jax.jit(steps.init, out_shardings=shardings)(key)
                 if config.start_from:
+                    require_tokenizer(epath.Path(config.start_from), loader.corpus)
                     state["params"] = parameters_of(epath.Path(config.start_from), like)
                 return state, train, evaluate
         with self.clock("restore"):

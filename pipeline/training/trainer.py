@@ -218,7 +218,10 @@ class Trainer:
                 total, weight = total + float(sums[0]), weight + float(sums[1])
             values = self.record.evaluate(step, total, weight, batches.corpus.text_bytes)
         self.log.write({"step": step, **values})
-        shown = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
+        shown = ", ".join(
+            f"{name} {'not finite' if value is None else f'{value:.4f}'}"
+            for name, value in values.items()
+        )
         entropy = self.record.unigram_entropy
         self.progress.say(f"step {step:,}: {shown} (unigram entropy {entropy:.4f})")
 
