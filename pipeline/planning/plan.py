@@ -8,10 +8,10 @@ from typing import Any
 from pipeline.packing.bucket import Bucket
 from pipeline.planning import figures
 from pipeline.planning.checks import require_index, require_whole
-from pipeline.planning.lengths import HasCorpora, begin
+from pipeline.planning.lengths import begin
 from pipeline.planning.options import WINDOW, Options, Weights, as_phases
 from pipeline.planning.planned import PlannedBatch, assemble
-from pipeline.planning.stage import Stage, corpora
+from pipeline.planning.stage import Stage, begin_of, corpora
 from pipeline.planning.stages import Stages
 from pipeline.planning.table import heading, table
 
@@ -136,6 +136,10 @@ class Plan(Stages):
     def batch(self, step: int) -> PlannedBatch:
         """The batch of global step `step`, counted from 0 over all epochs.
 
+        Each stage has a source for each corpus, an endless stream of rows for each bucket, and a
+        timetable, which says the bucket of a step and which rows of which sources it takes (and
+        whether steps end). With several corpora an epoch ends when each has been through.
+
         Raises:
             TypeError: `step` is not a whole number.
             IndexError: `step` is negative, before the steps of `onward`, or the plan has ended.
@@ -143,7 +147,7 @@ class Plan(Stages):
         stage = self.stage_at(step := require_index(step))
         index, takes, epoch = stage.timetable.at(step - stage.start)
         parts = []
-        for number, first, count in takes:  # rows of a source's stream, which never ends
+        for number, first, count in takes:
             source = stage.sources[number]
             parts += [(source.name, rows) for rows in source.rows(index, first, count)]
         return assemble(stage.options.buckets[index], parts, epoch)
@@ -230,7 +234,7 @@ class Plan(Stages):
             count = each.pop("examples", None)
             weights = each.get("weights")
             if isinstance(weights, Mapping) and (count is not None or plan is None):
-                each["lengths"] = _begin_of(lengths, weights)
+                each["lengths"] = begin_of(lengths, weights)
             elif count is not None:
                 each["lengths"] = begin(lengths, count)
             if plan is None:
@@ -285,15 +289,6 @@ def _with_phases(
         last = stages[-1]
         if last.options.ending == "stop" and last.end is not None and last.end <= start:
             break
-        joined = _begin_of(given, shares) if len(shares) > len(last.sources) else None
+        joined = begin_of(given, shares) if len(shares) > len(last.sources) else None
         stages.append(last.next(start, lengths=joined, weights=shares))
     return stages
-
-
-def _begin_of(given: Any, names: Iterable[str]) -> Any:
-    """Those of several corpora, the first ones, that have these names."""
-    there = corpora(given)
-    found = {name: there[name] for name in names}
-    if isinstance(given, HasCorpora) and len(found) > 1:
-        return given.begin(sum(map(len, found.values())))
-    return found

@@ -123,6 +123,10 @@ class Shares:
         ended: the sources that have ended before: bool [sources]; None: none.
         epoch: the epoch in progress.
         begins: whether it begins here.
+
+    Attributes:
+        steps: how many there are; None if they never end.
+        first_epoch: the first epoch that begins here.
     """
 
     def __init__(

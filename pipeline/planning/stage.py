@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -207,6 +207,15 @@ def corpora(given: Any) -> Mapping[str, Any]:
             "or Joined({'name': corpus})"
         )
     return given
+
+
+def begin_of(given: Any, names: Iterable[str]) -> Any:
+    """Those of several corpora, the first ones, that have these names."""
+    there = corpora(given)
+    found = {name: there[name] for name in names}
+    if isinstance(given, HasCorpora) and len(found) > 1:
+        return given.begin(sum(map(len, found.values())))
+    return found
 
 
 def _sources(
