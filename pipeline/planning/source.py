@@ -155,10 +155,11 @@ class Source:
             sizes = trained(self.lengths.array[new])
             joined = Runs(new, 0 * new, sizes, np.full(len(new), self.epoch - 1))
             runs = Runs.concatenate([runs, joined.take(sizes.any(axis=1))])
-        self._runs = kept = runs
+        kept = runs
         if len(self.lengths.left_out):
             stays = ~np.isin(runs.examples, self.lengths.left_out)
-            self._runs, self._lost = kept, _ = runs.take(stays), runs.take(~stays)
+            kept, self._lost = runs.take(stays), runs.take(~stays)
+        self._runs = kept
         pieces, buckets = self._pieces_of(kept)
         dealt = pieces.due()
         short = (kept.sizes != dealt).any(axis=1)
