@@ -14,17 +14,17 @@ from pipeline.planning.planned import PlannedBatch
 
 if TYPE_CHECKING:
     from pipeline import sources, tasks, templates, tokenizers
-    from pipeline.loading.compact import spread
+    from pipeline.external import InPlace, index
+    from pipeline.loading.compact import expand
+    from pipeline.loading.field_names import rename
     from pipeline.loading.loader import Batches, Loader, load
     from pipeline.loading.sharding import to_global
-    from pipeline.loading.spelling import rename
+    from pipeline.storage.corpora import Corpora
     from pipeline.storage.corpus import Corpus
-    from pipeline.storage.joined import Joined
     from pipeline.storage.pairs import Pairs
     from pipeline.storage.preparation import prepare, prepare_pairs
     from pipeline.training.compile_log import CompileGuard
     from pipeline.training.compiled import Compiled
-    from pipeline.uncopied import InPlace, index
     from pipeline.views import Masked, SpanCorruption
 
 _LATER = {
@@ -32,19 +32,19 @@ _LATER = {
     "CompileGuard": "training.compile_log",
     "Compiled": "training.compiled",
     "Corpus": "storage.corpus",
-    "Joined": "storage.joined",
+    "Corpora": "storage.corpora",
     "Loader": "loading.loader",
-    "InPlace": "uncopied",
+    "InPlace": "external",
     "Masked": "views",
     "Pairs": "storage.pairs",
     "SpanCorruption": "views",
-    "index": "uncopied",
+    "index": "external",
     "load": "loading.loader",
     "prepare": "storage.preparation",
     "prepare_pairs": "storage.preparation",
-    "rename": "loading.spelling",
+    "rename": "loading.field_names",
     "sources": None,
-    "spread": "loading.compact",
+    "expand": "loading.compact",
     "tasks": None,
     "templates": None,
     "to_global": "loading.sharding",
@@ -56,15 +56,16 @@ __all__ = [
     "Bucket",
     "CompileGuard",
     "Compiled",
+    "Corpora",
     "Corpus",
     "InPlace",
-    "Joined",
     "Loader",
     "Masked",
     "Pairs",
     "Plan",
     "PlannedBatch",
     "SpanCorruption",
+    "expand",
     "fit_buckets",
     "index",
     "load",
@@ -72,7 +73,6 @@ __all__ = [
     "prepare_pairs",
     "rename",
     "sources",
-    "spread",
     "tasks",
     "templates",
     "to_global",

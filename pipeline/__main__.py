@@ -160,7 +160,7 @@ def prepare(arguments: argparse.Namespace) -> int:
     from etils import epath
 
     import pipeline
-    from pipeline.corpora import open_source
+    from pipeline.configuration import open_source
     from pipeline.report import open_subject
 
     if [os.path.splitext(each)[1] for each in arguments.source] == [".py"]:

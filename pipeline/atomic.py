@@ -17,7 +17,7 @@ def is_local(path: epath.PathLike) -> bool:
 
 
 @contextlib.contextmanager
-def written(path: epath.PathLike) -> Iterator[BinaryIO]:
+def atomic_write(path: epath.PathLike) -> Iterator[BinaryIO]:
     """A binary file to write, which appears under its name only when it is whole.
 
     Bytes go to a temporary name in the same directory and, on a local disk, to the disk itself
@@ -55,7 +55,7 @@ def written(path: epath.PathLike) -> Iterator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def alone(directory: epath.PathLike, doing: str, *, wait: bool = True) -> Iterator[None]:
+def directory_lock(directory: epath.PathLike, doing: str, *, wait: bool = True) -> Iterator[None]:
     """Holds the lock of `directory` while the block runs; other processes wait, and say so.
 
     The directory is made if need be. The lock goes with the process that holds it, also when that

@@ -157,7 +157,7 @@ def test_new_corpora_are_due_from_the_epoch_that_they_join(ran, capsys, monkeypa
     first = pipeline.Corpus.open(workdir / "corpus/train")
     new = [np.arange(size) for size in (70, 12, 1, 30, 25, 9)]
     new = pipeline.Corpus.from_arrays(new, workdir / "corpus/new", vocab_size=None)
-    both = pipeline.Joined({"first": first, "new": new})
+    both = pipeline.Corpora({"first": first, "new": new})
     plan = Plan(first, SHORT, overflow="truncate").after(7, lengths=both, leave_out=[202])
     plan = plan.after(20, buckets=LONG, overflow="split")
     write_history(epath.Path(workdir), both, plan)
@@ -213,7 +213,7 @@ def mixed(tmp_path_factory):
         examples = [rng.integers(1, 99, size).astype(np.int32) for size in sizes]
         directory = workdir / "corpus/train" / name
         corpora[name] = pipeline.Corpus.from_arrays(examples, directory, vocab_size=99)
-    joined = pipeline.Joined(corpora)
+    joined = pipeline.Corpora(corpora)
     weights = [
         (0, {"prose": 3, "code": 1}),
         (20, {"prose": 1, "code": 1}),

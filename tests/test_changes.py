@@ -68,7 +68,7 @@ def new_corpus(tmp_path_factory):
 
 
 def test_states_resume_where_other_corpora_join(corpus, new_corpus):
-    both = pipeline.Joined({"first": corpus, "new": new_corpus})
+    both = pipeline.Corpora({"first": corpus, "new": new_corpus})
 
     def plan():
         return Plan(corpus, FOURS).after(6, lengths=both, seed=2).after(15, leave_out=[301])
@@ -82,7 +82,7 @@ def test_states_resume_where_other_corpora_join(corpus, new_corpus):
     assert check_data_state(early, plan(), both) == 6
     late = data_state(9, plan(), both)
     assert late["plans"][1]["changes"] == {"seed": 2, "examples": 308}
-    other = pipeline.Joined({"first": corpus, "new": corpus})
+    other = pipeline.Corpora({"first": corpus, "new": corpus})
     with pytest.raises(ValueError, match=r"tokens of new was .* from step 6 on"):
         check_data_state(late, Plan(corpus, FOURS).after(6, lengths=other, seed=2), other)
 

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from pipeline import Bucket, Corpus, Joined, Pairs, Plan
+from pipeline import Bucket, Corpora, Corpus, Pairs, Plan
 from pipeline.commands.check import check_corpus, check_plan
 from pipeline.planning import lengths as lengths_lib
 from pipeline.training.ledger import NotAsPlanned
@@ -55,7 +55,7 @@ def test_check_looks_into_pairs_and_into_several_corpora(pairs, tmp_path):
     data[len(data) // 2] ^= 1
     part.write_bytes(data)
     damaged = Pairs.open(tmp_path / "copy")
-    for each in (damaged, Joined({"good": pairs, "bad": damaged})):
+    for each in (damaged, Corpora({"good": pairs, "bad": damaged})):
         with pytest.raises(ValueError, match="targets"):
             check_corpus(each, lambda what: None)
 
@@ -135,7 +135,7 @@ def test_plans_of_pairs_are_partitions_of_both_sides(pairs, altered, overflow):
 
 
 def test_plans_with_weights_are_partitions_corpus_by_corpus(corpus, altered):
-    both, told = Joined({"all": corpus, "again": corpus}), []
+    both, told = Corpora({"all": corpus, "again": corpus}), []
     plan = Plan(both, [Bucket(8, 64)], weights={"all": 3, "again": 1}, overflow="truncate")
     check_plan(plan, 0, told.append)
     said = [line.split(";")[0] for line in told]

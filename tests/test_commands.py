@@ -11,7 +11,7 @@ import tokenizers
 from etils import epath
 from pyarrow import parquet
 
-from pipeline import Bucket, Corpus, Joined, Plan, fit_buckets, prepare
+from pipeline import Bucket, Corpora, Corpus, Plan, fit_buckets, prepare
 from pipeline.__main__ import DAMAGED, FINE, WRONG, main
 from pipeline.sources import Records
 from pipeline.tasks import INPUTS
@@ -363,7 +363,7 @@ def test_the_page_of_a_run_is_of_its_last_plan(run, ran, tmp_path):
 def test_runs_of_several_corpora_are_shown_and_checked(run, corpus, tmp_path):
     for name in ("code", "prose"):
         shutil.copytree(corpus.directory, tmp_path / name)
-    joined = Joined({name: Corpus.open(tmp_path / name) for name in ("code", "prose")})
+    joined = Corpora({name: Corpus.open(tmp_path / name) for name in ("code", "prose")})
     plan = Plan(joined, [Bucket(8, 64)], weights={"code": 2, "prose": 1})
     plan = plan.after(9, weights={"code": 1, "prose": 1})
     write_history(epath.Path(tmp_path), joined, plan)

@@ -19,7 +19,7 @@ def assert_same(one, other):
 def test_spread_inside_a_compiled_step_gives_the_same_batch(corpus, buckets, packing, overflow):
     plan = Plan(corpus, buckets, packing=packing, overflow=overflow)
     whole, compact = Batches(corpus, plan), Batches(corpus, plan, compact=True)
-    step = jax.jit(pipeline.spread)
+    step = jax.jit(pipeline.expand)
     for number in range(len(whole)):
         batch = compact[number]
         assert set(batch) == {"inputs", "targets", "segments"}
@@ -49,7 +49,7 @@ def test_ranged_reads_build_the_same_batches_as_maps(corpus, buckets, compact):
 
 def test_a_batch_that_is_not_compact_is_left_as_it_is(corpus, buckets):
     batch = Batches(corpus, Plan(corpus, buckets))[0]
-    assert_same(pipeline.spread(batch), batch)
+    assert_same(pipeline.expand(batch), batch)
 
 
 @pytest.mark.parametrize("process_count", [2, 4])
@@ -80,7 +80,7 @@ def test_the_loader_gives_compact_batches_under_any_mesh(corpus, buckets, shape,
     sharding = NamedSharding(mesh, spec)
     options = {"buckets": buckets, "mesh": mesh, "spec": spec, "num_epochs": 1}
     whole = Batches(corpus, Plan(corpus, buckets))
-    compile_ = jax.jit(pipeline.spread, out_shardings=sharding)
+    compile_ = jax.jit(pipeline.expand, out_shardings=sharding)
     with pipeline.load(corpus, compact=True, **options) as loader:
         steps = {
             bucket.shape: compile_.lower(spec).compile() for bucket, spec in loader.specs.items()
@@ -95,7 +95,7 @@ def test_batches_have_the_same_fields_where_some_corpora_have_weights(tmp_path, 
     plain = pipeline.Corpus.from_arrays(texts, tmp_path / "plain")
     weights = [[0.5] * 8] * 12
     weighted = pipeline.Corpus.from_arrays(texts, tmp_path / "weighted", weights=weights)
-    joined = pipeline.Joined({"plain": plain, "weighted": weighted})
+    joined = pipeline.Corpora({"plain": plain, "weighted": weighted})
     plan = Plan(joined, [Bucket(1, 7)])
     batches = Batches(joined, plan, compact=compact)
     assert {frozenset(batches[step]) for step in range(24)} == {
@@ -110,6 +110,6 @@ def test_a_batch_by_hand(tmp_path):
     plan = Plan(corpus, [Bucket(2, 5)], shuffle=False)
     batch = Batches(corpus, plan, compact=True)[0]
     assert sorted(batch["segments"].tolist()) == [[[2, 0], [2, 5]], [[5, 0], [0, 0]]]
-    fields = pipeline.spread(batch)
+    fields = pipeline.expand(batch)
     assert sorted(fields["inputs_positions"].tolist()) == [[0, 1, 2, 3, 4], [0, 1, 5, 6, 0]]
     assert sorted(fields["inputs_segment_ids"].tolist()) == [[1, 1, 1, 1, 1], [1, 1, 2, 2, 0]]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import chunks
+from pipeline import ragged
 from pipeline.planning import lengths
 from pipeline.storage import pieces
 from pipeline.storage.corpus import Corpus
@@ -25,9 +25,9 @@ EXAMPLES = [np.arange(count) + 100 * number for number, count in enumerate(COUNT
 @pytest.fixture(autouse=True, scope="module")
 def _small_parts():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunks, "TOKENS_PER_PART", 40)
-        patch.setattr(chunks, "EXAMPLES_PER_PART", 6)
-        patch.setattr(chunks, "CHUNK", 25)
+        patch.setattr(ragged, "TOKENS_PER_PART", 40)
+        patch.setattr(ragged, "EXAMPLES_PER_PART", 6)
+        patch.setattr(ragged, "CHUNK", 25)
         yield
 
 
@@ -160,18 +160,18 @@ def test_any_arrays_survive_the_disk(tmp_path_factory, examples):
 def test_parts_do_not_depend_on_how_examples_arrive(counts, at_once):
     counts = np.array(counts)
     flat = np.arange(counts.sum(), dtype=np.int32)
-    whole = chunks.Chunk(flat, counts, counts)
+    whole = ragged.Ragged(flat, counts, counts)
     several, rest = [], whole
     while len(rest.counts):
         head, rest = rest.split(at_once)
         several.append(head)
-    parts = list(chunks.cut([whole]))
-    assert [part.digest for part in chunks.cut(several)] == [part.digest for part in parts]
+    parts = list(ragged.cut([whole]))
+    assert [part.digest for part in ragged.cut(several)] == [part.digest for part in parts]
     assert np.array_equal(np.concatenate([part.flat for part in parts]), flat)
     for part in parts:
         assert len(part.flat) == part.text_bytes.sum() == part.counts.sum()
-        assert len(part.counts) <= chunks.EXAMPLES_PER_PART
-        assert part.counts[:-1].sum() < chunks.TOKENS_PER_PART
+        assert len(part.counts) <= ragged.EXAMPLES_PER_PART
+        assert part.counts[:-1].sum() < ragged.TOKENS_PER_PART
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_a_piece_beyond_its_example_is_refused(corpus, piece, sentence):
 
 
 def test_parts_do_not_hold_files_open(tmp_path, monkeypatch):
-    monkeypatch.setattr(chunks, "EXAMPLES_PER_PART", 1)
+    monkeypatch.setattr(ragged, "EXAMPLES_PER_PART", 1)
     corpus = Corpus.from_arrays([[number, number + 1] for number in range(100)], tmp_path)
     before = len(os.listdir("/dev/fd"))
     assert corpus.read([99, 0], [0, 0], [1, 1])["inputs"].tolist() == [99, 0]
@@ -222,7 +222,7 @@ def test_nothing_is_read_beyond_a_map(tmp_path):
             assert read["targets"][9_000_000:9_000_009].tolist() == list(range(1, 10))
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunks, "EXAMPLES_PER_PART", 1)
+        patch.setattr(ragged, "EXAMPLES_PER_PART", 1)
         # Too large for the holes that other maps left.
         Corpus.from_arrays([np.arange(1 << 20)] * 4, tmp_path)
     command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)]
@@ -279,7 +279,7 @@ def test_any_arrow_reader_can_read_the_parts(directory):
 
 def test_the_fingerprint_depends_on_content_alone(directory, tmp_path, monkeypatch):
     corpus = Corpus.open(directory)
-    monkeypatch.setattr(chunks, "CHUNK", 1)
+    monkeypatch.setattr(ragged, "CHUNK", 1)
     elsewhere = Corpus.from_arrays([e.astype(np.uint16) for e in EXAMPLES], tmp_path / "a")
     assert elsewhere.fingerprint == corpus.fingerprint
     other = Corpus.from_arrays([*EXAMPLES[:-1], EXAMPLES[-1] + 1], tmp_path / "b")

@@ -12,11 +12,11 @@ from pyarrow import feather, parquet
 
 import pipeline
 from pipeline import Bucket, sources
+from pipeline.external import InPlace, index
 from pipeline.sources.source import read_texts
 from pipeline.tasks import INPUTS
 from pipeline.templates import Chat
 from pipeline.tokenizers import Bytes
-from pipeline.uncopied import InPlace, index
 from pipeline.views import Masked, SpanCorruption
 
 RECORDS = [{"text": f"what is {n}? " + "It is é " * (n % 5) + str(n)} for n in range(30)]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pipeline.__main__ import main
-from pipeline.sources import PythonReference, Together
+from pipeline.sources import Concatenated, PythonReference
 from pipeline.sources.source import read_texts, where
 from tests.processes import environment
 
@@ -99,7 +99,7 @@ def test_a_run_goes_on_under_other_weights_when_a_phase_says_so(
 
 
 def test_sources_together_are_read_as_one():
-    both = Together([[{"text": "a"}, {"text": "b"}], [{"text": "c"}]])
+    both = Concatenated([[{"text": "a"}, {"text": "b"}], [{"text": "c"}]])
     assert read_texts(both, [2, 0, 1, 2], "text") == ["c", "a", "b", "c"]
     assert where(both, 2) == "record 0"
     with pytest.raises(IndexError, match="record 3 of 3"):

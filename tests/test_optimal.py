@@ -201,7 +201,7 @@ def two_corpora(examples, tmp_path):
     for name, some in (("first", examples[:200]), ("second", examples[200:])):
         pipeline.Corpus.from_arrays(some, tmp_path / name, vocab_size=1000)
     names = "first", "second"
-    return lambda: pipeline.Joined({n: pipeline.Corpus.open(tmp_path / n) for n in names})
+    return lambda: pipeline.Corpora({n: pipeline.Corpus.open(tmp_path / n) for n in names})
 
 
 @pytest.mark.parametrize(

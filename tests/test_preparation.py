@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline import atomic, chunks
-from pipeline.atomic import alone, written
+from pipeline import atomic, ragged
+from pipeline.atomic import atomic_write, directory_lock
 from pipeline.sources import ArrowFiles, JsonLines, Slice, TextFiles
 from pipeline.storage import corpus as corpus_module
 from pipeline.storage import parts as parts_module
@@ -30,7 +30,7 @@ SMALL = {"TOKENS_PER_PART": 2000, "RECORDS": 16}
 # A program that prepares `text` into `directory` slowly: it notes each record that it reads.
 PROGRAM = """
     import os, sys, time
-    from pipeline import chunks
+    from pipeline import ragged
     from pipeline.storage import preparation, tokenisation
     from pipeline.sources import TextFiles
     from pipeline.tokenizers import Bytes
@@ -45,7 +45,7 @@ PROGRAM = """
             return super().__getitems__(indices)
 
     if __name__ == "__main__":
-        chunks.TOKENS_PER_PART, tokenisation.RECORDS = 2000, 16
+        ragged.TOKENS_PER_PART, tokenisation.RECORDS = 2000, 16
         source = Slow(text)
         source.ballast = bytes(1 << 20)  # more than a pipe holds
         corpus = preparation.prepare(source, Bytes(), directory, num_workers=workers)
@@ -55,7 +55,7 @@ PROGRAM = """
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    monkeypatch.setattr(chunks, "TOKENS_PER_PART", SMALL["TOKENS_PER_PART"])
+    monkeypatch.setattr(ragged, "TOKENS_PER_PART", SMALL["TOKENS_PER_PART"])
     monkeypatch.setattr(tokenisation, "RECORDS", SMALL["RECORDS"])
 
 
@@ -79,7 +79,7 @@ def run(tmp_path, source):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=os.environ | {"PYTHONPATH": str(Path(chunks.__file__).parents[1])},
+            env=os.environ | {"PYTHONPATH": str(Path(ragged.__file__).parents[1])},
         )
         started.append(process)
         return process
@@ -153,7 +153,9 @@ def test_the_corpus_is_the_same_for_any_number_of_workers(source, tmp_path, monk
 def test_a_finished_corpus_is_opened_at_once(source, tmp_path, monkeypatch):
     first = prepare(source, Bytes(), tmp_path / "corpus", progress=False)
     monkeypatch.setattr(TextFiles, "__getitems__", None)
-    monkeypatch.setattr(preparation, "alone", None)  # no lock, so a read-only place will do
+    monkeypatch.setattr(
+        preparation, "directory_lock", None
+    )  # no lock, so a read-only place will do
     again = prepare(TextFiles(source.files), Bytes(), tmp_path / "corpus")
     assert again.fingerprint == first.fingerprint
 
@@ -245,20 +247,20 @@ def test_files_of_others_are_refused_by_name_and_stay(source, tmp_path):
 
 def test_a_lock_is_neither_emptied_nor_followed(tmp_path):
     (tmp_path / ".lock").write_text("what somebody wrote")
-    with alone(tmp_path, "testing"):
+    with directory_lock(tmp_path, "testing"):
         pass
     assert (tmp_path / ".lock").read_text() == "what somebody wrote"
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked" / ".lock").symlink_to(tmp_path / ".lock")
     with (
         pytest.raises(ValueError, match="is a symbolic link; remove it"),
-        alone(tmp_path / "linked", "testing"),
+        directory_lock(tmp_path / "linked", "testing"),
     ):
         pass
 
 
 def test_of_two_processes_one_prepares_and_the_other_waits(source, tmp_path, run):
-    with alone(tmp_path / "corpus", "testing"):
+    with directory_lock(tmp_path / "corpus", "testing"):
         both = run(), run()
         for process in both:
             said = process.stderr.readline()
@@ -270,11 +272,15 @@ def test_of_two_processes_one_prepares_and_the_other_waits(source, tmp_path, run
 
 
 def test_who_does_not_wait_is_refused(tmp_path):
-    held = alone(tmp_path, "training", wait=False)
+    held = directory_lock(tmp_path, "training", wait=False)
     sentence = r"another process is training in .*; stop it first"
-    with held, pytest.raises(RuntimeError, match=sentence), alone(tmp_path, "training", wait=False):
+    with (
+        held,
+        pytest.raises(RuntimeError, match=sentence),
+        directory_lock(tmp_path, "training", wait=False),
+    ):
         pass
-    with alone(tmp_path, "training", wait=False):
+    with directory_lock(tmp_path, "training", wait=False):
         pass
 
 
@@ -295,7 +301,7 @@ def test_a_script_without_a_guard_gives_a_sentence(source, tmp_path):
     text = textwrap.dedent(PROGRAM).replace('if __name__ == "__main__":', "if True:")
     script.write_text(text)
     command = [sys.executable, script, source.files[0], tmp_path / "corpus", "2", "0"]
-    env = os.environ | {"PYTHONPATH": str(Path(chunks.__file__).parents[1])}
+    env = os.environ | {"PYTHONPATH": str(Path(ragged.__file__).parents[1])}
     seen = subprocess.run(
         list(map(str, command)), capture_output=True, text=True, env=env, timeout=60, check=False
     )
@@ -408,7 +414,7 @@ def test_a_real_limit_on_file_size_is_told_like_a_full_disk(tmp_path):
         Corpus.from_arrays([np.arange(10_000)], sys.argv[1])
     """
     command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "corpus")]
-    env = os.environ | {"PYTHONPATH": str(Path(chunks.__file__).parents[1])}
+    env = os.environ | {"PYTHONPATH": str(Path(ragged.__file__).parents[1])}
     seen = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     assert re.search(r"OSError: .*could not write .*part-00000.arrow: File too large", seen.stderr)
     assert os.listdir(tmp_path / "corpus") == [".lock"]
@@ -419,14 +425,14 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path):
     path.write_text("before")
 
     def interrupted():
-        with written(path) as file:
+        with atomic_write(path) as file:
             file.write(b"after")
             raise KeyError
 
     with pytest.raises(KeyError):
         interrupted()
     assert path.read_text() == "before"
-    with written(path) as file:
+    with atomic_write(path) as file:
         file.write(b"after")
         assert path.read_text() == "before"
     assert path.read_text() == "after"

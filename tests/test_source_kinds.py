@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import feather, parquet
 
-from pipeline.corpora import open_source
+from pipeline.configuration import open_source
 from pipeline.sources import (
     ArrayRecords,
     ArrowFiles,

@@ -11,7 +11,7 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from configs import chat, masked, quickstart
-from pipeline.corpora import open_template, prepare_corpora
+from pipeline.configuration import open_template, prepare_corpora
 from pipeline.sources import Dialogues
 from pipeline.training.history import read_history
 from pipeline.views import Masked

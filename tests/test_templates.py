@@ -107,7 +107,7 @@ def test_weights_reach_the_batch_wherever_rows_are_built(tmp_path):
         parts = [pipeline.Batches(corpus, plan, process_index=p, process_count=4) for p in range(4)]
         for name, values in whole.items():
             assert np.array_equal(np.concatenate([part[step][name] for part in parts]), values)
-            assert np.array_equal(pipeline.spread(compact[step])[name], values)
+            assert np.array_equal(pipeline.expand(compact[step])[name], values)
         assert not whole["loss_weights"][whole["inputs_segment_ids"] == 0].any()
         total += whole["loss_weights"].sum()
     assert total == sum(corpus[example]["loss_weights"].sum() for example in range(len(corpus)))
@@ -116,7 +116,7 @@ def test_weights_reach_the_batch_wherever_rows_are_built(tmp_path):
 def test_corpora_with_and_without_weights_are_read_as_one(tmp_path):
     chats = prepare(Records(CHATS), Bytes(), tmp_path / "chats", template=Chat())
     text = prepare(Records([f"text {number}" for number in range(9)]), Bytes(), tmp_path / "text")
-    joined = pipeline.Joined({"text": text, "chats": chats})
+    joined = pipeline.Corpora({"text": text, "chats": chats})
     picked = [3, 12, 4, 20, 21]
     read = joined.read(picked, [0] * 5, joined.lengths[picked])
     weights = [joined[each].get("loss_weights", np.ones(joined.lengths[each])) for each in picked]

@@ -53,7 +53,7 @@ def wait_for_steps(group, workdir, more):
 
 
 @pytest.fixture(scope="module")
-def alone(text, tmp_path_factory):  # noqa: F811
+def directory_lock(text, tmp_path_factory):  # noqa: F811
     workdir = tmp_path_factory.mktemp("alone")
     run(text, workdir, 1)
     return workdir

@@ -14,7 +14,7 @@ from pipeline.sources import Records
 from pipeline.storage.corpus import Corpus
 from pipeline.tasks import INPUTS
 from pipeline.tokenizers import Bytes
-from pipeline.views import Masked, SpanCorruption, draws, view_of
+from pipeline.views import Masked, SpanCorruption, prng, view_of
 
 TEXTS = ["word " * (number % 40) + f"and {number}" for number in range(120)] + [""]
 
@@ -28,10 +28,10 @@ def corpus(tmp_path_factory):
 
 def test_random_bits_are_the_same_for_ever():
     examples, sizes = np.arange(50), np.arange(1, 51)
-    bits = draws.draw(3, 7, examples, np.zeros(50, np.int64), sizes)
+    bits = prng.draw(3, 7, examples, np.zeros(50, np.int64), sizes)
     assert hashlib.sha256(bits.astype("<u8").tobytes()).hexdigest()[:16] == "f4965d0045921668"
     others = [
-        draws.draw(seed, epoch, examples, np.full(50, start), sizes)
+        prng.draw(seed, epoch, examples, np.full(50, start), sizes)
         for seed, epoch, start in ((4, 7, 0), (3, 8, 0), (7, 3, 0), (3, 7, 1 << 32))
     ]
     every = np.concatenate([bits, *others])

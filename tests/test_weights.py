@@ -36,7 +36,7 @@ def joined(tmp_path_factory):
         examples = [rng.integers(0, 1000, n + 1) + 1000 * number for n in sizes]
         directory = tmp_path_factory.mktemp(name)
         corpora[name] = pipeline.Corpus.from_arrays(examples, directory, vocab_size=3000)
-    return pipeline.Joined(corpora)
+    return pipeline.Corpora(corpora)
 
 
 def covered(mixture, steps):
@@ -319,7 +319,7 @@ def test_steps_that_are_past_do_not_change():
 
 
 def test_a_state_knows_which_corpora_there_were(joined):
-    two = pipeline.Joined({name: joined.corpora[name] for name in ("code", "prose")})
+    two = pipeline.Corpora({name: joined.corpora[name] for name in ("code", "prose")})
     before = Plan(two, BUCKETS, weights={"code": 0.7, "prose": 0.3})
     grown = before.after(60, weights=WEIGHTS, lengths=joined)
     early, late = data_state(50, before, two), data_state(70, grown, joined)
@@ -329,7 +329,7 @@ def test_a_state_knows_which_corpora_there_were(joined):
     with pytest.raises(ValueError, match=r"tokens of chat was .* now not given from step 60"):
         check_data_state(late, before, two)
     other = dict(joined.corpora) | {"chat": joined.corpora["prose"]}
-    other = pipeline.Joined(other)
+    other = pipeline.Corpora(other)
     with pytest.raises(ValueError, match="tokens of chat was"):
         check_data_state(late, before.after(60, weights=WEIGHTS, lengths=other), other)
     # Batches built from the grown corpora are those built from the first, as long as they last.
@@ -590,7 +590,7 @@ def test_compact_batches_of_a_mixture_spread_out_to_the_same(joined):
     mixture = Plan(joined, BUCKETS, weights=WEIGHTS)
     plain, compact = (pipeline.Batches(joined, mixture, compact=c) for c in (False, True))
     for step in range(6):
-        spread = pipeline.spread(compact[step])
+        spread = pipeline.expand(compact[step])
         for field, values in plain[step].items():
             assert (np.asarray(spread[field]) == values).all()
 
@@ -641,9 +641,9 @@ def test_joined_corpora_are_planned_like_one(joined):
 def test_joined_corpora_must_agree(joined, tmp_path):
     other = pipeline.Corpus.from_arrays([[1, 2, 3]], tmp_path, vocab_size=10)
     with pytest.raises(ValueError, match="other has vocabulary 10 and code has vocabulary 3000"):
-        pipeline.Joined({**joined.corpora, "other": other})
+        pipeline.Corpora({**joined.corpora, "other": other})
     with pytest.raises(ValueError, match="corpora is empty"):
-        pipeline.Joined({})
+        pipeline.Corpora({})
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import numpy as np
 
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
+from pipeline.storage.corpora import Corpora
 from pipeline.storage.corpus import Corpus
 from pipeline.storage.interface import AnyCorpus
-from pipeline.storage.joined import Joined
 from pipeline.storage.pairs import Pairs
 from pipeline.storage.parts import read_part
 from pipeline.storage.writer import tokens_digest
@@ -31,7 +31,7 @@ def check_corpus(corpus: AnyCorpus, tell: Callable[[str], None]) -> None:
     Raises:
         ValueError: names the first thing that is wrong, and what to do.
     """
-    if isinstance(corpus, Joined):
+    if isinstance(corpus, Corpora):
         parts = list(corpus.corpora.values())
     elif isinstance(corpus, Pairs):
         parts = [corpus.inputs, corpus.targets]

@@ -1,13 +1,13 @@
 """Compact batches: rows' boundaries in place of the fields that follow from them.
 
 Segment ids, positions and weights are three of the five fields of a batch, and all three follow
-from where segments begin. A compact batch has `segments` instead, and `spread` makes the three on
+from where segments begin. A compact batch has `segments` instead, and `expand` makes the three on
 the device, inside the compiled step:
 
     batches = pipeline.load(corpus, compact=True, …)
 
     def train_step(state, batch):
-        batch = pipeline.spread(batch)  # now as any other batch
+        batch = pipeline.expand(batch)  # now as any other batch
         …
 """
 
@@ -40,7 +40,7 @@ def row_segments(
     return found
 
 
-def spread(batch: Mapping[str, Any]) -> dict[str, Any]:
+def expand(batch: Mapping[str, Any]) -> dict[str, Any]:
     """A compact batch with `inputs_segment_ids`, `inputs_positions` and `loss_weights`.
 
     To be called inside a compiled step, before all else. The arrays are those of a batch that is

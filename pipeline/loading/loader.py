@@ -55,7 +55,7 @@ class Batches(grain.MapDataset):
         sharding: a `jax.sharding.NamedSharding` of batches `[rows, length]`; this process then
             builds exactly the rows and columns that its devices hold.
         process_index, process_count: the shorthand for contiguous slices of rows.
-        compact: give `segments` in place of the fields that follow from them; `pipeline.spread`
+        compact: give `segments` in place of the fields that follow from them; `pipeline.expand`
             makes those inside the compiled step.
 
     Raises:
@@ -87,7 +87,7 @@ class Batches(grain.MapDataset):
         if len({*plan.counts}) > 1 and not isinstance(corpus, HasCorpora):
             raise ValueError(
                 f"the plan begins with {plan.counts[0]:,} examples and others join them; give the "
-                "corpora joined, Joined({'first': corpus, 'new': …}), so that a state can tell "
+                "corpora joined, Corpora({'first': corpus, 'new': …}), so that a state can tell "
                 "what was there"
             )
         if compact and sides == 2:
@@ -319,7 +319,7 @@ def load(
 
     Args:
         corpus: a corpus, a view of one, pairs, or the directory of a corpus or of pairs; or
-            several corpora, as `Joined`.
+            several corpora, as `Corpora`.
         buckets: the shapes; None: chosen by `fit_buckets`, with rows that the mesh divides.
         mesh: as for `Loader`.
         spec: as for `Loader`.
@@ -348,10 +348,10 @@ def load(
     if not hasattr(corpus, "fingerprint"):
         raise TypeError(
             f"corpus is a {type(corpus).__name__}; it must be a corpus, a view of one, pairs, "
-            "Joined, or a directory. Text is made one by prepare, arrays by Corpus.from_arrays"
+            "Corpora, or a directory. Text is made one by prepare, arrays by Corpus.from_arrays"
         )
     if options.get("weights") is not None and not isinstance(corpus, HasCorpora):
-        raise ValueError("weights are for several corpora; join them: Joined({'name': corpus})")
+        raise ValueError("weights are for several corpora; join them: Corpora({'name': corpus})")
     mesh = _one_device() if mesh is None else mesh
     sharding = batch_sharding(mesh, spec)
     asked = {"max_buckets": 4, "row_multiple": parts(sharding)[0], **options}

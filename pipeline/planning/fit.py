@@ -58,7 +58,7 @@ def fit_buckets(
 
     Args:
         lengths: positions of each example, an integer array `[n]`, of pairs `[n, 2]`, or a corpus;
-            with weights, several of these by name, or `Joined`.
+            with weights, several of these by name, or `Corpora`.
         tokens_per_batch: positions in a batch, at most, of both sides of pairs; rows are as many
             as fit.
         max_buckets: the most buckets; each is one compilation of the training step.

@@ -129,7 +129,7 @@ class Lengths:
         if begin.shape != self._all.shape or digest(begin) != self._digest:
             raise ValueError(
                 f"the {len(more):,} lengths given do not begin with the {len(self):,} that the "
-                "plan has; put new examples after them, as in Joined({'first': corpus, 'new': …})"
+                "plan has; put new examples after them, as in Corpora({'first': corpus, 'new': …})"
             )
         return more
 

@@ -48,7 +48,7 @@ class Plan(Stages):
 
     Args:
         lengths: positions of each example, an integer array `[n]`, of pairs `[n, 2]` (inputs and
-            targets), or a corpus; with weights, several of them by name, or `Joined`, whose
+            targets), or a corpus; with weights, several of them by name, or `Corpora`, whose
             examples count on from one corpus to the next.
         buckets: the shapes, ascending by length; of pairs by the sum of both, the last holding
             all others.
@@ -176,7 +176,7 @@ class Plan(Stages):
         Args:
             step: the first step that may differ, from 0; not before an earlier change of options.
             lengths: those of the examples so far, in the same order, and of others after them; or
-                a corpus that has them, `Joined` of the one so far and more. The epoch in progress
+                a corpus that has them, `Corpora` of the one so far and more. The epoch in progress
                 has the others, too. Of several corpora: all of them, and new ones at the end. None:
                 no others.
             leave_out: examples that are left out from then on, beside those already left out:

@@ -204,7 +204,7 @@ def corpora(given: Any) -> Mapping[str, Any]:
     if not isinstance(given, Mapping) or "" in given:
         raise ValueError(
             f"lengths is {given!r:.60}; with weights it must be several corpora by name: a dict, "
-            "or Joined({'name': corpus})"
+            "or Corpora({'name': corpus})"
         )
     return given
 

@@ -13,8 +13,8 @@ from etils import epath
 
 from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.plan import Plan
+from pipeline.storage.corpora import Corpora
 from pipeline.storage.interface import AnyCorpus
-from pipeline.storage.joined import Joined
 from pipeline.storage.pairs import open_corpus
 from pipeline.storage.writer import MANIFEST
 
@@ -130,7 +130,7 @@ def of_corpus(
     plan: Plan | None = None,
 ) -> Subject:
     """The subject that is this corpus."""
-    parts = corpus.corpora if isinstance(corpus, Joined) else {name: corpus}
+    parts = corpus.corpora if isinstance(corpus, Corpora) else {name: corpus}
     return Subject(
         name=name,
         lengths=corpus.lengths,
@@ -173,7 +173,7 @@ def _from_json(path: epath.Path) -> np.ndarray:
 
 
 def _from_config(path: pathlib.Path, workdir: str | None) -> Subject:
-    from pipeline.corpora import prepare_corpora
+    from pipeline.configuration import prepare_corpora
 
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None

@@ -2,6 +2,7 @@
 
 from pipeline.sources.array_records import ArrayRecords
 from pipeline.sources.arrow import ArrowFiles, HuggingFace
+from pipeline.sources.concatenated import Concatenated
 from pipeline.sources.dialogues import Dialogues
 from pipeline.sources.docstrings import Docstrings
 from pipeline.sources.json_lines import JsonLines
@@ -14,11 +15,11 @@ from pipeline.sources.slice import Slice
 from pipeline.sources.source import Source
 from pipeline.sources.text_files import TextFiles
 from pipeline.sources.tfds import Tfds
-from pipeline.sources.together import Together
 
 __all__ = [
     "ArrayRecords",
     "ArrowFiles",
+    "Concatenated",
     "Dialogues",
     "Docstrings",
     "HuggingFace",
@@ -31,6 +32,5 @@ __all__ = [
     "Source",
     "TextFiles",
     "Tfds",
-    "Together",
     "open_files",
 ]

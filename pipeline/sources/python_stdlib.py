@@ -11,7 +11,7 @@ from typing import Any
 
 from etils import epath
 
-from pipeline.atomic import alone
+from pipeline.atomic import directory_lock
 from pipeline.sources.tfds import Tfds, require_tfds
 
 # Directories of tests and of what is not the standard library's own, and one file of plain data.
@@ -44,7 +44,7 @@ class PythonStdlib(Tfds):
 
         made = builder()
         if not made.data_path.exists():
-            with alone(made.data_path.parent, "extracting the standard library"):
+            with directory_lock(made.data_path.parent, "extracting the standard library"):
                 # Another process may have done it while this one waited; then this does nothing.
                 _prepare_quietly(builder())
             made = builder()

@@ -12,9 +12,9 @@ import numpy as np
 from etils import epath
 
 from pipeline import tokenizers
-from pipeline.atomic import alone, is_local, written
-from pipeline.chunks import Chunk, chunks_of, cut
+from pipeline.atomic import atomic_write, directory_lock, is_local
 from pipeline.planning import lengths as lengths_module
+from pipeline.ragged import Ragged, chunks_of, cut
 from pipeline.storage.parts import Part, read_part
 from pipeline.storage.pieces import MappedPieces, RangedPieces, as_pieces
 from pipeline.storage.writer import LENGTHS, MANIFEST, SCHEMA_VERSION, Writer, require_same_origin
@@ -95,7 +95,7 @@ class Corpus:
         vocab_size = None if vocab_size is None else operator.index(vocab_size)
         parts = cut(chunks_of(examples, vocab_size, weights))
         origin = {"source": None, "tokenizer": None, "field": None}
-        with alone(directory, "writing a corpus"):
+        with directory_lock(directory, "writing a corpus"):
             if (directory / MANIFEST).exists():
                 corpus = cls.open(directory)
                 require_same_origin(directory, corpus.origin, origin)
@@ -213,10 +213,10 @@ class Corpus:
         if path.exists():
             return path.read_bytes()
         try:
-            with alone(self.directory, f"making {name}"):
+            with directory_lock(self.directory, f"making {name}"):
                 if not path.exists():
                     content = make()
-                    with written(path) as file:
+                    with atomic_write(path) as file:
                         file.write(content)
                 return path.read_bytes()
         except OSError as error:
@@ -249,7 +249,7 @@ class Corpus:
                 f"{task.name!r}. Choose another directory, or delete this one"
             )
 
-    def _require_same(self, parts: Iterable[Chunk], vocab_size: int | None) -> None:
+    def _require_same(self, parts: Iterable[Ragged], vocab_size: int | None) -> None:
         """Refuses other examples than those stored."""
         digests = [part.digest for part in parts]
         if digests != [part.sha256 for part in self._parts] or vocab_size != self.vocab_size:

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 from etils import epath
 
-from pipeline.atomic import is_local, written
-from pipeline.chunks import Chunk
+from pipeline.atomic import atomic_write, is_local
+from pipeline.ragged import Ragged
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Part:
     weights_at: int | None = None
 
 
-def write_part(path: epath.Path, chunk: Chunk, metadata: Mapping[str, object]) -> Part:
+def write_part(path: epath.Path, chunk: Ragged, metadata: Mapping[str, object]) -> Part:
     """Writes one part, whole or not at all, with `metadata` as JSON in its Arrow schema."""
     offsets = np.zeros(len(chunk.counts) + 1, np.int64)
     np.cumsum(chunk.counts, out=offsets[1:])
@@ -52,7 +52,7 @@ def write_part(path: epath.Path, chunk: Chunk, metadata: Mapping[str, object]) -
     with pa.ipc.new_file(sink, schema) as writer:
         writer.write_batch(pa.record_batch(list(columns.values()), schema=schema))
     whole = sink.getvalue()
-    with written(path) as file:
+    with atomic_write(path) as file:
         file.write(whole)
     return _described(path.name, whole)[0]
 
@@ -90,7 +90,7 @@ def _described(name: str, whole: pa.Buffer) -> tuple[Part, np.ndarray, dict]:
         bytes=whole.size,
         offsets_at=offsets.address - whole.address,
         tokens_at=tokens.address - whole.address,
-        sha256=Chunk(flat, counts, None, weights).digest,
+        sha256=Ragged(flat, counts, None, weights).digest,
         weights_at=weights_at,
     )
     return part, counts, json.loads(reader.schema.metadata[b"lockstep"])

@@ -6,8 +6,8 @@ from typing import Any
 
 from etils import epath
 
-from pipeline.atomic import alone
-from pipeline.chunks import cut
+from pipeline.atomic import directory_lock
+from pipeline.ragged import cut
 from pipeline.sources import Source
 from pipeline.storage.corpus import Corpus
 from pipeline.storage.pairs import Pairs
@@ -65,7 +65,7 @@ def prepare(
         # A worker that runs the script that started it would wait for this lock for ever.
         if getattr(multiprocessing.current_process(), "_inheriting", False):
             raise RuntimeError(f"prepare was called by the import of a script: {GUARD}")
-        with alone(directory, "preparing a corpus"):
+        with directory_lock(directory, "preparing a corpus"):
             if not (directory / MANIFEST).exists():
                 _prepare(job, task, directory, num_workers, progress)
     corpus = Corpus.open(directory)

@@ -5,7 +5,7 @@ import time
 
 from tqdm import tqdm
 
-from pipeline.chunks import Chunk
+from pipeline.ragged import Ragged
 
 
 class Progress:
@@ -34,7 +34,7 @@ class Progress:
         )
         self._tokens, self._new, self._started = tokens, 0, time.monotonic()
 
-    def counted(self, chunk: Chunk) -> Chunk:
+    def counted(self, chunk: Ragged) -> Ragged:
         """The chunk, after it was added to what is done."""
         self._new += len(chunk.flat)
         rate = self._new / max(time.monotonic() - self._started, 1e-9)

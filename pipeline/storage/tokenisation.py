@@ -18,7 +18,7 @@ from concurrent.futures.process import BrokenProcessPool
 import numpy as np
 
 from pipeline import templates
-from pipeline.chunks import Chunk
+from pipeline.ragged import Ragged
 from pipeline.sources import Source
 from pipeline.sources.source import read_texts, where
 from pipeline.templates import Template
@@ -58,7 +58,7 @@ class Job:
             "template": template,
         }
 
-    def run(self, records: Sequence[int]) -> Chunk:
+    def run(self, records: Sequence[int]) -> Ragged:
         """The tokens of the records with these numbers.
 
         Raises:
@@ -70,7 +70,7 @@ class Job:
             texts = read_texts(self.source, records, self.field)
             flat, counts = self.tokenizer.encode_batch(texts)
             sizes = np.fromiter((len(text.encode()) for text in texts), np.int64, len(texts))
-            chunk = Chunk(flat, counts, sizes)
+            chunk = Ragged(flat, counts, sizes)
         flat = chunk.flat
         wrong = np.flatnonzero((flat < 0) | (flat >= self.tokenizer.vocab_size))
         if len(wrong):
@@ -83,7 +83,7 @@ class Job:
         return chunk if self.weighted else dataclasses.replace(chunk, weights=None)
 
 
-def tokenised(job: Job, begin: int, end: int, num_workers: int | None) -> Generator[Chunk]:
+def tokenised(job: Job, begin: int, end: int, num_workers: int | None) -> Generator[Ragged]:
     """The chunks of records `begin` to `end`, in order."""
     ranges = (range(at, min(at + RECORDS, end)) for at in range(begin, end, RECORDS))
     if num_workers is None:
@@ -106,7 +106,7 @@ def _cpus() -> int:
     return len(allowed(0)) if allowed else os.cpu_count() or 1
 
 
-def _by_workers(job: Job, ranges: Iterator[Sequence[int]], num_workers: int) -> Generator[Chunk]:
+def _by_workers(job: Job, ranges: Iterator[Sequence[int]], num_workers: int) -> Generator[Ragged]:
     with workers(job, num_workers) as submit:
         # Two ranges for each worker are on their way; results are taken in order.
         waiting = deque(map(submit, itertools.islice(ranges, 2 * num_workers)))
@@ -117,7 +117,7 @@ def _by_workers(job: Job, ranges: Iterator[Sequence[int]], num_workers: int) -> 
 
 
 @contextlib.contextmanager
-def workers(job: Job, number: int) -> Iterator[Callable[[Sequence[int]], Future[Chunk]]]:
+def workers(job: Job, number: int) -> Iterator[Callable[[Sequence[int]], Future[Ragged]]]:
     """Processes that run a job on what they are given, until the block is left.
 
     Raises:
@@ -164,5 +164,5 @@ def _start(job: str) -> None:
     threading.Thread(target=follow, daemon=True).start()
 
 
-def _run(records: Sequence[int]) -> Chunk:
+def _run(records: Sequence[int]) -> Ragged:
     return _job.run(records)

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from pipeline.atomic import written
-from pipeline.chunks import Chunk
+from pipeline.atomic import atomic_write
 from pipeline.planning import lengths as lengths_module
+from pipeline.ragged import Ragged
 from pipeline.storage.parts import Part, read_part, write_part
 from pipeline.tasks import Task
 
@@ -30,7 +30,7 @@ ORIGINS = {
 }
 
 
-# Names that a writer makes; see `pipeline.atomic.written` for the second.
+# Names that a writer makes; see `pipeline.atomic.atomic_write` for the second.
 PART = re.compile(r"part-\d{5,}\.arrow")
 TEMPORARY = re.compile(rf"\.({PART.pattern}|{re.escape(LENGTHS)}|{re.escape(MANIFEST)})\.\d+\.tmp")
 
@@ -129,7 +129,7 @@ class Writer:
         self._counts.append(counts.astype(np.uint32))
         self._text_bytes.append(text_bytes)
 
-    def add(self, chunk: Chunk) -> None:
+    def add(self, chunk: Ragged) -> None:
         """Writes the next part."""
         text = None if chunk.text_bytes is None else int(chunk.text_bytes.sum())
         metadata = {
@@ -149,7 +149,7 @@ class Writer:
     def finish(self, **about: Any) -> None:
         """Writes the lengths and the manifest; `about` is recorded in the manifest as it is."""
         lengths = self.task.lengths(np.concatenate(self._counts))
-        with written(self.directory / LENGTHS) as file:
+        with atomic_write(self.directory / LENGTHS) as file:
             np.save(file, lengths)
             size = file.tell()
         manifest = {
@@ -167,7 +167,7 @@ class Writer:
             **about,
             "parts": [dataclasses.asdict(part) for part in self.parts],
         }
-        with written(self.directory / MANIFEST) as file:
+        with atomic_write(self.directory / MANIFEST) as file:
             file.write((json.dumps(manifest, indent=1) + "\n").encode())
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.chunks import Chunk
+from pipeline.ragged import Ragged
 from pipeline.sources.source import Source, read_records, where
 from pipeline.tokenizers import Tokenizer
 
@@ -39,7 +39,7 @@ def fingerprint(template: Template) -> str:
 
 def encode(
     template: Template, source: Source, indices: Sequence[int], tokenizer: Tokenizer
-) -> Chunk:
+) -> Ragged:
     """The tokens and weights of some records.
 
     Spans are tokenised one by one, so that each token has one weight. The tokenizer's marks stand
@@ -90,7 +90,7 @@ def encode(
     kept = np.bincount(np.repeat(record_of, counts)[keep], minlength=len(sizes))
     learnt = [len(text.encode()) if weight else 0 for text, weight in spans]
     text_bytes = np.bincount(record_of, learnt, len(sizes)).astype(np.int64)
-    return Chunk(flat[keep], kept, text_bytes, weights[keep])
+    return Ragged(flat[keep], kept, text_bytes, weights[keep])
 
 
 def decoded(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from etils import epath
 
-from pipeline.atomic import written
+from pipeline.atomic import atomic_write
 from pipeline.tokenizers.tokenizer import with_marks
 
 FILE = "tokenizer.json"  # its name in the directory of a corpus
@@ -124,7 +124,7 @@ class HuggingFace:
 
     def save(self, directory: epath.Path) -> dict[str, Any]:
         """See `Tokenizer`; writes the tokenizer as `tokenizer.json`."""
-        with written(directory / FILE) as file:
+        with atomic_write(directory / FILE) as file:
             file.write(self._content.encode())
         return {
             "kind": self.kind,

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from etils import epath
 
-from pipeline.atomic import written
+from pipeline.atomic import atomic_write
 from pipeline.tokenizers.tokenizer import with_marks
 
 MODEL = "tokenizer.model"  # its name in the directory of a corpus
@@ -122,7 +122,7 @@ class SentencePiece:
 
     def save(self, directory: epath.Path) -> dict[str, Any]:
         """See `Tokenizer`; writes the model as `tokenizer.model`."""
-        with written(directory / MODEL) as file:
+        with atomic_write(directory / MODEL) as file:
             file.write(self._proto)
         return {"kind": self.kind, "begin": self.begin, "end": self.end}
 

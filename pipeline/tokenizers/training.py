@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from etils import epath
 
-from pipeline.atomic import alone, written
+from pipeline.atomic import atomic_write, directory_lock
 from pipeline.sources.source import Source, read_texts
 from pipeline.tokenizers.sentencepiece import SentencePiece, require_sentencepiece
 from pipeline.tokenizers.tokenizer import BEGIN, END, PAD
@@ -62,14 +62,14 @@ def train_sentencepiece(
         return path.exists() and note.exists() and json.loads(note.read_text()) == about
 
     if not done():
-        with alone(path.parent, "training a tokenizer"):
+        with directory_lock(path.parent, "training a tokenizer"):
             if not done():
                 # The note goes first and comes last, so it never describes another model.
                 note.unlink(missing_ok=True)
                 proto = _trained(_sample(source, fields, seed), vocab_size)
-                with written(path) as file:
+                with atomic_write(path) as file:
                     file.write(proto)
-                with written(note) as file:
+                with atomic_write(note) as file:
                     file.write(json.dumps(about, indent=1).encode())
     return SentencePiece(path, begin=begin, end=end)
 

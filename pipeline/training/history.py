@@ -6,11 +6,11 @@ from typing import Any
 
 from etils import epath
 
-from pipeline.atomic import written
+from pipeline.atomic import atomic_write
 from pipeline.planning.plan import Plan
+from pipeline.storage.corpora import Corpora
 from pipeline.storage.corpus import Corpus
 from pipeline.storage.interface import AnyCorpus
-from pipeline.storage.joined import Joined
 from pipeline.storage.pairs import open_corpus
 from pipeline.views import View, view_of
 
@@ -31,7 +31,7 @@ def write_history(workdir: epath.Path, corpus: Any, plan: Plan) -> None:
     def place(one: Any) -> str:
         return os.fspath(one.directory).removeprefix(inside)
 
-    several = isinstance(corpus, Joined)
+    several = isinstance(corpus, Corpora)
     content = {
         "corpus": {name: place(one) for name, one in corpus.corpora.items()}
         if several
@@ -43,12 +43,12 @@ def write_history(workdir: epath.Path, corpus: Any, plan: Plan) -> None:
             for entry, (_, changes) in zip(plan.entries, plan.changes, strict=True)
         ],
     }
-    with written(workdir / NAME) as file:
+    with atomic_write(workdir / NAME) as file:
         file.write(json.dumps(content, indent=1).encode())
 
 
 def _views(corpus: Any) -> dict[str, Any] | None:
-    if isinstance(corpus, Joined):
+    if isinstance(corpus, Corpora):
         found = {name: _views(one) for name, one in corpus.corpora.items()}
         return {name: view for name, view in found.items() if view} or None
     return corpus.description if isinstance(corpus, View) else None
@@ -107,7 +107,7 @@ def read_history(
     corpus: AnyCorpus
     if isinstance(directory, dict):
         views = seen_as or {}
-        corpus = Joined(
+        corpus = Corpora(
             {name: _open(workdir / place, views.get(name)) for name, place in directory.items()}
         )
     else:

@@ -13,7 +13,7 @@ from typing import Any
 import tqdm
 from etils import epath
 
-from pipeline.atomic import is_local, written
+from pipeline.atomic import atomic_write, is_local
 
 # Seconds between lines where there is no terminal to draw a bar on.
 EVERY = 10.0
@@ -100,7 +100,7 @@ class MetricsLog:
         text = "".join(line + "\n" for line, _ in kept)
         self._scratch = tempfile.TemporaryDirectory() if self._remote else None
         here = epath.Path(self._scratch.name) if self._scratch else workdir
-        with written(here / "metrics.jsonl") as file:
+        with atomic_write(here / "metrics.jsonl") as file:
             file.write(text.encode())
         self._file = open(os.fspath(here / "metrics.jsonl"), "a")  # noqa: SIM115
         self._here = here

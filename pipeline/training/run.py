@@ -13,15 +13,15 @@ import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
-from pipeline.atomic import alone
-from pipeline.corpora import prepare_corpora
+from pipeline.atomic import directory_lock
+from pipeline.configuration import prepare_corpora
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.loading.loader import Batches, Loader, load
 from pipeline.loading.sharding import batch_sharding, parts
 from pipeline.planning.checks import require_whole
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
-from pipeline.storage.joined import Joined
+from pipeline.storage.corpora import Corpora
 from pipeline.training import hosts, schedule
 from pipeline.training.change import allowing, applied, changed, parsed, resumed, with_change
 from pipeline.training.compiled import Compiled, device_memory, keep_programs, table
@@ -186,7 +186,11 @@ class Run:
             RuntimeError: another process trains in the same directory; and what training raises.
         """
         leads = jax.process_index() == 0
-        with alone(self.workdir, "training", wait=False) if leads else contextlib.nullcontext():
+        with (
+            directory_lock(self.workdir, "training", wait=False)
+            if leads
+            else contextlib.nullcontext()
+        ):
             self._train(make_steps)
 
     def _train(self, make_steps: Callable[..., Steps]):
@@ -255,7 +259,7 @@ class Run:
         if "sources" in self.config and not names:
             return corpus
         alone = "sources" not in self.config
-        there = corpus.corpora if isinstance(corpus, Joined) and alone else {}
+        there = corpus.corpora if isinstance(corpus, Corpora) and alone else {}
         if wrong := [name for name in names if name not in there or names.count(name) > 1]:
             known = [name for name in there if name != "train"]
             raise ValueError(
@@ -270,7 +274,7 @@ class Run:
             )
         if not names:
             return there.get("train", corpus)
-        return Joined({name: there[name] for name in ("train", *names)})
+        return Corpora({name: there[name] for name in ("train", *names)})
 
     def plan(self, corpus: Any, mesh) -> Plan:
         """The plan of all stages, from step 0 on.
@@ -292,7 +296,7 @@ class Run:
         planned = [(stage.step, stage.changes) for stage in self.stages]
         if mixture:
             planned[0] = 0, {**planned[0][1], **mixture}
-        elif isinstance(corpus, Joined):  # a run begins with the first, and the others join
+        elif isinstance(corpus, Corpora):  # a run begins with the first, and the others join
             planned[0] = 0, {**planned[0][1], "examples": len(next(iter(corpus.corpora.values())))}
         whole = Plan.replay(corpus, planned)
         for stage in self.new:

@@ -121,7 +121,7 @@ def resolve(
 
     Args:
         stages: the first has all options of the run.
-        lengths: a corpus, to fit buckets to; where stages add to it, all `Joined`, the first that
+        lengths: a corpus, to fit buckets to; where stages add to it, all `Corpora`, the first that
             with which the run begins, and then in the order of the stages.
         row_multiple: that of the buckets, where the options have none.
         mixture: of several corpora with weights, what `Plan` takes beside: `weights` and others.

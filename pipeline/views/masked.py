@@ -7,7 +7,7 @@ import numpy as np
 
 from pipeline.storage.corpus import Corpus
 from pipeline.storage.pieces import as_pieces
-from pipeline.views import draws
+from pipeline.views import prng
 from pipeline.views.view import View, require_vocabulary
 
 # Of the tokens that are asked for, shares that become the mask, and a random token; the rest stays.
@@ -85,16 +85,16 @@ class Masked(View):
         """
         examples, starts, lengths, reach = as_pieces(examples, starts, lengths, reach, len(self))
         targets = self.corpus.read(examples, starts, lengths, reach)["inputs"]
-        bits = draws.draw(self.seed, epoch, examples, starts, reach)
-        asked = bits < draws.share(self.rate)
+        bits = prng.draw(self.seed, epoch, examples, starts, reach)
+        asked = bits < prng.share(self.rate)
         for kept in self.keep_ids:
             asked &= targets != kept
         places = np.flatnonzero(asked)
         # Bits of the places that are asked for are small, so these are mixed once more.
-        fate = draws.mixed(bits[places])
+        fate = prng.mixed(bits[places])
         inputs = targets.copy()
-        inputs[places[fate < draws.share(MASK)]] = self.mask_id
-        other = (fate >= draws.share(MASK)) & (fate < draws.share(MASK + RANDOM))
-        chosen = draws.below(draws.mixed(fate[other]), self.vocab_size)
+        inputs[places[fate < prng.share(MASK)]] = self.mask_id
+        other = (fate >= prng.share(MASK)) & (fate < prng.share(MASK + RANDOM))
+        chosen = prng.below(prng.mixed(fate[other]), self.vocab_size)
         inputs[places[other]] = chosen
         return {"inputs": inputs, "targets": targets, "loss_weights": asked.astype(np.float32)}

@@ -8,7 +8,7 @@ import numpy as np
 from pipeline.storage.corpus import Corpus
 from pipeline.storage.pieces import as_pieces, gathered
 from pipeline.tasks import INPUTS, TARGETS
-from pipeline.views import draws
+from pipeline.views import prng
 from pipeline.views.view import View, require_vocabulary
 
 
@@ -209,7 +209,7 @@ class SpanCorruption(View):
             The sizes of the runs of all pairs, one after another: int64 [sum(parts)].
         """
         group = np.repeat(np.arange(len(totals), dtype=np.uint64), totals)
-        bits = draws.draw(self.seed, epoch, pairs, np.full(len(pairs), stream), totals)
+        bits = prng.draw(self.seed, epoch, pairs, np.full(len(pairs), stream), totals)
         begins = np.cumsum(totals) - totals
         # A run begins at the first token of a pair, and where its bits are lowest. Always 40 of
         # them are looked at, so that no choice depends on what else is read; equal ones keep order.

@@ -118,7 +118,7 @@ def test_pairs_have_names_on_both_sides():
     ("batch", "spelling", "message"),
     [
         (BATCH | {"images": BATCH["inputs"]}, "t5x", "no name for images"),
-        (BATCH | {"segments": BATCH["inputs"]}, "maxtext", "spread a compact batch before"),
+        (BATCH | {"segments": BATCH["inputs"]}, "maxtext", "call `expand` on a compact batch"),
         (BATCH, "keras", "one of maxtext, t5x, axlearn, tunix, huggingface"),
         (BATCH, "tunix", "row 0 holds 2 segments.* packing='none'"),
         (PAIR, "maxtext", "no name for decoder_inputs"),

@@ -8,10 +8,10 @@ from typing import Any
 from pipeline.sources.source import Source, read_records, where
 
 
-class Together:
+class Concatenated:
     """The records of the first source, then those of the second, and so on.
 
-    >>> both = Together([[{"text": "a"}], [{"text": "b"}, {"text": "c"}]])
+    >>> both = Concatenated([[{"text": "a"}], [{"text": "b"}, {"text": "c"}]])
     >>> len(both), both[2]
     (3, {'text': 'c'})
     """

@@ -48,9 +48,9 @@ def rename(batch: Fields, spelling: str) -> dict[str, Any]:
     known = PAIRS if pairs else DECODER
     for name in batch:
         if name not in known:
-            spread = "; spread a compact batch before" if name == "segments" else ""
+            advice = "; call `expand` on a compact batch" if name == "segments" else ""
             raise ValueError(
-                f"{spelling} has no name for {name}; it has one for {', '.join(known)}{spread}"
+                f"{spelling} has no name for {name}; it has one for {', '.join(known)}{advice}"
             )
     return make(batch, pairs)
 

@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 from etils import epath
 
+from pipeline.external.examples import Examples
 from pipeline.sources import ArrowFiles, ParquetFiles, files
 from pipeline.storage.pieces import gathered
 from pipeline.tasks import CAUSAL, Task
-from pipeline.uncopied.examples import Examples
 
 
 class InPlace(Examples):

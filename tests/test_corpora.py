@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import pipeline
-from pipeline import Batches, Bucket, Corpus, Joined, Pairs, Plan
+from pipeline import Batches, Bucket, Corpora, Corpus, Pairs, Plan
+from pipeline.external import index
 from pipeline.sources import Records
-from pipeline.storage.joined import JoinedSide
+from pipeline.storage.corpora import CorporaSide
 from pipeline.tasks import INPUTS
 from pipeline.tokenizers import Bytes
-from pipeline.uncopied import index
 from pipeline.views import Masked, SpanCorruption
 
 COUNTS = {"few": 9, "many": 40}
@@ -44,7 +44,7 @@ def make(kind, name, directory):
 @pytest.fixture(scope="module", params=KINDS)
 def joined(request, tmp_path_factory):
     base = tmp_path_factory.mktemp("joined")
-    return Joined({name: make(request.param, name, base / name) for name in COUNTS})
+    return Corpora({name: make(request.param, name, base / name) for name in COUNTS})
 
 
 def plan_of(joined, **options):
@@ -124,7 +124,7 @@ def test_pieces_of_several_epochs_come_back_in_their_places(joined):
     for corpus in joined.corpora.values():
         corpora += [(corpus, number) for number in range(len(corpus))]
     for number, side in enumerate(joined.sides):
-        assert isinstance(side, JoinedSide)
+        assert isinstance(side, CorporaSide)
         assert len(side) == len(joined)
         sizes = joined.lengths.reshape(len(joined), -1)[examples, number]
         read = side.read(examples, 0 * examples, sizes, epoch=epochs)
@@ -152,4 +152,4 @@ def test_examples_are_those_of_the_corpora_one_after_another(joined):
 def test_pairs_and_examples_of_one_length_are_not_joined(pairs, corpus):
     for several in ({"a": pairs, "b": corpus}, {"a": corpus, "b": pairs}):
         with pytest.raises(ValueError, match="corpora that are read as one must agree"):
-            Joined(several)
+            Corpora(several)

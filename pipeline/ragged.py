@@ -17,7 +17,7 @@ CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
-class Chunk:
+class Ragged:
     """Consecutive examples: flat int32 tokens, the count of each, and UTF-8 bytes of their text.
 
     `text_bytes` is None where no text is known (a corpus made of arrays), and counts what is learnt
@@ -39,15 +39,15 @@ class Chunk:
             sha.update(np.ascontiguousarray(self.weights, "<f4").data)
         return sha.hexdigest()
 
-    def split(self, examples: int) -> tuple["Chunk", "Chunk"]:
+    def split(self, examples: int) -> tuple["Ragged", "Ragged"]:
         """The first `examples` and the rest, as views."""
         at = int(self.counts[:examples].sum())
         return self._sliced(slice(examples), slice(at)), self._sliced(
             slice(examples, None), slice(at, None)
         )
 
-    def _sliced(self, examples: slice, tokens: slice) -> "Chunk":
-        return Chunk(
+    def _sliced(self, examples: slice, tokens: slice) -> "Ragged":
+        return Ragged(
             self.flat[tokens],
             self.counts[examples],
             None if self.text_bytes is None else self.text_bytes[examples],
@@ -55,7 +55,7 @@ class Chunk:
         )
 
     @classmethod
-    def joined(cls, chunks: Sequence["Chunk"]) -> "Chunk":
+    def joined(cls, chunks: Sequence["Ragged"]) -> "Ragged":
         """One chunk of many; all of them know their text and their weights, or none does."""
         texts = [chunk.text_bytes for chunk in chunks if chunk.text_bytes is not None]
         weights = [chunk.weights for chunk in chunks if chunk.weights is not None]
@@ -67,9 +67,9 @@ class Chunk:
         )
 
 
-def cut(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+def cut(chunks: Iterable[Ragged]) -> Iterator[Ragged]:
     """The same examples, joined and cut anew into one chunk for each part."""
-    held: list[Chunk] = []
+    held: list[Ragged] = []
     examples = tokens = 0
     for chunk in chunks:
         while len(chunk.counts):
@@ -81,15 +81,15 @@ def cut(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
             held.append(head)
             examples, tokens = examples + len(head.counts), tokens + len(head.flat)
             if closes:
-                yield Chunk.joined(held)
+                yield Ragged.joined(held)
                 held, examples, tokens = [], 0, 0
     if held:
-        yield Chunk.joined(held)
+        yield Ragged.joined(held)
 
 
 def chunks_of(
     examples: Iterable[Any], vocab_size: int | None, weights: Iterable[Any] | None = None
-) -> Iterator[Chunk]:
+) -> Iterator[Ragged]:
     """The examples in chunks, each example checked."""
     held: list[np.ndarray] = []
     weighed: list[np.ndarray] = []
@@ -106,10 +106,10 @@ def chunks_of(
         yield _chunk(held, weighed)
 
 
-def _chunk(arrays: list[np.ndarray], weights: list[np.ndarray]) -> Chunk:
+def _chunk(arrays: list[np.ndarray], weights: list[np.ndarray]) -> Ragged:
     counts = np.fromiter(map(len, arrays), np.int64, len(arrays))
     flat = np.concatenate(arrays, dtype=np.int32, casting="unsafe")
-    return Chunk(flat, counts, None, np.concatenate(weights) if weights else None)
+    return Ragged(flat, counts, None, np.concatenate(weights) if weights else None)
 
 
 def _weights(weights: Any, number: int, tokens: int) -> np.ndarray:

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from pipeline.atomic import alone, written
-from pipeline.chunks import Chunk
+from pipeline.atomic import atomic_write, directory_lock
+from pipeline.external.examples import Examples
 from pipeline.planning.lengths import digest
+from pipeline.ragged import Ragged
 from pipeline.sources import Source
 from pipeline.sources.source import where
 from pipeline.storage.pieces import gathered
@@ -26,7 +27,6 @@ from pipeline.storage.writer import require_same_origin
 from pipeline.tasks import CAUSAL, Task
 from pipeline.templates import Template
 from pipeline.tokenizers import Tokenizer
-from pipeline.uncopied.examples import Examples
 
 COUNTS, MANIFEST = "counts.npy", "index.json"
 
@@ -68,7 +68,7 @@ def index(
     directory = epath.Path(directory).expanduser()
     job = Job(source, tokenizer, field, template, task.learns)
     if not (directory / MANIFEST).exists():
-        with alone(directory, "measuring lengths"):
+        with directory_lock(directory, "measuring lengths"):
             if not (directory / MANIFEST).exists():
                 _measure(job, directory, num_workers, progress)
     require_same_origin(
@@ -90,9 +90,9 @@ def _measure(job: Job, directory: epath.Path, num_workers: int | None, progress:
     chunks = tokenised(job, 0, len(job.source), num_workers)
     with Progress("measuring", len(job.source), shown=progress) as bar, contextlib.closing(chunks):
         counts = [bar.counted(chunk).counts for chunk in chunks]
-    with written(directory / COUNTS) as file:
+    with atomic_write(directory / COUNTS) as file:
         np.save(file, np.concatenate(counts).astype(np.uint32))
-    with written(directory / MANIFEST) as file:
+    with atomic_write(directory / MANIFEST) as file:
         file.write(json.dumps({"origin": job.origin}, indent=1).encode())
 
 
@@ -116,7 +116,7 @@ class OnTheFly(Examples):
 
     def _start(self) -> None:
         self._lock, self._running = threading.Lock(), contextlib.ExitStack()
-        self._submit: Callable[[Sequence[int]], Future[Chunk]] | None = None
+        self._submit: Callable[[Sequence[int]], Future[Ragged]] | None = None
         weakref.finalize(self, self._running.close)
 
     def read(
@@ -145,7 +145,7 @@ class OnTheFly(Examples):
             found |= gathered(chunk.weights, first, lengths, reach, {"loss_weights": 0})
         return found
 
-    def _tokenised(self, examples: np.ndarray) -> Chunk:
+    def _tokenised(self, examples: np.ndarray) -> Ragged:
         if self._readers < 2:
             return self._job.run(examples.tolist())
         with self._lock:
@@ -157,7 +157,7 @@ class OnTheFly(Examples):
         edges = np.searchsorted(before, before[-1] * np.arange(1, self._readers) / self._readers)
         shares = [share.tolist() for share in np.split(examples, edges) if len(share)]
         try:
-            return Chunk.joined([future.result() for future in list(map(submit, shares))])
+            return Ragged.joined([future.result() for future in list(map(submit, shares))])
         except BrokenProcessPool as error:
             self.close()
             raise RuntimeError(

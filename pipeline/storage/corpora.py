@@ -1,4 +1,4 @@
-"""Joined: several corpora read as one, their examples numbered one after another."""
+"""Corpora: several corpora read as one, their examples numbered one after another."""
 
 import functools
 import operator
@@ -12,7 +12,7 @@ from pipeline.storage.interface import AnyCorpus, Readable
 from pipeline.storage.pieces import as_pieces
 
 
-class Joined:
+class Corpora:
     """Several corpora as one: the examples of the first, then those of the second, and so on.
 
     It is read and planned like a corpus, each example once an epoch; with weights, `Plan` gives
@@ -47,7 +47,7 @@ class Joined:
                     )
         #: Where batches read tokens; see `AnyCorpus`.
         self.sides = tuple(
-            JoinedSide([corpus.sides[number] for corpus in self._all])
+            CorporaSide([corpus.sides[number] for corpus in self._all])
             for number in range(len(self._all[0].sides))
         )
 
@@ -68,7 +68,7 @@ class Joined:
             )
         if count == len(self._all):
             return self if count > 1 else self._all[0]
-        return self._all[0] if count == 1 else Joined(dict(list(self.corpora.items())[:count]))
+        return self._all[0] if count == 1 else Corpora(dict(list(self.corpora.items())[:count]))
 
     def read(
         self, examples: Any, starts: Any, lengths: Any, reach: Any = None, epoch: Any = 0
@@ -141,7 +141,7 @@ class Joined:
         return self._all[0].tokenizer
 
     def __repr__(self) -> str:
-        return f"Joined({self.corpora!r})"
+        return f"Corpora({self.corpora!r})"
 
     def __str__(self) -> str:
         return "\n\n".join(f"{name}\n{corpus}" for name, corpus in self.corpora.items())
@@ -158,7 +158,7 @@ def _shared(corpus: AnyCorpus) -> dict[str, Any]:
     return found | {"vocabulary": corpus.vocab_size, "a fingerprint of": ", ".join(parts)}
 
 
-class JoinedSide:
+class CorporaSide:
     """One side of several corpora, read as one.
 
     Args:

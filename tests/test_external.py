@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from pyarrow import feather, parquet
 
 import pipeline
+from pipeline.external import InPlace, index
 from pipeline.planning import lengths as lengths_lib
 from pipeline.sources import Records, TextFiles
 from pipeline.storage.corpus import Corpus
 from pipeline.tasks import INPUTS
 from pipeline.templates import Chat
 from pipeline.tokenizers import Bytes
-from pipeline.uncopied import InPlace, index
 from pipeline.views import Masked
 
 COUNTS = [(7 * number) % 18 for number in range(40)]
@@ -109,8 +109,8 @@ def test_batches_in_place_are_those_of_a_copy(in_place, corpus):
 
 
 def test_corpora_in_place_are_joined_like_any_others(in_place, corpus):
-    joined = pipeline.Joined({"stored": corpus, "in place": in_place})
-    copies = pipeline.Joined({"stored": corpus, "in place": corpus})
+    joined = pipeline.Corpora({"stored": corpus, "in place": in_place})
+    copies = pipeline.Corpora({"stored": corpus, "in place": corpus})
     buckets = pipeline.Bucket(4, 8), pipeline.Bucket(4, 16)
     plan = pipeline.Plan(joined, buckets, weights={"stored": 1, "in place": 2})
     assert (
@@ -120,7 +120,7 @@ def test_corpora_in_place_are_joined_like_any_others(in_place, corpus):
     for step in range(plan.num_batches()):
         batch = pipeline.Batches(joined, plan)[step]
         assert same(batch, pipeline.Batches(copies, plan)[step])
-    alone = pipeline.Joined({"a": in_place})
+    alone = pipeline.Corpora({"a": in_place})
     assert alone.fingerprint == in_place.fingerprint
     assert same(alone[7], corpus[7])
 

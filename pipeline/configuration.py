@@ -6,7 +6,7 @@ from typing import Any
 from etils import epath
 
 from pipeline import sources, templates, tokenizers, views
-from pipeline.storage.joined import Joined
+from pipeline.storage.corpora import Corpora
 from pipeline.storage.preparation import prepare, prepare_pairs
 from pipeline.tasks import CAUSAL, INPUTS
 
@@ -87,7 +87,7 @@ def prepare_corpora(config: Any, directory: epath.Path) -> tuple[Any, Any]:
         directory: where to keep them.
 
     Returns:
-        The training corpus, and that for evaluation. Of a mixture the first is `Joined`, in the
+        The training corpus, and that for evaluation. Of a mixture the first is `Corpora`, in the
         order in which phases name the sources; and so it is, "train" first, where there are others
         that may join.
 
@@ -133,7 +133,7 @@ def prepare_corpora(config: Any, directory: epath.Path) -> tuple[Any, Any]:
                 "train a tokenizer on one of them first, and give it as tokenizer.model"
             )
         tokenizer = tokenizers.train_sentencepiece(
-            sources.Together(texts) if len(texts) > 1 else texts[0],
+            sources.Concatenated(texts) if len(texts) > 1 else texts[0],
             spec.vocab_size,
             directory / "tokenizer.model",
             seed=config.seed,
@@ -157,7 +157,7 @@ def prepare_corpora(config: Any, directory: epath.Path) -> tuple[Any, Any]:
     corpora = {name: prepared(name) for name in parts}
     held_out = corpora.pop("eval")
     if "sources" in config or len(joined) > 1:
-        return Joined({name: corpora[place] for name, place in places.items()}), held_out
+        return Corpora({name: corpora[place] for name, place in places.items()}), held_out
     return corpora["train"], held_out
 
 
