@@ -266,6 +266,6 @@ def test_a_corpus_that_cannot_be_written_is_solved_each_time(examples, tmp_path,
 
 
 def test_without_scipy_a_sentence_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "scipy", None)
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     with pytest.raises(ImportError, match=r"lockstep-pipeline\[optimal\]"):
         Plan([3, 4], [Bucket(1, 8)], packing="optimal")

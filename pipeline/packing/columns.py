@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pipeline.extras import require
 from pipeline.packing.patterns import Pattern
 
 # The work is limited by numbers of steps and never by the clock, so that it does not depend on how
@@ -258,12 +259,6 @@ class Columns:
 
 
 def _scipy():
-    try:
-        from scipy import sparse
-        from scipy.optimize import linprog
-    except ImportError as error:
-        raise ImportError(
-            "packing='optimal' needs scipy, for its linear programs, and it is not installed: "
-            "pip install 'lockstep-pipeline[optimal]'. packing='best_fit' needs NumPy only"
-        ) from error
-    return linprog, sparse
+    purpose = "packing='optimal' (packing='best_fit' does not)"
+    optimize = require("scipy.optimize", extra="optimal", purpose=purpose)
+    return optimize.linprog, require("scipy.sparse", extra="optimal", purpose=purpose)

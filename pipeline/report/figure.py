@@ -6,24 +6,15 @@ from typing import Any
 
 from etils import epath
 
+from pipeline.extras import require
 from pipeline.report.table import percent
 
 ACCENT, BAR, INK, SOFT = "#0b7a5c", "#97a1b2", "#1c2430", "#566072"
 
 
 def require_matplotlib() -> Any:
-    """The module `matplotlib`, set up to draw into files.
-
-    Raises:
-        ImportError: it is not installed; says what to install.
-    """
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ImportError(
-            "matplotlib is not installed, and drawing a PNG needs it: pip install "
-            "'lockstep-pipeline[report]'"
-        ) from error
+    """The module `matplotlib`, set up to draw into files; an ImportError says how to install it."""
+    matplotlib = require("matplotlib", extra="report", purpose="drawing a PNG")
     matplotlib.use("agg")
     return matplotlib
 

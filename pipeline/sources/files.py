@@ -12,6 +12,8 @@ from typing import Any, BinaryIO
 
 from etils import epath
 
+from pipeline.extras import require
+
 # A fingerprint reads this many samples of a file, spread evenly; smaller files are read whole.
 SAMPLES, SAMPLE = 16, 1 << 16
 
@@ -58,13 +60,7 @@ def opened(path: epath.Path) -> BinaryIO:
     if path.suffix == ".gz":
         return io.BufferedReader(gzip.GzipFile(fileobj=raw), 1 << 18)
     if path.suffix == ".zst":
-        try:
-            import zstandard
-        except ImportError:
-            raise ImportError(
-                f"{os.fspath(path)} is compressed with zstandard, which is not installed: pip "
-                "install 'lockstep-pipeline[zstd]'"
-            ) from None
+        zstandard = require("zstandard", extra="zstd", purpose=f"decompressing {os.fspath(path)}")
         return io.BufferedReader(_Frames(raw, zstandard.ZstdDecompressor()), 1 << 18)
     return raw
 

@@ -7,23 +7,13 @@ from typing import Any
 
 from etils import epath
 
+from pipeline.extras import require
 from pipeline.sources import files
 
 
 def require_tfds() -> Any:
-    """The module `tensorflow_datasets`.
-
-    Raises:
-        ImportError: it is not installed; says what to install.
-    """
-    try:
-        import tensorflow_datasets
-    except ImportError as error:
-        raise ImportError(
-            "reading TFDS data sets needs tensorflow-datasets (not TensorFlow): pip install "
-            "'lockstep-pipeline[tfds]'"
-        ) from error
-    return tensorflow_datasets
+    """The module `tensorflow_datasets`; an ImportError says how to install it."""
+    return require("tensorflow_datasets", extra="tfds", purpose="reading a TFDS data set")
 
 
 class Tfds:

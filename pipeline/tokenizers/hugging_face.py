@@ -11,24 +11,10 @@ import numpy as np
 from etils import epath
 
 from pipeline.atomic import atomic_write
+from pipeline.extras import require
 from pipeline.tokenizers.tokenizer import with_marks
 
 FILE = "tokenizer.json"  # its name in the directory of a corpus
-
-
-def require_tokenizers() -> Any:
-    """The module `tokenizers`.
-
-    Raises:
-        ImportError: it is not installed; says what to install.
-    """
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise ImportError(
-            "tokenizers is not installed: pip install 'lockstep-pipeline[huggingface]'"
-        ) from error
-    return tokenizers
 
 
 class HuggingFace:
@@ -69,10 +55,9 @@ class HuggingFace:
         self, content: str, begin: bool | str, end: bool | str, parse_special: bool, name: str
     ) -> None:
         self._content, self.parse_special, self._name = content, parse_special, name
+        library = require("tokenizers", extra="huggingface", purpose="a Hugging Face tokenizer")
         try:
-            self._tokenizer = require_tokenizers().Tokenizer.from_str(content)
-        except ImportError:
-            raise
+            self._tokenizer = library.Tokenizer.from_str(content)
         except Exception as error:  # the library raises nothing more special
             raise ValueError(f"{name} is not a tokenizer.json: {error}") from error
         self._tokenizer.no_truncation()

@@ -11,6 +11,7 @@ import numpy as np
 from etils import epath
 
 from pipeline.atomic import atomic_write
+from pipeline.extras import require
 from pipeline.tokenizers.tokenizer import with_marks
 
 MODEL = "tokenizer.model"  # its name in the directory of a corpus
@@ -18,19 +19,9 @@ SPACE = "\u2581"  # how a model spells a space
 
 
 def require_sentencepiece() -> Any:
-    """The module `sentencepiece`.
-
-    Raises:
-        ImportError: it is not installed; says what to install.
-    """
-    try:
-        import sentencepiece
-    except ImportError as error:
-        raise ImportError(
-            "sentencepiece is not installed: pip install 'lockstep-pipeline[sentencepiece]', or "
-            "use the tokenizer Bytes()"
-        ) from error
-    return sentencepiece
+    """The module `sentencepiece`; an ImportError says how to install it."""
+    purpose = "a sentencepiece tokenizer (Bytes() does not)"
+    return require("sentencepiece", extra="sentencepiece", purpose=purpose)
 
 
 class SentencePiece:
