@@ -2,20 +2,24 @@
 
     python train.py --config=configs/quickstart.py --config.steps=500 --workdir=runs/quickstart
 
-Run again, it goes on from its last checkpoint. On several hosts the same command runs on each;
-where the platform does not say how many there are, add --coordinator=HOST:PORT --num_processes=N
---process_id=I. This is the only place where `pipeline` (which knows no model) and `models` (which
-know no data) meet.
+Run the same command again, and it goes on from its last checkpoint. On several hosts, run it on
+each; where the platform does not say how many there are, add --coordinator=HOST:PORT
+--num_processes=N --process_id=I. To train another model, copy this file and change `make_model` and
+`make_optimizer`; the rest knows nothing of either.
 """
 
-import functools
+import contextlib
+import json
 import logging
+import math
 import os
 import pathlib
-from collections.abc import Callable
+import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 import optax
 from absl import app, flags
@@ -23,106 +27,133 @@ from etils import epath
 from flax import nnx
 from flax.training.dynamic_scale import DynamicScale
 from ml_collections import ConfigDict, config_flags
+from tqdm.contrib.logging import logging_redirect_tqdm
 
+import models
 import pipeline
 from models.config import TransformerConfig
 from models.decoder import Decoder
 from models.encoder import Encoder
 from models.encoder_decoder import EncoderDecoder
-from models.flops import pair_flops, training_flops
+from models.flops import step_flops
 from models.loss import cross_entropy
 from models.parameters import decay_mask, parameter_shardings
+from pipeline.atomic import directory_lock
+from pipeline.configuration import prepare_corpora
+from pipeline.errors import describe
+from pipeline.loading.checkpoint import Checkpoints
+from pipeline.loading.sharding import batch_sharding, parts
+from pipeline.planning.checks import require_one_of, require_whole
+from pipeline.report import markdown
 from pipeline.training import hosts
+from pipeline.training.compiled import keep_programs, table
+from pipeline.training.history import parameters_of, write_history
+from pipeline.training.mesh import make_mesh
+from pipeline.training.metrics import Clock, MetricsLog, Profile, Progress
 from pipeline.training.microbatches import summed, summed_gradients
-from pipeline.training.run import Run, Steps
+from pipeline.training.record import Record, unigram_entropy
+from pipeline.training.run_config import flatten, require_same
+from pipeline.training.schedule import Schedule
+from pipeline.training.step_log import StepLog
 
 HERE = pathlib.Path(__file__).parent
 CONFIG = config_flags.DEFINE_config_file(
     "config", os.fspath(HERE / "configs/quickstart.py"), "A file of configs/; --config.FIELD=VALUE."
 )
 WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Where corpus, checkpoints and metrics go; runs/NAME_OF_CONFIG if not given."
+    "workdir", None, "Directory of corpus, checkpoints and metrics; default: runs/NAME_OF_CONFIG."
 )
-COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0.")
-NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "How many processes there are.")
-PROCESS_ID = flags.DEFINE_integer("process_id", None, "Which of them this is, from 0.")
-WAIT = flags.DEFINE_integer("wait", 100, "Seconds of silence after which a host counts as gone.")
 CHANGE = flags.DEFINE_string(
-    "change", "", """JSON, what a run changes where it goes on: '{"tokens_per_batch": 8192}'."""
+    "change", "", """Options to change where the run goes on: '{"tokens_per_batch": 8192}'."""
 )
 PROFILE = flags.DEFINE_string("profile_steps", "", "FIRST:LAST, the steps to trace for a profile.")
+COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0.")
+NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "Number of processes.")
+PROCESS_ID = flags.DEFINE_integer("process_id", None, "Number of this process, from 0.")
+WAIT = flags.DEFINE_integer("wait", 100, "Seconds of silence after which a host counts as gone.")
+VERSION = flags.DEFINE_bool("version", False, "Print the version and exit.")
 
-# What each network takes of a batch, in the order of its arguments.
-FIELDS: dict[Callable[..., nnx.Module], tuple[str, ...]] = {
-    Decoder: ("inputs", "inputs_segment_ids", "inputs_positions"),
-    Encoder: ("inputs", "inputs_segment_ids", "inputs_positions"),
-    EncoderDecoder: (
-        *("inputs", "inputs_segment_ids", "inputs_positions"),
-        *("decoder_inputs", "targets_segment_ids", "targets_positions"),
-    ),
-}
+# A run may go on with other values of these fields. `batches`, `seed` and `schedule` change as the
+# schedule says; any other change makes it another run.
+MAY_CHANGE = (
+    *("steps", "mesh", "microbatches", "memory_budget", "skip_steps", "on_nonfinite"),
+    *("eval_every", "checkpoint_every", "keep", "on_compile", "peak_flops"),
+    *("optimizer.decay_steps", "mixture", "sources", "added", "batches", "seed", "schedule"),
+)
 
-
-def network_for(corpus) -> Callable[..., nnx.Module]:
-    """The network that a corpus, a view of one, or pairs ask for."""
-    if np.ndim(corpus.lengths) == 2:
-        return EncoderDecoder
-    return Encoder if isinstance(corpus, pipeline.Masked) else Decoder
+log = logging.getLogger("train")
 
 
-def check(config: ConfigDict) -> None:
-    """Refuses, before anything is prepared, what is no model or no run.
+def make_model(config: ConfigDict, corpus):
+    """The model for a corpus, a view of one, or pairs.
 
-    Raises:
-        ValueError: the warm-up is longer than the run, or what `TransformerConfig` raises.
+    Returns:
+        `init(key)`, its parameters; `loss(params, batch)`, the sums of weighted losses and of their
+        weights; and `flops(planned)`, the operations of a training step on a planned batch.
     """
-    TransformerConfig(vocab_size=1, **config.model)
-    if not 0 <= config.optimizer.warmup_steps < config.steps:
-        raise ValueError(
-            f"optimizer.warmup_steps is {config.optimizer.warmup_steps} and steps is "
-            f"{config.steps}; warm-up takes some of the steps, or 0, as in "
-            "--config.optimizer.warmup_steps=0"
-        )
-
-
-def make_steps(config: ConfigDict, corpus, sharding) -> Steps:
-    """The model that `config` describes, for a corpus or pairs, and how it is trained."""
     model = TransformerConfig(vocab_size=corpus.vocab_size or 0, **config.model)
-    network = network_for(corpus)
-    spec, steps = config.optimizer, config.steps
-    schedule = optax.warmup_cosine_decay_schedule(
-        spec.learning_rate / max(spec.warmup_steps, 1),
+    fields = ["inputs", "inputs_segment_ids", "inputs_positions"]
+    if np.ndim(corpus.lengths) == 2:
+        network: Any = EncoderDecoder
+        fields += ["decoder_inputs", "targets_segment_ids", "targets_positions"]
+    else:
+        network = Encoder if isinstance(corpus, pipeline.Masked) else Decoder
+    graph, _ = nnx.split(nnx.eval_shape(lambda: network(model, rngs=nnx.Rngs(0))))
+
+    def init(key):
+        return nnx.to_pure_dict(nnx.state(network(model, rngs=nnx.Rngs(key)), nnx.Param))
+
+    def loss(params, batch):
+        logits = nnx.merge(graph, params)(*(batch[name] for name in fields))
+        return cross_entropy(logits, batch["targets"], batch["loss_weights"])
+
+    def flops(planned: pipeline.PlannedBatch):
+        return step_flops(model, planned.segments[:, 3:], bidirectional=network is Encoder)
+
+    return init, loss, flops
+
+
+def make_optimizer(config: ConfigDict):
+    """The optimizer and its learning rate, a function of the number of updates."""
+    spec = config.optimizer
+    warmup = spec.decay_steps // 10 if spec.warmup_steps is None else spec.warmup_steps
+    learning_rate = optax.warmup_cosine_decay_schedule(
+        spec.learning_rate / max(warmup, 1),
         spec.learning_rate,
-        spec.warmup_steps,
-        steps,
+        warmup,
+        spec.decay_steps,
         end_value=spec.learning_rate * spec.final,
     )
     optimizer = optax.chain(
         optax.clip_by_global_norm(spec.clip),
-        optax.adamw(schedule, spec.b1, spec.b2, weight_decay=spec.weight_decay, mask=decay_mask),
+        optax.adamw(
+            learning_rate, spec.b1, spec.b2, weight_decay=spec.weight_decay, mask=decay_mask
+        ),
     )
-    graph, _ = nnx.split(nnx.eval_shape(lambda: network(model, rngs=nnx.Rngs(0))))
+    return optimizer, learning_rate
+
+
+def make_steps(config: ConfigDict, corpus, sharding):
+    """`init`, `train_step` and `eval_step` of the model and optimizer, and `flops`."""
+    make_params, loss, flops = make_model(config, corpus)
+    optimizer, learning_rate = make_optimizer(config)
 
     def init(key):
-        params = nnx.to_pure_dict(nnx.state(network(model, rngs=nnx.Rngs(key)), nnx.Param))
+        params = make_params(key)
         state = {"params": params, "optimizer": optimizer.init(params), "updates": jnp.int32(0)}
-        if model.dtype == "float16":  # small gradients would vanish in it
-            state["loss_scale"] = DynamicScale(scale=jnp.float32(spec.loss_scale))
+        if config.model.dtype == "float16":  # without a scale, small gradients would vanish
+            state["loss_scale"] = DynamicScale(scale=jnp.float32(config.optimizer.loss_scale))
         return state
 
-    def sums(params, batch):
-        logits = nnx.merge(graph, params)(*(batch[name] for name in FIELDS[network]))
-        return cross_entropy(logits, batch["targets"], batch["loss_weights"])
-
     def eval_step(params, batch, microbatches=1):
-        return summed(sums, params, batch, microbatches=microbatches, sharding=sharding)
+        return summed(loss, params, batch, microbatches=microbatches, sharding=sharding)
 
     def train_step(state, batch, microbatches=1):
-        # Sums of losses grow with the batch; the scale is meant for their mean.
+        # The scale is meant for mean losses, and these are sums.
         scale = state["loss_scale"].scale / batch["targets"].size if "loss_scale" in state else 1.0
 
         def scaled(params, microbatch):
-            total, weight = sums(params, microbatch)
+            total, weight = loss(params, microbatch)
             return total * scale, weight
 
         total, weight, gradients = summed_gradients(
@@ -130,70 +161,287 @@ def make_steps(config: ConfigDict, corpus, sharding) -> Steps:
         )
         tokens = jnp.maximum(weight, 1) * scale
         gradients = jax.tree.map(lambda gradient: gradient / tokens, gradients)
-        loss, norm = total / tokens, optax.global_norm(gradients)
+        mean, norm = total / tokens, optax.global_norm(gradients)
         updates, moments = optimizer.update(gradients, state["optimizer"], state["params"])
-        after = {
-            "params": optax.apply_updates(state["params"], updates),
-            "optimizer": moments,
-            "updates": state["updates"] + 1,
-        }
-        # A step that is not finite leaves the state as it was, whatever the host then decides.
-        finite = jnp.isfinite(loss) & jnp.isfinite(norm)
-        values = {"loss": loss, "gradient_norm": norm, "finite": finite}
-        values["learning_rate"] = schedule(state["updates"])
-        keep = {name: state[name] for name in after}
-        after = jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, keep)
+        params = optax.apply_updates(state["params"], updates)
+        new = {"params": params, "optimizer": moments, "updates": state["updates"] + 1}
+        # A step that is not finite leaves the state as it was.
+        finite = jnp.isfinite(mean) & jnp.isfinite(norm)
+        old = {name: state[name] for name in new}
+        new = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)
+        values = {"loss": mean, "gradient_norm": norm, "finite": finite}
+        values["learning_rate"] = learning_rate(state["updates"])
         if "loss_scale" in state:
-            after["loss_scale"] = adjusted(state["loss_scale"], finite)
+            # A scale adjusts itself to the gradient that it gives: here 1 or, as in this step, NaN.
+            slope = jnp.where(finite, 1.0, jnp.nan)
+            probe = state["loss_scale"].value_and_grad(lambda x: slope * x)
+            new["loss_scale"] = probe(jnp.float32(0)).dynamic_scale
             values["loss_scale"] = state["loss_scale"].scale
-        return after, values
+        return new, values
 
-    return Steps(
-        init,
-        train_step,
-        eval_step,
-        parameter_shardings,
-        lambda planned: flops(model, network, planned),
-    )
+    return init, train_step, eval_step, flops
 
 
-def adjusted(scale: DynamicScale, finite) -> DynamicScale:
-    """The loss scale for the next step: less after an overflow, more after many good steps."""
-    grows = finite & (scale.fin_steps + 1 >= scale.growth_interval)
-    larger = jnp.where(grows, scale.scale * scale.growth_factor, scale.scale)
-    smaller = jnp.maximum(scale.scale * scale.backoff_factor, 1.0)
-    return scale.replace(
-        scale=jnp.where(finite, larger, smaller),
-        fin_steps=jnp.where(finite & ~grows, scale.fin_steps + 1, 0),
-    )
+def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile: str = ""):
+    """Trains from the last checkpoint in `workdir`, or from the beginning, to the last step."""
+    with contextlib.ExitStack() as stack:
+        enter, leads = stack.enter_context, jax.process_index() == 0
+
+        # Where the run stands. Hosts that differ here would later wait for each other.
+        check(config)
+        workdir.mkdir(parents=True, exist_ok=True)
+        keep_programs(workdir / "programs")
+        checkpoints = Checkpoints(workdir / "checkpoints", keep=config.keep)
+        first, given = checkpoints.latest or 0, json.loads(config.to_json())
+        fields = ";".join(f"{name}={value}" for name, value in flatten(given).items())
+        hosts.require_agreement(
+            {"configuration": fields, "checkpoint": f"step={first}", "change": f"asked={change}"}
+        )
+        hosts.require_shared(workdir)
+        if leads:
+            enter(directory_lock(workdir, "training", wait=False))
+        mesh = make_mesh(config.mesh)
+        enter(jax.set_mesh(mesh))
+        sharding = batch_sharding(mesh)
+
+        # The past of a run stands; its future may change.
+        schedule = Schedule({"seed": config.seed, **given["batches"]}, given["schedule"])
+        record = Record()
+        if first:
+            data, run = checkpoints.restore_json(first)
+            require_same(run["config"], given, MAY_CHANGE)
+            schedule.resume(run["schedule"], first, change)
+            record = Record(**run["record"])
+        elif change:
+            raise ValueError(
+                f"--change is for runs that go on, and {workdir} has no checkpoint to go on from; "
+                "put it into the config"
+            )
+        elif (workdir / "metrics.jsonl").exists():
+            log.info(f"{workdir} has no checkpoint: the run begins anew, and so does its log")
+        if config.optimizer.decay_steps is None:
+            begun = run["config"]["optimizer"] if first else {"decay_steps": config.steps}
+            config.optimizer.decay_steps = begun["decay_steps"]
+        given["optimizer"]["decay_steps"] = config.optimizer.decay_steps
+        config.seed = schedule.entries[0].options["seed"]
+        clock = Clock(record.seconds)
+        if first >= config.steps:
+            log.info(
+                f"finished: {workdir} has done {first:,} steps. To go on, ask for more with "
+                "--config.steps=N; to start anew, give another --workdir"
+            )
+            if leads:
+                record.write_summary(workdir, first)
+            return
+        if config.steps > config.optimizer.decay_steps:
+            decay = f"the first {config.optimizer.decay_steps:,} steps"
+            log.info(f"the learning rate decays over {decay}, and then stays")
+
+        # Corpora, plan and loader.
+        with clock("prepare"):
+            corpus, held_out = hosts.main_process_first(
+                "preparing the corpus", lambda: prepare_corpora(config, workdir / "corpus")
+            )
+            if math.isnan(record.unigram_entropy):
+                record.unigram_entropy = unigram_entropy(held_out)
+        if "sources" not in config:
+            corpus = schedule.select(corpus)
+        log.info(f"{corpus}")
+        with clock("plan"):
+            row_multiple = parts(sharding)[0]
+            mixture = dict(config.get("mixture", {}))
+            whole = schedule.plan(corpus, mixture, row_multiple=row_multiple)
+            schedule.check(whole, first, config.steps, row_multiple)
+            plan = whole.onward(first)
+            batches = pipeline.Batches(corpus, plan, sharding=sharding).repeat()
+            loader = enter(pipeline.Loader(batches, mesh=mesh))
+            # Evaluations are to be compared, so all have the last buckets of the schedule.
+            pairs = np.ndim(held_out.lengths) == 2  # which are not split
+            held_out_plan = pipeline.Plan(
+                held_out,
+                plan.options.buckets,
+                shuffle=False,
+                packing=plan.options.packing,
+                overflow=plan.options.overflow if pairs else "split",
+            )
+            held_out_batches = pipeline.Batches(held_out, held_out_plan, sharding=sharding)
+        hosts.require_agreement(
+            {
+                "plan": plan.fingerprint,
+                "corpus": corpus.fingerprint,
+                "held-out plan": held_out_plan.fingerprint,
+                "held-out corpus": held_out.fingerprint,
+            }
+        )
+        log.info(f"{plan}")
+
+        # The model, and its steps compiled for every bucket.
+        init, train_step, eval_step, flops = make_steps(config, corpus, sharding)
+        key = jax.random.key(config.seed)
+        like = jax.eval_shape(init, key)
+        shardings = parameter_shardings(like, mesh)
+        like = jax.tree.map(
+            lambda leaf, at: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=at),
+            *(like, shardings),
+        )
+        with clock("compile"), pipeline.Loader(held_out_batches, mesh=mesh) as held_out_loader:
+            train_step = pipeline.Compiled(
+                train_step,
+                like,
+                loader.specs,
+                donate=True,
+                microbatches=config.microbatches or "auto",
+                budget=config.memory_budget or None,
+                out_shardings=(shardings, None),
+            )
+            eval_step = pipeline.Compiled(
+                eval_step,
+                like["params"],
+                held_out_loader.specs,
+                held={name: leaf for name, leaf in like.items() if name != "params"},
+                microbatches="auto",
+                budget=config.memory_budget or None,
+            )
+        log.info(table(train_step, eval_step))
+        if first:
+            with clock("restore"):
+                loader.set_state(data)
+                state = checkpoints.restore_state(first, like)
+            log.info(f"resumed: step {first:,} of {config.steps:,}")
+        else:
+            with clock("initialise"):
+                state = jax.jit(init, out_shardings=shardings)(key)
+                if config.start_from:
+                    state["params"] = parameters_of(epath.Path(config.start_from), corpus, like)
+        if leads:
+            write_history(workdir, corpus, whole)
+
+        # The loop, and what it calls.
+        enter(logging_redirect_tqdm())
+        guard = enter(
+            pipeline.CompileGuard(train_step.name, eval_step.name, on_compile=config.on_compile)
+        )
+        metrics = enter(MetricsLog(workdir, first, evaluated=record.evaluations, enabled=leads))
+        clock.add("lost", metrics.lost)
+        progress = enter(Progress(config.steps, first, tokens=record.tokens, enabled=leads))
+        profiler = enter(Profile(profile, workdir / "profile"))
+        step_log = StepLog(
+            *(metrics, progress, record, clock),
+            flops=flops,
+            peak_flops=config.peak_flops,
+            on_nonfinite=config.on_nonfinite,
+        )
+        signals = enter(hosts.StopSignals())
+
+        def evaluate(step):
+            total = weight = 0.0  # as Python floats, which have 53 bits
+            with clock("evaluate"), pipeline.Loader(held_out_batches, mesh=mesh) as loader:
+                for batch in loader:
+                    sums = jax.device_get(eval_step(state["params"], batch))
+                    total, weight = total + float(sums[0]), weight + float(sums[1])
+            values = record.evaluate(step, total, weight, held_out.text_bytes)
+            metrics.write({"step": step, **values})
+            text = ", ".join(f"{name} {value:.4f}" for name, value in values.items() if value)
+            entropy = f"unigram entropy {record.unigram_entropy:.4f}"
+            log.info(f"step {step:,}: {text or 'not finite'} ({entropy})")
+
+        def save(step):
+            with clock("save"):
+                metrics.flush()
+                record.compiles = {str(b): p.compiles for b, p in train_step.programs.items()}
+                record.compiles_after_start, record.other_compiles = guard.again, guard.others
+                record.seconds = clock.seconds()
+                run = {"config": given, "schedule": schedule.as_json(), "record": record.as_json()}
+                checkpoints.save(step, state, data=loader.get_state(), run=run)
+
+        if not record.evaluations:
+            metrics.text("plan", markdown(plan.until(0)))
+        if first % config.eval_every == 0 and str(first) not in record.evaluations:
+            evaluate(first)
+        try:
+            for step in range(first, config.steps):
+                with clock("wait"):
+                    batch = next(loader)
+                if step in config.skip_steps:
+                    step_log.flush()
+                    metrics.write({"step": step, "skipped": loader.planned.digest})
+                else:
+                    with clock("train"), profiler.step(step, state):
+                        state, values = train_step(state, batch)
+                    step_log.add(step, loader.planned, values)
+                guard.check(f"at step {step:,}")
+
+                done = step + 1
+                stops, ends = signals.received(done), done == config.steps
+                if ends or (done % config.eval_every == 0 and not stops):
+                    step_log.flush()
+                    evaluate(done)
+                if ends or stops or done % config.checkpoint_every == 0:
+                    step_log.flush()
+                    save(done)
+                if stops and not ends:
+                    log.info(f"{signals.reason}: saved step {done:,}; run again to go on")
+                    break
+            guard.check(f"after step {step:,}")
+        except FloatingPointError:  # on all processes, so a save that has begun can end
+            checkpoints.close()
+            raise
+        with clock("save"):
+            checkpoints.close()
+        record.seconds = clock.seconds()
+    if leads:
+        record.write_summary(workdir, done)
 
 
-def flops(model: TransformerConfig, network, planned: pipeline.PlannedBatch) -> float:
-    """What a training step on a planned batch asks for."""
-    lengths = planned.segments[:, 3:]
-    squares = lengths.T @ lengths
-    if len(squares) == 1:
-        seen = int(squares[0, 0]) * (2 if network is Encoder else 1)  # both ways
-        return training_flops(model, planned.num_tokens, seen)
-    inputs, targets = lengths.sum(axis=0).tolist()
-    mixed = int(squares[0, 0]), int(squares[1, 1]), int(squares[0, 1])
-    return pair_flops(model, (inputs, targets), mixed)
+def check(config: ConfigDict) -> None:
+    """Refuses, before anything is prepared, options that no run can have."""
+    TransformerConfig(vocab_size=1, **config.model)
+    for name in ("steps", "eval_every", "checkpoint_every", "keep"):
+        require_whole(f"config.{name}", config[name], 1)
+    require_one_of("config.on_nonfinite", config.on_nonfinite, ("stop", "skip"))
+    require_one_of("config.on_compile", config.on_compile, ("stop", "warn"))
+    warmup, decay = config.optimizer.warmup_steps, config.optimizer.decay_steps or config.steps
+    if warmup is not None and not 0 <= warmup < decay:
+        raise ValueError(
+            f"optimizer.warmup_steps is {warmup} and the learning rate decays over {decay} steps; "
+            "warm-up takes some of these, or 0, as in --config.optimizer.warmup_steps=0"
+        )
 
 
-def main(argv):
+def main(_):
     """Runs the configuration that the flags give."""
-    if len(argv) > 1:
-        raise app.UsageError(f"{argv[1]!r} is no flag; write --NAME=VALUE, lists in quotes")
-    if not flags.FLAGS["verbosity"].present:
-        logging.getLogger("absl").setLevel(logging.WARNING)  # orbax tells of every file
-    check(CONFIG.value)
-    hosts.connect(COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value, WAIT.value)
-    name = pathlib.Path(config_flags.get_config_filename(flags.FLAGS["config"])).stem
-    with hosts.leaving_together():
+    # Warnings of every library, and all that Lockstep says.
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout, force=True)
+    logging.getLogger("absl").setLevel(logging.WARNING)
+    with hosts.exit_together(fail):
+        hosts.connect(COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value, WAIT.value)
+        if jax.process_index() == 0:
+            for logger in (log, logging.getLogger("pipeline")):
+                logger.setLevel(logging.INFO)
+        name = pathlib.Path(config_flags.get_config_filename(flags.FLAGS["config"])).stem
         workdir = epath.Path(WORKDIR.value or HERE / "runs" / name)
-        run = Run(CONFIG.value, workdir, change=CHANGE.value, profile=PROFILE.value)
-        run.train(functools.partial(make_steps, CONFIG.value))
+        train(CONFIG.value, workdir, change=CHANGE.value, profile=PROFILE.value)
+
+
+def parse(argv):
+    """Parses the flags."""
+    try:
+        rest = flags.FLAGS(argv)
+        assert CONFIG.value  # which is read here
+        if len(rest) > 1:
+            raise flags.Error(f"{rest[1]!r} is not a flag; write --NAME=VALUE, and lists in quotes")
+    except Exception as error:
+        sys.exit(fail(error))
+    if VERSION.value:
+        sys.exit(print(f"lockstep {pipeline.__version__}"))
+    return rest
+
+
+def fail(error: BaseException) -> int:
+    """Prints an error; returns the exit code."""
+    places = [pipeline, models, ml_collections, flags]
+    return describe(error, "train.py", [__file__, *(place.__path__[0] for place in places)])
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=parse)

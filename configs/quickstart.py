@@ -54,8 +54,12 @@ def get_config() -> ConfigDict:
     config.model.remat = False  # compute each layer again in the backward pass, to save memory
     config.model.scan_layers = False  # compile one layer for all
 
-    config.optimizer = ConfigDict({"learning_rate": 4e-3, "warmup_steps": 20})
-    config.optimizer.final = 0.05  # learning rate at the last step, as a share of the highest
+    config.optimizer = ConfigDict({"learning_rate": 4e-3})
+    # The learning rate rises over `warmup_steps`, a tenth of `decay_steps` if not given, and falls
+    # along a cosine until `decay_steps`, the steps that the run begins with if not given.
+    config.optimizer.warmup_steps = config_dict.placeholder(int)
+    config.optimizer.decay_steps = config_dict.placeholder(int)
+    config.optimizer.final = 0.05  # learning rate after `decay_steps`, as a share of the highest
     config.optimizer.weight_decay = 0.1  # on matrices only
     config.optimizer.clip = 1.0  # global norm of gradients
     config.optimizer.b1, config.optimizer.b2 = 0.9, 0.98
@@ -64,7 +68,9 @@ def get_config() -> ConfigDict:
 
     config.mesh = ConfigDict({"data": -1, "fsdp": 1, "tensor": 1})  # -1: all devices left
 
-    config.microbatches = "auto"  # per bucket, as few as fit the memory; or a number, as "4"
+    # Parts of each batch that are computed one after another. Not given: for each bucket as few as
+    # fit the memory.
+    config.microbatches = config_dict.placeholder(int)
     config.memory_budget = 0  # bytes a device; 0: what the device says it has
 
     config.eval_every = 100  # steps

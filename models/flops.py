@@ -1,5 +1,7 @@
 """The work that a model's mathematics asks for, whatever a program does to get it done."""
 
+import numpy as np
+
 from models.config import TransformerConfig
 
 
@@ -53,3 +55,20 @@ def pair_flops(
     products += 6 * targets * width * config.vocab_size
     scores = 2 * squares[0] + squares[1] + 2 * squares[2]  # half of causal ones
     return products + 6.0 * scores * heads * config.num_layers
+
+
+def step_flops(config: TransformerConfig, lengths: np.ndarray, *, bidirectional: bool) -> float:
+    """Floating-point operations of a training step on a packed batch.
+
+    Args:
+        config: the model.
+        lengths: positions of each segment, int [segments, 1], or of inputs and targets, [segments,
+            2].
+        bidirectional: whether a decoder's attention sees both ways, as an encoder's does.
+    """
+    squares = lengths.T @ lengths
+    if len(squares) == 1:
+        return training_flops(config, int(lengths.sum()), int(squares[0, 0]) * (1 + bidirectional))
+    inputs, targets = lengths.sum(axis=0).tolist()
+    mixed = int(squares[0, 0]), int(squares[1, 1]), int(squares[0, 1])
+    return pair_flops(config, (inputs, targets), mixed)

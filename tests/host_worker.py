@@ -113,7 +113,7 @@ def prepare(asked):
         source = TextFiles(__file__)
         return pipeline.prepare(source, Counting(), asked["directory"], num_workers=0)
 
-    corpus = hosts.one_after_another("preparing", work)
+    corpus = hosts.main_process_first("preparing", work)
     hosts.require_agreement({"corpus": corpus.fingerprint})
     return {"fingerprint": corpus.fingerprint, "tokenised": Counting.used}
 
@@ -124,7 +124,7 @@ def count(asked):
     return {
         "count": jax.process_count(),
         "index": index,
-        "smallest": hosts.smallest(memory),
+        "smallest": hosts.minimum(memory),
     }
 
 
@@ -137,7 +137,7 @@ def main():
         hosts.connect(None, None, None, wait=20)
     elif asked["count"] > 1:
         hosts.connect(f"127.0.0.1:{asked['port']}", asked["count"], asked["index"], wait=20)
-    with hosts.leaving_together():
+    with hosts.exit_together():
         print("ANSWER", json.dumps(DO[asked["do"]](asked)), flush=True)
 
 

@@ -94,7 +94,7 @@ def test_splitting_moves_no_row_to_another_device(sharding):
 
 
 def test_every_bucket_is_compiled_once_and_nothing_after_that(sharding, params):
-    step = Compiled(make_step(sharding), params, specs_of(sharding, (8, 8), (4, 16)), report=None)
+    step = Compiled(make_step(sharding), params, specs_of(sharding, (8, 8), (4, 16)))
     assert [program.compiles for program in step.programs.values()] == [1, 1]
     batches = [batch_of(sharding, shape) for shape in ((8, 8), (4, 16))]
     log = CompileLog()
@@ -109,7 +109,7 @@ def test_every_bucket_is_compiled_once_and_nothing_after_that(sharding, params):
     log.close()
 
 
-def test_the_guard_says_which_step_was_compiled_again_and_what_has_changed():
+def test_the_guard_says_which_step_was_compiled_again_and_what_has_changed(caplog):
     @jax.jit
     def guarded(batch):
         return batch["inputs"].sum()
@@ -120,16 +120,15 @@ def test_the_guard_says_which_step_was_compiled_again_and_what_has_changed():
 
     batch = {"inputs": jnp.ones((2, 3))}
     guarded(batch)
-    warnings = []
-    with CompileGuard("guarded", on_compile="warn", say=warnings.append) as guard:
+    with CompileGuard("guarded", on_compile="warn") as guard:
         guarded(batch)
         other(jnp.zeros(()))
         guard.check("at step 1")
-        assert (guard.again, guard.others > 0, warnings) == (0, True, [])
+        assert (guard.again, guard.others > 0, caplog.text) == (0, True, "")
         guarded({"inputs": jnp.ones((2, 3), jnp.int32)})
         guard.check("at step 2")
         guard.check("at step 3")
-    (warning,) = warnings
+    (warning,) = caplog.messages
     for part in ("at step 2", "jit(guarded)", "'inputs'", "now i32[2,3] and before f32[2,3]"):
         assert part in warning
     with CompileGuard("guarded") as guard:
@@ -143,15 +142,13 @@ def test_the_guard_says_which_step_was_compiled_again_and_what_has_changed():
 def test_what_is_held_besides_counts(sharding, params):
     specs = specs_of(sharding, (8, 8))
     one = {"moment": jax.ShapeDtypeStruct((4, 100), jnp.float32, sharding=sharding)}
-    free, held = (
-        Compiled(make_step(sharding), params, specs, report=None, held=h) for h in ({}, one)
-    )
+    free, held = (Compiled(make_step(sharding), params, specs, held=h) for h in ({}, one))
     (less,), (more,) = free.programs.values(), held.programs.values()
     assert more.memory - less.memory == 400  # a quarter of it on each of four devices
 
 
 def test_what_was_not_compiled_is_refused_before_xla(sharding, params, mesh):
-    step = Compiled(make_step(sharding), params, specs_of(sharding, (8, 8)), report=None)
+    step = Compiled(make_step(sharding), params, specs_of(sharding, (8, 8)))
     good = batch_of(sharding, (8, 8))
     host = {name: np.asarray(values) for name, values in good.items()}
     whole = jax.device_put(good["inputs"], NamedSharding(mesh, PartitionSpec()))
@@ -171,15 +168,13 @@ def test_what_was_not_compiled_is_refused_before_xla(sharding, params, mesh):
         step(params, {"inputs": good["inputs"]})
 
 
-def test_auto_splits_only_the_bucket_that_is_over_the_budget(sharding, params):
+def test_auto_splits_only_the_bucket_that_is_over_the_budget(sharding, params, caplog):
     specs = specs_of(sharding, (32, 8), (32, 512))
-    free = Compiled(make_step(sharding), params, specs, microbatches=1, report=None)
+    free = Compiled(make_step(sharding), params, specs, microbatches=1)
     short, long = (program.memory for program in free.programs.values())
     budget = (short + long) // 2
-    lines = []
-    step = Compiled(
-        make_step(sharding), params, specs, microbatches="auto", budget=budget, report=lines.append
-    )
+    caplog.set_level("INFO", "pipeline")
+    step = Compiled(make_step(sharding), params, specs, microbatches="auto", budget=budget)
     first, second = step.programs.values()
     assert (first.microbatches, first.searched) == (1, 0)
     assert second.microbatches > 1
@@ -187,7 +182,7 @@ def test_auto_splits_only_the_bucket_that_is_over_the_budget(sharding, params):
     assert second.compiles == 1
     assert second.memory <= budget < long
     assert f"{second.microbatches}" in table(step)
-    assert any("microbatches" in line for line in lines)
+    assert "microbatches" in caplog.text
     batch = batch_of(sharding, (32, 512))
     for one, other in zip(
         jax.tree.leaves(step(params, batch)), jax.tree.leaves(free(params, batch)), strict=True
@@ -198,16 +193,14 @@ def test_auto_splits_only_the_bucket_that_is_over_the_budget(sharding, params):
 def test_a_budget_that_nothing_meets_is_refused_with_a_sentence(sharding, params, caplog):
     specs = specs_of(sharding, (8, 64))
     with pytest.raises(MemoryError, match=r"bucket 8x64 in 2 microbatches, and there are 0\.0 MiB"):
-        Compiled(make_step(sharding), params, specs, microbatches="auto", budget=1000, report=None)
-    free = Compiled(make_step(sharding), params, specs, report=None)
+        Compiled(make_step(sharding), params, specs, microbatches="auto", budget=1000)
+    free = Compiled(make_step(sharding), params, specs)
     memory = free.programs[Bucket(8, 64)].memory
-    Compiled(make_step(sharding), params, specs, budget=int(memory / 0.95), report=None)
+    Compiled(make_step(sharding), params, specs, budget=int(memory / 0.95))
     assert "95%" in caplog.text
 
 
 def test_microbatches_that_do_not_divide_are_refused(sharding, params):
     assert allowed(24, sharding) == [1, 2, 3, 6]
     with pytest.raises(ValueError, match="must be one of 1, 2, 3, 6, or 'auto'"):
-        Compiled(
-            make_step(sharding), params, specs_of(sharding, (24, 8)), microbatches=4, report=None
-        )
+        Compiled(make_step(sharding), params, specs_of(sharding, (24, 8)), microbatches=4)

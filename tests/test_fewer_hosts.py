@@ -2,8 +2,9 @@
 
 import re
 
+from tests.runs import steps
 from tests.test_train import text  # noqa: F401
-from tests.test_train_hosts import run, start, steps_of
+from tests.test_train_hosts import run, start
 from tests.test_train_schedule import audit
 
 EIGHT_ROWS = (
@@ -28,9 +29,9 @@ def test_three_of_four_hosts_go_on_where_three_do_not_divide_the_rows(text, tmp_
     said = run(text, tmp_path, 3, *more, THREE)[0]
     assert "buckets were 8x128 and are now 6x128" in said
     assert "none is lost or trained on again" in said
-    steps = steps_of(tmp_path)
-    assert [line["step"] for line in steps] == list(range(12))
-    assert [line["bucket"] for line in steps] == ["8x128"] * 5 + ["6x128"] * 7
+    log = steps(tmp_path)
+    assert [line["step"] for line in log] == list(range(12))
+    assert [line["bucket"] for line in log] == ["8x128"] * 5 + ["6x128"] * 7
     code, said = audit(tmp_path)
     assert code == 0, said
     assert re.search(r"epoch 0: [\d,]+ positions, each once$", said, re.M)

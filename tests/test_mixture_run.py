@@ -2,8 +2,6 @@
 
 import json
 import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -11,7 +9,7 @@ import pytest
 from pipeline.__main__ import main
 from pipeline.sources import Concatenated, PythonReference
 from pipeline.sources.source import read_texts, where
-from tests.processes import environment
+from tests.runs import run, steps, summary, tiny
 
 ROOT = pathlib.Path(__file__).parent.parent
 CONFIG = ROOT / "tests/mixture_config.py"
@@ -47,49 +45,32 @@ def test_report_check_and_show_take_the_config_of_a_mixture(text, tmp_path, monk
     assert "first has 75" in capsys.readouterr().out
 
 
-def run(text, workdir, *flags):
-    programs = str(text.parent / "programs")
-    env = environment(TINY_TEXT=str(text), JAX_COMPILATION_CACHE_DIR=programs)
-    command = [sys.executable, "train.py", f"--config={CONFIG}", f"--workdir={workdir}", *flags]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240)
-    return done.returncode, done.stdout + done.stderr
-
-
-@pytest.mark.slow
 def test_a_run_goes_on_under_other_weights_when_a_phase_says_so(
     text, tmp_path, monkeypatch, capsys
 ):
-    code, output = run(text, tmp_path)
-    assert code == 0, output
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["shares"] == pytest.approx({"first": 0.75, "second": 0.25}, abs=0.05)
-    code, output = run(
-        text,
-        tmp_path,
-        "--config.steps=18",
-        "--config.mixture.weights=((0,{'first':1,'second':1}),)",
-    )
-    assert code != 0
-    assert "weights was first:3/4+second:1/4 and is now first:1/2" in output
+    def of(**fields):
+        return tiny(text, "mixture_config", **fields)
+
+    run(of(), tmp_path)
+    assert summary(tmp_path)["shares"] == pytest.approx({"first": 0.75, "second": 0.25}, abs=0.05)
+    with pytest.raises(ValueError, match=r"weights was first:3/4\+second:1/4 and is now first:1/2"):
+        run(of(steps=18, mixture__weights=((0, {"first": 1, "second": 1}),)), tmp_path)
     # Twelve steps at three to one, and six of the second alone, which another joins halfway.
     monkeypatch.setenv("TINY_MORE", "1")
-    phases = "(0,{'first':3,'second':1}),(12,{'first':0,'second':1})"
-    phases = f"({phases},(15,{{'first':0,'second':0,'another':1}}))"
-    code, output = run(text, tmp_path, "--config.steps=18", f"--config.mixture.weights={phases}")
-    assert code == 0, output
-    summary = json.loads((tmp_path / "summary.json").read_text())
+    phases = (
+        (0, {"first": 3, "second": 1}),
+        (12, {"first": 0, "second": 1}),
+        (15, {"first": 0, "second": 0, "another": 1}),
+    )
+    run(of(steps=18, mixture__weights=phases), tmp_path)
     wanted = {"first": 1 / 2, "second": 1 / 3, "another": 1 / 6}
-    assert summary["shares"] == pytest.approx(wanted, abs=0.05)
+    assert summary(tmp_path)["shares"] == pytest.approx(wanted, abs=0.05)
     # Then larger batches, without one document: a word says so.
-    more = (f"--config.mixture.weights={phases}", "--config.steps=22")
-    change = '--change={"tokens_per_batch": 2048, "leave_out": [7]}'
-    code, output = run(text, tmp_path, *more, change)
-    assert code == 0, output
+    change = '{"tokens_per_batch": 2048, "leave_out": [7]}'
+    output = run(of(steps=22, mixture__weights=phases), tmp_path, change=change)
     assert "tokens_per_batch was 1024 and is now 2048" in output
     assert "of epochs in progress none is lost or trained on again" in output
-    steps = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    last = [json.loads(line) for line in steps if "bucket" in line][-1]
-    rows, length = map(int, last["bucket"].split("x"))
+    rows, length = map(int, steps(tmp_path)[-1]["bucket"].split("x"))
     assert rows * length == 2048
     assert main(["audit", str(tmp_path)]) == 0
     said = capsys.readouterr().out

@@ -179,7 +179,6 @@ def test_load_fits_buckets_and_a_compiled_step_runs_each_of_them(pairs):
             lambda state, batch: state + batch["loss_weights"].sum(),
             jnp.zeros(()),
             loader.specs,
-            report=None,
         )
         total = jnp.zeros(())
         for batch in loader:
@@ -201,7 +200,6 @@ def test_buckets_with_equal_inputs_have_programs_of_their_own(pairs, plan):
             lambda state, batch: state + batch["targets"].shape[1],
             jnp.zeros(()),
             loader.specs,
-            report=None,
         )
         for number, batch in enumerate(loader):
             assert float(step(jnp.zeros(()), batch)) == plan.batch(number).bucket.length[1]

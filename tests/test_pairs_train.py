@@ -1,9 +1,6 @@
 """An encoder–decoder on pairs: through the training program, and packed as if alone."""
 
 import json
-import pathlib
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -18,10 +15,8 @@ from models.config import TransformerConfig
 from models.encoder_decoder import EncoderDecoder
 from models.flops import pair_flops, training_flops
 from pipeline import Batches, Bucket, Pairs, Plan
-from pipeline.loading.checkpoint import Checkpoints
-from tests.processes import environment
-
-ROOT = pathlib.Path(__file__).parent.parent
+from pipeline.training.history import read_history
+from tests.runs import run, steps, summary, tiny
 
 
 @pytest.fixture(scope="module")
@@ -38,44 +33,26 @@ def text(tmp_path_factory):
     return path
 
 
-def run(text, workdir, *flags):
-    programs = str(text.parent / "programs")
-    config = "--config=tests/tiny_pairs_config.py"
-    done = subprocess.run(
-        [sys.executable, "train.py", config, f"--workdir={workdir}", *flags],
-        cwd=ROOT,
-        env=environment(TINY_TEXT=str(text), JAX_COMPILATION_CACHE_DIR=programs),
-        text=True,
-        capture_output=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    return done.stdout + done.stderr, [line for line in lines if "loss" in line]
-
-
-@pytest.mark.slow
 def test_the_training_program_learns_pairs_and_goes_on_where_it_stopped(text, tmp_path):
-    output, steps = run(text, tmp_path)
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["eval_loss_last"] < summary["eval_loss_first"]
-    assert len(summary["compiles"]) == 2
-    assert set(summary["compiles"].values()) == {1}
-    assert summary["compiles_after_start"] == 0
+    output = run(tiny(text, "tiny_pairs_config"), tmp_path)
+    values, log = summary(tmp_path), steps(tmp_path)
+    assert values["eval_loss_last"] < values["eval_loss_first"]
+    assert len(values["compiles"]) == 2
+    assert set(values["compiles"].values()) == {1}
+    assert values["compiles_after_start"] == 0
     assert "the ratio of inputs to targets allows at most" in output
-    assert {line["epoch"] for line in steps} == {0, 1}
-    assert {line["bucket"] for line in steps} == set(summary["compiles"])
-    output, more = run(text, tmp_path, "--config.steps=16")
+    assert {line["epoch"] for line in log} == {0, 1}
+    assert {line["bucket"] for line in log} == set(values["compiles"])
+    output = run(tiny(text, "tiny_pairs_config", steps=16), tmp_path)
     assert "resumed: step 12 of 16" in output
-    assert more[:12] == steps
-    assert [line["step"] for line in more] == list(range(16))
+    assert steps(tmp_path)[:12] == log
+    assert [line["step"] for line in steps(tmp_path)] == list(range(16))
     # The batches that came are those of the plan.
-    corpus = Pairs.open(tmp_path / "corpus/train")
-    _, record = Checkpoints(epath.Path(tmp_path / "checkpoints")).restore_json(16)
-    options = {"packing": "none", "overflow": "truncate"}
-    buckets = record["stages"][0]["changes"]["buckets"]
-    plan = Plan(corpus, [Bucket(*bucket) for bucket in buckets], **options)
-    assert [line["batch"] for line in more] == [plan.batch(step).digest for step in range(16)]
+    _, plan = read_history(epath.Path(tmp_path))
+    assert isinstance(Pairs.open(tmp_path / "corpus/train"), Pairs)
+    assert [line["batch"] for line in steps(tmp_path)] == [
+        plan.batch(step).digest for step in range(16)
+    ]
 
 
 def test_a_packed_pair_has_the_losses_that_it_has_alone(tmp_path):

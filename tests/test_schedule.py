@@ -1,49 +1,59 @@
-"""The options of a run's batches over its stages, planned and not."""
+"""The options of a run's batches over its schedule: the past stands, the future may change."""
+
+import json
 
 import numpy as np
 import pytest
 
-from pipeline import Bucket, Plan
-from pipeline.training.change import allowing, applied, changed, parsed, resumed
-from pipeline.training.schedule import resolve, stages, told
+from pipeline import Bucket
+from pipeline.training.schedule import Schedule
+from tests.runs import messages
 
 LENGTHS = np.random.default_rng(0).integers(1, 60, 300)
 BEGIN = {"seed": 0, "tokens_per_batch": 256, "max_length": 32, "length_multiple": 16}
+RAMP = [(3, {"tokens_per_batch": 512}), (9, {"max_length": 64})]
 
 
-def plan_and_stages(schedule, *changes):
-    """The plan of a schedule and of changes (step, asked), resolved as runs do it: one by one."""
-    found = stages(schedule, {**BEGIN, "packing": None})
-    resolve(found, LENGTHS, 2)
-    for step, asked in changes:
-        found = changed(found, step, asked)
-        resolve(found, LENGTHS, 2)
-    return Plan.replay(LENGTHS, [(stage.step, stage.changes) for stage in found]), found
+def planned(changes, begin=None):
+    """A schedule and its plan."""
+    schedule = Schedule(BEGIN | (begin or {}), changes)
+    return schedule, schedule.plan(LENGTHS, row_multiple=2)
+
+
+def resumed(state, step, changes, change=None, begin=None):
+    """A schedule that goes on from another at a step, and its plan."""
+    schedule = Schedule(BEGIN | (begin or {}), json.loads(json.dumps(changes)))
+    schedule.resume(json.loads(json.dumps(state.as_json())), step, json.dumps(change or {}))
+    return schedule, schedule.plan(LENGTHS, row_multiple=5)
+
+
+def shapes(plan):
+    return [(stage.start, stage.options.buckets[-1]) for stage in plan.stages]
+
+
+def options(schedule):
+    return [(entry.step, entry.options) for entry in schedule.entries[1:]]
 
 
 def test_a_ramp_and_a_longer_context_are_other_buckets():
-    plan, _ = plan_and_stages([(3, {"tokens_per_batch": 512}), (9, {"max_length": 64})])
-    assert [stage.start for stage in plan.stages] == [0, 3, 9]
-    first, second, third = (stage.options.buckets for stage in plan.stages)
-    assert first[-1] == Bucket(8, 32)
-    assert second[-1] == Bucket(16, 32)
-    assert third[-1] == Bucket(8, 64)
-    assert {*first, *second, *third} <= {*plan.buckets}
+    _, plan = planned(RAMP)
+    assert shapes(plan) == [(0, Bucket(8, 32)), (3, Bucket(16, 32)), (9, Bucket(8, 64))]
+    assert {bucket for _, bucket in shapes(plan)} <= {*plan.buckets}
 
 
-def test_what_stands_at_step_0_is_there_from_the_beginning():
-    plan, found = plan_and_stages([(0, {"seed": 7, "leave_out": [2]})])
-    assert len(found) == 1
+def test_an_entry_at_step_0_belongs_to_the_beginning():
+    schedule, plan = planned([(0, {"seed": 7, "leave_out": [2]})], {"packing": None})
+    assert len(schedule.entries) == 1
     assert plan.options.seed == 7
     assert plan.stages[-1].sources[0].lengths.left_out.tolist() == [2]
     assert plan.stages[-1].start == 0
 
 
-def test_a_change_keeps_what_was_and_works_out_later_stages_again():
-    schedule = [(3, {"tokens_per_batch": 512}), (9, {"max_length": 64})]
-    before, _ = plan_and_stages(schedule)
-    plan, found = plan_and_stages(schedule, (5, {"row_multiple": 3, "leave_out": [4, 1]}))
-    assert [(stage.start, stage.options.buckets[-1]) for stage in plan.stages] == [
+def test_a_change_keeps_the_past_and_fits_later_entries_again():
+    first, before = planned(RAMP)
+    with messages() as said:
+        _, plan = resumed(first, 5, RAMP, {"row_multiple": 3, "leave_out": [4, 1]})
+    assert shapes(plan) == [
         (0, Bucket(8, 32)),
         (3, Bucket(16, 32)),
         (5, Bucket(15, 32)),
@@ -52,75 +62,89 @@ def test_a_change_keeps_what_was_and_works_out_later_stages_again():
     assert [plan.batch(step).digest for step in range(5)] == [
         before.batch(step).digest for step in range(5)
     ]
-    text = told(found, found[2], plan)
-    assert "from step 5 on, without 2 examples that are left out" in text
-    assert "row_multiple was not given and is now 3" in text
-    assert "2 examples are left out: 1, 4" in text
-    assert "16x32" in text
-    assert "15x32" in text
-    assert "batches for the 7,605 positions that epoch 0 still had" in text
+    for part in (
+        "changed from step 5 on, without 2 examples that are left out",
+        "row_multiple was 2 and is now 3",
+        "2 examples are left out: 1, 4",
+        "16x32",
+        "15x32",
+        "batches for the 7,605 positions that epoch 0 still had",
+    ):
+        assert part in str(said)
+
+
+def test_a_run_that_goes_on_as_it_was_keeps_its_plan_on_other_devices():
+    first, before = planned(RAMP)
+    again, plan = resumed(first, 5, RAMP)
+    assert again.as_json() == first.as_json()
+    assert plan.fingerprint == before.fingerprint
 
 
 def test_a_change_that_is_asked_for_again_is_made_once():
-    found = plan_and_stages([(9, {"seed": 3})], (5, {"seed": 2, "leave_out": [1]}))[1]
-    assert len(found) == 3
-    again = changed(found, 7, {"seed": 2, "leave_out": [1]})
-    assert again == found
-    # Nor after a planned stage has changed it back.
-    assert changed(found, 12, {"seed": 2, "leave_out": [1]}) == found
-    assert changed(found, 12, {"seed": 5})[:3] == found
-    assert [stage.asked for stage in changed(found, 7, {"seed": 2, "leave_out": [1, 6]})] == [
-        *[stage.asked for stage in found[:2]],
-        {"leave_out": [6]},
-        found[2].asked,
-    ]
+    first, _ = planned([(9, {"seed": 3})])
+    change = {"seed": 2, "leave_out": [1]}
+    second, _ = resumed(first, 5, [(9, {"seed": 3})], change)
+    assert options(second) == [(5, change), (9, {"seed": 3})]
+    for step in (7, 12):  # also after a planned entry has changed it back
+        with messages() as said:
+            again, _ = resumed(second, step, [(9, {"seed": 3})], change)
+        assert options(again) == options(second)
+        assert "is in force already" in str(said)
+    other, _ = resumed(second, 12, [(9, {"seed": 3})], {"seed": 5})
+    assert options(other) == [*options(second), (12, {"seed": 5})]
+    more, _ = resumed(second, 7, [(9, {"seed": 3})], {"seed": 2, "leave_out": [1, 6]})
+    assert options(more) == [(5, change), (7, {"leave_out": [6]}), (9, {"seed": 3})]
 
 
-def test_the_config_may_show_the_change_or_not():
-    found = plan_and_stages([], (5, {"seed": 2, "max_length": 64, "leave_out": [1]}))[1]
-    config = {"seed": 0, "batches": {"max_length": 32, "packing": None}, "schedule": []}
-    assert applied(config, found) == {
-        "seed": 2,
-        "batches": {"max_length": 64, "packing": None},
-        "schedule": [],
-    }
-    assert config["batches"]["max_length"] == 32
+def test_the_config_may_show_the_beginning_or_what_it_has_become_and_nothing_else():
+    first, _ = planned([])
+    second, plan = resumed(first, 5, [], {"seed": 2, "max_length": 64, "leave_out": [1]})
+    for begin in ({}, {"seed": 2, "max_length": 64}, {"max_length": 64}, {"packing": None}):
+        again, same = resumed(second, 8, [], begin=begin)
+        assert again.as_json() == second.as_json()
+        assert same.fingerprint == plan.fingerprint
+    for begin, change in (
+        ({"max_length": 48}, '{"max_length": 48}'),
+        ({"packing": "none"}, '{"packing": "none"}'),
+    ):
+        with pytest.raises(ValueError, match=r"The past of a run stands") as refused:
+            resumed(second, 8, [], begin=begin)
+        assert f"from step 8 on with --change='{change}'" in str(refused.value)
+        resumed(second, 8, [], json.loads(change), begin=begin)
 
 
-def test_what_is_planned_for_later_may_change_and_what_was_may_not():
-    schedule = [[3, {"tokens_per_batch": 512}], [9, {"max_length": 64}]]
-    found = plan_and_stages(schedule)[1]
-    other = [schedule[0], [8, {"seed": 1}], [12, {"max_length": 48}]]
-    plan, now = plan_and_stages(schedule, (5, {"schedule": other}))
-    assert now[:2] == found[:2]
-    assert [(stage.start, stage.options.buckets[-1]) for stage in plan.stages[1:]] == [
+def test_the_future_of_a_schedule_may_change_and_its_past_may_not():
+    first, before = planned(RAMP)
+    other = [RAMP[0], (8, {"seed": 1}), (12, {"max_length": 48})]
+    with messages() as said:
+        second, plan = resumed(first, 5, other)
+    assert "no longer planned from step 9 on: {'max_length': 64}" in str(said)
+    assert shapes(plan) == [
+        (0, Bucket(8, 32)),
         (3, Bucket(16, 32)),
         (8, Bucket(16, 32)),
         (12, Bucket(10, 48)),
     ]
-    config = {"seed": 0, "batches": {}, "schedule": schedule}
-    assert applied(config, now)["schedule"] == other
-    assert changed(now, 6, {"schedule": other}) == now
-    assert changed(now, 6, {"schedule": schedule[:1]}) == now[:2]
-    # What has passed may be left out, as of the config, but not be another.
-    assert changed(now, 6, {"schedule": other[1:]}) == now
-    assert changed(now, 6, {"schedule": []}) == now[:2]
-    for given in (other[1:], [[0, {"seed": 3}], *other[1:]]):
-        zero = [entry for entry in given if entry[0] == 0]
-        assert resumed({"schedule": given}, now, 6)["schedule"] == zero + other
-    for wrong in (lambda config: resumed(config, now, 6), lambda config: changed(now, 6, config)):
-        with pytest.raises(ValueError, match=r"has \[3, .*up to step 6, .*it was \[\[3, .*512"):
-            wrong({"schedule": [[3, {"seed": 1}]]})
+    assert [plan.batch(step).digest for step in range(8)] == [
+        before.batch(step).digest for step in range(8)
+    ]
+    # The past may be left out.
+    assert resumed(second, 6, other[1:])[0].as_json() == second.as_json()
+    assert options(resumed(second, 6, [])[0]) == [RAMP[0]]
+    # An entry at the step where the run goes on is still to come.
+    assert options(resumed(second, 8, [RAMP[0]])[0]) == [RAMP[0]]
+    for wrong in ([(3, {"seed": 1})], [other[0], (4, {"seed": 1})]):
+        with pytest.raises(ValueError, match=r"up to step 6, .*it was \[\[3, .*512"):
+            resumed(second, 6, wrong)
 
 
-def test_the_command_that_allows_a_change_is_shown_where_there_is_one():
-    config = {"seed": 2, "batches": {"max_length": 64, "packing": None}, "model": {"width": 8}}
-    given = ["train.py", "--workdir=w", "--change={}"]
-    assert allowing(given, config, ["batches.max_length", "seed"]) == (
-        """python train.py --workdir=w '--change={"max_length": 64, "seed": 2}'"""
-    )
-    assert allowing(given, config, ["batches.max_length", "model.width"]) == ""
-    assert allowing(given, config, ["batches.packing"]) == ""
+def test_rows_that_do_not_divide_over_other_devices_show_the_change_that_helps():
+    first, plan = planned([])
+    first.check(plan, 0, 100, 2)
+    with pytest.raises(ValueError, match=r"8x32 .*over 3 groups.*--config.batches.row_multiple=3"):
+        first.check(plan, 0, 100, 3)
+    with pytest.raises(ValueError, match=r"--change='{\"row_multiple\": 3}', from step 5 on"):
+        first.check(plan, 5, 100, 3)
 
 
 @pytest.mark.parametrize(
@@ -128,18 +152,21 @@ def test_the_command_that_allows_a_change_is_shown_where_there_is_one():
     [
         ([(3, {"token_per_batch": 1})], "did you mean 'tokens_per_batch'?"),
         ([(3, {"seed": 1}), (2, {"seed": 2})], "by ascending steps"),
-        ([3], "schedule holds 3; each entry is a step and what changes there"),
+        ([3], "schedule holds 3; each entry is a step and the options that change there"),
         ([(3, {"leave_out": 17})], "must be a list of numbers of examples"),
         ([(-1, {"seed": 1})], "by ascending steps"),
+        ([(3, {"packing": "nope"})], "packing is 'nope'"),
+        ([(3, {"weights": {"a": 1}})], "weights is not an option of batches"),
     ],
 )
 def test_a_schedule_that_cannot_be_gets_a_sentence(schedule, sentence):
     with pytest.raises(ValueError) as error:
-        stages(schedule, BEGIN)
+        Schedule(BEGIN, schedule)
     assert sentence in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["{", "3", '"seed"'])
+@pytest.mark.parametrize("text", ["{", "3", '"seed"', "[" * 100_000])
 def test_a_change_that_is_no_object_gets_a_sentence(text):
+    schedule, _ = planned([])
     with pytest.raises(ValueError, match="must be a JSON object of options"):
-        parsed(text)
+        schedule.resume(schedule.as_json(), 5, text)

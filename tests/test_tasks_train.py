@@ -1,10 +1,6 @@
 """The training program on each task: it learns, and goes on where it stopped."""
 
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import pytest
 from etils import epath
@@ -15,8 +11,7 @@ from pipeline.configuration import open_template, prepare_corpora
 from pipeline.sources import Dialogues
 from pipeline.training.history import read_history
 from pipeline.views import Masked
-
-ROOT = pathlib.Path(__file__).parent.parent
+from tests.runs import run, steps, summary, tiny
 
 
 @pytest.fixture(scope="module")
@@ -32,60 +27,34 @@ def chats(tmp_path_factory):
     return path
 
 
-def run(chats, task, workdir, *flags):
-    environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "NPROC")}
-    environment |= {"TINY_TEXT": str(chats), "PYTHONPATH": str(ROOT)}
-    environment["JAX_COMPILATION_CACHE_DIR"] = str(chats.parent / "programs")
-    config = f"--config=tests/tiny_tasks_config.py:{task}"
-    done = subprocess.run(
-        [sys.executable, "train.py", config, f"--workdir={workdir}", *flags],
-        cwd=ROOT,
-        env=environment,
-        text=True,
-        capture_output=True,
-        timeout=240,
-    )
-    output = done.stdout + done.stderr
-    assert done.returncode == 0, output
-    return output
+def of(chats, task, **fields):
+    return tiny(chats, "tiny_tasks_config", task, **fields)
 
 
-def losses(workdir):
-    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    return [line["loss"] for line in lines if "loss" in line]
-
-
-def summary(workdir):
-    return json.loads((workdir / "summary.json").read_text())
-
-
-@pytest.mark.slow
 def test_a_masked_encoder_learns_and_goes_on_where_it_stopped(chats, tmp_path):
-    run(chats, "masked", tmp_path)
+    run(of(chats, "masked"), tmp_path)
     assert summary(tmp_path)["eval_loss_last"] < summary(tmp_path)["eval_loss_first"]
-    first = losses(tmp_path)
+    first = steps(tmp_path)
     assert len(first) == 12
-    assert "resumed: step 12 of 14" in run(chats, "masked", tmp_path, "--config.steps=14")
-    assert losses(tmp_path)[:12] == first
-    assert len(losses(tmp_path)) == 14
+    assert "resumed: step 12 of 14" in run(of(chats, "masked", steps=14), tmp_path)
+    assert steps(tmp_path)[:12] == first
+    assert len(steps(tmp_path)) == 14
     corpus, plan = read_history(epath.Path(tmp_path))
     assert isinstance(corpus, Masked)
     assert plan.batch(13).num_tokens
 
 
-@pytest.mark.slow
 def test_chats_are_learnt_and_a_run_may_begin_with_the_parameters_of_another(chats, tmp_path):
-    run(chats, "chat", tmp_path / "one")
+    run(of(chats, "chat"), tmp_path / "one")
     one = summary(tmp_path / "one")
     assert one["eval_loss_last"] < one["eval_loss_first"]
-    output = run(chats, "chat", tmp_path / "two", f"--config.start_from={tmp_path / 'one'}")
+    output = run(of(chats, "chat", start_from=str(tmp_path / "one")), tmp_path / "two")
     assert f"parameters are those of step 12 of {tmp_path / 'one'}" in output
     assert summary(tmp_path / "two")["eval_loss_first"] == one["eval_loss_last"]
 
 
-@pytest.mark.slow
 def test_an_encoder_decoder_learns_to_fill_gaps(chats, tmp_path):
-    run(chats, "corrupted", tmp_path)
+    run(of(chats, "corrupted"), tmp_path)
     assert summary(tmp_path)["eval_loss_last"] < summary(tmp_path)["eval_loss_first"]
     assert summary(tmp_path)["compiles_after_start"] == 0
 

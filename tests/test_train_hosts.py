@@ -11,7 +11,8 @@ import pytest
 from pipeline import Bucket, Corpus, Plan
 from pipeline.loading.checkpoint import Checkpoints
 from tests.processes import TIME_LIMIT, Group, environment, free_port
-from tests.test_train import lines, summary, text  # noqa: F401
+from tests.runs import steps, summary
+from tests.test_train import text  # noqa: F401
 
 
 def start(text, workdir, count, *flags):  # noqa: F811
@@ -35,16 +36,12 @@ def run(text, workdir, count, *flags):  # noqa: F811
     return group.outputs()
 
 
-def steps_of(workdir):
-    return [line for line in lines(workdir) if "loss" in line]
-
-
 def wait_for_steps(group, workdir, more):
     """Waits until `more` steps have been made since the call."""
-    step = max([line["step"] for line in steps_of(workdir)], default=-1) + more
+    step = max([line["step"] for line in steps(workdir)], default=-1) + more
     deadline = time.monotonic() + TIME_LIMIT
     while time.monotonic() < deadline and all(p.poll() is None for p in group.processes):
-        if any(line["step"] >= step for line in steps_of(workdir)):
+        if any(line["step"] >= step for line in steps(workdir)):
             return
         time.sleep(0.02)
     outputs = "\n\n".join(group.outputs())
@@ -53,7 +50,7 @@ def wait_for_steps(group, workdir, more):
 
 
 @pytest.fixture(scope="module")
-def directory_lock(text, tmp_path_factory):  # noqa: F811
+def alone(text, tmp_path_factory):  # noqa: F811
     workdir = tmp_path_factory.mktemp("alone")
     run(text, workdir, 1)
     return workdir
@@ -68,13 +65,13 @@ def assert_every_example_once(workdir):
     shapes = re.search("buckets=([^;]*)", fingerprint).group(1).split("+")
     plan = Plan(corpus, [Bucket(*map(int, shape.split("x"))) for shape in shapes])
     assert plan.fingerprint == fingerprint
-    steps = steps_of(workdir)
+    log = steps(workdir)
     per_epoch = plan.num_batches()
-    assert len(steps) >= 2 * per_epoch
+    assert len(log) >= 2 * per_epoch
     for first in (0, per_epoch):
-        ran = [plan.batch(line["step"]) for line in steps[first : first + per_epoch]]
+        ran = [plan.batch(line["step"]) for line in log[first : first + per_epoch]]
         assert [each.digest for each in ran] == [
-            line["batch"] for line in steps[first : first + per_epoch]
+            line["batch"] for line in log[first : first + per_epoch]
         ]
         seen = np.concatenate([each.segments for each in ran])
         positions = [
@@ -89,7 +86,7 @@ def assert_every_example_once(workdir):
 
 def assert_same_run(workdir, alone):
     """Every step once, with the batch of the run of one process, and its loss."""
-    ours, theirs = steps_of(workdir), steps_of(alone)
+    ours, theirs = steps(workdir), steps(alone)
     assert [line["step"] for line in ours] == list(range(40))
     assert [line["batch"] for line in ours] == [line["batch"] for line in theirs]
     np.testing.assert_allclose(

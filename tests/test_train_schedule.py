@@ -1,22 +1,16 @@
 """Runs whose batches change on the way, planned and not, and their audit."""
 
+import contextlib
+import io
 import json
 import shutil
 import signal
-import subprocess
-import sys
 
 import pytest
 
-from tests.test_train import (
-    ROOT,
-    lines,
-    run,
-    start,
-    summary,
-    text,  # noqa: F401
-    wait_for_step,
-)
+from pipeline.__main__ import main
+from tests.runs import steps, summary
+from tests.test_train import run, start, text, wait_for_step  # noqa: F401
 
 SMALL = ("--config.model.num_layers=1", "--config.model.width=32", "--config.model.attention=dense")
 RAMP = (
@@ -27,9 +21,10 @@ RAMP = (
 
 
 def audit(workdir):
-    command = [sys.executable, "-m", "pipeline", "audit", str(workdir)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    return done.returncode, done.stdout + done.stderr
+    """Exit code and output of the audit of a run."""
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
+        code = main(["audit", str(workdir)])
+    return code, out.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +42,14 @@ def ramped(text, tmp_path_factory):  # noqa: F811
 
 def test_all_shapes_of_a_schedule_are_compiled_before_step_0_and_the_loss_falls(ramped):
     workdir, output = ramped
-    steps = [line for line in lines(workdir) if "loss" in line]
-    assert [line["step"] for line in steps] == list(range(16))
-    shapes = [tuple(map(int, line["bucket"].split("x"))) for line in steps]
+    log = steps(workdir)
+    assert [line["step"] for line in log] == list(range(16))
+    shapes = [tuple(map(int, line["bucket"].split("x"))) for line in log]
     assert {rows * length for rows, length in shapes[:4]} == {1024}
     assert {length for _, length in shapes[:9]} == {128}
     assert max(length for _, length in shapes[9:]) == 256
     assert summary(workdir)["compiles_after_start"] == 0, output
-    assert steps[-1]["loss"] < steps[0]["loss"] - 1
+    assert log[-1]["loss"] < log[0]["loss"] - 1
 
 
 def test_the_audit_of_a_run_that_changed_and_was_killed_passes(ramped):
@@ -84,48 +79,3 @@ def test_the_audit_names_the_step_that_is_not_as_planned(ramped, tmp_path):
         code, said = audit(workdir)
         assert code == 1, said
         assert sentence in said
-
-
-def test_a_change_needs_a_word_and_is_told_before_it_is_made(
-    text,  # noqa: F811
-    tmp_path,
-    monkeypatch,
-):
-    code, output = run(text, tmp_path, *SMALL, "--config.steps=5")
-    assert code == 0, output
-    more = (*SMALL, "--config.steps=8", "--config.batches.tokens_per_batch=512")
-    code, output = run(text, tmp_path, *more)
-    assert code != 0
-    assert "config.batches.tokens_per_batch was 1024 and is now 512" in output
-    assert "or change it from step 5 on:" in output
-    allowed = """'--change={"tokens_per_batch": 512}'"""
-    assert f"{' '.join(more)} {allowed}" in output
-    code, output = run(text, tmp_path, *more, allowed.strip("'"))
-    assert code == 0, output
-    told = output.index("tokens_per_batch was 1024 and is now 512")
-    assert told < output.index("resumed: step 5 of 8") < output.index("step 8/8")
-    assert "none is lost or trained on again" in output
-    buckets = [line["bucket"] for line in lines(tmp_path) if "loss" in line]
-    assert buckets[4:6] == ["8x128", "4x128"]
-    code, said = audit(tmp_path)
-    assert code == 0, said
-    # From then on the run goes on under its first config as well, and as it was changed.
-    code, output = run(text, tmp_path, *SMALL, "--config.steps=9")
-    assert code == 0, output
-    assert [line["bucket"] for line in lines(tmp_path) if "loss" in line][-1] == "4x128"
-    # New data joins the epoch that is half done.
-    code, output = run(text, tmp_path, *SMALL, "--config.steps=11", '--change={"add": ["more"]}')
-    assert code != 0
-    assert "config.added has nothing; each of more must be there" in output
-    monkeypatch.setenv("TINY_MORE", "1")
-    code, output = run(text, tmp_path, *SMALL, "--config.steps=11", '--change={"add": ["more"]}')
-    assert code == 0, output
-    assert "changed from step 9 on, with 32 new examples, " in output
-    assert "more: 32 examples more, from this epoch on" in output
-    # It stays, without a word.
-    code, output = run(text, tmp_path, *SMALL, "--config.steps=13")
-    assert code == 0, output
-    code, said = audit(tmp_path)
-    assert code == 0, said
-    assert "plan from step 9 on: examples=" in said
-    assert "all 13 batches are those that were planned" in said

@@ -3,10 +3,10 @@
 import logging
 import re
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import jax
+
+logger = logging.getLogger(__name__)
 
 EVENT = "/jax/core/compile/backend_compile_duration"
 
@@ -69,7 +69,6 @@ class CompileGuard:
     Args:
         *names: of the functions to watch.
         on_compile: "stop" or "warn".
-        say: called with a warning.
 
     Attributes:
         again: compilations of the steps since this was made.
@@ -79,13 +78,10 @@ class CompileGuard:
         ValueError: `on_compile` is neither.
     """
 
-    def __init__(
-        self, *names: str, on_compile: str = "stop", say: Callable[[str], Any] = logging.warning
-    ):
+    def __init__(self, *names: str, on_compile: str = "stop"):
         if on_compile not in ("stop", "warn"):
             raise ValueError(f"on_compile is {on_compile!r}; it must be 'stop' or 'warn'")
         self._watched = re.compile(rf"(?<!\w)({'|'.join(map(re.escape, names))}) (defined at|id=)")
-        self._say = say
         self._compiled, self._stops = {f"jit({name})" for name in names}, on_compile == "stop"
         self.again = self.others = 0
         self._reason, self._log = "", CompileLog()
@@ -118,7 +114,7 @@ class CompileGuard:
         text += f"; JAX says: {self._reason}" if self._reason else ""
         if self._stops:
             raise RuntimeError(f"{text}. on_compile='warn' goes on all the same")
-        self._say(f"warning: {text}")
+        logger.warning("%s", text)
 
     def close(self):
         """Stops watching."""

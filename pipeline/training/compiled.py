@@ -16,9 +16,14 @@ from etils import epath
 
 from pipeline.packing.bucket import Bucket
 from pipeline.training.compile_log import CompileLog
+from pipeline.training.hosts import minimum, require_agreement
 from pipeline.training.microbatches import allowed
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
+
+# Programs that are compiled at the same time. Each takes memory of the host, gigabytes for large
+# models.
+AT_ONCE = 4
 
 # Above this share of the memory a bucket is worth a warning.
 TIGHT = 0.9
@@ -55,7 +60,7 @@ class Compiled:
     >>> specs = {Bucket(rows=2, length=4): {"inputs": jax.ShapeDtypeStruct((2, 4), jnp.int32)}}
     >>> def add(state, batch):
     ...     return state + batch["inputs"].sum()
-    >>> add = Compiled(add, jnp.zeros(()), specs, report=None)
+    >>> add = Compiled(add, jnp.zeros(()), specs)
     >>> float(add(jnp.zeros(()), {"inputs": jnp.ones((2, 4), jnp.int32)}))
     8.0
 
@@ -68,11 +73,10 @@ class Compiled:
         microbatches: how many for every bucket; "auto": for each bucket the fewest whose program
             stays within `budget`, found by compiling, never by running out of memory; None: `step`
             knows no microbatches.
-        budget: bytes on a device that a program may need; None: what the device says it has, which
-            a CPU does not.
+        budget: bytes on a device that a program may need; None: what the devices say they have, the
+            least of all hosts; a CPU does not say.
         held: what is on the devices besides, as `state`: for a step that is given parameters alone,
             the rest of the training state. It counts as memory of every program.
-        report: called with each line of progress; None for silence.
         **jit_options: passed on to `jax.jit`, for example `out_shardings`.
 
     Raises:
@@ -90,17 +94,15 @@ class Compiled:
         microbatches: int | str | None = None,
         budget: int | None = None,
         held: Any = None,
-        report: Callable[[str], None] | None = print,
         **jit_options,
     ):
         self.name, self.specs = step.__name__, dict(specs)
-        self.budget = device_memory() if budget is None else budget
-        self._report = report or (lambda line: None)
+        self.budget = minimum(device_memory()) if budget is None else budget
         self._step, self._state, self._held = step, state, bytes_on_device(held)
         self._options = jit_options | {"donate_argnums": (0,) if donate else ()}
         choices = {bucket: self._choices(bucket, microbatches) for bucket in specs}
         # Tracing needs this thread's mesh and Python; XLA itself compiles without the lock.
-        with CompileLog() as events, ThreadPoolExecutor() as pool:
+        with CompileLog() as events, ThreadPoolExecutor(AT_ONCE) as pool:
             lowered = {
                 bucket: self._lower(bucket, numbers[0]) for bucket, numbers in choices.items()
             }
@@ -112,6 +114,10 @@ class Compiled:
                 bucket: self._fit(bucket, choices[bucket], future.result(), events)
                 for bucket, future in firsts.items()
             }
+        # Hosts that split batches differently would wait for each other in different places.
+        split = {f"{self.name} {b}": p.microbatches for b, p in self.programs.items()}
+        text = ";".join(f"{name}={number}" for name, number in split.items())
+        require_agreement({"microbatches": text})
         # Programs by the shape of the first field. Buckets of pairs may share it.
         self._by_shape: dict[tuple[int, ...], list] = {}
         for bucket, program in self.programs.items():
@@ -162,7 +168,7 @@ class Compiled:
             ),
         )
         split = f" in {program.microbatches} microbatches" if program.microbatches > 1 else ""
-        self._report(
+        logger.info(
             f"{self.name} {bucket}{split}: compiled in {program.seconds:.1f} s, "
             f"{program.flops / 1e9:,.2f} GFLOP, {_size(program.memory)}{self._share(program)}"
         )
@@ -186,7 +192,8 @@ class Compiled:
                     "remat, or more devices to share the state"
                 )
             if program.memory > TIGHT * self.budget:
-                log.warning("%s %s needs %s", self.name, bucket, self._share(program).strip(" ,"))
+                share = self._share(program).strip(" ,")
+                logger.warning("%s %s needs %s", self.name, bucket, share)
         return dataclasses.replace(program, searched=searched, seconds=seconds)
 
     def _share(self, program: Program) -> str:

@@ -1,18 +1,22 @@
 """The history of a run's plans, `plans.json`: all that is needed to plan its batches again."""
 
 import json
+import logging
 import os
 from typing import Any
 
 from etils import epath
 
 from pipeline.atomic import atomic_write
+from pipeline.loading.checkpoint import Checkpoints
 from pipeline.planning.plan import Plan
 from pipeline.storage.corpora import Corpora
 from pipeline.storage.corpus import Corpus
 from pipeline.storage.interface import AnyCorpus
 from pipeline.storage.pairs import open_corpus
 from pipeline.views import View, view_of
+
+logger = logging.getLogger(__name__)
 
 NAME = "plans.json"
 
@@ -76,6 +80,28 @@ def require_tokenizer(workdir: epath.Path, corpus: AnyCorpus) -> None:
             f"{now}: the same ids stand for other text. Prepare this corpus with the tokenizer of "
             "that run (config.tokenizer.model)"
         )
+
+
+def parameters_of(workdir: epath.Path, corpus: AnyCorpus, like: Any) -> Any:
+    """The parameters in the latest checkpoint of the run in `workdir`, to begin another run with.
+
+    Args:
+        workdir: of a run with an equal model, optimizer and tokenizer.
+        corpus: the corpus of the new run.
+        like: the state of the new run, as `jax.ShapeDtypeStruct`s with shardings.
+
+    Raises:
+        ValueError: there is no checkpoint, or it is of another model or tokenizer.
+    """
+    require_tokenizer(workdir, corpus)
+    checkpoints = Checkpoints(workdir / "checkpoints")
+    try:
+        if checkpoints.latest is None:
+            raise ValueError(f"start_from is {workdir}, which has no checkpoint; train there first")
+        logger.info("parameters are those of step %s of %s", f"{checkpoints.latest:,}", workdir)
+        return checkpoints.restore_state(checkpoints.latest, like)["params"]
+    finally:
+        checkpoints.close()
 
 
 def _tokenizers(fingerprint: str) -> list[str]:

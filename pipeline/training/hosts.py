@@ -1,6 +1,6 @@
-"""Several hosts as one: who works first, and whether all of them agree.
+"""Many hosts as one run: joining, agreement, shared directories, signals and a common end.
 
-With one process every function here does nothing but what it says on the tin.
+With one process, every function here only does its local part.
 """
 
 import contextlib
@@ -10,25 +10,29 @@ import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
+from etils import epath
 
 from pipeline.loading.checkpoint import differences
 
 T = TypeVar("T")
 
-# Seconds that process 0 leaves the others for their last words.
+# Seconds that process 0, which coordinates the others, leaves them to write their last messages.
 GRACE = 2.0
 
 
-def one_after_another(what: str, work: Callable[[], T]) -> T:
-    """`work()` on process 0, and when it is done, on all the others at once.
+def main_process_first(what: str, work: Callable[[], T]) -> T:
+    """The result of `work()`, which process 0 does first and the others after it, all at once.
 
-    So that what one host writes to a shared file system is there when the others look for it,
-    while hosts with disks of their own each do the work themselves.
+    The others find what process 0 wrote to a shared file system; on disks of their own they do the
+    work themselves.
+
+    Args:
+        what: the work, for messages.
+        work: a function without arguments.
 
     Raises:
         RuntimeError: on every other process, when process 0 failed.
@@ -66,11 +70,37 @@ def _require_all(what: str, failure: BaseException | None):
         )
 
 
-def require_agreement(values: Mapping[str, str]):
-    """Compares named values over all processes, such as fingerprints of `name=value;…` parts.
+def require_shared(directory: epath.Path) -> None:
+    """Checks that every process sees the files that process 0 writes in a directory.
 
-    Each process sends 32 bytes, a hash, and receives 64, however many there are: the least and the
-    greatest of all. Only when these differ do the values themselves travel.
+    Raises:
+        ValueError: on every process, when one of them does not.
+    """
+    import jax
+
+    if jax.process_count() == 1:
+        return
+    name = f".shared.{int(_gather(np.frombuffer(os.urandom(4), np.uint32) >> 1)[0, 0])}"
+    leads = jax.process_index() == 0
+    if leads:
+        (directory / name).touch()
+    _require_all("writing to the work directory", None)
+    sees = _gather(np.array([(directory / name).exists()]))[:, 0]
+    if leads:
+        (directory / name).unlink()
+    if not sees.all():
+        raise ValueError(
+            f"processes {', '.join(map(str, np.flatnonzero(~sees)))} do not see what process 0 "
+            f"writes to {os.fspath(directory)}; give all of them a --workdir on a file system that "
+            "they share, since each writes its part of every checkpoint there"
+        )
+
+
+def require_agreement(values: Mapping[str, str]):
+    """Compares named values, such as fingerprints of `name=value;…` parts, over all processes.
+
+    Each process sends a hash of 32 bytes and receives 64 bytes, for any number of processes: the
+    least and the greatest hash. Only when these differ do the processes send their values.
 
     Raises:
         ValueError: on every process, when any differs from process 0; names the processes, what
@@ -110,10 +140,11 @@ def _gather(array: np.ndarray) -> np.ndarray:
     return np.asarray(multihost_utils.process_allgather(array)).reshape(-1, *array.shape)
 
 
-def smallest(number: int | None) -> int | None:
-    """The smallest of a number that each process has, as bytes of memory; None: it has none.
+def minimum(number: int | None) -> int | None:
+    """The least of the numbers that the processes give, rounded down to a multiple of 1,024.
 
-    Rounded down to a multiple of 1,024.
+    Args:
+        number: bytes of memory; None: unknown. The result is None if no process knows.
     """
     limit = np.iinfo(np.int32).max  # what JAX passes on without x64
     least, _ = _extremes(np.array([limit if number is None else min(number >> 10, limit)]))
@@ -145,11 +176,11 @@ def connect(coordinator: str | None, num_processes: int | None, process_id: int 
     """Joins the processes of this run, if there are several.
 
     Args:
-        coordinator: `HOST:PORT` of process 0; None: JAX finds the others itself where it knows the
-            platform (TPU pods, SLURM, Open MPI, Kubernetes), and elsewhere this is the only one.
-        num_processes: how many there are.
-        process_id: which of them this is.
-        wait: seconds without a sign of life after which a process counts as gone.
+        coordinator: `HOST:PORT` of process 0; None: JAX finds the processes itself where it knows
+            the platform (TPU pods, SLURM, Open MPI, Kubernetes); elsewhere this is the only one.
+        num_processes: number of processes.
+        process_id: number of this process, from 0.
+        wait: seconds to wait for a process that does not join, or that joined and is silent.
 
     Raises:
         ValueError: only some of the three are given.
@@ -163,7 +194,7 @@ def connect(coordinator: str | None, num_processes: int | None, process_id: int 
             "give all three, or none where the platform provides them"
         )
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    options: dict[str, Any] = {"heartbeat_timeout_seconds": wait}
+    options: dict[str, Any] = {"heartbeat_timeout_seconds": wait, "initialization_timeout": wait}
     if coordinator is not None:
         jax.distributed.initialize(coordinator, num_processes, process_id, **options)
         return
@@ -174,27 +205,22 @@ def connect(coordinator: str | None, num_processes: int | None, process_id: int 
             raise  # the platform is known, and what it says is not enough
 
 
-def say(text: object):
-    """Prints on process 0 only."""
-    import jax
-
-    if jax.process_index() == 0:
-        print(text, flush=True)
-
-
 class StopSignals:
-    """SIGINT and SIGTERM as a wish to stop after a step on which all processes agree.
+    """SIGINT and SIGTERM as requests to stop after a step, the same step on all processes.
 
-    A second SIGINT ends the process at once; so does a second SIGTERM if it is the only one.
+    A second SIGINT ends the process at once; so does a second SIGTERM in a run of one process.
+
+    Attributes:
+        reason: the name of the signal; empty before there was one.
     """
 
     def __init__(self):
         import jax
 
         self.reason, self._several = "", jax.process_count() > 1
-        signal.signal(signal.SIGINT, self._note)
-        if not self._several:  # with several processes JAX itself listens for SIGTERM
-            signal.signal(signal.SIGTERM, self._note)
+        # With several processes, JAX itself listens for SIGTERM.
+        numbers = [signal.SIGINT] if self._several else [signal.SIGINT, signal.SIGTERM]
+        self._before = {number: signal.signal(number, self._note) for number in numbers}
 
     def _note(self, number: int, _):
         self.reason = signal.Signals(number).name
@@ -202,7 +228,7 @@ class StopSignals:
         if self._several:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def asked(self, step: int) -> bool:
+    def received(self, step: int) -> bool:
         """Whether to stop after `step` steps; the same answer on every process."""
         if not self._several:
             return bool(self.reason)
@@ -213,27 +239,34 @@ class StopSignals:
             return True
         return False
 
+    def __enter__(self) -> "StopSignals":
+        return self
+
+    def __exit__(self, *_) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
 
 @contextlib.contextmanager
-def leaving_together() -> Iterator[None]:
-    """Ends this process at once after the block, when there are others.
+def exit_together(describe: Callable[[BaseException], int]) -> Iterator[None]:
+    """Ends this process when the block raises, and after it if there are other processes.
 
-    An ordinary end would first wait for all the others, and those that are gone never come; and
-    JAX's own hangs when a SIGTERM comes just then.
+    An ordinary exit would wait for all other processes, also for those that are gone, and JAX's own
+    exit hangs when a SIGTERM comes at that moment.
+
+    Args:
+        describe: prints an exception and returns the exit code, as `pipeline.errors.describe`.
     """
     import jax
 
-    code = 1
+    code = 0
     try:
         yield
-        if jax.process_count() == 1:
-            return
         _require_all("the run", None)  # nobody leaves before all are done
-        code = 0
     except Exception as error:
+        code = describe(error)
         if jax.process_count() == 1:
-            raise
-        traceback.print_exc()
+            sys.exit(code)
         if isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error):
             print(
                 f"process {jax.process_index()} of {jax.process_count()} stops: work that takes "
@@ -242,6 +275,8 @@ def leaving_together() -> Iterator[None]:
                 "last checkpoint",
                 file=sys.stderr,
             )
+    if jax.process_count() == 1:
+        return
     sys.stdout.flush()
     sys.stderr.flush()
     if jax.process_index() == 0:

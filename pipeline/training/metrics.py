@@ -1,19 +1,22 @@
-"""What a run tells of itself: a live line, a JSON line for each step, TensorBoard events."""
+"""Metrics of a run: seconds by phase, JSON lines, TensorBoard events, progress and profiles."""
 
 import contextlib
 import json
+import logging
 import os
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import tqdm
 from etils import epath
 
 from pipeline.atomic import atomic_write, is_local
+
+logger = logging.getLogger(__name__)
 
 # Seconds between lines where there is no terminal to draw a bar on.
 EVERY = 10.0
@@ -73,13 +76,21 @@ class MetricsLog:
     Args:
         workdir: where to write.
         step: the step that the run goes on from.
+        evaluated: steps whose evaluations the run has; other evaluations will be made again.
         enabled: whether to write at all; of several hosts one does.
 
     Attributes:
         lost: seconds of the steps that will be run again.
     """
 
-    def __init__(self, workdir: epath.Path, step: int, *, enabled: bool = True):
+    def __init__(
+        self,
+        workdir: epath.Path,
+        step: int,
+        *,
+        evaluated: Collection[str] = (),
+        enabled: bool = True,
+    ):
         self._enabled, self.lost = enabled, 0.0
         if not enabled:
             return
@@ -92,8 +103,10 @@ class MetricsLog:
             for line in self._path.read_text().splitlines():
                 if (values := _parsed(line)) is None:
                     continue
-                # Step 9 is the tenth; an evaluation at step 10 was made after ten steps.
-                if values["step"] + ("eval_loss" not in values) <= step:
+                if "eval_loss" in values:
+                    if str(values["step"]) in evaluated:
+                        kept.append((line, values))
+                elif values["step"] < step:
                     kept.append((line, values))
                 else:
                     self.lost += values.get("seconds", 0.0)
@@ -150,6 +163,12 @@ class MetricsLog:
         if self._scratch:
             self._scratch.cleanup()
 
+    def __enter__(self) -> "MetricsLog":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
 
 def _parsed(line: str) -> dict[str, Any] | None:
     """The values of a line of the log; None of one that a kill cut short."""
@@ -162,13 +181,13 @@ def _parsed(line: str) -> dict[str, Any] | None:
 
 
 class Progress:
-    """The live line of a run: a bar on a terminal, a line now and then elsewhere.
+    """The progress of a run: a bar on a terminal, elsewhere a line in the log now and then.
 
     Args:
-        steps: how many the run has.
+        steps: steps of the run.
         step: the step that it goes on from.
-        tokens: tokens trained on before that.
-        waited: seconds spent waiting before that.
+        tokens: tokens trained on before.
+        waited: seconds spent waiting for batches before.
         enabled: whether to show anything; of several hosts one does.
     """
 
@@ -185,39 +204,46 @@ class Progress:
             disable=not (enabled and sys.stderr.isatty()),
         )
         self._steps, self._first = steps, step
-        self._begin = self._printed = time.perf_counter()
-        self._since = self._begin, tokens, waited  # time, tokens and waiting at the last line
+        self._begin = self._shown = time.perf_counter()
+        self._last = self._begin, tokens, waited  # time, tokens and waiting at the last line
 
-    def update(self, step: int, tokens: int, waited: float, text: str):
-        """Shows that `step` steps are done, with `tokens` and `waited` seconds so far."""
+    def update(self, step: int, tokens: int, waited: float, text: str) -> None:
+        """Shows that `step` steps are done.
+
+        Args:
+            step: steps done.
+            tokens: tokens trained on so far.
+            waited: seconds spent waiting so far.
+            text: what else to show.
+        """
         if not self._enabled:
             return
         self._bar.update(step - self._bar.n)
         now = time.perf_counter()
-        if now - self._printed < (1.0 if not self._bar.disable else EVERY) and step < self._steps:
+        if now - self._shown < (EVERY if self._bar.disable else 1.0) and step < self._steps:
             return
-        then, before, waiting = self._since
+        then, before, waiting = self._last
         span = max(now - then, 1e-9)
         text += (
             f" · {(tokens - before) / span:,.0f} tokens/s · {(waited - waiting) / span:.1%} waiting"
         )
-        self._since, self._printed = (now, tokens, waited), now
-        if not self._bar.disable:
-            self._bar.set_postfix_str(text)
-        else:
+        self._last, self._shown = (now, tokens, waited), now
+        if self._bar.disable:
             left = (now - self._begin) / max(step - self._first, 1) * (self._steps - step)
-            print(f"step {step:,}/{self._steps:,} · {text} · {left:.0f} s left", flush=True)
+            done = f"step {step:,}/{self._steps:,}"
+            logger.info("%s · %s · %.0f s left", done, text, left)
+        else:
+            self._bar.set_postfix_str(text)
 
-    def say(self, text: str):
-        """Prints a line without disturbing the bar."""
-        if not self._enabled:
-            return
-        tqdm.tqdm.write(text)
-        sys.stdout.flush()
-
-    def close(self):
+    def close(self) -> None:
         """Leaves the bar as it is."""
         self._bar.close()
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
 
 
 class Profile:
@@ -265,3 +291,9 @@ class Profile:
         if self._running:
             jax.profiler.stop_trace()
             self._running = False
+
+    def __enter__(self) -> "Profile":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()

@@ -1,44 +1,44 @@
-"""What a run has done so far: kept in every checkpoint, and told in its summary."""
+"""The record of a run: counts over all its starts, kept in every checkpoint, and its summary."""
 
 import dataclasses
 import json
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from etils import epath
 
 from pipeline.planning.planned import PlannedBatch
 from pipeline.storage.interface import AnyCorpus
 
+logger = logging.getLogger(__name__)
+
 
 @dataclasses.dataclass(kw_only=True)
 class Record:
-    """Counts of a run over all its starts; JSON, so that a checkpoint carries it.
+    """Counts of a run over all its starts. Every attribute is JSON.
 
     Attributes:
-        config: the configuration, as JSON.
-        stages: the options of the batches, from which step on, and what they came to.
-        unigram_entropy: of the held-out targets, in nats per token.
+        unigram_entropy: entropy of the held-out targets, in nats per token.
         tokens: real positions trained on.
-        positions: all positions computed, padding included.
-        batches: how many that was.
-        documents: examples trained on, once for each batch that they are in.
-        flops: what the model's mathematics asked for in the steps that `capacity` counts.
-        capacity: what the devices could have computed while they trained, where it is known.
+        positions: all computed positions, padding included.
+        batches: batches trained on.
+        documents: examples trained on; an example counts once in each of its batches.
+        flops: floating-point operations of the model's mathematics, where `capacity` is known.
+        capacity: floating-point operations that the devices could have done in that time.
         sources: real positions of each source of a mixture.
-        skipped: steps without an update because they were not finite.
-        skipped_seconds: how long they took.
+        skipped: steps without an update, because they were not finite.
+        skipped_seconds: seconds that these steps took.
         evaluations: for each evaluated step, `eval_loss` in nats per token and `bits_per_byte`.
-        seconds: by phase; together the time of all starts, up to the last checkpoint of each. Steps
-            that a kill took back are "lost".
+        seconds: seconds by phase, of all starts up to the last checkpoint of each. Steps that a
+            kill took back are "lost".
         compiles: compilations of the training step by bucket, in this start.
         compiles_after_start: compilations of the steps since the first step of this start.
-        other_compiles: compilations of anything else since then.
+        other_compiles: compilations of other functions since then.
     """
 
-    config: dict[str, Any]
-    stages: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     unigram_entropy: float = math.nan
     tokens: int = 0
     positions: int = 0
@@ -56,7 +56,7 @@ class Record:
     other_compiles: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """A copy that JSON can hold."""
+        """A copy as JSON values."""
         return json.loads(json.dumps(dataclasses.asdict(self)))
 
     @property
@@ -64,31 +64,36 @@ class Record:
         """The share of computed positions that were padding."""
         return 1 - self.tokens / max(self.positions, 1)
 
-    def add(self, planned: PlannedBatch, documents: int, flops: float):
+    def add(self, planned: PlannedBatch, documents: int) -> None:
         """Counts a batch that was trained on."""
         self.tokens += planned.num_tokens
         self.positions += planned.bucket.positions
         self.batches += 1
         self.documents += documents
-        self.flops += flops
         for name, tokens in planned.sources.items():
             self.sources[name] = self.sources.get(name, 0) + tokens
 
-    def evaluate(self, step: int, total: float, weight: float, text_bytes: int | None):
-        """Notes an evaluation: the sum of losses in nats, of how many tokens and bytes.
+    def evaluate(
+        self, step: int, total: float, weight: float, text_bytes: int | None
+    ) -> dict[str, float | None]:
+        """Records an evaluation; values that are not finite become None, as JSON has no NaN.
 
-        None stands for what is not finite, which JSON has no number for.
+        Args:
+            step: steps trained before it.
+            total: sum of the weighted losses, in nats.
+            weight: sum of the weights.
+            text_bytes: UTF-8 bytes of the evaluated text, where they are known.
         """
-        found = {"eval_loss": total / weight}
+        values = {"eval_loss": total / weight}
         if text_bytes:
-            found["bits_per_byte"] = total / math.log(2) / text_bytes
-        values = {name: each if math.isfinite(each) else None for name, each in found.items()}
-        self.evaluations[str(step)] = values
-        return values
+            values["bits_per_byte"] = total / math.log(2) / text_bytes
+        finite = {name: each if math.isfinite(each) else None for name, each in values.items()}
+        self.evaluations[str(step)] = finite
+        return finite
 
     @property
     def training_seconds(self) -> float:
-        """What the training steps took, waiting for their batches included."""
+        """Seconds of training steps, waiting for batches included."""
         return self.seconds.get("train", 0.0) + self.seconds.get("wait", 0.0)
 
     def goodput(self, seconds: Mapping[str, float]) -> float:
@@ -96,8 +101,14 @@ class Record:
         useful = seconds.get("train", 0.0) - self.skipped_seconds
         return max(useful, 0.0) / max(sum(seconds.values()), 1e-9)
 
+    def write_summary(self, workdir: epath.Path, steps: int) -> None:
+        """Logs the summary after some steps, and writes it to `summary.json`; on one host."""
+        text = json.dumps(self.summary(steps), indent=1)
+        (workdir / "summary.json").write_text(text + "\n")
+        logger.info("%s", text)
+
     def summary(self, steps: int) -> dict[str, Any]:
-        """What `summary.json` holds."""
+        """The content of `summary.json` after some steps."""
         evaluations = list(self.evaluations.values()) or [{}]
         training = max(self.training_seconds, 1e-9)
         return {
@@ -150,40 +161,3 @@ def unigram_entropy(corpus: AnyCorpus) -> float:
         )
     share = counts[counts > 0] / counts.sum()
     return float(-(share * np.log(share)).sum())
-
-
-def changes(then: Mapping[str, Any], now: Mapping[str, Any], may_change: tuple[str, ...]):
-    """The fields of a config that differ and must not, in words.
-
-    >>> then, now = {"steps": 1, "model": {"width": 8}}, {"steps": 2, "model": {"width": 16}}
-    >>> changes(then, now, may_change=("steps",))
-    ['config.model.width was 8 and is now 16']
-    """
-    old, new = flat(then), flat(now)
-    return [
-        f"config.{name} was {old.get(name, 'not there')} and is now {new.get(name, 'not there')}"
-        for name in differing(then, now, may_change)
-    ]
-
-
-def differing(
-    then: Mapping[str, Any], now: Mapping[str, Any], may_change: tuple[str, ...]
-) -> list[str]:
-    """The names of the fields of a config that differ and must not, with dots."""
-    old, new = flat(then), flat(now)
-    return [
-        name
-        for name in dict.fromkeys([*old, *new])
-        if old.get(name) != new.get(name) and name.split(".")[0] not in may_change
-    ]
-
-
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The fields of a config and of the configs in it, named with dots."""
-    fields: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            fields |= flat(value, f"{prefix}{name}.")
-        else:
-            fields[prefix + name] = value
-    return fields

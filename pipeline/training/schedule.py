@@ -1,171 +1,354 @@
-"""The schedule: which options of the batches change at which steps of a run, and to what.
+"""The schedule: which options of a run's batches change at which steps, and to what.
 
-A run's options are those of `fit_buckets` and `Plan`. Stages change them: planned ones, from the
-config, and others, asked for when a run goes on. What a stage comes to, fitted buckets above all,
-is worked out once and kept, so that a run goes on with the batches that it was begun with.
+A run's options are those of `fit_buckets` and `Plan`. The first entry of a schedule has the options
+at step 0; each later entry changes some of them. One rule holds for every change: the past stands,
+the future may change.
 """
 
 import dataclasses
+import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pipeline.planning import stage as planning
+import numpy as np
+
 from pipeline.planning.checks import chosen, keywords, unknown
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.lengths import HasCorpora, begin
 from pipeline.planning.plan import Plan
 from pipeline.planning.table import heading
+from pipeline.storage.corpora import Corpora
 
-# What several corpora have beside; their weights change by phases of their own.
+logger = logging.getLogger(__name__)
+
+# The weights of a mixture change by phases of their own.
 MIXTURE = ("weights", "by", "ending")
 
 FITTING = tuple(name for name in keywords(fit_buckets) if name not in MIXTURE)
 PLANNING = tuple(name for name in keywords(Plan) if name not in MIXTURE)
 
-# Of these, a stage adds to what earlier ones have.
-MORE = ("leave_out", "add")
-KNOWN = sorted({*FITTING, *PLANNING, *MORE, "buckets"})
+# An entry adds to these lists; it does not replace them.
+LISTS = {"leave_out": (int, "numbers of examples"), "add": (str, "names of corpora")}
+KNOWN = sorted({*FITTING, *PLANNING, *LISTS, "buckets"})
 
-# Examples that are named one by one where they are left out.
+# Messages name at most this many examples.
 SHOWN = 10
 
 
 @dataclasses.dataclass
-class Stage:
-    """Other options from a step on; JSON throughout.
+class Entry:
+    """Options that hold from a step on.
 
     Attributes:
-        step: the first step of the stage.
-        asked: the options, as the config spells them: those of `fit_buckets` and `Plan`, and
-            `buckets`, rows and length of each; `leave_out`, numbers of examples; or `add`, names of
-            corpora that join.
-        planned: whether the config has it, and not a `--change` later on.
-        changes: what it comes to for a plan; empty until `resolve`.
+        step: the first step with these options.
+        options: what the config or `--change` asks for: options of `fit_buckets` and `Plan`;
+            `buckets`, as rows and length of each; `leave_out`, numbers of examples; `add`, names of
+            corpora that join the first.
+        plan: the same as arguments of `Plan.after`, with fitted buckets; empty until the entry is
+            resolved for a corpus.
     """
 
     step: int
-    asked: dict[str, Any]
-    planned: bool = True
-    changes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    options: dict[str, Any]
+    plan: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def stages(schedule: Iterable[Sequence], begin: Mapping[str, Any]) -> list[Stage]:
-    """The stages of a config, the first of them at step 0 with the options `begin`.
+class Schedule:
+    """The options of a run's batches, from step 0 on.
 
-    >>> stages([(100, {"tokens_per_batch": 512})], {"tokens_per_batch": 256})[1].asked
-    {'tokens_per_batch': 512}
+    >>> schedule = Schedule({"tokens_per_batch": 256}, [(100, {"tokens_per_batch": 512})])
+    >>> schedule.plan([3, 5, 9]).buckets
+    (Bucket(rows=25, length=10), Bucket(rows=51, length=10))
 
     Args:
-        schedule: steps and what changes there, ascending.
-        begin: the options of the run; those that are None are not given.
+        begin: options at step 0; those that are None are left to their defaults.
+        changes: pairs of a step and the options that change there, by ascending steps.
 
     Raises:
-        ValueError: the schedule is not as above, or names an option that there is not.
+        ValueError: a change is not such a pair, or names an unknown option.
     """
-    check_options(begin)
-    found = [Stage(0, {name: value for name, value in begin.items() if value is not None})]
-    for entry in schedule:
+
+    def __init__(self, begin: Mapping[str, Any], changes: Iterable[Sequence] = ()):
+        _check(begin)
+        self.entries = [Entry(0, {name: v for name, v in begin.items() if v is not None})]
+        self.asked: dict[str, Any] = {}  # by the last `change` of `resume`
+        for change in changes:
+            try:
+                step, options = change
+                options = dict(options)
+                if int(step) != step or step < self.entries[-1].step:
+                    raise ValueError
+            except (TypeError, ValueError):
+                raise ValueError(
+                    f"schedule holds {change!r}; each entry is a step and the options that change "
+                    'there, by ascending steps, as in ((0, {"tokens_per_batch": 2048}), '
+                    '(500, {"seed": 1}))'
+                ) from None
+            _check(options)
+            if step == 0:
+                self.entries[0].options |= options
+            else:
+                self.entries.append(Entry(int(step), options))
+        self._rehearse()
+
+    def _rehearse(self) -> None:
+        """Plans one example of one position, which refuses options that no plan can have."""
+        options = {k: v for k, v in self.options().items() if k not in LISTS}
+        lengths = [options.get("max_length"), *(b[1] for b in options.get("buckets", ()))]
+        pairs = any(isinstance(length, list | tuple) for length in lengths)
+        rehearsal = object.__new__(Schedule)
+        rehearsal.entries = [
+            Entry(e.step, {k: v for k, v in e.options.items() if k not in LISTS})
+            for e in self.entries
+        ]
+        logging.disable(logging.INFO)
         try:
-            step, asked = entry
-            asked = dict(asked)
-            if int(step) != step or step < found[-1].step:
-                raise ValueError
-        except (TypeError, ValueError):
+            rehearsal.plan(np.ones((1, 2) if pairs else 1, np.int64))
+        finally:
+            logging.disable(logging.NOTSET)
+
+    def as_json(self) -> dict[str, Any]:
+        """The state of the schedule, for `resume`."""
+        return {
+            "entries": [dataclasses.asdict(entry) for entry in self.entries],
+            "asked": self.asked,
+        }
+
+    def options(self, step: float = float("inf")) -> dict[str, Any]:
+        """The options in force at a step; `leave_out` and `add` hold all that came before."""
+        return _merge(entry.options for entry in self.entries if entry.step <= step)
+
+    def resume(self, state: Mapping[str, Any], step: int, change: str = "") -> None:
+        """Takes over what a run has done up to a step: the past stands, the future may change.
+
+        Entries before `step` come from the run. This schedule, which the config gives, has the
+        entries from `step` on. Of the past it may leave out entries, and it may show as its
+        beginning either what the run began with or what has become of that since.
+
+        Args:
+            state: `as_json()` of the run's schedule, from its checkpoint.
+            step: the step that the run goes on from; more than 0.
+            change: options that change at `step`, as a JSON object; a change that was asked for
+                last time, or is in force, is not made again.
+
+        Raises:
+            ValueError: this schedule differs from the run's past, or `change` cannot be read.
+        """
+        asked = _parse(change)
+        before = [Entry(**entry) for entry in state["entries"]]
+        past = [entry for entry in before if entry.step < step]
+        future = [entry for entry in self.entries[1:] if entry.step >= step]
+        had = [[entry.step, entry.options] for entry in past[1:]]
+        for entry in self.entries[1:]:
+            if entry.step < step and [entry.step, entry.options] not in had:
+                raise ValueError(
+                    f"the schedule has {[entry.step, entry.options]}, and up to step {step:,}, "
+                    f"where the run is, it was {had}; only later entries can change"
+                )
+        begin, self.asked = self.entries[0].options, state["asked"]
+        self.entries = [*past, *(entry for entry in future if entry.step == step)]
+        more = {} if asked == self.asked else self._not_in_force(asked)
+        if more:
+            self.entries.append(Entry(step, more))
+            self.asked = asked
+        elif asked:
+            logger.info("--change=%s is in force already", json.dumps(asked))
+        held = self.options()
+        if wrong := {
+            name: value
+            for name, value in self._not_in_force(begin).items()
+            if value != past[0].options.get(name)
+        }:
+            differ = "; ".join(
+                f"{name} was {held.get(name, 'not given')} and is now {value}"
+                for name, value in wrong.items()
+            )
             raise ValueError(
-                f"schedule holds {entry!r}; each entry is a step and what changes there, by "
-                'ascending steps, as in ((0, {"tokens_per_batch": 2048}), (500, {"seed": 1}))'
-            ) from None
-        check_options(asked)
-        if step == 0:
-            found[0].asked |= asked
-        else:
-            found.append(Stage(int(step), asked))
-    return found
+                f"{differ}. The past of a run stands: run it as it was, or change it from step "
+                f"{step:,} on with --change='{json.dumps(asked | wrong)}'"
+            )
+        self.entries += [entry for entry in future if entry.step > step]
+        for number, (then, now) in enumerate(zip(before, self.entries, strict=False)):
+            if (then.step, then.options) != (now.step, now.options):
+                break
+            self.entries[number] = then  # its buckets are fitted already
+        for entry in before:
+            if entry not in self.entries:
+                logger.info("no longer planned from step %s on: %s", entry.step, entry.options)
+
+    def _not_in_force(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of `asked` that differ from those in force."""
+        force = self.options()
+        more = {name: value for name, value in asked.items() if force.get(name) != value}
+        for name in LISTS:
+            if name in more:
+                more[name] = sorted(set(more[name]) - set(force.get(name, ())))
+        return {name: value for name, value in more.items() if name not in LISTS or value}
+
+    def select(self, corpus: Any) -> Any:
+        """The corpus that a run trains on: the first of `corpus`, and those that its entries add.
+
+        Args:
+            corpus: a corpus, or `Corpora` whose first the run begins with.
+
+        Raises:
+            ValueError: an entry adds an unknown corpus, or one twice.
+        """
+        names = self.options().get("add", [])
+        there = corpus.corpora if isinstance(corpus, Corpora) else {}
+        first, *others = there or [""]
+        if wrong := [name for name in names if name not in others or names.count(name) > 1]:
+            raise ValueError(
+                f"add is {names}, and config.added has {', '.join(others) or 'nothing'}; each of "
+                f"{', '.join(dict.fromkeys(wrong))} must be there, as config.train is, and once. "
+                "Corpora join a mixture by a phase of config.mixture.weights"
+            )
+        if unused := [name for name in others if name not in names]:
+            logger.info(
+                "not trained on: %s of config.added, which no schedule and no --change adds",
+                ", ".join(unused),
+            )
+        if not names:
+            return there.get(first, corpus)
+        return Corpora({name: there[name] for name in (first, *names)})
+
+    def plan(
+        self, corpus: Any, mixture: Mapping[str, Any] | None = None, *, row_multiple: int = 1
+    ) -> Plan:
+        """The plan from step 0 on. Buckets of new entries are fitted; those of old ones stand.
+
+        Args:
+            corpus: lengths or a corpus, as for `Plan`; from `select` where entries add corpora.
+            mixture: `weights`, `by` and `ending` of several corpora, as for `Plan`.
+            row_multiple: that of `fit_buckets`, where no options give it. It becomes one of the
+                options at step 0, so that a run keeps its batches on other devices.
+
+        Raises:
+            ValueError: as `fit_buckets` and `Plan`.
+        """
+        if not self.entries[0].plan:
+            self.entries[0].options.setdefault("row_multiple", row_multiple)
+        new = [number for number, entry in enumerate(self.entries) if not entry.plan]
+        for number in new:
+            self._resolve(number, corpus, mixture or {})
+        arguments = [(entry.step, entry.plan) for entry in self.entries]
+        if mixture:
+            arguments[0] = 0, {**arguments[0][1], **mixture}
+        elif isinstance(corpus, Corpora):
+            first = next(iter(corpus.corpora.values()))
+            arguments[0] = 0, {**arguments[0][1], "examples": len(first)}
+        plan = Plan.replay(corpus, arguments)
+        for number in new:
+            if 0 not in new:  # the run goes on
+                logger.info("changed %s", self._describe(number, plan))
+        return plan
+
+    def check(self, plan: Plan, step: int, steps: int, row_multiple: int) -> None:
+        """Refuses a plan that ends too early, or whose batches do not divide over the devices.
+
+        Args:
+            plan: from `plan`.
+            step: the step that the run goes on from.
+            steps: steps of the run.
+            row_multiple: parts that the rows of each batch are divided into.
+
+        Raises:
+            ValueError: as above.
+        """
+        if plan.finite and steps > plan.num_batches():
+            raise ValueError(
+                f"steps is {steps:,} and the plan ends after {plan.num_batches():,}; ask for "
+                "fewer, or repeat sources with --config.mixture.ending=repeat"
+            )
+        wrong = [str(each) for each in plan.onward(step).buckets if each.rows % row_multiple]
+        if wrong:
+            how = f"--config.batches.row_multiple={row_multiple}"
+            if step:
+                change = json.dumps({"row_multiple": row_multiple})
+                how = f"--change='{change}', from step {step:,} on"
+            raise ValueError(
+                f"the rows of the buckets {', '.join(wrong)} do not divide over {row_multiple} "
+                f"groups of devices; use another number of devices, or {how}"
+            )
+
+    def _resolve(self, number: int, corpus: Any, mixture: Mapping[str, Any]) -> None:
+        entry = self.entries[number]
+        force = _merge(each.options for each in self.entries[: number + 1])
+        entry.plan = chosen(sorted([*PLANNING, "buckets"]), entry.options)
+        if isinstance(corpus, HasCorpora) and not mixture:
+            there = list(corpus.corpora.values())[: 1 + len(force.get("add", ()))]
+            count = sum(map(len, there))
+            corpus = begin(corpus, count)
+            if entry.options.get("add"):
+                entry.plan["examples"] = count
+        if "buckets" not in entry.options and (number == 0 or chosen(FITTING, entry.options)):
+            fitting: dict[str, Any] = {"max_buckets": 4} | chosen(FITTING, force)
+            fitting |= chosen(("weights", "by"), mixture)
+            entry.plan["buckets"] = [bucket.as_json for bucket in fit_buckets(corpus, **fitting)]
+
+    def _describe(self, number: int, plan: Plan) -> str:
+        """What an entry changes, in words."""
+        entry = self.entries[number]
+        # Phases of a mixture are stages of the plan as well, before those of entries at their step.
+        later = sum(each.step == entry.step for each in self.entries[number + 1 :])
+        at = [n for n, stage in enumerate(plan.stages) if stage.start == entry.step][-1 - later]
+        before, now = plan.stages[at - 1], plan.stages[at]
+        force = _merge(each.options for each in self.entries[:number])
+        lines = [heading(before, now)]
+        for name, value in entry.options.items():
+            if name == "leave_out":
+                names = ", ".join(map(str, value[:SHOWN])) + ", …" * (len(value) > SHOWN)
+                lines.append(f"{len(value):,} examples are left out: {names}")
+            elif name == "add":
+                more = now.num_examples - before.num_examples
+                lines.append(f"{', '.join(value)}: {more:,} examples more, from this epoch on")
+            else:
+                lines.append(f"{name} was {force.get(name, 'not given')} and is now {value}")
+        then, later = (" + ".join(map(str, s.options.buckets)) for s in (before, now))
+        if then != later:
+            lines.append(f"buckets were {then} and are now {later}")
+        if any(source.begun for source in now.sources):
+            lost = sum(source.num_lost for source in now.sources)
+            what = f", but for {lost:,} positions of examples left out or too long" if lost else ""
+            lines.append(f"of epochs in progress none is lost or trained on again{what}")
+        return "\n  ".join(lines)
 
 
-def check_options(asked: Mapping[str, Any]) -> None:
-    """Refuses options that there are not, naming the nearest that is one, and bad lists."""
-    for name in asked:
+def _parse(change: str) -> dict[str, Any]:
+    try:
+        asked = json.loads(change or "{}")
+    except (ValueError, RecursionError):
+        asked = None
+    if not isinstance(asked, dict):
+        raise ValueError(
+            f"--change is {change!r}; it must be a JSON object of options, as in "
+            """--change='{"tokens_per_batch": 8192, "leave_out": [17]}'"""
+        )
+    _check(asked)
+    return asked
+
+
+def _check(options: Mapping[str, Any]) -> None:
+    """Refuses unknown options, with the nearest known one, and lists that are none."""
+    for name in options:
         if name in MIXTURE:
             raise ValueError(
-                f"{name} is not an option of batches: weights of a mixture change by another phase "
-                "of config.mixture.weights, from a step to come, and what else it has does not"
+                f"{name} is not an option of batches: the weights of a mixture change by another "
+                "phase of config.mixture.weights, from a later step on; its other options stay"
             )
         if name not in KNOWN:
             raise ValueError(f"batches have no option {unknown(name, KNOWN)}")
-    for name, kind, what in (
-        ("leave_out", int, "numbers of examples"),
-        ("add", str, "names of corpora, those of config.added"),
-    ):
-        given = asked.get(name, [])
+    for name, (kind, what) in LISTS.items():
+        given = options.get(name, [])
         if not isinstance(given, list | tuple) or not all(isinstance(n, kind) for n in given):
             raise ValueError(f"{name} is {given!r}; it must be a list of {what}")
 
 
-def options(stages: Iterable[Stage]) -> dict[str, Any]:
-    """The options in force after some stages; of `leave_out` and `add` all there ever were."""
-    found: dict[str, Any] = {}
-    for stage in stages:
-        lists = {name: [*found.get(name, ()), *stage.asked.get(name, ())] for name in MORE}
-        found |= stage.asked | {name: every for name, every in lists.items() if every}
-    return found
-
-
-def resolve(
-    stages: Sequence[Stage],
-    lengths: Any,
-    row_multiple: int,
-    mixture: Mapping[str, Any] | None = None,
-) -> None:
-    """Works out what each stage comes to, where that is not known yet.
-
-    Args:
-        stages: the first has all options of the run.
-        lengths: a corpus, to fit buckets to; where stages add to it, all `Corpora`, the first that
-            with which the run begins, and then in the order of the stages.
-        row_multiple: that of the buckets, where the options have none.
-        mixture: of several corpora with weights, what `Plan` takes beside: `weights` and others.
-    """
-    for number, stage in enumerate(stages):
-        if stage.changes:
-            continue
-        asked, force = stage.asked, options(stages[: number + 1])
-        there = lengths
-        stage.changes = chosen(sorted([*PLANNING, "buckets"]), asked)
-        if isinstance(lengths, HasCorpora) and not mixture:
-            first = list(lengths.corpora.values())[: 1 + len(force.get("add", ()))]
-            there = begin(lengths, count := sum(map(len, first)))
-            if asked.get("add"):
-                stage.changes["examples"] = count
-        if "buckets" not in asked and (number == 0 or chosen(FITTING, asked)):
-            fitting: dict[str, Any] = {"max_buckets": 4, "row_multiple": row_multiple}
-            fitting |= chosen(FITTING, force) | chosen(("weights", "by"), mixture or {})
-            stage.changes["buckets"] = [b.as_json for b in fit_buckets(there, **fitting)]
-
-
-def told(stages: Sequence[Stage], stage: Stage, plan: Plan) -> str:
-    """What a stage changes, in words, for the plan that has been made of it."""
-    at = max(n for n, each in enumerate(plan.stages) if each.start == stage.step)
-    before, now = plan.stages[at - 1], plan.stages[at]
-    force = options(stages[: list(stages).index(stage)])
-    lines = [heading(before, now)]
-    for name, value in stage.asked.items():
-        if name == "leave_out":
-            names = ", ".join(map(str, value[:SHOWN])) + ", …" * (len(value) > SHOWN)
-            lines.append(f"{len(value):,} examples are left out: {names}")
-        elif name == "add":
-            new = now.num_examples - before.num_examples
-            lines.append(f"{', '.join(value)}: {new:,} examples more, from this epoch on")
-        else:
-            lines.append(f"{name} was {force.get(name, 'not given')} and is now {value}")
-    if before.options.buckets != now.options.buckets:
-        lines.append(f"buckets were {_names(before)} and are now {_names(now)}")
-    if any(source.begun for source in now.sources):
-        lost = sum(source.num_lost for source in now.sources)
-        what = f", but for {lost:,} positions of examples left out or too long" if lost else ""
-        lines.append(f"of epochs in progress none is lost or trained on again{what}")
-    return "\n  ".join(lines)
-
-
-def _names(stage: planning.Stage) -> str:
-    return " + ".join(map(str, stage.options.buckets))
+def _merge(options: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The options after several entries."""
+    merged: dict[str, Any] = {}
+    for each in options:
+        lists = {name: [*merged.get(name, ()), *each.get(name, ())] for name in LISTS}
+        merged |= dict(each) | {name: every for name, every in lists.items() if every}
+    return merged

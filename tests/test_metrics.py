@@ -1,0 +1,129 @@
+"""What a run records: seconds by phase, the log, the summary, and what it compares."""
+
+import json
+
+import pytest
+from etils import epath
+
+import pipeline
+from pipeline.sources import Records
+from pipeline.tokenizers import Bytes
+from pipeline.training import metrics
+from pipeline.training.history import require_tokenizer, write_history
+from pipeline.training.metrics import Clock, MetricsLog, Profile
+from pipeline.training.record import Record, unigram_entropy
+from pipeline.training.run_config import require_same
+
+
+def test_a_config_under_which_a_run_cannot_go_on_names_every_field():
+    then, now = {"a": 1, "b": {"c": 2}, "steps": 3}, {"b": {"c": 4, "d": 5}, "steps": 9}
+    with pytest.raises(ValueError) as error:
+        require_same(then, now, ("steps",))
+    for part in (
+        "config.a was 1 and is now not there",
+        "config.b.c was 2 and is now 4",
+        "config.b.d was not there and is now 5",
+    ):
+        assert part in str(error.value)
+    require_same(then, {"a": None, "b": {"c": 2}, "steps": 9}, ("steps",))
+    require_same({"b": {"c": 2}}, {"b": {"c": 3}}, ("b.c",))
+
+
+def test_the_summary_says_how_fast_and_how_large_batches_were():
+    record = Record(tokens=900, positions=1000, documents=40, batches=10)
+    record.seconds = {"train": 2.5, "wait": 0.5, "compile": 6.0, "lost": 1.0}
+    record.flops, record.capacity, record.skipped_seconds = 6e9, 12e9, 0.5
+    values = record.summary(12)
+    assert values["tokens_per_second"] == 300
+    assert values["positions_per_second"] == pytest.approx(1000 / 3)
+    assert (values["tokens_per_batch"], values["documents_per_batch"]) == (90, 4)
+    assert values["flop_utilisation"] == 0.5
+    assert values["goodput"] == 0.2
+    assert values["waiting"] == pytest.approx(1 / 6)
+    assert Record().summary(0)["flop_utilisation"] is None
+
+
+def test_blocks_within_blocks_are_counted_once(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(metrics.time, "perf_counter", lambda: now[0])
+    clock = Clock({"train": 5.0})
+    with clock("train"):
+        now[0] = 2.0
+        with clock("wait"):
+            now[0] = 5.0
+            assert clock.seconds() == {"train": 7.0, "other": 0.0, "wait": 3.0}
+        now[0] = 6.0
+    now[0] = 10.0
+    assert clock.seconds() == {"train": 8.0, "other": 4.0, "wait": 3.0}
+
+
+def test_tensorboard_keeps_the_evaluation_at_the_step_that_is_gone_on_from(tmp_path, monkeypatch):
+    import tensorboardX
+
+    drawn = []
+    monkeypatch.setattr(
+        tensorboardX.SummaryWriter,
+        "add_scalar",
+        lambda self, name, value, step: drawn.append((name, value, step)),
+    )
+    log = MetricsLog(tmp_path, 0)
+    again = {"step": 4, "loss": 3.0, "seconds": 2.5}
+    for line in ({"step": 3, "loss": 1.0}, {"step": 4, "eval_loss": 2.0}, again):
+        log.write(line)
+    log.close()
+    drawn.clear()
+    log = MetricsLog(tmp_path, 4, evaluated={"4"})
+    assert log.lost == 2.5  # what is done again was time lost
+    log.close()
+    assert drawn == [("eval_loss", 2.0, 4)]
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_where_files_cannot_be_appended_to_they_are_written_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(metrics, "is_local", lambda path: False)
+    first = MetricsLog(metrics.epath.Path(tmp_path), 0)
+    for step in range(4):
+        first.write({"step": step, "loss": 1.0})
+    first.flush()
+    first.write({"step": 4, "loss": 1.0})  # lost with the process: never flushed
+    again = MetricsLog(metrics.epath.Path(tmp_path), 3)
+    again.write({"step": 3, "loss": 2.0})
+    again.close()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["loss"]) for line in lines] == [(0, 1), (1, 1), (2, 1), (3, 2)]
+    assert len(list((tmp_path / "tensorboard").iterdir())) >= 1
+
+
+def test_a_profile_asks_for_a_range_of_steps(tmp_path):
+    for steps in ("3", "a:b", "5:3"):
+        with pytest.raises(ValueError, match="it must be FIRST:LAST"):
+            Profile(steps, tmp_path)
+
+
+def test_unigram_entropy_of_even_targets_is_the_log_of_their_number(tmp_path):
+    corpus = pipeline.Corpus.from_arrays([[9, 0, 1, 2, 3], [9, 3, 2], [9, 0, 1]], tmp_path / "c")
+    assert unigram_entropy(corpus) == pytest.approx(1.3862944)
+
+
+def test_a_held_out_corpus_without_a_loss_is_refused(tmp_path):
+    corpus = pipeline.Corpus.from_arrays([[1, 2, 3]], tmp_path, weights=[[0, 0, 0]])
+    with pytest.raises(ValueError, match="none of the 1 held-out examples has a position with a"):
+        unigram_entropy(corpus)
+
+
+def test_an_evaluation_that_is_not_finite_is_valid_json():
+    record = Record()
+    assert record.evaluate(3, float("nan"), 2.0, 7) == {"eval_loss": None, "bits_per_byte": None}
+    assert "NaN" not in json.dumps(record.evaluations)
+
+
+def test_parameters_for_the_ids_of_another_tokenizer_are_refused(tmp_path):
+    made = {}
+    for name, tokenizer in (("then", Bytes()), ("now", Bytes(begin=False))):
+        source = Records(["some text", "and more"])
+        made[name] = pipeline.prepare(source, tokenizer, tmp_path / name, progress=False)
+    plan = pipeline.Plan(made["then"], [pipeline.Bucket(2, 16)])
+    write_history(epath.Path(tmp_path), made["then"], plan)
+    require_tokenizer(epath.Path(tmp_path), made["then"])
+    with pytest.raises(ValueError, match="the same ids stand for other text"):
+        require_tokenizer(epath.Path(tmp_path), made["now"])
