@@ -64,7 +64,7 @@ def files(tmp_path_factory):
     """What readers have: text in data/, and a corpus of it, made by the README's own command."""
     folder = tmp_path_factory.mktemp("reader")
     (folder / "data").mkdir()
-    words = "pack rows of every length into a bucket and then train on them".split()
+    words = ["pack", "rows", "of", "every", "length", "into", "a", "few", "buckets"]
     random = np.random.default_rng(0)
     for name in ("a.txt", "b.txt"):
         lines = [" ".join(random.choice(words, size)) for size in random.integers(1, 40, 150)]
@@ -123,6 +123,9 @@ def test_a_command_has_the_flags_that_it_names(words, monkeypatch, capsys):
         for function in (pipeline.fit_buckets, pipeline.Plan):
             options |= {*inspect.signature(function).parameters}
         assert {*json.loads(known.change or "{}")} <= options
+        for part in (known.config.get("train"), known.config.eval):
+            places = [part.get(name) for name in ("files", "tfds", "source")] if part else [True]
+            assert sum(map(bool, places)) == 1  # where the text is from
     elif program == ["python", "-m", "pipeline"] or program[0] == "lockstep":
         command, *given = words[3:] if program[0] == "python" else words[1:]
         with pytest.raises(SystemExit):
