@@ -9,7 +9,9 @@ import pathlib
 import re
 import shlex
 import shutil
+import subprocess
 import sys
+import tomllib
 
 import numpy as np
 import pytest
@@ -89,6 +91,21 @@ def test_a_snippet_runs(snippet, files, tmp_path, monkeypatch, capsys):
         assert capsys.readouterr().out == snippet.output
 
 
+def test_a_script_may_end_with_a_loader_open(files):
+    code = "import pipeline\nloader = pipeline.load('corpus', tokens_per_batch=1024)\nnext(loader)"
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=files,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_the_batch_in_the_readme_is_a_real_one(tmp_path):
     drawing = next(block for block in BLOCKS if block.kind == "text" and block.page == README)
     corpus = pipeline.Corpus.from_arrays([[1, 14, 8, 21, 2], [1, 9, 30, 2]], tmp_path)
@@ -151,12 +168,16 @@ def test_the_two_commands_of_the_readme_set_up_all_that_they_need():
     assert len([line for line in lines if "-m pytest" in line]) == 1
 
 
-def test_the_layout_names_every_package_once():
+def test_the_layout_names_every_package_once_and_in_the_order_of_imports():
     page = (ROOT / "docs/layout.md").read_text()
     tree = re.search(r"```text\npipeline/(.*?)^\w", page, re.S | re.M).group(1)
     named = re.findall(r"^  (\w+)/", tree, re.M)
     packages = [path.parent.name for path in (ROOT / "pipeline").glob("*/__init__.py")]
     assert sorted(named) == sorted(packages)
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    layers = contracts["contracts"][0]["layers"]  # from the last to the first
+    level = {name: -at for at, layer in enumerate(layers) for name in layer.split(" | ")}
+    assert named == sorted(named, key=level.__getitem__)
 
 
 def headings(page):
