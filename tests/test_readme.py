@@ -1,50 +1,200 @@
-"""The README is kept true: its Python runs, its commands and its tree name what exists."""
+"""README and docs are kept true: snippets run, commands have the flags they name, links lead on."""
 
+import contextlib
+import dataclasses
+import inspect
+import itertools
+import json
 import pathlib
 import re
+import shlex
+import shutil
 import subprocess
 import sys
+import tomllib
 
+import numpy as np
 import pytest
+from absl import flags
+from ml_collections import config_flags
+
+import pipeline
+from pipeline.__main__ import main
 
 ROOT = pathlib.Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
-SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.S)
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.S | re.M)
 
 
-@pytest.mark.parametrize("number", range(len(SNIPPETS)))
-def test_a_snippet_runs(number, tmp_path):
-    # Each snippet may use what those before it made.
-    code = "\n".join(SNIPPETS[: number + 1])
-    (tmp_path / "a.txt").write_text("one\n" * 50)
-    (tmp_path / "b.txt").write_text("two words\nthree small words\n" * 50)
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A fenced block of a page; `output` is the text block right after it, if there is one."""
+
+    page: pathlib.Path
+    line: int  # of its first line of content
+    kind: str
+    content: str
+    output: str | None = None
+
+    def __str__(self):
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def blocks_of(page):
+    text = page.read_text()
+    found = list(BLOCK.finditer(text))
+    for match, after in itertools.zip_longest(found, found[1:]):
+        follows = after and after[1] == "text" and not text[match.end() : after.start()].strip()
+        line = text[: match.start()].count("\n") + 2
+        yield Block(page, line, match[1], match[2], after[2] if follows else None)
+
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+SNIPPETS = [block for block in BLOCKS if block.kind == "python"]
+COMMANDS = [
+    pytest.param(shlex.split(command, comments=True), id=f"{block}-{number}")
+    for block in BLOCKS
+    if block.kind == "sh"
+    for number, line in enumerate(block.content.replace("\\\n", "").splitlines())
+    for command in line.split(" && ")
+]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """What readers have: text in data/, and a corpus of it, made by the README's own command."""
+    folder = tmp_path_factory.mktemp("reader")
+    (folder / "data").mkdir()
+    words = ["pack", "rows", "of", "every", "length", "into", "a", "few", "buckets"]
+    random = np.random.default_rng(0)
+    for name in ("a.txt", "b.txt"):
+        lines = [" ".join(random.choice(words, size)) for size in random.integers(1, 40, 150)]
+        (folder / "data" / name).write_text("\n".join(lines))
+    command = next(param.values[0] for param in COMMANDS if "prepare" in param.values[0])
+    with contextlib.chdir(folder):
+        assert main(command[command.index("prepare") :]) == 0
+    return folder
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS, ids=str)
+def test_a_snippet_runs(snippet, files, tmp_path, monkeypatch, capsys):
+    # Each has a fresh namespace and folder. A failure shows the line of its page.
+    shutil.copytree(files, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    code = "\n" * (snippet.line - 1) + snippet.content
+    namespace = {"__name__": "__main__"}
+    exec(compile(code, str(snippet.page), "exec"), namespace)
+    if "get_config" in namespace:
+        namespace["get_config"]()
+    if snippet.output is not None:
+        assert capsys.readouterr().out == snippet.output
+
+
+def test_a_script_may_end_with_a_loader_open(files):
+    code = "import pipeline\nloader = pipeline.load('corpus', tokens_per_batch=1024)\nnext(loader)"
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT), "PATH": "", "JAX_PLATFORMS": "cpu"},
+        cwd=files,
+        env=environment,
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr  # also not where Python ends with a loader open
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
 
 
-def test_the_example_for_other_projects_is_short():
-    assert len([line for line in SNIPPETS[0].splitlines() if line.strip()]) <= 12
+def test_the_batch_in_the_readme_is_a_real_one(tmp_path):
+    drawing = next(block for block in BLOCKS if block.kind == "text" and block.page == README)
+    corpus = pipeline.Corpus.from_arrays([[1, 14, 8, 21, 2], [1, 9, 30, 2]], tmp_path)
+    plan = pipeline.Plan(corpus, [pipeline.Bucket(rows=1, length=8)], shuffle=False)
+    batch = pipeline.Batches(corpus, plan)[0]
+    for line in drawing.content.splitlines():
+        name, *values = line.replace("|", "").replace("·", "0").split()
+        assert batch.pop(name).tolist() == [[int(value) for value in values]]
+    assert not batch
 
 
-def test_the_tree_names_every_package_once():
-    tree = re.search(r"```text\n(pipeline/.*?)```", README, re.S).group(1)
-    named = re.findall(r"^  ([\w/.]+)", tree, re.M)
-    there = [
-        path.name + "/" * path.is_dir()
-        for path in (ROOT / "pipeline").iterdir()
-        if (path.suffix == ".py" or path.is_dir()) and not path.name.startswith("__")
-    ]
-    assert sorted(named) == sorted(there)
+def config_of(words, monkeypatch):
+    """The config that the words of a command of train.py give, parsed as train.py does it."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", words)
+    known = flags.FlagValues()
+    source = (ROOT / "train.py").read_text()
+    for name in re.findall(r"flags\.DEFINE_(?!config)\w+\(\s*\"(\w+)\"", source):
+        flags.DEFINE_string(name, None, "", flag_values=known)
+    default = str(ROOT / "configs/quickstart.py")
+    config_flags.DEFINE_config_file("config", default, "", flag_values=known)
+    assert known(words) == words[:1]  # raises for unknown flags, fields and values
+    return known
 
 
-def test_links_lead_somewhere():
-    for link in re.findall(r"\]\((?!http)([^)#]+)\)", README):
-        assert (ROOT / link).exists(), link
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_command_has_the_flags_that_it_names(words, monkeypatch, capsys):
+    program = [pathlib.Path(word).name for word in words[:3]]
+    if program[:2] == ["python", "train.py"]:
+        known = config_of(words[1:], monkeypatch)
+        options = {"buckets", "leave_out", "add", "schedule"}
+        for function in (pipeline.fit_buckets, pipeline.Plan):
+            options |= {*inspect.signature(function).parameters}
+        assert {*json.loads(known.change or "{}")} <= options
+        for part in (known.config.get("train"), known.config.eval):
+            places = [part.get(name) for name in ("files", "tfds", "source")] if part else [True]
+            assert sum(map(bool, places)) == 1  # where the text is from
+    elif program == ["python", "-m", "pipeline"] or program[0] == "lockstep":
+        command, *given = words[3:] if program[0] == "python" else words[1:]
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        text = capsys.readouterr().out
+        for word in given:
+            assert not word.startswith("--") or re.search(rf"{word}\b", text), word
+    else:
+        assert " ".join(program) in ("python3 -m venv", "pip install -q", "python -m pytest") or (
+            words == ["pip", "install", "lockstep-pipeline"]
+        )
+
+
+def test_the_readme_is_short():
+    assert len(README.read_bytes()) <= 9_000
+    first = next(block for block in SNIPPETS if block.page == README)
+    assert len([line for line in first.content.splitlines() if line.strip()]) <= 12
+
+
+def test_the_two_commands_of_the_readme_set_up_all_that_they_need():
+    lines = [line for line in README.read_text().splitlines() if line.startswith("python3 -m venv")]
+    assert [line.split()[-1] for line in lines if "train.py" in line] == ["train.py"]
+    assert len([line for line in lines if "-m pytest" in line]) == 1
+
+
+def test_the_layout_names_every_package_once_and_in_the_order_of_imports():
+    page = (ROOT / "docs/layout.md").read_text()
+    tree = re.search(r"```text\npipeline/(.*?)^\w", page, re.S | re.M).group(1)
+    named = re.findall(r"^  (\w+)/", tree, re.M)
+    packages = [path.parent.name for path in (ROOT / "pipeline").glob("*/__init__.py")]
+    assert sorted(named) == sorted(packages)
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    layers = contracts["contracts"][0]["layers"]  # from the last to the first
+    level = {name: -at for at, layer in enumerate(layers) for name in layer.split(" | ")}
+    assert named == sorted(named, key=level.__getitem__)
+
+
+def headings(page):
+    """The anchors of a page, as GitHub makes them."""
+    names = re.findall(r"^#+ (.+)$", BLOCK.sub("", page.read_text()), re.M)
+    return {re.sub(r"[^\w\- ]", "", name.lower()).replace(" ", "-") for name in names}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\((?!http)([^)]+)\)", page.read_text()):
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in headings(target), link
+
+
+def test_every_page_is_linked_from_the_readme():
+    for page in PAGES[1:]:
+        assert f"](docs/{page.name})" in README.read_text()
