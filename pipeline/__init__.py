@@ -15,9 +15,10 @@ from pipeline.planning.planned import PlannedBatch
 if TYPE_CHECKING:
     from pipeline import sources, tasks, templates, tokenizers
     from pipeline.external import InPlace, index
+    from pipeline.loading.batches import Batches
     from pipeline.loading.compact import expand
     from pipeline.loading.field_names import rename
-    from pipeline.loading.loader import Batches, Loader, load
+    from pipeline.loading.loader import Loader, load
     from pipeline.loading.sharding import to_global
     from pipeline.storage.corpora import Corpora
     from pipeline.storage.corpus import Corpus
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from pipeline.views import Masked, SpanCorruption
 
 _LATER = {
-    "Batches": "loading.loader",
+    "Batches": "loading.batches",
     "CompileGuard": "training.compile_log",
     "Compiled": "training.compiled",
     "Corpus": "storage.corpus",
