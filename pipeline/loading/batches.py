@@ -29,16 +29,8 @@ WAITING = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
 class Batches(grain.MapDataset):
     """The batches of a plan, random access: `Batches(corpus, plan)[step]` is a dict of arrays.
 
-    Each field is `[rows, length]` of the batch's bucket (of this process's rows), int32 but for
-    float32 weights, and 0 on padding:
-
-        inputs, targets       token ids; the target of a position is the token to predict there
-        inputs_segment_ids    1, 2, … in each row; 0 on padding
-        inputs_positions      position in the example, from 0
-        loss_weights          how much the position counts in the loss
-
-    Batches of pairs have `decoder_inputs`, `targets`, `targets_segment_ids`, `targets_positions`
-    and `loss_weights` of the bucket's second length. Encoder corpora have no `targets`.
+    Fields are those of `pipeline.load`, as NumPy arrays of the rows of this process. Batches of an
+    encoder's corpus, whose tokens are inputs alone, have no `targets`.
 
     Steps count from 0 over all epochs. The length is one epoch; `repeat` gives several, or
     endless ones, with every epoch shuffled anew. Iterators have the state of

@@ -10,7 +10,9 @@ have their "changes". Where corpora join, an entry has the fingerprint of all co
 `"positions": "restart"` is there if batches are built with that option.
 """
 
-from collections.abc import Callable
+import contextlib
+import json
+import re
 from typing import Any
 
 from etils import epath
@@ -18,6 +20,9 @@ from etils import epath
 from pipeline.planning.lengths import begin
 from pipeline.planning.plan import Plan
 from pipeline.storage.interface import AnyCorpus
+
+# Statuses of storage for files that are missing or damaged.
+DAMAGE = ("NOT_FOUND", "OUT_OF_RANGE", "DATA_LOSS", "FAILED_PRECONDITION")
 
 
 def data_state(
@@ -139,11 +144,7 @@ class Checkpoints:
         …
         checkpoints.close()
 
-    orbax reads one without Lockstep:
-
-        orbax.checkpoint.CheckpointManager(directory).restore(
-            step, args=orbax.checkpoint.args.Composite(
-                state=orbax.checkpoint.args.StandardRestore()))["state"]
+    orbax reads one without Lockstep: see the README.
 
     Args:
         directory: local, or object storage that orbax can write (`gs://…`).
@@ -153,7 +154,7 @@ class Checkpoints:
     def __init__(self, directory: epath.PathLike, *, keep: int = 3):
         import orbax.checkpoint as ocp
 
-        self._args = ocp.args
+        self._args, self._orbax = ocp.args, ocp
         self._manager = ocp.CheckpointManager(
             epath.Path(directory).absolute() if "://" not in str(directory) else directory,
             options=ocp.CheckpointManagerOptions(max_to_keep=keep, create=True),
@@ -201,10 +202,9 @@ class Checkpoints:
         Raises:
             ValueError: the checkpoint is damaged.
         """
-        try:
-            return self._json(step)
-        except Exception as error:
-            raise self._damaged(step, error) from error
+        args = self._args
+        items = self._restore(step, data=args.JsonRestore(), run=args.JsonRestore())
+        return items["data"], items["run"]
 
     def restore_state(self, step: int, like: Any) -> Any:
         """The `state` item of the checkpoint of `step`, with the shardings of `like`.
@@ -212,58 +212,50 @@ class Checkpoints:
         Raises:
             ValueError: the checkpoint is damaged, or its state is not `like` this one.
         """
-        args = self._args
-        try:
-            items = self._manager.restore(
-                step, args=args.Composite(state=args.StandardRestore(like))
-            )
-        except Exception as error:
-            # orbax raises ValueError for another tree or shape, and for damage that also keeps
-            # the metadata from being read.
-            if isinstance(error, ValueError) and self._reads(self._shapes, step):
-                raise ValueError(
-                    f"the state in {self._manager.directory / str(step)} is not like the one to "
-                    f"restore: {_first_line(error)}. Use the model and optimizer it was saved with"
-                ) from error
-            raise self._damaged(step, error) from error
-        return items["state"]
+        return self._restore(step, state=self._args.StandardRestore(like))["state"]
 
     def close(self) -> None:
         """Waits until everything is saved, and lets go of the directory."""
         self._manager.close()
 
-    def _json(self, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        args = self._args
-        items = args.Composite(data=args.JsonRestore(), run=args.JsonRestore())
-        found = self._manager.restore(step, args=items)
-        return found["data"], found["run"]
-
-    def _shapes(self, step: int) -> Any:
-        return self._manager.item_metadata(step)["state"].tree
-
-    def _reads(self, read: Callable[[int], Any], step: int) -> bool:
-        try:
-            read(step)
-        except Exception:
-            return False
-        return True
-
-    def _damaged(self, step: int, error: Exception) -> ValueError:
-        """The error of a checkpoint that cannot be read, which names one to go on from."""
-        earlier = sorted((each for each in self._manager.all_steps() if each < step), reverse=True)
-        whole = (step for step in earlier if self._reads(self._json, step))
-        found = next((step for step in whole if self._reads(self._shapes, step)), None)
+    def _restore(self, step: int, **items: Any) -> Any:
         directory = self._manager.directory
-        return ValueError(
-            f"{directory / str(step)} is a damaged checkpoint, or none ({_first_line(error)}); "
-            + (
-                f"no earlier checkpoint is whole: delete {directory}, and the run begins anew"
-                if found is None
-                else f"delete that directory and run again: the run goes on from step {found:,}"
-            )
-        )
+        try:
+            return self._manager.restore(step, args=self._args.Composite(**items))
+        except Exception as error:
+            what = str(error).strip("'").partition("\n")[0][:200]
+            # Storage errors begin with a status, such as "NOT_FOUND: ".
+            status = re.match("([A-Z_]+): ", str(error.__cause__ or error))
+            if status[1] in DAMAGE if status else _is_damage(error):
+                before = self._whole_before(step)
+                raise ValueError(
+                    f"{directory / str(step)} is a damaged checkpoint, or none ({what}); "
+                    + (
+                        f"no earlier checkpoint is whole: delete {directory} to begin anew"
+                        if before is None
+                        else f"delete that directory to go on from step {before:,}"
+                    )
+                ) from error
+            if type(error) is ValueError and not status:  # the tree or a shape differs
+                raise ValueError(
+                    f"the state in {directory / str(step)} is not like the one to restore: {what}. "
+                    "Use the model and optimizer that it was saved with"
+                ) from error
+            raise
+
+    def _whole_before(self, step: int) -> int | None:
+        """The latest earlier step whose JSON items, and description of the state, can be read."""
+        for earlier in sorted(self._manager.all_steps(), reverse=True):
+            if earlier < step:
+                with contextlib.suppress(Exception), self._orbax.StandardCheckpointer() as reader:
+                    reader.metadata(self._manager.directory / str(earlier) / "state")
+                    self.restore_json(earlier)
+                    return earlier
+        return None
 
 
-def _first_line(error: Exception) -> str:
-    text = str(error).strip("'").partition("\n")[0]
-    return text if len(text) <= 200 else f"{text[:199]}…"
+def _is_damage(error: Exception) -> bool:
+    """Whether files are missing or damaged; not if memory or permissions are missing, say."""
+    kinds = (FileNotFoundError, NotADirectoryError, KeyError, UnicodeError, json.JSONDecodeError)
+    # orbax raises a plain Exception for an array whose chunks cannot be read.
+    return isinstance(error, kinds) or type(error) is Exception

@@ -122,8 +122,8 @@ class _Segments(NamedTuple):
 
     def select(self, which: np.ndarray) -> "_Segments":
         """The segments where `which`, bool [segments], is true."""
-        arrays = (values[which] for values in self[:-1])
-        return _Segments(*arrays, self.epoch if isinstance(self.epoch, int) else self.epoch[which])
+        epoch = self.epoch if isinstance(self.epoch, int) else self.epoch[which]
+        return _Segments._make([*(values[which] for values in self[:-1]), epoch])
 
 
 def _in_rows(planned: PlannedBatch, rows: np.ndarray, positions: str) -> _Segments:
