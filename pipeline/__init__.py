@@ -13,6 +13,7 @@ from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 
 if TYPE_CHECKING:
+    __version__: str
     from pipeline import sources, tasks, templates, tokenizers
     from pipeline.external import InPlace, index
     from pipeline.loading.batches import Batches
@@ -28,24 +29,25 @@ if TYPE_CHECKING:
     from pipeline.training.compiled import Compiled
     from pipeline.views import Masked, SpanCorruption
 
-_LATER = {
+# The module of each name that is imported when first used; None: the name is a module.
+_MODULES = {
     "Batches": "loading.batches",
     "CompileGuard": "training.compile_log",
     "Compiled": "training.compiled",
-    "Corpus": "storage.corpus",
     "Corpora": "storage.corpora",
-    "Loader": "loading.loader",
+    "Corpus": "storage.corpus",
     "InPlace": "external",
+    "Loader": "loading.loader",
     "Masked": "views",
     "Pairs": "storage.pairs",
     "SpanCorruption": "views",
+    "expand": "loading.compact",
     "index": "external",
     "load": "loading.loader",
     "prepare": "storage.preparation",
     "prepare_pairs": "storage.preparation",
     "rename": "loading.field_names",
     "sources": None,
-    "expand": "loading.compact",
     "tasks": None,
     "templates": None,
     "to_global": "loading.sharding",
@@ -82,11 +84,18 @@ __all__ = [
 
 
 def __getattr__(name: str):
-    if name not in _LATER:
+    if name == "__version__":
+        from importlib import metadata
+
+        try:
+            return metadata.version("lockstep-pipeline")
+        except metadata.PackageNotFoundError:
+            return "unknown (not installed)"
+    if name not in _MODULES:
         raise AttributeError(f"module 'pipeline' has no attribute {name!r}")
-    module = importlib.import_module(f"pipeline.{_LATER[name] or name}")
-    return getattr(module, name) if _LATER[name] else module
+    module = importlib.import_module(f"pipeline.{_MODULES[name] or name}")
+    return getattr(module, name) if _MODULES[name] else module
 
 
 def __dir__():
-    return sorted(__all__)
+    return sorted([*__all__, "__version__"])

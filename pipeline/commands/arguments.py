@@ -1,8 +1,11 @@
 """Arguments: what the command line takes, and the help that teaches it."""
 
 import argparse
+import os
+import sys
 from typing import Any
 
+import pipeline
 from pipeline.packing.cascade import PACKINGS
 from pipeline.planning.pieces import OVERFLOWS
 
@@ -25,36 +28,69 @@ the run; 2 the command was wrong, or what it was given cannot be read; a sentenc
 what.
 """
 
-SUBJECT = """\
+TOKENS = """\
 what may be given: the directory of a corpus; the work directory of a run, whose plan is shown with
-all its changes; a config (.py), whose corpus is prepared first if it
-is not there yet, and whose options are used; lengths alone, as a .npy array of integers, or as
-.json that maps length to count, such as {"12": 3400, "13": 3120}.
-"""
+all its changes; a config (.py), whose corpus is prepared first if it is not there yet, and whose
+options are used."""
+
+LENGTHS = """
+Or lengths alone: a .npy array of integers, or .json that maps length to count, such as
+{"12": 3400, "13": 3120}."""
+
+# What each command may be given.
+SUBJECTS = {
+    "report": TOKENS + LENGTHS,
+    "buckets": TOKENS + LENGTHS,
+    "show": TOKENS,
+    "check": TOKENS,
+    "audit": "",
+    "prepare": "",
+}
+
+
+def _whole(text: str, least: int | None = None) -> int:
+    try:
+        value = int(text.replace(",", ""))
+    except ValueError:  # also of more digits than Python reads
+        value = 1 << 63
+    if abs(value) >= 1 << 63:
+        seen = text if len(text) <= 20 else f"{text[:20]}…"
+        raise argparse.ArgumentTypeError(f"{seen!r} is not a whole number below 2**63")
+    if least is not None and value < least:
+        raise argparse.ArgumentTypeError(f"{value} is not at least {least}")
+    return value
+
+
+def _count(text: str) -> int:
+    return _whole(text, 1)
+
 
 # Options of buckets and plans: name, type, what it says.
 PLANNING: tuple[tuple[str, Any, str], ...] = (
-    ("tokens_per_batch", int, "positions in a global batch, at most (16384)"),
-    ("max_buckets", int, "the most buckets; each is one compilation (4)"),
-    ("max_length", int, "the longest row; longer examples overflow (the longest example)"),
-    ("length_multiple", int, "lengths of buckets are multiples of this (128)"),
-    ("row_multiple", int, "rows are multiples of this: the devices that share them (1)"),
+    ("tokens_per_batch", _whole, "positions in a global batch, at most (16384)"),
+    ("max_buckets", _whole, "the most buckets; each is one compilation (4)"),
+    ("max_length", _whole, "the longest row; longer examples overflow (the longest example)"),
+    ("length_multiple", _whole, "lengths of buckets are multiples of this (128)"),
+    ("row_multiple", _whole, "rows are multiples of this: the devices that share them (1)"),
     ("packing", tuple(PACKINGS), "how rows are filled (best_fit)"),
     ("overflow", OVERFLOWS, "what becomes of examples longer than every bucket (split)"),
     ("attention", ("dense", "segment"), "what buckets are fitted for (dense)"),
-    ("width", int, "of the model: weighs attention against the rest (1024)"),
-    ("seed", int, "decides every shuffle (0)"),
+    ("width", _whole, "of the model: weighs attention against the rest (1024)"),
+    ("seed", _whole, "decides every shuffle (0)"),
 )
 
 
 def parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
+    installed = os.path.basename(sys.argv[0]) == "lockstep"
     whole = argparse.ArgumentParser(
-        prog="python -m pipeline",
+        prog="lockstep" if installed else "python -m pipeline",
         description=ABOUT,
         epilog=CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    version = f"lockstep {pipeline.__version__}"
+    whole.add_argument("--version", action="version", version=version)
     commands = whole.add_subparsers(required=True, dest="command", metavar="COMMAND")
 
     def add(name: str, about: str, more: str = "") -> argparse.ArgumentParser:
@@ -62,7 +98,7 @@ def parser() -> argparse.ArgumentParser:
             name,
             help=about,
             description=f"{about[0].upper()}{about[1:]}. {more}".strip(),
-            epilog=f"{SUBJECT if name not in ('prepare', 'audit') else ''}\n{CODES}",
+            epilog=f"{SUBJECTS[name]}\n\n{CODES}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
 
@@ -101,13 +137,17 @@ def parser() -> argparse.ArgumentParser:
     command = add(
         "show",
         "a batch in colour, as it reaches the model",
-        "Each segment has a letter\nand a colour; · is padding.",
+        "Each segment has a letter\nand a colour; · is padding. Small letters are positions "
+        "without loss; if a segment has some, its\ntext with loss stands between ⟦ and ⟧.",
     )
-    command.add_argument("subject", help="the directory of a corpus, or a config; see below")
-    command.add_argument("--step", type=int, default=0, help="which batch, over all epochs (0)")
-    command.add_argument("--row", type=int, help="show one row with all its text")
+    command.add_argument("subject", help="a corpus, a run, or a config; see below")
+    command.add_argument("--step", type=_whole, default=0, help="which batch, over all epochs (0)")
+    command.add_argument("--row", type=_whole, help="show one row with all its text")
     command.add_argument(
-        "--png", metavar="FILE", help="draw rows × positions into a picture instead"
+        "--ids", action="store_true", help="also print token ids, targets and loss weights"
+    )
+    command.add_argument(
+        "--png", metavar="FILE", help="draw rows × positions into a picture; pale: no loss"
     )
     command.add_argument("--color", choices=("auto", "always", "never"), default="auto")
     _add_planning(command)
@@ -118,8 +158,8 @@ def parser() -> argparse.ArgumentParser:
         "Reads all files:\ndigests, offsets, fingerprint, ids against the vocabulary; then walks "
         "one epoch of the plan.",
     )
-    command.add_argument("subject", help="the directory of a corpus, or a config; see below")
-    command.add_argument("--epoch", type=int, default=0, help="the epoch to walk (0)")
+    command.add_argument("subject", help="a corpus, a run, or a config; see below")
+    command.add_argument("--epoch", type=_whole, default=0, help="the epoch to walk (0)")
     _add_planning(command)
 
     command = add(
@@ -164,13 +204,6 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--workers", type=_count, help="processes (as many as CPUs, if worth it)")
     command.add_argument("--workdir", help="for a config: where it runs (runs/NAME)")
     return whole
-
-
-def _count(text: str) -> int:
-    value = int(text.replace("_", "").replace(",", ""))
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
-    return value
 
 
 def _add_planning(command: argparse.ArgumentParser) -> None:
