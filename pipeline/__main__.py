@@ -13,6 +13,10 @@ from pipeline.commands.arguments import PLANNING, parser
 FINE, DAMAGED, WRONG = 0, 1, 2
 
 
+class Found(Exception):
+    """A check found something wrong, as the message says."""
+
+
 def _open(arguments: argparse.Namespace, *, tokens: bool = False):
     """The subject and the options of the command line; of a run, its corpus and plan.
 
@@ -142,15 +146,13 @@ def check(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         if not epath.Path(arguments.subject).is_dir():
             raise  # the command is wrong, not a corpus
-        print(f"wrong: {error}", file=sys.stderr)
-        return DAMAGED
+        raise Found(f"{error}") from error
     plan = subject.plan or options.plan(subject.corpus)
     try:
         check_corpus(subject.corpus, print)
         check_plan(plan, arguments.epoch, print)
     except ValueError as error:
-        print(f"wrong: {error}", file=sys.stderr)
-        return DAMAGED
+        raise Found(f"{error}") from error
     return FINE
 
 
@@ -163,8 +165,7 @@ def audit(arguments: argparse.Namespace) -> int:
     try:
         audit(epath.Path(arguments.workdir).expanduser(), print)
     except NotAsPlanned as error:
-        print(f"wrong: {error}", file=sys.stderr)
-        return DAMAGED
+        raise Found(f"{error}") from error
     return FINE
 
 
@@ -173,6 +174,7 @@ def prepare(arguments: argparse.Namespace) -> int:
     from etils import epath
 
     import pipeline
+    from pipeline import tokenizers
     from pipeline.configuration import open_source
     from pipeline.report import open_subject
 
@@ -181,36 +183,25 @@ def prepare(arguments: argparse.Namespace) -> int:
         return FINE
     if not arguments.into:
         raise ValueError("--into is missing; say in which directory the corpus goes")
-    directory = epath.Path(arguments.into).expanduser()
-    fields = types.SimpleNamespace(
-        tfds=arguments.tfds or "",
-        files=",".join(arguments.source),
-        split=arguments.split,
-        kind=arguments.kind or "",
-        begin=arguments.begin,
-        end=arguments.end,
-    )
+    directory, field = epath.Path(arguments.into).expanduser(), arguments.field
+    fields = types.SimpleNamespace(**vars(arguments))
+    fields.files = ",".join(arguments.source)
+    fields.tfds, fields.kind = arguments.tfds or "", arguments.kind or ""
     source = open_source(fields, directory)
     marks = {"begin": not arguments.no_marks, "end": not arguments.no_marks}
-    tokenizer: pipeline.tokenizers.Tokenizer
-    if arguments.tokenizer == "bytes":
-        tokenizer = pipeline.tokenizers.Bytes(**marks)
-    elif arguments.tokenizer == "sentencepiece":
-        tokenizer = pipeline.tokenizers.train_sentencepiece(
-            source,
-            arguments.vocab_size,
-            directory / "tokenizer.model",
-            field=arguments.field,
-            **marks,
-        )
-    elif arguments.tokenizer.endswith(".json"):
-        tokenizer = pipeline.tokenizers.HuggingFace(arguments.tokenizer, **marks)
+    name = arguments.tokenizer
+    tokenizer: tokenizers.Tokenizer
+    if name == "bytes":
+        tokenizer = tokenizers.Bytes(**marks)
+    elif name == "sentencepiece":
+        model, size = directory / "tokenizer.model", arguments.vocab_size
+        tokenizer = tokenizers.train_sentencepiece(source, size, model, field=field, **marks)
+    elif name.endswith(".json"):
+        tokenizer = tokenizers.HuggingFace(name, **marks)
     else:
-        tokenizer = pipeline.tokenizers.SentencePiece(arguments.tokenizer, **marks)
+        tokenizer = tokenizers.SentencePiece(name, **marks)
     workers = arguments.workers
-    print(
-        pipeline.prepare(source, tokenizer, directory, field=arguments.field, num_workers=workers)
-    )
+    print(pipeline.prepare(source, tokenizer, directory, field=field, num_workers=workers))
     print(f"\nnow look at it: python -m pipeline report {arguments.into}")
     return FINE
 
@@ -255,6 +246,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FINE
     except KeyboardInterrupt:
         return 130
+    except Found as error:
+        print(f"wrong: {error}", file=sys.stderr)
+        return DAMAGED
     except Exception as error:
         if sys.flags.dev_mode:
             raise
