@@ -94,22 +94,18 @@ def _is_state(state: Any) -> bool:
 
 
 def _changes(step: int, then: list[dict], now: list[dict]) -> list[str]:
-    """Each difference, before `step`, of the entries of a state and those of a plan, in words."""
+    """The first difference, before `step`, of the entries of a state and of a plan, in words."""
     sides = [[entry for entry in some if entry["from"] < max(step, 1)] for some in (then, now)]
-    for number in range(max(map(len, sides))):
-        # A side without a change at this step goes on under its entry before.
-        at = min(side[number]["from"] for side in sides if number < len(side))
-        there = [number < len(side) and side[number]["from"] == at for side in sides]
-        old, new = (
-            [entry for entry in side[: number + 1] if entry["from"] <= at] for side in sides
-        )
+    for at in sorted({entry["from"] for side in sides for entry in side}):
         found = []
         for what in ("corpus", "fingerprint"):
-            held = [[entry[what] for entry in some if what in entry][-1:] for some in (old, new)]
+            # An entry without it goes on under that of an entry before.
+            held = [[e[what] for e in side if what in e and e["from"] <= at][-1:] for side in sides]
             if all(held):
                 found += differences(held[0][0], held[1][0])
-        if not all(there):
-            found = found or [f"its plan changes {'there' if there[0] else 'here'} alone"]
+        changing = [any(entry["from"] == at for entry in side) for side in sides]
+        if not found and not all(changing):
+            found = [f"its plan changes {'there' if changing[0] else 'here'} alone"]
         if found:
             return [f"{change} from step {at:,} on" if at else change for change in found]
     return []
