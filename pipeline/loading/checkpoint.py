@@ -215,7 +215,8 @@ class Checkpoints:
         self._manager.close()
 
     def _restore(self, step: int, **items: Any) -> Any:
-        directory = self._manager.directory
+        """Items of a checkpoint; errors of orbax become sentences."""
+        directory = self._manager.directory / str(step)
         try:
             return self._manager.restore(step, args=self._args.Composite(**items))
         except Exception as error:
@@ -223,19 +224,19 @@ class Checkpoints:
             # Storage errors begin with a status, such as "NOT_FOUND: ".
             status = re.match("([A-Z_]+): ", str(error.__cause__ or error))
             if status[1] in DAMAGE if status else _is_damage(error):
-                before = self._whole_before(step)
+                whole = self._whole_before(step)
+                if whole is None:
+                    every = self._manager.directory
+                    advice = f"no earlier checkpoint is whole: delete {every} to begin anew"
+                else:
+                    advice = f"delete that directory to go on from step {whole:,}"
                 raise ValueError(
-                    f"{directory / str(step)} is a damaged checkpoint, or none ({what}); "
-                    + (
-                        f"no earlier checkpoint is whole: delete {directory} to begin anew"
-                        if before is None
-                        else f"delete that directory to go on from step {before:,}"
-                    )
+                    f"{directory} is a damaged checkpoint, or none ({what}); {advice}"
                 ) from error
             if type(error) is ValueError and not status:  # the tree or a shape differs
                 raise ValueError(
-                    f"the state in {directory / str(step)} is not like the one to restore: {what}. "
-                    "Use the model and optimizer that it was saved with"
+                    f"the state in {directory} is not like the one to restore: {what}. Use the "
+                    "model and optimizer that it was saved with"
                 ) from error
             raise
 

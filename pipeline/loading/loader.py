@@ -178,17 +178,25 @@ def load(
             `pipeline.expand(batch)` inside the step. Not for pairs.
         positions: a later piece of a split example goes on with its positions ("continue"), or
             begins at 0 ("restart").
-        **options: by keyword. To fit buckets: `tokens_per_batch`, positions in a global batch at
-            most; `max_buckets` (4), each one compilation; `max_length`, the longest row in
-            positions, of pairs (inputs, targets) (the longest example); `length_multiple` (128)
-            positions and `row_multiple` rows (what the mesh divides by), of which shapes are
-            multiples; `attention`, "dense" or "segment"; `width` of the model (1024).
-            To plan: `packing`, "best_fit", "optimal" or "none"; `overflow`, what becomes of
-            examples longer than every row: "split", "truncate", "drop" or "error"; `seed` (0);
-            `shuffle` (True); `max_segments` in a row (no limit); `window`, pieces planned together
-            (2**22); `leave_out`, numbers of examples; `patterns`, a file for "optimal".
-            For `Corpora`: `weights` by name; `by`, "tokens" or "examples"; `ending`, "repeat",
-            "stop" or "renormalise".
+        **options: of `fit_buckets` and `Plan`, which say more; defaults in brackets.
+            To fit buckets (positions are of both sides of pairs together):
+            tokens_per_batch: the most positions in a global batch.
+            max_buckets: the most shapes; each is one compilation (4).
+            max_length: positions in the longest row, of pairs (inputs, targets) (longest example).
+            length_multiple, row_multiple: bucket lengths are multiples of so many positions (128),
+                and rows of so many (the number of parts into which the mesh divides them).
+            attention, width: "dense" or "segment" (dense), and the width of the model (1024).
+            To plan:
+            packing: "best_fit", "optimal" or "none", one example in a row (best_fit).
+            overflow: "split", "truncate", "drop" or "error", for examples longer than every row
+                (split; for pairs error).
+            seed, shuffle: of every shuffle (0), and whether to shuffle (True).
+            max_segments: the most segments in a row (no limit).
+            window: the most pieces planned together (2**22).
+            leave_out: numbers of examples to leave out (none).
+            patterns: the file of the patterns of "optimal" (beside the corpus).
+            weights, by, ending: for `Corpora`: the weight of each by name, or phases; of "tokens"
+                or "examples" (tokens); then "repeat", "stop" or "renormalise" (repeat).
 
     Raises:
         TypeError: there is no such option, or `corpus` is no corpus.
