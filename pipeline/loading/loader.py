@@ -89,12 +89,13 @@ class Loader:
         read_options = AT_ONCE if self.corpus.in_memory else WAITING
         ahead = batches.with_plans().to_iter_dataset(read_options).map(transfer)
         steps = grain.experimental.ThreadPrefetchIterDataset(ahead, prefetch_buffer_size=prefetch)
-        self._iterator = iter(steps)
-        # Called at the latest when Python ends, while all that closing needs is still there.
-        self._close = weakref.finalize(self, self._iterator.close)
+        # Closed, and forgotten, at the latest when Python begins to end: Grain's iterators close
+        # themselves when they are deleted, and fail after their modules are gone.
+        self._open = [iter(steps)]
+        self._close = weakref.finalize(self, _close, self._open)
 
     def __repr__(self) -> str:
-        at = f"at step {self.get_state()['step']:,}" if self._close.alive else "closed"
+        at = f"at step {self.get_state()['step']:,}" if self._open else "closed"
         return f"Loader({self.batches!r}, {at})"
 
     def __iter__(self) -> "Loader":
@@ -102,9 +103,9 @@ class Loader:
 
     @property
     def _steps(self) -> grain.DatasetIterator:
-        if not self._close.alive:
+        if not self._open:
             raise ValueError("this loader is closed; make another")
-        return self._iterator
+        return self._open[0]
 
     def __next__(self) -> dict[str, Any]:
         self.planned, batch = next(self._steps)
@@ -127,6 +128,11 @@ class Loader:
 
     def __exit__(self, *_):
         self.close()
+
+
+def _close(iterators: list[grain.DatasetIterator]) -> None:
+    while iterators:
+        iterators.pop().close()
 
 
 def _specs(batches: Batches, bucket: Bucket, sharding) -> dict[str, jax.ShapeDtypeStruct]:
