@@ -13,11 +13,13 @@ from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 
 if TYPE_CHECKING:
+    __version__: str
     from pipeline import sources, tasks, templates, tokenizers
     from pipeline.external import InPlace, index
+    from pipeline.loading.batches import Batches
     from pipeline.loading.compact import expand
     from pipeline.loading.field_names import rename
-    from pipeline.loading.loader import Batches, Loader, load
+    from pipeline.loading.loader import Loader, load
     from pipeline.loading.sharding import to_global
     from pipeline.storage.corpora import Corpora
     from pipeline.storage.corpus import Corpus
@@ -27,24 +29,25 @@ if TYPE_CHECKING:
     from pipeline.training.compiled import Compiled
     from pipeline.views import Masked, SpanCorruption
 
-_LATER = {
-    "Batches": "loading.loader",
+# The module of each name that is imported when first used; None: the name is a module.
+_MODULES = {
+    "Batches": "loading.batches",
     "CompileGuard": "training.compile_log",
     "Compiled": "training.compiled",
-    "Corpus": "storage.corpus",
     "Corpora": "storage.corpora",
-    "Loader": "loading.loader",
+    "Corpus": "storage.corpus",
     "InPlace": "external",
+    "Loader": "loading.loader",
     "Masked": "views",
     "Pairs": "storage.pairs",
     "SpanCorruption": "views",
+    "expand": "loading.compact",
     "index": "external",
     "load": "loading.loader",
     "prepare": "storage.preparation",
     "prepare_pairs": "storage.preparation",
     "rename": "loading.field_names",
     "sources": None,
-    "expand": "loading.compact",
     "tasks": None,
     "templates": None,
     "to_global": "loading.sharding",
@@ -81,11 +84,18 @@ __all__ = [
 
 
 def __getattr__(name: str):
-    if name not in _LATER:
+    if name == "__version__":
+        from importlib import metadata
+
+        try:
+            return metadata.version("lockstep-pipeline")
+        except metadata.PackageNotFoundError:
+            return "unknown (not installed)"
+    if name not in _MODULES:
         raise AttributeError(f"module 'pipeline' has no attribute {name!r}")
-    module = importlib.import_module(f"pipeline.{_LATER[name] or name}")
-    return getattr(module, name) if _LATER[name] else module
+    module = importlib.import_module(f"pipeline.{_MODULES[name] or name}")
+    return getattr(module, name) if _MODULES[name] else module
 
 
 def __dir__():
-    return sorted(__all__)
+    return sorted([*__all__, "__version__"])

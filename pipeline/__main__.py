@@ -1,4 +1,4 @@
-"""The command line: `python -m pipeline COMMAND`. Each command says more with --help."""
+"""The command line: `lockstep COMMAND`, or `python -m pipeline COMMAND`; see `--help`."""
 
 import argparse
 import json
@@ -13,14 +13,19 @@ from pipeline.commands.arguments import PLANNING, parser
 FINE, DAMAGED, WRONG = 0, 1, 2
 
 
-class WrongCommand(RuntimeError):
-    """The command line asks for what cannot be; the message says why."""
+class Found(Exception):
+    """A check found something wrong, as the message says."""
 
 
-def _opened(arguments: argparse.Namespace):
-    """The subject and the options that the command line gives.
+def _open(arguments: argparse.Namespace, *, tokens: bool = False):
+    """The subject and the options of the command line; of a run, its corpus and plan.
 
-    Of a work directory, the corpus of its run and its plan, with all changes.
+    Args:
+        arguments: `subject`, `workdir`, and options of buckets and plans.
+        tokens: whether the command needs a corpus, not only lengths.
+
+    Raises:
+        ValueError: the subject cannot be read, or the options do not go with it.
     """
     from etils import epath
 
@@ -32,23 +37,34 @@ def _opened(arguments: argparse.Namespace):
     given = {name: getattr(arguments, name) for name, _, _ in PLANNING}
     given = {name: value for name, value in given.items() if value is not None}
     workdir = epath.Path(paths[0]).expanduser()
-    if len(paths) == 1 and (workdir / NAME).exists():
-        if given:
-            raise WrongCommand(
-                f"{', '.join('--' + name.replace('_', '-') for name in given)} cannot be given "
-                f"with {paths[0]}, whose plan is that of its run"
-            )
-        corpus, plan = read_history(workdir)
-        options = plan.options.as_json(("packing", "overflow", "seed"))
-        options["tokens_per_batch"] = max(bucket.positions for bucket in plan.options.buckets)
-        subject = of_corpus(corpus, paths[0], options, plan)
-    else:
-        subject = open_subject(paths, arguments.workdir)
+    try:
+        if len(paths) == 1 and (workdir / NAME).exists():
+            if given:
+                raise RuntimeError(
+                    f"{', '.join('--' + name.replace('_', '-') for name in given)} cannot be given "
+                    f"with {paths[0]}, whose plan is that of its run"
+                )
+            corpus, plan = read_history(workdir)
+            options = plan.options.as_json(("packing", "overflow", "seed"))
+            options["tokens_per_batch"] = max(bucket.positions for bucket in plan.options.buckets)
+            subject = of_corpus(corpus, paths[0], options, plan)
+        else:
+            subject = open_subject(paths, arguments.workdir)
+    except (RecursionError, OverflowError, MemoryError) as error:
+        raise ValueError(
+            f"{' '.join(paths)} cannot be read: its JSON is nested too deeply, or has too large a "
+            f"number ({error})"
+        ) from error
+    if tokens and not subject.corpora:
+        raise ValueError(
+            f"{subject.name} holds lengths alone, and {arguments.command} needs tokens; give the "
+            "directory of a corpus, the work directory of a run, or a config"
+        )
     return subject, Options({**subject.options, **given}).for_lengths(subject.lengths)
 
 
 def report(arguments: argparse.Namespace) -> int:
-    """Measures, and writes what was asked for; a table if nothing else goes to the terminal."""
+    """Measures; writes the files asked for, and prints a table, or JSON."""
     from pipeline.report import measure
     from pipeline.report.measure import SAMPLE
 
@@ -56,7 +72,7 @@ def report(arguments: argparse.Namespace) -> int:
         from pipeline.report.figure import figure, require_matplotlib
 
         require_matplotlib()
-    subject, options = _opened(arguments)
+    subject, options = _open(arguments)
     figures = measure(
         subject, options, sample=arguments.sample or SAMPLE, optimal=arguments.optimal, tell=_tell()
     )
@@ -83,7 +99,7 @@ def buckets(arguments: argparse.Namespace) -> int:
     """Prints the fitted buckets as Python."""
     from pipeline.planning import figures
 
-    subject, options = _opened(arguments)
+    subject, options = _open(arguments)
     plan = subject.plan or options.plan(subject.examples)
     print("from pipeline import Bucket\n")
     fitted = ("tokens_per_batch", "max_buckets", "row_multiple", "packing", "attention", "width")
@@ -106,38 +122,37 @@ def show(arguments: argparse.Namespace) -> int:
     """Prints a batch, or draws it."""
     from pipeline.commands.show import Shown
 
-    subject, options = _opened(arguments)
+    subject, options = _open(arguments, tokens=True)
     shown = Shown(subject.corpus, subject.plan or options.plan(subject.corpus), arguments.step)
     if arguments.png:
         shown.picture(arguments.png)
         print(f"wrote {arguments.png}")
         return FINE
     width = shutil.get_terminal_size((110, 40)).columns
-    for line in shown.lines(row=arguments.row, width=width, colour=_coloured(arguments.color)):
+    colour = _coloured(arguments.color)
+    for line in shown.lines(row=arguments.row, width=width, colour=colour, ids=arguments.ids):
         print(line)
     return FINE
 
 
 def check(arguments: argparse.Namespace) -> int:
-    """Verifies; 1 if something is wrong."""
+    """Verifies a corpus and its plan; 1 if something is wrong."""
     from etils import epath
 
     from pipeline.commands.check import check_corpus, check_plan
 
     try:
-        subject, options = _opened(arguments)
+        subject, options = _open(arguments, tokens=True)
     except ValueError as error:
         if not epath.Path(arguments.subject).is_dir():
-            raise  # it is not a corpus that is wrong
-        print(f"wrong: {error}", file=sys.stderr)
-        return DAMAGED
+            raise  # the command is wrong, not a corpus
+        raise Found(f"{error}") from error
     plan = subject.plan or options.plan(subject.corpus)
     try:
         check_corpus(subject.corpus, print)
         check_plan(plan, arguments.epoch, print)
     except ValueError as error:
-        print(f"wrong: {error}", file=sys.stderr)
-        return DAMAGED
+        raise Found(f"{error}") from error
     return FINE
 
 
@@ -150,8 +165,7 @@ def audit(arguments: argparse.Namespace) -> int:
     try:
         audit(epath.Path(arguments.workdir).expanduser(), print)
     except NotAsPlanned as error:
-        print(f"wrong: {error}", file=sys.stderr)
-        return DAMAGED
+        raise Found(f"{error}") from error
     return FINE
 
 
@@ -160,6 +174,7 @@ def prepare(arguments: argparse.Namespace) -> int:
     from etils import epath
 
     import pipeline
+    from pipeline import tokenizers
     from pipeline.configuration import open_source
     from pipeline.report import open_subject
 
@@ -168,42 +183,31 @@ def prepare(arguments: argparse.Namespace) -> int:
         return FINE
     if not arguments.into:
         raise ValueError("--into is missing; say in which directory the corpus goes")
-    directory = epath.Path(arguments.into).expanduser()
-    fields = types.SimpleNamespace(
-        tfds=arguments.tfds or "",
-        files=",".join(arguments.source),
-        split=arguments.split,
-        kind=arguments.kind or "",
-        begin=arguments.begin,
-        end=arguments.end,
-    )
+    directory, field = epath.Path(arguments.into).expanduser(), arguments.field
+    fields = types.SimpleNamespace(**vars(arguments))
+    fields.files = ",".join(arguments.source)
+    fields.tfds, fields.kind = arguments.tfds or "", arguments.kind or ""
     source = open_source(fields, directory)
     marks = {"begin": not arguments.no_marks, "end": not arguments.no_marks}
-    tokenizer: pipeline.tokenizers.Tokenizer
-    if arguments.tokenizer == "bytes":
-        tokenizer = pipeline.tokenizers.Bytes(**marks)
-    elif arguments.tokenizer == "sentencepiece":
-        tokenizer = pipeline.tokenizers.train_sentencepiece(
-            source,
-            arguments.vocab_size,
-            directory / "tokenizer.model",
-            field=arguments.field,
-            **marks,
-        )
-    elif arguments.tokenizer.endswith(".json"):
-        tokenizer = pipeline.tokenizers.HuggingFace(arguments.tokenizer, **marks)
+    name = arguments.tokenizer
+    tokenizer: tokenizers.Tokenizer
+    if name == "bytes":
+        tokenizer = tokenizers.Bytes(**marks)
+    elif name == "sentencepiece":
+        model, size = directory / "tokenizer.model", arguments.vocab_size
+        tokenizer = tokenizers.train_sentencepiece(source, size, model, field=field, **marks)
+    elif name.endswith(".json"):
+        tokenizer = tokenizers.HuggingFace(name, **marks)
     else:
-        tokenizer = pipeline.tokenizers.SentencePiece(arguments.tokenizer, **marks)
+        tokenizer = tokenizers.SentencePiece(name, **marks)
     workers = arguments.workers
-    print(
-        pipeline.prepare(source, tokenizer, directory, field=arguments.field, num_workers=workers)
-    )
+    print(pipeline.prepare(source, tokenizer, directory, field=field, num_workers=workers))
     print(f"\nnow look at it: python -m pipeline report {arguments.into}")
     return FINE
 
 
 def _tell() -> Callable[[str], None]:
-    """Says on a terminal what is going on, on one line that is written over."""
+    """Shows progress on one line of a terminal, which the next message overwrites."""
     if not sys.stderr.isatty():
         return lambda what: None
     return lambda what: print(f"\r\033[K{what} …\r", end="", file=sys.stderr, flush=True)
@@ -237,14 +241,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser().parse_args(arguments)
     try:
         return COMMANDS[given.command](given)
-    except (ValueError, OSError, ImportError, RuntimeError) as error:
-        if isinstance(error, BrokenPipeError):  # `show | head` has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return FINE
-        print(f"error: {error}", file=sys.stderr)
-        return WRONG
+    except BrokenPipeError:  # `show | head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FINE
     except KeyboardInterrupt:
         return 130
+    except Found as error:
+        print(f"wrong: {error}", file=sys.stderr)
+        return DAMAGED
+    except Exception as error:
+        if sys.flags.dev_mode:
+            raise
+        text = f"{error}"
+        if not isinstance(error, ValueError | OSError | ImportError | RuntimeError):
+            text = f"{type(error).__name__}: {error}; python -X dev -m pipeline … says where"
+        print(f"error: {text}", file=sys.stderr)
+        return WRONG
 
 
 if __name__ == "__main__":

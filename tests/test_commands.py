@@ -3,6 +3,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +12,7 @@ import tokenizers
 from etils import epath
 from pyarrow import parquet
 
+import pipeline
 from pipeline import Bucket, Corpora, Corpus, Plan, fit_buckets, prepare
 from pipeline.__main__ import DAMAGED, FINE, WRONG, main
 from pipeline.sources import Records
@@ -75,8 +77,13 @@ def test_each_command_has_help(run, command):
         (["report", "FOLDER"], "no corpus in .* itself, but there is in .*sub; give one"),
         (["report", "FOLDER/empty.py"], "has no function get_config"),
         (["report", "FOLDER/zero.npy"], "none of the 3"),
-        (["show", "FOLDER/some.npy"], "is 0 corpora and tokens are needed"),
-        (["check", "FOLDER/some.npy"], "is 0 corpora and tokens are needed"),
+        (["show", "FOLDER/some.npy"], "some.npy holds lengths alone, and show needs tokens"),
+        (["check", "FOLDER/some.npy"], "some.npy holds lengths alone, and check needs tokens"),
+        (["report", "FOLDER/deep.json"], "deep.json cannot be read: its JSON is nested too deeply"),
+        (["report", "FOLDER/long.json"], "long.json does not map length to count .*4300 digits"),
+        (["report", "FOLDER/large.json"], "large.json .*too large a number"),
+        (["report", "FOLDER/longer.json"], "longer.json .*too large a number"),
+        (["report", "FOLDER/broken.py"], "NameError: name 'nothing' .*-X dev -m pipeline"),
         (["check", "FOLDER/a/sub", "--max-length", "-1"], "max_length is -1"),
         (["buckets", "FOLDER/some.npy", "--max-length", "100000"], "raise tokens_per_batch"),
         (["prepare", "a.txt"], "--into is missing; say in which directory"),
@@ -87,7 +94,12 @@ def test_a_mistake_is_answered_with_a_sentence(run, tmp_path, arguments, sentenc
     (tmp_path / "words.txt").write_text("words")
     (tmp_path / "list.json").write_text("[1, 2]")
     (tmp_path / "negative.json").write_text('{"5": -3}')
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    (tmp_path / "long.json").write_text(f'{{"5": {"9" * 5000}}}')
+    (tmp_path / "large.json").write_text(f'{{"5": {"9" * 400}}}')
+    (tmp_path / "longer.json").write_text(f'{{"{"9" * 400}": 5}}')
     (tmp_path / "empty.py").write_text("")
+    (tmp_path / "broken.py").write_text("nothing()")
     (tmp_path / "nothing.npy").write_bytes(b"")
     np.save(tmp_path / "float.npy", np.array([1.5]))
     np.save(tmp_path / "zero.npy", np.zeros(3, int))
@@ -105,7 +117,24 @@ def test_a_wrong_flag_is_a_usage_error(run):
     assert status == WRONG
     assert "invalid choice: 'tight'" in err
     assert run("report", "x", "--sample", "0")[0] == WRONG
+    status, _, err = run("show", "x", "--step", "9" * 5000)
+    assert status == WRONG
+    assert "argument --step: '99999999999999999999…' is not a whole number below 2**63" in err
+    assert len(err) < 2000
     assert run()[0] == WRONG
+
+
+def test_the_version_is_that_of_the_package(run):
+    status, out, _ = run("--version")
+    assert (status, out) == (FINE, f"lockstep {pipeline.__version__}\n")
+    assert pipeline.__version__ == metadata.version("lockstep-pipeline")
+
+
+def test_help_says_what_each_command_may_be_given(run):
+    for command in ("report", "buckets", "show", "check"):
+        _, out, _ = run(command, "--help")
+        assert "the directory of a corpus; the work directory of a run" in out
+        assert ("engths alone" in out) == (command in ("report", "buckets"))
 
 
 # ---- report
@@ -215,6 +244,10 @@ def test_show_prints_a_batch_and_draws_it(run, corpus, tmp_path):
     assert status == FINE
     assert "\033[36m" in out
     assert "row 0" not in out
+    assert "targets " not in out
+    status, out, _ = run("show", corpus.directory, "--row", 1, "--ids", *planning)
+    assert status == FINE
+    assert re.search(r"\n    targets        \d+( \d+)*\n    loss_weights   1.0( 1.0)*\n", out)
     picture = tmp_path / "batch.png"
     status, out, _ = run("show", corpus.directory, "--png", picture, *planning)
     assert (status, out) == (FINE, f"wrote {picture}\n")

@@ -115,11 +115,15 @@ def test_pairs_have_names_on_both_sides():
 
 
 @pytest.mark.parametrize(
-    ("batch", "spelling", "message"),
+    ("batch", "convention", "message"),
     [
         (BATCH | {"images": BATCH["inputs"]}, "t5x", "no name for images"),
         (BATCH | {"segments": BATCH["inputs"]}, "maxtext", "call `expand` on a compact batch"),
-        (BATCH, "keras", "one of maxtext, t5x, axlearn, tunix, huggingface"),
+        (
+            BATCH,
+            "keras",
+            "convention is 'keras'; .* one of maxtext, t5x, axlearn, tunix, huggingface",
+        ),
         (BATCH, "tunix", "row 0 holds 2 segments.* packing='none'"),
         (PAIR, "maxtext", "no name for decoder_inputs"),
         (PAIR, "tunix", "no name for decoder_inputs"),
@@ -131,7 +135,7 @@ def test_pairs_have_names_on_both_sides():
         (
             BATCH | {"inputs_positions": np.array([[7, 8, 0, 0]])},
             "huggingface",
-            "goes on with an example at its position 7.* overflow='truncate'",
+            "goes on with .* at its position 7.* positions='restart', or plan with overflow='trunc",
         ),
         *(
             (ALONE | {"loss_weights": ALONE["loss_weights"] / 2}, name, r"loss_weights holds 0\.5")
@@ -139,9 +143,9 @@ def test_pairs_have_names_on_both_sides():
         ),
     ],
 )
-def test_what_a_spelling_cannot_carry_is_refused(batch, spelling, message):
+def test_what_a_convention_cannot_carry_is_refused(batch, convention, message):
     with pytest.raises(ValueError, match=message):
-        pipeline.rename(batch, spelling)
+        pipeline.rename(batch, convention)
 
 
 class Noise(grain.transforms.RandomMap):

@@ -1,5 +1,6 @@
 import json
 import pickle
+import pydoc
 import re
 
 import grain
@@ -11,7 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 import pipeline
 from pipeline import Batches, Bucket, Plan
 from pipeline.loading.checkpoint import check_data_state, data_state
-from pipeline.loading.loader import Loader
+from pipeline.loading.loader import FITTING, PLANNING, Loader, LoadOptions
 
 FIELDS = {
     "inputs": np.int32,
@@ -357,3 +358,127 @@ def test_a_state_says_which_corpus_it_belongs_to(corpus, buckets):
     assert check_data_state(state, plan) == 3
     with pytest.raises(ValueError, match="does not say which corpus it belongs to"):
         check_data_state(state, plan, corpus)
+
+
+@pytest.fixture
+def split_corpus(tmp_path):
+    """Two examples of 2 and 7 positions."""
+    return pipeline.Corpus.from_arrays([[5, 6, 7], [1, 2, 3, 4, 5, 6, 7, 8]], tmp_path / "split")
+
+
+@pytest.mark.parametrize(
+    ("positions", "last"), [("continue", [0, 1, 5, 6, 0]), ("restart", [0, 1, 0, 1, 0])]
+)
+@pytest.mark.parametrize("compact", [False, True])
+def test_positions_of_later_pieces_continue_or_restart(split_corpus, positions, last, compact):
+    plan = Plan(split_corpus, [Bucket(2, 5)], shuffle=False)
+    batch = Batches(split_corpus, plan, positions=positions, compact=compact)[0]
+    if compact:
+        start = {"continue": 5, "restart": 0}[positions]
+        assert sorted(batch["segments"].tolist()) == [[[2, 0], [2, start]], [[5, 0], [0, 0]]]
+        batch = pipeline.expand(batch)
+    by_row = {len(set(row)): at for at, row in enumerate(batch["inputs_segment_ids"].tolist())}
+    whole, pieces = by_row[1], by_row[3]
+    fields = {name: np.asarray(batch[name])[[whole, pieces]].tolist() for name in FIELDS}
+    assert fields == {
+        "inputs": [[1, 2, 3, 4, 5], [5, 6, 6, 7, 0]],
+        "targets": [[2, 3, 4, 5, 6], [6, 7, 7, 8, 0]],
+        "inputs_segment_ids": [[1, 1, 1, 1, 1], [1, 1, 2, 2, 0]],
+        "inputs_positions": [[0, 1, 2, 3, 4], last],
+        "loss_weights": [[1, 1, 1, 1, 1], [1, 1, 1, 1, 0]],
+    }
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_positions_restart_on_every_mesh_and_process(corpus, buckets, compact):
+    plan = Plan(corpus, buckets)
+    options = {"positions": "restart", "compact": compact}
+    whole = Batches(corpus, plan, **options)
+    mesh, spec = MESHES["length"]
+    sharded = Batches(corpus, plan, sharding=NamedSharding(mesh, spec), **options)
+    parts = [Batches(corpus, plan, process_index=p, process_count=2, **options) for p in range(2)]
+    later = 0
+    for step in range(len(whole)):
+        batch = pipeline.expand(whole[step])
+        ids, positions = (np.asarray(batch[f"inputs_{f}"]) for f in ("segment_ids", "positions"))
+        starts = (np.diff(ids, axis=1, prepend=0) != 0) & (ids > 0)
+        assert not positions[starts].any()
+        assert ((np.diff(positions, axis=1) == 1) | starts[:, 1:] | (ids[:, 1:] == 0)).all()
+        later += np.count_nonzero(plan.batch(step).segments[:, 2])
+        arrays = pipeline.to_global(sharded[step], mesh, spec=spec)
+        assert_same(arrays, whole[step])
+        built = [part[step] for part in parts]
+        assert_same({n: np.concatenate([b[n] for b in built]) for n in whole[step]}, whole[step])
+    assert later > 0
+
+
+def test_a_loader_with_positions_that_restart_resumes_and_refuses_others(corpus, buckets):
+    options = {"buckets": buckets, "num_epochs": 1}
+    with pipeline.load(corpus, positions="restart", **options) as loader:
+        seen = [next(loader) for _ in range(4)]
+        state = json.loads(json.dumps(loader.get_state()))
+        rest = list(loader)
+    assert state["positions"] == "restart"
+    with pipeline.load(corpus, positions="restart", **options) as again:
+        again.set_state(state)
+        assert all(map(equal, again, rest))
+    with pipeline.load(corpus, **options) as other:
+        old = other.get_state()
+        assert "positions" not in old  # as states were before the option
+        sentence = r"of step 4 was saved with positions='restart' and is restored with positions='c"
+        with pytest.raises(ValueError, match=sentence):
+            other.set_state(state)
+        other.set_state(old)
+        assert seen[0]["inputs"].shape == next(other)["inputs"].shape
+    with (
+        pipeline.load(corpus, positions="restart", **options) as loader,
+        pytest.raises(ValueError, match=r"positions='continue'.*; load with positions='continue'"),
+    ):
+        loader.set_state(old)
+    for value in ("Restart", None, True):
+        with pytest.raises(ValueError, match=r"positions is .*one of continue, restart"):
+            Batches(corpus, Plan(corpus, buckets), positions=value)
+        with pytest.raises(ValueError, match="was saved with positions="):
+            check_data_state({**old, "positions": value}, Plan(corpus, buckets), corpus)
+
+
+def test_renaming_takes_split_examples_whose_positions_restart(split_corpus):
+    plan = Plan(split_corpus, [Bucket(2, 5)], shuffle=False)
+    with pytest.raises(ValueError, match="load with positions='restart'"):
+        pipeline.rename(Batches(split_corpus, plan)[0], "huggingface")
+    batch = Batches(split_corpus, plan, positions="restart")[0]
+    assert pipeline.rename(batch, "huggingface")["position_ids"].tolist() == (
+        batch["inputs_positions"].tolist()
+    )
+
+
+def test_pairs_have_the_same_positions_either_way(pairs):
+    plan = Plan(pairs, [Bucket(8, (64, 48))], overflow="truncate")
+    both = [Batches(pairs, plan, positions=each) for each in ("continue", "restart")]
+    assert_same(both[0][0], both[1][0])
+
+
+def test_load_declares_the_options_of_fitting_and_planning():
+    assert set(LoadOptions.__annotations__) == {*FITTING, *PLANNING}
+
+
+def test_help_tells_every_option_and_field(corpus, buckets):
+    text = pydoc.render_doc(pipeline.load)
+    for name in (*LoadOptions.__annotations__, "num_epochs", "prefetch", "positions", *FIELDS):
+        assert re.search(rf"\b{name}\b", pydoc.plain(text).partition("\n\n")[2]), name
+    with pipeline.load(corpus, buckets=buckets, num_epochs=2) as loader:
+        next(loader)
+        text = pydoc.plain(pydoc.render_doc(pipeline.Loader))
+        for name in (name for name in {*dir(loader), *vars(loader)} if name[0] != "_"):
+            assert re.search(rf"\b{name}\b", text), name
+
+
+def test_a_loader_says_what_it_loads(corpus, buckets):
+    plan = Plan(corpus, buckets)
+    each = plan.num_batches()
+    with pipeline.load(corpus, buckets=buckets, num_epochs=2) as loader:
+        next(loader)
+        text = f"{len(corpus)} examples, buckets 16x16, 8x32, 4x64, {each} batches an epoch"
+        assert repr(loader) == f"Loader(Batches({text}, {2 * each} in all), at step 1)"
+    assert repr(loader) == f"Loader(Batches({text}, {2 * each} in all), closed)"
+    assert repr(Batches(corpus, plan).repeat()) == f"Batches({text}, endless)"

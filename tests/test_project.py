@@ -14,6 +14,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+import pipeline
+
 ROOT = pathlib.Path(__file__).parent.parent
 STEPS = 8
 
@@ -86,6 +88,16 @@ def test_the_installed_package_is_pipeline_alone(python, tmp_path):
     assert pathlib.Path(out[1]) != ROOT
     assert str(python.parent.parent) in out[1]
     assert out[2] == "[]"
+
+
+def test_the_console_command_is_installed(python, tmp_path):
+    code = (
+        "from importlib.metadata import entry_points;"
+        "(script,) = entry_points(group='console_scripts', name='lockstep');"
+        "script.load()(['--version'])"
+    )
+    out = subprocess.check_output([python, "-I", "-c", code], cwd=tmp_path, text=True)
+    assert out == f"lockstep {pipeline.__version__}\n"
 
 
 def test_planning_there_needs_numpy_only(python, tmp_path):

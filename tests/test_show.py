@@ -3,8 +3,18 @@ import re
 import numpy as np
 import pytest
 
-from pipeline import Batches, Corpus, Pairs, Plan, prepare, prepare_pairs
-from pipeline.commands.show import COLOURS, Shown, _printable
+from pipeline import (
+    Batches,
+    Corpus,
+    Masked,
+    Pairs,
+    Plan,
+    prepare,
+    prepare_pairs,
+    tasks,
+    templates,
+)
+from pipeline.commands.show import COLOURS, Shown, _printable, pixels
 from pipeline.packing.bucket import Bucket
 from pipeline.sources import Records, TextFiles
 from pipeline.tokenizers import Bytes
@@ -160,7 +170,6 @@ def test_segments_of_both_sides_are_read_back_from_the_arrays(pairs):
             tokens = arrays["decoder_inputs" if number else "inputs"]
             for row, segments in enumerate(rows):
                 for each in segments:
-                    assert each.side == name
                     np.testing.assert_array_equal(each.tokens, tokens[row, slice(*each.columns)])
         for side, planned in zip(seen, plan.batch(step).sides, strict=True):
             np.testing.assert_array_equal(side, planned.segments)
@@ -169,7 +178,7 @@ def test_segments_of_both_sides_are_read_back_from_the_arrays(pairs):
 def test_without_a_tokenizer_ids_are_shown(tmp_path):
     corpus = Corpus.from_arrays([np.array([5, 6, 7])], tmp_path / "c")
     shown = Shown(corpus, Plan(corpus, [Bucket(1, 4)]), 0)
-    assert list(shown.lines())[-1].endswith(": 5 6")
+    assert list(shown.lines())[-1].endswith(": 5 6 7")
 
 
 def test_text_cannot_command_the_terminal():
@@ -194,3 +203,70 @@ def test_the_picture_is_a_png(shown, tmp_path):
     data = (tmp_path / "batch.png").read_bytes()
     assert data.startswith(b"\x89PNG")
     assert int.from_bytes(data[16:20], "big") == 1500
+
+
+@pytest.fixture
+def answers(tmp_path):
+    """Two questions with answers, which alone carry loss; rows of 12."""
+    records = Records([{"q": "ab", "a": "xyz"}, {"q": "c", "a": "no"}])
+    answer = templates.Answer(prompt="{q}?", answer="{a}")
+    options = {"template": answer, "progress": False}
+    corpus = prepare(records, Bytes(begin=False), tmp_path / "answers", **options)
+    return Shown(corpus, Plan(corpus, [Bucket(1, 12)], shuffle=False), 0)
+
+
+def test_text_with_loss_is_marked_where_there_is_other_text(answers):
+    assert list(answers.lines(width=80))[3:] == [
+        "row 0   ▕aaAAAAbBBB··▏ 10 of 12",
+        "  A example 0, positions 0 to 5, weights 4: ab?⟦xyz⟧",
+        "  B example 1, positions 0 to 3, weights 3: c?⟦no⟧",
+    ]
+
+
+def test_ids_and_targets_are_printed_on_request(answers):
+    end = answers.corpus.tokenizer.end_id
+    a, b, c, x, y, z, n, o, q = ids_of("abcxyzno?")
+    assert list(answers.lines(width=80, ids=True))[4:] == [
+        "  A example 0, positions 0 to 5, weights 4: ab?⟦xyz⟧",
+        f"    inputs         {a} {b} {q} {x} {y} {z}",
+        f"    targets        {b} {q} {x} {y} {z} {end}",
+        "    loss_weights   0.0 0.0 1.0 1.0 1.0 1.0",
+        "  B example 1, positions 0 to 3, weights 3: c?⟦no⟧",
+        f"    inputs         {c} {q} {n} {o}",
+        f"    targets        {q} {n} {o} {end}",
+        "    loss_weights   0.0 1.0 1.0 1.0",
+    ]
+
+
+def ids_of(text):
+    return [byte + 3 for byte in text.encode()]
+
+
+def test_what_is_masked_is_marked_in_place(tmp_path):
+    records = Records(["the quick brown fox jumps"])
+    options = {"task": tasks.INPUTS, "progress": False}
+    corpus = prepare(records, Bytes(begin=False, end=False), tmp_path / "masked", **options)
+    view = Masked(corpus, rate=0.3, mask_id=ids_of("_")[0], seed=1)
+    shown = Shown(view, Plan(view, [Bucket(1, 32)], shuffle=False), 0)
+    (segment,) = shown.segments(0)
+    arrays = shown.sides[0][2]
+    text = shown.text(segment)
+    assert text.replace("⟦", "").replace("⟧", "") == corpus.tokenizer.decode(segment.tokens)
+    marked = re.findall("⟦(.*?)⟧", text)
+    assert sum(map(len, marked)) == np.count_nonzero(arrays["loss_weights"]) > 0
+    assert "_" in "".join(marked)
+
+
+def test_a_picture_tells_padding_and_loss_from_white():
+    ids = np.array([[1, 1, 2, 2, 0, 0]])
+    weights = np.array([[0, 1, 0.5, 1, 0, 0]], np.float32)
+    seen = pixels(ids, weights)
+    assert seen.shape == (1, 6, 3)
+    assert ((seen >= 0) & (seen <= 1)).all()
+    apart = np.abs(seen[0][:, None] - seen[0][None]).sum(axis=-1)
+    padding = ids[0] == 0
+    assert (apart[padding][:, ~padding] > 0.5).all()
+    assert apart[0, 1] > 0.5  # without and with loss
+    assert 0 < apart[2, 3] < apart[0, 1] * 1.5
+    assert (np.abs(1 - seen[0]).sum(axis=-1) > 0.3).all()  # nothing is white
+    assert (np.abs(1 - seen[0][padding]).sum(axis=-1) > 1.5).all()

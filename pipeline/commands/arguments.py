@@ -1,8 +1,13 @@
 """Arguments: what the command line takes, and the help that teaches it."""
 
 import argparse
+import functools
+import os
+import sys
+from collections.abc import Callable
 from typing import Any
 
+import pipeline
 from pipeline.packing.cascade import PACKINGS
 from pipeline.planning.pieces import OVERFLOWS
 
@@ -25,152 +30,152 @@ the run; 2 the command was wrong, or what it was given cannot be read; a sentenc
 what.
 """
 
-SUBJECT = """\
+TOKENS = """\
 what may be given: the directory of a corpus; the work directory of a run, whose plan is shown with
-all its changes; a config (.py), whose corpus is prepared first if it
-is not there yet, and whose options are used; lengths alone, as a .npy array of integers, or as
-.json that maps length to count, such as {"12": 3400, "13": 3120}.
-"""
+all its changes; a config (.py), whose corpus is prepared first if it is not there yet, and whose
+options are used."""
+
+LENGTHS = f"""{TOKENS}
+Or lengths alone: a .npy array of integers, or .json that maps length to count, such as
+{{"12": 3400, "13": 3120}}."""
+
+
+def _whole(text: str, least: int = -(1 << 63)) -> int:
+    try:
+        value = int(text.replace(",", ""))
+    except ValueError:  # also if Python does not read so many digits
+        value = 1 << 63
+    if not least <= value < 1 << 63:
+        seen = text if len(text) <= 20 else f"{text[:20]}…"
+        above = f" from {least}" if least > 0 else ""
+        raise argparse.ArgumentTypeError(f"{seen!r} is not a whole number{above} below 2**63")
+    return value
+
+
+_count = functools.partial(_whole, least=1)
 
 # Options of buckets and plans: name, type, what it says.
 PLANNING: tuple[tuple[str, Any, str], ...] = (
-    ("tokens_per_batch", int, "positions in a global batch, at most (16384)"),
-    ("max_buckets", int, "the most buckets; each is one compilation (4)"),
-    ("max_length", int, "the longest row; longer examples overflow (the longest example)"),
-    ("length_multiple", int, "lengths of buckets are multiples of this (128)"),
-    ("row_multiple", int, "rows are multiples of this: the devices that share them (1)"),
+    ("tokens_per_batch", _whole, "positions in a global batch, at most (16384)"),
+    ("max_buckets", _whole, "the most buckets; each is one compilation (4)"),
+    ("max_length", _whole, "the longest row; longer examples overflow (the longest example)"),
+    ("length_multiple", _whole, "lengths of buckets are multiples of this (128)"),
+    ("row_multiple", _whole, "rows are multiples of this: the devices that share them (1)"),
     ("packing", tuple(PACKINGS), "how rows are filled (best_fit)"),
     ("overflow", OVERFLOWS, "what becomes of examples longer than every bucket (split)"),
     ("attention", ("dense", "segment"), "what buckets are fitted for (dense)"),
-    ("width", int, "of the model: weighs attention against the rest (1024)"),
-    ("seed", int, "decides every shuffle (0)"),
+    ("width", _whole, "of the model: weighs attention against the rest (1024)"),
+    ("seed", _whole, "decides every shuffle (0)"),
 )
 
 
 def parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
+    installed = os.path.basename(sys.argv[0]) == "lockstep"
     whole = argparse.ArgumentParser(
-        prog="python -m pipeline",
+        prog="lockstep" if installed else "python -m pipeline",
         description=ABOUT,
         epilog=CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    version = f"lockstep {pipeline.__version__}"
+    whole.add_argument("--version", action="version", version=version)
     commands = whole.add_subparsers(required=True, dest="command", metavar="COMMAND")
 
-    def add(name: str, about: str, more: str = "") -> argparse.ArgumentParser:
-        return commands.add_parser(
+    def add(name: str, about: str, more: str = "", given: str = "") -> Callable[..., Any]:
+        """Adds a command that may be `given` a subject; returns what adds its arguments."""
+        command = commands.add_parser(
             name,
             help=about,
             description=f"{about[0].upper()}{about[1:]}. {more}".strip(),
-            epilog=f"{SUBJECT if name not in ('prepare', 'audit') else ''}\n{CODES}",
+            epilog=f"{given}\n\n{CODES}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        if given == TOKENS:
+            command.add_argument("subject", help="a corpus, a run, or a config; see below")
+        elif given:
+            command.add_argument("subject", nargs="+", help="see below; several are one mixture")
+        if given:
+            _add_planning(command)
+        return command.add_argument
 
-    command = add("report", "what padding costs on this data, and what Lockstep saves")
-    command.add_argument("subject", nargs="+", help="see below; several are one mixture")
-    command.add_argument("--html", metavar="FILE", help="write one page with plots, for a browser")
-    command.add_argument(
-        "--json",
-        metavar="FILE",
-        nargs="?",
-        const="-",
-        help="write figures; without FILE, print them",
-    )
-    command.add_argument("--png", metavar="FILE", help="write the comparison as a picture")
-    command.add_argument(
-        "--sample",
-        type=_count,
-        metavar="N",
-        help="examples for strategies that go one by one (1000000)",
-    )
-    command.add_argument(
-        "--optimal",
-        action="store_true",
-        help="simulate optimal packing also for many different lengths, which may take minutes",
-    )
-    _add_planning(command)
+    flag = add("report", "what padding costs on this data, and what Lockstep saves", given=LENGTHS)
+    flag("--html", metavar="FILE", help="write one page with plots, for a browser")
+    flag("--json", metavar="FILE", nargs="?", const="-", help="write figures; or print them")
+    flag("--png", metavar="FILE", help="write the comparison as a picture")
+    sampled = "examples for strategies that go one by one (1000000)"
+    flag("--sample", type=_count, metavar="N", help=sampled)
+    optimal = "simulate optimal packing also for many different lengths, which may take minutes"
+    flag("--optimal", action="store_true", help=optimal)
 
-    command = add(
+    add(
         "buckets",
         "buckets that fit this data, ready to paste",
-        "What is\nprinted is Python: pass it to pipeline.load or pipeline.Plan as buckets=buckets.",
+        "The output\nis Python: pass it to pipeline.load or pipeline.Plan as buckets=buckets.",
+        LENGTHS,
     )
-    command.add_argument("subject", nargs="+", help="see below; several are one mixture")
-    _add_planning(command)
 
-    command = add(
+    flag = add(
         "show",
         "a batch in colour, as it reaches the model",
-        "Each segment has a letter\nand a colour; · is padding.",
+        "Each segment has a letter\nand a colour; · is padding. Small letters are positions "
+        "without loss; if a segment has some, its\ntext with loss stands between ⟦ and ⟧.",
+        TOKENS,
     )
-    command.add_argument("subject", help="the directory of a corpus, or a config; see below")
-    command.add_argument("--step", type=int, default=0, help="which batch, over all epochs (0)")
-    command.add_argument("--row", type=int, help="show one row with all its text")
-    command.add_argument(
-        "--png", metavar="FILE", help="draw rows × positions into a picture instead"
-    )
-    command.add_argument("--color", choices=("auto", "always", "never"), default="auto")
-    _add_planning(command)
+    flag("--step", type=_whole, default=0, help="which batch, over all epochs (0)")
+    flag("--row", type=_whole, help="show one row with all its text")
+    flag("--ids", action="store_true", help="also print token ids, targets and loss weights")
+    flag("--png", metavar="FILE", help="draw rows × positions into a picture; pale: no loss")
+    flag("--color", choices=("auto", "always", "never"), default="auto")
 
-    command = add(
+    flag = add(
         "check",
         "verify a corpus, and that its plan is a partition",
         "Reads all files:\ndigests, offsets, fingerprint, ids against the vocabulary; then walks "
         "one epoch of the plan.",
+        TOKENS,
     )
-    command.add_argument("subject", help="the directory of a corpus, or a config; see below")
-    command.add_argument("--epoch", type=int, default=0, help="the epoch to walk (0)")
-    _add_planning(command)
+    flag("--epoch", type=_whole, default=0, help="the epoch to walk (0)")
 
-    command = add(
+    flag = add(
         "audit",
         "whether a run trained on what was planned, each position as often as that says",
         "From\nplans.json and the digests in metrics.jsonl: over restarts, numbers of hosts and "
         "changes of the plan.",
     )
-    command.add_argument("workdir", help="the work directory of a run of train.py")
+    flag("workdir", help="the work directory of a run of train.py")
 
-    command = add(
+    flag = add(
         "prepare",
         "text to a corpus: tokenised once, in parallel, resumable",
         "Run it again\nafter an interruption and it goes on from there.",
     )
-    command.add_argument(
+    flag(
         "source",
         nargs="*",
         help="text or .jsonl files, or globs, also .gz and .zst; .parquet, .arrow, .feather or "
         ".array_record files; a Hugging Face data set saved to disk; or one config (.py), for "
         "which training and evaluation corpora are made",
     )
-    command.add_argument("--into", metavar="DIRECTORY", help="where the corpus goes")
-    command.add_argument("--tfds", metavar="NAME", help="a prepared TFDS data set instead of files")
-    command.add_argument("--split", default="train", help="of a data set that has some (train)")
-    command.add_argument(
-        "--kind",
-        choices=("text", "jsonl", "parquet", "arrow", "array_record"),
-        help="of the files, where the ends of their names do not say it",
-    )
-    command.add_argument("--field", default="text", help="of a record, that holds its text (text)")
-    command.add_argument("--begin", type=float, default=0.0, help="first share of records (0.0)")
-    command.add_argument("--end", type=float, default=1.0, help="last share of records (1.0)")
-    command.add_argument(
+    flag("--into", metavar="DIRECTORY", help="where the corpus goes")
+    flag("--tfds", metavar="NAME", help="a prepared TFDS data set instead of files")
+    flag("--split", default="train", help="of a data set that has some (train)")
+    kinds = ("text", "jsonl", "parquet", "arrow", "array_record")
+    flag("--kind", choices=kinds, help="of the files, where the ends of their names do not say it")
+    flag("--field", default="text", help="of a record, that holds its text (text)")
+    flag("--begin", type=float, default=0.0, help="first share of records (0.0)")
+    flag("--end", type=float, default=1.0, help="last share of records (1.0)")
+    flag(
         "--tokenizer",
         default="bytes",
         help="bytes; or sentencepiece, trained on this text; or a sentencepiece .model; or a "
         "Hugging Face tokenizer.json (bytes)",
     )
-    command.add_argument("--vocab-size", type=_count, default=8192, help="when training (8192)")
-    command.add_argument("--no-marks", action="store_true", help="mark no begin and end of texts")
-    command.add_argument("--workers", type=_count, help="processes (as many as CPUs, if worth it)")
-    command.add_argument("--workdir", help="for a config: where it runs (runs/NAME)")
+    flag("--vocab-size", type=_count, default=8192, help="when training (8192)")
+    flag("--no-marks", action="store_true", help="mark no begin and end of texts")
+    flag("--workers", type=_count, help="processes (as many as CPUs, if worth it)")
+    flag("--workdir", help="for a config: where it runs (runs/NAME)")
     return whole
-
-
-def _count(text: str) -> int:
-    value = int(text.replace("_", "").replace(",", ""))
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
-    return value
 
 
 def _add_planning(command: argparse.ArgumentParser) -> None:
@@ -179,8 +184,5 @@ def _add_planning(command: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--workdir", help="for a config: where it runs (runs/NAME)")
     for name, kind, about in PLANNING:
-        flag = f"--{name.replace('_', '-')}"
-        if isinstance(kind, tuple):
-            group.add_argument(flag, choices=kind, help=about)
-        else:
-            group.add_argument(flag, type=kind, metavar="N", help=about)
+        form = {"choices": kind} if isinstance(kind, tuple) else {"type": kind, "metavar": "N"}
+        group.add_argument(f"--{name.replace('_', '-')}", help=about, **form)

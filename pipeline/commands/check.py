@@ -1,4 +1,4 @@
-"""Check: that a corpus is what was written, and that a plan deals out each position once."""
+"""Check: a corpus is whole and as its manifest says; a plan has each position once."""
 
 from collections.abc import Callable
 
@@ -15,18 +15,18 @@ from pipeline.storage.writer import tokens_digest
 from pipeline.training.ledger import Ledger
 from pipeline.views import View
 
-# Tokens that are read at a time.
+# Tokens to read at a time.
 READ = 1 << 22
 
 
 def check_corpus(corpus: AnyCorpus, tell: Callable[[str], None]) -> None:
     """Reads all of a corpus: digests, offsets, fingerprint, and ids against the vocabulary.
 
-    Of pairs both sides, of a view the tokens beneath it, and of several corpora each.
+    It checks both sides of pairs, the corpus of a view, and each of several corpora.
 
     Args:
-        corpus: what to check; opening it has compared the sizes of its files.
-        tell: is told what was found to be right.
+        corpus: the corpus; opening it has compared the sizes of its files.
+        tell: gets a line for each thing that is right.
 
     Raises:
         ValueError: names the first thing that is wrong, and what to do.
@@ -103,15 +103,15 @@ def _check_vocabulary(corpus: Corpus, tell: Callable[[str], None]) -> None:
 
 
 def check_plan(plan: Plan, epoch: int, tell: Callable[[str], None]) -> None:
-    """Walks an epoch: no row is over, and every position that is due is in exactly one row.
+    """Walks an epoch: no row exceeds its length, and each position is in exactly one row.
 
-    Of several corpora, epochs end at different steps: all steps up to the end of the plan's epoch
-    are walked, and each epoch of a corpus that is over by then is checked.
+    The epochs of several corpora end at different steps. So all steps up to the end of the plan's
+    epoch are walked, and each epoch of a corpus that ends by then is checked.
 
     Args:
-        plan: what to check.
-        epoch: which epoch.
-        tell: is told what was found to be right.
+        plan: the plan.
+        epoch: the epoch, from 0.
+        tell: gets a line for each thing that is right.
 
     Raises:
         ValueError: names the first batch or example that is wrong.

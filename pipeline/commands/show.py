@@ -18,8 +18,11 @@ from pipeline.storage.interface import AnyCorpus
 # ANSI colours of the segments of a row, in turn, and the same for a picture.
 COLOURS = (36, 33, 35, 32, 34, 31)
 PAINTS = ("#2f6fde", "#e0a030", "#9a3fb5", "#2a9d6f", "#cf3d5b", "#3a8fa3")
+PADDING_PAINT = "#454c56"  # far from white, and from every colour made paler
+PALE = 0.3  # how much colour is left without loss
 NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 PADDING = "·"
+LOSS = "⟦", "⟧"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,24 +30,33 @@ class Segment:
     """A segment of a row, read back from the arrays of its batch.
 
     Attributes:
-        name: a letter; after Z they start again.
-        number: which of the row's it is, from 0.
-        side: "", or of pairs "inputs" or "targets".
+        number: its place among the segments of the row, from 0.
         example: the example it is from.
-        columns: its first place in the row and one past its last.
-        positions: first and last of `inputs_positions`.
-        weight: the sum of its `loss_weights`.
-        tokens: its `inputs`.
+        columns: its first column in the row and one past its last.
+        positions: its first and last position.
+        fields: token ids and `loss_weights` of its columns, by the name of the field.
     """
 
-    name: str
     number: int
-    side: str
     example: int
     columns: tuple[int, int]
     positions: tuple[int, int]
-    weight: float
-    tokens: np.ndarray
+    fields: dict[str, np.ndarray]
+
+    @property
+    def name(self) -> str:
+        """A letter; after Z they start again."""
+        return NAMES[self.number % len(NAMES)]
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """The ids that the model reads: `inputs`, of targets `decoder_inputs`."""
+        return next(iter(self.fields.values()))
+
+    @property
+    def loss(self) -> np.ndarray:
+        """Whether each position carries loss: bool [positions]."""
+        return self.fields["loss_weights"] > 0
 
 
 class Shown:
@@ -81,44 +93,69 @@ class Shown:
 
     def segments(self, row: int, side: int = 0) -> list[Segment]:
         """The segments of a row, in order; of pairs, of one side."""
-        name, _, arrays = self.sides[side]
+        arrays = self.sides[side][2]
         ids = arrays["inputs_segment_ids"][row]
         examples = self.planned.segments[self.planned.segments[:, 0] == row, 1]
-        tokens = next(iter(arrays.values()))  # inputs, or of targets decoder_inputs
+        fields = {name: a[row] for name, a in arrays.items() if not name.startswith("inputs_")}
         edges = np.flatnonzero(np.diff(ids, prepend=0, append=0))
         found = []
-        for first, last in _runs(ids, edges):
-            number = int(ids[first]) - 1
-            place = arrays["inputs_positions"][row, [first, last - 1]]
-            found.append(
-                Segment(
-                    name=NAMES[number % len(NAMES)],
-                    number=number,
-                    side=name,
-                    example=int(examples[number]),
-                    columns=(first, last),
-                    positions=(int(place[0]), int(place[1])),
-                    weight=float(arrays["loss_weights"][row, first:last].sum()),
-                    tokens=tokens[row, first:last],
+        for first, last in itertools.pairwise(edges.tolist()):
+            if number := int(ids[first]):
+                place = arrays["inputs_positions"][row, [first, last - 1]]
+                found.append(
+                    Segment(
+                        number=number - 1,
+                        example=int(examples[number - 1]),
+                        columns=(first, last),
+                        positions=(int(place[0]), int(place[1])),
+                        fields={name: values[first:last] for name, values in fields.items()},
+                    )
                 )
-            )
         return found
 
-    def text(self, segment: Segment) -> str:
-        """What a segment says; its ids, if the corpus has no tokenizer."""
-        if self.corpus.tokenizer is None:
-            return " ".join(map(str, segment.tokens.tolist()))
-        return self.corpus.tokenizer.decode(segment.tokens)
+    def text(self, segment: Segment, side: int = 0) -> str:
+        """The text of a segment; its ids, if the corpus has no tokenizer.
+
+        If the segment has text without loss, text with loss stands between ⟦ and ⟧.
+        """
+        tokens, loss = segment.tokens, segment.loss
+        if self._shifted(side):  # a weight is for the next token, the last of which is a target
+            tokens = np.append(tokens, segment.fields["targets"][-1])
+            loss = np.append(False, loss)
+        if segment.loss.all() or not segment.loss.any():
+            return self._decode(tokens)
+        edges = [0, *(np.flatnonzero(np.diff(loss)) + 1).tolist(), len(loss)]
+        runs = itertools.pairwise(edges)
+        parts = ((self._decode(tokens[first:last]), loss[first]) for first, last in runs)
+        return "".join(text.join(LOSS) if marked else text for text, marked in parts)
+
+    def _decode(self, tokens: np.ndarray) -> str:
+        tokenizer = self.corpus.tokenizer
+        return (
+            " ".join(map(str, tokens.tolist())) if tokenizer is None else tokenizer.decode(tokens)
+        )
+
+    def _shifted(self, side: int) -> bool:
+        """Whether each target is the next token of its segment, as for decoders."""
+        arrays = self.sides[side][2]
+        if "targets" not in arrays:
+            return False
+        ids, tokens = arrays["inputs_segment_ids"], next(iter(arrays.values()))
+        inside = (ids[:, 1:] == ids[:, :-1]) & (ids[:, 1:] > 0)
+        return bool((tokens[:, 1:] == arrays["targets"][:, :-1])[inside].all())
 
     def lines(
-        self, *, row: int | None = None, width: int = 100, colour: bool = False
+        self, *, row: int | None = None, width: int = 100, colour: bool = False, ids: bool = False
     ) -> Iterator[str]:
         """The batch as text: every row with a line for each segment, or one row with all its text.
+
+        A small letter stands for positions without loss.
 
         Args:
             row: the row to show whole; None for all, each segment cut to a line.
             width: characters in a line.
             colour: whether to use ANSI colours.
+            ids: whether to add a line for each field: token ids, targets and weights.
 
         Raises:
             ValueError: there is no such row.
@@ -142,9 +179,11 @@ class Shown:
         for number in range(rows) if row is None else (row,):
             yield ""
             for side in range(len(self.sides)):
-                yield from self._row(number, side, row is not None, width, colour)
+                yield from self._row(number, side, row is not None, width, colour, ids)
 
-    def _row(self, row: int, side: int, whole: bool, width: int, colour: bool) -> Iterator[str]:
+    def _row(
+        self, row: int, side: int, whole: bool, width: int, colour: bool, ids: bool
+    ) -> Iterator[str]:
         segments = self.segments(row, side)
         name, bucket, arrays = self.sides[side]
         ends = [segment.columns[1] for segment in segments]
@@ -152,20 +191,24 @@ class Shown:
         head, tail = f"row {row:<4}{f'{name} ' if name else ''}", f" {real:,} of {bucket.length:,}"
         cells = min(max(width - len(head) - len(tail) - 2, 10), bucket.length)
         # The middle of each cell says whose it is.
-        middles = (np.arange(cells) + 0.5) * bucket.length / cells
+        middles = ((np.arange(cells) + 0.5) * bucket.length / cells).astype(int)
         whose = np.searchsorted(ends, middles, side="right")
+        loss = arrays["loss_weights"][row, middles] > 0
         strip = ""
-        for at, cell in itertools.groupby(whose):
+        for (at, counts), cell in itertools.groupby(zip(whose, loss, strict=True)):
             count = len(list(cell))
-            here = segments[at : at + 1]
-            strip += _paint(here[0].name * count, here[0], colour) if here else PADDING * count
+            if at == len(segments):
+                strip += PADDING * count
+            else:
+                letter = segments[at].name if counts else segments[at].name.lower()
+                strip += _paint(letter * count, segments[at], colour)
         yield f"{head}▕{strip}▏{tail}"
         for segment in segments:
             first, last = segment.positions
             about = f"  {segment.name} example {segment.example:,}, positions {first:,} to {last:,}"
-            if segment.side != "inputs":
-                about += f", weights {segment.weight:g}"
-            text = _printable(self.text(segment))
+            if name != "inputs":
+                about += f", weights {segment.fields['loss_weights'].sum():g}"
+            text = _printable(self.text(segment, side))
             if whole:
                 yield f"{_paint(about, segment, colour)}, columns {segment.columns[0]:,} on:"
                 yield _paint(text, segment, colour)
@@ -174,17 +217,19 @@ class Shown:
                 line = text.replace("\n", "⏎")
                 line = line if len(line) <= room else line[: room - 1] + "…"
                 yield f"{about}: {_paint(line, segment, colour)}"
+            for field, values in segment.fields.items() if ids else ():
+                if field != "loss_weights" or name != "inputs":
+                    yield f"    {field:<14} {' '.join(map(str, values))}"
         if whole and real < bucket.length:
             yield f"  {PADDING} padding, columns {real:,} on"
 
     def picture(self, path: epath.PathLike) -> None:
-        """Draws rows × positions into a PNG, each segment in a colour and padding in none.
+        """Draws rows × positions into a PNG: segments in colours, pale without loss.
 
         Raises:
             ImportError: matplotlib is not installed.
         """
         require_matplotlib()
-        from matplotlib.colors import ListedColormap
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
 
@@ -192,14 +237,10 @@ class Shown:
         drawn = Figure(figsize=(10, height), dpi=150, layout="constrained")
         every = drawn.subplots(1, len(self.sides), squeeze=False)[0]
         for axes, (name, bucket, arrays) in zip(every, self.sides, strict=True):
-            ids = arrays["inputs_segment_ids"]
             axes.imshow(
-                np.where(ids == 0, 0, (ids - 1) % len(PAINTS) + 1),
+                pixels(arrays["inputs_segment_ids"], arrays["loss_weights"]),
                 aspect="auto",
                 interpolation="nearest",
-                cmap=ListedColormap(["#eceff3", *PAINTS]),
-                vmin=0,
-                vmax=len(PAINTS),
                 extent=(0, bucket.length, bucket.rows - 0.5, -0.5),
             )
             axes.set_xlabel(f"position in the row{f' of {name}' if name else ''}")
@@ -209,7 +250,8 @@ class Shown:
         lengths = " + ".join(f"{length:,}" for length in self.bucket.lengths)
         every[0].set_title(
             f"step {self.step:,}: {self.bucket.rows} rows × {lengths}, "
-            f"{len(self.planned.segments):,} segments, {padding:.2%} padding (grey)",
+            f"{len(self.planned.segments):,} segments, {padding:.2%} padding (dark grey); "
+            "pale: no loss",
             loc="left",
             fontsize=10,
         )
@@ -217,11 +259,20 @@ class Shown:
             drawn.savefig(file, format="png")
 
 
-def _runs(ids: np.ndarray, edges: np.ndarray) -> Iterator[tuple[int, int]]:
-    """The first and one past the last place of each run of one segment id; padding is none."""
-    for first, last in itertools.pairwise(edges.tolist()):
-        if ids[first]:
-            yield first, last
+def pixels(ids: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The colour of each position: float [rows, length, 3], red, green and blue from 0 to 1.
+
+    Args:
+        ids: segment ids, `[rows, length]`; 0 is padding.
+        weights: loss weights, `[rows, length]`; the larger, the stronger is the colour.
+    """
+    paints = [
+        [int(paint[at : at + 2], 16) for at in (1, 3, 5)] for paint in (PADDING_PAINT, *PAINTS)
+    ]
+    colours = (np.array(paints) / 255)[np.where(ids == 0, 0, (ids - 1) % len(PAINTS) + 1)]
+    strength = PALE + (1 - PALE) * np.clip(weights / max(weights.max(initial=0), 1e-9), 0, 1)
+    strength = np.where(ids == 0, 1, strength)[..., None]
+    return colours * strength + (1 - strength)
 
 
 def _paint(text: str, segment: Segment, colour: bool) -> str:

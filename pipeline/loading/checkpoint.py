@@ -1,14 +1,18 @@
 """Checkpoints: a model's state, and the data state that says which batch comes next.
 
-The data state is a step and the fingerprint of what it counts steps of. It is small JSON, the same
-on every host and for any number of hosts:
+The data state is a step, and the fingerprint of the plan whose steps it counts. It is small JSON,
+the same on every host and for any number of hosts:
 
     {"step": 12, "plans": [{"from": 0, "fingerprint": "plan=2;lengths=…", "corpus": "tokens=…"}]}
 
-A plan that changes on the way (`Plan.after`) has an entry for each of its plans, those after the
-first with their "changes"; and where other corpora join, the fingerprint of all there are then.
+A plan that changes (`Plan.after`) has an entry for each of its stages; entries after the first
+have their "changes". Where corpora join, an entry has the fingerprint of all corpora until then.
+`"positions": "restart"` is there if batches are built with that option.
 """
 
+import contextlib
+import json
+import re
 from typing import Any
 
 from etils import epath
@@ -17,25 +21,32 @@ from pipeline.planning.lengths import begin
 from pipeline.planning.plan import Plan
 from pipeline.storage.interface import AnyCorpus
 
+# Statuses of storage for files that are missing or damaged.
+DAMAGE = ("NOT_FOUND", "OUT_OF_RANGE", "DATA_LOSS", "FAILED_PRECONDITION")
 
-def data_state(step: int, plan: Plan, corpus: AnyCorpus | None = None) -> dict[str, Any]:
-    """The state after `step` batches of `plan`, of the tokens of `corpus`."""
+
+def data_state(
+    step: int, plan: Plan, corpus: AnyCorpus | None = None, positions: str = "continue"
+) -> dict[str, Any]:
+    """The state after `step` batches of `plan`, with tokens of `corpus` and as `positions` says."""
     entries = [dict(entry) for entry in plan.entries_at(int(step))]
     for entry, count, before in zip(entries, plan.counts, (0, *plan.counts), strict=False):
         if count != before and corpus is not None:
             known = corpus if count == len(corpus) else begin(corpus, count)
             entry["corpus"] = known.fingerprint
-    return {"step": int(step), "plans": entries}
+    state = {"step": int(step), "plans": entries}
+    return state if positions == "continue" else {**state, "positions": positions}
 
 
-def check_data_state(state: Any, plan: Plan, corpus: AnyCorpus | None = None) -> int:
-    """The step of `state`, after checking that it counts steps of this plan and corpus.
+def check_data_state(
+    state: Any, plan: Plan, corpus: AnyCorpus | None = None, positions: str = "continue"
+) -> int:
+    """The step of `state`, if it counts steps of this plan, this corpus and these positions.
 
-    Up to that step the plan must be the same. From there on it may be another: what is past stands,
-    and what is to come may change.
+    The plan must be the same up to that step. Later stages may differ: a run may change its future.
 
     Raises:
-        ValueError: `state` is no data state, or is that of another plan or corpus; the message
+        ValueError: `state` is no data state, or belongs to another plan or corpus; the message
             names each part that differs, with both values.
     """
     if not _is_state(state):
@@ -51,6 +62,11 @@ def check_data_state(state: Any, plan: Plan, corpus: AnyCorpus | None = None) ->
             f"the state of step {step:,} does not say which corpus it belongs to, so it cannot be "
             "compared; restore it with the plan alone (check_data_state without a corpus)"
         )
+    if (saved := state.get("positions", "continue")) != positions:
+        raise ValueError(
+            f"the state of step {step:,} was saved with positions={saved!r} and is restored with "
+            f"positions={positions!r}; load with positions={saved!r} to go on, or start anew"
+        )
     now = data_state(step, plan, corpus)["plans"]
     if changes := _changes(step, then, now):
         raise ValueError(
@@ -61,7 +77,7 @@ def check_data_state(state: Any, plan: Plan, corpus: AnyCorpus | None = None) ->
 
 
 def _is_state(state: Any) -> bool:
-    """Whether something has the form of a data state, whatever its step is."""
+    """Whether `state` has the form of a data state; its step is not checked."""
     if not isinstance(state, dict) or not {"step", "plans"} <= {*state}:
         return False
     plans = state["plans"]
@@ -78,29 +94,25 @@ def _is_state(state: Any) -> bool:
 
 
 def _changes(step: int, then: list[dict], now: list[dict]) -> list[str]:
-    """What keeps a state with the entries `then` from going on under the entries `now`."""
+    """The first difference, before `step`, of the entries of a state and of a plan, in words."""
     sides = [[entry for entry in some if entry["from"] < max(step, 1)] for some in (then, now)]
-    for number in range(max(map(len, sides))):
-        # Where one side has no change that the other has, what held before holds on.
-        at = min(side[number]["from"] for side in sides if number < len(side))
-        there = [number < len(side) and side[number]["from"] == at for side in sides]
-        old, new = (
-            [entry for entry in side[: number + 1] if entry["from"] <= at] for side in sides
-        )
+    for at in sorted({entry["from"] for side in sides for entry in side}):
         found = []
         for what in ("corpus", "fingerprint"):
-            held = [[entry[what] for entry in some if what in entry][-1:] for some in (old, new)]
+            # An entry without it goes on under that of an entry before.
+            held = [[e[what] for e in side if what in e and e["from"] <= at][-1:] for side in sides]
             if all(held):
                 found += differences(held[0][0], held[1][0])
-        if not all(there):
-            found = found or [f"its plan changes {'there' if there[0] else 'here'} alone"]
+        changing = [any(entry["from"] == at for entry in side) for side in sides]
+        if not found and not all(changing):
+            found = [f"its plan changes {'there' if changing[0] else 'here'} alone"]
         if found:
             return [f"{change} from step {at:,} on" if at else change for change in found]
     return []
 
 
 def differences(then: str, now: str) -> list[str]:
-    """What differs between two fingerprints, in words.
+    """Each part that differs between two fingerprints, in words.
 
     >>> differences("plan=1;seed=3;shuffle=yes", "plan=1;seed=4;shuffle=yes")
     ['seed was 3 and is now 4']
@@ -114,14 +126,21 @@ def differences(then: str, now: str) -> list[str]:
 
 
 class Checkpoints:
-    """A directory of checkpoints, written by orbax in the background, the latest ones kept.
+    """A directory of checkpoints, written by orbax in the background; the latest ones stay.
 
-    Each has three items: `state` (any pytree of arrays; reshards on restore), `data` (the data
-    state) and `run` (any JSON). Read one without Lockstep:
+    A checkpoint has three items: `state` (a pytree of arrays, resharded on restore), `data` (the
+    data state) and `run` (any JSON). In a training loop:
 
-        orbax.checkpoint.CheckpointManager(directory).restore(
-            step, args=orbax.checkpoint.args.Composite(
-                state=orbax.checkpoint.args.StandardRestore()))["state"]
+        checkpoints = Checkpoints("runs/mine/checkpoints")
+        if checkpoints.latest is not None:
+            state, data = checkpoints.restore(like=state)
+            loader.set_state(data)
+        …
+        checkpoints.save(step, state, data=loader.get_state())
+        …
+        checkpoints.close()
+
+    orbax reads one without Lockstep: see the README.
 
     Args:
         directory: local, or object storage that orbax can write (`gs://…`).
@@ -131,7 +150,7 @@ class Checkpoints:
     def __init__(self, directory: epath.PathLike, *, keep: int = 3):
         import orbax.checkpoint as ocp
 
-        self._args = ocp.args
+        self._args, self._orbax = ocp.args, ocp
         self._manager = ocp.CheckpointManager(
             epath.Path(directory).absolute() if "://" not in str(directory) else directory,
             options=ocp.CheckpointManagerOptions(max_to_keep=keep, create=True),
@@ -139,33 +158,101 @@ class Checkpoints:
 
     @property
     def latest(self) -> int | None:
-        """The step of the latest whole checkpoint; None when there is none."""
+        """The step of the latest checkpoint; None if there is no checkpoint."""
         return self._manager.latest_step()
 
-    def save(self, step: int, state: Any, *, data: dict[str, Any], run: dict[str, Any]):
-        """Starts to save; returns once the arrays are copied and may be donated."""
+    def save(
+        self, step: int, state: Any, *, data: dict[str, Any], run: dict[str, Any] | None = None
+    ) -> None:
+        """Starts to save; returns once the arrays are copied and may be donated.
+
+        Args:
+            step: how many steps `state` has had.
+            state: a pytree of jax.Arrays.
+            data: the data state, `loader.get_state()`.
+            run: any JSON that the run wants back; None: empty.
+        """
         args = self._args
-        self._manager.save(
-            step,
-            args=args.Composite(
-                state=args.StandardSave(state), data=args.JsonSave(data), run=args.JsonSave(run)
-            ),
-        )
+        items = {"data": args.JsonSave(data), "run": args.JsonSave(run or {})}
+        self._manager.save(step, args=args.Composite(state=args.StandardSave(state), **items))
+
+    def restore(self, like: Any, step: int | None = None) -> tuple[Any, dict[str, Any]]:
+        """The state and the data state of a checkpoint.
+
+        Args:
+            like: a pytree with the shapes, dtypes and shardings of the state: the state that
+                training begins with, or its `jax.eval_shape` with shardings.
+            step: of the checkpoint; None: the latest.
+
+        Raises:
+            ValueError: there is no checkpoint, it is damaged, or its state is not `like` this one.
+        """
+        if step is None and (step := self.latest) is None:
+            raise ValueError(f"there is no checkpoint in {self._manager.directory}")
+        data, _ = self.restore_json(step)
+        return self.restore_state(step, like), data
 
     def restore_json(self, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The `data` and `run` items of `step`."""
+        """The `data` and `run` items of the checkpoint of `step`.
+
+        Raises:
+            ValueError: the checkpoint is damaged.
+        """
         args = self._args
-        items = self._manager.restore(
-            step, args=args.Composite(data=args.JsonRestore(), run=args.JsonRestore())
-        )
+        items = self._restore(step, data=args.JsonRestore(), run=args.JsonRestore())
         return items["data"], items["run"]
 
     def restore_state(self, step: int, like: Any) -> Any:
-        """The `state` item of `step`, with the shapes, dtypes and shardings of `like`."""
-        args = self._args
-        items = self._manager.restore(step, args=args.Composite(state=args.StandardRestore(like)))
-        return items["state"]
+        """The `state` item of the checkpoint of `step`, with the shardings of `like`.
 
-    def close(self):
-        """Waits and lets go of the directory."""
+        Raises:
+            ValueError: the checkpoint is damaged, or its state is not `like` this one.
+        """
+        return self._restore(step, state=self._args.StandardRestore(like))["state"]
+
+    def close(self) -> None:
+        """Waits until everything is saved, and lets go of the directory."""
         self._manager.close()
+
+    def _restore(self, step: int, **items: Any) -> Any:
+        """Items of a checkpoint; errors of orbax become sentences."""
+        directory = self._manager.directory / str(step)
+        try:
+            return self._manager.restore(step, args=self._args.Composite(**items))
+        except Exception as error:
+            what = str(error).strip("'").partition("\n")[0][:200]
+            # Storage errors begin with a status, such as "NOT_FOUND: ".
+            status = re.match("([A-Z_]+): ", str(error.__cause__ or error))
+            if status[1] in DAMAGE if status else _is_damage(error):
+                whole = self._whole_before(step)
+                if whole is None:
+                    every = self._manager.directory
+                    advice = f"no earlier checkpoint is whole: delete {every} to begin anew"
+                else:
+                    advice = f"delete that directory to go on from step {whole:,}"
+                raise ValueError(
+                    f"{directory} is a damaged checkpoint, or none ({what}); {advice}"
+                ) from error
+            if type(error) is ValueError and not status:  # the tree or a shape differs
+                raise ValueError(
+                    f"the state in {directory} is not like the one to restore: {what}. Use the "
+                    "model and optimizer that it was saved with"
+                ) from error
+            raise
+
+    def _whole_before(self, step: int) -> int | None:
+        """The latest earlier step whose JSON items, and description of the state, can be read."""
+        for earlier in sorted(self._manager.all_steps(), reverse=True):
+            if earlier < step:
+                with contextlib.suppress(Exception), self._orbax.StandardCheckpointer() as reader:
+                    reader.metadata(self._manager.directory / str(earlier) / "state")
+                    self.restore_json(earlier)
+                    return earlier
+        return None
+
+
+def _is_damage(error: Exception) -> bool:
+    """Whether files are missing or damaged; not if memory or permissions are missing, say."""
+    kinds = (FileNotFoundError, NotADirectoryError, KeyError, UnicodeError, json.JSONDecodeError)
+    # orbax raises a plain Exception for an array whose chunks cannot be read.
+    return isinstance(error, kinds) or type(error) is Exception

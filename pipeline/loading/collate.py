@@ -1,6 +1,7 @@
-"""Collation: from planned segments to the arrays of a batch, without a loop over segments."""
+"""Collation: the arrays of a batch from its planned segments, without a loop over segments."""
 
 from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -13,41 +14,52 @@ from pipeline.storage.interface import Readable
 
 INT = np.int32
 
+# How later pieces of a split example count their positions.
+Positions = Literal["continue", "restart"]
+POSITIONS: tuple[str, ...] = get_args(Positions)
+
 
 def collate(
-    corpus: Readable, planned: PlannedBatch, block: Block, most: int | None = None
+    corpus: Readable,
+    planned: PlannedBatch,
+    block: Block,
+    *,
+    max_segments: int | None = None,
+    positions: str = "continue",
 ) -> dict[str, np.ndarray]:
-    """The arrays of `block` of a planned batch; padding is 0 in every field.
+    """The arrays of one block of a planned batch; padding is 0 in every field.
 
-    A row with two segments, the second a later piece that starts at position 7 of its example:
+    A row with two segments, the second a later piece that starts at position 7 of its example
+    (with `positions="restart"` its positions are `0, 1`):
 
         inputs_segment_ids  [1, 1, 1, 2, 2, 0]
         inputs_positions    [0, 1, 2, 7, 8, 0]
         loss_weights        [1, 1, 1, 1, 1, 0]
 
     Args:
-        corpus: a corpus, or one side of it.
+        corpus: a corpus, or one side of pairs.
         planned: the segments of the global batch.
         block: the rows and columns to build.
-        most: for a compact batch, the most segments that a row of this bucket has.
+        max_segments: the most segments in a row of this bucket; if given, the batch is compact.
+        positions: "continue" or "restart", as for `Batches`.
 
     Returns:
         The corpus's features (`inputs`, `targets`, int32), `inputs_segment_ids` and
         `inputs_positions` (int32) and `loss_weights` (float32), each `[rows, length]` of the block.
-        A compact batch has `segments` in place of these three: see `pipeline.loading.compact`.
+        A compact batch has `segments` in place of the last three: see `pipeline.loading.compact`.
     """
     height, width = block.shape
-    found, epochs = _in_rows(planned, block.rows)
-    (row, column, ids, example, start, size), epochs = _in_columns(block.columns, found, epochs)
+    in_rows = _in_rows(planned, block.rows, positions)
+    row, column, ids, example, start, position, size, epoch = _in_columns(in_rows, block.columns)
     begin, cells = row * width + column, height * width
-    # The block, flattened: each segment reaches, with the padding after it, to where the next
-    # begins. Padding is little, so everything is made as if there were none, and then set to 0.
+    # The fields are built flat and without padding: each segment is extended to the beginning of
+    # the next one. Then the padding, which is rare, is set to 0.
     edge = int(begin[0]) if len(begin) else cells
     reach = np.diff(begin, append=cells)
-    batch = corpus.read(example, start, size, reach, epochs)
-    if most is None:
+    batch = corpus.read(example, start, size, reach, epoch)
+    if max_segments is None:
         batch["inputs_segment_ids"] = buffers.ramps(ids, reach, 0, INT)
-        batch["inputs_positions"] = buffers.ramps(start, reach, 1, INT)
+        batch["inputs_positions"] = buffers.ramps(position, reach, 1, INT)
         if "loss_weights" not in batch:
             batch["loss_weights"] = buffers.empty(cells - edge, np.float32)
             batch["loss_weights"].fill(1)
@@ -58,18 +70,19 @@ def collate(
         if edge:  # the first rows are empty
             values = np.concatenate([np.zeros(edge, values.dtype), values])
         batch[name] = values.reshape(height, width)
-    if most is not None:
-        row, _, ids, _, start, size = found
-        batch[SEGMENTS] = row_segments(row, ids, start, size, (height, most))
+    if max_segments is not None:
+        batch[SEGMENTS] = row_segments(
+            in_rows.row, in_rows.ids, in_rows.position, in_rows.size, (height, max_segments)
+        )
     return batch
 
 
 def collate_pairs(
     sides: Sequence[Readable], planned: PlannedBatch, blocks: Mapping[Bucket, Block]
 ) -> dict[str, np.ndarray]:
-    """The arrays of a planned batch of pairs; segment ids of a pair are equal on both sides.
+    """The arrays of a planned batch of pairs; both sides of a pair have the same segment id.
 
-    A row with a pair of 3 inputs and 2 targets, and one of 1 and 2:
+    A row with a pair of 3 inputs and 2 targets, and a pair of 1 and 2:
 
         inputs_segment_ids   [1, 1, 1, 2, 0, 0]
         targets_segment_ids  [1, 1, 2, 2]
@@ -77,12 +90,12 @@ def collate_pairs(
     Args:
         sides: inputs and targets.
         planned: the segments of the global batch.
-        blocks: the rows and columns to build of each side's bucket.
+        blocks: the rows and columns to build, for the bucket of each side.
 
     Returns:
-        `inputs`, `inputs_segment_ids` and `inputs_positions`, of the inputs' block; and of the
-        targets' `decoder_inputs`, `targets`, `targets_segment_ids`, `targets_positions` (int32)
-        and `loss_weights` (float32).
+        `inputs`, `inputs_segment_ids` and `inputs_positions` (int32, `[rows, length]` of the
+        inputs' block); `decoder_inputs`, `targets`, `targets_segment_ids`, `targets_positions`
+        (int32) and `loss_weights` (float32), of the targets' block.
     """
     inputs, targets = (
         collate(corpus, side, blocks[side.bucket])
@@ -95,13 +108,26 @@ def collate_pairs(
     return inputs | targets
 
 
-def _in_rows(
-    planned: PlannedBatch, rows: np.ndarray
-) -> tuple[tuple[np.ndarray, ...], np.ndarray | int]:
-    """Of the segments in `rows`: row among these, column, segment id, example, start and size.
+class _Segments(NamedTuple):
+    """Segments of a block; each field but the last is int64 [segments]."""
 
-    And the epoch that they belong to, or one for each.
-    """
+    row: np.ndarray  # counted within the block
+    column: np.ndarray  # the first one
+    ids: np.ndarray  # segment id, from 1 in each row
+    example: np.ndarray
+    start: np.ndarray  # the first position to read in the example
+    position: np.ndarray  # the first value of `inputs_positions`
+    size: np.ndarray  # positions
+    epoch: np.ndarray | int  # one for all, or int64 [segments]
+
+    def select(self, which: np.ndarray) -> "_Segments":
+        """The segments where `which`, bool [segments], is true."""
+        epoch = self.epoch if isinstance(self.epoch, int) else self.epoch[which]
+        return _Segments._make([*(values[which] for values in self[:-1]), epoch])
+
+
+def _in_rows(planned: PlannedBatch, rows: np.ndarray, positions: str) -> _Segments:
+    """The segments of `rows`, at their columns in the global batch."""
     row, example, start, size = planned.segments.T
     if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
         # Contiguous rows are a slice of the segments, which are in row order.
@@ -117,21 +143,28 @@ def _in_rows(
     np.not_equal(row[1:], row[:-1], out=new[1:])
     first = np.maximum.accumulate(np.where(new, number, 0))
     before = np.cumsum(size) - size
-    epochs = planned.epoch if planned.epochs is None else planned.epochs[keep]
-    return (row, before - before[first], number - first + 1, example, start, size), epochs
+    return _Segments(
+        row=row,
+        column=before - before[first],
+        ids=number - first + 1,
+        example=example,
+        start=start,
+        position=start if positions == "continue" else np.zeros_like(start),
+        size=size,
+        epoch=planned.epoch if planned.epochs is None else planned.epochs[keep],
+    )
 
 
-def _in_columns(
-    columns: tuple[int, int], segments: tuple[np.ndarray, ...], epochs: np.ndarray | int
-) -> tuple[tuple[np.ndarray, ...], np.ndarray | int]:
-    """The parts of segments that are inside `columns`, and their columns among these."""
-    row, column, ids, example, start, size = segments
+def _in_columns(segments: _Segments, columns: tuple[int, int]) -> _Segments:
+    """The parts of `segments` inside `columns`, at their columns within these."""
     left, right = columns
-    cut = np.maximum(left - column, 0)
-    size = np.minimum(column + size, right) - column - cut
-    found = row, column + cut - left, ids, example, start + cut, size
+    cut = np.maximum(left - segments.column, 0)
+    size = np.minimum(segments.column + segments.size, right) - segments.column - cut
+    parts = segments._replace(
+        column=segments.column + cut - left,
+        start=segments.start + cut,
+        position=segments.position + cut,
+        size=size,
+    )
     inside = size > 0
-    if inside.all():
-        return found, epochs
-    inside_epochs = epochs if isinstance(epochs, int) else epochs[inside]
-    return tuple(values[inside] for values in found), inside_epochs
+    return parts if inside.all() else parts.select(inside)

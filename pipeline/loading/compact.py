@@ -1,8 +1,7 @@
-"""Compact batches: rows' boundaries in place of the fields that follow from them.
+"""Compact batches: boundaries of segments in place of segment ids, positions and weights.
 
-Segment ids, positions and weights are three of the five fields of a batch, and all three follow
-from where segments begin. A compact batch has `segments` instead, and `expand` makes the three on
-the device, inside the compiled step:
+These three of the five fields of a batch follow from where segments begin. A compact batch has
+`segments` instead, and `expand` makes the three fields on the device, inside the compiled step:
 
     batches = pipeline.load(corpus, compact=True, …)
 
@@ -31,9 +30,9 @@ def row_segments(
     Args:
         row: the row of each segment; integers [segments].
         ids: its number in the row, from 1.
-        start: its first position, within its example.
+        start: the position it begins with, in its example or (positions="restart") 0.
         size: its length.
-        shape: how many rows there are, and the most segments that a row has.
+        shape: the number of rows, and the most segments in a row.
     """
     found = np.zeros((*shape, 2), np.int32)
     found[row, ids - 1, 0], found[row, ids - 1, 1] = size, start
@@ -43,8 +42,12 @@ def row_segments(
 def expand(batch: Mapping[str, Any]) -> dict[str, Any]:
     """A compact batch with `inputs_segment_ids`, `inputs_positions` and `loss_weights`.
 
-    To be called inside a compiled step, before all else. The arrays are those of a batch that is
-    not compact, bit for bit; one that is not is given back as it is.
+    Call it first in a compiled step. The arrays equal, bit for bit, those of a batch that is not
+    compact. A batch that is not compact is returned unchanged.
+
+    Args:
+        batch: as `load(…, compact=True)` gives it: `inputs` and `targets`, int32 `[rows, length]`,
+            `segments`, int32 `[rows, most segments, 2]`, and `loss_weights` if they are stored.
     """
     if SEGMENTS not in batch:
         return dict(batch)
@@ -55,8 +58,8 @@ def expand(batch: Mapping[str, Any]) -> dict[str, Any]:
     length, start = segments[..., 0], segments[..., 1]
     begin = jnp.cumsum(length, axis=1) - length
     place = jnp.arange(fields["inputs"].shape[1], dtype=jnp.int32)
-    # Of each place, the segments that begin at it or before: their number is its id, and what
-    # each adds to how far positions are ahead of places adds up. Unused ones add nothing.
+    # The id of a column is the number of segments that begin at it or before it. Its position is
+    # the column, moved by `ahead` of its segment: the sum of what each of them adds to it.
     used = length > 0
     ahead = jnp.where(used, start - begin, 0)
     more = jnp.where(used, jnp.diff(ahead, axis=1, prepend=0), 0)

@@ -1,4 +1,4 @@
-"""Batches in the spelling that other code bases expect, checked against what they publish.
+"""Batches with the field names of other trainers, checked against what these publish.
 
 - MaxText: the keys of `create_dummy_batch_for_train` in its `max_utils.py`; in `train.py` the loss
   of a position counts where `targets_segmentation` is not 0.
@@ -19,119 +19,97 @@ import numpy as np
 
 Fields = Mapping[str, Any]
 
-DECODER = ("inputs", "targets", "inputs_segment_ids", "inputs_positions", "loss_weights")
-PAIRS = (*DECODER, "decoder_inputs", "targets_segment_ids", "targets_positions")
+# Tokens, segment ids and positions of each side of a batch.
+INPUTS = ("inputs", "inputs_segment_ids", "inputs_positions")
+TARGETS = ("decoder_inputs", "targets_segment_ids", "targets_positions")
+LOSS = ("targets", "loss_weights")
 
 
-def rename(batch: Fields, spelling: str) -> dict[str, Any]:
-    """The fields of a batch under the names of another code base.
+def rename(batch: Fields, convention: str) -> dict[str, Any]:
+    """The fields of a batch under the names of another trainer.
 
-    `batches.map(lambda batch: rename(batch, "maxtext"))` applies it to all. Where a code base has
-    no weights, those of 0 go into the field that its loss looks at: segment ids of 0 for MaxText,
-    labels of -1 for axlearn and of -100 for Hugging Face, a mask of False for Tunix. For Tunix rows
-    are one position longer, since it takes inputs and targets from the same tokens.
+    `batches.map(lambda batch: rename(batch, "maxtext"))` applies it to all. A trainer without loss
+    weights gets weights of 0 in the field that its loss looks at: segment ids of 0 (MaxText),
+    labels of -1 (axlearn) or -100 (Hugging Face), a mask of False (Tunix). Rows for Tunix are one
+    position longer, since it takes inputs and targets from the same tokens.
 
     Args:
-        batch: NumPy arrays, as `Batches` gives them, of a decoder or of pairs.
-        spelling: "maxtext", "t5x", "axlearn", "tunix" or "huggingface".
+        batch: NumPy arrays `[rows, length]`, as `Batches` gives them, of a decoder or of pairs.
+        convention: "maxtext", "t5x", "axlearn", "tunix" or "huggingface".
 
     Raises:
-        ValueError: there is no such spelling, or the batch has what it cannot carry: a field that
-            it has no name for; weights other than 0 and 1; packed rows; later pieces of split
-            examples; the message says how to plan without it.
+        ValueError: the convention is unknown, or cannot carry the batch: a field without a name
+            there, weights other than 0 and 1, packed rows, or pieces that do not begin at position
+            0; the message says how to plan or load without it.
     """
-    if spelling not in SPELLINGS:
-        raise ValueError(f"spelling is {spelling!r}; it must be one of {', '.join(SPELLINGS)}")
-    pairs, make = "decoder_inputs" in batch, SPELLINGS[spelling]
-    if pairs and make in (_maxtext, _tunix):
-        raise ValueError(f"{spelling} has no name for decoder_inputs: it trains decoders alone")
-    known = PAIRS if pairs else DECODER
+    if convention not in CONVENTIONS:
+        raise ValueError(
+            f"convention is {convention!r}; it must be one of {', '.join(CONVENTIONS)}"
+        )
+    pairs = "decoder_inputs" in batch
+    if pairs and convention in ("maxtext", "tunix"):
+        raise ValueError(f"{convention} has no name for decoder_inputs: it trains decoders alone")
+    known = (*INPUTS, *LOSS, *(TARGETS if pairs else ()))
     for name in batch:
         if name not in known:
             advice = "; call `expand` on a compact batch" if name == "segments" else ""
             raise ValueError(
-                f"{spelling} has no name for {name}; it has one for {', '.join(known)}{advice}"
+                f"{convention} has no name for {name}; it has one for {', '.join(known)}{advice}"
             )
-    return make(batch, pairs)
+    return CONVENTIONS[convention](batch, TARGETS if pairs else INPUTS)
 
 
-def _maxtext(batch: Fields, pairs: bool) -> dict[str, Any]:
-    ids, positions = batch["inputs_segment_ids"], batch["inputs_positions"]
+def _maxtext(batch: Fields, decoder: tuple[str, ...]) -> dict[str, Any]:
+    tokens, ids, positions = (batch[name] for name in decoder)
     return {
-        "inputs": batch["inputs"],
+        "inputs": tokens,
         "targets": batch["targets"],
         "inputs_segmentation": ids,
-        "targets_segmentation": np.where(_counted(batch, "maxtext"), ids, 0).astype(ids.dtype),
+        "targets_segmentation": np.where(_counts(batch, ids, "maxtext"), ids, 0).astype(ids.dtype),
         "inputs_position": positions,
         "targets_position": positions,
     }
 
 
-def _t5x(batch: Fields, pairs: bool) -> dict[str, Any]:
-    names = {
-        "inputs": "decoder_input_tokens",
-        "targets": "decoder_target_tokens",
-        "inputs_segment_ids": "decoder_segment_ids",
-        "inputs_positions": "decoder_positions",
-        "loss_weights": "decoder_loss_weights",
-    }
-    if pairs:
-        names |= {
-            "inputs": "encoder_input_tokens",
-            "inputs_segment_ids": "encoder_segment_ids",
-            "inputs_positions": "encoder_positions",
-            "decoder_inputs": "decoder_input_tokens",
-            "targets_segment_ids": "decoder_segment_ids",
-            "targets_positions": "decoder_positions",
-        }
-    return {new: batch[old] for old, new in names.items() if old in batch}
+def _t5x(batch: Fields, decoder: tuple[str, ...]) -> dict[str, Any]:
+    sides = {"decoder": decoder} if decoder == INPUTS else {"encoder": INPUTS, "decoder": decoder}
+    fields = {"decoder_target_tokens": "targets", "decoder_loss_weights": "loss_weights"}
+    for side, names in sides.items():
+        theirs = (f"{side}_{field}" for field in ("input_tokens", "segment_ids", "positions"))
+        fields |= dict(zip(theirs, names, strict=True))
+    return {new: batch[old] for new, old in fields.items() if old in batch}
 
 
-def _axlearn(batch: Fields, pairs: bool) -> dict[str, Any]:
-    labels = np.where(_counted(batch, "axlearn"), batch["targets"], -1)
-    labels = labels.astype(batch["targets"].dtype)
-    if not pairs:
-        return {
-            "input_ids": batch["inputs"],
-            "input_segment_ids": batch["inputs_segment_ids"],
-            "input_positions": batch["inputs_positions"],
-            "target_labels": labels,
-        }
-    sides = {
-        side: {
-            "input_ids": batch[tokens],
-            "input_segment_ids": batch[f"{field}_segment_ids"],
-            "positions": batch[f"{field}_positions"],
-        }
-        for side, tokens, field in (
-            ("source", "inputs", "inputs"),
-            ("target", "decoder_inputs", "targets"),
-        )
-    }
-    return {**sides, "target_labels": labels}
-
-
-def _tunix(batch: Fields, pairs: bool) -> dict[str, Any]:
-    _require_one_segment(batch["inputs_segment_ids"], "tunix")
-    _require_from_start(batch["inputs_segment_ids"], batch["inputs_positions"], "tunix")
-    inputs, targets = batch["inputs"], batch["targets"]
-    # Row by row the tokens as they were, t0 to tn: the inputs, and the last target after them.
-    tokens = np.concatenate([inputs, np.zeros_like(inputs[:, :1])], axis=1)
-    size = (batch["inputs_segment_ids"] > 0).sum(axis=1)
-    rows = np.flatnonzero(size)
-    tokens[rows, size[rows]] = targets[rows, size[rows] - 1]
-    counted = _counted(batch, "tunix")
+def _axlearn(batch: Fields, decoder: tuple[str, ...]) -> dict[str, Any]:
+    labels = {"target_labels": _labels(batch, decoder, "axlearn", -1)}
+    if decoder == INPUTS:
+        names = ("input_ids", "input_segment_ids", "input_positions")
+        return {new: batch[old] for new, old in zip(names, INPUTS, strict=True)} | labels
+    names = ("input_ids", "input_segment_ids", "positions")
     return {
-        "input_tokens": tokens,
-        "input_mask": np.concatenate([np.zeros_like(counted[:, :1]), counted], axis=1),
-    }
+        side: {new: batch[old] for new, old in zip(names, ours, strict=True)}
+        for side, ours in (("source", INPUTS), ("target", decoder))
+    } | labels
 
 
-def _huggingface(batch: Fields, pairs: bool) -> dict[str, Any]:
-    labels = np.where(_counted(batch, "huggingface"), batch["targets"], -100)
-    labels = labels.astype(batch["targets"].dtype)
+def _tunix(batch: Fields, decoder: tuple[str, ...]) -> dict[str, Any]:
+    inputs, ids, positions = (batch[name] for name in decoder)
+    _require_one_segment(ids, "tunix")
+    _require_from_start(ids, positions, "tunix")
+    # Each row has its tokens t0 … tn: the inputs, and the last target after them.
+    tokens = np.concatenate([inputs, np.zeros_like(inputs[:, :1])], axis=1)
+    size = (ids > 0).sum(axis=1)
+    rows = np.flatnonzero(size)
+    tokens[rows, size[rows]] = batch["targets"][rows, size[rows] - 1]
+    counts = _counts(batch, ids, "tunix")
+    mask = np.concatenate([np.zeros_like(counts[:, :1]), counts], axis=1)
+    return {"input_tokens": tokens, "input_mask": mask}
+
+
+def _huggingface(batch: Fields, decoder: tuple[str, ...]) -> dict[str, Any]:
+    labels = _labels(batch, decoder, "huggingface", -100)
     ids = batch["inputs_segment_ids"]
-    if pairs:  # nothing there keeps packed pairs apart
+    if decoder == TARGETS:  # nothing there keeps packed pairs apart
         _require_one_segment(ids, "huggingface")
         return {
             "input_ids": batch["inputs"],
@@ -145,13 +123,13 @@ def _huggingface(batch: Fields, pairs: bool) -> dict[str, Any]:
     return {
         "input_ids": batch["inputs"],
         "position_ids": batch["inputs_positions"],
-        # To be shifted by the model, which loses the last place; and as they are.
+        # The model shifts `labels`, which loses the last position, and leaves `shift_labels`.
         "labels": np.concatenate([ignored, labels[:, :-1]], axis=1),
         "shift_labels": labels,
     }
 
 
-SPELLINGS: dict[str, Callable[[Fields, bool], dict[str, Any]]] = {
+CONVENTIONS: dict[str, Callable[[Fields, tuple[str, ...]], dict[str, Any]]] = {
     "maxtext": _maxtext,
     "t5x": _t5x,
     "axlearn": _axlearn,
@@ -160,35 +138,40 @@ SPELLINGS: dict[str, Callable[[Fields, bool], dict[str, Any]]] = {
 }
 
 
-def _counted(batch: Fields, spelling: str) -> np.ndarray:
+def _counts(batch: Fields, ids: np.ndarray, convention: str) -> np.ndarray:
     """Where the loss counts: bool [rows, length]."""
-    ids = batch.get("targets_segment_ids", batch["inputs_segment_ids"])
     weights = np.asarray(batch.get("loss_weights", ids > 0))
     wrong = weights[(weights != 0) & (weights != 1)]
     if len(wrong):
         raise ValueError(
-            f"loss_weights holds {wrong[0]}, and the loss of {spelling} knows only 0 and 1; use a "
-            "spelling with weights, or round them in a map before"
+            f"loss_weights holds {wrong[0]}, and the loss of {convention} knows only 0 and 1; use "
+            "a convention with weights (t5x), or round them in a map before"
         )
     return (weights > 0) & (ids > 0)
 
 
-def _require_one_segment(ids: np.ndarray, spelling: str) -> None:
+def _labels(batch: Fields, decoder: tuple[str, ...], convention: str, ignored: int) -> np.ndarray:
+    """The targets where the loss counts, elsewhere `ignored`."""
+    counts = _counts(batch, batch[decoder[1]], convention)
+    return np.where(counts, batch["targets"], ignored).astype(batch["targets"].dtype)
+
+
+def _require_one_segment(ids: np.ndarray, convention: str) -> None:
     if ids.max(initial=0) > 1:
         row = int(np.flatnonzero(ids.max(axis=1) > 1)[0])
         raise ValueError(
-            f"row {row} holds {int(ids[row].max())} segments, and {spelling} cannot keep them "
+            f"row {row} holds {int(ids[row].max())} segments, and {convention} cannot keep them "
             "apart; plan one example in a row, with packing='none'"
         )
 
 
-def _require_from_start(ids: np.ndarray, positions: np.ndarray, spelling: str) -> None:
+def _require_from_start(ids: np.ndarray, positions: np.ndarray, convention: str) -> None:
     starts = (np.diff(ids, axis=1, prepend=0) != 0) & (ids > 0)
     wrong = np.argwhere(starts & (positions != 0))
     if len(wrong):
         row, column = wrong[0].tolist()
         raise ValueError(
             f"row {row} goes on with an example at its position {int(positions[row, column])}, and "
-            f"in {spelling} every segment begins at 0; plan with overflow='truncate' or 'drop', or "
-            "with longer rows"
+            f"in {convention} every segment begins at 0; load with positions='restart', or plan "
+            "with overflow='truncate' or 'drop', or with longer rows"
         )

@@ -1,4 +1,4 @@
-"""Which rows and columns of a global batch a process builds, and how they become jax.Arrays."""
+"""Sharding: the rows and columns that a process builds, and global jax.Arrays made of them."""
 
 import dataclasses
 import functools
@@ -14,8 +14,8 @@ class Block:
     """The part of a global batch that one process builds.
 
     Attributes:
-        rows: the global rows, ascending, int64.
-        columns: first and one past the last position.
+        rows: the rows in the global batch, ascending, int64 [n].
+        columns: the first column and one past the last.
     """
 
     rows: np.ndarray
@@ -23,7 +23,7 @@ class Block:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and positions in the block."""
+        """The number of rows and of columns."""
         return len(self.rows), self.columns[1] - self.columns[0]
 
     def within(self, index: tuple[slice, ...]) -> tuple:
@@ -57,8 +57,8 @@ def slice_of_process(shape: tuple[int, int], process_index: int, process_count: 
 def block_of_sharding(sharding, shape: tuple[int, int]) -> Block:
     """The rows and columns that this process's devices hold under `sharding`.
 
-    Taken from the sharding's own index map, so it is right whatever the order of the mesh, with
-    replicas, and with a sharded length axis.
+    They come from the sharding's own index map, which knows any order of the mesh, replicas and a
+    sharded length axis.
 
     Raises:
         ValueError: the rows, or the positions, do not divide over the sharding.
@@ -74,13 +74,13 @@ def block_of_sharding(sharding, shape: tuple[int, int]) -> Block:
         )
     indices = sharding.addressable_devices_indices_map(shape).values()
     rows = np.unique(np.concatenate([np.arange(*index[0].indices(shape[0])) for index in indices]))
-    rows.flags.writeable = False  # every batch of the shape has this one
+    rows.flags.writeable = False  # all batches of the shape share it
     spans = [index[1].indices(shape[1]) for index in indices]
     return Block(rows, (min(span[0] for span in spans), max(span[1] for span in spans)))
 
 
 def parts(sharding) -> tuple[int, int]:
-    """Into how many parts a `NamedSharding` divides the rows and the length; None: one of each."""
+    """The number of parts of the rows and of the length in a `NamedSharding`; None: 1 and 1."""
     if sharding is None:
         return 1, 1
     spec = (*sharding.spec, None, None)[:2]
@@ -115,12 +115,12 @@ def batch_sharding(mesh, spec=None):
     return jax.sharding.NamedSharding(mesh, spec)
 
 
-# Fields of the inputs of pairs; the others are of the targets.
+# In batches of pairs, these fields have the length of the inputs, others that of the targets.
 INPUTS_SIDE = ("inputs", "inputs_segment_ids", "inputs_positions")
 
 
 def shape_of_field(name: str, shape: tuple[int, Any]) -> tuple[int, int]:
-    """Rows and positions of a field, from a bucket's shape; the length of pairs is two numbers.
+    """Rows and positions of a field, from the shape of a bucket: `(rows, length)`.
 
     >>> shape_of_field("targets", (8, (512, 128)))
     (8, 128)
@@ -132,10 +132,10 @@ def shape_of_field(name: str, shape: tuple[int, Any]) -> tuple[int, int]:
 def field_layout(
     name: str, local: np.ndarray, shape: tuple[int, Any], sharding
 ) -> tuple[tuple, Any]:
-    """The global shape and the sharding of a field, from those of batches.
+    """The global shape and the sharding of a field.
 
-    A field `[rows, positions]` lies as batches do; one of more dimensions belongs to whole rows
-    (`segments` of compact batches), and lies as the rows do.
+    A field `[rows, positions]` has the sharding of batches. A field of more dimensions (`segments`
+    of compact batches) belongs to whole rows, and has the sharding of rows alone.
     """
     import jax
 
@@ -153,18 +153,18 @@ def to_global(
     shape: tuple[int, Any] | None = None,
     fields: Iterable[str] | None = None,
 ):
-    """The rows of this process as global jax.Arrays, each device holding its own part.
+    """Global jax.Arrays made of the rows of this process; each device holds its own part.
 
     Args:
         batch: arrays `[rows, positions]` of this process, as `Batches(…, sharding=…)` builds them.
         mesh: a `jax.sharding.Mesh`.
         spec: a `PartitionSpec`; None: rows over the axes `data` and `fsdp`, length unsharded.
-        shape: rows and positions of the global batch, the shape of its bucket; may be left out
-            with one process.
+        shape: `(rows, length)` of the global batch, as its bucket has it; not needed with one
+            process.
         fields: the fields to transfer; None: all of them.
 
     Returns:
-        A dict of jax.Arrays of global shape `shape` and the dtypes of `batch`.
+        A dict of jax.Arrays with the dtypes of `batch` and the global shape `[rows, length]`.
 
     Raises:
         ValueError: with several processes and no `shape`, or arrays of another shape than this

@@ -1,0 +1,205 @@
+"""Batches: the batches of a plan as a Grain data set."""
+
+import copy
+import sys
+from typing import Any
+
+import grain
+import jax
+import numpy as np
+
+from pipeline.loading.checkpoint import check_data_state, data_state
+from pipeline.loading.collate import POSITIONS, Positions, collate, collate_pairs
+from pipeline.loading.sharding import Block, block_of_sharding, slice_of_process
+from pipeline.packing.bucket import Bucket
+from pipeline.planning.checks import require_one_of, require_whole
+from pipeline.planning.lengths import HasCorpora
+from pipeline.planning.plan import Plan
+from pipeline.planning.planned import PlannedBatch
+from pipeline.storage.interface import AnyCorpus
+
+# Building a batch from memory takes about a millisecond, in many short calls of NumPy, each of
+# which takes the interpreter's lock: on two cores, one thread is a tenth to a quarter faster than
+# two that wait for one another, and the 99th percentile of a wait is half.
+FROM_MEMORY = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
+# Reads that wait for a network or a tokenizer may wait for two batches at once.
+WAITING = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
+
+
+class Batches(grain.MapDataset):
+    """The batches of a plan, random access: `Batches(corpus, plan)[step]` is a dict of arrays.
+
+    Fields are those of `pipeline.load`, as NumPy arrays of the rows of this process. Batches of an
+    encoder's corpus, whose tokens are inputs alone, have no `targets`.
+
+    Steps count from 0 over all epochs. The length is one epoch; `repeat` gives several, or
+    endless ones, with every epoch shuffled anew. Iterators have the state of
+    `pipeline.loading.checkpoint.data_state`, and refuse the state of another plan or corpus.
+
+    Args:
+        corpus: where the tokens are: a corpus, a view of one, pairs, or `Corpora`.
+        plan: which tokens are in which batch.
+        sharding: a `jax.sharding.NamedSharding` of arrays `[rows, length]`; this process then
+            builds exactly the rows and columns that its devices hold.
+        process_index, process_count: in place of `sharding`: build the rows
+            `[p·rows/P, (p+1)·rows/P)` of process `p` of `P`; default all rows.
+        compact: give `segments`, int32 `[rows, most segments, 2]`, in place of segment ids,
+            positions and weights; `pipeline.expand` makes these inside the compiled step.
+        positions: where a later piece of a split example begins: "continue" where the last piece
+            ended, or "restart" at 0, so that no position reaches the length of its row.
+
+    Attributes:
+        blocks: the `Block` that this process builds, by bucket (of pairs, by side of a bucket).
+
+    Raises:
+        ValueError: an argument is not as above, both `sharding` and `process_count` are given, the
+            rows of a bucket do not divide, or the plan is for other examples.
+    """
+
+    def __init__(
+        self,
+        corpus: AnyCorpus,
+        plan: Plan,
+        *,
+        sharding: jax.sharding.NamedSharding | None = None,
+        process_index: int = 0,
+        process_count: int = 1,
+        compact: bool = False,
+        positions: Positions = "continue",
+    ):
+        super().__init__()
+        if len(corpus) != plan.num_examples:
+            raise ValueError(
+                f"the corpus has {len(corpus):,} examples and the plan is for "
+                f"{plan.num_examples:,}; make the plan from corpus.lengths"
+            )
+        sides = np.ndim(corpus.lengths)  # [n], or of pairs [n, 2]
+        if len(plan.buckets[0].lengths) != sides:
+            kind = "pairs" if sides == 1 else "examples of one length"
+            raise ValueError(f"the plan is for {kind}; make it from this corpus's lengths")
+        if len({*plan.counts}) > 1 and not isinstance(corpus, HasCorpora):
+            raise ValueError(
+                f"the plan begins with {plan.counts[0]:,} examples and others join them; give the "
+                "corpora joined, Corpora({'first': corpus, 'new': …}), so that a state can tell "
+                "what was there"
+            )
+        if compact and sides == 2:
+            raise ValueError("batches of pairs are not made compact; leave out compact=True")
+        require_one_of("positions", positions, POSITIONS)
+        if sharding is not None and process_count != 1:
+            raise ValueError(
+                "both sharding and process_count say which rows to build; give one of them"
+            )
+        self.corpus, self.plan, self.positions = corpus, plan, positions
+        self._epochs: int | None = 1
+        self._planned = False
+        self.blocks: dict[Bucket, Block] = {
+            side: slice_of_process(side.shape, process_index, process_count)
+            if sharding is None
+            else block_of_sharding(sharding, side.shape)
+            for bucket in plan.buckets
+            for side in bucket.sides
+        }
+        self._max_segments = plan.most_segments() if compact else {}
+
+    def __repr__(self) -> str:
+        endless = self._epochs is None and not self.plan.finite
+        buckets = ", ".join(map(str, self.plan.buckets))
+        batches = f"{self.plan.num_batches():,} batches an epoch"
+        total = "endless" if endless else f"{len(self):,} in all"
+        return f"Batches({len(self.corpus):,} examples, buckets {buckets}, {batches}, {total})"
+
+    def __len__(self) -> int:
+        if self._epochs is None and not self.plan.finite:
+            return sys.maxsize
+        return self.plan.first_step(1 if self._epochs is None else self._epochs)
+
+    def __getitem__(self, step):
+        if isinstance(step, slice):
+            return self.slice(step)
+        with jax.profiler.TraceAnnotation("plan"):
+            planned = self.plan.batch(step)
+        with jax.profiler.TraceAnnotation("collate"):
+            batch = self._collate(planned)
+        return (planned, batch) if self._planned else batch
+
+    def with_plans(self) -> "Batches":
+        """The same batches, each with the plan that it is built from: `(PlannedBatch, batch)`."""
+        batches = copy.copy(self)
+        batches._planned = True
+        return batches
+
+    def empty(self, bucket: Bucket) -> dict[str, np.ndarray]:
+        """A batch of padding alone: the fields, shapes and dtypes of this process's batches."""
+        return self._collate(PlannedBatch(bucket, np.zeros((0, 3 + len(bucket.lengths)), np.int64)))
+
+    def _collate(self, planned: PlannedBatch) -> dict[str, np.ndarray]:
+        bucket, sides = planned.bucket, self.corpus.sides
+        if len(sides) == 2:  # never split, so positions begin at 0 either way
+            return collate_pairs(sides, planned, self.blocks)
+        return collate(
+            sides[0],
+            planned,
+            self.blocks[bucket],
+            max_segments=self._max_segments.get(bucket),
+            positions=self.positions,
+        )
+
+    def repeat(self, num_epochs: int | None = None, **options) -> "Batches":
+        """The batches of `num_epochs` epochs; None: endless, or until the plan ends."""
+        if num_epochs is not None:
+            require_whole("num_epochs", num_epochs, 1)
+        if self.plan.finite and num_epochs not in (None, 1):
+            raise ValueError(
+                f"num_epochs is {num_epochs}, and this plan ends once and for all; give None or "
+                "1, or ending='repeat' to go on"
+            )
+        if options or self._epochs != 1:
+            raise ValueError(
+                f"repeat(num_epochs={num_epochs}, {options}) of batches that are repeated "
+                f"{self._epochs} times; repeat them once, and without other options"
+            )
+        batches = copy.copy(self)
+        batches._epochs = num_epochs
+        return batches
+
+    def set_slice(self, sl: slice, sequential_slice: bool = False):
+        """Refuses Grain's slicing of sources, which would take steps out from under the plan."""
+        raise ValueError(
+            f"the batches of a plan cannot be sliced in place ({sl}); use "
+            "mp_prefetch(…, sequential_slice=False)"
+        )
+
+    def to_iter_dataset(
+        self, read_options: grain.ReadOptions | None = None, *, allow_nones: bool = False
+    ) -> grain.IterDataset:
+        """An iterable data set whose iterators have the data state of this plan."""
+        read_options = read_options or (FROM_MEMORY if self.corpus.in_memory else WAITING)
+        steps = super().to_iter_dataset(read_options, allow_nones=allow_nones)
+        return _Resumable(steps, (self.plan, self.corpus, self.positions))
+
+
+class _Resumable(grain.IterDataset):
+    """Gives the iterators of its parent a data state, of `(plan, corpus, positions)`."""
+
+    def __init__(self, parent: grain.IterDataset, about: tuple[Plan, AnyCorpus, str]):
+        super().__init__(parent)
+        self._about = about
+
+    def __iter__(self) -> grain.DatasetIterator:
+        return _ResumableIterator(iter(self._parent), self._about)
+
+
+class _ResumableIterator(grain.DatasetIterator):
+    def __init__(self, parent: grain.DatasetIterator, about: tuple[Plan, AnyCorpus, str]):
+        super().__init__(parent)
+        self._about = about
+
+    def __next__(self) -> Any:
+        return next(self._parent)
+
+    def get_state(self) -> dict[str, Any]:
+        return data_state(self._parent.get_state()["next_index"], *self._about)
+
+    def set_state(self, state: dict[str, Any]):
+        self._parent.set_state({"next_index": check_data_state(state, *self._about)})

@@ -1,0 +1,158 @@
+"""Checkpoints in a loop of one's own, and damaged ones: a sentence that says where to go on."""
+
+import re
+import shutil
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pipeline
+from pipeline.loading.checkpoint import Checkpoints
+
+
+def state_after(step):
+    weights = jax.random.normal(jax.random.key(step), (20, 50))  # too large for orbax to inline
+    return {"step": jnp.int32(step), "weights": weights}
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    """Checkpoints of the steps 4, 8 and 12."""
+    checkpoints = Checkpoints(tmp_path_factory.mktemp("checkpoints") / "three", keep=5)
+    for step in (4, 8, 12):
+        checkpoints.save(step, state_after(step), data={"step": step}, run={"name": "a"})
+    checkpoints.close()
+    return checkpoints._manager.directory
+
+
+@pytest.fixture
+def directory(three, tmp_path):
+    return shutil.copytree(three, tmp_path / "copy")
+
+
+def restore(directory, like=None):
+    checkpoints = Checkpoints(directory)
+    try:
+        return checkpoints.restore(state_after(0) if like is None else like)
+    finally:
+        checkpoints.close()
+
+
+def test_any_loop_saves_and_goes_on(corpus, buckets, tmp_path):
+    def train(last):
+        checkpoints, seen = Checkpoints(tmp_path / "loop"), []
+        state = {"total": jnp.zeros(()), "batches": jnp.int32(0)}
+        with pipeline.load(corpus, buckets=buckets) as loader:
+            first = checkpoints.latest or 0
+            if first:
+                state, data = checkpoints.restore(like=state)
+                loader.set_state(data)
+            for _ in range(first, last):
+                batch = next(loader)
+                seen.append(float(batch["inputs"].sum()))
+                state = {"total": state["total"] + seen[-1], "batches": state["batches"] + 1}
+            checkpoints.save(last, state, data=loader.get_state())
+        checkpoints.close()
+        return seen, jax.device_get(state)
+
+    first, _ = train(3)
+    second, state = train(7)
+    batches = pipeline.Batches(corpus, pipeline.Plan(corpus, buckets))
+    assert first + second == [float(batches[step]["inputs"].sum()) for step in range(7)]
+    assert (int(state["batches"]), float(state["total"])) == (7, sum(first + second))
+
+
+def test_a_whole_checkpoint_gives_what_was_saved(directory):
+    state, data = restore(directory)
+    assert (int(state["step"]), data) == (12, {"step": 12})
+    assert (state["weights"] == state_after(12)["weights"]).all()
+    checkpoints = Checkpoints(directory)
+    assert checkpoints.restore_json(8) == ({"step": 8}, {"name": "a"})
+    assert int(checkpoints.restore(state_after(0), step=4)[0]["step"]) == 4
+    checkpoints.close()
+
+
+def test_without_a_checkpoint_there_is_none_to_restore(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "none")
+    assert checkpoints.latest is None
+    with pytest.raises(ValueError, match=re.escape(f"no checkpoint in {tmp_path / 'none'}")):
+        checkpoints.restore(state_after(0))
+
+
+def largest(folder):
+    return max(folder.rglob("*"), key=lambda path: path.is_file() and path.stat().st_size)
+
+
+DAMAGES = {
+    "no data": lambda step: (step / "data/metadata").unlink(),
+    "half of data": lambda step: (step / "data/metadata").write_text('{"step'),
+    "no state": lambda step: shutil.rmtree(step / "state"),
+    "no manifest": lambda step: (step / "state/manifest.ocdbt").unlink(),
+    "half of a table": lambda step: largest(step / "state/d").write_bytes(b"x"),
+    "no array": lambda step: [
+        path.unlink() for path in (step / "state/ocdbt.process_0/d").iterdir()
+    ],
+    "nothing at all": lambda step: (shutil.rmtree(step), step.mkdir()),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_named_with_the_step_to_go_on_from(directory, damage):
+    DAMAGES[damage](directory / "12")
+    with pytest.raises(ValueError) as error:
+        restore(directory)
+    text = str(error.value)
+    assert text.startswith(f"{directory / '12'} is a damaged checkpoint, or none (")
+    assert text.endswith("; delete that directory to go on from step 8")
+    assert "\n" not in text
+    # The advice is right.
+    shutil.rmtree(directory / "12")
+    assert int(restore(directory)[0]["step"]) == 8
+
+
+def test_a_stray_directory_is_named_and_damaged_steps_are_not_advised(directory):
+    (directory / "99").mkdir()
+    (directory / "12/data/metadata").unlink()
+    with pytest.raises(ValueError, match=r"/99 is a damaged checkpoint, or none .*from step 8$"):
+        restore(directory)
+    for step in (4, 8):
+        (directory / f"{step}/run/metadata").write_text("{")
+    with pytest.raises(ValueError, match=rf"no earlier .*: delete {directory} to begin"):
+        restore(directory)
+
+
+@pytest.mark.parametrize(
+    "like",
+    [
+        {"step": jnp.int32(0)},
+        {"step": jnp.int32(0), "weights": jnp.zeros((20, 51))},
+        {"step": jnp.int32(0), "other": jnp.zeros((20, 50))},
+    ],
+    ids=["less", "shape", "name"],
+)
+def test_a_state_of_another_model_is_no_damage(directory, like):
+    with pytest.raises(ValueError, match=r"the state in .*/12 is not like the one to restore: "):
+        restore(directory, like)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("no room"),
+        PermissionError("not yours"),
+        jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory"),
+        ValueError("UNAVAILABLE: no connection"),
+    ],
+)
+def test_what_is_no_damage_is_not_advised_to_delete(directory, monkeypatch, error):
+    checkpoints = Checkpoints(directory)
+
+    def restore(*_, **__):
+        raise error
+
+    monkeypatch.setattr(checkpoints._manager, "restore", restore)
+    with pytest.raises(type(error)) as raised:
+        checkpoints.restore_json(12)
+    assert "delete" not in str(raised.value)
+    assert raised.value is error
