@@ -9,7 +9,7 @@ import numpy as np
 from pipeline.packing.bucket import Bucket
 from pipeline.packing.cascade import pack
 from pipeline.packing.patterns import Packed
-from pipeline.packing.solution import Search, Solution, keep_in_file, solution
+from pipeline.packing.solution import Search, Solution, load_solution, store_in_file
 from pipeline.planning.dealing import Taken
 from pipeline.planning.lengths import Lengths
 from pipeline.planning.options import VERSION, Options
@@ -137,8 +137,8 @@ class Source:
 
         keep = self.lengths.keep
         if options.patterns is not None:
-            keep = keep_in_file(options.patterns, others=others)
-        found = solution(keep, about, solve, options.patterns)
+            keep = store_in_file(options.patterns, allow_other=others)
+        found = load_solution(keep, about, solve, options.patterns)
         return windows(found.pack), found
 
     def _window(self, pieces: Pieces) -> int | str:
