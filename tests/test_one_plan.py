@@ -207,7 +207,7 @@ class Account:
                 self.had[epoch][unit[0]] += np.array(unit[2:])
 
     def due(self, epoch):
-        """What an epoch has in all, as `Source.due`."""
+        """What an epoch has in all, as `Source.expected_positions`."""
         owed, had = self.whole(), Counter()
         if epoch < len(self.owed):
             owed, had = self.owed[epoch], self.had[epoch]

@@ -210,35 +210,35 @@ def test_batches_differ_in_every_bucket_and_rows_are_mixed_between_epochs():
     assert len(first & second) < len(first) / 2
 
 
-def test_a_window_is_dealt_once_however_many_threads_ask(monkeypatch):
+def test_a_window_is_assigned_once_however_many_threads_ask(monkeypatch):
     # Two windows, and the next epoch's first: as many as are kept for readers that lag behind.
-    plan, dealt, lock = Plan(some_lengths(), BUCKETS, window=2500), [], threading.Lock()
-    deal = Windows.deal
+    assigned, lock, assign = [], threading.Lock(), Windows.assign
 
     def counting(self, *key):
         with lock:
-            dealt.append(key)
-        return deal(self, *key)
+            assigned.append(key)
+        return assign(self, *key)
 
-    monkeypatch.setattr(Windows, "deal", counting)
+    monkeypatch.setattr(Windows, "assign", counting)
+    plan = Plan(some_lengths(), BUCKETS, window=2500)
     steps = plan.num_batches()
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         got = [batch.digest for batch in pool.map(plan.batch, range(steps))]
-    assert len(dealt) == len(set(dealt))
+    assert len(assigned) == len(set(assigned))
     monkeypatch.undo()
     fresh = Plan(some_lengths(), BUCKETS, window=2500)
     assert got == [fresh.batch(step).digest for step in range(steps)]
 
 
-def test_the_next_window_is_dealt_in_the_background(monkeypatch):
-    plan, threads = Plan(some_lengths(), BUCKETS, window=500), []
-    deal = Windows.deal
+def test_the_next_window_is_assigned_in_the_background(monkeypatch):
+    threads, assign = [], Windows.assign
 
     def noting(self, *key):
         threads.append((key, threading.current_thread()))
-        return deal(self, *key)
+        return assign(self, *key)
 
-    monkeypatch.setattr(Windows, "deal", noting)
+    monkeypatch.setattr(Windows, "assign", noting)
+    plan = Plan(some_lengths(), BUCKETS, window=500)
     for step in range(plan.num_batches()):
         plan.batch(step)
     here = threading.current_thread()

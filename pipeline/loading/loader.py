@@ -22,7 +22,12 @@ from pipeline.loading.sharding import (
     to_global,
 )
 from pipeline.packing.bucket import Bucket
-from pipeline.planning.checks import chosen, keywords, require_whole, unknown
+from pipeline.planning.checks import (
+    list_keywords,
+    require_whole,
+    select_options,
+    suggest_option,
+)
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.lengths import HasCorpora
 from pipeline.planning.plan import Plan
@@ -30,7 +35,7 @@ from pipeline.planning.planned import PlannedBatch
 from pipeline.storage.interface import AnyCorpus
 from pipeline.storage.pairs import open_corpus
 
-FITTING, PLANNING = keywords(fit_buckets), keywords(Plan)
+FITTING, PLANNING = list_keywords(fit_buckets), list_keywords(Plan)
 
 # Building a batch from memory takes about a millisecond, in many short calls of NumPy, each of
 # which takes the interpreter's lock: on two cores, one thread is a tenth to a quarter faster than
@@ -336,7 +341,9 @@ def load(
     known = {*FITTING, *PLANNING}
     for name in options:
         if name not in known:
-            raise TypeError(f"load() has no option {unknown(name, known | {*keywords(load)})}")
+            raise TypeError(
+                f"load() has no option {suggest_option(name, known | {*list_keywords(load)})}"
+            )
     if buckets is None and "tokens_per_batch" not in options:
         raise TypeError("load() needs tokens_per_batch=, to choose buckets by, or buckets=")
     if wrong := {*options} & {*FITTING} - {*PLANNING} if buckets is not None else ():
@@ -356,7 +363,7 @@ def load(
     sharding = batch_sharding(mesh, spec)
     asked = {"max_buckets": 4, "row_multiple": parts(sharding)[0], **options}
     if buckets is None:
-        buckets = fit_buckets(corpus, **chosen(FITTING, asked))
-    plan = Plan(corpus, buckets, **chosen(PLANNING, options))
+        buckets = fit_buckets(corpus, **select_options(FITTING, asked))
+    plan = Plan(corpus, buckets, **select_options(PLANNING, options))
     batches = Batches(corpus, plan, sharding=sharding, compact=compact).repeat(num_epochs)
     return Loader(batches, mesh=mesh, spec=spec, prefetch=prefetch)

@@ -65,9 +65,9 @@ def pack(
     placed = [list(of_bucket) for of_bucket in patterns or [()] * len(buckets)]
     remaining = counts - count_segments([p for each in placed for p in each], len(counts))
     remaining[0] = 0
-    holds = np.array([(positions <= bucket.lengths).all(axis=1) for bucket in buckets])
+    holds = np.stack([(positions <= bucket.lengths).all(axis=1) for bucket in buckets])
     for index in reversed(range(len(buckets))):
-        opens = ~holds[:index].any(axis=0)
+        opens = ~np.logical_or.reduce(holds[:index])
         placed[index] += search(remaining, buckets[index].lengths, positions, opens, max_segments)
     assert not remaining.any(), "the last bucket holds every segment"
     for index, bucket in enumerate(buckets[:-1]):

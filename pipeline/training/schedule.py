@@ -10,17 +10,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pipeline.planning import stage as planning
-from pipeline.planning.checks import chosen, keywords, unknown
+from pipeline.planning.checks import list_keywords, select_options, suggest_option
 from pipeline.planning.fit import fit_buckets
-from pipeline.planning.lengths import HasCorpora, begin
+from pipeline.planning.lengths import HasCorpora, take_first
 from pipeline.planning.plan import Plan
 from pipeline.planning.table import heading
 
 # What several corpora have beside; their weights change by phases of their own.
 MIXTURE = ("weights", "by", "ending")
 
-FITTING = tuple(name for name in keywords(fit_buckets) if name not in MIXTURE)
-PLANNING = tuple(name for name in keywords(Plan) if name not in MIXTURE)
+FITTING = tuple(name for name in list_keywords(fit_buckets) if name not in MIXTURE)
+PLANNING = tuple(name for name in list_keywords(Plan) if name not in MIXTURE)
 
 # Of these, a stage adds to what earlier ones have.
 MORE = ("leave_out", "add")
@@ -92,7 +92,7 @@ def check_options(asked: Mapping[str, Any]) -> None:
                 "of config.mixture.weights, from a step to come, and what else it has does not"
             )
         if name not in KNOWN:
-            raise ValueError(f"batches have no option {unknown(name, KNOWN)}")
+            raise ValueError(f"batches have no option {suggest_option(name, KNOWN)}")
     for name, kind, what in (
         ("leave_out", int, "numbers of examples"),
         ("add", str, "names of corpora, those of config.added"),
@@ -131,15 +131,17 @@ def resolve(
             continue
         asked, force = stage.asked, options(stages[: number + 1])
         there = lengths
-        stage.changes = chosen(sorted([*PLANNING, "buckets"]), asked)
+        stage.changes = select_options(sorted([*PLANNING, "buckets"]), asked)
         if isinstance(lengths, HasCorpora) and not mixture:
             first = list(lengths.corpora.values())[: 1 + len(force.get("add", ()))]
-            there = begin(lengths, count := sum(map(len, first)))
+            there = take_first(lengths, count := sum(map(len, first)))
             if asked.get("add"):
                 stage.changes["examples"] = count
-        if "buckets" not in asked and (number == 0 or chosen(FITTING, asked)):
+        if "buckets" not in asked and (number == 0 or select_options(FITTING, asked)):
             fitting: dict[str, Any] = {"max_buckets": 4, "row_multiple": row_multiple}
-            fitting |= chosen(FITTING, force) | chosen(("weights", "by"), mixture or {})
+            fitting |= select_options(FITTING, force) | select_options(
+                ("weights", "by"), mixture or {}
+            )
             stage.changes["buckets"] = [b.as_json for b in fit_buckets(there, **fitting)]
 
 
@@ -160,7 +162,7 @@ def told(stages: Sequence[Stage], stage: Stage, plan: Plan) -> str:
             lines.append(f"{name} was {force.get(name, 'not given')} and is now {value}")
     if before.options.buckets != now.options.buckets:
         lines.append(f"buckets were {_names(before)} and are now {_names(now)}")
-    if any(source.begun for source in now.sources):
+    if any(source.open_epochs for source in now.sources):
         lost = sum(source.num_lost for source in now.sources)
         what = f", but for {lost:,} positions of examples left out or too long" if lost else ""
         lines.append(f"of epochs in progress none is lost or trained on again{what}")
