@@ -290,7 +290,7 @@ def assert_epochs_are_those_due(plan, accounts, steps):
         assert over[source.name] <= len(account.over)
         assert all(account.over[: over[source.name]])
         for epoch in range(len(account.owed) + 1):
-            np.testing.assert_array_equal(source.due(epoch), account.due(epoch))
+            np.testing.assert_array_equal(source.expected_positions(epoch), account.due(epoch))
         if last.weights is None:
             assert account.over == [True] * over[source.name]
         elif plan.finite:

@@ -1,5 +1,7 @@
 import concurrent.futures
+import inspect
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -335,3 +337,15 @@ def test_the_table_counts_a_row_for_each_part_of_a_split_example():
     text = str(Plan([40, 3, 0], [Bucket(1, 16)]))
     assert "one example in a row, the same data would take 4 rows of 16 and 32.8% padding" in text
     assert "1 examples have nothing to train on and are left out" in text
+
+
+def test_repr_has_every_option_and_the_figures_of_an_epoch():
+    plan = Plan([5, 3, 4], [Bucket(1, 8)]).after(1, seed=2)
+    options = {*inspect.signature(Plan).parameters} - {"lengths", "weights", "leave_out"}
+    shown = dict(re.findall(r"^    (\w+)=(.*?),(?:  #.*)?$", repr(plan), re.MULTILINE))
+    assert options <= {*shown}
+    assert shown["seed"] == "2"
+    assert shown["window"] == "4194304"
+    assert shown["num_tokens"] == "12"
+    assert shown["padding"] == str(plan.padding)
+    assert shown["fingerprint"] == repr(plan.fingerprint)

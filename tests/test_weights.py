@@ -722,3 +722,10 @@ def test_a_mixture_made_today_is_the_mixture_made_next_year():
         "55ba044a61d5b350",
         "cdadc516a7472a58",
     ]
+
+
+@pytest.mark.parametrize("ending", ["repeat", "renormalise"])
+def test_a_plan_whose_epoch_has_stages_with_different_buckets_prints_itself(ending):
+    plan = Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending=ending)
+    plan = plan.after(5, buckets=[Bucket(3, 16), Bucket(3, 64)])
+    assert "3x64" in str(plan)

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pipeline.packing.bucket import Bucket
+from pipeline.packing.bucket import Bucket, as_buckets
 from pipeline.planning import figures
 from pipeline.planning.checks import require_index, require_whole
 from pipeline.planning.lengths import take_first
@@ -117,7 +117,7 @@ class Plan(Stages):
         patterns: str | os.PathLike | None = None,
     ):
         options = Options(
-            buckets=tuple([buckets] if isinstance(buckets, Bucket) else buckets),
+            buckets=as_buckets(buckets),
             seed=seed,
             shuffle=shuffle,
             packing=packing,

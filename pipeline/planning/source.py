@@ -36,9 +36,7 @@ class Source:
         rows_before: int64 [buckets], the rows of each bucket that were taken from `previous`.
 
     Attributes:
-        lengths: the argument.
-        name: the argument.
-        first: the argument.
+        lengths, name, first: the arguments.
         whole: the windows of whole epochs.
         remainder: the windows of the remainder; None if there is none.
         epoch: the number of the first whole epoch.
@@ -103,9 +101,9 @@ class Source:
         if pieces.table is not None:
             fixed["sizes"] = pieces.table
 
-        def windows(search, **more) -> Windows:
+        def make(search) -> Windows:
             def pack_all(counts: np.ndarray, *, whole: bool) -> Packed:
-                packed = search(counts, whole=whole, **fixed, **more)
+                packed = search(counts, whole=whole, **fixed)
                 if len(buckets) == len(self._buckets):
                     return packed
                 patterns = dict(zip(buckets, packed.patterns, strict=True))
@@ -122,7 +120,7 @@ class Source:
             )
 
         if options.packing != "optimal":
-            return windows(pack, packing=options.packing), None
+            return make(functools.partial(pack, packing=options.packing)), None
         inputs = {
             "plan": VERSION,
             "lengths": lengths.digest,
@@ -135,14 +133,14 @@ class Source:
 
         def search() -> Search:
             search = Search()
-            search.counts = windows(search.pack).counts
+            search.counts = make(search.pack).counts
             return search
 
         store = self.lengths.store
         if options.patterns is not None:
             store = store_in_file(options.patterns, allow_other=self._previous is not None)
         solution = load_solution(store, inputs, search, options.patterns)
-        return windows(solution.pack), solution
+        return make(solution.pack), solution
 
     def _window(self, pieces: Pieces) -> int | str:
         return self.options.window if len(pieces) > self.options.window else "all"
@@ -197,11 +195,6 @@ class Source:
         return 0 * self.whole.rows if self.remainder is None else self.remainder.rows
 
     @property
-    def windows(self) -> tuple[Windows, ...]:
-        """The windows of the remainder, if there is one, and those of whole epochs."""
-        return (self.whole,) if self.remainder is None else (self.remainder, self.whole)
-
-    @property
     def fingerprint_parts(self) -> dict[str, Any]:
         """The source's parts of a fingerprint, by name."""
         parts = {"lengths": self.lengths.digest, "window": self._window(self.whole.pieces)}
@@ -234,10 +227,9 @@ class Source:
                 windows, epoch = self.whole, self.epoch + epoch
             assignment, numbers = windows.take(epoch, bucket, row, end - at)
             spans = self._spans if windows is self.remainder else None
-            found.append(
-                Rows(assignment, bucket, numbers, windows.pieces, spans, self.first, epoch)
-            )
-            at += len(numbers)
+            rows = Rows(assignment, bucket, numbers, windows.pieces, spans, self.first, epoch)
+            found.append(rows)
+            at += len(rows)
         return found
 
     def remaining_spans(self, rows_before: np.ndarray) -> tuple[np.ndarray, int]:
@@ -253,18 +245,16 @@ class Source:
         started = int((-(-after_remainder // in_epoch[in_epoch > 0])).max())
         parts = [self._spans[:0]]
         if self.remainder is not None:
-            pieces = self.remainder.remaining_pieces(
-                self.epoch - 1, np.minimum(rows_before, self.remainder_rows)
-            )
+            used = np.minimum(rows_before, self.remainder_rows)
+            pieces = self.remainder.remaining_pieces(self.epoch - 1, used)
             numbers, starts = self.remainder.pieces.locate(pieces)
             epochs, examples, first = self._spans[numbers, :3].T
             sizes = self.remainder.pieces.positions_of(pieces)
             parts.append(_as_spans(epochs, examples, first + starts, sizes))
         for number in range(over, started):
             epoch = self.epoch + number
-            pieces = self.whole.remaining_pieces(
-                epoch, np.clip(rows - number * in_epoch, 0, in_epoch)
-            )
+            used = np.clip(rows - number * in_epoch, 0, in_epoch)
+            pieces = self.whole.remaining_pieces(epoch, used)
             examples, starts = self.whole.pieces.locate(pieces)
             sizes = self.whole.pieces.positions_of(pieces)
             parts.append(_as_spans(epoch, examples, starts, sizes))

@@ -184,8 +184,8 @@ class Stages:
         """The most segments in a row of each bucket; at least 1."""
         most = {bucket: 1 for stage in self.stages for bucket in stage.options.buckets}
         for stage in self.stages:
-            for windows in (w for source in stage.sources for w in source.windows):
-                for kind in windows.kinds:
-                    for index, bucket in enumerate(stage.options.buckets):
-                        most[bucket] = max(most[bucket], kind.slots.packed.most_segments(index))
+            windows = [w for each in stage.sources for w in (each.remainder, each.whole)]
+            for kind in (kind for each in windows if each is not None for kind in each.kinds):
+                for index, bucket in enumerate(stage.options.buckets):
+                    most[bucket] = max(most[bucket], kind.slots.packed.most_segments(index))
         return most

@@ -61,35 +61,42 @@ class EpochTimetable:
 
     def __init__(self, source: Source, heights: Sequence[int]):
         self._source, self._heights = source, np.array(heights)
+        self._none = np.zeros_like(source.whole.rows)
         self._remainder = 0 if source.remainder is None else source.remainder.steps
         self.first_epoch = source.epoch
         self._latest: tuple[Any, Any] = None, None
 
-    def _locate(self, step: int) -> tuple[Windows, int, int, np.ndarray]:
-        """The windows with a step, its epoch, its place in the epoch, and the rows before that."""
+    def _locate(self, step: int) -> tuple[Windows, int, int, int, np.ndarray]:
+        """The windows with a step, its epoch, the window's place, the step in it, rows before it.
+
+        The rows before the window are int64 [buckets].
+        """
         source = self._source
         if source.remainder is not None and step < self._remainder:
-            return source.remainder, source.epoch - 1, step, 0 * self._heights
-        epochs, place = divmod(step - self._remainder, source.whole.steps)
-        rows = source.remainder_rows + epochs * source.whole.rows
-        return source.whole, source.epoch + epochs, place, rows
+            windows, epoch, within, rows = source.remainder, source.epoch - 1, step, self._none
+        else:
+            epochs, within = divmod(step - self._remainder, source.whole.steps)
+            windows, epoch = source.whole, source.epoch + epochs
+            rows = source.remainder_rows + epochs * source.whole.rows
+        order = windows.order(epoch)
+        place = int(order.steps.searchsorted(within, side="right"))
+        if place:
+            within, rows = within - int(order.steps[place - 1]), rows + order.rows[:, place - 1]
+        return windows, epoch, place, within, rows
 
     def at(self, step: int) -> tuple[int, list[tuple[int, int, int]], int]:
         """See `Timetable`."""
-        windows, epoch, within, before = self._locate(step)
-        order = windows.order(epoch)
-        place = int(order.steps.searchsorted(within, side="right"))
-        begin = int(order.steps[place - 1]) if place else 0
-        buckets, numbers = self._order(windows, order.epoch, place)
-        bucket, number = int(buckets[within - begin]), int(numbers[within - begin])
-        ends, height = order.rows[bucket], int(self._heights[bucket])
-        first = (int(ends[place - 1]) if place else 0) + number * height
-        count = min(height, int(ends[place]) - first)
-        return bucket, [(0, int(before[bucket]) + first, count)], epoch
+        windows, epoch, place, within, rows = self._locate(step)
+        buckets, numbers = self._order(windows, epoch, place)
+        bucket, number = int(buckets[within]), int(numbers[within])
+        height = int(self._heights[bucket])
+        count = min(height, int(windows.rows_at(epoch, place)[bucket]) - number * height)
+        return bucket, [(0, int(rows[bucket]) + number * height, count)], epoch
 
     def _order(self, windows: Windows, epoch: int, place: int) -> tuple[np.ndarray, np.ndarray]:
         """The bucket of each step of a window, and its number among the bucket's batches there."""
-        key, latest = (windows is self._source.whole, epoch, place), self._latest
+        key = windows is self._source.whole, windows.order(epoch).epoch, place
+        latest = self._latest
         if latest[0] != key:
             batches, offsets = windows.batches_at(epoch, place), windows.offsets(epoch, place)
             latest = self._latest = key, interleave(batches, offsets)
@@ -97,22 +104,17 @@ class EpochTimetable:
 
     def before(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """See `Timetable`."""
-        windows, epoch, within, rows = self._locate(step)
-        order = windows.order(epoch)
-        place = int(np.searchsorted(order.steps, within, side="right"))
+        windows, epoch, place, within, rows = self._locate(step)
         batches = windows.batches_at(epoch, slice(place)).sum(axis=1)
         if windows is self._source.whole:
             batches += (epoch - self._source.epoch) * windows.batches
             if self._source.remainder is not None:
                 batches += self._source.remainder.batches
-        begin = int(order.steps[place - 1]) if place else 0
-        first = order.rows[:, place - 1] if place else 0 * rows
-        if within == begin:
-            return batches, (rows + first)[:, None]
-        here = self._order(windows, order.epoch, place)[0][: within - begin]
-        here = np.bincount(here, minlength=len(rows))
-        in_window = np.minimum(here * self._heights, order.rows[:, place] - first)
-        return batches + here, (rows + first + in_window)[:, None]
+        if not within:
+            return batches, rows[:, None]
+        here = np.bincount(self._order(windows, epoch, place)[0][:within], minlength=len(rows))
+        in_window = np.minimum(here * self._heights, windows.rows_at(epoch, place))
+        return batches + here, (rows + in_window)[:, None]
 
     def used(self, first: int, last: int | None) -> np.ndarray:
         """See `Timetable`."""
@@ -123,7 +125,10 @@ class EpochTimetable:
 
     def epoch_of(self, step: int) -> int:
         """See `Timetable`."""
-        return self._locate(step)[1]
+        source = self._source
+        if step < self._remainder:
+            return source.epoch - 1
+        return source.epoch + (step - self._remainder) // source.whole.steps
 
     def first_step(self, epoch: int) -> int:
         """See `Timetable`."""

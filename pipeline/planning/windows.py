@@ -146,6 +146,10 @@ class Windows:
         """
         return self._batches[:, self.order(epoch).windows[place]]
 
+    def rows_at(self, epoch: int, place: int) -> np.ndarray:
+        """Rows of each bucket in the window at `place` of an epoch's order: int64 [buckets]."""
+        return self._rows[:, self.order(epoch).windows[place]]
+
     def offsets(self, epoch: int, place: int) -> list[int]:
         """For each bucket, the offset of its batches in the window, as `interleave` takes it."""
         window = int(self.order(epoch).windows[place])
