@@ -12,7 +12,7 @@ import pipeline
 from pipeline import Bucket, Plan
 from pipeline.__main__ import main
 from pipeline.planning import figures
-from pipeline.planning.dealing import Taken
+from pipeline.planning.assignment import Rows
 from pipeline.training.history import read_history, write_history
 from pipeline.training.ledger import Ledger
 
@@ -334,7 +334,7 @@ def test_mixtures_that_change_on_the_way_are_audited(mixed, tmp_path, capsys, mo
     assert "step 130 did not run" in err
     # A piece that the epoch of the change loses is found.
     _, plan = read_history(epath.Path(tmp_path))
-    code, segments_of = plan.stages[1].sources[1], Taken.segments
+    code, segments_of = plan.stages[1].sources[1], Rows.segments
 
     def losing(self, order, places):
         segments, epochs = segments_of(self, order, places)
@@ -343,7 +343,7 @@ def test_mixtures_that_change_on_the_way_are_audited(mixed, tmp_path, capsys, mo
         return segments, epochs
 
     with monkeypatch.context() as patch:
-        patch.setattr(Taken, "segments", losing)
+        patch.setattr(Rows, "segments", losing)
         patch.setattr("pipeline.training.audit.read_history", lambda _: (joined, plan))
         write(tmp_path, lines_of(plan, 200))
         code, _, err = audited(tmp_path, capsys)

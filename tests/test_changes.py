@@ -190,7 +190,7 @@ def test_what_was_planned_anew_is_another_plan_even_with_the_same_options():
     ("change", "sentence"),
     [
         (lambda plan: plan.after(-1), "step is -1; it must be a whole number"),
-        (lambda plan: plan.after(5, seed=1).after(4), "not before step 5"),
+        (lambda plan: plan.after(5, seed=1).after(4), "last change of options is at step 5"),
         (lambda plan: plan.after(5, sed=1), "no option that can change 'sed'; did you mean 'seed'"),
         (lambda plan: plan.after(5, ending="stop"), "no option that can change 'ending'"),
         (lambda plan: plan.after(5, by="examples"), "for several corpora"),
@@ -264,11 +264,13 @@ def test_pairs_join_the_epoch_in_progress():
 
 def test_far_steps_cost_no_walk(monkeypatch):
     lengths = np.random.default_rng(0).integers(1, 60, 2000)
-    plan, dealt = Plan(lengths, FOURS, window=300), []
-    deal = Windows.deal
-    monkeypatch.setattr(Windows, "deal", lambda self, *at: dealt.append(at) or deal(self, *at))
+    assigned, assign = [], Windows.assign
+    monkeypatch.setattr(
+        Windows, "assign", lambda self, *at: assigned.append(at) or assign(self, *at)
+    )
+    plan = Plan(lengths, FOURS, window=300)
     monkeypatch.setattr(plan, "batch", None)  # no batch is asked for one by one
     step = 10**9 + 7
     later = plan.after(step, seed=1)
-    assert len(dealt) == 1
+    assert len(assigned) == 1
     assert later.batch(step).epoch == step // plan.num_batches()

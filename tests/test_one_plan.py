@@ -207,7 +207,7 @@ class Account:
                 self.had[epoch][unit[0]] += np.array(unit[2:])
 
     def due(self, epoch):
-        """What an epoch has in all, as `Source.due`."""
+        """What an epoch has in all, as `Source.expected_positions`."""
         owed, had = self.whole(), Counter()
         if epoch < len(self.owed):
             owed, had = self.owed[epoch], self.had[epoch]
@@ -290,7 +290,7 @@ def assert_epochs_are_those_due(plan, accounts, steps):
         assert over[source.name] <= len(account.over)
         assert all(account.over[: over[source.name]])
         for epoch in range(len(account.owed) + 1):
-            np.testing.assert_array_equal(source.due(epoch), account.due(epoch))
+            np.testing.assert_array_equal(source.expected_positions(epoch), account.due(epoch))
         if last.weights is None:
             assert account.over == [True] * over[source.name]
         elif plan.finite:

@@ -31,7 +31,9 @@ def bounds_of(plan):
     """The most of its positions, and of each side's, that any packing of a plan could use."""
     (stage,) = plan.stages
     (source,) = stage.sources
-    return volume_bound(source.whole.pieces.due().sum(axis=0), stage.options.buckets)
+    return volume_bound(
+        source.whole.pieces.positions_per_example().sum(axis=0), stage.options.buckets
+    )
 
 
 def epoch_of(plan, epoch=0):
@@ -158,7 +160,7 @@ def test_a_plan_of_pairs_by_hand():
         # inputs of 9 cut to 8, and the pair that has targets alone; one without targets is in none
         [[0, 6, 0, 8, 1], [0, 4, 0, 0, 4]],
     ]
-    assert figures.losses(plan) == figures.Losses(asked=0, empty=1, overlong=1, lost=1)
+    assert figures.losses(plan) == figures.Losses(left_out=0, empty=1, overlong=1, lost=1)
     assert plan.max_position == 7
     assert plan.padding == pytest.approx(1 - 45 / 64)
 

@@ -1,5 +1,7 @@
 import concurrent.futures
+import inspect
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -210,35 +212,35 @@ def test_batches_differ_in_every_bucket_and_rows_are_mixed_between_epochs():
     assert len(first & second) < len(first) / 2
 
 
-def test_a_window_is_dealt_once_however_many_threads_ask(monkeypatch):
+def test_a_window_is_assigned_once_however_many_threads_ask(monkeypatch):
     # Two windows, and the next epoch's first: as many as are kept for readers that lag behind.
-    plan, dealt, lock = Plan(some_lengths(), BUCKETS, window=2500), [], threading.Lock()
-    deal = Windows.deal
+    assigned, lock, assign = [], threading.Lock(), Windows.assign
 
     def counting(self, *key):
         with lock:
-            dealt.append(key)
-        return deal(self, *key)
+            assigned.append(key)
+        return assign(self, *key)
 
-    monkeypatch.setattr(Windows, "deal", counting)
+    monkeypatch.setattr(Windows, "assign", counting)
+    plan = Plan(some_lengths(), BUCKETS, window=2500)
     steps = plan.num_batches()
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         got = [batch.digest for batch in pool.map(plan.batch, range(steps))]
-    assert len(dealt) == len(set(dealt))
+    assert len(assigned) == len(set(assigned))
     monkeypatch.undo()
     fresh = Plan(some_lengths(), BUCKETS, window=2500)
     assert got == [fresh.batch(step).digest for step in range(steps)]
 
 
-def test_the_next_window_is_dealt_in_the_background(monkeypatch):
-    plan, threads = Plan(some_lengths(), BUCKETS, window=500), []
-    deal = Windows.deal
+def test_the_next_window_is_assigned_in_the_background(monkeypatch):
+    threads, assign = [], Windows.assign
 
     def noting(self, *key):
         threads.append((key, threading.current_thread()))
-        return deal(self, *key)
+        return assign(self, *key)
 
-    monkeypatch.setattr(Windows, "deal", noting)
+    monkeypatch.setattr(Windows, "assign", noting)
+    plan = Plan(some_lengths(), BUCKETS, window=500)
     for step in range(plan.num_batches()):
         plan.batch(step)
     here = threading.current_thread()
@@ -335,3 +337,15 @@ def test_the_table_counts_a_row_for_each_part_of_a_split_example():
     text = str(Plan([40, 3, 0], [Bucket(1, 16)]))
     assert "one example in a row, the same data would take 4 rows of 16 and 32.8% padding" in text
     assert "1 examples have nothing to train on and are left out" in text
+
+
+def test_repr_has_every_option_and_the_figures_of_an_epoch():
+    plan = Plan([5, 3, 4], [Bucket(1, 8)]).after(1, seed=2)
+    options = {*inspect.signature(Plan).parameters} - {"lengths", "weights", "leave_out"}
+    shown = dict(re.findall(r"^    (\w+)=(.*?),(?:  #.*)?$", repr(plan), re.MULTILINE))
+    assert options <= {*shown}
+    assert shown["seed"] == "2"
+    assert shown["window"] == "4194304"
+    assert shown["num_tokens"] == "12"
+    assert shown["padding"] == str(plan.padding)
+    assert shown["fingerprint"] == repr(plan.fingerprint)

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from pipeline import Bucket, Plan
-from pipeline.planning import figures
-from pipeline.planning.partition import FEW, Partition
+from pipeline.planning.partition import MANY, Partition
 from pipeline.planning.pieces import cut
 
 BUCKETS = Bucket(1024, 128), Bucket(256, 512)
@@ -31,11 +30,11 @@ def ranks(lengths, order):
 def test_members_are_the_pieces_of_the_ranks(count, overflow):
     lengths = some_lengths(count)
     pieces = cut(lengths, (400,), overflow)
-    sizes = pieces.numbered()
+    sizes = pieces.sizes()
     for seed in (None, 3):
         partition = Partition(pieces, 1000, seed)
         np.testing.assert_array_equal(partition.counts, np.bincount(sizes))
-        assert partition._rare.any() == (count > FEW * 1000)
+        assert partition._rare.any() == (count > MANY * 1000)
         share = partition.counts // 3
         share[0] = 0
         every = [partition.members(part * share, share) for part in range(3)]
@@ -86,7 +85,7 @@ def test_every_epoch_of_many_windows_is_a_partition_and_any_step_is_at_hand():
 def test_left_overs_too_many_for_one_window_make_several():
     lengths = np.random.default_rng(0).integers(1, 400, 3000)  # seven of each, in 30 windows
     plan = Plan(lengths, [Bucket(2, 400)], window=100)
-    assert len(figures.packed(plan)) > 2
+    assert len(plan.stages[0].sources[0].whole.kinds) > 2
     seen = np.zeros(len(lengths), np.int64)
     for step in range(plan.num_batches()):
         np.add.at(seen, plan.batch(step).segments[:, 1], plan.batch(step).segments[:, 3])

@@ -143,7 +143,7 @@ def test_epochs_are_shuffled_anew():
     code = mixture.stages[0].sources[0]
     for bucket, rows in enumerate(code.whole.rows.tolist()):
         places = np.arange(rows)
-        epochs = (code.rows(bucket, at, rows) for at in (0, rows))
+        epochs = (code.take(bucket, at, rows) for at in (0, rows))
         first, second = (taken.segments(places, places)[0] for (taken,) in epochs)
         assert sorted(first[:, 3]) == sorted(second[:, 3])
         assert first[:, 1].tolist() != second[:, 1].tolist()
@@ -291,7 +291,10 @@ def test_what_the_longest_bucket_holds_is_not_dropped_where_only_shorter_ones_ar
     segments = np.concatenate([later.batch(step).segments for step in range(200)])
     pieces = segments[segments[:, 1] == 0]
     assert sorted(pieces[:, 2:].tolist()) == [[0, 16], [16, 16], [32, 8]]
-    assert later.stages[-1].sources[0].due(0).tolist() == later.stages[0].sources[0].due(0).tolist()
+    assert (
+        later.stages[-1].sources[0].expected_positions(0).tolist()
+        == later.stages[0].sources[0].expected_positions(0).tolist()
+    )
 
 
 def test_a_mixture_that_was_planned_anew_is_another_even_with_the_same_options():
@@ -308,7 +311,7 @@ def test_a_mixture_that_was_planned_anew_is_another_even_with_the_same_options()
 
 def test_steps_that_are_past_do_not_change():
     mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS).after(9, seed=1)
-    with pytest.raises(ValueError, match="not before step 9"):
+    with pytest.raises(ValueError, match="last change of options is at step 9"):
         mixture.after(8, weights=WEIGHTS)
     with pytest.raises(ValueError, match="no option that can change 'sed'; did you mean 'seed'"):
         mixture.after(10, sed=1)
@@ -438,7 +441,7 @@ def test_plans_that_end_go_on_under_other_options(ending):
         zip(later.stages[-1].sources, SOURCES.items(), strict=True)
     ):
         had = np.array([each.sum() for each in seen[name, 0]])
-        due = source.due(0)[:, 0]
+        due = source.expected_positions(0)[:, 0]
         stays = ~np.isin(np.arange(len(sizes)) + first[number], [7, 160])
         assert (due[stays & (sizes <= 48)] == sizes[stays & (sizes <= 48)]).all()
         assert (had <= due).all()
@@ -528,14 +531,14 @@ def test_a_step_is_a_pure_function_however_far():
         one.batch(-1)
 
 
-def test_windows_deal_every_position_once(monkeypatch):
+def test_windows_have_every_position_once(monkeypatch):
     whole = {name: np.tile(sizes, 8) for name, sizes in SOURCES.items()}
+    assigned, assign = [], Windows.assign
+    monkeypatch.setattr(
+        Windows, "assign", lambda self, *at: assigned.append((self, *at)) or assign(self, *at)
+    )
     mixture = Plan(whole, BUCKETS, weights=WEIGHTS, ending="renormalise", window=500)
     assert "window of code=166" in mixture.fingerprint
-    dealt, deal = [], Windows.deal
-    monkeypatch.setattr(
-        Windows, "deal", lambda self, *at: dealt.append((self, *at)) or deal(self, *at)
-    )
     tokens = dict.fromkeys(whole, 0)
     examples = np.zeros(mixture.num_examples, int)
     for step in range(mixture.num_batches()):
@@ -544,9 +547,9 @@ def test_windows_deal_every_position_once(monkeypatch):
         for name, more in planned.sources.items():
             tokens[name] += more
     assert (examples == np.concatenate(list(whole.values()))).all()
-    # Buckets are in different windows at a time, and yet none is dealt twice.
-    assert len(dealt) > 10
-    assert len(dealt) == len(set(dealt))
+    # Buckets are in different windows at a time, and yet none is assigned twice.
+    assert len(assigned) > 10
+    assert len(assigned) == len(set(assigned))
 
 
 def test_the_printed_mixture_says_what_each_source_really_has():
@@ -719,3 +722,10 @@ def test_a_mixture_made_today_is_the_mixture_made_next_year():
         "55ba044a61d5b350",
         "cdadc516a7472a58",
     ]
+
+
+@pytest.mark.parametrize("ending", ["repeat", "renormalise"])
+def test_a_plan_whose_epoch_has_stages_with_different_buckets_prints_itself(ending):
+    plan = Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending=ending)
+    plan = plan.after(5, buckets=[Bucket(3, 16), Bucket(3, 64)])
+    assert "3x64" in str(plan)

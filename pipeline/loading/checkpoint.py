@@ -17,7 +17,7 @@ from typing import Any
 
 from etils import epath
 
-from pipeline.planning.lengths import begin
+from pipeline.planning.lengths import take_first
 from pipeline.planning.plan import Plan
 from pipeline.storage.interface import AnyCorpus
 
@@ -32,7 +32,7 @@ def data_state(
     entries = [dict(entry) for entry in plan.entries_at(int(step))]
     for entry, count, before in zip(entries, plan.counts, (0, *plan.counts), strict=False):
         if count != before and corpus is not None:
-            known = corpus if count == len(corpus) else begin(corpus, count)
+            known = corpus if count == len(corpus) else take_first(corpus, count)
             entry["corpus"] = known.fingerprint
     state = {"step": int(step), "plans": entries}
     return state if positions == "continue" else {**state, "positions": positions}

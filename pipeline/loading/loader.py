@@ -12,7 +12,7 @@ from pipeline.loading.batches import WAITING, Batches
 from pipeline.loading.collate import Positions
 from pipeline.loading.sharding import batch_sharding, field_layout, parts, to_global
 from pipeline.packing.bucket import Bucket
-from pipeline.planning.checks import chosen, keywords, unknown
+from pipeline.planning.checks import list_keywords, select_options, suggest_option
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.lengths import HasCorpora
 from pipeline.planning.options import Weights
@@ -21,7 +21,7 @@ from pipeline.planning.planned import PlannedBatch
 from pipeline.storage.interface import AnyCorpus
 from pipeline.storage.pairs import open_corpus
 
-FITTING, PLANNING = keywords(fit_buckets), keywords(Plan)
+FITTING, PLANNING = list_keywords(fit_buckets), list_keywords(Plan)
 
 # Batches are built in the thread that asks for them.
 AT_ONCE = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
@@ -210,8 +210,8 @@ def load(
     """
     for name in options:
         if name not in LoadOptions.__annotations__:
-            known = {*LoadOptions.__annotations__, *keywords(load)}
-            raise TypeError(f"load() has no option {unknown(name, known)}")
+            known = {*LoadOptions.__annotations__, *list_keywords(load)}
+            raise TypeError(f"load() has no option {suggest_option(name, known)}")
     if buckets is None and "tokens_per_batch" not in options:
         raise TypeError("load() needs tokens_per_batch=, to choose buckets by, or buckets=")
     if buckets is not None and (wrong := {*options} & {*FITTING} - {*PLANNING}):
@@ -231,7 +231,7 @@ def load(
     sharding = batch_sharding(mesh, spec)
     if buckets is None:
         fitting = {"max_buckets": 4, "row_multiple": parts(sharding)[0], **options}
-        buckets = fit_buckets(corpus, **chosen(FITTING, fitting))
-    plan = Plan(corpus, buckets, **chosen(PLANNING, options))
+        buckets = fit_buckets(corpus, **select_options(FITTING, fitting))
+    plan = Plan(corpus, buckets, **select_options(PLANNING, options))
     batches = Batches(corpus, plan, sharding=sharding, compact=compact, positions=positions)
     return Loader(batches.repeat(num_epochs), mesh=mesh, spec=spec, prefetch=prefetch)

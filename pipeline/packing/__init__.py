@@ -1,1 +1,1 @@
-"""Packing: from a histogram of sizes to rows. It knows no examples, epochs or steps."""
+"""Packing: from a histogram of sizes to rows. It uses no examples, epochs or steps."""

@@ -3,45 +3,49 @@
 import dataclasses
 import itertools
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Bucket:
-    """A static batch shape of `rows × length` positions. `rows` is global, over all hosts.
+    """A static batch shape of `rows × length` positions.
 
     >>> Bucket(rows=64, length=512).positions
     32768
 
-    A bucket of pairs has two lengths, of the inputs' rows and of the targets':
+    For pairs, a bucket has a length for the rows of inputs and one for the rows of targets:
 
     >>> Bucket(rows=64, length=(512, 128)).positions
     40960
+
+    Attributes:
+        rows: rows of the global batch, over all hosts.
+        length: positions in a row, an integer; for pairs `(inputs, targets)`.
 
     Raises:
         ValueError: `rows` or a length is not a whole number of at least 1.
     """
 
     rows: int
-    length: Any  # int; of pairs tuple[int, int]
+    length: Any  # int; for pairs tuple[int, int]
 
     def __post_init__(self):
-        object.__setattr__(self, "rows", _whole("rows", self.rows))
+        object.__setattr__(self, "rows", _require_size("rows", self.rows))
         if isinstance(self.length, tuple | list) and len(self.length) == 2:
-            pair = tuple(_whole("length", each) for each in self.length)
-            object.__setattr__(self, "length", pair)
+            length: Any = tuple(_require_size("length", each) for each in self.length)
         else:
-            object.__setattr__(self, "length", _whole("length", self.length))
+            length = _require_size("length", self.length)
+        object.__setattr__(self, "length", length)
 
     @property
     def shape(self) -> tuple[int, Any]:
-        """`(rows, length)`, the shape of every field of a batch; of pairs, with two lengths."""
+        """`(rows, length)`: the shape of every field of a batch; for pairs with two lengths."""
         return self.rows, self.length
 
     @property
     def as_json(self) -> list[Any]:
-        """`shape` as lists, which JSON gives back as they were.
+        """`shape` as lists, which JSON returns unchanged.
 
         >>> Bucket(rows=64, length=(512, 128)).as_json
         [64, [512, 128]]
@@ -50,12 +54,12 @@ class Bucket:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The length; of pairs, those of the inputs and of the targets."""
+        """The length as a tuple of one; for pairs, the lengths of inputs and of targets."""
         return self.length if isinstance(self.length, tuple) else (self.length,)
 
     @property
     def sides(self) -> tuple["Bucket", ...]:
-        """The bucket itself; of pairs, one for the inputs and one for the targets.
+        """The bucket itself; for pairs, one bucket for the inputs and one for the targets.
 
         >>> Bucket(rows=64, length=(512, 128)).sides
         (Bucket(rows=64, length=512), Bucket(rows=64, length=128))
@@ -64,32 +68,33 @@ class Bucket:
 
     @property
     def positions(self) -> int:
-        """Positions in one batch, real and padding, of both sides."""
+        """Positions in one batch, padding included; for pairs, on both sides."""
         return self.rows * sum(self.lengths)
 
     def __str__(self) -> str:
         return f"{self.rows}x{'/'.join(map(str, self.lengths))}"
 
 
-def _whole(name: str, seen: Any) -> int:
+def _require_size(name: str, value: Any) -> int:
     try:
-        value = operator.index(seen)
+        size = operator.index(value)
     except TypeError:
-        value = 0
-    if value < 1 or isinstance(seen, bool):
+        size = 0
+    if size < 1 or isinstance(value, bool):
         raise ValueError(
-            f"Bucket.{name} is {seen!r}; it must be a whole number of at least 1, as in "
+            f"Bucket.{name} is {value!r}; it must be a whole number of at least 1, as in "
             "Bucket(rows=64, length=512), or for pairs Bucket(rows=64, length=(512, 128))"
         )
-    return value
+    return size
 
 
 def as_buckets(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
-    """`buckets` as a tuple, checked to be of one kind and to ascend by length.
+    """`buckets` as a tuple, after checking that they ascend by length.
 
     Raises:
-        ValueError: there are none, one is no `Bucket`, some are of pairs and others not, or the
-            lengths do not strictly ascend; of pairs by their sum, the last holding all others.
+        ValueError: `buckets` is empty, an entry is not a `Bucket`, some buckets are for pairs and
+            others not, or the lengths do not strictly ascend. Pairs ascend by the sum of both
+            lengths, and the last bucket holds all others.
     """
     buckets = tuple(buckets) if not isinstance(buckets, Bucket) else (buckets,)
     if not buckets:
@@ -105,21 +110,17 @@ def as_buckets(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
             f"bucket lengths are {lengths}; they must all be whole numbers, or for pairs all be "
             "(inputs, targets)"
         )
-    if isinstance(lengths[0], tuple):
-        _check_pairs(lengths)
-    elif any(later <= earlier for earlier, later in itertools.pairwise(lengths)):
+    order = [(sum(bucket.lengths), *bucket.lengths) for bucket in buckets]
+    ascending = all(earlier < later for earlier, later in itertools.pairwise(order))
+    longest = tuple(map(max, zip(*(bucket.lengths for bucket in buckets), strict=True)))
+    if len(longest) == 1 and not ascending:
         raise ValueError(
             f"bucket lengths are {lengths}; they must ascend and differ, so sort the buckets by "
             "length and keep one for each"
         )
-    return buckets
-
-
-def _check_pairs(lengths: Sequence[tuple[int, int]]) -> None:
-    order = [(sum(each), *each) for each in lengths]
-    longest = tuple(map(max, zip(*lengths, strict=True)))
-    if lengths[-1] != longest or any(b <= a for a, b in itertools.pairwise(order)):
+    if buckets[-1].lengths != longest or not ascending:
         raise ValueError(
-            f"bucket lengths are {list(lengths)}; of pairs they must differ and ascend by their "
-            f"sum, and the last must hold all others, so end with one of {longest}"
+            f"bucket lengths are {lengths}; for pairs they must differ and ascend by their sum, "
+            f"and the last must hold all others, so end with one of {longest}"
         )
+    return buckets

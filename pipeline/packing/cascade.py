@@ -1,16 +1,15 @@
-"""Packing: a histogram of sizes into rows of several buckets, from the longest bucket down."""
+"""Packing a histogram of sizes into rows of several buckets, from the longest bucket down."""
 
 import dataclasses
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from pipeline.packing.bucket import Bucket
 from pipeline.packing.pairs import best_fit_pairs
-from pipeline.packing.patterns import Packed, Pattern, best_fit, histogram_of
+from pipeline.packing.patterns import Packed, Pattern, best_fit, count_segments
 
-# "optimal" places by best fit what its patterns leave, and what moves between buckets.
+# With "optimal", best fit packs the segments that the given patterns do not hold.
 PACKINGS = ("best_fit", "optimal", "none")
 
 
@@ -21,15 +20,15 @@ def one_per_row(
     opens: np.ndarray,
     max_segments: int | None = None,
 ) -> list[Pattern]:
-    """Rows of one segment each, for models that take no segment ids. Arguments as `best_fit`."""
+    """Rows of one segment each, for models without segment ids; arguments as for `best_fit`."""
     del max_segments
-    chosen = np.flatnonzero(opens & (counts > 0) & (sizes <= room).all(axis=1))[::-1]
-    found = [
+    numbers = np.flatnonzero(opens & (counts > 0) & (sizes <= room).all(axis=1))[::-1]
+    patterns = [
         Pattern(((number, 1),), int(counts[number]), int(sizes[number].sum()))
-        for number in chosen.tolist()
+        for number in numbers.tolist()
     ]
-    counts[chosen] = 0
-    return found
+    counts[numbers] = 0
+    return patterns
 
 
 def pack(
@@ -40,80 +39,59 @@ def pack(
     packing: str = "best_fit",
     max_segments: int | None = None,
     whole: bool = False,
-    found: Sequence[Sequence[Pattern]] | None = None,
+    patterns: Sequence[Sequence[Pattern]] | None = None,
 ) -> Packed:
-    """Packs a histogram into the buckets' rows, from the longest bucket down.
+    """Packs a histogram into rows of the buckets.
 
-    Segments that no shorter bucket holds open a bucket's rows, others fill the holes, and what is
-    left goes on to the next shorter bucket. Then, from the shortest up, the rows that fill no batch
-    of their bucket are packed anew into the next longer one that holds theirs, so that at most one
-    batch, of the longest bucket, is under-filled.
+    Buckets are filled from the longest to the shortest: segments that no shorter bucket holds open
+    a bucket's rows, shorter segments fill these rows, and the remaining ones go on to the next
+    shorter bucket. Then, from the shortest bucket to the longest, surplus rows (those that do not
+    make a whole batch) are packed again into a longer bucket. So at most one batch, of the longest
+    bucket, is not full.
 
     Args:
         counts: int64 [sizes], segments of each size; not changed. Index 0 is ignored.
         buckets: ascending by length; the last holds every segment.
-        sizes: int64 [sizes, 2], the inputs and targets that each size stands for; None: sizes are
-            lengths.
-        packing: "best_fit", "optimal" or "none".
+        sizes: for pairs int64 [sizes, 2], the inputs and targets of each size. None: a size is a
+            length.
+        packing: "best_fit", "optimal" (best fit after `patterns`) or "none".
         max_segments: the most segments in one row; None for no limit.
-        found: for each bucket, patterns that hold segments of `counts`; what they leave is packed
-            as above. "optimal" is best fit unless its patterns are given here.
-        whole: leave out the segments of the under-filled batch (they are missing from the
-            result's `counts`) instead of filling it up with empty rows.
+        whole: make whole batches only. The segments of the last, under-filled batch are then in no
+            row, and the result's `counts` lack them.
+        patterns: for each bucket, patterns to use first, whose segments `counts` includes.
     """
-    pairs = sizes is not None
     positions = np.arange(len(counts))[:, None] if sizes is None else sizes
-    find = one_per_row if packing == "none" else best_fit_pairs if pairs else best_fit
-    patterns = [list(known) for known in found] if found else [[] for _ in buckets]
-    left = counts - histogram_of(itertools.chain(*patterns), len(counts))
-    left[0] = 0
-    holds = [(positions <= bucket.lengths).all(axis=1) for bucket in buckets]
+    search = one_per_row if packing == "none" else best_fit if sizes is None else best_fit_pairs
+    placed = [list(of_bucket) for of_bucket in patterns or [()] * len(buckets)]
+    remaining = counts - count_segments([p for each in placed for p in each], len(counts))
+    remaining[0] = 0
+    holds = np.stack([(positions <= bucket.lengths).all(axis=1) for bucket in buckets])
     for index in reversed(range(len(buckets))):
-        opens = ~np.logical_or.reduce([np.zeros_like(holds[0]), *holds[:index]])
-        patterns[index] += find(left, buckets[index].lengths, positions, opens, max_segments)
-    assert not left.any(), "the last bucket holds every segment"
-
-    def repack(index: int, moved: np.ndarray) -> None:
-        room = buckets[index].lengths
-        later = range(index + 1, len(buckets))
-        to = next(i for i in later if np.less_equal(room, buckets[i].lengths).all())
-        patterns[to] += find(moved, buckets[to].lengths, positions, moved > 0, max_segments)
-
-    return _settled(patterns, buckets, counts, repack, whole=whole)
-
-
-def _settled(
-    patterns: list[list[Pattern]],
-    buckets: Sequence[Bucket],
-    counts: np.ndarray,
-    repack: Callable[[int, np.ndarray], None],
-    *,
-    whole: bool,
-) -> Packed:
-    """The rows of all buckets, those that fill no batch of theirs moved on to longer ones."""
-    left = np.zeros_like(counts)
-    for index, bucket in enumerate(buckets):
-        last = index + 1 == len(buckets)
-        if last and not whole:
-            break
-        patterns[index], spare = _split_spare(patterns[index], bucket.rows)
-        moved = histogram_of(spare, len(counts))
-        if last:
-            left = moved
-        elif spare:
-            repack(index, moved)
-    placed = counts - left
-    placed[0] = 0
-    return Packed(tuple(buckets), tuple(map(tuple, patterns)), placed)
+        opens = ~np.logical_or.reduce(holds[:index])
+        placed[index] += search(remaining, buckets[index].lengths, positions, opens, max_segments)
+    assert not remaining.any(), "the last bucket holds every segment"
+    for index, bucket in enumerate(buckets[:-1]):
+        placed[index], surplus = _split_surplus(placed[index], bucket.rows)
+        if surplus:
+            moved = count_segments(surplus, len(counts))
+            longer = range(index + 1, len(buckets))
+            to = next(i for i in longer if np.all(bucket.lengths <= np.array(buckets[i].lengths)))
+            placed[to] += search(moved, buckets[to].lengths, positions, moved > 0, max_segments)
+    result = counts.copy()
+    result[0] = 0
+    if whole:
+        placed[-1], surplus = _split_surplus(placed[-1], buckets[-1].rows)
+        result -= count_segments(surplus, len(counts))
+    return Packed(tuple(buckets), tuple(map(tuple, placed)), result)
 
 
-def _split_spare(patterns: list[Pattern], rows: int) -> tuple[list[Pattern], list[Pattern]]:
-    """Splits off the emptiest rows, so that a multiple of `rows` stays."""
-    spare = sum(pattern.rows for pattern in patterns) % rows
+def _split_surplus(patterns: list[Pattern], rows: int) -> tuple[list[Pattern], list[Pattern]]:
+    """Splits off the emptiest rows, so that the number of other rows is a multiple of `rows`."""
+    surplus = sum(pattern.rows for pattern in patterns) % rows
     stay, go = [], []
     for pattern in sorted(patterns, key=lambda pattern: pattern.fill):
-        moved = min(spare, pattern.rows)
-        spare -= moved
+        moved = min(surplus, pattern.rows)
+        surplus -= moved
         if moved:
             go.append(dataclasses.replace(pattern, rows=moved))
         if pattern.rows > moved:
@@ -122,11 +100,11 @@ def _split_spare(patterns: list[Pattern], rows: int) -> tuple[list[Pattern], lis
 
 
 def row_cost(length, *, attention: str = "dense", width: int = 1024):
-    """What a row of `length` positions costs a Transformer of `width`, in positions.
+    """The cost of a row of `length` positions in a Transformer of `width`, in positions.
 
-    With "dense" attention, scores cost `length / (6 · width)` of everything else in a layer whose
-    MLP is four times as wide. With "segment" attention, which skips other segments, a row costs
-    its positions.
+    "dense" attention computes scores between all positions of the row. They cost
+    `length / (6 · width)` of the rest of a layer whose MLP is four times as wide. "segment"
+    attention skips other segments, so that a row costs its positions.
 
     >>> row_cost(6144)
     12288.0

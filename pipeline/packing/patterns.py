@@ -1,7 +1,7 @@
-"""Patterns: ways to fill a row; found by best-fit decreasing on a histogram.
+"""Patterns: the ways in which rows are filled, and best-fit decreasing, which finds them.
 
-Everything here works on counts of lengths, never on examples: all rows that look alike are treated
-at once, so the cost grows with the number of distinct rows and not with the number of examples.
+Packing works on counts of sizes and never sees an example. All rows with the same content are one
+pattern, so the cost grows with the number of patterns and not with the number of examples.
 """
 
 import dataclasses
@@ -14,13 +14,14 @@ from pipeline.packing.bucket import Bucket
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """One way to fill a row, and how many rows are filled that way.
+    """The content of a row, and the number of rows that have this content.
 
     Attributes:
-        pieces: which sizes the row holds and how often: ((100, 2), (28, 1)) is a row with two
-            segments of 100 positions and one of 28. Of pairs, sizes are numbers.
-        rows: how many rows.
-        fill: real positions in one such row, of both sides of pairs.
+        pieces: each size in the row with its number of occurrences: ((100, 2), (28, 1)) is a row
+            with two segments of 100 positions and one of 28. For pairs, a size is a line number in
+            a table of sizes.
+        rows: how many rows have this content.
+        fill: real positions in one such row; for pairs, inputs plus targets.
     """
 
     pieces: tuple[tuple[int, int], ...]
@@ -39,8 +40,8 @@ class Packed:
 
     Attributes:
         buckets: the shapes, ascending by length.
-        patterns: for each bucket, its patterns.
-        counts: int64 [sizes], the segments of each size that were placed.
+        patterns: the patterns of each bucket.
+        counts: int64 [sizes], the segments of each size that have a place in a row.
     """
 
     buckets: tuple[Bucket, ...]
@@ -48,7 +49,7 @@ class Packed:
     counts: np.ndarray
 
     def rows(self, index: int) -> int:
-        """Rows of bucket number `index`, without empty ones."""
+        """Rows of bucket number `index`, without empty rows."""
         return sum(pattern.rows for pattern in self.patterns[index])
 
     def batches(self, index: int) -> int:
@@ -68,8 +69,8 @@ class Packed:
         return sum(pattern.rows * pattern.segments for pattern in self.patterns[index])
 
 
-def histogram_of(patterns: Iterable[Pattern], size: int) -> np.ndarray:
-    """How many segments of each size the patterns' rows hold: int64 [size]."""
+def count_segments(patterns: Iterable[Pattern], size: int) -> np.ndarray:
+    """The number of segments of each size in all rows of some patterns: int64 [size]."""
     counts = np.zeros(size, np.int64)
     for pattern in patterns:
         for length, times in pattern.pieces:
@@ -84,71 +85,73 @@ def best_fit(
     opens: np.ndarray,
     max_segments: int | None = None,
 ) -> list[Pattern]:
-    """Rows of `room` positions, packed best-fit decreasing; takes what it placed from `counts`.
+    """Rows of one bucket, packed by best-fit decreasing; their segments leave `counts`.
 
-    Segments are placed from the longest to the shortest, each into the open row with the least
-    room that still holds it (Johnson et al., 1974).
+    Takes the segments from the longest to the shortest and puts each into the open row with the
+    least room that holds it (Johnson et al., 1974).
 
     >>> counts = np.array([0, 0, 3, 0, 0, 0, 1, 0, 2])  # three of 2, one of 6, two of 8
-    >>> found = best_fit(counts, (10,), np.arange(9)[:, None], np.ones(9, bool))
-    >>> [(p.pieces, p.rows) for p in found]
+    >>> patterns = best_fit(counts, (10,), np.arange(9)[:, None], np.ones(9, bool))
+    >>> [(pattern.pieces, pattern.rows) for pattern in patterns]
     [(((8, 1), (2, 1)), 2), (((6, 1), (2, 1)), 1)]
 
     Args:
-        counts: int64 [longest + 1], how many segments of each length there are; changed in place.
-        room: positions in a row, one number.
-        sizes: the positions of each size: of lengths, their own number.
-        opens: bool [longest + 1], the lengths that open rows; others only fill holes.
+        counts: int64 [n], the segments of each size; changed in place.
+        room: positions in a row; for pairs, of inputs and of targets.
+        sizes: int64 [n, 1], the positions of each size (its own number), ascending; for pairs
+            [n, 2], ascending by the share of a row.
+        opens: bool [n], the sizes that may open a row; the others only fill rows already open.
         max_segments: the most segments in one row; None for no limit.
     """
     del sizes
     (length,) = room
     limit = max_segments or length
-    # Rows alike in what they hold are one entry (pieces as a linked list, segments, rows), filed
-    # under the room that is left. Bit r of `rooms` says that `filed[r]` is not empty.
-    filed: dict[int, list] = {}
+    # An entry stands for rows with the same content: (pieces as a linked list, segments, rows).
+    # `open_rows` maps the free room of a row to its entries; bit r of `rooms` is set if
+    # `open_rows[r]` is not empty.
+    open_rows: dict[int, list] = {}
     rooms = 0
-    full: list = []
+    closed: list = []
 
-    def file(entry, room):
+    def add(entry, room):
         nonlocal rooms
         if room == 0 or entry[1] >= limit:
-            full.append((entry, room))
+            closed.append((entry, room))
         else:
-            filed.setdefault(room, []).append(entry)
+            open_rows.setdefault(room, []).append(entry)
             rooms |= 1 << room
 
-    def place(chain, segments, rows, room, size, left):
-        """Puts up to `left` segments of `size` into `rows` equal rows; returns what is left."""
+    def place(chain, segments, rows, room, size, count):
+        """Puts up to `count` segments of `size` into `rows` equal rows; returns the rest."""
         each = min(room // size, limit - segments)
-        whole = min(rows, left // each)
+        whole = min(rows, count // each)
         if whole:
-            file(((chain, size, each), segments + each, whole), room - each * size)
-            left -= whole * each
+            add(((chain, size, each), segments + each, whole), room - each * size)
+            count -= whole * each
             rows -= whole
-        if rows and left:  # fewer than `each` are left, for one more row
-            file(((chain, size, left), segments + left, 1), room - left * size)
-            rows, left = rows - 1, 0
+        if rows and count:  # fewer than `each` remain, for one more row
+            add(((chain, size, count), segments + count, 1), room - count * size)
+            rows, count = rows - 1, 0
         if rows:
-            file((chain, segments, rows), room)
-        return left
+            add((chain, segments, rows), room)
+        return count
 
     for size in np.flatnonzero(counts[: length + 1])[::-1].tolist():
         if size == 0:
             break
-        left = int(counts[size])
-        while left and (fitting := rooms >> size):
-            room_left = size + (fitting & -fitting).bit_length() - 1
-            chain, segments, rows = filed[room_left].pop()
-            if not filed[room_left]:
-                rooms &= ~(1 << room_left)
-            left = place(chain, segments, rows, room_left, size, left)
-        if left and opens[size]:
+        count = int(counts[size])
+        while count and (fitting := rooms >> size):
+            free = size + (fitting & -fitting).bit_length() - 1
+            chain, segments, rows = open_rows[free].pop()
+            if not open_rows[free]:
+                rooms &= ~(1 << free)
+            count = place(chain, segments, rows, free, size, count)
+        if count and opens[size]:
             each = min(length // size, limit)
-            left = place(None, 0, -(-left // each), length, size, left)
-        counts[size] = left
-    entries = full + [(entry, left) for left in sorted(filed) for entry in filed[left]]
-    return [Pattern(_unlink(chain), rows, length - left) for (chain, _, rows), left in entries]
+            count = place(None, 0, -(-count // each), length, size, count)
+        counts[size] = count
+    entries = closed + [(entry, free) for free in sorted(open_rows) for entry in open_rows[free]]
+    return [Pattern(_unlink(chain), rows, length - free) for (chain, _, rows), free in entries]
 
 
 def _unlink(chain) -> tuple[tuple[int, int], ...]:

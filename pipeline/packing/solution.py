@@ -1,4 +1,4 @@
-"""Solutions: a linear program's rows made whole; stored, and from then on an input of a plan."""
+"""Solutions: the patterns that packing="optimal" found, stored and then an input of a plan."""
 
 import hashlib
 import json
@@ -13,181 +13,82 @@ from pipeline.packing.bucket import Bucket
 from pipeline.packing.cascade import pack, row_cost
 from pipeline.packing.columns import Columns
 from pipeline.packing.patterns import Packed, Pattern
+from pipeline.packing.rounding import round_rows
 
-# After each round of whole rows the program is solved again for what is left. A round takes at
-# least this share of the rows, and may ask for new patterns this often.
-SHARE = 0.2
-ITERATIONS = 2
-ROUNDS = 60
+# Stores a file: `store(name, make)` returns the content of the file `name`. If the file is missing,
+# it stores what `make()` returns.
+Store = Callable[[str, Callable[[], bytes]], bytes]
 
-# A row may end up with this many more positions of padding than its pattern has; patterns that
-# would lose more, because their segments are used up, wait for the next round. When none is left
-# that loses so little, the figure is multiplied by four.
-LOSS = 2
-
-# Once this share of the rows is all that is left, best fit does as well.
-ENOUGH = 1e-4
-
-
-class Stock:
-    """The segments that are still to be placed, and the rows made so far."""
-
-    def __init__(self, counts: np.ndarray, rooms: np.ndarray, most: int | None):
-        self.left = counts.tolist()
-        self.left[0] = 0
-        self.patterns: list[list[Pattern]] = [[] for _ in rooms]
-        self._rooms, self._most = rooms.tolist(), most
-        # Bit n says that there are segments of length n.
-        self._there = sum(1 << size for size, count in enumerate(self.left) if count)
-
-    def place(self, places: list[tuple[int, int]], index: int, rows: int, loss: int) -> int:
-        """Fills up to `rows` rows of bucket number `index`; returns how many it filled.
-
-        Args:
-            places: lengths, from the longest, and how many places a row has for each. A place
-                takes the longest segment that it can hold, and what room is left more of them.
-            index: number of the bucket.
-            rows: how many rows to fill.
-            loss: no row may have this many positions of padding more than the places leave.
-        """
-        padding = max(self._rooms[index] - sum(size * times for size, times in places), 0)
-        done = 0
-        while done < rows:
-            row, room = self._row(places, self._rooms[index])
-            if not row or room > padding + loss:
-                break
-            times = min(rows - done, min(self.left[size] // many for size, many in row.items()))
-            for size, many in row.items():
-                self.left[size] -= times * many
-                if not self.left[size]:
-                    self._there &= ~(1 << size)
-            fill = sum(size * many for size, many in row.items())
-            self.patterns[index].append(Pattern(tuple(row.items()), times, fill))
-            done += times
-        return done
-
-    def _row(self, places: list[tuple[int, int]], room: int) -> tuple[dict[int, int], int]:
-        """The segments of one row, and the room that they leave."""
-        row: dict[int, int] = {}
-        segments = self._most or room
-        for size, times in [*places, (room, segments)]:
-            for _ in range(min(times, segments)):
-                longest = self._longest(min(size, room), row)
-                if not longest:
-                    break
-                row[longest] = row.get(longest, 0) + 1
-                room -= longest
-                segments -= 1
-        return row, room
-
-    def _longest(self, size: int, row: dict[int, int]) -> int:
-        """The longest segment of at most `size` that is left beside those in `row`; 0: none."""
-        there = self._there & ((1 << (size + 1)) - 1)
-        while there:
-            longest = there.bit_length() - 1
-            if self.left[longest] > row.get(longest, 0):
-                return longest
-            there &= ~(1 << longest)
-        return 0
-
-
-def whole_rows(columns: Columns, counts: np.ndarray) -> tuple[list[list[Pattern]], np.ndarray]:
-    """Patterns for each bucket, near the cost of `columns`' program, and the counts left over.
-
-    Rounds the rows of the program down, then the largest fractions up, and solves it again for the
-    segments that are left.
-
-    Args:
-        columns: the program, with the patterns that solve it.
-        counts: int64 [longest + 1], segments of each length.
-    """
-    stock = Stock(counts, columns.rooms, columns.most)
-    loss, total = LOSS, 0.0
-    for _ in range(ROUNDS):
-        demand = columns.demand(np.array(stock.left))
-        if not demand.any():
-            break
-        rows = columns.solve(demand, ITERATIONS)
-        total = max(total, rows.sum())
-        if rows.sum() < ENOUGH * total:
-            break
-        done = 0
-        whole = np.floor(rows + 1e-6).astype(np.int64)
-        for column in np.flatnonzero(whole)[::-1]:
-            done += stock.place(*columns.places(column), int(whole[column]), loss)
-        part = rows - whole
-        for column in np.argsort(-part, kind="stable"):
-            if done >= max(SHARE * rows.sum(), 1) or part[column] <= 1e-6:
-                break
-            done += stock.place(*columns.places(column), 1, loss)
-        if not done:
-            loss *= 4
-            if loss > columns.rooms[-1]:
-                break
-    return stock.patterns, np.array(stock.left)
-
-
-Keep = Callable[[str, Callable[[], bytes]], bytes]
-
-# The version of what is stored, and of the search. A solution of another one is made anew.
+# The version of the search and of its file. A plan does not use the file of another version.
 VERSION = 1
 
-# With more lengths than this, linear programs take minutes and best fit has less than a
-# ten-thousandth left to gain: it is taken instead.
+# With more lengths than this, linear programs take minutes, and best fit is within a ten-thousandth
+# of the optimum. The search then takes best fit.
 SIZES = 2048
 
 
 class Solution:
-    """The patterns of each histogram of a plan, and a bound on what any packing could reach.
+    """The patterns of each histogram of a plan, and a bound on the share of positions in use.
 
-    As JSON: `{"name": …, "bound": 0.9988, "patterns": {DIGEST: [[[3, [[120, 4], [32, 1]]]]]}}`,
-    where for each histogram, by its digest, each bucket has its patterns: rows, lengths, how often.
+    The file is JSON: `{"name": …, "bound": 0.9988, "patterns": {DIGEST: [[[3, [[120, 4], [32,
+    1]]]]]}}`. For the digest of each histogram, each bucket has a list of patterns: the number of
+    rows, and each length in the row with its number of occurrences.
 
     Args:
-        text: the JSON.
-        source: where it comes from, for errors.
+        content: the content of the file.
+        path: the path or name of the file, for error messages.
+
+    Attributes:
+        digest: a short hash of the content.
+        bound: proven upper bound on the share of positions that any packing of these lengths into
+            these buckets can use.
+
+    Raises:
+        ValueError: the content is not as above.
     """
 
-    def __init__(self, text: bytes, source: str):
-        self._source = source
-        self.digest = hashlib.sha256(text).hexdigest()[:16]
+    def __init__(self, content: bytes, path: str):
+        self._path = path
+        self.digest = hashlib.sha256(content).hexdigest()[:16]
         try:
-            stored = json.loads(text)
-            #: Proven: no packing into these buckets uses a greater share of its positions.
+            stored = json.loads(content)
             self.bound = float(stored["bound"])
             self._patterns = stored["patterns"]
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{source} does not hold the patterns of a plan: {error!r}") from error
+            raise ValueError(f"{path} does not hold the patterns of a plan: {error!r}") from error
 
     def pack(self, counts: np.ndarray, buckets: Sequence[Bucket], **options: Any) -> Packed:
-        """`pipeline.packing.cascade.pack` with the patterns that are stored for this histogram.
+        """`pipeline.packing.cascade.pack` with the patterns stored for this histogram.
 
         Raises:
-            ValueError: there are none.
+            ValueError: the file has no patterns for this histogram and these buckets.
         """
         stored = self._patterns.get(_digest(counts))
         if stored is None or len(stored) != len(buckets):
             raise ValueError(
-                f"the patterns in {self._source} are for other lengths, buckets or windows than "
-                "this plan's; give another file with patterns=…, which is then made"
+                f"the patterns in {self._path} are for other lengths, buckets or windows than "
+                "this plan's; give the path of a new file with patterns=…, and the plan makes it"
             )
-        found = [
+        patterns = [
             [
                 Pattern(tuple(map(tuple, pieces)), rows, sum(size * many for size, many in pieces))
                 for rows, pieces in of_bucket
             ]
             for of_bucket in stored
         ]
-        return pack(counts, buckets, packing="optimal", found=found, **options)
+        return pack(counts, buckets, packing="optimal", patterns=patterns, **options)
 
 
 class Search:
-    """Finds the patterns of the histograms of one plan, to be stored as a `Solution`."""
+    """Searches the patterns of a plan's histograms by column generation.
+
+    Attributes:
+        counts: the histogram of all segments of the plan, to which the bound applies.
+    """
 
     def __init__(self):
         self._patterns: dict[str, list] = {}
         self._positions: Columns | None = None
-        #: The histogram of all segments, which the bound is about.
         self.counts: np.ndarray | None = None
 
     def pack(
@@ -198,10 +99,10 @@ class Search:
         max_segments: int | None = None,
         whole: bool = False,
     ) -> Packed:
-        """As `Solution.pack`."""
+        """Packs a histogram and records its patterns; arguments as for `cascade.pack`."""
         best = pack(counts, buckets, packing="best_fit", max_segments=max_segments)
         if 0 < np.count_nonzero(counts) <= SIZES:
-            positions, other = _solve(counts, buckets, best, max_segments)
+            positions, other = _generate(counts, buckets, best, max_segments)
             self._positions = self._positions or positions
             best = min(best, other, key=_cost)
         self._patterns[_digest(counts)] = [
@@ -213,11 +114,11 @@ class Search:
             packing="optimal",
             max_segments=max_segments,
             whole=whole,
-            found=best.patterns,
+            patterns=best.patterns,
         )
 
-    def text(self, name: str) -> bytes:
-        """What is to be stored, under this name."""
+    def content(self, name: str) -> bytes:
+        """The content of the file `name`, as `Solution` reads it."""
         assert self.counts is not None, "a plan has a histogram"
         tokens = int(self.counts @ np.arange(len(self.counts)))
         least = self._positions.bound(self.counts) if self._positions else tokens
@@ -225,23 +126,26 @@ class Search:
         return json.dumps({"name": name, "bound": bound, "patterns": self._patterns}).encode()
 
 
-def _solve(
-    counts: np.ndarray, buckets: Sequence[Bucket], known: Packed, max_segments: int | None
+def _generate(
+    counts: np.ndarray, buckets: Sequence[Bucket], start: Packed, max_segments: int | None
 ) -> tuple[Columns, Packed]:
-    """The program that bounds positions, and the rows that column generation finds."""
+    """The linear program that bounds positions, and the rows that column generation finds.
+
+    `start` is a packing whose patterns the programs begin with.
+    """
     rooms = np.array([bucket.length for bucket in buckets])
-    # Positions decide the bound. Rows are chosen by what they cost a model: by positions alone,
-    # short buckets would stay empty.
-    positions, columns = (
+    # The bound counts positions. The rows minimise the model's cost: with positions alone, short
+    # buckets would stay empty.
+    positions, model = (
         Columns(counts, rooms, costs, max_segments)
         for costs in (rooms.astype(float), row_cost(rooms))
     )
-    for program in (positions, columns) if len(buckets) > 1 else (positions,):
-        program.add(known.patterns)
+    for program in (positions, model) if len(buckets) > 1 else (positions,):
+        program.add(start.patterns)
         program.solve(program.demand(counts))
-    found, _ = whole_rows(columns if len(buckets) > 1 else positions, counts)
+    patterns = round_rows(model if len(buckets) > 1 else positions, counts)
     return positions, pack(
-        counts, buckets, packing="optimal", max_segments=max_segments, found=found
+        counts, buckets, packing="optimal", max_segments=max_segments, patterns=patterns
     )
 
 
@@ -251,32 +155,32 @@ def _cost(packed: Packed) -> float:
     )
 
 
-def solution(
-    keep: Keep, about: Any, solve: Callable[[], Search], place: str | None = None
+def load_solution(
+    store: Store, inputs: Any, search: Callable[[], Search], path: str | None = None
 ) -> Solution:
-    """The solution of the histograms that `about` describes, as it is stored, or found now.
+    """The stored solution for some inputs; if there is none, the search runs and is stored.
 
     Args:
-        keep: stores it, as `Keeps.keep`.
-        about: what the solution depends on.
-        solve: searches, if it is not stored yet.
-        place: where it is stored, for errors; None: the name that it is stored under.
+        store: stores the file.
+        inputs: everything that the solution depends on; its text names the file.
+        search: runs the search.
+        path: the path of the file, for error messages; None for its name.
     """
-    name = f"packing-{hashlib.sha256(f'{VERSION};{about}'.encode()).hexdigest()[:16]}.json"
-    return Solution(keep(name, lambda: solve().text(name)), place or name)
+    name = f"packing-{hashlib.sha256(f'{VERSION};{inputs}'.encode()).hexdigest()[:16]}.json"
+    return Solution(store(name, lambda: search().content(name)), path or name)
 
 
-def keep_in_file(path: str | os.PathLike, *, others: bool) -> Keep:
-    """Stores a solution in the file `path`.
+def store_in_file(path: str | os.PathLike, *, allow_other: bool) -> Store:
+    """A `Store` that keeps a solution in the file `path`.
 
     Args:
-        path: the file; made if it is not there.
-        others: where the file holds another solution, use a file of its own beside it.
+        path: the file; made if it is missing.
+        allow_other: if the file holds another solution, use a file of its own beside it.
     """
 
-    def keep(name: str, make: Callable[[], bytes]) -> bytes:
+    def store(name: str, make: Callable[[], bytes]) -> bytes:
         file = pathlib.Path(path)
-        if others and file.exists() and name.encode() not in file.read_bytes():
+        if allow_other and file.exists() and name.encode() not in file.read_bytes():
             file = file.with_name(f"{file.stem}-{name}")
         if not file.exists():
             temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
@@ -284,7 +188,7 @@ def keep_in_file(path: str | os.PathLike, *, others: bool) -> Keep:
             temporary.replace(file)
         return file.read_bytes()
 
-    return keep
+    return store
 
 
 def _digest(counts: np.ndarray) -> str:

@@ -1,1 +1,14 @@
-"""From lengths to the segments of every step; needs NumPy only."""
+"""Planning: from lengths to the segments of every step. Needs NumPy only.
+
+Terms, in the order in which the modules build on each other:
+
+- piece: an example, or a part of one that is longer than the longest bucket (`pieces`).
+- pattern: the sizes of the pieces in a row; packing finds patterns (`pipeline.packing`).
+- slot: the place of one piece in a row. An assignment puts a piece into each slot (`assignment`).
+- window: the pieces that are packed together; a large corpus has several (`partition`, `windows`).
+- source: one corpus under given options, as an endless stream of rows per bucket (`source`).
+- remainder: the positions that a source has not used of its epochs when another takes over.
+- timetable: the bucket of each step, and its rows of each source (`timetable`, `quotas`).
+- stage: options, sources and a timetable, from a step on (`stage`).
+- plan: a list of stages (`stages`, `plan`).
+"""

@@ -1,4 +1,4 @@
-"""Checks of single arguments, and the sentences that refuse them."""
+"""Checks of single arguments, and the error messages that they raise."""
 
 import difflib
 import inspect
@@ -9,10 +9,10 @@ from typing import Any
 
 
 def require_whole(name: str, value: Any, least: int) -> int:
-    """The whole number that `value` is, from `least` up.
+    """`value` as an int.
 
     Raises:
-        ValueError: it is none.
+        ValueError: `value` is not a whole number of at least `least`.
     """
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not is_number or value != value or not least <= value < 1 << 63 or int(value) != value:
@@ -21,43 +21,43 @@ def require_whole(name: str, value: Any, least: int) -> int:
 
 
 def require_index(step: Any) -> int:
-    """The step that `step` is.
+    """`step` as an int.
 
     Raises:
-        TypeError: it is not a whole number.
+        TypeError: `step` is not of an integer type.
     """
     if isinstance(step, bool):
         raise TypeError(f"step is {step!r}; it must be a whole number")
     return operator.index(step)
 
 
-def require_one_of(name: str, value: Any, known: Collection[str]) -> None:
-    """Refuses a value that is none of those known.
+def require_one_of(name: str, value: Any, allowed: Collection[str]) -> None:
+    """Checks that `value` is one of the allowed strings.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not.
     """
-    if value not in known:
-        raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
+    if value not in allowed:
+        raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
 
 
-def unknown(name: str, known: Collection[str]) -> str:
-    """The end of a sentence about an option that there is not.
+def suggest_option(name: str, options: Collection[str]) -> str:
+    """The end of an error message about an unknown option.
 
-    >>> unknown("sed", ["packing", "seed"])
+    >>> suggest_option("sed", ["packing", "seed"])
     "'sed'; did you mean 'seed'? The options are packing, seed"
     """
-    near = difflib.get_close_matches(name, sorted(known), n=1)
+    near = difflib.get_close_matches(name, sorted(options), n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
-    return f"{name!r}{hint} The options are {', '.join(sorted(known))}"
+    return f"{name!r}{hint} The options are {', '.join(sorted(options))}"
 
 
-def keywords(function: Callable) -> tuple[str, ...]:
-    """The names of the arguments that a function takes by keyword alone."""
+def list_keywords(function: Callable) -> tuple[str, ...]:
+    """The names of a function's keyword-only arguments."""
     parameters = inspect.signature(function).parameters.values()
     return tuple(each.name for each in parameters if each.kind is each.KEYWORD_ONLY)
 
 
-def chosen(names: Iterable[str], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of some options that have one of these names."""
+def select_options(names: Iterable[str], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options whose names are in `names`."""
     return {name: options[name] for name in names if name in options}

@@ -1,4 +1,4 @@
-"""Figures: what a plan comes to. Functions of a plan, worked out from counts of rows."""
+"""Figures of a plan: tokens, padding, shares and epochs, computed from counts of rows."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,87 +16,89 @@ from pipeline.planning.windows import Windows
 
 
 def epoch_steps(plan: Stages) -> tuple[int, int]:
-    """The first step of an epoch that the figures are of, and one past its last.
+    """The first step of the epoch to which the figures apply, and one past its last step.
 
-    The first whole epoch of the last stage; of several corpora, the one in progress where the last
-    stage begins, with the phases before it.
+    With one corpus, this is the first whole epoch of the last stage. With several, it is the epoch
+    in which the last stage begins, with the earlier stages of that epoch.
     """
     last = plan.stages[-1].timetable
     epoch = last.first_epoch if plan.stages[-1].weights is None else last.epoch_of(0)
     return plan.first_step(epoch), plan.first_step(epoch + 1)
 
 
-def _rows(stage: Stage, begin: int, end: int) -> Iterator[tuple[int, Windows, np.ndarray]]:
-    """Each source's number, its windows, and which share of their rows of each bucket steps have.
+def _count_epochs(stage: Stage, begin: int, end: int) -> Iterator[tuple[int, Windows, np.ndarray]]:
+    """How often the steps of a stage have all rows of each of its windows.
 
-    float64 [buckets]; above 1 where they have several epochs.
+    Yields the number of a source, its windows, and for each bucket the number of their epochs:
+    float64 [buckets].
     """
     first, last = (stage.timetable.before(step - stage.start)[1] for step in (begin, end))
     for number, source in enumerate(stage.sources):
-        before = source.remainder_rows
-        rows = [np.minimum(taken[:, number], before) for taken in (first, last)]
+        remainder = source.remainder_rows
+        before, after = (np.minimum(rows[:, number], remainder) for rows in (first, last))
         if source.remainder is not None:
-            yield number, source.remainder, (rows[1] - rows[0]) / np.maximum(before, 1)
-        more = (last - first)[:, number] - (rows[1] - rows[0])
-        yield number, source.whole, more / np.maximum(source.whole.rows, 1)
+            yield number, source.remainder, (after - before) / np.maximum(remainder, 1)
+        rest = (last - first)[:, number] - (after - before)
+        yield number, source.whole, rest / np.maximum(source.whole.rows, 1)
 
 
 def tokens(plan: Stages, first: int, last: int) -> dict[str, float]:
-    """Real positions of each corpus in the steps `first` to `last`, at the mean fill of its rows.
+    """Real positions of each corpus in the steps `first` to `last`, by name.
 
-    Exact for whole epochs.
+    Exact for whole epochs; otherwise computed from the mean fill of the rows.
     """
     found = {source.name: 0.0 for source in plan.stages[-1].sources}
-    for stage, begin, end in plan.within(first, last):
-        for number, windows, share in _rows(stage, begin, end):
-            found[stage.sources[number].name] += float((windows.real * share).sum())
+    for stage, begin, end in plan.stages_between(first, last):
+        for number, windows, epochs in _count_epochs(stage, begin, end):
+            found[stage.sources[number].name] += float((windows.real * epochs).sum())
     return found
 
 
 def shares(plan: Stages, first: int, last: int) -> dict[str, float]:
-    """The share of each corpus in the real positions of some steps; arguments as `tokens`."""
+    """The share of each corpus in the real positions of some steps; arguments as for `tokens`."""
     found = tokens(plan, first, last)
     total = max(sum(found.values()), 1)
     return {name: count / total for name, count in found.items()}
 
 
 def passes(plan: Stages, step: int) -> dict[str, float]:
-    """How often each corpus has been through before `step`, about."""
+    """Epochs of each corpus before `step`, with fractions, by name."""
     found = {source.name: 0.0 for source in plan.stages[-1].sources}
-    for stage, begin, end in plan.within(0, step):
-        for number, windows, share in _rows(stage, begin, end):
+    for stage, begin, end in plan.stages_between(0, step):
+        for number, windows, epochs in _count_epochs(stage, begin, end):
             source = stage.sources[number]
-            rows = float((windows.rows * share).sum()) / float(source.whole.rows.sum())
+            rows = float((windows.rows * epochs).sum()) / float(source.whole.rows.sum())
             found[source.name] += rows
     return found
 
 
 def whole_epochs(plan: Stages, step: int) -> dict[str, int]:
-    """How many epochs of each corpus are over before `step`."""
+    """Epochs of each corpus that are over before `step`, by name."""
     found = {source.name: 0 for source in plan.stages[-1].sources}
     stage = [each for each in plan.stages if each.start < max(step, 1)][-1]
-    taken = stage.timetable.before(step - stage.start)[1]
+    rows = stage.timetable.before(step - stage.start)[1]
     for number, source in enumerate(stage.sources):
-        found[source.name] = source.whole_epochs(taken[:, number])
+        found[source.name] = source.count_epochs(rows[:, number])
     return found
 
 
-def packed(plan: Stages) -> list[tuple[float, Packed]]:
-    """Packed histograms, each with the patterns of one bucket; how often an epoch has them."""
-    found = []
-    for stage, begin, end in plan.within(*epoch_steps(plan)):
-        for _, windows, share in _rows(stage, begin, end):
+def packed(plan: Stages) -> dict[Bucket, list[tuple[float, int, Packed]]]:
+    """The packed histograms that an epoch has for each bucket.
+
+    Each is a tuple: how often the epoch has it, the bucket's index in it, and the histogram.
+    """
+    found: dict[Bucket, list[tuple[float, int, Packed]]] = {}
+    for stage, begin, end in plan.stages_between(*epoch_steps(plan)):
+        for _, windows, epochs in _count_epochs(stage, begin, end):
             for kind in windows.kinds:
-                patterns = kind.slots.packed.patterns
-                for index, often in enumerate(share.tolist()):
-                    only = [each if i == index else () for i, each in enumerate(patterns)]
-                    whole = Packed(stage.options.buckets, tuple(only), kind.slots.packed.counts)
-                    found.append((often * kind.number, whole))
+                for index, bucket in enumerate(stage.options.buckets):
+                    times = float(epochs[index]) * kind.number
+                    found.setdefault(bucket, []).append((times, index, kind.slots.packed))
     return found
 
 
 def epoch_batches(plan: Stages) -> dict[Bucket, int]:
-    """Batches of each bucket in the epoch that the figures are of."""
+    """Batches of each bucket in an epoch."""
     found = plan.batches(*epoch_steps(plan))
     return {bucket: found[bucket] for bucket in plan.stages[-1].options.buckets}
 
@@ -107,72 +109,73 @@ def num_tokens(plan: Stages) -> int:
 
 
 def padding(plan: Stages) -> float:
-    """The share of an epoch's positions that are padding, empty rows included."""
-    there = sum(number * bucket.positions for bucket, number in epoch_batches(plan).items())
-    return 1 - num_tokens(plan) / there
+    """The share of an epoch's positions that are padding, with empty rows; 0 without batches."""
+    positions = sum(number * bucket.positions for bucket, number in epoch_batches(plan).items())
+    return 1 - num_tokens(plan) / positions if positions else 0.0
 
 
 def side_fills(plan: Stages) -> tuple[float, ...]:
-    """The share of an epoch's positions that are used; of pairs, of inputs and of targets."""
+    """The share of an epoch's positions in use; for pairs, that of the inputs and the targets."""
     used: Any = 0.0
-    for stage, begin, end in plan.within(*epoch_steps(plan)):
-        for _, windows, share in _rows(stage, begin, end):
+    for stage, begin, end in plan.stages_between(*epoch_steps(plan)):
+        for _, windows, epochs in _count_epochs(stage, begin, end):
             for kind in windows.kinds:
                 for index, patterns in enumerate(kind.slots.packed.patterns):
                     for pattern in patterns:
                         sizes, times = np.array(pattern.pieces).T
                         sides = times @ windows.pieces.positions(sizes)
-                        used = used + sides * (pattern.rows * kind.number * share[index])
-    there = sum(
+                        used = used + sides * (pattern.rows * kind.number * epochs[index])
+    positions = sum(
         n * bucket.rows * np.array(bucket.lengths) for bucket, n in epoch_batches(plan).items()
     )
-    return tuple((used / there).tolist())
+    return tuple((used / positions).tolist())
 
 
 def imbalance(batches: Iterable[PlannedBatch], hosts: int) -> dict[Bucket, float]:
-    """How much busier the busiest of `hosts` is than the mean, for attention inside segments.
+    """The work of the busiest of `hosts` as a multiple of the mean, averaged for each bucket.
 
-    The mean over the batches of each bucket; without buckets whose rows `hosts` does not divide.
+    Work is that of attention within segments. Buckets whose rows `hosts` does not divide are left
+    out.
     """
-    seen: dict[Bucket, list[float]] = {}
-    for planned in batches:
-        if (rows := planned.bucket.rows) % hosts == 0:
-            seen.setdefault(planned.bucket, []).append(imbalance_of(planned.segments, rows, hosts))
-    return {bucket: sum(values) / len(values) for bucket, values in seen.items()}
+    found: dict[Bucket, list[float]] = {}
+    for batch in batches:
+        if (rows := batch.bucket.rows) % hosts == 0:
+            found.setdefault(batch.bucket, []).append(imbalance_of(batch.segments, rows, hosts))
+    return {bucket: sum(values) / len(values) for bucket, values in found.items()}
 
 
 @dataclasses.dataclass(frozen=True)
 class Losses:
-    """Examples that no batch has, or not whole.
+    """Counts of examples that are not, or not wholly, in a batch.
 
     Attributes:
-        asked: examples with something to train on that are left out, as asked.
-        empty: other examples with nothing to train on.
-        overlong: examples that are longer than the longest bucket.
-        lost: how many of their positions are in no batch.
+        left_out: examples with positions to train on that `leave_out` excludes.
+        empty: other examples without positions to train on.
+        overlong: examples longer than the longest bucket.
+        lost: positions of overlong examples that are in no batch.
     """
 
-    asked: int
+    left_out: int
     empty: int
     overlong: int
     lost: int
 
 
 def losses(plan: Stages) -> Losses:
-    """What whole epochs of the last stage leave out."""
-    asked = empty = overlong = lost = 0
+    """The examples that whole epochs of the last stage do not have."""
+    left_out = empty = overlong = lost = 0
     stage = plan.stages[-1]
     for source in stage.sources:
         pieces = source.whole.pieces
         dropped = len(pieces.overlong) if stage.options.overflow == "drop" else 0
-        asked += source.lengths.num_left_out
+        left_out += source.lengths.num_left_out
         empty += int(source.whole.counts[0]) - dropped - source.lengths.num_left_out
         overlong, lost = overlong + len(pieces.overlong), lost + pieces.lost
-    return Losses(asked, empty, overlong, lost)
+    return Losses(left_out, empty, overlong, lost)
 
 
 def phases(plan: Stages) -> list[Stage]:
-    """The last stage, and those before it that differ from it by weights and new corpora alone."""
+    """The last stage, and the stages before it that differ only in weights and new corpora."""
     found = [plan.stages[-1]]
     for stage in reversed(plan.stages[:-1]):
         if found[0].sources[0] is not stage.sources[0]:
@@ -182,7 +185,7 @@ def phases(plan: Stages) -> list[Stage]:
 
 
 def weights_by_phase(plan: Stages) -> list[tuple[int, Mapping[str, float]]]:
-    """The first step of each of `phases`, and each corpus's share from there on."""
+    """The first step of each of `phases`, and the weight of each corpus from there on."""
     names = [source.name for source in plan.stages[-1].sources]
     return [
         (stage.start, {name: float((stage.weights or {}).get(name, 0)) for name in names})

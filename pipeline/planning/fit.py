@@ -1,4 +1,4 @@
-"""Choosing buckets: which few lengths cost least on a histogram of lengths."""
+"""The choice of buckets: the few lengths that cost least for a histogram of lengths."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -12,14 +12,14 @@ from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.checks import require_one_of, require_whole
 from pipeline.planning.fit_pairs import PairFit
 from pipeline.planning.options import Weights, typical_lengths
-from pipeline.planning.stage import corpora
+from pipeline.planning.stage import as_corpora
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
-# A further bucket costs a compilation and a little mixing; it must save this share of the cost.
+# One more bucket means one more compilation, so it must save this share of the cost.
 WORTH = 0.001
 
-# Rows may be so many times as long as the longest example, if that saves this share of the cost.
+# Rows may be longer than the longest example by these factors, if that saves this share.
 LONGER, WORTH_LONGER = (2, 3, 4, 6, 8), 0.01
 
 
@@ -37,43 +37,43 @@ def fit_buckets(
     weights: Weights | None = None,
     by: str = "tokens",
 ) -> tuple[Bucket, ...]:
-    """At most `max_buckets` buckets, ascending by length, that make an epoch cheap to train on.
+    """Up to `max_buckets` buckets, ascending by length, in which an epoch is cheap to train.
 
-    Candidate sets come from dynamic programming over the histogram; each is then packed, and the
-    smallest set within 0.1% of the cheapest wins. The cost of a row of `L` positions is `L` for
-    packing "none". For packed rows it is `L + L²/(6·width)` with `attention="dense"`, whose scores
-    are as many as the square of the row (in a Transformer layer with an MLP four times as wide,
-    scores cost `L/(6·width)` of the rest); with `attention="segment"`, which skips other segments,
-    it is `L`, and one bucket is often best.
+    Dynamic programming over the histogram gives candidate sets. Each is packed, and the smallest
+    set within 0.1% of the cheapest is chosen. A row of `L` positions costs `L + L²/(6·width)` with
+    `attention="dense"`: scores grow with the square of the row, and cost `L/(6·width)` of the rest
+    of a Transformer layer whose MLP is four times as wide. With `attention="segment"`, which skips
+    other segments, and with packing "none", it costs `L`.
 
     >>> lengths = np.repeat([120, 2000], [1000, 10])
     >>> fit_buckets(lengths, tokens_per_batch=8192, max_buckets=2)
     (Bucket(rows=64, length=128), Bucket(rows=4, length=2048))
 
-    Of pairs both lengths count, and the scores of targets by inputs as well; see `pair_fit`. Rows
-    of packed pairs may be longer than the longest pair, so that both sides can be full:
+    For pairs, both lengths count, and the scores of targets by inputs too. Rows of packed pairs may
+    be longer than the longest pair, so that both sides can be full:
 
     >>> fit_buckets(np.array([[120, 40]] * 99), tokens_per_batch=8192, max_buckets=2)
     (Bucket(rows=16, length=(384, 128)),)
 
     Args:
-        lengths: positions of each example, an integer array `[n]`, of pairs `[n, 2]`, or a corpus;
-            with weights, several of these by name, or `Corpora`.
-        tokens_per_batch: positions in a batch, at most, of both sides of pairs; rows are as many
-            as fit.
+        lengths: positions of each example: an integer array `[n]`, for pairs `[n, 2]`, or a corpus.
+            With `weights`, several of these by name, or `Corpora`.
+        tokens_per_batch: the most positions in a batch, for pairs of both sides. A bucket has as
+            many rows as fit.
         max_buckets: the most buckets; each is one compilation of the training step.
-        max_length: longer examples do not count towards the longest bucket; the plan's `overflow`
-            says what becomes of them. None: the longest bucket holds the longest example. Rows of
-            short examples may be longer than these, up to `max_length`, where that leaves less
-            padding. Of pairs, (inputs, targets).
-        length_multiple: bucket lengths are multiples of this.
-        row_multiple: rows are multiples of this; the number of devices that share a batch's rows.
-        packing: "best_fit", "optimal" or "none", as the plan's; sets of buckets are compared by
-            best fit for both of the first.
-        attention: "dense" or "segment", what attention costs the model.
-        width: the model's width.
-        weights: of several corpora, as for `Plan`.
-        by: what weights count, as for `Plan`.
+        max_length: the length of the longest bucket, at most; for pairs `(inputs, targets)`. The
+            plan's `overflow` applies to longer examples. Rows of short examples may be longer than
+            these, up to `max_length`, if that reduces padding. Default None: the longest bucket
+            holds the longest example.
+        length_multiple: bucket lengths are multiples of this; default 128.
+        row_multiple: numbers of rows are multiples of this, the number of devices that share the
+            rows of a batch; default 1.
+        packing: "best_fit" (default), "optimal" or "none", as for `Plan`. With "optimal", sets are
+            compared by best fit.
+        attention: "dense" (default) or "segment", the kind of attention of the model.
+        width: the width of the model; default 1024.
+        weights: the weights of several corpora, as for `Plan`; default None.
+        by: the unit of weights, as for `Plan`; default "tokens".
 
     Raises:
         ValueError: an argument is not as above, no example has a position, or a batch of
@@ -82,22 +82,17 @@ def fit_buckets(
     require_one_of("packing", packing, PACKINGS)
     require_one_of("attention", attention, ("dense", "segment"))
     if weights is not None:
-        each = {name: lengths_lib.Lengths.of(one) for name, one in corpora(lengths).items()}
+        each = {name: lengths_lib.Lengths.of(one) for name, one in as_corpora(lengths).items()}
         lengths = typical_lengths(each, weights, by)
     array = lengths_lib.as_lengths(lengths)
     limits = () if max_length is None else np.ravel(max_length).tolist()
-    numbers = [
-        ("tokens_per_batch", tokens_per_batch),
-        ("max_buckets", max_buckets),
-        *(("max_length", each) for each in limits),
-        ("length_multiple", length_multiple),
-        ("row_multiple", row_multiple),
-        ("width", width),
-    ]
-    for name, value in numbers:
-        require_whole(name, value, 1)
-    tokens_per_batch, row_multiple = int(tokens_per_batch), int(row_multiple)
-    max_buckets, length_multiple = int(max_buckets), int(length_multiple)
+    for limit in limits:
+        require_whole("max_length", limit, 1)
+    tokens_per_batch = require_whole("tokens_per_batch", tokens_per_batch, 1)
+    max_buckets = require_whole("max_buckets", max_buckets, 1)
+    length_multiple = require_whole("length_multiple", length_multiple, 1)
+    row_multiple = require_whole("row_multiple", row_multiple, 1)
+    require_whole("width", width, 1)
     if len(limits) not in (0, array.ndim):
         raise ValueError(
             f"max_length is {max_length!r}; it must be one number for lengths of shape [n], and "
@@ -116,15 +111,12 @@ def fit_buckets(
             f"{row_multiple} rows (row_multiple) of {shown} positions are "
             f"{row_multiple * int(longest.sum()):,}, more than "
             f"tokens_per_batch={tokens_per_batch:,}; raise tokens_per_batch, or set a smaller "
-            "max_length (longer examples are then split, or what the plan's overflow says)"
+            "max_length (the plan's overflow then applies to longer examples)"
         )
 
-    def buckets_of(chosen: Sequence[Any]) -> tuple[Bucket, ...]:
-        rows = [
-            tokens_per_batch // (int(np.sum(length)) * row_multiple) * row_multiple
-            for length in chosen
-        ]
-        return tuple(map(Bucket, rows, chosen))
+    def as_buckets(lengths: Sequence[Any]) -> tuple[Bucket, ...]:
+        units = [tokens_per_batch // (int(np.sum(each)) * row_multiple) for each in lengths]
+        return tuple(Bucket(n * row_multiple, each) for n, each in zip(units, lengths, strict=True))
 
     if array.ndim == 2:
         fit = PairFit(
@@ -135,7 +127,7 @@ def fit_buckets(
             dense=attention == "dense",
             width=width,
         )
-        return buckets_of(_cheapest(fit.sets(max_buckets), fit.cost))
+        return as_buckets(_find_cheapest(fit.sets(max_buckets), fit.cost))
     counts = _split(lengths_lib.histogram(array), int(longest))
     counts[0] = 0
 
@@ -143,58 +135,60 @@ def fit_buckets(
         counted = "segment" if packing == "none" else attention
         return row_cost(length, attention=counted, width=width)
 
-    def cost(chosen: list[int]) -> float:
-        # One row a batch: what is left over at the end of an epoch must not count here, where
-        # `lengths` may be a sample.
-        packed = pack(counts, [Bucket(1, length) for length in chosen], packing=packing)
-        rows = sum(packed.rows(index) * price(length) for index, length in enumerate(chosen))
+    def cost(lengths: list[int]) -> float:
+        # Batches of one row: `lengths` may be a sample, so the last batch of each bucket, which is
+        # not full, must not count.
+        packed = pack(counts, [Bucket(1, length) for length in lengths], packing=packing)
+        rows = sum(packed.rows(index) * price(length) for index, length in enumerate(lengths))
         return rows / tokens
 
     tokens = float(counts @ np.arange(len(counts)))
-    chosen = _cheapest(_candidates(counts, max_buckets, length_multiple, packing, price), cost)
+    sets = _candidate_sets(counts, max_buckets, length_multiple, packing, price)
+    cheapest = _find_cheapest(sets, cost)
     if packing != "none":
         most = tokens_per_batch // row_multiple
         most = min([most, *_round_up(np.array(limits), length_multiple).tolist()])
-        chosen = _with_longer_rows(chosen, most, cost)
-    return buckets_of(chosen)
+        cheapest = _lengthen_rows(cheapest, most, cost)
+    return as_buckets(cheapest)
 
 
-def _with_longer_rows(chosen: list[int], most: int, cost: Callable) -> list[int]:
-    """The lengths, or with rows longer than any example, up to `most`, where that is cheaper.
+def _lengthen_rows(lengths: list[int], most: int, cost: Callable) -> list[int]:
+    """The lengths, or others with rows longer than any example, up to `most`, if cheaper.
 
     Rows of a few short examples each are seldom full.
     """
-    longest, before = chosen[-1], cost(chosen)
+    longest, before = lengths[-1], cost(lengths)
     longer = [length for times in LONGER if (length := longest * times) <= most]
-    sets = [some for length in longer for some in ([length], [*chosen[:-1], length])]
-    costs = [cost(some) for some in sets]
+    sets = [each for length in longer for each in ([length], [*lengths[:-1], length])]
+    costs = [cost(each) for each in sets]
     if min(costs, default=before) > before * (1 - WORTH_LONGER):
-        return chosen
-    found = sets[next(i for i, value in enumerate(costs) if value <= min(costs) * (1 + WORTH))]
-    log.info("buckets %s: rows longer than any example leave less padding", found)
-    return found
+        return lengths
+    best = sets[next(i for i, value in enumerate(costs) if value <= min(costs) * (1 + WORTH))]
+    logger.info("buckets %s: rows longer than any example leave less padding", best)
+    return best
 
 
-def _cheapest(sets: Sequence[Any], cost: Callable) -> Any:
-    """The first of the sets that is nearly as cheap as the cheapest."""
-    costs = [cost(chosen) for chosen in sets]
+def _find_cheapest(sets: Sequence[Any], cost: Callable) -> Any:
+    """The first of the sets whose cost is nearly the least."""
+    costs = [cost(each) for each in sets]
     best = next(i for i, value in enumerate(costs) if value <= min(costs) * (1 + WORTH))
-    log.info(
-        "buckets %s: an epoch's cost as a multiple of its tokens, with so many buckets: %s%s",
+    logger.info(
+        "buckets %s; cost of an epoch per token, by number of buckets: %s%s",
         sets[best],
-        ", ".join(f"{len(chosen)}: {cost:.3f}" for chosen, cost in zip(sets, costs, strict=True)),
+        ", ".join(f"{len(each)}: {cost:.3f}" for each, cost in zip(sets, costs, strict=True)),
         "; one bucket is enough" if best == 0 and len(sets) > 1 else "",
     )
     return sets[best]
 
 
-def _candidates(
+def _candidate_sets(
     counts: np.ndarray, most: int, multiple: int, packing: str, price: Callable
 ) -> list[list[int]]:
-    """The cheapest set of 1, 2, … `most` bucket lengths, by dynamic programming.
+    """The cheapest sets of 1, 2, … `most` bucket lengths, by dynamic programming.
 
-    A bucket of length L takes the lengths between the next shorter bucket and its own. Unpacked,
-    each takes a row of its own; packed, rows are taken to be full, so each takes `length / L`.
+    A bucket takes the lengths between the next shorter bucket and its own. Without packing, each
+    example takes a row. With packing, rows are assumed to be full, so that an example takes
+    `length / L` of a row of `L` positions.
     """
     size = np.arange(len(counts))
     weight = counts if packing == "none" else counts * size
@@ -205,7 +199,7 @@ def _candidates(
     each = np.array([price(int(end)) / (1 if packing == "none" else end) for end in ends])
     best = np.full(len(ends) + 1, np.inf)
     best[0] = 0
-    came: list[np.ndarray] = []
+    origins: list[np.ndarray] = []  # for each number of buckets and end, the end of the one before
     sets = []
     for _ in range(min(most, len(ends))):
         after = np.full(len(ends) + 1, np.inf)
@@ -215,12 +209,12 @@ def _candidates(
             origin[j] = np.argmin(total)
             after[j] = total[origin[j]]
         best = after
-        came.append(origin)
-        at, chosen = len(ends), []
-        for origin in reversed(came):
-            chosen.append(int(ends[at - 1]))
+        origins.append(origin)
+        at, lengths = len(ends), []
+        for origin in reversed(origins):
+            lengths.append(int(ends[at - 1]))
             at = origin[at]
-        sets.append(chosen[::-1])
+        sets.append(lengths[::-1])
     return sets
 
 
@@ -229,7 +223,7 @@ def _round_up(value, multiple: int):
 
 
 def _split(counts: np.ndarray, longest: int) -> np.ndarray:
-    """A histogram after all longer lengths are split: int64 [≤ longest + 1].
+    """The histogram after splitting all examples longer than `longest`: int64 [≤ longest + 1].
 
     >>> _split(np.array([0, 1, 0, 0, 0, 2]), 2).tolist()  # 5 = 2 + 2 + 1
     [0, 3, 4]

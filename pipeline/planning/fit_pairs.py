@@ -1,4 +1,4 @@
-"""Choosing buckets for pairs: a few pairs of lengths, neither a grid nor a chain."""
+"""The choice of buckets for pairs: the few pairs of lengths that cost least."""
 
 import itertools
 from collections.abc import Iterator
@@ -9,31 +9,31 @@ from pipeline.packing.bucket import Bucket
 from pipeline.packing.cascade import pack
 from pipeline.planning.pieces import cut
 
-# Pairs are grouped into cells of lengths, at most so many; that many examples, evenly spread, are
-# packed to compare sets of buckets.
+# Estimates use a grid with up to CELLS cells of lengths that have pairs. Sets of buckets are then
+# compared by packing about SAMPLE evenly spaced examples.
 CELLS, SAMPLE = 256, 5_000
 
-# By how many multiples a side of a bucket is made longer or shorter at a time.
+# The changes of a side of a bucket that the search tries, in multiples of `multiple`.
 MOVES = (8, -8, 4, -4, 2, -2, 1, -1)
 
-Lengths = tuple[tuple[int, int], ...]  # of the buckets of a set
+Lengths = tuple[tuple[int, int], ...]  # inputs and targets of each bucket of a set
 
 
 class PairFit:
-    """Cheap sets of buckets for pairs.
+    """A search for cheap sets of buckets for pairs.
 
-    All pairs, from short to long, are cut into a few groups, each with a bucket that holds it. The
-    buckets are then moved to where they cost less, and what they cost is found by packing. A row of
-    packed pairs may be longer than its longest pair: then its sides can be as the totals of the
-    group, and both be full.
+    First, all pairs are sorted from short to long and cut into a few groups, each with a bucket
+    that holds it. Then the lengths of the buckets change as long as the estimated cost falls. Last,
+    packing gives the cost of each set. A row of packed pairs may be longer than the longest pair:
+    its sides can then have the ratio of the group's totals, so that both can be full.
 
     Args:
         lengths: inputs and targets of each example, integers [n, 2].
-        multiple: lengths of buckets are multiples of this.
-        most: positions in a row at most, of both sides together.
+        multiple: bucket lengths are multiples of this.
+        most: the most positions in a row, of both sides together.
         packing: "best_fit" or "none".
-        dense: whether attention scores cost the square of the row.
-        width: of the model.
+        dense: whether attention computes scores between all positions of a row.
+        width: the width of the model.
     """
 
     def __init__(
@@ -47,17 +47,17 @@ class PairFit:
         width: int,
     ):
         self._multiple, self._most, self._packing = multiple, most, packing
-        # Scores are inputs by inputs, targets by targets and targets by inputs.
+        # The cost of a score; the scores are inputs², targets² and inputs · targets.
         self._scores = dense / (6 * width) * (packing != "none")
         lengths = lengths[lengths[:, 1] > 0].astype(np.int64)
-        self._cells(lengths)
+        self._make_cells(lengths)
         sample = lengths[:: max(len(lengths) // SAMPLE, 1)]
-        self._pieces = cut(sample, tuple(lengths.max(axis=0).tolist()), "truncate")
-        self._table = self._pieces.positions(np.arange(self._pieces.longest + 1))
-        self._counts = np.bincount(self._pieces.numbered(), minlength=len(self._table))
+        pieces = cut(sample, tuple(lengths.max(axis=0).tolist()), "truncate")
+        self._table = pieces.positions(np.arange(pieces.longest + 1))
+        self._counts = np.bincount(pieces.sizes(), minlength=len(self._table))
 
-    def _cells(self, lengths: np.ndarray) -> None:
-        """Examples, positions and longest lengths of each cell that has a pair."""
+    def _make_cells(self, lengths: np.ndarray) -> None:
+        """Computes the examples, total positions and longest lengths of each cell with a pair."""
         ends, step = -(-np.maximum(lengths, 1) // self._multiple), 1
         while True:
             cells = (ends - 1) // step
@@ -72,17 +72,23 @@ class PairFit:
         np.maximum.at(self._longest, cell, ends * self._multiple)
 
     def price(self, lengths: np.ndarray) -> np.ndarray:
-        """What rows of some lengths [..., 2] cost, in positions."""
+        """The cost of rows of some lengths [..., 2], in positions."""
         inputs, targets = lengths[..., 0].astype(np.float64), lengths[..., 1].astype(np.float64)
         scores = inputs * inputs + targets * targets + inputs * targets
         return inputs + targets + scores * self._scores
 
-    def _buckets(self, examples, total, longest) -> tuple[np.ndarray, np.ndarray]:
-        """The best bucket of each of some groups, [..., 2], and what its rows cost."""
+    def _best_buckets(self, examples, total, longest) -> tuple[np.ndarray, np.ndarray]:
+        """The best bucket for each of some groups, [..., 2], and the cost of its rows.
+
+        Args:
+            examples: pairs in each group, [...].
+            total: total positions of each group, [..., 2].
+            longest: the longest inputs and targets of each group, [..., 2].
+        """
         if self._packing == "none":
             return longest, examples * self.price(longest)
         best, cost = longest, (total / longest).max(axis=-1) * self.price(longest)
-        # The side that needs more rows becomes longer, to be full together with the other.
+        # Lengthen the side that needs more rows, so that both sides are full together.
         for side, other in ((0, 1), (1, 0)):
             wanted = longest[..., other] * total[..., side] / np.maximum(total[..., other], 1)
             for rounded in (np.floor, np.ceil):
@@ -97,73 +103,73 @@ class PairFit:
         return best, cost
 
     def sets(self, most: int) -> list[Lengths]:
-        """Good sets of up to `most` pairs of lengths, small sets first; the last holds all."""
+        """Good sets of up to `most` buckets, small sets first; the last bucket holds all pairs."""
         found: dict[Lengths, None] = {}
-        for chosen in self._by_cutting(most):
-            for lengths in self._closed(chosen):
-                for each in (lengths, self._moved(lengths)):
+        for buckets in self._cut_groups(most):
+            for lengths in self._add_longest(buckets):
+                for each in (lengths, self._improve(lengths)):
                     if len(each) <= most:
                         found[each] = None
         return sorted(found, key=len)
 
-    def _by_cutting(self, most: int) -> Iterator[np.ndarray]:
-        """Buckets [k, 2] that each hold the one before, the best cuts by dynamic programming.
+    def _cut_groups(self, most: int) -> Iterator[np.ndarray]:
+        """The best buckets [k, 2] for k = 1 … `most` groups of cells, by dynamic programming.
 
-        Cells are put in order by what they take of the longest row, on the side where that is more.
+        Cells are sorted by their greater share of the longest lengths, and cut into groups.
         """
         order = np.argsort((self._longest / self._longest.max(axis=0)).max(axis=1), kind="stable")
         count = len(order)
-        first, last = np.arange(count)[:, None], np.arange(count)  # a group goes from cell to cell
+        first, last = np.arange(count)[:, None], np.arange(count)  # cells of a group
         examples = np.append(0, np.cumsum(self._examples[order]))
         total = np.pad(np.cumsum(self._total[order], axis=0), ((1, 0), (0, 0)))
         longest = np.maximum.accumulate(self._longest[order], axis=0)
-        best, cost = self._buckets(
+        best, cost = self._best_buckets(
             examples[last + 1] - examples[first],
             total[last + 1] - total[first],
             np.broadcast_to(longest, (count, count, 2)),
         )
         cost[first > last] = np.inf
-        least = np.append(0, np.full(count, np.inf))  # up to each cell
+        least = np.append(0, np.full(count, np.inf))  # the cost of the cells up to each one
         cuts: list[np.ndarray] = []
         for _ in range(min(most, count)):
             sums = least[:-1, None] + cost
             cuts.append(sums.argmin(axis=0))
             least = np.append(np.inf, sums.min(axis=0))
-            end, chosen = count, []
-            for split in reversed(cuts):
-                chosen.append(best[split[end - 1], end - 1])
-                end = split[end - 1]
-            yield np.array(chosen)
+            end, buckets = count, []
+            for begin in reversed(cuts):
+                buckets.append(best[begin[end - 1], end - 1])
+                end = begin[end - 1]
+            yield np.array(buckets)
 
-    def _closed(self, chosen: np.ndarray) -> Iterator[Lengths]:
-        """The lengths of some buckets, and one that holds all: the last, or one more."""
-        longest = chosen.max(axis=0)
+    def _add_longest(self, buckets: np.ndarray) -> Iterator[Lengths]:
+        """Sets with a bucket that holds all pairs: in place of the last bucket, or after it."""
+        longest = buckets.max(axis=0)
         if longest.sum() > self._most:
             longest = self._longest.max(axis=0)
-        chosen = np.minimum(chosen, longest)
-        ordered = [(i, t) for _, i, t in sorted({(i + t, i, t) for i, t in chosen.tolist()})]
+        buckets = np.minimum(buckets, longest)
+        ordered = [(i, t) for _, i, t in sorted({(i + t, i, t) for i, t in buckets.tolist()})]
         last = int(longest[0]), int(longest[1])
         yield (*ordered[:-1], last)
         if last != ordered[-1]:
             yield (*ordered, last)
 
-    def _moved(self, lengths: Lengths) -> Lengths:
-        """These buckets, each side made longer or shorter as long as that makes them cheaper."""
+    def _improve(self, lengths: Lengths) -> Lengths:
+        """Changes one side of one bucket at a time, as long as the estimated cost falls."""
         best, least = np.array(lengths), self._estimate(np.array(lengths))
         moves = list(itertools.product(range(len(best)), (0, 1), MOVES))
-        moved = True
-        while moved:
-            moved = False
+        improved = True
+        while improved:
+            improved = False
             for index, side, by in moves:
                 tried = best.copy()
                 tried[index, side] += by * self._multiple
                 tried = tried[np.lexsort((tried[:, 0], tried.sum(axis=1)))]
                 if (cost := self._estimate(tried)) < least * (1 - 1e-6):
-                    best, least, moved = tried, cost, True
+                    best, least, improved = tried, cost, True
         return tuple((inputs, targets) for inputs, targets in best.tolist())
 
     def _estimate(self, lengths: np.ndarray) -> float:
-        """What the cells cost in buckets [k, 2], full ones if packed; infinite for no such set."""
+        """The cost of all cells in buckets [k, 2], assuming full rows; infinite for a bad set."""
         holds = np.all(self._longest[:, None] <= lengths, axis=-1)
         valid = (
             lengths.min() > 0
@@ -181,8 +187,8 @@ class PairFit:
         return float((np.stack(list(totals), axis=1) / lengths).max(axis=1) @ price)
 
     def cost(self, lengths: Lengths) -> float:
-        """What an epoch over the sample costs, for each of its positions."""
-        # One row a batch: what is left over at the end of an epoch must not count here.
+        """The cost of an epoch of the sample, per position."""
+        # Batches of one row: the last batch of each bucket, which is not full, must not count.
         packed = pack(
             self._counts,
             [Bucket(1, pair) for pair in lengths],

@@ -1,22 +1,22 @@
-"""Lengths, the one thing a plan is made from: checked, counted and digested."""
+"""Lengths: the input of every plan. This module checks, counts and hashes them."""
 
 import functools
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-# Big arrays are walked in pieces of this many examples, so that a memory-mapped array of a
-# billion lengths is never copied whole.
-PIECE = 1 << 22
+# Large arrays are read in chunks of this many examples: a memory-mapped array of a billion lengths
+# is never copied as a whole.
+CHUNK = 1 << 22
 
-NONE = np.zeros(0, np.int64)
+NO_EXAMPLES = np.zeros(0, np.int64)
 
 
 @runtime_checkable
 class HasLengths(Protocol):
-    """A corpus, as planning sees it."""
+    """A corpus: anything with the lengths of its examples."""
 
     @property
     def lengths(self) -> np.ndarray:
@@ -24,25 +24,25 @@ class HasLengths(Protocol):
 
 
 @runtime_checkable
-class Keeps(Protocol):
-    """A corpus that stores files of a plan."""
+class StoresFiles(Protocol):
+    """A corpus that stores the files of its plans."""
 
     def keep(self, name: str, make: Callable[[], bytes]) -> bytes:
-        """The file `name` beside the corpus; if there is none, what `make` gives, then stored."""
+        """The content of the file `name` beside the corpus; stores `make()` if it is missing."""
 
 
 @runtime_checkable
 class HasCorpora(Protocol):
-    """Several corpora by name, as one: their examples one after another."""
+    """Several corpora by name that act as one; their examples are numbered consecutively."""
 
     corpora: Mapping[str, Any]
 
     def begin(self, examples: int) -> Any:
-        """Those that have the first `examples` examples; of the first alone, itself."""
+        """The corpora with the first `examples` examples; if that is one corpus, this corpus."""
 
 
-def begin(given: Any, examples: int) -> Any:
-    """What `given`, lengths or corpora, has of the first `examples` examples."""
+def take_first(given: Any, examples: int) -> Any:
+    """The part of `given`, lengths or corpora, that has the first `examples` examples."""
     if isinstance(given, HasCorpora):
         return given.begin(examples)
     if isinstance(given, Mapping):
@@ -53,26 +53,26 @@ def begin(given: Any, examples: int) -> Any:
 
 
 class Lengths:
-    """The lengths of some examples, of which some may be left out.
+    """The lengths of a corpus, without the examples that a plan leaves out.
 
     >>> lengths = Lengths([5, 3, 7], left_out=np.array([1]))
     >>> lengths.array.tolist(), lengths.num_left_out
     ([5, 0, 7], 1)
 
     Args:
-        given: an integer array `[n]`, of pairs `[n, 2]`; or a corpus.
-        left_out: the examples that are left out: int64, ascending.
+        given: an integer array `[n]`, for pairs `[n, 2]`; or a corpus.
+        left_out: int64, the numbers of the examples to leave out, ascending.
 
     Attributes:
-        given: as given.
+        given: the argument.
+        left_out: the argument.
         array: the lengths; 0 for examples that are left out.
-        left_out: as given.
 
     Raises:
         ValueError: `given` is not as above.
     """
 
-    def __init__(self, given: Any, left_out: np.ndarray = NONE):
+    def __init__(self, given: Any, left_out: np.ndarray = NO_EXAMPLES):
         self.given, self.left_out = given, left_out
         self._all = as_lengths(given)
         self.array = self._all
@@ -82,7 +82,7 @@ class Lengths:
 
     @classmethod
     def of(cls, given: Any) -> "Lengths":
-        """`given` itself if it is `Lengths`, so that lengths of many plans are digested once."""
+        """`given` as `Lengths`; returned as it is if it is one, so that it is hashed once."""
         return given if isinstance(given, Lengths) else cls(given)
 
     def __len__(self) -> int:
@@ -94,7 +94,7 @@ class Lengths:
 
     @property
     def digest(self) -> str:
-        """A short hash of the lengths, with what is left out."""
+        """A short hash of the lengths and of the numbers that are left out."""
         if not len(self.left_out):
             return self._digest
         ids = hashlib.sha256(self.left_out.astype("<i8").tobytes()).hexdigest()[:8]
@@ -102,59 +102,60 @@ class Lengths:
 
     @property
     def num_left_out(self) -> int:
-        """How many examples are left out that had something to train on."""
-        trained = self._all if self._all.ndim == 1 else self._all[:, 1]
-        return int(np.count_nonzero(trained[self.left_out]))
+        """Examples that are left out, without those that have nothing to train on."""
+        targets = self._all if self._all.ndim == 1 else self._all[:, 1]
+        return int(np.count_nonzero(targets[self.left_out]))
 
     @property
-    def keep(self) -> Callable[[str, Callable[[], bytes]], bytes]:
-        """As `Keeps.keep`; of lengths alone, nothing is stored."""
-        if isinstance(self.given, Keeps):
+    def store(self) -> Callable[[str, Callable[[], bytes]], bytes]:
+        """`StoresFiles.keep` of the corpus; for an array of lengths, nothing is stored."""
+        if isinstance(self.given, StoresFiles):
             return self.given.keep
         return lambda name, make: make()
 
-    def without(self, examples: np.ndarray) -> "Lengths":
+    def leave_out(self, examples: np.ndarray) -> "Lengths":
         """The same lengths without some more examples: int64, ascending."""
         left_out = np.union1d(self.left_out, examples)
         return self if len(left_out) == len(self.left_out) else Lengths(self.given, left_out)
 
-    def grown(self, given: Any) -> "Lengths":
-        """The lengths of `given`, which begins with these examples, without those left out.
+    def extend(self, given: Any) -> "Lengths":
+        """The lengths of `given`, which adds examples after these; the same ones are left out.
 
         Raises:
-            ValueError: it does not begin with them.
+            ValueError: `given` does not begin with these lengths.
         """
         more = Lengths(given, self.left_out)
-        begin = more._all[: len(self)]
-        if begin.shape != self._all.shape or digest(begin) != self._digest:
+        first = more._all[: len(self)]
+        if first.shape != self._all.shape or digest(first) != self._digest:
             raise ValueError(
                 f"the {len(more):,} lengths given do not begin with the {len(self):,} that the "
                 "plan has; put new examples after them, as in Corpora({'first': corpus, 'new': …})"
             )
         return more
 
-    def same(self, other: "Lengths") -> bool:
-        """Whether both are of the same lengths, whatever is left out."""
+    def equals(self, other: "Lengths") -> bool:
+        """Whether both have the same lengths, regardless of the examples left out."""
         return self._digest == other._digest
 
 
-def select(asked: Any, given: Any, count: int) -> np.ndarray:
-    """The examples that `leave_out=asked` names: int64, ascending, each once.
+def select(leave_out: Any, given: Any, count: int) -> np.ndarray:
+    """The numbers of the examples that `leave_out` selects: int64, ascending, without duplicates.
 
     >>> select(lambda lengths: lengths > 6, np.arange(9), 9).tolist()
     [7, 8]
 
     Args:
-        asked: numbers of examples; or a function of `given` that gives them, or a bool for each.
+        leave_out: numbers of examples; or a function of `given` that returns such numbers, or a
+            bool for each example.
         given: the lengths or the corpus.
-        count: how many examples there are.
+        count: the number of examples.
 
     Raises:
-        ValueError: it is none of these, or there is no such example.
+        ValueError: `leave_out` is none of these, or a number is out of range.
     """
-    found = np.asarray(asked(given) if callable(asked) else asked)
+    found = np.asarray(leave_out(given) if callable(leave_out) else leave_out)
     if found.size == 0:
-        return NONE
+        return NO_EXAMPLES
     if found.dtype == bool and found.shape == (count,):
         return np.flatnonzero(found)
     if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
@@ -169,12 +170,13 @@ def select(asked: Any, given: Any, count: int) -> np.ndarray:
 
 
 def as_lengths(lengths: Any) -> np.ndarray:
-    """`lengths` as an array of non-negative integers, without a copy where none is needed.
+    """`lengths` as an array of non-negative integers, copied only if necessary.
 
-    Accepts an integer array `[n]`, of pairs `[n, 2]`, or a corpus.
+    Args:
+        lengths: an integer array `[n]`, for pairs `[n, 2]`; or a corpus.
 
     Raises:
-        ValueError: it is of another shape, not of integers, or holds a negative number.
+        ValueError: the shape or the dtype is not as above, or a length is negative or too large.
     """
     if isinstance(lengths, Lengths):
         return lengths.array
@@ -191,43 +193,43 @@ def as_lengths(lengths: Any) -> np.ndarray:
             f"lengths has dtype {array.dtype}; lengths are whole numbers of positions, so pass "
             "an integer array"
         )
-    # The dtype promises enough for most arrays: no need to look at a billion numbers.
+    # Most dtypes cannot hold a bad length, so that a billion numbers need not be read.
     safe = array.dtype.kind == "u" and array.dtype.itemsize <= 4
-    for piece in () if safe else pieces(array):
-        low, high = int(piece.min()), int(piece.max())
+    for chunk in () if safe else chunks(array):
+        low, high = int(chunk.min()), int(chunk.max())
         if low < 0 or high >= 1 << 32:
             seen = low if low < 0 else high
             raise ValueError(f"lengths holds {seen:,}; a length is at least 0 and below 2**32")
     return array
 
 
-def pieces(lengths: np.ndarray):
-    """Consecutive slices of `lengths`, none longer than `PIECE`."""
-    for start in range(0, len(lengths), PIECE):
-        yield lengths[start : start + PIECE]
+def chunks(lengths: np.ndarray) -> Iterator[np.ndarray]:
+    """Consecutive slices of `lengths` of up to `CHUNK` examples."""
+    for start in range(0, len(lengths), CHUNK):
+        yield lengths[start : start + CHUNK]
 
 
 def digest(lengths: np.ndarray) -> str:
-    """A short hash of the lengths, the same for every integer dtype that holds them.
+    """A short hash of the lengths, the same for every integer dtype.
 
     >>> digest(np.array([3, 1, 2])) == digest(np.array([3, 1, 2], np.uint16))
     True
     """
     sha = hashlib.sha256()
-    for piece in pieces(as_lengths(lengths)):
-        sha.update(np.ascontiguousarray(piece, "<u4").data)
+    for chunk in chunks(as_lengths(lengths)):
+        sha.update(np.ascontiguousarray(chunk, "<u4").data)
     return sha.hexdigest()[:16]
 
 
 def histogram(lengths: np.ndarray) -> np.ndarray:
-    """How many examples have each length: int64, shape [longest + 1].
+    """The number of examples of each length: int64 [longest + 1].
 
     >>> histogram(np.array([3, 1, 3])).tolist()
     [0, 1, 0, 2]
     """
     counts = np.zeros(1, np.int64)
-    for piece in pieces(lengths):
-        more = np.bincount(piece.astype(np.int64, copy=False), minlength=len(counts))
+    for chunk in chunks(lengths):
+        more = np.bincount(chunk.astype(np.int64, copy=False), minlength=len(counts))
         more[: len(counts)] += counts
         counts = more
     return counts

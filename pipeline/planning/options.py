@@ -1,4 +1,4 @@
-"""Options: how a plan is made, checked once; and weights, how much of each corpus there is."""
+"""Options of a plan, checked once; and weights, the share of each corpus."""
 
 import dataclasses
 import itertools
@@ -13,11 +13,11 @@ import numpy as np
 from pipeline.packing.bucket import Bucket, as_buckets
 from pipeline.packing.cascade import PACKINGS
 from pipeline.planning import lengths as lengths_lib
-from pipeline.planning.checks import require_one_of, require_whole, unknown
+from pipeline.planning.checks import require_one_of, require_whole, suggest_option
 from pipeline.planning.pieces import OVERFLOWS
 
-# The version of the planning algorithm. It goes up whenever the plan of a corpus would change, so
-# that a checkpoint is never continued under another order of batches; and that of mixtures.
+# The version of the planning algorithm, and that of plans with several corpora. They go up whenever
+# plans would change, so that a run never continues from a checkpoint with other batches.
 VERSION = 2
 MIXTURE_VERSION = 2
 
@@ -29,15 +29,15 @@ ENDINGS = ("repeat", "stop", "renormalise")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """The keywords of `Plan`, but for the weights.
+    """The options of a plan: the keywords of `Plan` except `weights` and `leave_out`.
 
-    >>> Options(buckets=[Bucket(2, 8)]).changed(seed=-1)
+    >>> Options(buckets=[Bucket(2, 8)]).change(seed=-1)
     Traceback (most recent call last):
         ...
     ValueError: seed is -1; it must be a whole number from 0 up
 
     Raises:
-        ValueError: a value is not what `Plan` takes.
+        ValueError: a value is not one that `Plan` takes.
     """
 
     buckets: tuple[Bucket, ...]
@@ -66,15 +66,15 @@ class Options:
         require_one_of("packing", self.packing, PACKINGS)
         if self.overflow is None:
             put("overflow", "error" if self.pairs else "split")
-        known = OVERFLOWS[1:] if self.pairs else OVERFLOWS
+        allowed = OVERFLOWS[1:] if self.pairs else OVERFLOWS
         if self.pairs and self.overflow == "split":
             raise ValueError(
                 "overflow is 'split'; a target cut in two would lose its inputs; for pairs it must "
-                f"be one of {', '.join(known)}"
+                f"be one of {', '.join(allowed)}"
             )
-        require_one_of("overflow", self.overflow, known)
+        require_one_of("overflow", self.overflow, allowed)
         if self.pairs and self.packing == "optimal":
-            raise ValueError("packing='optimal' is for one length; for pairs take 'best_fit'")
+            raise ValueError("packing='optimal' is for one length; for pairs use 'best_fit'")
         require_one_of("by", self.by, BY)
         require_one_of("ending", self.ending, ENDINGS)
         if self.patterns is not None:
@@ -82,31 +82,32 @@ class Options:
 
     @property
     def pairs(self) -> bool:
-        """Whether the buckets are of pairs."""
+        """Whether the buckets are for pairs."""
         return len(self.buckets[-1].lengths) == 2
 
-    def changed(self, **changes: Any) -> "Options":
+    def change(self, **changes: Any) -> "Options":
         """The options with other values.
 
         Raises:
-            ValueError: there is no such option, it cannot change, or a value is wrong.
+            ValueError: an option does not exist or cannot change, or a value is wrong.
         """
-        known = [field.name for field in dataclasses.fields(self) if field.name != "ending"]
+        names = [field.name for field in dataclasses.fields(self) if field.name != "ending"]
         for name in changes:
-            if name not in known:
-                every = [*known, "weights", "lengths", "leave_out"]
-                raise ValueError(f"a plan has no option that can change {unknown(name, every)}")
+            if name not in names:
+                hint = suggest_option(name, [*names, "weights", "lengths", "leave_out"])
+                raise ValueError(f"a plan has no option that can change {hint}")
         return dataclasses.replace(self, **changes)
 
     def as_json(self, names: Iterable[str]) -> dict[str, Any]:
-        """The values of some options; a bucket as its rows and length."""
+        """Some options as JSON; a bucket is `[rows, length]`."""
         values = {name: getattr(self, name) for name in names}
         if "buckets" in values:
             values["buckets"] = [bucket.as_json for bucket in self.buckets]
         return values
 
-    def parts(self) -> dict[str, Any]:
-        """What rows and batches depend on, by name, as a fingerprint has it."""
+    @property
+    def fingerprint_parts(self) -> dict[str, Any]:
+        """The options' parts of a fingerprint, by name."""
         return {
             "buckets": "+".join(map(str, self.buckets)),
             "seed": self.seed,
@@ -117,47 +118,51 @@ class Options:
         }
 
 
-# Examples that stand for a mixture where buckets are fitted to it.
+# The number of examples in a sample of several corpora, to which buckets are fitted.
 SAMPLE = 1 << 20
 
 Weights = Mapping[str, float] | Sequence[tuple[int, Mapping[str, float]]]
 
 
 def as_phases(weights: Weights, names: Sequence[str]) -> list[tuple[int, dict[str, Fraction]]]:
-    """The phases that `weights` say, the weights of each as fractions of 1, by `names` in order.
+    """The phases of `weights`: the first step of each, and the share of each corpus, summing to 1.
 
-    A name joins with the first phase that has it; after that, every phase has.
+    A corpus joins with the first phase that names it, and every later phase names it too.
 
     >>> as_phases({"code": 3, "prose": 1}, ["code", "prose"])
     [(0, {'code': Fraction(3, 4), 'prose': Fraction(1, 4)})]
 
+    Args:
+        weights: as for `Plan`.
+        names: the names of the corpora, in order.
+
     Raises:
-        ValueError: names differ, or join in another order than that of `names`; a weight is
-            negative or not a number, or all are 0; or the first steps do not ascend from 0.
+        ValueError: the names differ from `names`, or join in another order; a weight is negative or
+            not finite, or all are 0; or the first steps do not ascend from 0.
     """
     given = [(0, weights)] if isinstance(weights, Mapping) else [(s, w) for s, w in weights]
     starts = [start for start, _ in given]
     if not starts or starts[0] != 0 or any(b <= a for a, b in itertools.pairwise(starts)):
         raise ValueError(
-            f"the phases of weights begin at steps {starts}; the first begins at 0, and each of "
-            "the others after the one before, as in [(0, {…}), (2000, {…})]"
+            f"the phases of weights begin at steps {starts}; the first begins at 0, and each "
+            "other one later than the one before, as in [(0, {…}), (2000, {…})]"
         )
     phases: list[tuple[int, dict[str, Fraction]]] = []
     for number, (start, each) in enumerate(given):
-        there = names if number == len(given) - 1 else names[: len(each)]
-        if set(each) != set(there) or (phases and len(each) < len(phases[-1][1])):
+        expected = names if number == len(given) - 1 else names[: len(each)]
+        if set(each) != set(expected) or (phases and len(each) < len(phases[-1][1])):
             raise ValueError(
                 f"the weights from step {start:,} on are for {', '.join(each) or 'nothing'}, and "
-                f"the corpora are {', '.join(names)}; give each a weight, 0 for none (those that "
-                "join later come last, and are named from their first phase on)"
+                f"the corpora are {', '.join(names)}; give each a weight, perhaps 0 (a corpus that "
+                "joins later comes after the others, and every phase from then on names it)"
             )
-        # By way of its text 0.7 is 7/10, as it was meant; a plan writes fractions as text.
+        # From its text, 0.7 is exactly 7/10. A plan's `changes` have fractions as text, too.
         finite = all(isinstance(w, str) or math.isfinite(w) for w in each.values())
-        exact = {name: Fraction(str(each[name])) for name in there} if finite else {}
+        exact = {name: Fraction(str(each[name])) for name in expected} if finite else {}
         if any(weight < 0 for weight in exact.values()) or not any(exact.values()):
             raise ValueError(
                 f"the weights from step {start:,} on are {dict(each)}; they must be at least 0, "
-                "and one of them above"
+                "and at least one above 0"
             )
         total = sum(exact.values(), Fraction(0))
         phases.append((int(start), {name: weight / total for name, weight in exact.items()}))
@@ -167,13 +172,13 @@ def as_phases(weights: Weights, names: Sequence[str]) -> list[tuple[int, dict[st
 def typical_lengths(
     corpora: Mapping[str, lengths_lib.Lengths], weights: Weights, by: str
 ) -> np.ndarray:
-    """Lengths as they come in batches of several corpora, to fit buckets to: about a million.
+    """About a million lengths in the proportions in which batches of several corpora have them.
 
-    Of each corpus as many examples as are its share over the phases, spread evenly over it, some
-    several times; and its longest.
+    Each corpus has its share over the phases, of examples spread evenly over it (perhaps several
+    times), and its longest examples.
     """
     phases = as_phases(weights, tuple(corpora))
-    counts = {}  # of examples, in some unit
+    counts = {}  # the examples of each corpus, in any unit
     arrays = {name: lengths.array for name, lengths in corpora.items()}
     for name, lengths in arrays.items():
         mean = lengths.sum(dtype=np.int64) / max(len(lengths), 1) if by == "tokens" else 1
@@ -187,6 +192,6 @@ def typical_lengths(
         if count:
             total = lengths if lengths.ndim == 1 else lengths.sum(axis=1)
             parts.append(lengths[np.argmax(total)][None])
-            if lengths.ndim == 2:  # no pair need have both the longest inputs and targets
+            if lengths.ndim == 2:  # the longest inputs, and the longest targets
                 parts.append(lengths[lengths.argmax(axis=0)])
     return np.concatenate(parts)

@@ -1,8 +1,8 @@
-"""Orders: seeded shuffles, even spacing, quotas, and rows whose slices cost the same.
+"""Orders: seeded shuffles, even spacing, quotas, and rows that balance the work of hosts.
 
-Randomness is the raw output of a counter-based generator, Philox (Salmon et al., 2011), whose
-stream NumPy never changes; orders come from sorting keys that are all different, so that no two
-sorting algorithms can disagree: they are the same on every machine and under every NumPy version.
+Random bits are the raw output of Philox, a counter-based generator (Salmon et al., 2011), whose
+stream NumPy never changes. Orders come from sorting distinct keys, so that every sorting algorithm
+gives the same result. Every order is therefore the same on every machine and NumPy version.
 """
 
 import enum
@@ -17,17 +17,17 @@ import numpy as np
 
 
 class Purpose(enum.IntEnum):
-    """What a random stream is for; streams of different purposes are independent."""
+    """The purpose of a random stream; streams of different purposes are independent."""
 
-    PARTITION = 1  # which window an example belongs to
+    PARTITION = 1  # the window of each example
     WINDOWS = 2  # the order of windows in an epoch
-    EXAMPLES = 3  # which example takes which slot
-    ROWS = 4  # which rows share a batch
-    PHASE = 5  # where each bucket's batches fall
+    EXAMPLES = 3  # the example in each slot
+    ROWS = 4  # the rows of each batch
+    PHASE = 5  # the place of each bucket's batches in a window
 
 
 def random_bits(seed: int, purpose: Purpose, count: int, *, epoch=0, window=0, bucket=0):
-    """`count` random uint64, a pure function of the arguments."""
+    """`count` random uint64 numbers, a pure function of the arguments."""
     generator = np.random.Philox(
         key=np.array([seed, purpose], np.uint64),
         counter=np.array([0, bucket, window, epoch], np.uint64),
@@ -36,23 +36,23 @@ def random_bits(seed: int, purpose: Purpose, count: int, *, epoch=0, window=0, b
 
 
 def sort_by_group(groups: np.ndarray, bits: np.ndarray | None) -> np.ndarray:
-    """The indices that sort `groups`, in random order inside each group: int64 [n].
+    """The indices that sort `groups`, in random order within each group: int64 [n].
 
-    Without `bits`, indices ascend inside a group.
+    Without `bits`, indices ascend within a group.
 
     >>> sort_by_group(np.array([2, 1, 2, 1]), None).tolist()
     [1, 3, 0, 2]
 
     Args:
-        groups: unsigned or non-negative integers, shape [n].
+        groups: the group of each element, non-negative integers [n].
         bits: random uint64 [n], or None.
     """
     count = len(groups)
     index_bits = max(1, (count - 1).bit_length())
     group_bits = int(groups.max(initial=0)).bit_length()
-    # One key holds group, randomness and index, from the highest bits to the lowest. The index
-    # makes keys unique; 64 bits leave over 20 random ones for two million examples of length
-    # below two million, and equal random bits only mean that two neighbours keep their order.
+    # A key has, from the highest bits to the lowest, the group, random bits and the index, which
+    # makes keys distinct. With two million elements in two million groups, over 20 bits of 64 are
+    # random; elements with equal random bits keep their order.
     keys = np.arange(count, dtype=np.uint64)
     if bits is not None:
         keys |= bits >> np.uint64(group_bits + index_bits) << np.uint64(index_bits)
@@ -64,22 +64,22 @@ def sort_by_group(groups: np.ndarray, bits: np.ndarray | None) -> np.ndarray:
 
 
 def permutation(bits: np.ndarray) -> np.ndarray:
-    """A random order of `len(bits)` things: int64 [n]."""
+    """A random order of `len(bits)` elements: int64 [n]."""
     return sort_by_group(np.zeros(len(bits), np.uint8), bits)
 
 
 def interleave(numbers: np.ndarray, offsets: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """So many things of each kind, evenly spread: the kind of each, and which of its kind it is.
+    """An order of elements of several kinds in which each kind is evenly spaced.
 
     >>> [part.tolist() for part in interleave(np.array([2, 1]), [1 << 23, 1 << 23])]
     [[0, 1, 0], [0, 0, 1]]
 
     Args:
-        numbers: how many there are of each kind.
-        offsets: 0 to 2**24 for each kind. Thing `k` of `n` falls at `(k + offset / 2**24) / n`.
+        numbers: the number of elements of each kind.
+        offsets: 0 to 2**24 for each kind. Element `k` of `n` is at `(k + offset / 2**24) / n`.
 
     Returns:
-        Two int64 arrays of `sum(numbers)`.
+        The kind of each element, and its number within the kind: two int64 [sum(numbers)].
     """
     counts = numbers.tolist()
     kind = np.repeat(np.arange(len(counts)), numbers)
@@ -93,19 +93,19 @@ def interleave(numbers: np.ndarray, offsets: Sequence[int]) -> tuple[np.ndarray,
 
 
 class Quota:
-    """Deals places 0, 1, 2, … to takers, so that each has had its share at every place.
+    """Distributes places 0, 1, 2, … over takers in fixed shares.
 
-    Like seats given to parties: among any first `n` places each taker has its share of `n`,
-    rounded. Takers are the leaves of a tree, the two rarest joined first (Huffman, 1952), and at
-    each node the places are divided in two by rounding; so how many places came before any one is
-    a walk down the tree, with whole numbers only: exact for shares of any size, at any distance.
+    Of the first `n` places, each taker has its share of `n`, rounded, as parties have seats. Takers
+    are the leaves of a Huffman tree (Huffman, 1952), and each node divides its places in two by
+    rounding. The count of places before any place is one walk down the tree. It uses integers only,
+    so it is exact for all shares and places.
 
     >>> quota = Quota([3, 1])
     >>> [quota.before(place) for place in range(1, 5)]
     [[1, 0], [2, 0], [2, 1], [3, 1]]
 
     Args:
-        shares: what is due to each taker, in any unit; those of 0 get nothing, and one is above.
+        shares: the share of each taker, in any unit, at least 0; one of them above 0.
     """
 
     def __init__(self, shares: Sequence[int | Fraction]):
@@ -114,8 +114,9 @@ class Quota:
         whole = [int(share * unit) for share in exact]
         common = math.gcd(*whole)
         self._takers = len(whole)
-        # A node is the number of a taker, or two nodes and which share of its places goes to the
-        # left one, as numerator and denominator. Ties go by number: the tree is always the same.
+        # A node is the number of a taker, or a tuple: the left node, the right node, and the left
+        # node's share of the places, as numerator and denominator. Ties go by number, so that the
+        # tree is always the same.
         heap: list[tuple[int, int, Any]]
         heap = [(share // common, taker, taker) for taker, share in enumerate(whole) if share]
         heapq.heapify(heap)
@@ -127,7 +128,7 @@ class Quota:
         self._root = heap[0][2]
 
     def before(self, place: int) -> list[int]:
-        """How many of the places below `place` each taker has; they add up to `place`."""
+        """The number of places below `place` that each taker has; the sum is `place`."""
         counts = [0] * self._takers
         todo = [(self._root, place)]
         while todo:
@@ -141,7 +142,7 @@ class Quota:
         return counts
 
     def taker(self, place: int) -> int:
-        """Who has `place`."""
+        """The number of the taker of `place`."""
         node = self._root
         while not isinstance(node, int):
             left, right, share, whole = node
@@ -153,9 +154,10 @@ class Quota:
 
 @functools.cache
 def even_order(rows: int) -> np.ndarray:
-    """Which rank, counted from the costliest row, stands in which row: int64 [rows].
+    """The rank of the row at each place, where rank 0 is the costliest row: int64 [rows].
 
-    For four rows the halves hold ranks {0, 3} and {1, 2}.
+    Contiguous slices of the order cost about the same. For four rows, the halves have ranks {0, 3}
+    and {1, 2}.
 
     >>> even_order(4).tolist()
     [0, 3, 1, 2]
@@ -172,13 +174,16 @@ def even_order(rows: int) -> np.ndarray:
 
 
 def balance(costs: np.ndarray, total: int) -> tuple[np.ndarray, np.ndarray]:
-    """An even order of rows that cost so much, and the place of each in a batch of `total` rows.
+    """An order of rows in which hosts have about the same work, and the place of each row.
 
-    Places that no row has are empty rows; they cost nothing and are spread like cheap ones.
+    The other places of the batch are empty rows, spread like the cheapest rows.
 
     Args:
-        costs: what each row costs; at most `total` of them.
+        costs: the cost of each row, [n], where n is at most `total`.
         total: rows in the batch.
+
+    Returns:
+        The numbers of the rows in order, and their places in the batch, ascending: int64 [n] each.
     """
     ranked = (-costs).argsort(kind="stable")
     rank = even_order(total)
@@ -196,8 +201,8 @@ def imbalance(segments: np.ndarray, rows: int, hosts: int) -> float:
 
     Args:
         segments: int64 [n, 4] or [n, 5], as in `PlannedBatch`.
-        rows: rows of the batch.
-        hosts: how many share them, in contiguous slices; divides `rows`.
+        rows: rows in the batch.
+        hosts: the number of hosts, which have contiguous slices of the rows; divides `rows`.
     """
     squares = (segments[:, 3:] ** 2.0).sum(axis=1)
     costs = np.bincount(segments[:, 0], weights=squares, minlength=rows)

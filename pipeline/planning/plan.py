@@ -2,29 +2,28 @@
 
 import os
 from collections.abc import Iterable, Mapping
-from fractions import Fraction
 from typing import Any
 
-from pipeline.packing.bucket import Bucket
+from pipeline.packing.bucket import Bucket, as_buckets
 from pipeline.planning import figures
 from pipeline.planning.checks import require_index, require_whole
-from pipeline.planning.lengths import begin
+from pipeline.planning.lengths import take_first
 from pipeline.planning.options import WINDOW, Options, Weights, as_phases
 from pipeline.planning.planned import PlannedBatch, assemble
-from pipeline.planning.stage import Stage, begin_of, corpora
+from pipeline.planning.stage import Stage, add_phases, as_corpora, select_corpora
 from pipeline.planning.stages import Stages
-from pipeline.planning.table import heading, table
+from pipeline.planning.table import heading, represent, table
 
-# Batches over which a printed plan compares the work of hosts.
+# The number of batches in which `print(plan)` compares the work of hosts.
 SHOWN = 64
 
 
 class Plan(Stages):
     """All batches of all epochs, decided from lengths alone.
 
-    A pure function of its arguments: the same on every host, in every process, at every time.
-    Each epoch has every position once, but for what is left out and what overflow takes. No batch
-    needs an earlier one: `batch(step)` is random access.
+    A plan is a pure function of its arguments: it is the same on every host and in every process.
+    Each epoch has every position once, except for positions that `leave_out` or `overflow` exclude.
+    `batch(step)` is random access: no batch needs an earlier one.
 
     >>> plan = Plan([5, 3, 4, 2, 1], [Bucket(rows=2, length=8)], shuffle=False)
     >>> plan.num_batches(), plan.batch(0).bucket
@@ -32,14 +31,14 @@ class Plan(Stages):
     >>> plan.batch(0).segments.tolist()  # row, example, start, length
     [[0, 0, 0, 5], [0, 1, 0, 3], [1, 2, 0, 4], [1, 3, 0, 2], [1, 4, 0, 1]]
 
-    Pairs, for sequence to sequence, have inputs and targets, which share a row at the same time:
+    For sequence-to-sequence models, examples are pairs of inputs and targets:
 
     >>> plan = Plan([[5, 2], [3, 3], [3, 1]], [Bucket(2, (8, 4))], shuffle=False, overflow="drop")
     >>> plan.batch(0).segments.tolist()  # row, example, start, inputs, targets
     [[0, 0, 0, 5, 2], [0, 2, 0, 3, 1], [1, 1, 0, 3, 3]]
 
-    With weights, batches have several corpora. Sampling is deterministic: shares hold to within a
-    few rows over any stretch of steps, and each corpus has epochs of its own:
+    With `weights`, batches mix several corpora. Sampling is deterministic: over any range of steps,
+    each corpus has its share to within a few rows, and each has epochs of its own.
 
     >>> both = {"code": [5, 3, 4, 4], "prose": [9, 7]}
     >>> plan = Plan(both, [Bucket(rows=2, length=16)], weights={"code": 1, "prose": 1})
@@ -47,43 +46,57 @@ class Plan(Stages):
     [{'code': 16, 'prose': 16}, {'code': 16, 'prose': 16}]
 
     Args:
-        lengths: positions of each example, an integer array `[n]`, of pairs `[n, 2]` (inputs and
-            targets), or a corpus; with weights, several of them by name, or `Corpora`, whose
-            examples count on from one corpus to the next.
-        buckets: the shapes, ascending by length; of pairs by the sum of both, the last holding
-            all others.
-        weights: how much of each corpus there is, by name, in any unit; or phases,
-            `[(0, {…}), (2000, {…})]`: the first step of each, and the weights from there on. A
-            corpus may join at a later phase, and then comes after the others. None: one corpus,
-            each example once an epoch.
-        by: what weights count: "tokens", real positions, or "examples".
-        ending: what happens when one of several corpora ends: "repeat" it, shuffled anew, for ever;
-            "stop" before the first step that it cannot fill; or "renormalise", where the others go
-            on in the proportion of their weights, each once, until all have ended.
-        seed: decides every shuffle; 0 ≤ seed < 2**63.
-        shuffle: shuffle examples, rows, batches and buckets anew in every epoch. Without it every
-            epoch is the same, rows in the order of their longest example.
-        packing: "best_fit"; "optimal", column generation, which needs scipy and some seconds or
-            minutes once (with more than 2,048 different lengths it is best fit), not for pairs; or
-            "none" for one example in a row.
-        overflow: for examples longer than the longest bucket: "split" (not for pairs, whose
-            targets would lose their inputs), "truncate", "drop" or "error". None: "split", and
-            "error" for pairs.
-        window: the most pieces that are planned together, divided by the number of corpora at step
-            0; bounds memory and time to first batch.
-        max_segments: the most segments in a row; None for no limit.
-        leave_out: examples that are left out: as for `after`.
-        patterns: a file that stores what "optimal" found, an input of the plan from then on; made
-            if it is not there. None: a corpus stores it beside itself, and for lengths alone it is
-            found anew, which on another machine may be another plan.
+        lengths: positions of each example: an integer array `[n]`, for pairs `[n, 2]` (inputs and
+            targets), or a corpus. With `weights`, several of these by name, or `Corpora`; examples
+            are numbered consecutively over all corpora.
+        buckets: the batch shapes, ascending by length; for pairs, ascending by the sum of both
+            lengths, and the last holds all others.
+        weights: the weight of each corpus by name, in any unit; or phases `[(0, {…}), (2000, {…})]`
+            of first steps and weights. A corpus may join at a later phase; it then comes after the
+            others. Default None: one corpus, each example once per epoch.
+        by: the unit of weights: "tokens" (real positions; default) or "examples".
+        ending: what to do when one of several corpora ends. "repeat" (default) repeats it for ever,
+            shuffled again; "stop" ends the plan before the first step that the corpus cannot fill;
+            "renormalise" goes on with the others, in proportion to their weights, until each has
+            had one epoch.
+        seed: the seed of every shuffle, 0 ≤ seed < 2**63; default 0.
+        shuffle: whether each epoch shuffles examples, rows, batches and buckets again; default
+            True. False makes every epoch the same, with rows in the order of their longest example.
+        packing: "best_fit" (default); "optimal", column generation, which needs scipy and takes
+            seconds to minutes once (not for pairs; with more than 2,048 different lengths it is
+            best fit); or "none", one example per row.
+        overflow: what to do with examples longer than the longest bucket: "split" them (not for
+            pairs, whose targets would lose their inputs), "truncate" or "drop" them, or raise an
+            "error". Default None: "split", for pairs "error".
+        window: the most pieces (examples or their parts) that are packed together, shared by the
+            corpora of step 0; bounds memory and the time to the first batch. Default 4,194,304.
+        max_segments: the most segments in a row. Default None: no limit.
+        leave_out: examples to leave out, as for `after`. Default: none.
+        patterns: the path of a file with the patterns that "optimal" found, made if it is missing.
+            The patterns are then an input of the plan. Default None: a corpus stores them beside
+            itself; for an array of lengths the search runs again, and may find other patterns on
+            another machine.
 
     Attributes:
-        stages: how batches are made, from which step on.
+        stages: how batches are made, from which step on; one stage more for each change.
+        options: the options of the last stage.
+        fingerprint: a string with everything that the batches depend on.
+        changes: the options and all changes as JSON, for `replay`.
+        entries: the entries of a data state, one for each stage.
+        counts: the number of examples in each stage.
+        num_examples: the number of examples in the last stage.
+        names: the names of the corpora, `("",)` for one corpus.
+        buckets: the batch shapes of all steps.
+        batches_per_bucket: batches of each bucket in an epoch.
+        num_tokens: real positions in an epoch.
+        padding: the share of padding in an epoch, from 0 to 1.
+        max_position: the largest position in any batch, from 0.
+        finite: whether the plan has a last step.
 
     Raises:
         ValueError: an argument is not as above, no example has a position to train on, or
-            `patterns` is of another plan.
-        ImportError: packing is "optimal", patterns have to be found, and scipy is missing.
+            `patterns` is the file of another plan.
+        ImportError: packing is "optimal", no patterns are stored, and scipy is missing.
     """
 
     def __init__(
@@ -104,7 +117,7 @@ class Plan(Stages):
         patterns: str | os.PathLike | None = None,
     ):
         options = Options(
-            buckets=tuple([buckets] if isinstance(buckets, Bucket) else buckets),
+            buckets=as_buckets(buckets),
             seed=seed,
             shuffle=shuffle,
             packing=packing,
@@ -116,11 +129,11 @@ class Plan(Stages):
             patterns=None if patterns is None else os.fspath(patterns),
         )
         if weights is None:
-            super().__init__([Stage.first(lengths, options, None, leave_out)])
+            super().__init__([Stage.begin(lengths, options, None, leave_out)])
             return
-        (_, shares), *later = as_phases(weights, tuple(corpora(lengths)))
-        first = Stage.first(lengths, options, shares, leave_out)
-        super().__init__(_with_phases([first], later, lengths))
+        (_, shares), *later = as_phases(weights, tuple(as_corpora(lengths)))
+        first = Stage.begin(lengths, options, shares, leave_out)
+        super().__init__(add_phases([first], later, lengths))
         if self.finite and not self.num_batches():
             raise ValueError(
                 "the plan has no step: a corpus cannot fill its share of even one batch. Use "
@@ -128,7 +141,7 @@ class Plan(Stages):
             )
 
     @classmethod
-    def _of(cls, stages: Iterable[Stage], first: int = 0) -> "Plan":
+    def _from_stages(cls, stages: Iterable[Stage], first: int = 0) -> "Plan":
         plan = cls.__new__(cls)
         Stages.__init__(plan, stages, first)
         return plan
@@ -136,20 +149,16 @@ class Plan(Stages):
     def batch(self, step: int) -> PlannedBatch:
         """The batch of global step `step`, counted from 0 over all epochs.
 
-        Each stage has a source for each corpus, an endless stream of rows for each bucket, and a
-        timetable, which says the bucket of a step and which rows of which sources it takes (and
-        whether steps end). With several corpora an epoch ends when each has been through.
-
         Raises:
             TypeError: `step` is not a whole number.
             IndexError: `step` is negative, before the steps of `onward`, or the plan has ended.
         """
         stage = self.stage_at(step := require_index(step))
-        index, takes, epoch = stage.timetable.at(step - stage.start)
+        index, ranges, epoch = stage.timetable.at(step - stage.start)
         parts = []
-        for number, first, count in takes:
+        for number, first, count in ranges:
             source = stage.sources[number]
-            parts += [(source.name, rows) for rows in source.rows(index, first, count)]
+            parts += [(source.name, rows) for rows in source.take(index, first, count)]
         return assemble(stage.options.buckets[index], parts, epoch)
 
     def after(
@@ -161,55 +170,56 @@ class Plan(Stages):
         weights: Mapping[str, float] | None = None,
         **changes: Any,
     ) -> "Plan":
-        """The plan that goes on from `step` with other options, and that may change again.
+        """The plan that goes on with other options from `step` on, and may change again.
 
-        Nothing is lost or repeated: what is left of the epochs in progress at `step` is planned
-        anew, and then whole epochs. The cost is that of planning an epoch, whatever the step.
+        No position is lost or repeated: the positions that remain of the epochs in progress at
+        `step` are planned anew, and whole epochs follow. The cost is that of planning an epoch,
+        whatever the step.
 
         >>> plan = Plan([5, 3, 4, 2, 1], [Bucket(rows=1, length=8)])
         >>> later = plan.after(1, buckets=[Bucket(rows=2, length=8)]).after(7, leave_out=[0])
         >>> later.num_batches(0), later.num_batches(1), later.batch(1).bucket
         (2, 1, Bucket(rows=2, length=8))
 
-        Other weights alone change nothing else: every corpus goes on where it stands.
+        If only `weights` change, every corpus goes on where it is.
 
         Args:
             step: the first step that may differ, from 0; not before an earlier change of options.
-            lengths: those of the examples so far, in the same order, and of others after them; or
-                a corpus that has them, `Corpora` of the one so far and more. The epoch in progress
-                has the others, too. Of several corpora: all of them, and new ones at the end. None:
-                no others.
-            leave_out: examples that are left out from then on, beside those already left out:
-                their numbers; or a function of the corpus (of the lengths, if the plan was made
-                from lengths) that gives them, or a bool for each example.
-            weights: of several corpora, by name, those that hold from then on; phases that would
-                have begun later are left out. None: as they were, phases to come included.
+            lengths: the lengths of all examples, in the same order with new ones after them; or a
+                corpus with them, such as `Corpora` of the present one and others. New examples join
+                the epoch in progress. With several corpora: all corpora, new ones at the end.
+                Default None: no new examples.
+            leave_out: more examples to leave out from `step` on: their numbers; or a function of
+                the corpus (for an array, of the lengths) that returns numbers, or a bool for each
+                example.
+            weights: with several corpora, the weights by name from `step` on; later phases are
+                removed. Default None: the present weights and later phases.
             **changes: `buckets`, and any other keyword of `Plan` except `ending`. The rest of the
-                epoch is planned anew even where they are as before.
+                epoch is planned anew even if a value stays the same.
 
         Raises:
-            ValueError: an argument is not as above, the plan ends before `step`, or what `Plan`
-                raises.
+            ValueError: an argument is not as above, the plan ends before `step`, or `Plan` raises
+                it.
         """
         step = require_whole("step", step, 0)
         past = [stage for stage in self.stages if stage.start <= step]
         later = self.stages[len(past) :]
         if fixed := [each for each in later if {*each.changes} - {"weights", "examples"}]:
             raise ValueError(
-                f"step is {step:,}; a change is not before step {fixed[-1].start:,}, at which the "
-                "last is"
+                f"step is {step:,}, and the last change of options is at step "
+                f"{fixed[-1].start:,}; give that step or a later one"
             )
         last = past[-1]
         if last.end is not None and step > last.end:
             raise ValueError(f"step is {step:,}, and the plan ends after {last.end:,} steps")
-        following = last.next(
+        following = last.change(
             step, lengths=lengths, leave_out=leave_out, weights=weights, **changes
         )
         if last.weights is not None and not following.changes:
             return self
         phases = [(each.start, each.weights) for each in later if weights is None and each.weights]
-        stages = _with_phases([*past, following], phases, self.stages[-1].given)
-        return self._of(stages, self._first)
+        stages = add_phases([*past, following], phases, self.stages[-1].given)
+        return self._from_stages(stages, self._first)
 
     @classmethod
     def replay(cls, lengths: Any, changes: Iterable[tuple[int, Mapping[str, Any]]]) -> "Plan":
@@ -220,11 +230,11 @@ class Plan(Stages):
         True
 
         Args:
-            lengths: as for `Plan`, of all examples there are in the end.
-            changes: from which step on, and what changes there; JSON. Of the first, all options.
+            lengths: the lengths of all examples of the last stage, as for `Plan`.
+            changes: the first step and the new options of each stage, the first with all options.
 
         Raises:
-            ValueError: what `Plan` and `after` raise.
+            ValueError: `changes` is empty, or `Plan` or `after` raises it.
         """
         plan: Plan | None = None
         for step, given in changes:
@@ -234,61 +244,52 @@ class Plan(Stages):
             count = each.pop("examples", None)
             weights = each.get("weights")
             if isinstance(weights, Mapping) and (count is not None or plan is None):
-                each["lengths"] = begin_of(lengths, weights)
+                each["lengths"] = select_corpora(lengths, weights)
             elif count is not None:
-                each["lengths"] = begin(lengths, count)
+                each["lengths"] = take_first(lengths, count)
             if plan is None:
                 plan = cls(each.pop("lengths", lengths), each.pop("buckets"), **each)
             else:
                 plan = plan.after(step, **each)
         if plan is None:
-            raise ValueError("changes is empty; the first has the options that a plan begins with")
+            raise ValueError(
+                "changes is empty; give at least the entry of step 0, with all options"
+            )
         return plan
 
     def onward(self, step: int) -> "Plan":
-        """The same plan for steps from `step` on only, with the buckets that these need."""
-        return self._of(self.stages, max(require_index(step), self._first))
+        """The same plan with only the steps from `step` on, and only their buckets."""
+        return self._from_stages(self.stages, max(require_index(step), self._first))
 
     def until(self, step: int) -> "Plan":
         """The same plan without the changes that begin after `step`."""
-        return self._of([stage for stage in self.stages if stage.start <= step], self._first)
+        return self._from_stages(
+            [stage for stage in self.stages if stage.start <= step], self._first
+        )
 
     @property
     def num_tokens(self) -> int:
-        """Real positions in a whole epoch of the last stage."""
+        """Real positions in a whole epoch of the last stage; for pairs, inputs plus targets."""
         return figures.num_tokens(self)
 
     @property
     def padding(self) -> float:
-        """The share of padding in a whole epoch of the last stage, empty rows included."""
+        """The share of padding in a whole epoch of the last stage, from 0 to 1, with empty rows."""
         return figures.padding(self)
 
     def __repr__(self) -> str:
-        return f"Plan({self.fingerprint})"
+        return represent(self)
 
     def __str__(self) -> str:
         texts = []
         for number, stage in enumerate(self.stages):
             following = self.stages[number + 1 : number + 2]
             if following and following[0].sources[0] is stage.sources[0]:
-                continue  # only weights change: one table for all such stages
-            prefix = self._of(self.stages[: number + 1])
+                continue  # one table for stages that differ only in weights
+            prefix = self._from_stages(self.stages[: number + 1])
             phase = figures.phases(prefix)[0]
             if phase is not self.stages[0]:
                 texts.append(heading(self.stages[self.stages.index(phase) - 1], phase))
             first, last = figures.epoch_steps(prefix)
             texts.append(table(prefix, map(prefix.batch, range(first, min(first + SHOWN, last)))))
         return "\n".join(texts)
-
-
-def _with_phases(
-    stages: list[Stage], phases: Iterable[tuple[int, Mapping[str, Fraction]]], given: Any
-) -> list[Stage]:
-    """The stages, and one for each phase of weights; with ending="stop", up to the plan's end."""
-    for start, shares in phases:
-        last = stages[-1]
-        if last.options.ending == "stop" and last.end is not None and last.end <= start:
-            break
-        joined = begin_of(given, shares) if len(shares) > len(last.sources) else None
-        stages.append(last.next(start, lengths=joined, weights=shares))
-    return stages

@@ -1,4 +1,4 @@
-"""The planned batch: what a plan says of one step, as integers."""
+"""Planned batches: the content of one global batch, as integers."""
 
 import dataclasses
 import hashlib
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from pipeline.packing.bucket import Bucket
-from pipeline.planning.dealing import Taken
+from pipeline.planning.assignment import Rows
 from pipeline.planning.order import balance
 
 
@@ -17,13 +17,13 @@ class PlannedBatch:
 
     Attributes:
         bucket: the shape of the batch.
-        segments: int64 `[n, 4]`, a line for each segment, in row order: row, example, first
-            position in the example, number of positions; of pairs `[n, 5]`, positions of the
-            inputs and of the targets.
-        epoch: the epoch that the batch belongs to, from 0.
-        epochs: the epoch of its own corpus that each segment belongs to, from 0: int64 [n]. None
-            for one corpus: `epoch`, for all.
-        sources: of several corpora, the real positions of each in the batch, by name.
+        segments: int64 `[n, 4]`, one line for each segment, in row order: row, example, first
+            position in the example, number of positions. For pairs `[n, 5]`: the last two columns
+            are positions of the inputs and of the targets.
+        epoch: the epoch of the batch, from 0.
+        epochs: with several corpora int64 [n], the epoch of each segment in its own corpus, from 0.
+            None with one corpus, where all have `epoch`.
+        sources: with several corpora, the real positions of each in the batch, by name.
     """
 
     bucket: Bucket
@@ -34,19 +34,19 @@ class PlannedBatch:
 
     @property
     def num_tokens(self) -> int:
-        """Real positions in the batch, of both sides of pairs."""
+        """Real positions in the batch; for pairs, inputs plus targets."""
         return int(self.segments[:, 3:].sum())
 
     @property
     def epoch_of_segments(self) -> np.ndarray:
-        """`epochs`, also where it is None: int64 [n]."""
+        """The epoch of each segment in its own corpus: int64 [n]."""
         if self.epochs is None:
             return np.full(len(self.segments), self.epoch)
         return self.epochs
 
     @property
     def sides(self) -> tuple["PlannedBatch", ...]:
-        """The batch itself; of pairs, one for the inputs and one for the targets."""
+        """The batch itself; for pairs, one batch for the inputs and one for the targets."""
         return tuple(
             dataclasses.replace(self, bucket=bucket, segments=self.segments[:, [0, 1, 2, 3 + side]])
             for side, bucket in enumerate(self.bucket.sides)
@@ -54,36 +54,35 @@ class PlannedBatch:
 
     @property
     def digest(self) -> str:
-        """A short hash of the batch: equal for equal buckets and segments."""
+        """A short hash of the bucket and the segments."""
         sha = hashlib.sha256(f"{self.bucket}".encode())
         sha.update(self.segments.astype("<i8").tobytes())
         return sha.hexdigest()[:16]
 
 
-def assemble(bucket: Bucket, parts: Sequence[tuple[str, Taken]], epoch: int) -> PlannedBatch:
-    """The batch of some rows, in an order that gives every host an even share of the work.
+def assemble(bucket: Bucket, parts: Sequence[tuple[str, Rows]], epoch: int) -> PlannedBatch:
+    """The batch of some rows, in an order in which hosts have about the same work.
 
     Args:
-        bucket: the shape of the batch, with at least as many rows.
-        parts: the name of each source, empty for the only one, and rows of it.
+        bucket: the shape of the batch, which has at least as many rows.
+        parts: rows of sources, each with the name of its source; "" for the only source.
         epoch: the epoch of the batch.
     """
-    if len(parts) == 1 and not parts[0][0]:
-        _, taken = parts[0]
-        order, places = balance(taken.rows.costs, bucket.rows)
-        segments, _ = taken.segments(order, places)
+    if len(parts) == 1 and not parts[0][0]:  # the usual case, without sorting
+        ((_, rows),) = parts
+        segments, _ = rows.segments(*balance(rows.costs, bucket.rows))
         return PlannedBatch(bucket, segments, epoch)
-    costs = np.concatenate([taken.rows.costs for _, taken in parts])
+    costs = np.concatenate([rows.costs for _, rows in parts])
     order, places = balance(costs, bucket.rows)
     place = np.empty(len(costs), np.int64)
     place[order] = places
     found, epochs, before = [], [], 0
     sources: dict[str, int] = {}
-    for name, taken in parts:
-        count = len(taken.rows)
-        segments, of = taken.segments(np.arange(count), place[before : before + count])
+    for name, rows in parts:
+        count = len(rows)
+        segments, epoch_of = rows.segments(np.arange(count), place[before : before + count])
         found.append(segments)
-        epochs.append(np.broadcast_to(of, len(segments)))
+        epochs.append(np.broadcast_to(epoch_of, len(segments)))
         before += count
         if name:
             sources[name] = sources.get(name, 0) + int(segments[:, 3:].sum())

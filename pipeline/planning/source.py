@@ -1,4 +1,4 @@
-"""The source: one corpus under given options, as rows that a plan takes one after another."""
+"""Sources: a source is one corpus under given options, as an endless stream of rows per bucket."""
 
 import dataclasses
 import functools
@@ -9,40 +9,43 @@ import numpy as np
 from pipeline.packing.bucket import Bucket
 from pipeline.packing.cascade import pack
 from pipeline.packing.patterns import Packed
-from pipeline.packing.solution import Search, Solution, keep_in_file, solution
-from pipeline.planning.dealing import Taken
+from pipeline.packing.solution import Search, Solution, load_solution, store_in_file
+from pipeline.planning.assignment import Rows
 from pipeline.planning.lengths import Lengths
 from pipeline.planning.options import VERSION, Options
-from pipeline.planning.pieces import Pieces, Runs, cut, trained
+from pipeline.planning.pieces import Pieces, cut, merge_spans, trainable_positions
 from pipeline.planning.windows import Windows
 
 
 class Source:
-    """The rows of each bucket as one endless stream, epoch after epoch, random access.
+    """The rows of one corpus, epoch after epoch, by random access.
 
-    A source that takes over from another in the middle of an epoch begins with the remainder: what
-    the other had left, planned anew. Whole epochs follow.
+    A source may take over from another in the middle of an epoch. Its rows then begin with the
+    remainder: the positions that the other source had not used of its epochs, planned anew. Whole
+    epochs follow.
 
     Args:
-        lengths: of the corpus.
-        options: how to plan it; the window is this source's own.
-        name: of the corpus, among several; empty for the only one.
+        lengths: the lengths of the corpus.
+        options: the options; `window` is that of this source.
+        name: the name of the corpus; empty if it is the only one.
         first: the number of its first example in the plan.
-        by_row: whether rows are taken one by one, to share batches with other sources; else the
-            plan takes whole batches, and rows that fill no batch move on to a longer bucket.
-        previous: the source that this one takes over from; of the same corpus, which may have
-            grown, and of which more examples may be left out.
-        taken: the rows of each bucket that were taken of `previous`, int64 [buckets].
+        by_row: whether a plan takes single rows, to mix them with rows of other sources. Otherwise
+            it takes whole batches, and rows that make no whole batch move to a longer bucket.
+        previous: the source to take over from. It has the same corpus, perhaps with fewer examples,
+            or with fewer left out.
+        rows_before: int64 [buckets], the rows of each bucket that were taken from `previous`.
 
     Attributes:
-        whole: the rows of whole epochs.
-        remainder: the rows before them; None for nothing.
-        epoch: the first whole epoch.
-        begun: the epochs before it that had something left.
+        lengths, name, first: the arguments.
+        whole: the windows of whole epochs.
+        remainder: the windows of the remainder; None if there is none.
+        epoch: the number of the first whole epoch.
+        open_epochs: the epochs before it of which positions remained.
+        solution: the patterns of whole epochs with packing="optimal"; else None.
 
     Raises:
         ValueError: no example has a position to train on, or one is too long for overflow="error".
-        ImportError: packing is "optimal", patterns have to be found, and scipy is missing.
+        ImportError: packing is "optimal", no patterns are stored, and scipy is missing.
     """
 
     def __init__(
@@ -54,7 +57,7 @@ class Source:
         first: int = 0,
         by_row: bool = False,
         previous: "Source | None" = None,
-        taken: np.ndarray | None = None,
+        rows_before: np.ndarray | None = None,
     ):
         self.lengths, self.options, self.name, self.first = lengths, options, name, first
         self.by_row, self._previous, self._buckets = by_row, previous, options.buckets
@@ -74,44 +77,42 @@ class Source:
                 "example needs at least two tokens, and overflow='drop' leaves out those longer "
                 f"than the longest bucket ({longest})"
             )
-        self.whole, self.solution = self._planned(
-            pieces, lengths, self._buckets, others=previous is not None
-        )
-        self.epoch, self.begun = 0, ()
+        self.whole, self.solution = self._make_windows(pieces, lengths, self._buckets)
+        self.epoch, self.open_epochs = 0, ()
         self.remainder: Windows | None = None
-        self._runs = self._lost = Runs.none(len(longest.lengths))
-        self._rest_solution: Solution | None = None
+        self._spans = self._lost = np.zeros((0, 3 + len(longest.lengths)), np.int64)
+        self._remainder_solution: Solution | None = None
         if previous is not None:
-            self._take_over(previous, taken)
+            assert rows_before is not None, "a source that takes over knows the rows before it"
+            self._take_over(previous, rows_before)
 
-    def _planned(
-        self, pieces: Pieces, lengths: Lengths, buckets: tuple[Bucket, ...], *, others: bool
+    def _make_windows(
+        self, pieces: Pieces, lengths: Lengths, buckets: tuple[Bucket, ...]
     ) -> tuple[Windows, Solution | None]:
-        """The rows of some pieces, in some of the source's buckets; and what "optimal" found.
+        """The windows of some pieces, and the solution if packing is "optimal".
 
         Args:
-            pieces: what to plan.
-            lengths: what the pieces are of.
-            buckets: which of the buckets may have rows.
-            others: whether the file of `patterns` may be that of another plan.
+            pieces: the pieces.
+            lengths: the lengths that the pieces are cut from.
+            buckets: the buckets that may have rows; the windows have all buckets of the source.
         """
         options = self.options
         fixed: dict[str, Any] = {"buckets": buckets, "max_segments": options.max_segments}
         if pieces.table is not None:
             fixed["sizes"] = pieces.table
 
-        def windows(search, **more) -> Windows:
-            def packed(counts: np.ndarray, *, whole: bool) -> Packed:
-                found = search(counts, whole=whole, **fixed, **more)
+        def make(search) -> Windows:
+            def pack_all(counts: np.ndarray, *, whole: bool) -> Packed:
+                packed = search(counts, whole=whole, **fixed)
                 if len(buckets) == len(self._buckets):
-                    return found
-                patterns = dict(zip(buckets, found.patterns, strict=True))
+                    return packed
+                patterns = dict(zip(buckets, packed.patterns, strict=True))
                 every = tuple(patterns.get(bucket, ()) for bucket in self._buckets)
-                return Packed(self._buckets, every, found.counts)
+                return Packed(self._buckets, every, packed.counts)
 
             return Windows(
                 pieces,
-                packed,
+                pack_all,
                 seed=options.seed,
                 shuffle=options.shuffle,
                 window=options.window,
@@ -119,8 +120,8 @@ class Source:
             )
 
         if options.packing != "optimal":
-            return windows(pack, packing=options.packing), None
-        about = {
+            return make(functools.partial(pack, packing=options.packing)), None
+        inputs = {
             "plan": VERSION,
             "lengths": lengths.digest,
             "buckets": "+".join(map(str, buckets)),
@@ -130,165 +131,169 @@ class Source:
             "max_segments": options.max_segments or "any",
         }
 
-        def solve() -> Search:
+        def search() -> Search:
             search = Search()
-            search.counts = windows(search.pack).counts
+            search.counts = make(search.pack).counts
             return search
 
-        keep = self.lengths.keep
+        store = self.lengths.store
         if options.patterns is not None:
-            keep = keep_in_file(options.patterns, others=others)
-        found = solution(keep, about, solve, options.patterns)
-        return windows(found.pack), found
+            store = store_in_file(options.patterns, allow_other=self._previous is not None)
+        solution = load_solution(store, inputs, search, options.patterns)
+        return make(solution.pack), solution
 
     def _window(self, pieces: Pieces) -> int | str:
         return self.options.window if len(pieces) > self.options.window else "all"
 
-    def _take_over(self, previous: "Source", taken: np.ndarray | None) -> None:
-        """Plans what the source before had left of its epochs."""
-        assert taken is not None, "whoever takes over knows from where on"
-        runs, self.epoch = previous.left(taken)
-        changes = np.flatnonzero(np.diff(runs.epochs, prepend=-1))  # they are sorted by epoch
-        self.begun = tuple(runs.epochs[changes].tolist())
+    def _take_over(self, previous: "Source", rows_before: np.ndarray) -> None:
+        """Plans the positions that `previous` had not used of its epochs."""
+        spans, self.epoch = previous.remaining_spans(rows_before)
+        self.open_epochs = tuple(np.unique(spans[:, 0]).tolist())
         new = np.arange(len(previous.lengths), len(self.lengths))
-        if self.begun and len(new):  # new examples join the epoch in progress
-            sizes = trained(self.lengths.array[new])
-            joined = Runs(new, 0 * new, sizes, np.full(len(new), self.epoch - 1))
-            runs = Runs.concatenate([runs, joined.take(sizes.any(axis=1))])
-        kept = runs
+        if self.open_epochs and len(new):  # new examples join the latest epoch in progress
+            sizes = trainable_positions(self.lengths.array[new])
+            joining = _as_spans(self.epoch - 1, new, 0, sizes)
+            spans = np.concatenate([spans, joining[sizes.any(axis=1)]])
         if len(self.lengths.left_out):
-            stays = ~np.isin(runs.examples, self.lengths.left_out)
-            kept, self._lost = runs.take(stays), runs.take(~stays)
-        self._runs = kept
-        pieces, buckets = self._pieces_of(kept)
-        dealt = pieces.due()
-        short = (kept.sizes != dealt).any(axis=1)
-        cut_off = kept.take(short).with_sizes((kept.sizes - dealt)[short])
-        self._lost = Runs.concatenate([self._lost, cut_off])
-        self._last = (kept.starts[:, None] + dealt).max(initial=0, where=dealt > 0) - 1
+            stays = ~np.isin(spans[:, 1], self.lengths.left_out)
+            spans, self._lost = spans[stays], spans[~stays]
+        self._spans = spans
+        lengths = spans[:, 3:].astype(np.uint32)
+        lengths = lengths if self.options.pairs else lengths[:, 0]
+        pieces, buckets = self._cut_remainder(lengths)
+        sizes = pieces.positions_per_example()
+        lost = spans.copy()
+        lost[:, 3:] -= sizes
+        self._lost = np.concatenate([self._lost, lost[lost[:, 3:].any(axis=1)]])
+        self._last = (spans[:, 2:3] + sizes).max(initial=0, where=sizes > 0) - 1
         if pieces.longest:
-            self.remainder, self._rest_solution = self._planned(
-                pieces, Lengths(kept.lengths), buckets, others=True
+            self.remainder, self._remainder_solution = self._make_windows(
+                pieces, Lengths(lengths), buckets
             )
 
-    def _pieces_of(self, runs: Runs) -> tuple[Pieces, tuple[Bucket, ...]]:
-        """The pieces of the remainder, and the buckets that it is packed into."""
+    def _cut_remainder(self, lengths: np.ndarray) -> tuple[Pieces, tuple[Bucket, ...]]:
+        """The pieces of spans of these lengths, and the buckets for their rows."""
         room, overflow = self.options.buckets[-1].lengths, str(self.options.overflow)
-        pieces = cut(runs.lengths, room, overflow)
+        pieces = cut(lengths, room, overflow)
         if not self.by_row:
             return pieces, self._buckets
-        # Only buckets that whole epochs have, too, which go on where the remainder of a bucket
-        # ends. A run that these do not hold is split; a pair, which cannot be, is dropped.
+        # Only buckets with rows in whole epochs, which follow the remainder in every bucket. A span
+        # that these do not hold is split; a pair cannot be split and is dropped.
         used = [n for n, rows in enumerate(self.whole.rows) if rows]
         buckets = tuple(self._buckets[n] for n in used)
-        lengths = pieces.due()
-        holds = [(lengths <= bucket.lengths).all(axis=1) for bucket in buckets]
+        sizes = pieces.positions_per_example()
+        holds = [(sizes <= bucket.lengths).all(axis=1) for bucket in buckets]
         room = tuple(map(max, zip(*(bucket.lengths for bucket in buckets), strict=True)))
         if self.options.pairs:
-            lengths[~np.logical_or.reduce(holds)] = 0
-            return cut(lengths, room, "truncate"), buckets
-        return cut(lengths[:, 0], room, "split"), buckets
+            sizes[~np.logical_or.reduce(holds)] = 0
+            return cut(sizes, room, "truncate"), buckets
+        return cut(sizes[:, 0], room, "split"), buckets
 
     @functools.cached_property
     def remainder_rows(self) -> np.ndarray:
-        """Rows of each bucket before the first whole epoch: int64 [buckets]."""
+        """Rows of each bucket in the remainder: int64 [buckets]."""
         return 0 * self.whole.rows if self.remainder is None else self.remainder.rows
 
     @property
-    def windows(self) -> tuple[Windows, ...]:
-        """The remainder, if there is one, and whole epochs."""
-        return (self.whole,) if self.remainder is None else (self.remainder, self.whole)
-
-    @property
-    def parts(self) -> dict[str, Any]:
-        """What of it a fingerprint has, by name."""
-        found = {"lengths": self.lengths.digest, "window": self._window(self.whole.pieces)}
+    def fingerprint_parts(self) -> dict[str, Any]:
+        """The source's parts of a fingerprint, by name."""
+        parts = {"lengths": self.lengths.digest, "window": self._window(self.whole.pieces)}
         if self.solution is not None:
-            found["patterns"] = self.solution.digest
-        if self._rest_solution is not None:
-            found["patterns of the rest"] = self._rest_solution.digest
-        return found
+            parts["patterns"] = self.solution.digest
+        if self._remainder_solution is not None:
+            parts["patterns of the rest"] = self._remainder_solution.digest
+        return parts
 
     @property
     def max_position(self) -> int:
-        """The largest position that a row of it holds."""
+        """The largest position in any row."""
         whole = self.whole.pieces.max_position
         return whole if self.remainder is None else max(int(self._last), whole)
 
     @property
     def num_lost(self) -> int:
-        """Positions of epochs in progress that this source took out: left out, or too long."""
-        return int(self._lost.sizes.sum())
+        """Positions of open epochs that are in no row: of examples left out, or overlong."""
+        return int(self._lost[:, 3:].sum())
 
-    def rows(self, bucket: int, first: int, count: int) -> list[Taken]:
-        """Rows `first` to `first + count` of a bucket's stream, window by window."""
+    def take(self, bucket: int, first: int, count: int) -> list[Rows]:
+        """Rows `first` to `first + count` of a bucket's stream, divided by window."""
         found, at, end = [], first, first + count
         before = int(self.remainder_rows[bucket])
         while at < end:
             if self.remainder is not None and at < before:
-                windows, epoch, local = self.remainder, self.epoch - 1, at
+                windows, epoch, row = self.remainder, self.epoch - 1, at
             else:
-                epoch, local = divmod(at - before, int(self.whole.rows[bucket]))
+                epoch, row = divmod(at - before, int(self.whole.rows[bucket]))
                 windows, epoch = self.whole, self.epoch + epoch
-            rows = windows.take(epoch, bucket, local, end - at)
-            runs = self._runs if windows is self.remainder else None
-            found.append(Taken(rows, windows.pieces, runs, self.first, epoch))
+            assignment, numbers = windows.take(epoch, bucket, row, end - at)
+            spans = self._spans if windows is self.remainder else None
+            rows = Rows(assignment, bucket, numbers, windows.pieces, spans, self.first, epoch)
+            found.append(rows)
             at += len(rows)
         return found
 
-    def left(self, taken: np.ndarray) -> tuple[Runs, int]:
-        """What is left of epochs that were begun when so many rows of each bucket are taken.
+    def remaining_spans(self, rows_before: np.ndarray) -> tuple[np.ndarray, int]:
+        """The positions that remain of open epochs after some rows of each bucket.
 
         Returns:
-            The runs of positions; and the first epoch that was not begun.
+            The spans, as for `merge_spans`; and the first epoch of which no row was taken.
         """
-        rows = taken - self.remainder_rows
+        rows = rows_before - self.remainder_rows
         in_epoch = self.whole.rows
-        whole = np.maximum(rows, 0)[in_epoch > 0]
-        over, begun = (whole // in_epoch[in_epoch > 0]).min(), -(-whole // in_epoch[in_epoch > 0])
-        parts = [Runs.none(len(self._buckets[-1].lengths))]
+        after_remainder = np.maximum(rows, 0)[in_epoch > 0]
+        over = int((after_remainder // in_epoch[in_epoch > 0]).min())
+        started = int((-(-after_remainder // in_epoch[in_epoch > 0])).max())
+        parts = [self._spans[:0]]
         if self.remainder is not None:
-            pieces = self.remainder.left(self.epoch - 1, np.minimum(taken, self.remainder_rows))
-            runs, starts = self.remainder.pieces.locate(pieces)
+            used = np.minimum(rows_before, self.remainder_rows)
+            pieces = self.remainder.remaining_pieces(self.epoch - 1, used)
+            numbers, starts = self.remainder.pieces.locate(pieces)
+            epochs, examples, first = self._spans[numbers, :3].T
             sizes = self.remainder.pieces.positions_of(pieces)
-            found = self._runs.take(runs).with_sizes(sizes)
-            parts.append(dataclasses.replace(found, starts=found.starts + starts))
-        for number in range(int(over), int(begun.max())):
-            here = np.clip(rows - number * in_epoch, 0, in_epoch)
-            pieces = self.whole.left(self.epoch + number, here)
+            parts.append(_as_spans(epochs, examples, first + starts, sizes))
+        for number in range(over, started):
+            epoch = self.epoch + number
+            used = np.clip(rows - number * in_epoch, 0, in_epoch)
+            pieces = self.whole.remaining_pieces(epoch, used)
             examples, starts = self.whole.pieces.locate(pieces)
-            starts = np.broadcast_to(starts, len(pieces))
-            epochs = np.full(len(pieces), self.epoch + number)
-            parts.append(Runs(examples, starts, self.whole.pieces.positions_of(pieces), epochs))
-        return Runs.concatenate(parts).merged(), self.epoch + int(begun.max())
+            sizes = self.whole.pieces.positions_of(pieces)
+            parts.append(_as_spans(epoch, examples, starts, sizes))
+        return merge_spans(np.concatenate(parts)), self.epoch + started
 
-    def due(self, epoch: int) -> np.ndarray:
-        """The positions of each example that an epoch has: int64 [examples, 1 or 2].
+    def expected_positions(self, epoch: int) -> np.ndarray:
+        """The positions of each example that batches of an epoch have: int64 [examples, 1 or 2].
 
-        The one account of coverage: what overflow truncates or drops and what is left out is not
-        due; new examples are due from the epoch that they join.
+        This is the only definition of coverage. Positions lost to overflow and examples left out
+        do not count. New examples count from the epoch that they join.
         """
         if self._previous is None or epoch >= self.epoch:
-            return self.whole.pieces.due()
-        before = self._previous.due(epoch)
-        due = np.zeros((len(self.lengths), before.shape[1]), np.int64)
-        due[: len(before)] = before
-        if epoch == self.epoch - 1 and epoch in self.begun:
-            due[len(before) :] = trained(self.lengths.array[len(before) :])
-        lost = self._lost.take(self._lost.epochs == epoch)
-        np.subtract.at(due, lost.examples, lost.sizes)
-        return due
+            return self.whole.pieces.positions_per_example()
+        before = self._previous.expected_positions(epoch)
+        expected = np.zeros((len(self.lengths), before.shape[1]), np.int64)
+        expected[: len(before)] = before
+        if epoch == self.epoch - 1 and epoch in self.open_epochs:
+            expected[len(before) :] = trainable_positions(self.lengths.array[len(before) :])
+        lost = self._lost[self._lost[:, 0] == epoch]
+        np.subtract.at(expected, lost[:, 1], lost[:, 3:])
+        return expected
 
-    def known(self, epoch: int) -> int:
-        """How many examples there were by the end of an epoch; new ones are numbered after them."""
-        if self._previous is None or epoch >= self.epoch or epoch in self.begun:
+    def count_examples(self, epoch: int) -> int:
+        """The number of examples at the end of an epoch; new examples have the numbers after it."""
+        if self._previous is None or epoch >= self.epoch or epoch in self.open_epochs:
             return len(self.lengths)
-        return self._previous.known(epoch)
+        return self._previous.count_examples(epoch)
 
-    def whole_epochs(self, taken: np.ndarray) -> int:
-        """At least how many epochs are over when so many rows of each bucket are taken."""
-        rows = taken - self.remainder_rows
+    def count_epochs(self, rows_before: np.ndarray) -> int:
+        """The number of epochs that are over, at least, after some rows of each bucket."""
+        rows = rows_before - self.remainder_rows
         if (rows < 0).any():
-            return min(self.begun)
-        some = self.whole.rows > 0
-        return self.epoch + int((rows[some] // self.whole.rows[some]).min())
+            return min(self.open_epochs)
+        used = self.whole.rows > 0
+        return self.epoch + int((rows[used] // self.whole.rows[used]).min())
+
+
+def _as_spans(epochs, examples: np.ndarray, starts, sizes: np.ndarray) -> np.ndarray:
+    """Spans as for `merge_spans`; an epoch or a start may be one number for all."""
+    spans = np.empty((len(examples), 3 + sizes.shape[1]), np.int64)
+    spans[:, 0], spans[:, 1], spans[:, 2], spans[:, 3:] = epochs, examples, starts, sizes
+    return spans

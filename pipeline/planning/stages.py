@@ -1,4 +1,4 @@
-"""Stages in a row: steps, epochs, and what the data state and the history of a run say of them."""
+"""The stages of a plan: its steps and epochs, and what a data state says of it."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
@@ -13,11 +13,11 @@ from pipeline.planning.stage import Stage
 
 
 class Stages:
-    """The stages of a plan.
+    """The base class of `Plan`: everything that a plan's stages say without planning a batch.
 
     Args:
         stages: in order; the first begins at step 0.
-        first: the first step that will be asked for.
+        first: the first step that the plan has.
     """
 
     def __init__(self, stages: Iterable[Stage], first: int = 0):
@@ -25,10 +25,10 @@ class Stages:
         self._starts = [stage.start for stage in self.stages]
 
     def stage_at(self, step: int) -> Stage:
-        """The stage that `step` belongs to.
+        """The stage of a step.
 
         Raises:
-            IndexError: `step` is before the first step, or the plan has ended.
+            IndexError: `step` is before the first step or after the last one.
         """
         stage = self.stages[bisect_right(self._starts, step) - 1]
         if step < self._first:
@@ -40,55 +40,57 @@ class Stages:
             raise IndexError(f"step is {step:,}, and this plan ends after {stage.end:,} steps")
         return stage
 
-    def within(self, first: int, last: int) -> Iterator[tuple[Stage, int, int]]:
-        """The stages that have steps from `first` to `last`, and the first and last of these."""
+    def stages_between(self, first: int, last: int) -> Iterator[tuple[Stage, int, int]]:
+        """The stages of the steps `first` to `last`, each with the part of these steps it has."""
         ends = [*self._starts[1:], max(last, self._starts[-1])]
         for stage, end in zip(self.stages, ends, strict=True):
             begin, end = max(first, stage.start), min(last, end)
             if begin < end:
                 yield stage, begin, end
 
-    # ---- what the data state and the history of a run say
+    # ---- the data state and the history of a run
 
     @property
     def changes(self) -> list[tuple[int, dict[str, Any]]]:
-        """From which step on each stage holds, and what is new there: JSON, for `Plan.replay`."""
-        found = [(stage.start, dict(stage.changes)) for stage in self.stages]
+        """The first step and the new options of each stage: JSON, for `Plan.replay`."""
+        changes = [(stage.start, dict(stage.changes)) for stage in self.stages]
         if self.stages[0].weights is None and self.counts[-1] > self.counts[0]:
-            found[0][1]["examples"] = self.counts[0]
-        return found
+            changes[0][1]["examples"] = self.counts[0]
+        return changes
 
     @property
     def entries(self) -> tuple[dict[str, Any], ...]:
-        """For each stage: "from" which step, its "fingerprint" and, but for the first, "changes".
+        """The entries of a data state, one for each stage: JSON.
 
-        JSON. Of many examples left out, their number and a digest.
+        "from" is the first step, "fingerprint" says what the batches depend on, and "changes" (not
+        in the first entry) are as in `changes`, with a digest for many examples left out.
         """
         first, *later = (stage.entry for stage in self.stages)
         return {name: first[name] for name in ("from", "fingerprint")}, *later
 
     def entries_at(self, step: int) -> tuple[dict[str, Any], ...]:
-        """What the data state after `step` batches says of the plan: the entries of the past."""
+        """The entries of a data state after `step` batches: those of stages that have begun."""
         return tuple(entry for entry in self.entries if entry["from"] < max(step, 1))
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """How many examples there are in each stage."""
+        """The number of examples in each stage, with those that are left out."""
         return tuple(stage.num_examples for stage in self.stages)
 
     @property
     def fingerprint(self) -> str:
-        """What the plan depends on, as `name=value` with semicolons between.
+        """Everything that the batches depend on, as `name=value`, separated by semicolons.
 
-        That of the first stage; and for each later one its step and the parts that it changes.
+        First the parts of the first stage; then, for each later stage, its step and the parts that
+        differ.
         """
         parts = [self.entries[0]["fingerprint"]]
         for before, entry in pairwise(self.entries):
-            then = before["fingerprint"].split(";")
-            new = [part for part in entry["fingerprint"].split(";") if part not in then]
-            names = "+".join(part.partition("=")[0] for part in new)
+            old = before["fingerprint"].split(";")
+            new = [part for part in entry["fingerprint"].split(";") if part not in old]
+            pairs = [part.partition("=") for part in new]
+            names = "+".join(name for name, _, _ in pairs)
             parts += [f"change@{entry['from']}={names or 'nothing'}"]
-            pairs = (part.partition("=") for part in new)
             parts += [f"{name}@{entry['from']}={value}" for name, _, value in pairs]
         return ";".join(parts)
 
@@ -96,11 +98,11 @@ class Stages:
 
     @property
     def finite(self) -> bool:
-        """Whether the steps end with the first epoch."""
+        """Whether the plan has a last step; it then has one epoch."""
         return self.stages[-1].end is not None
 
     def first_step(self, epoch: int) -> int:
-        """The step at which an epoch begins; of a plan that ends, at which epoch 1 would."""
+        """The first step of an epoch. Of a plan that ends, epoch 1 begins after the last step."""
         if self.finite:
             return int(self.stages[-1].end or 0) if epoch else 0
         epochs = [stage.timetable.first_epoch for stage in self.stages]
@@ -108,14 +110,14 @@ class Stages:
         return stage.start + stage.timetable.first_step(epoch)
 
     def num_batches(self, epoch: int = 0) -> int:
-        """Batches in an epoch; the same for every epoch of one corpus that does not change.
+        """Batches in an epoch; the same in every epoch of one corpus whose plan does not change.
 
-        An epoch of several corpora ends when each that has a weight has been through; of a plan
-        that ends, there is one epoch.
+        With several corpora, an epoch ends when each corpus with a weight has had an epoch of its
+        own.
         """
         return self.first_step(epoch + 1) - self.first_step(epoch)
 
-    # ---- what the batches are like
+    # ---- figures of the stages
 
     @property
     def options(self) -> Options:
@@ -124,31 +126,31 @@ class Stages:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of several corpora, in order; of one, the empty name."""
+        """The names of the corpora of the last stage, in order; `("",)` for one corpus."""
         return tuple(source.name for source in self.stages[-1].sources)
 
     @property
     def num_examples(self) -> int:
-        """Examples of the corpus, or of all corpora, in the end; those left out included."""
+        """Examples of all corpora in the last stage, with those that are left out."""
         return self.counts[-1]
 
     @property
     def max_position(self) -> int:
-        """The largest position of any batch: a table of positions needs one entry more."""
+        """The largest position in any batch, from 0; a position table needs one entry more."""
         return max(source.max_position for stage in self.stages for source in stage.sources)
 
     def batches(self, first: int, last: int) -> dict[Bucket, int]:
         """Batches of each bucket in the steps `first` to `last`."""
-        found = {bucket: 0 for stage in self.stages for bucket in stage.options.buckets}
-        for stage, begin, end in self.within(first, last):
-            counts = [stage.timetable.before(step - stage.start)[0] for step in (begin, end)]
-            for bucket, count in zip(stage.options.buckets, counts[1] - counts[0], strict=True):
-                found[bucket] += int(count)
-        return found
+        counts = {bucket: 0 for stage in self.stages for bucket in stage.options.buckets}
+        for stage, begin, end in self.stages_between(first, last):
+            before, after = (stage.timetable.before(at - stage.start)[0] for at in (begin, end))
+            for bucket, count in zip(stage.options.buckets, after - before, strict=True):
+                counts[bucket] += int(count)
+        return counts
 
     @property
-    def _needed(self) -> set[Bucket]:
-        """The buckets that any step from the first on has."""
+    def _used(self) -> set[Bucket]:
+        """The buckets of all steps from the first on."""
         found: set[Bucket] = set()
         for stage, end in zip(self.stages, [*self._starts[1:], None], strict=True):
             begin = max(self._first - stage.start, 0)
@@ -160,31 +162,30 @@ class Stages:
 
     @property
     def batches_per_bucket(self) -> dict[Bucket, int]:
-        """How many batches of each bucket an epoch has; 0 for one that is never needed.
+        """Batches of each bucket in an epoch; 0 for a bucket that no step has.
 
-        Of a plan that changes: up to the end of the first whole epoch of the last stage; 1 for a
-        bucket that only later steps need.
+        If the plan changes: in all steps up to the end of the first whole epoch of the last stage,
+        and 1 for a bucket that only later steps have.
         """
-        last, needed = self.stages[-1], self._needed
+        last, used = self.stages[-1], self._used
         end = last.end or last.start + last.timetable.first_step(last.timetable.first_epoch + 1)
-        found = self.batches(self._first, end)
-        return {bucket: max(count, int(bucket in needed)) for bucket, count in found.items()}
+        counts = self.batches(self._first, end)
+        return {bucket: max(count, int(bucket in used)) for bucket, count in counts.items()}
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
-        """The buckets, the shortest first; of a plan that changes, those that it needs."""
+        """The buckets, ascending by length; if the plan changes, those that its steps have."""
         every = set(self.stages[0].options.buckets)
         if self._first or len(self.stages) > 1:
-            every = self._needed
+            every = self._used
         return tuple(sorted(every, key=lambda bucket: (sum(bucket.lengths), bucket.shape)))
 
     def most_segments(self) -> dict[Bucket, int]:
-        """The most segments that any row of each bucket has; at least 1."""
-        found = {bucket: 1 for stage in self.stages for bucket in stage.options.buckets}
+        """The most segments in a row of each bucket; at least 1."""
+        most = {bucket: 1 for stage in self.stages for bucket in stage.options.buckets}
         for stage in self.stages:
-            for windows in (w for source in stage.sources for w in source.windows):
-                for kind in windows.kinds:
-                    for index, bucket in enumerate(stage.options.buckets):
-                        most = kind.slots.packed.most_segments(index)
-                        found[bucket] = max(found[bucket], most)
-        return found
+            windows = [w for each in stage.sources for w in (each.remainder, each.whole)]
+            for kind in (kind for each in windows if each is not None for kind in each.kinds):
+                for index, bucket in enumerate(stage.options.buckets):
+                    most[bucket] = max(most[bucket], kind.slots.packed.most_segments(index))
+        return most

@@ -1,11 +1,7 @@
-"""Timetables: the bucket of each step, and which rows of which source fill it.
+"""Timetables: the bucket of each step, and the rows that it takes from each source."""
 
-There are two kinds. `EpochOrder` takes whole batches of one source, epoch by epoch: an epoch ends
-with its under-filled batch. `Shares` takes rows of several sources by quota, past the ends of their
-epochs.
-"""
-
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -14,99 +10,126 @@ from pipeline.planning.source import Source
 from pipeline.planning.windows import Windows
 
 
-class EpochOrder:
-    """Whole batches of one source: the remainder of an epoch, then whole epochs.
+class Timetable(Protocol):
+    """The steps of a stage, by random access; step 0 is the first step of the stage.
 
-    Steps count from 0, where the stage begins.
+    `EpochTimetable` is for one source, `QuotaTimetable` for several. Rows of a bucket are numbered
+    over the whole stream of a source.
+
+    Attributes:
+        steps: the number of steps; None if they never end.
+        first_epoch: the first epoch that begins in this stage.
+    """
+
+    steps: int | None
+    first_epoch: int
+
+    def at(self, step: int) -> tuple[int, list[tuple[int, int, int]], int]:
+        """The number of a step's bucket, the rows that it takes, and its epoch.
+
+        The rows are a list of (source, first row, number of rows). A batch with fewer rows than its
+        bucket is filled up with empty rows.
+        """
+
+    def before(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """The batches of each bucket, and the rows of each source, that come before a step.
+
+        int64 [buckets] and [buckets, sources].
+        """
+
+    def used(self, first: int, last: int | None) -> np.ndarray:
+        """The buckets of the steps `first` to `last` (None: all later steps): bool [buckets]."""
+
+    def epoch_of(self, step: int) -> int:
+        """The epoch of a step."""
+
+    def first_step(self, epoch: int) -> int:
+        """The first step of an epoch that begins in this stage."""
+
+
+class EpochTimetable:
+    """Whole batches of one source: those of the remainder, then those of whole epochs.
+
+    An epoch ends with the batch that is not full. Implements `Timetable`.
 
     Args:
         source: the source.
-        rows: the rows of a batch of each bucket.
-
-    Attributes:
-        steps: how many there are; None, as they never end.
-        first_epoch: the first epoch that begins here.
+        heights: the rows in a batch of each bucket.
     """
 
     steps: int | None = None
 
-    def __init__(self, source: Source, rows: list[int]):
-        self._source, self._rows = source, np.array(rows)
+    def __init__(self, source: Source, heights: Sequence[int]):
+        self._source, self._heights = source, np.array(heights)
+        self._none = np.zeros_like(source.whole.rows)
         self._remainder = 0 if source.remainder is None else source.remainder.steps
         self.first_epoch = source.epoch
         self._latest: tuple[Any, Any] = None, None
 
-    def _locate(self, step: int) -> tuple[Windows, int, int, np.ndarray]:
-        """The windows that hold a step, the epoch, the step in it, and rows taken before these."""
+    def _locate(self, step: int) -> tuple[Windows, int, int, int, np.ndarray]:
+        """The windows with a step, its epoch, the window's place, the step in it, rows before it.
+
+        The rows before the window are int64 [buckets].
+        """
         source = self._source
         if source.remainder is not None and step < self._remainder:
-            return source.remainder, source.epoch - 1, step, 0 * self._rows
-        epoch, within = divmod(step - self._remainder, source.whole.steps)
-        return (
-            source.whole,
-            source.epoch + epoch,
-            within,
-            (source.remainder_rows + epoch * source.whole.rows),
-        )
-
-    def at(self, step: int) -> tuple[int, list[tuple[int, int, int]], int]:
-        """The bucket of a step; source, first row and number of rows of each source; the epoch.
-
-        Rows of a bucket are counted over the whole stream of a source. There may be fewer than in a
-        batch: the last batch of a window is filled up with empty rows.
-        """
-        windows, epoch, within, taken = self._locate(step)
+            windows, epoch, within, rows = source.remainder, source.epoch - 1, step, self._none
+        else:
+            epochs, within = divmod(step - self._remainder, source.whole.steps)
+            windows, epoch = source.whole, source.epoch + epochs
+            rows = source.remainder_rows + epochs * source.whole.rows
         order = windows.order(epoch)
         place = int(order.steps.searchsorted(within, side="right"))
-        begin = int(order.steps[place - 1]) if place else 0
-        buckets, numbers = self._order(windows, order.epoch, place)
-        bucket, number = int(buckets[within - begin]), int(numbers[within - begin])
-        ends, height = order.rows[bucket], int(self._rows[bucket])
-        first = (int(ends[place - 1]) if place else 0) + number * height
-        count = min(height, int(ends[place]) - first)
-        return bucket, [(0, int(taken[bucket]) + first, count)], epoch
+        if place:
+            within, rows = within - int(order.steps[place - 1]), rows + order.rows[:, place - 1]
+        return windows, epoch, place, within, rows
+
+    def at(self, step: int) -> tuple[int, list[tuple[int, int, int]], int]:
+        """See `Timetable`."""
+        windows, epoch, place, within, rows = self._locate(step)
+        buckets, numbers = self._order(windows, epoch, place)
+        bucket, number = int(buckets[within]), int(numbers[within])
+        height = int(self._heights[bucket])
+        count = min(height, int(windows.rows_at(epoch, place)[bucket]) - number * height)
+        return bucket, [(0, int(rows[bucket]) + number * height, count)], epoch
 
     def _order(self, windows: Windows, epoch: int, place: int) -> tuple[np.ndarray, np.ndarray]:
-        """For each step of a window its bucket, and which of that bucket's batches it is."""
-        key, latest = (windows is self._source.whole, epoch, place), self._latest
+        """The bucket of each step of a window, and its number among the bucket's batches there."""
+        key = windows is self._source.whole, windows.order(epoch).epoch, place
+        latest = self._latest
         if latest[0] != key:
             batches, offsets = windows.batches_at(epoch, place), windows.offsets(epoch, place)
             latest = self._latest = key, interleave(batches, offsets)
         return latest[1]
 
     def before(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Batches of each bucket below `step`; rows of each source's stream that are taken by then.
-
-        int64 [buckets] and [buckets, sources].
-        """
-        windows, epoch, within, rows = self._locate(step)
-        order = windows.order(epoch)
-        place = int(np.searchsorted(order.steps, within, side="right"))
+        """See `Timetable`."""
+        windows, epoch, place, within, rows = self._locate(step)
         batches = windows.batches_at(epoch, slice(place)).sum(axis=1)
         if windows is self._source.whole:
             batches += (epoch - self._source.epoch) * windows.batches
             if self._source.remainder is not None:
                 batches += self._source.remainder.batches
-        begin = int(order.steps[place - 1]) if place else 0
-        begun = order.rows[:, place - 1] if place else 0 * rows
-        if within == begin:
-            return batches, (rows + begun)[:, None]
-        here = np.bincount(self._order(windows, order.epoch, place)[0][: within - begin])
-        here = np.pad(here, (0, len(rows) - len(here)))
-        taken = np.minimum(here * self._rows, order.rows[:, place] - begun)
-        return batches + here, (rows + begun + taken)[:, None]
+        if not within:
+            return batches, rows[:, None]
+        here = np.bincount(self._order(windows, epoch, place)[0][:within], minlength=len(rows))
+        in_window = np.minimum(here * self._heights, windows.rows_at(epoch, place))
+        return batches + here, (rows + in_window)[:, None]
 
     def used(self, first: int, last: int | None) -> np.ndarray:
-        """Which buckets the steps from `first` to `last` have, bool [buckets]; None: to the end."""
+        """See `Timetable`."""
         first_whole = max(first, self._remainder)
         if last is None or last - first_whole >= self._source.whole.steps:
             last = first_whole + self._source.whole.steps
         return self.before(max(last, first))[0] > self.before(first)[0]
 
     def epoch_of(self, step: int) -> int:
-        """The epoch that a step belongs to."""
-        return self._locate(step)[1]
+        """See `Timetable`."""
+        source = self._source
+        if step < self._remainder:
+            return source.epoch - 1
+        return source.epoch + (step - self._remainder) // source.whole.steps
 
     def first_step(self, epoch: int) -> int:
-        """The step at which an epoch begins, of those that begin here."""
+        """See `Timetable`."""
         return self._remainder + (epoch - self.first_epoch) * self._source.whole.steps

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.packing.bucket import Bucket
-from pipeline.planning.checks import chosen, keywords, unknown
+from pipeline.planning.checks import list_keywords, select_options, suggest_option
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.lengths import as_lengths
 from pipeline.planning.plan import Plan
 
-FITTING, PLANNING = keywords(fit_buckets), keywords(Plan)
+FITTING, PLANNING = list_keywords(fit_buckets), list_keywords(Plan)
 
 DEFAULTS: dict[str, Any] = {
     "tokens_per_batch": 16_384,
@@ -45,7 +45,7 @@ class Options:
         known = {"buckets", *FITTING, *PLANNING}
         for name in self.chosen:
             if name not in known:
-                raise ValueError(f"there is no option {unknown(name, known)}")
+                raise ValueError(f"there is no option {suggest_option(name, known)}")
         given = {name: value for name, value in self.chosen.items() if value is not None}
         object.__setattr__(self, "chosen", {**DEFAULTS, **given})
 
@@ -79,7 +79,7 @@ class Options:
         return fit_buckets(lengths, **self._given(FITTING))
 
     def _given(self, names: tuple[str, ...]) -> dict[str, Any]:
-        return {name: v for name, v in chosen(names, self.chosen).items() if v is not None}
+        return {name: v for name, v in select_options(names, self.chosen).items() if v is not None}
 
     @property
     def unmixed(self) -> "Options":

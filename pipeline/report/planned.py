@@ -67,8 +67,7 @@ def _buckets(plan: Plan) -> tuple[list[dict[str, Any]], list[list[int]]]:
     every = figures.packed(plan)
     for bucket, batches in figures.epoch_batches(plan).items():
         tokens = segments = rows = 0
-        for number, packed in every:
-            index = packed.buckets.index(bucket)
+        for number, index, packed in every.get(bucket, ()):
             tokens += round(number * packed.real(index))
             segments += round(number * packed.segments(index))
             rows += round(number * packed.rows(index))
@@ -96,7 +95,7 @@ class _Walk:
     """The first batches of an epoch, one by one."""
 
     def __init__(self, plan: Plan, first: int, count: int):
-        stages = [stage for stage, _, _ in plan.within(first, first + count)]
+        stages = [stage for stage, _, _ in plan.stages_between(first, first + count)]
         number_of = {b: index for stage in stages for index, b in enumerate(stage.options.buckets)}
         self.first, self.count = first, count
         self.hosts = next(h for h in (HOSTS, 4, 2, 1) if all(b.rows % h == 0 for b in number_of))

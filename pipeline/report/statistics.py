@@ -95,12 +95,12 @@ def _binned(counts: np.ndarray, edges: np.ndarray) -> dict[str, Any]:
 
 def _sources(subject: Subject, side: int) -> list[dict[str, Any]]:
     lengths = subject.lengths[:, side] if subject.pairs else subject.lengths
-    total = sum(int(piece.sum(dtype=np.int64)) for piece in lengths_lib.pieces(lengths))
+    total = sum(int(piece.sum(dtype=np.int64)) for piece in lengths_lib.chunks(lengths))
     shares, first = [], 0
     for name, examples in subject.sources:
         part = lengths[first : first + examples]
         first += examples
-        tokens = sum(int(piece.sum(dtype=np.int64)) for piece in lengths_lib.pieces(part))
+        tokens = sum(int(piece.sum(dtype=np.int64)) for piece in lengths_lib.chunks(part))
         shares.append(
             {
                 "name": name,

@@ -67,9 +67,9 @@ def shuffled(lengths: np.ndarray, longest: int, overflow: str, seed: int) -> Str
     """
     order = permutation(random_bits(seed, Purpose.EXAMPLES, len(lengths)))
     documents = np.empty(len(lengths), np.uint32)
-    for start in range(0, len(order), lengths_lib.PIECE):
-        documents[start : start + lengths_lib.PIECE] = lengths[
-            order[start : start + lengths_lib.PIECE]
+    for start in range(0, len(order), lengths_lib.CHUNK):
+        documents[start : start + lengths_lib.CHUNK] = lengths[
+            order[start : start + lengths_lib.CHUNK]
         ]
     del order
     if overflow != "split":
@@ -77,14 +77,14 @@ def shuffled(lengths: np.ndarray, longest: int, overflow: str, seed: int) -> Str
     documents = documents[documents > 0]
     if int(documents.max(initial=0)) <= longest:
         return Stream(documents, documents)
-    parts = [_pieces(part, longest, "split") for part in lengths_lib.pieces(documents)]
+    parts = [_pieces(part, longest, "split") for part in lengths_lib.chunks(documents)]
     return Stream(documents, np.concatenate(parts))
 
 
 def _pieces(lengths: np.ndarray, longest: int, overflow: str) -> np.ndarray:
     """The lengths of all pieces, those of a document one after another."""
     pieces = cut(lengths, (longest,), overflow)
-    sizes = pieces.numbered()
+    sizes = pieces.sizes()
     if len(sizes) == len(lengths):
         return sizes
     documents, starts = pieces.locate(np.arange(len(sizes)))

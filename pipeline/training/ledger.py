@@ -45,7 +45,10 @@ class Account:
             NotAsPlanned: as `close`.
         """
         if epoch not in self._pieces:
-            self._pieces[epoch], self._left[epoch] = [], int(self._source.due(epoch).sum())
+            self._pieces[epoch], self._left[epoch] = (
+                [],
+                int(self._source.expected_positions(epoch).sum()),
+            )
         self._pieces[epoch].append(pieces)
         self._left[epoch] -= int(pieces[:, 2:].sum())
         if not self._left[epoch]:
@@ -54,7 +57,12 @@ class Account:
     def open(self, first: int, over: int) -> list[int]:
         """The epochs that are not closed, those from `first` on that are over included."""
         unseen = [epoch for epoch in range(first, over) if epoch not in self._closed]
-        return sorted({*self._pieces, *(each for each in unseen if self._source.due(each).any())})
+        return sorted(
+            {
+                *self._pieces,
+                *(each for each in unseen if self._source.expected_positions(each).any()),
+            }
+        )
 
     def close(self, epoch: int, *, over: bool) -> None:
         """Checks an epoch: each position at most once and, if it is over, all that are due.
@@ -62,7 +70,7 @@ class Account:
         Raises:
             NotAsPlanned: a position is there twice, or is missing.
         """
-        due = self._source.due(epoch)
+        due = self._source.expected_positions(epoch)
         sides = due.shape[1]
         none = np.zeros((0, 2 + sides), np.int64)
         pieces = np.concatenate([none, *self._pieces.pop(epoch, [])])
@@ -86,7 +94,7 @@ class Account:
         if not over:
             self._tell(f"epoch {epoch}{self._of}, not over: {total:,} positions, none twice")
             return
-        there = int(lengths[: self._source.known(epoch)].sum(dtype=np.int64))
+        there = int(lengths[: self._source.count_examples(epoch)].sum(dtype=np.int64))
         lost = f"; {there - total:,} in no batch" * (total < there)
         self._tell(f"epoch {epoch}{self._of}: {total:,} positions, each once{lost}")
 

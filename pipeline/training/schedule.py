@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.planning.checks import chosen, keywords, unknown
+from pipeline.planning.checks import list_keywords, select_options, suggest_option
 from pipeline.planning.fit import fit_buckets
-from pipeline.planning.lengths import HasCorpora, begin
+from pipeline.planning.lengths import HasCorpora, take_first
 from pipeline.planning.plan import Plan
 from pipeline.planning.table import heading
 from pipeline.storage.corpora import Corpora
@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 # The weights of a mixture change by phases of their own.
 MIXTURE = ("weights", "by", "ending")
 
-FITTING = tuple(name for name in keywords(fit_buckets) if name not in MIXTURE)
-PLANNING = tuple(name for name in keywords(Plan) if name not in MIXTURE)
+FITTING = tuple(name for name in list_keywords(fit_buckets) if name not in MIXTURE)
+PLANNING = tuple(name for name in list_keywords(Plan) if name not in MIXTURE)
 
 # An entry adds to these lists; it does not replace them.
 LISTS = {"leave_out": (int, "numbers of examples"), "add": (str, "names of corpora")}
@@ -275,16 +275,17 @@ class Schedule:
     def _resolve(self, number: int, corpus: Any, mixture: Mapping[str, Any]) -> None:
         entry = self.entries[number]
         force = _merge(each.options for each in self.entries[: number + 1])
-        entry.plan = chosen(sorted([*PLANNING, "buckets"]), entry.options)
+        entry.plan = select_options(sorted([*PLANNING, "buckets"]), entry.options)
         if isinstance(corpus, HasCorpora) and not mixture:
             there = list(corpus.corpora.values())[: 1 + len(force.get("add", ()))]
             count = sum(map(len, there))
-            corpus = begin(corpus, count)
+            corpus = take_first(corpus, count)
             if entry.options.get("add"):
                 entry.plan["examples"] = count
-        if "buckets" not in entry.options and (number == 0 or chosen(FITTING, entry.options)):
-            fitting: dict[str, Any] = {"max_buckets": 4} | chosen(FITTING, force)
-            fitting |= chosen(("weights", "by"), mixture)
+        fits = number == 0 or select_options(FITTING, entry.options)
+        if "buckets" not in entry.options and fits:
+            fitting: dict[str, Any] = {"max_buckets": 4} | select_options(FITTING, force)
+            fitting |= select_options(("weights", "by"), mixture)
             entry.plan["buckets"] = [bucket.as_json for bucket in fit_buckets(corpus, **fitting)]
 
     def _describe(self, number: int, plan: Plan) -> str:
@@ -305,10 +306,10 @@ class Schedule:
                 lines.append(f"{', '.join(value)}: {more:,} examples more, from this epoch on")
             else:
                 lines.append(f"{name} was {force.get(name, 'not given')} and is now {value}")
-        then, later = (" + ".join(map(str, s.options.buckets)) for s in (before, now))
-        if then != later:
-            lines.append(f"buckets were {then} and are now {later}")
-        if any(source.begun for source in now.sources):
+        old, new = (" + ".join(map(str, s.options.buckets)) for s in (before, now))
+        if old != new:
+            lines.append(f"buckets were {old} and are now {new}")
+        if any(source.open_epochs for source in now.sources):
             lost = sum(source.num_lost for source in now.sources)
             what = f", but for {lost:,} positions of examples left out or too long" if lost else ""
             lines.append(f"of epochs in progress none is lost or trained on again{what}")
@@ -338,7 +339,7 @@ def _check(options: Mapping[str, Any]) -> None:
                 "phase of config.mixture.weights, from a later step on; its other options stay"
             )
         if name not in KNOWN:
-            raise ValueError(f"batches have no option {unknown(name, KNOWN)}")
+            raise ValueError(f"batches have no option {suggest_option(name, KNOWN)}")
     for name, (kind, what) in LISTS.items():
         given = options.get(name, [])
         if not isinstance(given, list | tuple) or not all(isinstance(n, kind) for n in given):

@@ -1,0 +1,219 @@
+"""Assignment: decides which piece is in which slot of the rows of a window.
+
+A slot is a place for one piece in a row. Packing fixes the size of each slot; an assignment puts a
+piece of that size into it.
+"""
+
+import collections
+import concurrent.futures
+import dataclasses
+import threading
+from collections.abc import Callable
+
+import numpy as np
+
+from pipeline.packing.patterns import Packed
+from pipeline.planning.pieces import Pieces
+
+
+class Slots:
+    """The slots of a packed histogram, as arrays: rows → patterns → slots.
+
+    Row `r` of a bucket is copy `r − row_start[p]` of its pattern `p`. The pieces of a window are
+    sorted by size. The slot of the first copy takes piece number `slot_piece` in that order, the
+    slot of the next copy the next piece.
+
+    Args:
+        packed: the histogram.
+        positions: a function from sizes, int64 [n], to their positions on each side, [n, sides].
+
+    Attributes:
+        packed: the argument.
+        row_start: for each bucket, the first row of each pattern.
+        slot_start: for each bucket, the first slot of each pattern.
+        slot_piece: for each bucket, the piece of each slot in the first copy of the pattern.
+        slot_size: for each bucket, the size of each slot.
+        cost: for each bucket and pattern, the sum of the squared lengths of a row's segments.
+    """
+
+    def __init__(self, packed: Packed, positions: Callable[[np.ndarray], np.ndarray]):
+        self.packed = packed
+        ends = np.cumsum(packed.counts)
+        next_piece = (ends - packed.counts).tolist()  # of each size
+        self.row_start: list[np.ndarray] = []
+        self.slot_start: list[np.ndarray] = []
+        self.slot_piece: list[np.ndarray] = []
+        self.slot_size: list[np.ndarray] = []
+        for patterns in packed.patterns:
+            rows, starts, pieces, sizes = [0], [0], [], []
+            for pattern in patterns:
+                for size, times in pattern.pieces:
+                    for _ in range(times):
+                        pieces.append(next_piece[size])
+                        next_piece[size] += pattern.rows
+                        sizes.append(size)
+                rows.append(rows[-1] + pattern.rows)
+                starts.append(len(pieces))
+            self.row_start.append(np.array(rows, np.int64))
+            self.slot_start.append(np.array(starts, np.int64))
+            self.slot_piece.append(np.array(pieces, np.int64))
+            self.slot_size.append(np.array(sizes, np.int64))
+        assert next_piece == ends.tolist(), "every piece has a slot"
+        self.cost = [
+            np.add.reduceat((positions(sizes) ** 2).sum(axis=1), starts[:-1])
+            if len(sizes)
+            else sizes
+            for sizes, starts in zip(self.slot_size, self.slot_start, strict=True)
+        ]
+
+    def first_piece(self, bucket: int) -> np.ndarray:
+        """The piece in the first slot of every row of bucket number `bucket`."""
+        rows = np.arange(self.packed.rows(bucket))
+        pattern = self.pattern(bucket, rows)
+        slot = self.slot_start[bucket][pattern]
+        return self.slot_piece[bucket][slot] + rows - self.row_start[bucket][pattern]
+
+    def of_rows(self, bucket: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The number of slots of each of `rows`; the piece and the size of each slot."""
+        pattern = self.pattern(bucket, rows)
+        first = self.slot_start[bucket][pattern]
+        times = self.slot_start[bucket][pattern + 1] - first
+        ends = times.cumsum()
+        slot = (first - ends + times).repeat(times) + np.arange(ends[-1] if len(ends) else 0)
+        copy = (rows - self.row_start[bucket][pattern]).repeat(times)
+        return times, self.slot_piece[bucket][slot] + copy, self.slot_size[bucket][slot]
+
+    def pattern(self, bucket: int, rows: np.ndarray) -> np.ndarray:
+        """The number of the pattern of each of `rows` of bucket number `bucket`."""
+        return self.row_start[bucket].searchsorted(rows, side="right") - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Assignment:
+    """The pieces in all slots of one window in one epoch.
+
+    Attributes:
+        slots: the rows and their slots.
+        pieces: the pieces, sorted by size: integers.
+        rows: for each bucket, its rows in the order in which batches take them: int64.
+    """
+
+    slots: Slots
+    pieces: np.ndarray
+    rows: list[np.ndarray]
+
+    def pieces_from(self, bucket: int, first: int) -> np.ndarray:
+        """The pieces in the rows of a bucket from the row at place `first` on."""
+        return self.pieces[self.slots.of_rows(bucket, self.rows[bucket][first:])[1]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Some rows of a source for a batch; they are in one bucket and one window.
+
+    Attributes:
+        assignment: the window.
+        bucket: the number of the bucket.
+        numbers: int64, the numbers of the rows.
+        pieces: the pieces of which the window is made.
+        spans: if the pieces are of a remainder, the spans that they are cut from, as for
+            `merge_spans`.
+        first: the number of the source's first example in the plan.
+        epoch: the epoch of all rows, unless they are of a remainder.
+    """
+
+    assignment: Assignment
+    bucket: int
+    numbers: np.ndarray
+    pieces: Pieces
+    spans: np.ndarray | None
+    first: int
+    epoch: int
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def costs(self) -> np.ndarray:
+        """The sum of the squared lengths of each row's segments: int64 [rows]."""
+        slots = self.assignment.slots
+        return slots.cost[self.bucket][slots.pattern(self.bucket, self.numbers)]
+
+    def segments(
+        self, order: np.ndarray, places: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray | int]:
+        """The segments as in `PlannedBatch.segments`, and the epoch of each.
+
+        Args:
+            order: which of the rows to take, and in which order.
+            places: the place in the batch of each row of `order`.
+        """
+        times, slots, sizes = self.assignment.slots.of_rows(self.bucket, self.numbers[order])
+        examples, starts = self.pieces.locate(self.assignment.pieces[slots])
+        epochs: np.ndarray | int = self.epoch
+        if self.spans is not None:
+            spans = self.spans[examples]
+            epochs, examples, starts = spans[:, 0], spans[:, 1], spans[:, 2] + starts
+        positions = self.pieces.positions(sizes)
+        segments = np.empty((len(sizes), 3 + positions.shape[1]), np.int64)
+        segments[:, 0], segments[:, 1] = places.repeat(times), examples
+        if self.first:
+            segments[:, 1] += self.first
+        segments[:, 2], segments[:, 3:] = starts, positions
+        return segments, epochs
+
+
+class AssignmentCache:
+    """The assignments of the windows used last.
+
+    Any number of threads may use it. A thread that needs a window which another thread is assigning
+    waits for it, so that no window is assigned twice.
+
+    Args:
+        assign: `assign(epoch, place)` returns the assignment of a window.
+        size: the number of windows in the cache.
+    """
+
+    def __init__(self, assign: Callable[[int, int], Assignment], size: int):
+        self._assign, self._size = assign, size
+        self._lock = threading.Lock()
+        self._futures: collections.OrderedDict[tuple[int, int], concurrent.futures.Future] = (
+            collections.OrderedDict()
+        )
+
+    def __reduce__(self):
+        return AssignmentCache, (self._assign, self._size)
+
+    def get(self, epoch: int, place: int) -> Assignment:
+        """The window at `place` in the order of an epoch; assigns it or waits for it."""
+        future, is_new = self._find_or_add(epoch, place)
+        if is_new:
+            self._fulfil(epoch, place, future)
+        return future.result()
+
+    def prepare(self, epoch: int, place: int) -> None:
+        """Assigns a window in the background, so that `get` need not wait for it."""
+        future, is_new = self._find_or_add(epoch, place)
+        if is_new:
+            arguments = epoch, place, future
+            threading.Thread(target=self._fulfil, args=arguments, daemon=True).start()
+
+    def _find_or_add(
+        self, epoch: int, place: int
+    ) -> tuple[concurrent.futures.Future[Assignment], bool]:
+        """The future of a window, and whether it is new, so that the caller must fulfil it."""
+        with self._lock:
+            is_new = (epoch, place) not in self._futures
+            future = self._futures.setdefault((epoch, place), concurrent.futures.Future())
+            self._futures.move_to_end((epoch, place))
+            while len(self._futures) > self._size:
+                self._futures.popitem(last=False)
+        return future, is_new
+
+    def _fulfil(self, epoch: int, place: int, future: concurrent.futures.Future) -> None:
+        try:
+            future.set_result(self._assign(epoch, place))
+        except BaseException as error:
+            with self._lock:
+                self._futures.pop((epoch, place), None)
+            future.set_exception(error)
