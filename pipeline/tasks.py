@@ -24,8 +24,8 @@ class Task:
         return max(self.shifts.values())
 
     @property
-    def learns(self) -> bool:
-        """Whether there are targets, whose loss may be weighted."""
+    def has_targets(self) -> bool:
+        """Whether a loss, which may be weighted, is computed for each token."""
         return "targets" in self.shifts
 
     def lengths(self, counts: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ from etils import epath
 
 from pipeline.external.examples import Examples
 from pipeline.sources import ArrowFiles, ParquetFiles, files
-from pipeline.storage.pieces import gathered
+from pipeline.storage.gather import gather
 from pipeline.tasks import CAUSAL, Task
 
 
@@ -33,7 +33,7 @@ class InPlace(Examples):
         again: tuple[Callable[..., "InPlace"], tuple, dict],
     ):
         super().__init__(np.concatenate(counts), task)
-        self.vocab_size, self.tokenizer, self.text_bytes = vocab_size, None, None
+        self.vocab_size = vocab_size
         self.fingerprint = f"tokens={fingerprint};tokenizer=none;task={task.name}"
         self._again = again
         # All arrays lie in one address space, so a single array that begins at the lowest of them
@@ -67,12 +67,13 @@ class InPlace(Examples):
             paths: names or globs, as for `sources.ArrowFiles`; those of a Hugging Face data set
                 that was saved to disk are `DIRECTORY/data-*.arrow`.
             column: whose entries are lists of integers.
-            task: what the model is asked.
-            vocab_size: ids are below this, as whoever tokenised knows.
+            task: decides the fields and the lengths; see `pipeline.tasks`.
+            vocab_size: ids are below this; None: unknown.
 
         Raises:
             FileNotFoundError: a file does not exist, or a glob matches none.
-            ValueError: a file has no such column, or one that holds something else.
+            ValueError: a file has no such column, or one that holds something else, or its lists
+                are not within its values.
         """
         source = ArrowFiles(paths, columns=[column])
         again = cls.arrow, (paths, column), {"task": task, "vocab_size": vocab_size}
@@ -111,8 +112,7 @@ class InPlace(Examples):
             tokens: a file with an integer array [tokens].
             offsets: a file with integers [examples + 1]: example `i` is
                 `tokens[offsets[i]:offsets[i + 1]]`.
-            task: what the model is asked.
-            vocab_size: ids are below this, as whoever tokenised knows.
+            task, vocab_size: as for `arrow`.
 
         Raises:
             FileNotFoundError: a file does not exist.
@@ -164,11 +164,11 @@ class InPlace(Examples):
         self, examples: Any, starts: Any, lengths: Any, reach: Any = None, epoch: Any = 0
     ) -> dict[str, np.ndarray]:
         """See `Corpus.read`."""
-        examples, starts, lengths, reach = self._asked(examples, starts, lengths, reach)
+        examples, starts, lengths, reach = self._pieces(examples, starts, lengths, reach)
         ends = self._ends[np.searchsorted(self._first, examples, side="right") - 1]
         first = self._begins[examples] + starts
-        found = gathered(self._tokens, first, lengths, reach, self.task.shifts, ends)
-        return {name: ids.astype(np.int32, copy=False) for name, ids in found.items()}
+        fields = gather(self._tokens, first, lengths, reach, self.task.shifts, ends)
+        return {name: ids.astype(np.int32, copy=False) for name, ids in fields.items()}
 
     def verify(self) -> None:
         """Reads everything and looks at each id.
@@ -189,14 +189,14 @@ class InPlace(Examples):
                 )
 
     def __reduce__(self):
-        return _reopened, self._again
+        return _reopen, self._again
 
     def __repr__(self) -> str:
         make, places, _ = self._again
         return f"InPlace.{make.__name__}({', '.join(map(repr, places))})"
 
 
-def _reopened(make: Callable[..., InPlace], places: tuple, options: dict) -> InPlace:
+def _reopen(make: Callable[..., InPlace], places: tuple, options: dict) -> InPlace:
     return make(*places, **options)
 
 
@@ -223,6 +223,10 @@ def _lists(place: str, column: pa.Array) -> tuple[np.ndarray, np.ndarray, np.nda
     lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     if not lists or not pa.types.is_integer(kind.value_type):
         raise ValueError(f"{place} holds {kind}; tokens are lists of integers")
+    try:
+        column.validate(full=True)
+    except pa.ArrowException as error:
+        raise ValueError(f"{place} is damaged: {error}. Restore the file from a copy") from error
     if column.null_count or column.values.null_count:
         raise ValueError(f"{place} has missing entries; leave them out, or fill them in")
     edges = column.offsets.to_numpy().astype(np.int64)

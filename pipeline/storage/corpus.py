@@ -2,10 +2,9 @@
 
 import errno
 import functools
-import json
 import operator
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -14,30 +13,44 @@ from etils import epath
 from pipeline import tokenizers
 from pipeline.atomic import atomic_write, directory_lock, is_local
 from pipeline.planning import lengths as lengths_module
-from pipeline.ragged import Ragged, chunks_of, cut
-from pipeline.storage.parts import Part, read_part
-from pipeline.storage.pieces import MappedPieces, RangedPieces, as_pieces
-from pipeline.storage.writer import LENGTHS, MANIFEST, SCHEMA_VERSION, Writer, require_same_origin
+from pipeline.ragged import Ragged, assemble_parts, chunk_arrays
+from pipeline.storage.gather import as_pieces
+from pipeline.storage.interface import AnyCorpus
+from pipeline.storage.manifest import LENGTHS, MANIFEST, Manifest, damage, require_same_origin
+from pipeline.storage.parts import read_part
+from pipeline.storage.readers import MappedReader, RangedReader
+from pipeline.storage.writer import Writer
 from pipeline.tasks import CAUSAL, TASKS, Task
 
 
-class Corpus:
+class Corpus(AnyCorpus):
     """Examples of token ids in a directory; made by `prepare`, `from_arrays` or `open`.
 
     Opening reads a small manifest and maps the lengths; tokens are mapped when first read, and
     never copied whole. A corpus pickles as its directory.
 
     Attributes:
-        directory: where it lies.
+        directory: where it is.
         lengths: positions to train on, of each example; uint32, [examples], read-only.
-        task: what the model is asked; its `shifts` are the fields of `corpus[i]`.
+        task: decides the fields of an example, `task.shifts`, and so its length.
+        weighted: whether tokens have loss weights.
+        origin: what it was made from: fingerprints of the source and the tokenizer, and the field.
+        fingerprint: says which tokens these are, part by part, so that a refusal can say which
+            part changed. It depends on content alone: not on paths, times, or worker processes.
+        in_memory: whether tokens are read from memory, and not over a network.
     """
 
-    def __init__(self, directory: epath.Path, manifest: dict[str, Any], memory_map: bool):
-        self.directory, self._manifest, self._memory_map = directory, manifest, memory_map
-        self.task = TASKS[manifest["task"]]
-        self._parts = [Part(**part) for part in manifest["parts"]]
-        self.lengths = _read_lengths(directory / LENGTHS, memory_map, manifest["examples"])
+    def __init__(self, directory: epath.Path, manifest: Manifest, memory_map: bool):
+        self.directory, self._manifest = directory, manifest
+        self.task, self.origin = TASKS[manifest.task], manifest.origin
+        self.weighted = manifest.parts[0].weights_at is not None
+        self.in_memory, self.num_tokens = memory_map, manifest.num_tokens
+        self.text_bytes, self.vocab_size = manifest.text_bytes, manifest.vocab_size
+        tokenizer = self.origin["tokenizer"] or "none"
+        self.fingerprint = (
+            f"tokens={manifest.tokens_digest};tokenizer={tokenizer};task={manifest.task}"
+        )
+        self.lengths = _read_lengths(directory / LENGTHS, memory_map, manifest.examples)
 
     @classmethod
     def open(cls, directory: epath.PathLike, *, memory_map: bool | None = None) -> "Corpus":
@@ -53,18 +66,11 @@ class Corpus:
             ValueError: it is half-written, damaged, or of another schema version.
         """
         directory = epath.Path(directory).expanduser()
-        manifest = _read_manifest(directory)
-        if memory_map is None:
-            memory_map = is_local(directory)
-        try:
-            _require_whole(directory / LENGTHS, manifest["lengths_bytes"])
-            for part in manifest["parts"]:
-                _require_whole(directory / part["file"], part["bytes"])
-            return cls(directory, manifest, memory_map)
-        except (KeyError, TypeError) as error:
-            raise ValueError(
-                _damaged(directory / MANIFEST, f"it does not have what it should: {error!r}")
-            ) from error
+        manifest = Manifest.read(directory)
+        _require_size(directory / LENGTHS, manifest.lengths_bytes)
+        for part in manifest.parts:
+            _require_size(directory / part.file, part.bytes)
+        return cls(directory, manifest, is_local(directory) if memory_map is None else memory_map)
 
     @classmethod
     def from_arrays(
@@ -93,7 +99,7 @@ class Corpus:
         """
         directory = epath.Path(directory).expanduser()
         vocab_size = None if vocab_size is None else operator.index(vocab_size)
-        parts = cut(chunks_of(examples, vocab_size, weights))
+        parts = assemble_parts(chunk_arrays(examples, vocab_size, weights))
         origin = {"source": None, "tokenizer": None, "field": None}
         with directory_lock(directory, "writing a corpus"):
             if (directory / MANIFEST).exists():
@@ -109,20 +115,6 @@ class Corpus:
                 raise ValueError("examples is empty; a corpus holds at least one example")
             writer.finish(vocab_size=vocab_size, tokenizer=None, source=None)
         return cls.open(directory)
-
-    def __len__(self) -> int:
-        return self._manifest["examples"]
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        """One example, a 1-D array for each field, all of its length."""
-        number = operator.index(index)
-        number += len(self) if number < 0 else 0
-        if not 0 <= number < len(self):
-            raise IndexError(f"example {index} of a corpus of {len(self):,}")
-        return self.read([number], [0], self.lengths[number : number + 1])
-
-    def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
-        return (self[index] for index in range(len(self)))
 
     def read(
         self, examples: Any, starts: Any, lengths: Any, reach: Any = None, epoch: Any = 0
@@ -146,62 +138,21 @@ class Corpus:
         """
         del epoch
         examples, starts, lengths, reach = as_pieces(examples, starts, lengths, reach, len(self))
-        return self._pieces.read(examples, starts, lengths, reach, self.task.shifts)
+        return self._reader.read(examples, starts, lengths, reach, self.task.shifts)
 
     @functools.cached_property
-    def _pieces(self) -> MappedPieces | RangedPieces:
-        return (MappedPieces if self._memory_map else RangedPieces)(self.directory, self._parts)
+    def _reader(self) -> MappedReader | RangedReader:
+        reader = MappedReader if self.in_memory else RangedReader
+        return reader(self.directory, self._manifest.parts)
 
     @property
-    def weighted(self) -> bool:
-        """See `Readable`."""
-        return any(part.weights_at is not None for part in self._parts)
-
-    @property
-    def sides(self) -> tuple["Corpus"]:
-        """See `AnyCorpus`."""
-        return (self,)
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether tokens are read from memory, and not over a network."""
-        return self._memory_map
-
-    @property
-    def fingerprint(self) -> str:
-        """What the tokens are, part by part, so that a refusal can say which part changed.
-
-        It depends on content alone: not on paths, times, or how many workers prepared it.
-        """
-        tokenizer = self.origin["tokenizer"] or "none"
-        return (
-            f"tokens={self._manifest['tokens_digest']};tokenizer={tokenizer};task={self.task.name}"
-        )
-
-    @property
-    def origin(self) -> dict[str, str | None]:
-        """What it was made from: fingerprints of the source and the tokenizer, and the field."""
-        return self._manifest["origin"]
-
-    @property
-    def num_tokens(self) -> int:
-        """Positions to train on: the sum of the lengths."""
-        return self._manifest["num_tokens"]
-
-    @property
-    def text_bytes(self) -> int | None:
-        """UTF-8 bytes of the text that is learnt, for bits per byte; None if made from arrays."""
-        return self._manifest["text_bytes"]
-
-    @property
-    def vocab_size(self) -> int | None:
-        """Token ids are below this; None if nobody said."""
-        return self._manifest["vocab_size"]
-
-    @functools.cached_property
     def tokenizer(self) -> tokenizers.Tokenizer | None:
         """The tokenizer that made the tokens, for decoding; None if it was made from arrays."""
-        description = self._manifest["tokenizer"]
+        return self._tokenizer
+
+    @functools.cached_property
+    def _tokenizer(self) -> tokenizers.Tokenizer | None:
+        description = self._manifest.tokenizer
         return None if description is None else tokenizers.load(description, self.directory)
 
     def keep(self, name: str, make: Callable[[], bytes]) -> bytes:
@@ -225,21 +176,57 @@ class Corpus:
             return make()
 
     def verify(self) -> None:
-        """Reads everything and compares digests, which `open` does not.
+        """Reads everything and compares it with the manifest, which `open` does not.
 
         Raises:
             ValueError: names the first file whose content is not what was written.
         """
-        if lengths_module.digest(np.asarray(self.lengths)) != self._manifest["lengths_digest"]:
-            raise ValueError(_damaged(self.directory / LENGTHS, "its digest differs"))
-        for part in self._parts:
+        manifest, lengths = self._manifest, np.asarray(self.lengths)
+        if lengths_module.digest(lengths) != manifest.lengths_digest:
+            raise damage(self.directory / LENGTHS, "its digest differs")
+        first, texts = 0, []
+        for part in manifest.parts:
             path = self.directory / part.file
             try:
-                seen = read_part(path)[0]
-            except ValueError as error:
-                raise ValueError(_damaged(path, str(error))) from error
-            if seen.sha256 != part.sha256:
-                raise ValueError(_damaged(path, "its digest differs"))
+                file = read_part(path)
+                examples = file.read()
+                digest = examples.digest
+                require_same_origin(self.directory, self.origin, file.metadata["origin"])
+                texts.append(file.metadata["text_bytes"])
+            except (ValueError, LookupError) as error:
+                raise damage(path, str(error)) from error
+            if digest != part.sha256:
+                raise damage(path, "its digest differs")
+            if file.part != part:
+                raise damage(path, f"its header says {file.part}, and the manifest says {part}")
+            self._verify_lengths(first, self.task.lengths(examples.counts))
+            first += part.examples
+        texts = [text for text in texts if text is not None]
+        seen = {
+            "empty": int((lengths == 0).sum()),
+            "num_tokens": int(lengths.sum(dtype=np.int64)),
+            "text_bytes": sum(texts) if texts else None,
+        }
+        if self.tokenizer is not None:
+            seen["vocab_size"] = self.tokenizer.vocab_size
+            seen["origin"] = self.origin | {"tokenizer": self.tokenizer.fingerprint}
+        for name, value in seen.items():
+            if (said := getattr(manifest, name)) != value:
+                raise damage(self.directory / MANIFEST, f"its {name} is {said}, not {value}")
+        for path in self.directory.glob("part-*.arrow"):
+            if path.name not in {part.file for part in manifest.parts}:
+                raise damage(path, f"it is not one of the parts in {MANIFEST}")
+
+    def _verify_lengths(self, first: int, expected: np.ndarray) -> None:
+        """Compares the lengths from the example `first` on with those that tokens give."""
+        lengths = np.asarray(self.lengths[first : first + len(expected)])
+        if len(wrong := np.flatnonzero(lengths != expected)):
+            at = int(wrong[0])
+            raise damage(
+                self.directory / LENGTHS,
+                f"example {first + at:,} has length {lengths[at]:,}, and by its tokens "
+                f"{expected[at]:,}",
+            )
 
     def require_task(self, task: Task) -> None:
         """Refuses to take this corpus for one of another task, with a `ValueError`."""
@@ -252,14 +239,17 @@ class Corpus:
     def _require_same(self, parts: Iterable[Ragged], vocab_size: int | None) -> None:
         """Refuses other examples than those stored."""
         digests = [part.digest for part in parts]
-        if digests != [part.sha256 for part in self._parts] or vocab_size != self.vocab_size:
+        if (
+            digests != [part.sha256 for part in self._manifest.parts]
+            or vocab_size != self.vocab_size
+        ):
             raise ValueError(
                 f"{os.fspath(self.directory)} holds a corpus of other examples ({len(self):,} of "
                 f"them, {self.fingerprint}). Choose another directory, or delete this one"
             )
 
     def __reduce__(self):
-        return _reopen, (os.fspath(self.directory), self._memory_map)
+        return _reopen, (os.fspath(self.directory), self.in_memory)
 
     def __repr__(self) -> str:
         return f"Corpus.open({os.fspath(self.directory)!r})"
@@ -268,7 +258,7 @@ class Corpus:
         counts = np.cumsum(lengths_module.histogram(self.lengths))
         shares = [f"p{p} {np.searchsorted(counts, p / 100 * len(self)):,}" for p in (50, 90, 99)]
         text = "" if self.text_bytes is None else f", from {self.text_bytes:,} bytes of text"
-        empty = self._manifest["empty"]
+        empty = self._manifest.empty
         vocab = "unknown" if self.vocab_size is None else f"{self.vocab_size:,} ids"
         return "\n".join(
             [
@@ -286,47 +276,14 @@ def _reopen(directory: str, memory_map: bool) -> Corpus:
     return Corpus.open(directory, memory_map=memory_map)
 
 
-def _read_manifest(directory: epath.Path) -> dict[str, Any]:
-    """The manifest of a corpus of this schema version, or a sentence about what is there."""
-    place = os.fspath(directory)
-    try:
-        manifest = json.loads((directory / MANIFEST).read_text())
-        version = manifest["schema_version"]
-    except FileNotFoundError:
-        if directory.exists() and any(directory.glob("part-*.arrow")):
-            raise ValueError(
-                f"the corpus in {place} is half-written: it has parts but no {MANIFEST}. Prepare "
-                "it again with the same source and tokenizer, and it goes on from there"
-            ) from None
-        raise FileNotFoundError(
-            f"there is no corpus in {place} (no {MANIFEST}); prepare one there, or check the path"
-        ) from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(_damaged(directory / MANIFEST, f"it cannot be read: {error}")) from error
-    if version != SCHEMA_VERSION:
-        raise ValueError(
-            f"the corpus in {place} has schema version {version}, and this version of Lockstep "
-            f"reads {SCHEMA_VERSION}: prepare it anew in another directory, or use the version "
-            "that wrote it"
-        )
-    return manifest
-
-
-def _require_whole(path: epath.Path, size: int) -> None:
+def _require_size(path: epath.Path, size: int) -> None:
     """Refuses a file that is missing or of another size than recorded."""
     try:
         seen = path.stat().length
     except FileNotFoundError:
-        raise ValueError(_damaged(path, "it is missing")) from None
+        raise damage(path, "it is missing") from None
     if seen != size:
-        raise ValueError(_damaged(path, f"it has {seen:,} bytes instead of {size:,}"))
-
-
-def _damaged(path: epath.Path, seen: str) -> str:
-    return (
-        f"the corpus is damaged at {os.fspath(path)}: {seen}. Restore that file from a copy, or "
-        f"delete {MANIFEST} and prepare again, which redoes what is not whole"
-    )
+        raise damage(path, f"it has {seen:,} bytes instead of {size:,}")
 
 
 def _read_lengths(path: epath.Path, memory_map: bool, examples: int) -> np.ndarray:
@@ -337,8 +294,11 @@ def _read_lengths(path: epath.Path, memory_map: bool, examples: int) -> np.ndarr
             with path.open("rb") as file:
                 lengths = np.load(file)
             lengths.flags.writeable = False
-    except ValueError as error:
-        raise ValueError(_damaged(path, f"it is not an array: {error}")) from error
-    if lengths.shape != (examples,):
-        raise ValueError(_damaged(path, f"it has shape {lengths.shape}, not ({examples},)"))
+    except OSError:
+        raise
+    except Exception as error:  # a header is Python, and fails in as many ways
+        raise damage(path, f"it is not an array: {error}") from error
+    if lengths.shape != (examples,) or lengths.dtype != np.dtype("<u4"):
+        seen = f"it has shape {lengths.shape} and dtype {lengths.dtype}"
+        raise damage(path, f"{seen}, not ({examples},) and uint32")
     return lengths

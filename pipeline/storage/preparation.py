@@ -7,13 +7,13 @@ from typing import Any
 from etils import epath
 
 from pipeline.atomic import directory_lock
-from pipeline.ragged import cut
+from pipeline.ragged import assemble_parts
 from pipeline.sources import Source
 from pipeline.storage.corpus import Corpus
+from pipeline.storage.manifest import MANIFEST, require_same_origin
 from pipeline.storage.pairs import Pairs
-from pipeline.storage.progress import Progress
-from pipeline.storage.tokenisation import GUARD, Job, tokenised
-from pipeline.storage.writer import MANIFEST, Writer, require_same_origin
+from pipeline.storage.tokenisation import GUARD, Job, show_progress, tokenise
+from pipeline.storage.writer import Writer
 from pipeline.tasks import CAUSAL, INPUTS, TARGETS, Task
 from pipeline.templates import Template
 from pipeline.tokenizers import Tokenizer
@@ -58,7 +58,7 @@ def prepare(
     """
     directory = epath.Path(directory).expanduser()
     _require(source, tokenizer)
-    job = Job(source, tokenizer, field, template, task.learns)
+    job = Job(source, tokenizer, field, template, task.has_targets)
     origin = job.origin
     # A finished corpus needs no lock, and may lie where nothing can be written.
     if not (directory / MANIFEST).exists():
@@ -143,15 +143,19 @@ def _prepare(
             "it names the right files"
         )
     writer = Writer(directory, task, job.origin)
-    chunks = tokenised(job, writer.examples, documents, num_workers)
-    # Closing the chunks ends the workers at once, also when a part cannot be written.
-    bar = Progress(
-        "preparing", documents, done=writer.examples, tokens=writer.tokens, shown=progress
+    chunks = show_progress(
+        tokenise(job, writer.examples, documents, num_workers),
+        "preparing",
+        documents,
+        done=writer.examples,
+        tokens=writer.tokens,
+        shown=progress,
     )
-    with bar, contextlib.closing(chunks):
-        for part in cut(map(bar.counted, chunks)):
+    # Closing the chunks ends the workers at once, also when a part cannot be written.
+    with contextlib.closing(chunks):
+        for part in assemble_parts(chunks):
             writer.add(part)
-    if job.template is not None and task.learns and writer.text_bytes == 0:
+    if job.template is not None and task.has_targets and writer.text_bytes == 0:
         raise ValueError(
             f"nothing of any of the {documents:,} records is learnt: all weights that the template "
             "gives are 0. Check which parts of a record it is to train on"

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.storage.corpus import Corpus
-from pipeline.storage.pieces import as_pieces
+from pipeline.storage.gather import as_pieces
 from pipeline.views import prng
 from pipeline.views.view import View, require_vocabulary
 
@@ -54,11 +54,8 @@ class Masked(View):
         self.mask_id, self.rate, self.seed = int(mask_id), float(rate), int(seed)
         marks = [mark for mark in self.marks if mark is not None]
         self.keep_ids = sorted({*(marks if keep_ids is None else keep_ids)})
-        #: Positions to train on, of each example; those of the corpus.
-        self.lengths = corpus.lengths
-        #: Token ids are below this.
+        self.lengths, self.num_tokens = corpus.lengths, corpus.num_tokens
         self.vocab_size: int = max(corpus.vocab_size or 0, self.mask_id + 1)
-        self.num_tokens = corpus.num_tokens
 
     @property
     def options(self) -> dict[str, Any]:
@@ -70,11 +67,6 @@ class Masked(View):
         """See `View`."""
         kept = "+".join(map(str, self.keep_ids)) or "none"
         return {"mask": self.mask_id, "rate": self.rate, "mask_seed": self.seed, "unmasked": kept}
-
-    @property
-    def sides(self) -> tuple["Masked"]:
-        """See `AnyCorpus`."""
-        return (self,)
 
     def read(
         self, examples: Any, starts: Any, lengths: Any, reach: Any = None, epoch: Any = 0
@@ -91,10 +83,10 @@ class Masked(View):
             asked &= targets != kept
         places = np.flatnonzero(asked)
         # Bits of the places that are asked for are small, so these are mixed once more.
-        fate = prng.mixed(bits[places])
+        fate = prng.mix(bits[places])
         inputs = targets.copy()
         inputs[places[fate < prng.share(MASK)]] = self.mask_id
         other = (fate >= prng.share(MASK)) & (fate < prng.share(MASK + RANDOM))
-        chosen = prng.below(prng.mixed(fate[other]), self.vocab_size)
+        chosen = prng.below(prng.mix(fate[other]), self.vocab_size)
         inputs[places[other]] = chosen
         return {"inputs": inputs, "targets": targets, "loss_weights": asked.astype(np.float32)}

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.storage.corpus import Corpus
-from pipeline.storage.pieces import as_pieces, gathered
+from pipeline.storage.gather import as_pieces, gather
 from pipeline.tasks import INPUTS, TARGETS
 from pipeline.views import prng
 from pipeline.views.view import View, require_vocabulary
@@ -82,13 +82,12 @@ class SpanCorruption(View):
         # At least one piece each, so that numbers stay those of the corpus where nothing is cut.
         cut = np.maximum(-(-counts // self.max_length), 1)
         self._counts, self._first = counts, np.concatenate([[0], np.cumsum(cut)])
-        sizes = self._sizes(np.arange(len(self)))[2]
+        sizes = self._sizes(np.arange(self._first[-1]))[2]
         noise, spans = self._shape(sizes)
         some = sizes >= 2
         pairs = np.stack([sizes - noise + spans + 1, noise + spans + 1], axis=1)
         #: Positions of inputs and of targets, of each pair: uint32 [pairs, 2].
         self.lengths = (pairs * some[:, None]).astype(np.uint32)
-        self.num_tokens = int(self.lengths.sum(dtype=np.int64))
         #: Both sides, each read like a corpus.
         self.inputs, self.targets = _Side(self, 0, INPUTS.shifts), _Side(self, 1, TARGETS.shifts)
         self._latest: tuple[int, np.ndarray, tuple[np.ndarray, ...]] | None = None
@@ -104,9 +103,6 @@ class SpanCorruption(View):
         highest = max(self.sentinels.max(initial=0), self.end_id, self.start_id)
         #: Token ids are below this.
         self.vocab_size = max(corpus.vocab_size or 0, int(highest) + 1)
-
-    def __len__(self) -> int:
-        return int(self._first[-1])
 
     def _sizes(self, pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The example of each pair, the first of its tokens that is text, and how many are."""
@@ -147,14 +143,14 @@ class SpanCorruption(View):
         """See `AnyCorpus`."""
         return self.inputs, self.targets
 
-    def drawn(self, pairs: np.ndarray, epoch: int) -> tuple[np.ndarray, ...]:
-        """As `corrupted`; what one side has made, the other uses."""
+    def draw(self, pairs: np.ndarray, epoch: int) -> tuple[np.ndarray, ...]:
+        """As `corrupt`; what one side has made, the other uses."""
         latest = self._latest
         if latest is None or latest[0] != epoch or not np.array_equal(latest[1], pairs):
-            latest = self._latest = epoch, pairs, self.corrupted(pairs, epoch)
+            latest = self._latest = epoch, pairs, self.corrupt(pairs, epoch)
         return latest[2]
 
-    def corrupted(self, pairs: np.ndarray, epoch: int) -> tuple[np.ndarray, ...]:
+    def corrupt(self, pairs: np.ndarray, epoch: int) -> tuple[np.ndarray, ...]:
         """Whole pairs, drawn for an epoch.
 
         Returns:
@@ -239,6 +235,6 @@ class _Side:
         examples, starts, lengths, reach = as_pieces(examples, starts, lengths, reach, len(self))
         if not len(examples):
             return {field: np.zeros(0, np.int32) for field in self._shifts}
-        made = self._view.drawn(examples, epoch)
+        made = self._view.draw(examples, epoch)
         flat, first = made[2 * self._number : 2 * self._number + 2]
-        return gathered(flat, first + starts, lengths, reach, self._shifts)
+        return gather(flat, first + starts, lengths, reach, self._shifts)
