@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pipeline import tokenizers
-from pipeline.storage.gather import as_pieces
+from pipeline.storage.gather import as_pieces, gather
 from pipeline.storage.interface import AnyCorpus, Readable
 
 
@@ -158,38 +158,28 @@ class CorporaSide:
 
         Tokens of a corpus without weights have the weight 1 where others have weights.
         """
-        epochs = None if np.ndim(epoch) == 0 else np.asarray(epoch)[np.asarray(lengths) != 0]
+        epochs = np.broadcast_to(epoch, np.shape(lengths))[np.asarray(lengths) != 0]
         examples, starts, lengths, reach = as_pieces(examples, starts, lengths, reach, len(self))
         source = np.searchsorted(self._first, examples, side="right") - 1
-        if not len(source):
-            none = self._sides[0].read(examples, starts, lengths, reach)
+        # Each corpus and epoch gives its pieces at once; then all are put in the order asked for.
+        key = source + len(self._sides) * epochs
+        order = np.argsort(key, kind="stable")
+        groups = np.split(order, np.flatnonzero(np.diff(key[order])) + 1)
+        read = []
+        for mine in groups:
+            which, now = (int(source[mine[0]]), int(epochs[mine[0]])) if len(mine) else (0, 0)
+            numbers, sizes = examples[mine] - self._first[which], reach[mine]
+            fields = self._sides[which].read(numbers, starts[mine], lengths[mine], sizes, now)
             if self.weighted:
-                none.setdefault("loss_weights", np.zeros(0, np.float32))
-            return none
-        # Each corpus and epoch gives its pieces at once; then runs of such pieces, rows above all,
-        # are put where they belong.
-        key = source if epochs is None else source + len(self._sides) * epochs
-        heads = np.flatnonzero(np.diff(key, prepend=-1))
-        sizes = np.add.reduceat(reach, heads)
-        runs: dict[str, list[np.ndarray]] = {}
-        for one in np.unique(key).tolist():
-            later, which = divmod(one, len(self._sides))
-            mine = key == one if len(heads) > 1 else slice(None)
-            found = self._sides[which].read(
-                examples[mine] - self._first[which],
-                starts[mine],
-                lengths[mine],
-                reach[mine],
-                epoch if epochs is None else later,
-            )
-            if self.weighted and "loss_weights" not in found:
-                found["loss_weights"] = np.ones(int(reach[mine].sum()), np.float32)
-            if len(heads) == 1:
-                return found
-            here = np.flatnonzero(key[heads] == one)
-            ends = np.cumsum(sizes[here]).tolist()
-            for field, values in found.items():
-                places = runs.setdefault(field, [values] * len(heads))
-                for run, size, end in zip(here.tolist(), sizes[here].tolist(), ends, strict=True):
-                    places[run] = values[end - size : end]
-        return {field: np.concatenate(places) for field, places in runs.items()}
+                fields.setdefault("loss_weights", np.ones(int(sizes.sum()), np.float32))
+            read.append(fields)
+        if len(groups) == 1:
+            return read[0]
+        first = np.empty_like(reach)
+        first[order] = np.cumsum(reach[order]) - reach[order]
+        return {
+            field: gather(
+                np.concatenate([fields[field] for fields in read]), first, reach, reach, {field: 0}
+            )[field]
+            for field in read[0]
+        }

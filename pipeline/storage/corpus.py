@@ -14,9 +14,17 @@ from pipeline import tokenizers
 from pipeline.atomic import atomic_write, directory_lock, is_local
 from pipeline.planning import lengths as lengths_module
 from pipeline.ragged import Ragged, assemble_parts, chunk_arrays
-from pipeline.storage.gather import as_pieces
+from pipeline.storage.gather import as_pieces, require_within
 from pipeline.storage.interface import AnyCorpus
-from pipeline.storage.manifest import LENGTHS, MANIFEST, Manifest, damage, require_same_origin
+from pipeline.storage.manifest import (
+    LENGTHS,
+    MANIFEST,
+    Manifest,
+    damage,
+    require_same_origin,
+    require_same_part,
+    summarise,
+)
 from pipeline.storage.parts import read_part
 from pipeline.storage.readers import MappedReader, RangedReader
 from pipeline.storage.writer import Writer
@@ -138,22 +146,26 @@ class Corpus(AnyCorpus):
         """
         del epoch
         examples, starts, lengths, reach = as_pieces(examples, starts, lengths, reach, len(self))
-        return self._reader.read(examples, starts, lengths, reach, self.task.shifts)
+        room = np.asarray(self.lengths[examples], np.int64)
+        require_within(room, examples, starts, lengths)
+        counts = room + self.task.lookahead
+        return self._reader.read(examples, starts, lengths, reach, counts, self.task.shifts)
 
     @functools.cached_property
     def _reader(self) -> MappedReader | RangedReader:
         reader = MappedReader if self.in_memory else RangedReader
         return reader(self.directory, self._manifest.parts)
 
-    @property
+    @functools.cached_property
     def tokenizer(self) -> tokenizers.Tokenizer | None:
         """The tokenizer that made the tokens, for decoding; None if it was made from arrays."""
-        return self._tokenizer
-
-    @functools.cached_property
-    def _tokenizer(self) -> tokenizers.Tokenizer | None:
-        description = self._manifest.tokenizer
-        return None if description is None else tokenizers.load(description, self.directory)
+        if (description := self._manifest.tokenizer) is None:
+            return None
+        try:
+            return tokenizers.load(description, self.directory)
+        except (KeyError, TypeError, ValueError) as error:
+            seen = f"its tokenizer {description} cannot be loaded: {error}"
+            raise damage(self.directory / MANIFEST, seen) from error
 
     def keep(self, name: str, make: Callable[[], bytes]) -> bytes:
         """See `AnyCorpus`.
@@ -181,52 +193,39 @@ class Corpus(AnyCorpus):
         Raises:
             ValueError: names the first file whose content is not what was written.
         """
-        manifest, lengths = self._manifest, np.asarray(self.lengths)
-        if lengths_module.digest(lengths) != manifest.lengths_digest:
+        manifest = self._manifest
+        if lengths_module.digest(self.lengths) != manifest.lengths_digest:
             raise damage(self.directory / LENGTHS, "its digest differs")
-        first, texts = 0, []
+        counts, texts = [], []
         for part in manifest.parts:
             path = self.directory / part.file
             try:
                 file = read_part(path)
                 examples = file.read()
-                digest = examples.digest
                 require_same_origin(self.directory, self.origin, file.metadata["origin"])
+                counts.append(examples.counts)
                 texts.append(file.metadata["text_bytes"])
+                if examples.digest != part.sha256:
+                    raise ValueError("its digest differs")
+                require_same_part(part, file.part)
             except (ValueError, LookupError) as error:
                 raise damage(path, str(error)) from error
-            if digest != part.sha256:
-                raise damage(path, "its digest differs")
-            if file.part != part:
-                raise damage(path, f"its header says {file.part}, and the manifest says {part}")
-            self._verify_lengths(first, self.task.lengths(examples.counts))
-            first += part.examples
-        texts = [text for text in texts if text is not None]
-        seen = {
-            "empty": int((lengths == 0).sum()),
-            "num_tokens": int(lengths.sum(dtype=np.int64)),
-            "text_bytes": sum(texts) if texts else None,
-        }
+        lengths = self.task.lengths(np.concatenate(counts))
+        for at in np.flatnonzero(lengths != self.lengths)[:1]:
+            seen = (
+                f"example {at:,} has length {self.lengths[at]:,}, and {lengths[at]:,} by its tokens"
+            )
+            raise damage(self.directory / LENGTHS, seen)
+        expected = summarise(lengths, texts)
         if self.tokenizer is not None:
-            seen["vocab_size"] = self.tokenizer.vocab_size
-            seen["origin"] = self.origin | {"tokenizer": self.tokenizer.fingerprint}
-        for name, value in seen.items():
+            expected["vocab_size"] = self.tokenizer.vocab_size
+            expected["origin"] = self.origin | {"tokenizer": self.tokenizer.fingerprint}
+        for name, value in expected.items():
             if (said := getattr(manifest, name)) != value:
                 raise damage(self.directory / MANIFEST, f"its {name} is {said}, not {value}")
         for path in self.directory.glob("part-*.arrow"):
             if path.name not in {part.file for part in manifest.parts}:
                 raise damage(path, f"it is not one of the parts in {MANIFEST}")
-
-    def _verify_lengths(self, first: int, expected: np.ndarray) -> None:
-        """Compares the lengths from the example `first` on with those that tokens give."""
-        lengths = np.asarray(self.lengths[first : first + len(expected)])
-        if len(wrong := np.flatnonzero(lengths != expected)):
-            at = int(wrong[0])
-            raise damage(
-                self.directory / LENGTHS,
-                f"example {first + at:,} has length {lengths[at]:,}, and by its tokens "
-                f"{expected[at]:,}",
-            )
 
     def require_task(self, task: Task) -> None:
         """Refuses to take this corpus for one of another task, with a `ValueError`."""

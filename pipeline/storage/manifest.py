@@ -5,12 +5,14 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from etils import epath
 
 from pipeline.atomic import atomic_write
+from pipeline.planning import lengths as lengths_module
 from pipeline.storage.parts import Part
 from pipeline.tasks import TASKS
 
@@ -169,6 +171,26 @@ def require_same_origin(directory: epath.Path, there: Mapping, asked: Mapping) -
                 "prepare into another directory (for a run, another --workdir); delete this one "
                 "only if nothing goes on from it"
             )
+
+
+def require_same_part(said: Part, seen: Part) -> None:
+    """Refuses, with a `ValueError`, a file whose header contradicts the manifest."""
+    for field in dataclasses.fields(Part):
+        one, other = getattr(said, field.name), getattr(seen, field.name)
+        if one != other:
+            raise ValueError(f"its {field.name} is {other}, and {MANIFEST} says {one}")
+
+
+def summarise(lengths: np.ndarray, text_bytes: Sequence[int | None]) -> dict[str, Any]:
+    """The entries of a manifest that follow from the lengths and from the text of each part."""
+    texts = [text for text in text_bytes if text is not None]
+    return {
+        "examples": len(lengths),
+        "empty": int((lengths == 0).sum()),
+        "num_tokens": int(lengths.sum(dtype=np.int64)),
+        "text_bytes": sum(texts) if texts else None,
+        "lengths_digest": lengths_module.digest(lengths),
+    }
 
 
 def damage(path: epath.Path, seen: str) -> ValueError:

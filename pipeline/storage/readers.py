@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 from etils import epath
 
-from pipeline.storage.gather import gather, require_within
-from pipeline.storage.manifest import damage
+from pipeline.storage.gather import gather
+from pipeline.storage.manifest import damage, require_same_part
 from pipeline.storage.parts import Part, PartFile, read_part
 
 # Ranges of a part closer than this many bytes are read as one: they cost less than a request.
@@ -19,7 +19,7 @@ CONNECTIONS = 16
 
 
 class _Reader:
-    """What both readers need to know of the parts; see `read` of each."""
+    """The parts of a corpus, and the checks of what is read from them."""
 
     def __init__(self, directory: epath.Path, parts: Sequence[Part]):
         self._directory, self._parts = directory, parts
@@ -27,23 +27,16 @@ class _Reader:
         self._first = np.cumsum(examples) - examples
         self._tokens_in = np.array([part.tokens for part in parts], np.int64)
 
-    def _require_header(self, part: Part, file: PartFile) -> None:
-        """Refuses a file whose Arrow header contradicts the manifest."""
-        if file.part != part:
-            seen = f"its header says {file.part}, and the manifest says {part}"
-            raise damage(self._directory / part.file, seen)
-
     def _require_offsets(
-        self, part: np.ndarray, examples: np.ndarray, begins: np.ndarray, ends: np.ndarray
+        self, part: np.ndarray, examples: np.ndarray, begins: np.ndarray, counts: np.ndarray, ends
     ) -> None:
-        """Refuses offsets of examples that are not within the tokens of their part."""
-        wrong = np.flatnonzero((begins < 0) | (ends < begins) | (ends > self._tokens_in[part]))
-        if len(wrong):
-            at = int(wrong[0])
+        """Refuses offsets that are not within a part, or not of as many tokens as `counts` says."""
+        wrong = (begins < 0) | (ends > self._tokens_in[part]) | (ends - begins != counts)
+        for at in np.flatnonzero(wrong)[:1]:
             raise damage(
                 self._directory / self._parts[part[at]].file,
-                f"example {examples[at]:,} has the offsets {begins[at]} and {ends[at]}, and the "
-                f"part has {self._tokens_in[part[at]]:,} tokens",
+                f"example {examples[at]:,} has the offsets {begins[at]} and {ends[at]} in a part "
+                f"of {self._tokens_in[part[at]]:,} tokens, and by its length {counts[at]:,} tokens",
             )
 
 
@@ -81,20 +74,19 @@ class MappedReader(_Reader):
         path = self._directory / part.file
         try:
             file = read_part(path)
+            require_same_part(part, file.part)
         except ValueError as error:
             raise damage(path, str(error)) from error
-        self._require_header(part, file)
         return file.content
 
     def read(
-        self, examples, starts, lengths, reach, shifts: Mapping[str, int]
+        self, examples, starts, lengths, reach, counts, shifts: Mapping[str, int]
     ) -> dict[str, np.ndarray]:
-        """See `Corpus.read`."""
+        """See `Corpus.read`; `counts` are the tokens that each of the examples has."""
         part = np.searchsorted(self._first, examples, side="right") - 1
         at = self._offsets_at[part] + (examples - self._first[part])
-        begins, ends = self._offsets.take(at), self._offsets.take(at + 1)
-        self._require_offsets(part, examples, begins, ends)
-        require_within(ends - begins - max(shifts.values()), examples, starts, lengths)
+        begins = self._offsets.take(at)
+        self._require_offsets(part, examples, begins, counts, self._offsets.take(at + 1))
         first = self._tokens_at[part] + begins + starts
         # No other map need follow this one.
         end = self._ends[part]
@@ -121,14 +113,13 @@ class RangedReader(_Reader):
         self._lock = threading.Lock()
 
     def read(
-        self, examples, starts, lengths, reach, shifts: Mapping[str, int]
+        self, examples, starts, lengths, reach, counts, shifts: Mapping[str, int]
     ) -> dict[str, np.ndarray]:
-        """See `Corpus.read`."""
+        """See `Corpus.read`; `counts` are the tokens that each of the examples has."""
         lookahead = max(shifts.values())
         part = np.searchsorted(self._first, examples, side="right") - 1
         begins, ends = self._edges(part, examples)
-        self._require_offsets(part, examples, begins, ends)
-        require_within(ends - begins - lookahead, examples, starts, lengths)
+        self._require_offsets(part, examples, begins, counts, ends)
         weighted = self._parts[0].weights_at is not None
         if not len(examples):
             fields = {field: np.zeros(0, np.int32) for field in shifts}
@@ -192,10 +183,9 @@ class RangedReader(_Reader):
             content[: len(head)] = np.frombuffer(head, np.uint8)
             content[last:] = np.frombuffer(footer, np.uint8)
             try:
-                file = PartFile(part.file, pa.py_buffer(content))
+                require_same_part(part, PartFile(part.file, pa.py_buffer(content)).part)
             except ValueError as error:
                 raise damage(self._directory / part.file, str(error)) from error
-            self._require_header(part, file)
             with self._lock:
                 known = self._offsets.setdefault(
                     number, np.frombuffer(head, np.int64, offset=part.offsets_at)

@@ -9,7 +9,6 @@ import numpy as np
 from etils import epath
 
 from pipeline.atomic import atomic_write
-from pipeline.planning import lengths as lengths_module
 from pipeline.ragged import Ragged
 from pipeline.storage.manifest import (
     LENGTHS,
@@ -18,6 +17,7 @@ from pipeline.storage.manifest import (
     Manifest,
     part_name,
     require_same_origin,
+    summarise,
     tokens_digest,
 )
 from pipeline.storage.parts import Part, PartFile, read_part, write_part
@@ -47,7 +47,8 @@ class Writer:
         self.directory, self.task, self.origin = directory, task, dict(origin)
         self.parts: list[Part] = []
         self._counts: list[np.ndarray] = []
-        self._text_bytes: list[int | None] = []
+        #: Of each part, UTF-8 bytes of the text that is learnt; None if no text is known.
+        self.text_bytes: list[int | None] = []
         self._keep_whole_parts(resume)
 
     @property
@@ -103,7 +104,7 @@ class Writer:
     def _append(self, part: Part, counts: np.ndarray, text_bytes: int | None) -> None:
         self.parts.append(part)
         self._counts.append(counts.astype(np.uint32))
-        self._text_bytes.append(text_bytes)
+        self.text_bytes.append(text_bytes)
 
     def add(self, examples: Ragged) -> None:
         """Writes the next part."""
@@ -111,12 +112,6 @@ class Writer:
         metadata = {"origin": self.origin, "sha256": examples.digest, "text_bytes": text}
         path = self.directory / part_name(len(self.parts))
         self._append(write_part(path, examples, metadata), examples.counts, text)
-
-    @property
-    def text_bytes(self) -> int | None:
-        """UTF-8 bytes of the text so far that is learnt; None if no text is known."""
-        texts = [text for text in self._text_bytes if text is not None]
-        return sum(texts) if texts else None
 
     def finish(
         self, *, vocab_size: int | None, tokenizer: dict[str, Any] | None, source: str | None
@@ -129,16 +124,12 @@ class Writer:
         Manifest(
             task=self.task.name,
             origin=self.origin,
-            examples=len(lengths),
-            empty=int((lengths == 0).sum()),
             tokens=self.tokens,
-            num_tokens=int(lengths.sum(dtype=np.int64)),
-            text_bytes=self.text_bytes,
             tokens_digest=tokens_digest(self.parts),
-            lengths_digest=lengths_module.digest(lengths),
             lengths_bytes=size,
             vocab_size=vocab_size,
             tokenizer=tokenizer,
             source=source,
             parts=self.parts,
+            **summarise(lengths, self.text_bytes),
         ).write(self.directory)
