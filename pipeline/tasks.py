@@ -1,4 +1,4 @@
-"""Tasks: what a model is asked of an example, and so how long an example is."""
+"""Tasks: the fields that a model takes from an example, and so the length of an example."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -196,6 +196,13 @@ def test_a_piece_beyond_its_example_is_refused(corpus, piece, sentence):
         corpus[len(corpus)]
 
 
+def test_a_piece_beyond_its_reach_or_beyond_all_numbers_is_refused(corpus):
+    with pytest.raises(ValueError, match="a piece has length 3 and reach -1"):
+        corpus.read([1], [0], [3], [-1])
+    with pytest.raises(IndexError, match="of example 1, which has length 6"):
+        corpus.read([1], [2**63 - 1], [1])
+
+
 def test_parts_do_not_hold_files_open(tmp_path, monkeypatch):
     monkeypatch.setattr(ragged, "EXAMPLES_PER_PART", 1)
     corpus = Corpus.from_arrays([[number, number + 1] for number in range(100)], tmp_path)

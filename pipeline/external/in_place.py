@@ -1,7 +1,8 @@
-"""Tokens where they are: columns of Arrow and Parquet files, and flat arrays with offsets."""
+"""Tokens of other programs, in place: columns of Arrow and Parquet files, and flat arrays."""
 
+import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,12 @@ from etils import epath
 
 from pipeline.external.examples import Examples
 from pipeline.sources import ArrowFiles, ParquetFiles, files
-from pipeline.storage.gather import gather
+from pipeline.storage.gather import gather, span
 from pipeline.tasks import CAUSAL, Task
 
 
 class InPlace(Examples):
-    """Tokenised data of another program, read where it lies; made by `arrow`, `parquet` or `npy`.
+    """Tokens that another program stored, read in place; made by `arrow`, `parquet` or `npy`.
 
     Memory holds where each example begins (8 bytes) and its length (4). Ids must be from 0 and
     below 2**31, which `verify` checks by reading everything.
@@ -27,30 +28,21 @@ class InPlace(Examples):
         begins: Sequence[np.ndarray],
         counts: Sequence[np.ndarray],
         *,
-        task: Task,
-        vocab_size: int | None,
         fingerprint: str,
-        again: tuple[Callable[..., "InPlace"], tuple, dict],
+        make: functools.partial["InPlace"],
     ):
+        task = make.keywords["task"]
         super().__init__(np.concatenate(counts), task)
-        self.vocab_size = vocab_size
+        self.vocab_size = make.keywords["vocab_size"]
         self.fingerprint = f"tokens={fingerprint};tokenizer=none;task={task.name}"
-        self._again = again
-        # All arrays lie in one address space, so a single array that begins at the lowest of them
-        # and ends with the highest covers all; what lies between is never read.
-        self._held = [each for each in tokens if len(each)] or [np.zeros(1, np.int32)]
-        lowest = min(self._held, key=lambda array: array.ctypes.data)
-        item, base = lowest.dtype.itemsize, lowest.ctypes.data
-        places = [(each.ctypes.data - base) // item if len(each) else 0 for each in tokens]
-        reaches = [place + len(each) for place, each in zip(places, tokens, strict=True)]
-        self._tokens = np.lib.stride_tricks.as_strided(
-            lowest, shape=(max(reaches, default=0),), strides=(item,), writeable=False
-        )
+        self._make = make
+        self._held = tokens
+        self._tokens, places = span(tokens)
+        self._ends = places + [len(each) for each in tokens]
         self._first = np.cumsum([0, *map(len, counts)])
         self._begins = np.concatenate(
-            [place + begin for place, begin in zip(places, begins, strict=True)]
+            [at + begin for at, begin in zip(places, begins, strict=True)]
         )
-        self._ends = np.array(reaches, np.int64)
 
     @classmethod
     def arrow(
@@ -75,9 +67,8 @@ class InPlace(Examples):
             ValueError: a file has no such column, or one that holds something else, or its lists
                 are not within its values.
         """
-        source = ArrowFiles(paths, columns=[column])
-        again = cls.arrow, (paths, column), {"task": task, "vocab_size": vocab_size}
-        return cls._of_columns(source, column, again)
+        make = functools.partial(cls.arrow, paths, column, task=task, vocab_size=vocab_size)
+        return cls._of_columns(ArrowFiles(paths, columns=[column]), make)
 
     @classmethod
     def parquet(
@@ -93,9 +84,8 @@ class InPlace(Examples):
         Parquet cannot be read at random; what does not fit into memory is better prepared, or
         converted to Arrow. Arguments and errors are those of `arrow`.
         """
-        source = ParquetFiles(paths, columns=[column])
-        again = cls.parquet, (paths, column), {"task": task, "vocab_size": vocab_size}
-        return cls._of_columns(source, column, again)
+        make = functools.partial(cls.parquet, paths, column, task=task, vocab_size=vocab_size)
+        return cls._of_columns(ParquetFiles(paths, columns=[column]), make)
 
     @classmethod
     def npy(
@@ -112,7 +102,8 @@ class InPlace(Examples):
             tokens: a file with an integer array [tokens].
             offsets: a file with integers [examples + 1]: example `i` is
                 `tokens[offsets[i]:offsets[i + 1]]`.
-            task, vocab_size: as for `arrow`.
+            task: as for `arrow`.
+            vocab_size: as for `arrow`.
 
         Raises:
             FileNotFoundError: a file does not exist.
@@ -130,16 +121,15 @@ class InPlace(Examples):
             [flat],
             [edges[:-1].astype(np.int64)],
             [counts],
-            task=task,
-            vocab_size=vocab_size,
             fingerprint=f"npy-{files.digest(found)}",
-            again=(cls.npy, (tokens, offsets), {"task": task, "vocab_size": vocab_size}),
+            make=functools.partial(cls.npy, tokens, offsets, task=task, vocab_size=vocab_size),
         )
 
     @classmethod
     def _of_columns(
-        cls, source: ArrowFiles | ParquetFiles, column: str, again: tuple[Callable, tuple, dict]
+        cls, source: ArrowFiles | ParquetFiles, make: functools.partial["InPlace"]
     ) -> "InPlace":
+        column = make.args[1]
         lists = [
             _lists(place, piece)
             for place, table in source.groups()
@@ -153,12 +143,8 @@ class InPlace(Examples):
             )
         if not lists:
             raise ValueError(f"{source} is empty")
-        return cls(
-            *map(list, zip(*lists, strict=True)),
-            fingerprint=source.fingerprint,
-            again=again,
-            **again[2],
-        )
+        tokens, begins, counts = map(list, zip(*lists, strict=True))
+        return cls(tokens, begins, counts, fingerprint=source.fingerprint, make=make)
 
     def read(
         self, examples: Any, starts: Any, lengths: Any, reach: Any = None, epoch: Any = 0
@@ -189,15 +175,10 @@ class InPlace(Examples):
                 )
 
     def __reduce__(self):
-        return _reopen, self._again
+        return self._make, ()
 
     def __repr__(self) -> str:
-        make, places, _ = self._again
-        return f"InPlace.{make.__name__}({', '.join(map(repr, places))})"
-
-
-def _reopen(make: Callable[..., InPlace], places: tuple, options: dict) -> InPlace:
-    return make(*places, **options)
+        return f"InPlace.{self._make.func.__name__}({', '.join(map(repr, self._make.args))})"
 
 
 def _array(path: epath.Path) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Text that is tokenised when batches are built; on disk there are only lengths."""
+"""Text that is tokenised when batches are built; only lengths are on disk."""
 
 import contextlib
 import hashlib
@@ -22,7 +22,7 @@ from pipeline.sources import Source
 from pipeline.sources.source import where
 from pipeline.storage.gather import gather
 from pipeline.storage.manifest import require_same_origin
-from pipeline.storage.tokenisation import GUARD, Job, show_progress, tokenise, workers
+from pipeline.storage.tokenisation import GUARD, Job, tokenise, workers
 from pipeline.tasks import CAUSAL, Task
 from pipeline.templates import Template
 from pipeline.tokenizers import Tokenizer
@@ -42,23 +42,22 @@ def index(
     readers: int = 0,
     progress: bool = True,
 ) -> "OnTheFly":
-    """The examples of `source`, to be tokenised anew whenever they are read.
+    """The examples of `source`, tokenised anew whenever they are read.
 
-    One pass over the source measures how many tokens each record has, and stores only that, 4 bytes
-    each; where it is there already, nothing is read. For text that is too large to keep a second
-    time as tokens. Reading costs what tokenising costs: some hundred microseconds for a thousand
-    tokens.
+    For text that is too large to keep a second time as tokens. One pass over the source counts the
+    tokens of each record and stores the counts, 4 bytes each; a later call reads no text. Reading
+    costs what tokenising costs: some hundred microseconds for a thousand tokens.
 
     Args:
-        source: as for `prepare`; it is read again for every batch, in any order.
+        source: as for `prepare`; batches read it in any order.
         tokenizer: as for `prepare`.
-        directory: where to write the index.
+        directory: where to write the counts.
         field: as for `prepare`.
         template: as for `prepare`.
         task: as for `prepare`.
         num_workers: as for `prepare`, for the pass.
-        readers: processes in which batches are tokenised; with 0, in the thread that builds them.
-        progress: whether to show a progress bar.
+        readers: processes in which batches are tokenised; 0 or 1: the thread that builds them.
+        progress: as for `prepare`.
 
     Raises:
         ValueError: the source is empty, a record does not suit, or `directory` holds the index of
@@ -86,10 +85,9 @@ def index(
 def _measure(job: Job, directory: epath.Path, num_workers: int | None, progress: bool) -> None:
     if not len(job.source):
         raise ValueError(f"the source is empty ({job.source}); check that it names the right files")
-    documents = len(job.source)
-    chunks = tokenise(job, 0, documents, num_workers)
-    with contextlib.closing(show_progress(chunks, "measuring", documents, shown=progress)) as shown:
-        counts = [chunk.counts for chunk in shown]
+    chunks = tokenise(job, num_workers, name="measuring", progress=progress)
+    with contextlib.closing(chunks):
+        counts = [chunk.counts for chunk in chunks]
     with atomic_write(directory / COUNTS) as file:
         np.save(file, np.concatenate(counts).astype(np.uint32))
     with atomic_write(directory / MANIFEST) as file:
@@ -97,7 +95,7 @@ def _measure(job: Job, directory: epath.Path, num_workers: int | None, progress:
 
 
 class OnTheFly(Examples):
-    """Examples whose lengths are known and whose tokens are made when they are read; by `index`."""
+    """Examples with known lengths, tokenised when they are read; made by `index`."""
 
     in_memory = False
 

@@ -97,9 +97,9 @@ class Corpus(AnyCorpus):
                 generator. A causal example of `n` ids has length `n - 1`.
             directory: where to write. If it holds a corpus of the same examples, that is opened.
             vocab_size: if given, ids must be below it.
-            weights: for each example, what a loss at each of its tokens counts for: 1-D arrays of
-                numbers from 0 up. None: 1 everywhere, which takes no room.
-            task: what the model is asked; see `pipeline.tasks`.
+            weights: for each example, the weight of the loss at each of its tokens: 1-D arrays of
+                numbers from 0 up. None: 1 everywhere, which takes no space.
+            task: decides the fields and the lengths; see `pipeline.tasks`.
 
         Raises:
             ValueError: an example is not a 1-D array of ids, there is none, or `directory` holds
@@ -133,8 +133,8 @@ class Corpus(AnyCorpus):
             examples: the example of each piece; ints, [pieces].
             starts: the first position of each piece, within its example.
             lengths: the positions of each piece; may be 0.
-            reach: how many places each piece takes in the result, at least its length, or 0 for
-                a piece of length 0; what is in the places after it is left open. None: `lengths`.
+            reach: the places that each piece takes in the result, at least its length, or 0 for
+                a piece of length 0; the places after it hold any number. None: `lengths`.
             epoch: ignored: a corpus is the same in every epoch.
 
         Returns:
@@ -196,25 +196,23 @@ class Corpus(AnyCorpus):
         manifest = self._manifest
         if lengths_module.digest(self.lengths) != manifest.lengths_digest:
             raise damage(self.directory / LENGTHS, "its digest differs")
-        counts, texts = [], []
+        parts, texts = [], []
         for part in manifest.parts:
             path = self.directory / part.file
             try:
                 file = read_part(path)
                 examples = file.read()
                 require_same_origin(self.directory, self.origin, file.metadata["origin"])
-                counts.append(examples.counts)
+                parts.append(self.task.lengths(examples.counts))
                 texts.append(file.metadata["text_bytes"])
                 if examples.digest != part.sha256:
                     raise ValueError("its digest differs")
                 require_same_part(part, file.part)
             except (ValueError, LookupError) as error:
                 raise damage(path, str(error)) from error
-        lengths = self.task.lengths(np.concatenate(counts))
+        lengths = np.concatenate(parts)
         for at in np.flatnonzero(lengths != self.lengths)[:1]:
-            seen = (
-                f"example {at:,} has length {self.lengths[at]:,}, and {lengths[at]:,} by its tokens"
-            )
+            seen = f"example {at:,} has length {self.lengths[at]:,}, by its tokens {lengths[at]:,}"
             raise damage(self.directory / LENGTHS, seen)
         expected = summarise(lengths, texts)
         if self.tokenizer is not None:
@@ -237,18 +235,16 @@ class Corpus(AnyCorpus):
 
     def _require_same(self, parts: Iterable[Ragged], vocab_size: int | None) -> None:
         """Refuses other examples than those stored."""
-        digests = [part.digest for part in parts]
-        if (
-            digests != [part.sha256 for part in self._manifest.parts]
-            or vocab_size != self.vocab_size
-        ):
+        digests, there = [part.digest for part in parts], self._manifest.parts
+        if digests != [part.sha256 for part in there] or vocab_size != self.vocab_size:
             raise ValueError(
                 f"{os.fspath(self.directory)} holds a corpus of other examples ({len(self):,} of "
                 f"them, {self.fingerprint}). Choose another directory, or delete this one"
             )
 
     def __reduce__(self):
-        return _reopen, (os.fspath(self.directory), self.in_memory)
+        place = os.fspath(self.directory)
+        return functools.partial(Corpus.open, place, memory_map=self.in_memory), ()
 
     def __repr__(self) -> str:
         return f"Corpus.open({os.fspath(self.directory)!r})"
@@ -269,10 +265,6 @@ class Corpus(AnyCorpus):
                 f"fingerprint  {self.fingerprint}",
             ]
         )
-
-
-def _reopen(directory: str, memory_map: bool) -> Corpus:
-    return Corpus.open(directory, memory_map=memory_map)
 
 
 def _require_size(path: epath.Path, size: int) -> None:

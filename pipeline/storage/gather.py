@@ -1,6 +1,6 @@
 """Gathering: pieces of examples, copied from a flat array of tokens one after another."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,6 +70,21 @@ def _slices(
     return flat
 
 
+def span(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """One array over the memory of several of one dtype, and the place in it of each: int64 [n].
+
+    All memory has one address space, so an array from the lowest to the highest covers all of them.
+    Nothing between them may be read, and they must live as long as it does.
+    """
+    some = [each for each in arrays if len(each)] or [np.zeros(1, arrays[0].dtype)]
+    lowest = min(some, key=lambda array: array.ctypes.data)
+    item, base = lowest.itemsize, lowest.ctypes.data
+    places = [(each.ctypes.data - base) // item if len(each) else 0 for each in arrays]
+    size = max(place + len(each) for place, each in zip(places, arrays, strict=True))
+    whole = np.lib.stride_tricks.as_strided(lowest, (size,), (item,), writeable=False)
+    return whole, np.array(places, np.int64)
+
+
 def ranges(first: np.ndarray, sizes: np.ndarray, dtype: Any = np.int64) -> np.ndarray:
     """The numbers from each of `first` on, as many as `sizes` says, one range after another.
 
@@ -89,6 +104,7 @@ def as_pieces(
 
     Raises:
         IndexError: an example is not one of `count`.
+        ValueError: a piece is longer than its reach.
     """
     reach = lengths if reach is None else reach
     arrays = tuple(np.asarray(each, np.int64) for each in (examples, starts, lengths, reach))
@@ -97,7 +113,11 @@ def as_pieces(
         wrong = examples[(examples < 0) | (examples >= count)][0]
         raise IndexError(f"example {wrong} of {count:,}; they are numbered from 0")
     some = lengths != 0
-    return arrays if some.all() else tuple(each[some] for each in arrays)
+    pieces = arrays if some.all() else tuple(each[some] for each in arrays)
+    _, _, lengths, reach = pieces
+    for at in np.flatnonzero(reach < lengths)[:1]:
+        raise ValueError(f"a piece has length {lengths[at]} and reach {reach[at]}, which is less")
+    return pieces
 
 
 def require_within(

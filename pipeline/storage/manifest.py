@@ -35,21 +35,15 @@ class Manifest:
     """What `corpus.json` says of a corpus.
 
     Attributes:
-        task: the name of its task, one of `pipeline.tasks.TASKS`.
-        origin: what it was made from: a fingerprint, or None, for each of `ORIGINS`.
-        examples: how many it holds.
-        empty: how many of them have length 0.
-        tokens: how many it holds.
-        num_tokens: the sum of the lengths.
+        task: the name of one of `pipeline.tasks.TASKS`.
+        origin: a fingerprint, or None, for each of `ORIGINS`.
+        examples, empty: how many there are, and how many of them have length 0.
+        tokens, num_tokens: how many there are, and the sum of the lengths.
         text_bytes: UTF-8 bytes of the text that is learnt; None if no text is known.
-        tokens_digest: of all tokens and of where examples end; see `tokens_digest`.
-        lengths_digest: of the lengths.
         lengths_bytes: the size of the file of lengths.
         vocab_size: token ids are below this; None if nobody said.
-        tokenizer: what `tokenizers.load` takes; None if there is none.
+        tokenizer: the argument of `tokenizers.load`; None if there is none.
         source: the source in words; None if there is none.
-        parts: the files of tokens, in order.
-        schema_version: of this layout.
 
     Raises:
         ValueError: an entry is of another type, or entries contradict each other.
@@ -74,10 +68,8 @@ class Manifest:
     def __post_init__(self):
         if self.task not in TASKS:
             raise ValueError(f"its task is {self.task!r}; it is one of {', '.join(TASKS)}")
-        if not isinstance(self.origin, dict) or not {"source", "tokenizer", "field"} <= {
-            *self.origin
-        }:
-            raise ValueError(f"its origin is {self.origin!r:.80}")
+        if not isinstance(self.origin, dict) or "tokenizer" not in self.origin:
+            raise ValueError(f"its origin is {self.origin!r:.80}, and does not name the tokenizer")
         if not isinstance(self.tokenizer, dict | None):
             raise ValueError(f"its tokenizer is {self.tokenizer!r:.80}; it is an object or null")
         for name in ("empty", "num_tokens", "lengths_bytes", "text_bytes", "vocab_size"):

@@ -71,7 +71,9 @@ class PartFile:
         content: its bytes.
 
     Attributes:
-        content: the bytes, uint8.
+        offsets: where each example begins, and the last one ends: int64 [examples + 1].
+        tokens: of all examples, int32.
+        weights: of all tokens, float32; None where there are none.
         part: what the header of the file says of it.
         metadata: what its writer recorded: `origin`, `sha256` and `text_bytes`.
 
@@ -80,7 +82,6 @@ class PartFile:
     """
 
     def __init__(self, name: str, content: pa.Buffer):
-        self.content = np.frombuffer(content, np.uint8)
         try:
             self._parse(name, content)
         except Exception as error:  # of Arrow, of JSON, or of types that are not as expected
@@ -91,18 +92,18 @@ class PartFile:
         batch = reader.get_batch(0)
         column = _lists(batch, "tokens", pa.int32())
         _, offsets, _, tokens = column.buffers()
-        self._offsets = np.frombuffer(offsets, np.int64, len(column) + 1)
-        self._tokens = np.frombuffer(tokens, np.int32, len(column.values))
-        self._weights = weights_at = None
+        self.offsets = np.frombuffer(offsets, np.int64, len(column) + 1)
+        self.tokens = np.frombuffer(tokens, np.int32, len(column.values))
+        self.weights = weights_at = None
         if "weights" in batch.schema.names:
             weights = _lists(batch, "weights", pa.float32()).buffers()[3]
-            self._weights = np.frombuffer(weights, np.float32, len(self._tokens))
+            self.weights = np.frombuffer(weights, np.float32, len(self.tokens))
             weights_at = weights.address - content.address
         self.metadata: dict = json.loads(reader.schema.metadata[b"lockstep"])
         self.part = Part(
             file=name,
             examples=len(column),
-            tokens=len(self._tokens),
+            tokens=len(self.tokens),
             bytes=content.size,
             offsets_at=offsets.address - content.address,
             tokens_at=tokens.address - content.address,
@@ -116,13 +117,13 @@ class PartFile:
         Raises:
             ValueError: offsets do not ascend from 0 to the number of tokens.
         """
-        counts = np.diff(self._offsets)
-        if self._offsets[0] or self._offsets[-1] != len(self._tokens) or counts.min(initial=0) < 0:
+        counts = np.diff(self.offsets)
+        if self.offsets[0] or self.offsets[-1] != len(self.tokens) or counts.min(initial=0) < 0:
             raise ValueError(
-                f"the offsets of {self.part.file} do not ascend from 0 to its {len(self._tokens):,}"
+                f"the offsets of {self.part.file} do not ascend from 0 to its {len(self.tokens):,}"
                 " tokens"
             )
-        return Ragged(self._tokens, counts, None, self._weights)
+        return Ragged(self.tokens, counts, None, self.weights)
 
 
 def _lists(batch: pa.RecordBatch, name: str, item: pa.DataType) -> pa.LargeListArray:

@@ -12,7 +12,7 @@ from pipeline.sources import Source
 from pipeline.storage.corpus import Corpus
 from pipeline.storage.manifest import MANIFEST, require_same_origin
 from pipeline.storage.pairs import Pairs
-from pipeline.storage.tokenisation import GUARD, Job, show_progress, tokenise
+from pipeline.storage.tokenisation import GUARD, Job, tokenise
 from pipeline.storage.writer import Writer
 from pipeline.tasks import CAUSAL, INPUTS, TARGETS, Task
 from pipeline.templates import Template
@@ -44,7 +44,7 @@ def prepare(
         field: the field of each record that holds its text, all of which is trained on.
         template: in place of `field`, a function from a record to spans of text with loss weights;
             see `pipeline.templates`.
-        task: what the model is asked; see `pipeline.tasks`.
+        task: decides the fields and the lengths; see `pipeline.tasks`.
         num_workers: processes to tokenise in; 0 or 1 mean in this one. By default as many as
             there are CPUs, if there is enough to do. They start by `spawn`, so a script must
             guard its main part with `if __name__ == "__main__":`.
@@ -143,13 +143,13 @@ def _prepare(
             "it names the right files"
         )
     writer = Writer(directory, task, job.origin)
-    chunks = show_progress(
-        tokenise(job, writer.examples, documents, num_workers),
-        "preparing",
-        documents,
+    chunks = tokenise(
+        job,
+        num_workers,
+        name="preparing",
+        progress=progress,
         done=writer.examples,
         tokens=writer.tokens,
-        shown=progress,
     )
     # Closing the chunks ends the workers at once, also when a part cannot be written.
     with contextlib.closing(chunks):

@@ -85,15 +85,45 @@ class Job:
         return chunk if self.weighted else dataclasses.replace(chunk, weights=None)
 
 
-def tokenise(job: Job, begin: int, end: int, num_workers: int | None) -> Generator[Ragged]:
-    """The tokens of records `begin` to `end`, in order and in chunks.
+def tokenise(
+    job: Job,
+    num_workers: int | None,
+    *,
+    name: str,
+    progress: bool,
+    done: int = 0,
+    tokens: int = 0,
+) -> Generator[Ragged]:
+    """The tokens of all records, in order and in chunks, with a progress bar.
 
     Args:
-        job: what to do.
-        begin: the number of the first record.
-        end: the number after the last.
+        job: the records, and how to tokenise them.
         num_workers: processes to use; 0 or 1: this one; None: as many as are worth it.
+        name: what the bar calls the work.
+        progress: whether to show the bar.
+        done: the records at the beginning to leave out, because they are done.
+        tokens: how many tokens these have.
     """
+    new, started = 0, time.monotonic()
+    documents = len(job.source)
+    # In a log file, a line now and then is enough.
+    interval = 0.2 if sys.stderr.isatty() else 10
+    options: dict = {"unit": " documents", "unit_scale": True, "mininterval": interval}
+    with (
+        contextlib.closing(_chunks(job, done, documents, num_workers)) as chunks,
+        tqdm(desc=name, total=documents, initial=done, disable=not progress, **options) as bar,
+    ):
+        for chunk in chunks:
+            new += len(chunk.flat)
+            rate = new / max(time.monotonic() - started, 1e-9)
+            postfix = f"{(tokens + new) / 1e6:,.1f} M tokens, {rate / 1e6:.2f} M/s"
+            bar.set_postfix_str(postfix, refresh=False)
+            bar.update(len(chunk.counts))
+            yield chunk
+
+
+def _chunks(job: Job, begin: int, end: int, num_workers: int | None) -> Generator[Ragged]:
+    """The tokens of records `begin` to `end`."""
     ranges = (range(at, min(at + RECORDS, end)) for at in range(begin, end, RECORDS))
     if num_workers is None:
         num_workers, started = 0, time.monotonic()
@@ -107,42 +137,6 @@ def tokenise(job: Job, begin: int, end: int, num_workers: int | None) -> Generat
     if num_workers < 2:
         return (yield from map(job.run, ranges))
     yield from _by_workers(job, ranges, num_workers)
-
-
-def show_progress(
-    chunks: Generator[Ragged],
-    name: str,
-    documents: int,
-    *,
-    done: int = 0,
-    tokens: int = 0,
-    shown: bool = True,
-) -> Generator[Ragged]:
-    """The chunks, with a progress bar of documents, tokens and tokens per second.
-
-    Args:
-        chunks: closed when this generator is.
-        name: what the bar calls the work.
-        documents: how many there are.
-        done: how many of them are done before.
-        tokens: how many tokens these have.
-        shown: whether to show anything.
-    """
-    # In a log file, a line now and then is enough.
-    options: dict = {"unit": " documents", "unit_scale": True, "disable": not shown}
-    options["mininterval"] = 0.2 if sys.stderr.isatty() else 10
-    new, started = 0, time.monotonic()
-    with (
-        contextlib.closing(chunks),
-        tqdm(desc=name, total=documents, initial=done, **options) as bar,
-    ):
-        for chunk in chunks:
-            new += len(chunk.flat)
-            rate = new / max(time.monotonic() - started, 1e-9)
-            said = f"{(tokens + new) / 1e6:,.1f} M tokens, {rate / 1e6:.2f} M/s"
-            bar.set_postfix_str(said, refresh=False)
-            bar.update(len(chunk.counts))
-            yield chunk
 
 
 def _cpus() -> int:

@@ -56,17 +56,13 @@ class Masked(View):
         self.keep_ids = sorted({*(marks if keep_ids is None else keep_ids)})
         self.lengths, self.num_tokens = corpus.lengths, corpus.num_tokens
         self.vocab_size: int = max(corpus.vocab_size or 0, self.mask_id + 1)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """See `View`."""
-        return {name: getattr(self, name) for name in ("mask_id", "rate", "seed", "keep_ids")}
-
-    @property
-    def about(self) -> dict[str, object]:
-        """See `View`."""
-        kept = "+".join(map(str, self.keep_ids)) or "none"
-        return {"mask": self.mask_id, "rate": self.rate, "mask_seed": self.seed, "unmasked": kept}
+        self._describe(
+            {name: getattr(self, name) for name in ("mask_id", "rate", "seed", "keep_ids")},
+            mask=self.mask_id,
+            rate=self.rate,
+            mask_seed=self.seed,
+            unmasked="+".join(map(str, self.keep_ids)) or "none",
+        )
 
     def read(
         self, examples: Any, starts: Any, lengths: Any, reach: Any = None, epoch: Any = 0

@@ -1,6 +1,5 @@
 """View: a corpus, and what of it stays the same whatever is asked."""
 
-import functools
 import os
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -24,6 +23,8 @@ class View(AnyCorpus):
 
     Attributes:
         corpus: as given.
+        description: the argument of `view_of`, as JSON.
+        fingerprint: the parts of the corpus's fingerprint, and what decides the fields.
 
     Raises:
         ValueError: the corpus is of another task.
@@ -59,29 +60,15 @@ class View(AnyCorpus):
         """Where the corpus is."""
         return self.corpus.directory
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """What it was made with, as JSON."""
-        raise NotImplementedError
-
-    @property
-    def description(self) -> dict[str, Any]:
-        """What `view_of` takes, as JSON."""
-        return {"kind": self.kind, **self.options}
-
-    @property
-    def about(self) -> dict[str, object]:
-        """What decides the fields, by name."""
-        raise NotImplementedError
-
-    @functools.cached_property
-    def fingerprint(self) -> str:  # type: ignore[override]
-        """The parts of the corpus's fingerprint, and what decides the fields."""
-        parts = (f"{name}={value}" for name, value in self.about.items())
-        return ";".join([self.corpus.fingerprint, *parts])
+    def _describe(self, options: dict[str, Any], **decisive: object) -> None:
+        """Sets `description`, from what the view was made with, and the fingerprint."""
+        self.description = {"kind": self.kind, **options}
+        self._decisive = decisive
+        parts = (f"{name}={value}" for name, value in decisive.items())
+        self.fingerprint = ";".join([self.corpus.fingerprint, *parts])
 
     def __str__(self) -> str:
-        about = ", ".join(f"{name} {value}" for name, value in self.about.items())
+        about = ", ".join(f"{name} {value}" for name, value in self._decisive.items())
         return f"{self.corpus}\nseen as      {type(self).__name__}: {about}"
 
     def __repr__(self) -> str:
