@@ -52,11 +52,11 @@ class Ragged:
     def split(self, examples: int) -> tuple["Ragged", "Ragged"]:
         """The first `examples` and the rest, as views."""
         at = int(self.counts[:examples].sum())
-        return self._sliced(slice(examples), slice(at)), self._sliced(
+        return self._slice(slice(examples), slice(at)), self._slice(
             slice(examples, None), slice(at, None)
         )
 
-    def _sliced(self, examples: slice, tokens: slice) -> "Ragged":
+    def _slice(self, examples: slice, tokens: slice) -> "Ragged":
         return Ragged(
             self.flat[tokens],
             self.counts[examples],

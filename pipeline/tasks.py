@@ -12,7 +12,7 @@ class Task:
 
     With tokens `t0 … tn` and `shifts={"inputs": 0, "targets": 1}`, position `k` of the example
     has input `tk` and target `tk+1`. So the shift happens inside the example, before packing.
-    Where each token has a weight, that of `tk+1` is the loss weight of position `k`.
+    Where tokens have weights, the weight of `tk+1` is the loss weight of position `k`.
     """
 
     name: str

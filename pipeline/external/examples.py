@@ -1,4 +1,4 @@
-"""What corpora without a copy have in common."""
+"""The base of corpora whose tokens are not stored by this package."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from pipeline.tasks import Task
 
 
 class Examples(AnyCorpus):
-    """Examples of one task, whose tokens are not stored by this package.
+    """Examples of one task, whose tokens are stored elsewhere or nowhere.
 
     Args:
         counts: tokens of each example, integers [examples].

@@ -58,7 +58,7 @@ class Corpora(AnyCorpus):
         """Those of the corpora that together have the first `examples` examples.
 
         Raises:
-            ValueError: so many examples end in the middle of a corpus.
+            ValueError: that number of examples ends in the middle of a corpus.
         """
         count = int(np.searchsorted(self.first, examples))
         if count > len(self._all) or self.first[count] != examples:
@@ -117,7 +117,7 @@ def _parts(corpus: AnyCorpus) -> dict[str, str]:
 
 
 def _traits(corpus: AnyCorpus) -> dict[str, Any]:
-    """What corpora must agree in to be read as one."""
+    """The properties that corpora must share to be read as one."""
     parts = _parts(corpus)
     shared: dict[str, Any] = {name: parts[name] for name in parts if name.endswith(SHARED)}
     # Corpora, pairs and views of a kind are described by the same names.
@@ -140,7 +140,7 @@ class CorporaSide:
     """One side of several corpora, read as one.
 
     Args:
-        sides: that of each corpus, in order.
+        sides: one of each corpus, in order.
     """
 
     def __init__(self, sides: Sequence[Readable]):

@@ -170,7 +170,7 @@ class Corpus(AnyCorpus):
     def keep(self, name: str, make: Callable[[], bytes]) -> bytes:
         """See `AnyCorpus`.
 
-        Of several processes one makes it, where they share a local directory.
+        One process makes it and the others wait, where they share a local directory.
         """
         path = self.directory / name
         if path.exists():

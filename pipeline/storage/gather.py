@@ -126,8 +126,8 @@ def require_within(
     """Raises an IndexError that names the first piece beyond the `room` of its example."""
     wrong = np.flatnonzero((starts < 0) | (lengths < 0) | (starts > room - lengths))
     if len(wrong):
-        at = int(wrong[0])
+        at, start = int(wrong[0]), int(starts[wrong[0]])
         raise IndexError(
-            f"piece {at} asks for positions {starts[at]} to {starts[at] + lengths[at]} of "
-            f"example {examples[at]}, which has length {max(int(room[at]), 0)}"
+            f"piece {at} asks for positions {start} to {start + int(lengths[at])} of "
+            f"example {examples[at]}, which has length {room[at]}"
         )

@@ -21,7 +21,7 @@ MANIFEST = "corpus.json"
 LENGTHS = "lengths.npy"
 PART_NAME = re.compile(r"part-\d{5,}\.arrow")
 
-# What a corpus is made from. Two corpora may stand for each other when these agree.
+# The things a corpus is made from, in words. Corpora are interchangeable when these agree.
 ORIGINS = {
     "source": "source",
     "tokenizer": "tokenizer",
@@ -32,7 +32,7 @@ ORIGINS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What `corpus.json` says of a corpus.
+    """The content of `corpus.json`.
 
     Attributes:
         task: the name of one of `pipeline.tasks.TASKS`.

@@ -89,8 +89,8 @@ def prepare_pairs(
         source: records by number, each with two texts.
         tokenizer: of both texts; it must mark where they begin, for the decoder to begin with.
         directory: where to write; each side is prepared as by `prepare`.
-        fields: the fields of each record that hold inputs and targets, or templates; that of the
-            targets says which of them are learnt.
+        fields: the fields of each record that hold inputs and targets, or templates; the template
+            of the targets decides which of them are learnt.
         num_workers: as for `prepare`.
         progress: as for `prepare`.
 
@@ -121,7 +121,7 @@ def prepare_pairs(
 
 
 def _require(source: Any, tokenizer: Any) -> None:
-    """Refuses what is no source or no tokenizer, with a `TypeError`."""
+    """Raises a `TypeError` for a source or a tokenizer that is none."""
     if not hasattr(source, "fingerprint"):
         raise TypeError(
             f"source is {source!r:.80}; it must be a source, as sources.TextFiles('*.txt') or "

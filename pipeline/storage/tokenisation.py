@@ -38,9 +38,9 @@ GUARD = 'guard its main part with `if __name__ == "__main__":`'
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What a worker needs: it reads and tokenises records by number.
+    """Reads and tokenises records by number; workers get a copy of it.
 
-    The weights that a template gives are left out where nothing is learnt of the tokens.
+    Where `weighted` is False, the weights that a template gives are left out.
     """
 
     source: Source
@@ -51,7 +51,7 @@ class Job:
 
     @property
     def origin(self) -> dict[str, str | None]:
-        """What decides the tokens: fingerprints, and the field where there is no template."""
+        """Fingerprints of all that decides the tokens, and the field where there is no template."""
         template = None if self.template is None else templates.fingerprint(self.template)
         return {
             "source": self.source.fingerprint,

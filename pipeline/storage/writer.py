@@ -47,7 +47,7 @@ class Writer:
         self.directory, self.task, self.origin = directory, task, dict(origin)
         self.parts: list[Part] = []
         self._counts: list[np.ndarray] = []
-        #: Of each part, UTF-8 bytes of the text that is learnt; None if no text is known.
+        #: UTF-8 bytes of the learnt text of each part; None if no text is known.
         self.text_bytes: list[int | None] = []
         self._keep_whole_parts(resume)
 

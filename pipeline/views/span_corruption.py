@@ -15,10 +15,10 @@ from pipeline.views.view import View, require_vocabulary
 class SpanCorruption(View):
     """Pairs of a text with gaps, and what was in the gaps (T5, Raffel et al., 2020).
 
-    Of `n` tokens, marks not counted, `round(n · density)` are taken out in
-    `round(that ÷ mean_span)` spans, drawn anew in each epoch: inputs have a sentinel in place of
-    each span, targets have each sentinel before what it stands for, and both end with the end mark.
-    Both lengths follow from `n` alone, so they are the same in every epoch.
+    A text of `n` tokens, marks not counted, loses `round(n · density)` of them, in as many spans as
+    `mean_span` gives; each epoch draws new spans. Inputs have a sentinel in place of each span,
+    targets have each sentinel before its span, and both end with the end mark. Both lengths follow
+    from `n` alone, so they are the same in every epoch.
 
         tokens   A B C D E F G H
         inputs   A B <0> E F <1> H end
@@ -125,7 +125,7 @@ class SpanCorruption(View):
         return example, start + self._before, count * (number + 1) // parts - start
 
     def _shape(self, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """How many tokens are taken out of so many, and in how many spans."""
+        """The number of tokens to take out of a text of each size, and of spans they are in."""
         noise = np.clip(np.rint(sizes * self.density), 1, np.maximum(sizes - 1, 1))
         spans = np.clip(np.rint(noise / self.mean_span), 1, np.minimum(noise, sizes - noise))
         return noise.astype(np.int64), np.maximum(spans, 1).astype(np.int64)
