@@ -3,12 +3,14 @@
 import contextlib
 import errno
 import fcntl
+import logging
 import os
-import sys
 from collections.abc import Iterator
 from typing import BinaryIO
 
 from etils import epath
+
+logger = logging.getLogger(__name__)
 
 
 def is_local(path: epath.PathLike) -> bool:
@@ -20,7 +22,7 @@ def is_local(path: epath.PathLike) -> bool:
 def atomic_write(path: epath.PathLike) -> Iterator[BinaryIO]:
     """A binary file to write, which appears under its name only when it is whole.
 
-    Bytes go to a temporary name in the same directory and, on a local disk, to the disk itself
+    Bytes go to a temporary name in the same directory. On a local disk they reach the disk itself
     before the file is renamed. When the block raises, nothing is left.
 
     Raises:
@@ -58,18 +60,24 @@ def atomic_write(path: epath.PathLike) -> Iterator[BinaryIO]:
 def directory_lock(directory: epath.PathLike, doing: str, *, wait: bool = True) -> Iterator[None]:
     """Holds the lock of `directory` while the block runs; other processes wait, and say so.
 
-    The directory is made if need be. The lock goes with the process that holds it, also when that
-    is killed. Directories that are not local have no lock: there, let one process do the work.
+    The lock ends with the process that holds it, also when that is killed. Directories that are not
+    local have no lock: there, let one process do the work.
+
+    Args:
+        directory: a path; the directory is made where there is none.
+        doing: the work in words, for the processes that wait.
+        wait: whether to wait for a process that holds the lock, or to raise.
 
     Raises:
-        RuntimeError: another process holds it, and this is not to `wait`.
+        RuntimeError: another process holds the lock, and `wait` is False.
+        ValueError: the lock file is a symbolic link.
     """
     directory = epath.Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     if not is_local(directory):
         yield
         return
-    # Neither emptied nor followed: it may be anybody's file.
+    # Neither truncated nor followed: the file may be anybody's.
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         descriptor = os.open(os.fspath(directory / ".lock"), flags, 0o666)
@@ -87,6 +95,6 @@ def directory_lock(directory: epath.PathLike, doing: str, *, wait: bool = True) 
             said = f"another process is {doing} in {os.fspath(directory)}"
             if not wait:
                 raise RuntimeError(f"{said}; stop it first, or use another directory") from None
-            print(f"{said}; waiting for it", file=sys.stderr)
+            logger.warning("%s; waiting for it", said)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

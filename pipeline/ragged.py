@@ -1,4 +1,4 @@
-"""Chunks: tokenised examples on their way to disk, cut where parts end."""
+"""Ragged arrays: tokenised examples on their way to disk, divided where parts end."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-# A part is closed by the example that takes it to either limit: 64 MiB of tokens, or 8 MiB of
-# offsets. The cut depends on nothing else, so every number of workers makes the same parts.
+# A part ends with the example that takes it to either limit: 64 MiB of tokens, or 8 MiB of
+# offsets. Nothing else decides it, so every number of workers makes the same parts.
 TOKENS_PER_PART = 1 << 24
 EXAMPLES_PER_PART = 1 << 20
 
-# `chunks_of` makes chunks of about this many tokens.
+# `chunk_arrays` makes chunks of about this many tokens.
 CHUNK = 1 << 20
 
 
@@ -32,7 +32,17 @@ class Ragged:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the counts, the tokens and the weights."""
+        """SHA-256 of the counts, the tokens and the weights.
+
+        Raises:
+            ValueError: a count is not from 0 and below 2**32.
+        """
+        low, high = self.counts.min(initial=0), self.counts.max(initial=0)
+        if low < 0 or high >> 32:
+            raise ValueError(
+                f"an example has {low if low < 0 else high:,} tokens; a count is from 0 and below "
+                "2**32"
+            )
         sha = hashlib.sha256(np.ascontiguousarray(self.counts, "<u4").data)
         sha.update(np.ascontiguousarray(self.flat, "<i4").data)
         if self.weights is not None:
@@ -42,11 +52,11 @@ class Ragged:
     def split(self, examples: int) -> tuple["Ragged", "Ragged"]:
         """The first `examples` and the rest, as views."""
         at = int(self.counts[:examples].sum())
-        return self._sliced(slice(examples), slice(at)), self._sliced(
+        return self._slice(slice(examples), slice(at)), self._slice(
             slice(examples, None), slice(at, None)
         )
 
-    def _sliced(self, examples: slice, tokens: slice) -> "Ragged":
+    def _slice(self, examples: slice, tokens: slice) -> "Ragged":
         return Ragged(
             self.flat[tokens],
             self.counts[examples],
@@ -55,8 +65,8 @@ class Ragged:
         )
 
     @classmethod
-    def joined(cls, chunks: Sequence["Ragged"]) -> "Ragged":
-        """One chunk of many; all of them know their text and their weights, or none does."""
+    def concatenate(cls, chunks: Sequence["Ragged"]) -> "Ragged":
+        """All examples of several; all of these have `text_bytes`, or none, and so `weights`."""
         texts = [chunk.text_bytes for chunk in chunks if chunk.text_bytes is not None]
         weights = [chunk.weights for chunk in chunks if chunk.weights is not None]
         return cls(
@@ -67,8 +77,8 @@ class Ragged:
         )
 
 
-def cut(chunks: Iterable[Ragged]) -> Iterator[Ragged]:
-    """The same examples, joined and cut anew into one chunk for each part."""
+def assemble_parts(chunks: Iterable[Ragged]) -> Iterator[Ragged]:
+    """The same examples, divided anew: one `Ragged` for each part."""
     held: list[Ragged] = []
     examples = tokens = 0
     for chunk in chunks:
@@ -81,13 +91,13 @@ def cut(chunks: Iterable[Ragged]) -> Iterator[Ragged]:
             held.append(head)
             examples, tokens = examples + len(head.counts), tokens + len(head.flat)
             if closes:
-                yield Ragged.joined(held)
+                yield Ragged.concatenate(held)
                 held, examples, tokens = [], 0, 0
     if held:
-        yield Ragged.joined(held)
+        yield Ragged.concatenate(held)
 
 
-def chunks_of(
+def chunk_arrays(
     examples: Iterable[Any], vocab_size: int | None, weights: Iterable[Any] | None = None
 ) -> Iterator[Ragged]:
     """The examples in chunks, each example checked."""
@@ -95,9 +105,9 @@ def chunks_of(
     weighed: list[np.ndarray] = []
     tokens, given = 0, None if weights is None else iter(weights)
     for number, example in enumerate(examples):
-        held.append(_checked(example, number, vocab_size))
+        held.append(_validate(example, number, vocab_size))
         if given is not None:
-            weighed.append(_weights(next(given, None), number, len(held[-1])))
+            weighed.append(_validate_weights(next(given, None), number, len(held[-1])))
         tokens += len(held[-1])
         if tokens >= CHUNK or len(held) >= CHUNK:
             yield _chunk(held, weighed)
@@ -112,7 +122,7 @@ def _chunk(arrays: list[np.ndarray], weights: list[np.ndarray]) -> Ragged:
     return Ragged(flat, counts, None, np.concatenate(weights) if weights else None)
 
 
-def _weights(weights: Any, number: int, tokens: int) -> np.ndarray:
+def _validate_weights(weights: Any, number: int, tokens: int) -> np.ndarray:
     if weights is None:
         raise ValueError(
             f"example {number} has no weights; give weights for every example, or none at all"
@@ -131,7 +141,7 @@ def _weights(weights: Any, number: int, tokens: int) -> np.ndarray:
     return array
 
 
-def _checked(example: Any, number: int, vocab_size: int | None) -> np.ndarray:
+def _validate(example: Any, number: int, vocab_size: int | None) -> np.ndarray:
     array = np.asarray(example)
     if array.size == 0 and array.ndim == 1:
         return array.astype(np.int32)

@@ -1,4 +1,4 @@
-"""Tasks: what a model is asked of an example, and so how long an example is."""
+"""Tasks: the fields that a model takes from an example, and so the length of an example."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ class Task:
 
     With tokens `t0 … tn` and `shifts={"inputs": 0, "targets": 1}`, position `k` of the example
     has input `tk` and target `tk+1`. So the shift happens inside the example, before packing.
-    Where each token has a weight, that of `tk+1` is the loss weight of position `k`.
+    Where tokens have weights, the weight of `tk+1` is the loss weight of position `k`.
     """
 
     name: str
@@ -24,8 +24,8 @@ class Task:
         return max(self.shifts.values())
 
     @property
-    def learns(self) -> bool:
-        """Whether there are targets, whose loss may be weighted."""
+    def has_targets(self) -> bool:
+        """Whether a loss, which may be weighted, is computed for each token."""
         return "targets" in self.shifts
 
     def lengths(self, counts: np.ndarray) -> np.ndarray:

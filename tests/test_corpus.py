@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from pipeline import ragged
 from pipeline.planning import lengths
-from pipeline.storage import pieces
+from pipeline.storage import readers
 from pipeline.storage.corpus import Corpus
+from pipeline.storage.gather import gather
 
 # 30 examples of 0 to 17 tokens over several parts; id = 100 · example + place.
 COUNTS = [(7 * number) % 18 for number in range(30)]
@@ -129,7 +130,7 @@ def test_pieces_of_any_dtype_reach_past_the_end_of_memory(data, dtype):
     more = np.array([data.draw(st.integers(0, 20)) for _ in first], np.int64)
     ends = np.full(len(first), len(tokens)) if data.draw(st.booleans()) else None
     shifts = {"inputs": 0, "targets": 1, "later": 2}
-    read = pieces.gathered(tokens, first, sizes, sizes + more, shifts, ends)
+    read = gather(tokens, first, sizes, sizes + more, shifts, ends)
     at = np.cumsum(sizes + more) - sizes - more
     for field, values in read.items():
         assert values.dtype == tokens.dtype
@@ -165,8 +166,10 @@ def test_parts_do_not_depend_on_how_examples_arrive(counts, at_once):
     while len(rest.counts):
         head, rest = rest.split(at_once)
         several.append(head)
-    parts = list(ragged.cut([whole]))
-    assert [part.digest for part in ragged.cut(several)] == [part.digest for part in parts]
+    parts = list(ragged.assemble_parts([whole]))
+    assert [part.digest for part in ragged.assemble_parts(several)] == [
+        part.digest for part in parts
+    ]
     assert np.array_equal(np.concatenate([part.flat for part in parts]), flat)
     for part in parts:
         assert len(part.flat) == part.text_bytes.sum() == part.counts.sum()
@@ -191,6 +194,13 @@ def test_a_piece_beyond_its_example_is_refused(corpus, piece, sentence):
         corpus.read(*[[number] for number in piece])
     with pytest.raises(IndexError):
         corpus[len(corpus)]
+
+
+def test_a_piece_beyond_its_reach_or_beyond_all_numbers_is_refused(corpus):
+    with pytest.raises(ValueError, match="a piece has length 3 and reach -1"):
+        corpus.read([1], [0], [3], [-1])
+    with pytest.raises(IndexError, match="of example 1, which has length 6"):
+        corpus.read([1], [2**63 - 1], [1])
 
 
 def test_parts_do_not_hold_files_open(tmp_path, monkeypatch):
@@ -233,9 +243,9 @@ def test_neighbouring_pieces_are_fetched_as_one_range(directory, monkeypatch):
     corpus = Corpus.open(directory, memory_map=False)
     corpus.read([1, 7], [0, 0], [1, 1])  # fetches the offsets of both parts
     fetched = []
-    fetch = pieces.RangedPieces._fetch
+    fetch = readers.RangedReader._fetch
     monkeypatch.setattr(
-        pieces.RangedPieces,
+        readers.RangedReader,
         "_fetch",
         lambda self, *place: fetched.append(place) or fetch(self, *place),
     )
@@ -247,7 +257,7 @@ def test_neighbouring_pieces_are_fetched_as_one_range(directory, monkeypatch):
 def test_a_corpus_pickles_as_its_directory(corpus):
     for other in (pickle.loads(pickle.dumps(corpus)), copy.deepcopy(corpus)):
         assert other.fingerprint == corpus.fingerprint
-        assert type(other._pieces) is type(corpus._pieces)
+        assert type(other._reader) is type(corpus._reader)
         assert other[4]["inputs"].tolist() == corpus[4]["inputs"].tolist()
     assert len(pickle.dumps(corpus)) < 500
 

@@ -199,7 +199,7 @@ def test_a_killed_run_goes_on_where_it_was_and_ends_the_same(source, tmp_path, r
     assert out.strip() == whole.fingerprint, err
     assert contents(tmp_path / "corpus") == contents(whole.directory)
     assert not list((tmp_path / "corpus").glob(".*.tmp"))
-    done = sum(part.examples for part in whole._parts[:kept])
+    done = sum(part.examples for part in whole._manifest.parts[:kept])
     assert sorted(index for _, index in log_of(source)) == list(range(done, len(LINES)))
 
 
@@ -214,7 +214,7 @@ def test_a_part_that_is_not_whole_is_done_again(source, tmp_path, damage):
             path.write_bytes(path.read_bytes()[:100])
         case "changed":
             content = bytearray(path.read_bytes())
-            content[whole._parts[1].tokens_at] ^= 1
+            content[whole._manifest.parts[1].tokens_at] ^= 1
             path.write_bytes(content)
         case "missing":
             path.unlink()
@@ -331,7 +331,7 @@ def test_a_directory_that_is_not_local_is_written_and_read_without_maps(
     again = prepare(source, Bytes(), tmp_path / "corpus", progress=False)
     again.verify()
     assert contents(again.directory) == contents(whole.directory)
-    assert not again._memory_map
+    assert not again.in_memory
     assert again[7]["inputs"].tolist() == whole[7]["inputs"].tolist()
     assert ".lock" not in os.listdir(again.directory)
 

@@ -248,6 +248,14 @@ def test_what_cannot_be_is_refused(corpus, make, sentence):
         make(corpus)
 
 
+def test_a_piece_beyond_its_pair_is_refused(corpus):
+    view = SpanCorruption(corpus, max_length=30)
+    for side, length in zip((view.inputs, view.targets), view.lengths[5].tolist(), strict=True):
+        for start, size in ((-5, 3), (0, length + 1)):
+            with pytest.raises(IndexError, match=f"of example 5, which has length {length}"):
+                side.read([5], [start], [size])
+
+
 def test_a_view_is_made_again_from_its_description(corpus):
     for view in (Masked(corpus, rate=0.3, seed=5), SpanCorruption(corpus, max_length=30, seed=5)):
         again = view_of(corpus, json.loads(json.dumps(view.description)))

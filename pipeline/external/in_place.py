@@ -1,7 +1,8 @@
-"""Tokens where they are: columns of Arrow and Parquet files, and flat arrays with offsets."""
+"""Tokens of other programs, in place: columns of Arrow and Parquet files, and flat arrays."""
 
+import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,12 @@ from etils import epath
 
 from pipeline.external.examples import Examples
 from pipeline.sources import ArrowFiles, ParquetFiles, files
-from pipeline.storage.pieces import gathered
+from pipeline.storage.gather import gather, span
 from pipeline.tasks import CAUSAL, Task
 
 
 class InPlace(Examples):
-    """Tokenised data of another program, read where it lies; made by `arrow`, `parquet` or `npy`.
+    """Tokens that another program stored, read in place; made by `arrow`, `parquet` or `npy`.
 
     Memory holds where each example begins (8 bytes) and its length (4). Ids must be from 0 and
     below 2**31, which `verify` checks by reading everything.
@@ -27,30 +28,21 @@ class InPlace(Examples):
         begins: Sequence[np.ndarray],
         counts: Sequence[np.ndarray],
         *,
-        task: Task,
-        vocab_size: int | None,
         fingerprint: str,
-        again: tuple[Callable[..., "InPlace"], tuple, dict],
+        make: functools.partial["InPlace"],
     ):
+        task = make.keywords["task"]
         super().__init__(np.concatenate(counts), task)
-        self.vocab_size, self.tokenizer, self.text_bytes = vocab_size, None, None
+        self.vocab_size = make.keywords["vocab_size"]
         self.fingerprint = f"tokens={fingerprint};tokenizer=none;task={task.name}"
-        self._again = again
-        # All arrays lie in one address space, so a single array that begins at the lowest of them
-        # and ends with the highest covers all; what lies between is never read.
-        self._held = [each for each in tokens if len(each)] or [np.zeros(1, np.int32)]
-        lowest = min(self._held, key=lambda array: array.ctypes.data)
-        item, base = lowest.dtype.itemsize, lowest.ctypes.data
-        places = [(each.ctypes.data - base) // item if len(each) else 0 for each in tokens]
-        reaches = [place + len(each) for place, each in zip(places, tokens, strict=True)]
-        self._tokens = np.lib.stride_tricks.as_strided(
-            lowest, shape=(max(reaches, default=0),), strides=(item,), writeable=False
-        )
+        self._make = make
+        self._held = tokens
+        self._tokens, places = span(tokens)
+        self._ends = places + [len(each) for each in tokens]
         self._first = np.cumsum([0, *map(len, counts)])
         self._begins = np.concatenate(
-            [place + begin for place, begin in zip(places, begins, strict=True)]
+            [at + begin for at, begin in zip(places, begins, strict=True)]
         )
-        self._ends = np.array(reaches, np.int64)
 
     @classmethod
     def arrow(
@@ -67,16 +59,16 @@ class InPlace(Examples):
             paths: names or globs, as for `sources.ArrowFiles`; those of a Hugging Face data set
                 that was saved to disk are `DIRECTORY/data-*.arrow`.
             column: whose entries are lists of integers.
-            task: what the model is asked.
-            vocab_size: ids are below this, as whoever tokenised knows.
+            task: decides the fields and the lengths; see `pipeline.tasks`.
+            vocab_size: ids are below this; None: unknown.
 
         Raises:
             FileNotFoundError: a file does not exist, or a glob matches none.
-            ValueError: a file has no such column, or one that holds something else.
+            ValueError: a file has no such column, or one that holds something else, or its lists
+                are not within its values.
         """
-        source = ArrowFiles(paths, columns=[column])
-        again = cls.arrow, (paths, column), {"task": task, "vocab_size": vocab_size}
-        return cls._of_columns(source, column, again)
+        make = functools.partial(cls.arrow, paths, column, task=task, vocab_size=vocab_size)
+        return cls._of_columns(ArrowFiles(paths, columns=[column]), make)
 
     @classmethod
     def parquet(
@@ -92,9 +84,8 @@ class InPlace(Examples):
         Parquet cannot be read at random; what does not fit into memory is better prepared, or
         converted to Arrow. Arguments and errors are those of `arrow`.
         """
-        source = ParquetFiles(paths, columns=[column])
-        again = cls.parquet, (paths, column), {"task": task, "vocab_size": vocab_size}
-        return cls._of_columns(source, column, again)
+        make = functools.partial(cls.parquet, paths, column, task=task, vocab_size=vocab_size)
+        return cls._of_columns(ParquetFiles(paths, columns=[column]), make)
 
     @classmethod
     def npy(
@@ -111,8 +102,8 @@ class InPlace(Examples):
             tokens: a file with an integer array [tokens].
             offsets: a file with integers [examples + 1]: example `i` is
                 `tokens[offsets[i]:offsets[i + 1]]`.
-            task: what the model is asked.
-            vocab_size: ids are below this, as whoever tokenised knows.
+            task: as for `arrow`.
+            vocab_size: as for `arrow`.
 
         Raises:
             FileNotFoundError: a file does not exist.
@@ -130,16 +121,15 @@ class InPlace(Examples):
             [flat],
             [edges[:-1].astype(np.int64)],
             [counts],
-            task=task,
-            vocab_size=vocab_size,
             fingerprint=f"npy-{files.digest(found)}",
-            again=(cls.npy, (tokens, offsets), {"task": task, "vocab_size": vocab_size}),
+            make=functools.partial(cls.npy, tokens, offsets, task=task, vocab_size=vocab_size),
         )
 
     @classmethod
     def _of_columns(
-        cls, source: ArrowFiles | ParquetFiles, column: str, again: tuple[Callable, tuple, dict]
+        cls, source: ArrowFiles | ParquetFiles, make: functools.partial["InPlace"]
     ) -> "InPlace":
+        column = make.args[1]
         lists = [
             _lists(place, piece)
             for place, table in source.groups()
@@ -153,22 +143,18 @@ class InPlace(Examples):
             )
         if not lists:
             raise ValueError(f"{source} is empty")
-        return cls(
-            *map(list, zip(*lists, strict=True)),
-            fingerprint=source.fingerprint,
-            again=again,
-            **again[2],
-        )
+        tokens, begins, counts = map(list, zip(*lists, strict=True))
+        return cls(tokens, begins, counts, fingerprint=source.fingerprint, make=make)
 
     def read(
         self, examples: Any, starts: Any, lengths: Any, reach: Any = None, epoch: Any = 0
     ) -> dict[str, np.ndarray]:
         """See `Corpus.read`."""
-        examples, starts, lengths, reach = self._asked(examples, starts, lengths, reach)
+        examples, starts, lengths, reach = self._pieces(examples, starts, lengths, reach)
         ends = self._ends[np.searchsorted(self._first, examples, side="right") - 1]
         first = self._begins[examples] + starts
-        found = gathered(self._tokens, first, lengths, reach, self.task.shifts, ends)
-        return {name: ids.astype(np.int32, copy=False) for name, ids in found.items()}
+        fields = gather(self._tokens, first, lengths, reach, self.task.shifts, ends)
+        return {name: ids.astype(np.int32, copy=False) for name, ids in fields.items()}
 
     def verify(self) -> None:
         """Reads everything and looks at each id.
@@ -189,15 +175,10 @@ class InPlace(Examples):
                 )
 
     def __reduce__(self):
-        return _reopened, self._again
+        return self._make, ()
 
     def __repr__(self) -> str:
-        make, places, _ = self._again
-        return f"InPlace.{make.__name__}({', '.join(map(repr, places))})"
-
-
-def _reopened(make: Callable[..., InPlace], places: tuple, options: dict) -> InPlace:
-    return make(*places, **options)
+        return f"InPlace.{self._make.func.__name__}({', '.join(map(repr, self._make.args))})"
 
 
 def _array(path: epath.Path) -> np.ndarray:
@@ -223,6 +204,10 @@ def _lists(place: str, column: pa.Array) -> tuple[np.ndarray, np.ndarray, np.nda
     lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     if not lists or not pa.types.is_integer(kind.value_type):
         raise ValueError(f"{place} holds {kind}; tokens are lists of integers")
+    try:
+        column.validate(full=True)
+    except pa.ArrowException as error:
+        raise ValueError(f"{place} is damaged: {error}. Restore the file from a copy") from error
     if column.null_count or column.values.null_count:
         raise ValueError(f"{place} has missing entries; leave them out, or fill them in")
     edges = column.offsets.to_numpy().astype(np.int64)

@@ -1,4 +1,4 @@
-"""Text that is tokenised when batches are built; on disk there are only lengths."""
+"""Text that is tokenised when batches are built; only lengths are on disk."""
 
 import contextlib
 import hashlib
@@ -20,10 +20,9 @@ from pipeline.planning.lengths import digest
 from pipeline.ragged import Ragged
 from pipeline.sources import Source
 from pipeline.sources.source import where
-from pipeline.storage.pieces import gathered
-from pipeline.storage.progress import Progress
-from pipeline.storage.tokenisation import GUARD, Job, tokenised, workers
-from pipeline.storage.writer import require_same_origin
+from pipeline.storage.gather import gather
+from pipeline.storage.manifest import require_same_origin
+from pipeline.storage.tokenisation import GUARD, Job, tokenise, workers
 from pipeline.tasks import CAUSAL, Task
 from pipeline.templates import Template
 from pipeline.tokenizers import Tokenizer
@@ -43,30 +42,29 @@ def index(
     readers: int = 0,
     progress: bool = True,
 ) -> "OnTheFly":
-    """The examples of `source`, to be tokenised anew whenever they are read.
+    """The examples of `source`, tokenised anew whenever they are read.
 
-    One pass over the source measures how many tokens each record has, and stores only that, 4 bytes
-    each; where it is there already, nothing is read. For text that is too large to keep a second
-    time as tokens. Reading costs what tokenising costs: some hundred microseconds for a thousand
-    tokens.
+    For text that is too large to keep a second time as tokens. One pass over the source counts the
+    tokens of each record and stores the counts, 4 bytes each; a later call reads no text. Reading
+    costs what tokenising costs: some hundred microseconds for a thousand tokens.
 
     Args:
-        source: as for `prepare`; it is read again for every batch, in any order.
+        source: as for `prepare`; batches read it in any order.
         tokenizer: as for `prepare`.
-        directory: where to write the index.
+        directory: where to write the counts.
         field: as for `prepare`.
         template: as for `prepare`.
         task: as for `prepare`.
         num_workers: as for `prepare`, for the pass.
-        readers: processes in which batches are tokenised; with 0, in the thread that builds them.
-        progress: whether to show a progress bar.
+        readers: processes in which batches are tokenised; 0 or 1: the thread that builds them.
+        progress: as for `prepare`.
 
     Raises:
         ValueError: the source is empty, a record does not suit, or `directory` holds the index of
             another source, tokenizer or template.
     """
     directory = epath.Path(directory).expanduser()
-    job = Job(source, tokenizer, field, template, task.learns)
+    job = Job(source, tokenizer, field, template, task.has_targets)
     if not (directory / MANIFEST).exists():
         with directory_lock(directory, "measuring lengths"):
             if not (directory / MANIFEST).exists():
@@ -87,9 +85,9 @@ def index(
 def _measure(job: Job, directory: epath.Path, num_workers: int | None, progress: bool) -> None:
     if not len(job.source):
         raise ValueError(f"the source is empty ({job.source}); check that it names the right files")
-    chunks = tokenised(job, 0, len(job.source), num_workers)
-    with Progress("measuring", len(job.source), shown=progress) as bar, contextlib.closing(chunks):
-        counts = [bar.counted(chunk).counts for chunk in chunks]
+    chunks = tokenise(job, num_workers, name="measuring", progress=progress)
+    with contextlib.closing(chunks):
+        counts = [chunk.counts for chunk in chunks]
     with atomic_write(directory / COUNTS) as file:
         np.save(file, np.concatenate(counts).astype(np.uint32))
     with atomic_write(directory / MANIFEST) as file:
@@ -97,15 +95,14 @@ def _measure(job: Job, directory: epath.Path, num_workers: int | None, progress:
 
 
 class OnTheFly(Examples):
-    """Examples whose lengths are known and whose tokens are made when they are read; by `index`."""
+    """Examples with known lengths, tokenised when they are read; made by `index`."""
 
     in_memory = False
 
     def __init__(self, job: Job, counts: np.ndarray, task: Task, readers: int):
         super().__init__(counts, task)
         self._job, self._counts, self._readers = job, counts.astype(np.int64), readers
-        self.tokenizer, self.vocab_size = job.tokenizer, job.tokenizer.vocab_size
-        self.text_bytes = None
+        self.vocab_size = job.tokenizer.vocab_size
         about = json.dumps([job.origin, digest(self.lengths)], sort_keys=True)
         self.fingerprint = (
             f"tokens={hashlib.sha256(about.encode()).hexdigest()[:12]};"
@@ -113,6 +110,11 @@ class OnTheFly(Examples):
         )
         self.weighted = job.weighted and job.template is not None
         self._start()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that makes the tokens."""
+        return self._job.tokenizer
 
     def _start(self) -> None:
         self._lock, self._running = threading.Lock(), contextlib.ExitStack()
@@ -127,11 +129,11 @@ class OnTheFly(Examples):
         Raises:
             ValueError: a record has another number of tokens than when it was measured.
         """
-        examples, starts, lengths, reach = self._asked(examples, starts, lengths, reach)
+        examples, starts, lengths, reach = self._pieces(examples, starts, lengths, reach)
         several, which = np.unique(examples, return_inverse=True)
         if not len(several):
             return {field: np.zeros(0, np.int32) for field in self.task.shifts}
-        chunk = self._tokenised(several)
+        chunk = self._tokenise(several)
         if len(wrong := np.flatnonzero(chunk.counts != self._counts[several])):
             record = int(several[wrong[0]])
             raise ValueError(
@@ -139,13 +141,13 @@ class OnTheFly(Examples):
                 f"{self._counts[record]} when it was measured; delete the index to make it anew"
             )
         first = (np.cumsum(chunk.counts) - chunk.counts)[which] + starts
-        found = gathered(chunk.flat, first, lengths, reach, self.task.shifts)
+        fields = gather(chunk.flat, first, lengths, reach, self.task.shifts)
         if chunk.weights is not None:
             first = first + self.task.lookahead
-            found |= gathered(chunk.weights, first, lengths, reach, {"loss_weights": 0})
-        return found
+            fields |= gather(chunk.weights, first, lengths, reach, {"loss_weights": 0})
+        return fields
 
-    def _tokenised(self, examples: np.ndarray) -> Ragged:
+    def _tokenise(self, examples: np.ndarray) -> Ragged:
         if self._readers < 2:
             return self._job.run(examples.tolist())
         with self._lock:
@@ -157,7 +159,7 @@ class OnTheFly(Examples):
         edges = np.searchsorted(before, before[-1] * np.arange(1, self._readers) / self._readers)
         shares = [share.tolist() for share in np.split(examples, edges) if len(share)]
         try:
-            return Ragged.joined([future.result() for future in list(map(submit, shares))])
+            return Ragged.concatenate([future.result() for future in list(map(submit, shares))])
         except BrokenProcessPool as error:
             self.close()
             raise RuntimeError(

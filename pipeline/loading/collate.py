@@ -9,7 +9,7 @@ from pipeline.loading.compact import SEGMENTS, row_segments
 from pipeline.loading.sharding import Block
 from pipeline.packing.bucket import Bucket
 from pipeline.planning.planned import PlannedBatch
-from pipeline.storage import buffers
+from pipeline.storage.gather import ranges
 from pipeline.storage.interface import Readable
 
 INT = np.int32
@@ -58,13 +58,12 @@ def collate(
     reach = np.diff(begin, append=cells)
     batch = corpus.read(example, start, size, reach, epoch)
     if max_segments is None:
-        batch["inputs_segment_ids"] = buffers.ramps(ids, reach, 0, INT)
-        batch["inputs_positions"] = buffers.ramps(position, reach, 1, INT)
+        batch["inputs_segment_ids"] = np.repeat(ids.astype(INT), reach)
+        batch["inputs_positions"] = ranges(position, reach, INT)
         if "loss_weights" not in batch:
-            batch["loss_weights"] = buffers.empty(cells - edge, np.float32)
-            batch["loss_weights"].fill(1)
+            batch["loss_weights"] = np.ones(cells - edge, np.float32)
     padded = np.flatnonzero(reach > size)  # segments with padding after them
-    padding = buffers.ramps((begin + size - edge)[padded], (reach - size)[padded], 1, np.int64)
+    padding = ranges((begin + size - edge)[padded], (reach - size)[padded])
     for name, values in batch.items():
         values[padding] = 0
         if edge:  # the first rows are empty

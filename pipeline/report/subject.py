@@ -15,8 +15,8 @@ from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.plan import Plan
 from pipeline.storage.corpora import Corpora
 from pipeline.storage.interface import AnyCorpus
+from pipeline.storage.manifest import MANIFEST
 from pipeline.storage.pairs import open_corpus
-from pipeline.storage.writer import MANIFEST
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,18 +1,17 @@
 """Corpora: several corpora read as one, their examples numbered one after another."""
 
 import functools
-import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from pipeline import tokenizers
+from pipeline.storage.gather import as_pieces, gather
 from pipeline.storage.interface import AnyCorpus, Readable
-from pipeline.storage.pieces import as_pieces
 
 
-class Corpora:
+class Corpora(AnyCorpus):
     """Several corpora as one: the examples of the first, then those of the second, and so on.
 
     It is read and planned like a corpus, each example once an epoch; with weights, `Plan` gives
@@ -35,21 +34,22 @@ class Corpora:
         self.corpora = dict(corpora)
         self._all = list(self.corpora.values())
         self.first = np.cumsum([0, *map(len, self._all)])
-        first, shared = next(iter(self.corpora)), _shared(self._all[0])
+        first, expected = next(iter(self.corpora)), _traits(self._all[0])
         for name, corpus in self.corpora.items():
-            own = _shared(corpus)
-            for what in {**shared, **own}:
-                if own.get(what) != shared.get(what):
+            traits = _traits(corpus)
+            for what in {**expected, **traits}:
+                if traits.get(what) != expected.get(what):
                     raise ValueError(
-                        f"{name} has {what} {own.get(what)} and {first} has {what} "
-                        f"{shared.get(what)}; corpora that are read as one must agree: prepare "
+                        f"{name} has {what} {traits.get(what)} and {first} has {what} "
+                        f"{expected.get(what)}; corpora that are read as one must agree: prepare "
                         "both with the same one"
                     )
-        #: Where batches read tokens; see `AnyCorpus`.
-        self.sides = tuple(
-            CorporaSide([corpus.sides[number] for corpus in self._all])
-            for number in range(len(self._all[0].sides))
-        )
+        self._sides = tuple(map(CorporaSide, zip(*(c.sides for c in self._all), strict=True)))
+        self.vocab_size = self._all[0].vocab_size
+        self.in_memory = all(corpus.in_memory for corpus in self._all)
+        texts = [corpus.text_bytes for corpus in self._all if corpus.text_bytes is not None]
+        self.text_bytes = sum(texts) if len(texts) == len(self._all) else None
+        self.fingerprint = _fingerprint(self.corpora)
 
     def __len__(self) -> int:
         return int(self.first[-1])
@@ -58,7 +58,7 @@ class Corpora:
         """Those of the corpora that together have the first `examples` examples.
 
         Raises:
-            ValueError: so many examples end in the middle of a corpus.
+            ValueError: that number of examples ends in the middle of a corpus.
         """
         count = int(np.searchsorted(self.first, examples))
         if count > len(self._all) or self.first[count] != examples:
@@ -77,68 +77,28 @@ class Corpora:
         (side,) = self.sides
         return side.read(examples, starts, lengths, reach, epoch)
 
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        """One example, a 1-D array for each field, all of its length."""
-        number = operator.index(index)
-        number += len(self) if number < 0 else 0
-        if not 0 <= number < len(self):
-            raise IndexError(f"example {index} of corpora of {len(self):,}")
+    def _example(self, number: int) -> dict[str, np.ndarray]:
         which = int(np.searchsorted(self.first, number, side="right")) - 1
         return self._all[which][number - int(self.first[which])]
 
-    def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
-        return (example for corpus in self._all for example in corpus)
-
     @functools.cached_property
-    def lengths(self) -> np.ndarray:
+    def lengths(self) -> np.ndarray:  # type: ignore[override]
         """Positions of each example, a copy of those of all corpora: uint32 [n] or [n, 2]."""
         return np.concatenate([corpus.lengths for corpus in self._all])
+
+    @property
+    def sides(self) -> tuple["CorporaSide", ...]:
+        """See `AnyCorpus`."""
+        return self._sides
+
+    @property
+    def tokenizer(self) -> tokenizers.Tokenizer | None:
+        """The tokenizer that made the tokens of all; None if they were made from arrays."""
+        return self._all[0].tokenizer
 
     def keep(self, name: str, make: Callable[[], bytes]) -> bytes:
         """See `AnyCorpus`; stored beside the first of the corpora."""
         return self._all[0].keep(name, make)
-
-    @property
-    def in_memory(self) -> bool:
-        """See `AnyCorpus`; whether all are."""
-        return all(corpus.in_memory for corpus in self._all)
-
-    @property
-    def fingerprint(self) -> str:
-        """What the tokens are: a part `name=value` for each part of each corpus's own.
-
-        That of a single corpus is the corpus's own.
-        """
-        if len(self._all) == 1:
-            return self._all[0].fingerprint
-        parts = {}
-        for name, corpus in self.corpora.items():
-            for part in corpus.fingerprint.split(";"):
-                what, _, value = part.partition("=")
-                parts[what if what.endswith(SHARED) else f"{what} of {name}"] = value
-        return ";".join(f"{name}={value}" for name, value in parts.items())
-
-    @property
-    def num_tokens(self) -> int:
-        """Positions to train on: the sum of the lengths."""
-        return sum(corpus.num_tokens for corpus in self._all)
-
-    @property
-    def text_bytes(self) -> int | None:
-        """UTF-8 bytes of the text of all; None if one was made from arrays."""
-        each = [corpus.text_bytes for corpus in self._all]
-        known = [size for size in each if size is not None]
-        return sum(known) if len(known) == len(each) else None
-
-    @property
-    def vocab_size(self) -> int | None:
-        """Token ids are below this; None if nobody said."""
-        return self._all[0].vocab_size
-
-    @property
-    def tokenizer(self) -> tokenizers.Tokenizer | None:
-        """The tokenizer that made the tokens; None if they were made from arrays."""
-        return self._all[0].tokenizer
 
     def __repr__(self) -> str:
         return f"Corpora({self.corpora!r})"
@@ -147,22 +107,40 @@ class Corpora:
         return "\n\n".join(f"{name}\n{corpus}" for name, corpus in self.corpora.items())
 
 
-# Parts of a fingerprint that corpora read as one have in common.
+# Corpora that are read as one have the parts of a fingerprint with these ends in common.
 SHARED = "task", "tokenizer"
 
 
-def _shared(corpus: AnyCorpus) -> dict[str, Any]:
-    parts = dict(part.partition("=")[::2] for part in corpus.fingerprint.split(";"))
-    found: dict[str, Any] = {name: parts[name] for name in parts if name.endswith(SHARED)}
+def _parts(corpus: AnyCorpus) -> dict[str, str]:
+    """The parts of a fingerprint, by name."""
+    return dict(part.split("=", 1) for part in corpus.fingerprint.split(";"))
+
+
+def _traits(corpus: AnyCorpus) -> dict[str, Any]:
+    """The properties that corpora must share to be read as one."""
+    parts = _parts(corpus)
+    shared: dict[str, Any] = {name: parts[name] for name in parts if name.endswith(SHARED)}
     # Corpora, pairs and views of a kind are described by the same names.
-    return found | {"vocabulary": corpus.vocab_size, "a fingerprint of": ", ".join(parts)}
+    return shared | {"vocabulary": corpus.vocab_size, "a fingerprint of": ", ".join(parts)}
+
+
+def _fingerprint(corpora: Mapping[str, AnyCorpus]) -> str:
+    """The parts of all fingerprints, each with the name of its corpus; of one corpus its own."""
+    if len(corpora) == 1:
+        return next(iter(corpora.values())).fingerprint
+    parts = {
+        what if what.endswith(SHARED) else f"{what} of {name}": value
+        for name, corpus in corpora.items()
+        for what, value in _parts(corpus).items()
+    }
+    return ";".join(f"{name}={value}" for name, value in parts.items())
 
 
 class CorporaSide:
     """One side of several corpora, read as one.
 
     Args:
-        sides: that of each corpus, in order.
+        sides: one of each corpus, in order.
     """
 
     def __init__(self, sides: Sequence[Readable]):
@@ -180,38 +158,28 @@ class CorporaSide:
 
         Tokens of a corpus without weights have the weight 1 where others have weights.
         """
-        epochs = None if np.ndim(epoch) == 0 else np.asarray(epoch)[np.asarray(lengths) != 0]
+        epochs = np.broadcast_to(epoch, np.shape(lengths))[np.asarray(lengths) != 0]
         examples, starts, lengths, reach = as_pieces(examples, starts, lengths, reach, len(self))
         source = np.searchsorted(self._first, examples, side="right") - 1
-        if not len(source):
-            none = self._sides[0].read(examples, starts, lengths, reach)
+        # Each corpus and epoch gives its pieces at once; then all are put in the order asked for.
+        key = source + len(self._sides) * epochs
+        order = np.argsort(key, kind="stable")
+        groups = np.split(order, np.flatnonzero(np.diff(key[order])) + 1)
+        read = []
+        for mine in groups:
+            which, now = (int(source[mine[0]]), int(epochs[mine[0]])) if len(mine) else (0, 0)
+            numbers, sizes = examples[mine] - self._first[which], reach[mine]
+            fields = self._sides[which].read(numbers, starts[mine], lengths[mine], sizes, now)
             if self.weighted:
-                none.setdefault("loss_weights", np.zeros(0, np.float32))
-            return none
-        # Each corpus and epoch gives its pieces at once; then runs of such pieces, rows above all,
-        # are put where they belong.
-        key = source if epochs is None else source + len(self._sides) * epochs
-        heads = np.flatnonzero(np.diff(key, prepend=-1))
-        sizes = np.add.reduceat(reach, heads)
-        runs: dict[str, list[np.ndarray]] = {}
-        for one in np.unique(key).tolist():
-            later, which = divmod(one, len(self._sides))
-            mine = key == one if len(heads) > 1 else slice(None)
-            found = self._sides[which].read(
-                examples[mine] - self._first[which],
-                starts[mine],
-                lengths[mine],
-                reach[mine],
-                epoch if epochs is None else later,
-            )
-            if self.weighted and "loss_weights" not in found:
-                found["loss_weights"] = np.ones(int(reach[mine].sum()), np.float32)
-            if len(heads) == 1:
-                return found
-            here = np.flatnonzero(key[heads] == one)
-            ends = np.cumsum(sizes[here]).tolist()
-            for field, values in found.items():
-                places = runs.setdefault(field, [values] * len(heads))
-                for run, size, end in zip(here.tolist(), sizes[here].tolist(), ends, strict=True):
-                    places[run] = values[end - size : end]
-        return {field: np.concatenate(places) for field, places in runs.items()}
+                fields.setdefault("loss_weights", np.ones(int(sizes.sum()), np.float32))
+            read.append(fields)
+        if len(groups) == 1:
+            return read[0]
+        first = np.empty_like(reach)
+        first[order] = np.cumsum(reach[order]) - reach[order]
+        return {
+            field: gather(
+                np.concatenate([fields[field] for fields in read]), first, reach, reach, {field: 0}
+            )[field]
+            for field in read[0]
+        }

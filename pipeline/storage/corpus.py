@@ -2,10 +2,9 @@
 
 import errno
 import functools
-import json
 import operator
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -14,30 +13,52 @@ from etils import epath
 from pipeline import tokenizers
 from pipeline.atomic import atomic_write, directory_lock, is_local
 from pipeline.planning import lengths as lengths_module
-from pipeline.ragged import Ragged, chunks_of, cut
-from pipeline.storage.parts import Part, read_part
-from pipeline.storage.pieces import MappedPieces, RangedPieces, as_pieces
-from pipeline.storage.writer import LENGTHS, MANIFEST, SCHEMA_VERSION, Writer, require_same_origin
+from pipeline.ragged import Ragged, assemble_parts, chunk_arrays
+from pipeline.storage.gather import as_pieces, require_within
+from pipeline.storage.interface import AnyCorpus
+from pipeline.storage.manifest import (
+    LENGTHS,
+    MANIFEST,
+    Manifest,
+    damage,
+    require_same_origin,
+    require_same_part,
+    summarise,
+)
+from pipeline.storage.parts import read_part
+from pipeline.storage.readers import MappedReader, RangedReader
+from pipeline.storage.writer import Writer
 from pipeline.tasks import CAUSAL, TASKS, Task
 
 
-class Corpus:
+class Corpus(AnyCorpus):
     """Examples of token ids in a directory; made by `prepare`, `from_arrays` or `open`.
 
     Opening reads a small manifest and maps the lengths; tokens are mapped when first read, and
     never copied whole. A corpus pickles as its directory.
 
     Attributes:
-        directory: where it lies.
+        directory: where it is.
         lengths: positions to train on, of each example; uint32, [examples], read-only.
-        task: what the model is asked; its `shifts` are the fields of `corpus[i]`.
+        task: decides the fields of an example, `task.shifts`, and so its length.
+        weighted: whether tokens have loss weights.
+        origin: what it was made from: fingerprints of the source and the tokenizer, and the field.
+        fingerprint: says which tokens these are, part by part, so that a refusal can say which
+            part changed. It depends on content alone: not on paths, times, or worker processes.
+        in_memory: whether tokens are read from memory, and not over a network.
     """
 
-    def __init__(self, directory: epath.Path, manifest: dict[str, Any], memory_map: bool):
-        self.directory, self._manifest, self._memory_map = directory, manifest, memory_map
-        self.task = TASKS[manifest["task"]]
-        self._parts = [Part(**part) for part in manifest["parts"]]
-        self.lengths = _read_lengths(directory / LENGTHS, memory_map, manifest["examples"])
+    def __init__(self, directory: epath.Path, manifest: Manifest, memory_map: bool):
+        self.directory, self._manifest = directory, manifest
+        self.task, self.origin = TASKS[manifest.task], manifest.origin
+        self.weighted = manifest.parts[0].weights_at is not None
+        self.in_memory, self.num_tokens = memory_map, manifest.num_tokens
+        self.text_bytes, self.vocab_size = manifest.text_bytes, manifest.vocab_size
+        tokenizer = self.origin["tokenizer"] or "none"
+        self.fingerprint = (
+            f"tokens={manifest.tokens_digest};tokenizer={tokenizer};task={manifest.task}"
+        )
+        self.lengths = _read_lengths(directory / LENGTHS, memory_map, manifest.examples)
 
     @classmethod
     def open(cls, directory: epath.PathLike, *, memory_map: bool | None = None) -> "Corpus":
@@ -53,18 +74,11 @@ class Corpus:
             ValueError: it is half-written, damaged, or of another schema version.
         """
         directory = epath.Path(directory).expanduser()
-        manifest = _read_manifest(directory)
-        if memory_map is None:
-            memory_map = is_local(directory)
-        try:
-            _require_whole(directory / LENGTHS, manifest["lengths_bytes"])
-            for part in manifest["parts"]:
-                _require_whole(directory / part["file"], part["bytes"])
-            return cls(directory, manifest, memory_map)
-        except (KeyError, TypeError) as error:
-            raise ValueError(
-                _damaged(directory / MANIFEST, f"it does not have what it should: {error!r}")
-            ) from error
+        manifest = Manifest.read(directory)
+        _require_size(directory / LENGTHS, manifest.lengths_bytes)
+        for part in manifest.parts:
+            _require_size(directory / part.file, part.bytes)
+        return cls(directory, manifest, is_local(directory) if memory_map is None else memory_map)
 
     @classmethod
     def from_arrays(
@@ -83,9 +97,9 @@ class Corpus:
                 generator. A causal example of `n` ids has length `n - 1`.
             directory: where to write. If it holds a corpus of the same examples, that is opened.
             vocab_size: if given, ids must be below it.
-            weights: for each example, what a loss at each of its tokens counts for: 1-D arrays of
-                numbers from 0 up. None: 1 everywhere, which takes no room.
-            task: what the model is asked; see `pipeline.tasks`.
+            weights: for each example, the weight of the loss at each of its tokens: 1-D arrays of
+                numbers from 0 up. None: 1 everywhere, which takes no space.
+            task: decides the fields and the lengths; see `pipeline.tasks`.
 
         Raises:
             ValueError: an example is not a 1-D array of ids, there is none, or `directory` holds
@@ -93,7 +107,7 @@ class Corpus:
         """
         directory = epath.Path(directory).expanduser()
         vocab_size = None if vocab_size is None else operator.index(vocab_size)
-        parts = cut(chunks_of(examples, vocab_size, weights))
+        parts = assemble_parts(chunk_arrays(examples, vocab_size, weights))
         origin = {"source": None, "tokenizer": None, "field": None}
         with directory_lock(directory, "writing a corpus"):
             if (directory / MANIFEST).exists():
@@ -110,20 +124,6 @@ class Corpus:
             writer.finish(vocab_size=vocab_size, tokenizer=None, source=None)
         return cls.open(directory)
 
-    def __len__(self) -> int:
-        return self._manifest["examples"]
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        """One example, a 1-D array for each field, all of its length."""
-        number = operator.index(index)
-        number += len(self) if number < 0 else 0
-        if not 0 <= number < len(self):
-            raise IndexError(f"example {index} of a corpus of {len(self):,}")
-        return self.read([number], [0], self.lengths[number : number + 1])
-
-    def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
-        return (self[index] for index in range(len(self)))
-
     def read(
         self, examples: Any, starts: Any, lengths: Any, reach: Any = None, epoch: Any = 0
     ) -> dict[str, np.ndarray]:
@@ -133,8 +133,8 @@ class Corpus:
             examples: the example of each piece; ints, [pieces].
             starts: the first position of each piece, within its example.
             lengths: the positions of each piece; may be 0.
-            reach: how many places each piece takes in the result, at least its length, or 0 for
-                a piece of length 0; what is in the places after it is left open. None: `lengths`.
+            reach: the places that each piece takes in the result, at least its length, or 0 for
+                a piece of length 0; the places after it hold any number. None: `lengths`.
             epoch: ignored: a corpus is the same in every epoch.
 
         Returns:
@@ -146,68 +146,31 @@ class Corpus:
         """
         del epoch
         examples, starts, lengths, reach = as_pieces(examples, starts, lengths, reach, len(self))
-        return self._pieces.read(examples, starts, lengths, reach, self.task.shifts)
+        room = np.asarray(self.lengths[examples], np.int64)
+        require_within(room, examples, starts, lengths)
+        counts = room + self.task.lookahead
+        return self._reader.read(examples, starts, lengths, reach, counts, self.task.shifts)
 
     @functools.cached_property
-    def _pieces(self) -> MappedPieces | RangedPieces:
-        return (MappedPieces if self._memory_map else RangedPieces)(self.directory, self._parts)
-
-    @property
-    def weighted(self) -> bool:
-        """See `Readable`."""
-        return any(part.weights_at is not None for part in self._parts)
-
-    @property
-    def sides(self) -> tuple["Corpus"]:
-        """See `AnyCorpus`."""
-        return (self,)
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether tokens are read from memory, and not over a network."""
-        return self._memory_map
-
-    @property
-    def fingerprint(self) -> str:
-        """What the tokens are, part by part, so that a refusal can say which part changed.
-
-        It depends on content alone: not on paths, times, or how many workers prepared it.
-        """
-        tokenizer = self.origin["tokenizer"] or "none"
-        return (
-            f"tokens={self._manifest['tokens_digest']};tokenizer={tokenizer};task={self.task.name}"
-        )
-
-    @property
-    def origin(self) -> dict[str, str | None]:
-        """What it was made from: fingerprints of the source and the tokenizer, and the field."""
-        return self._manifest["origin"]
-
-    @property
-    def num_tokens(self) -> int:
-        """Positions to train on: the sum of the lengths."""
-        return self._manifest["num_tokens"]
-
-    @property
-    def text_bytes(self) -> int | None:
-        """UTF-8 bytes of the text that is learnt, for bits per byte; None if made from arrays."""
-        return self._manifest["text_bytes"]
-
-    @property
-    def vocab_size(self) -> int | None:
-        """Token ids are below this; None if nobody said."""
-        return self._manifest["vocab_size"]
+    def _reader(self) -> MappedReader | RangedReader:
+        reader = MappedReader if self.in_memory else RangedReader
+        return reader(self.directory, self._manifest.parts)
 
     @functools.cached_property
     def tokenizer(self) -> tokenizers.Tokenizer | None:
         """The tokenizer that made the tokens, for decoding; None if it was made from arrays."""
-        description = self._manifest["tokenizer"]
-        return None if description is None else tokenizers.load(description, self.directory)
+        if (description := self._manifest.tokenizer) is None:
+            return None
+        try:
+            return tokenizers.load(description, self.directory)
+        except (KeyError, TypeError, ValueError) as error:
+            seen = f"its tokenizer {description} cannot be loaded: {error}"
+            raise damage(self.directory / MANIFEST, seen) from error
 
     def keep(self, name: str, make: Callable[[], bytes]) -> bytes:
         """See `AnyCorpus`.
 
-        Of several processes one makes it, where they share a local directory.
+        One process makes it and the others wait, where they share a local directory.
         """
         path = self.directory / name
         if path.exists():
@@ -225,21 +188,42 @@ class Corpus:
             return make()
 
     def verify(self) -> None:
-        """Reads everything and compares digests, which `open` does not.
+        """Reads everything and compares it with the manifest, which `open` does not.
 
         Raises:
             ValueError: names the first file whose content is not what was written.
         """
-        if lengths_module.digest(np.asarray(self.lengths)) != self._manifest["lengths_digest"]:
-            raise ValueError(_damaged(self.directory / LENGTHS, "its digest differs"))
-        for part in self._parts:
+        manifest = self._manifest
+        if lengths_module.digest(self.lengths) != manifest.lengths_digest:
+            raise damage(self.directory / LENGTHS, "its digest differs")
+        parts, texts = [], []
+        for part in manifest.parts:
             path = self.directory / part.file
             try:
-                seen = read_part(path)[0]
-            except ValueError as error:
-                raise ValueError(_damaged(path, str(error))) from error
-            if seen.sha256 != part.sha256:
-                raise ValueError(_damaged(path, "its digest differs"))
+                file = read_part(path)
+                examples = file.read()
+                require_same_origin(self.directory, self.origin, file.metadata["origin"])
+                parts.append(self.task.lengths(examples.counts))
+                texts.append(file.metadata["text_bytes"])
+                if examples.digest != part.sha256:
+                    raise ValueError("its digest differs")
+                require_same_part(part, file.part)
+            except (ValueError, LookupError) as error:
+                raise damage(path, str(error)) from error
+        lengths = np.concatenate(parts)
+        for at in np.flatnonzero(lengths != self.lengths)[:1]:
+            seen = f"example {at:,} has length {self.lengths[at]:,}, by its tokens {lengths[at]:,}"
+            raise damage(self.directory / LENGTHS, seen)
+        expected = summarise(lengths, texts)
+        if self.tokenizer is not None:
+            expected["vocab_size"] = self.tokenizer.vocab_size
+            expected["origin"] = self.origin | {"tokenizer": self.tokenizer.fingerprint}
+        for name, value in expected.items():
+            if (said := getattr(manifest, name)) != value:
+                raise damage(self.directory / MANIFEST, f"its {name} is {said}, not {value}")
+        for path in self.directory.glob("part-*.arrow"):
+            if path.name not in {part.file for part in manifest.parts}:
+                raise damage(path, f"it is not one of the parts in {MANIFEST}")
 
     def require_task(self, task: Task) -> None:
         """Refuses to take this corpus for one of another task, with a `ValueError`."""
@@ -251,15 +235,16 @@ class Corpus:
 
     def _require_same(self, parts: Iterable[Ragged], vocab_size: int | None) -> None:
         """Refuses other examples than those stored."""
-        digests = [part.digest for part in parts]
-        if digests != [part.sha256 for part in self._parts] or vocab_size != self.vocab_size:
+        digests, there = [part.digest for part in parts], self._manifest.parts
+        if digests != [part.sha256 for part in there] or vocab_size != self.vocab_size:
             raise ValueError(
                 f"{os.fspath(self.directory)} holds a corpus of other examples ({len(self):,} of "
                 f"them, {self.fingerprint}). Choose another directory, or delete this one"
             )
 
     def __reduce__(self):
-        return _reopen, (os.fspath(self.directory), self._memory_map)
+        place = os.fspath(self.directory)
+        return functools.partial(Corpus.open, place, memory_map=self.in_memory), ()
 
     def __repr__(self) -> str:
         return f"Corpus.open({os.fspath(self.directory)!r})"
@@ -268,7 +253,7 @@ class Corpus:
         counts = np.cumsum(lengths_module.histogram(self.lengths))
         shares = [f"p{p} {np.searchsorted(counts, p / 100 * len(self)):,}" for p in (50, 90, 99)]
         text = "" if self.text_bytes is None else f", from {self.text_bytes:,} bytes of text"
-        empty = self._manifest["empty"]
+        empty = self._manifest.empty
         vocab = "unknown" if self.vocab_size is None else f"{self.vocab_size:,} ids"
         return "\n".join(
             [
@@ -282,51 +267,14 @@ class Corpus:
         )
 
 
-def _reopen(directory: str, memory_map: bool) -> Corpus:
-    return Corpus.open(directory, memory_map=memory_map)
-
-
-def _read_manifest(directory: epath.Path) -> dict[str, Any]:
-    """The manifest of a corpus of this schema version, or a sentence about what is there."""
-    place = os.fspath(directory)
-    try:
-        manifest = json.loads((directory / MANIFEST).read_text())
-        version = manifest["schema_version"]
-    except FileNotFoundError:
-        if directory.exists() and any(directory.glob("part-*.arrow")):
-            raise ValueError(
-                f"the corpus in {place} is half-written: it has parts but no {MANIFEST}. Prepare "
-                "it again with the same source and tokenizer, and it goes on from there"
-            ) from None
-        raise FileNotFoundError(
-            f"there is no corpus in {place} (no {MANIFEST}); prepare one there, or check the path"
-        ) from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(_damaged(directory / MANIFEST, f"it cannot be read: {error}")) from error
-    if version != SCHEMA_VERSION:
-        raise ValueError(
-            f"the corpus in {place} has schema version {version}, and this version of Lockstep "
-            f"reads {SCHEMA_VERSION}: prepare it anew in another directory, or use the version "
-            "that wrote it"
-        )
-    return manifest
-
-
-def _require_whole(path: epath.Path, size: int) -> None:
+def _require_size(path: epath.Path, size: int) -> None:
     """Refuses a file that is missing or of another size than recorded."""
     try:
         seen = path.stat().length
     except FileNotFoundError:
-        raise ValueError(_damaged(path, "it is missing")) from None
+        raise damage(path, "it is missing") from None
     if seen != size:
-        raise ValueError(_damaged(path, f"it has {seen:,} bytes instead of {size:,}"))
-
-
-def _damaged(path: epath.Path, seen: str) -> str:
-    return (
-        f"the corpus is damaged at {os.fspath(path)}: {seen}. Restore that file from a copy, or "
-        f"delete {MANIFEST} and prepare again, which redoes what is not whole"
-    )
+        raise damage(path, f"it has {seen:,} bytes instead of {size:,}")
 
 
 def _read_lengths(path: epath.Path, memory_map: bool, examples: int) -> np.ndarray:
@@ -337,8 +285,11 @@ def _read_lengths(path: epath.Path, memory_map: bool, examples: int) -> np.ndarr
             with path.open("rb") as file:
                 lengths = np.load(file)
             lengths.flags.writeable = False
-    except ValueError as error:
-        raise ValueError(_damaged(path, f"it is not an array: {error}")) from error
-    if lengths.shape != (examples,):
-        raise ValueError(_damaged(path, f"it has shape {lengths.shape}, not ({examples},)"))
+    except OSError:
+        raise
+    except Exception as error:  # a header is Python, and fails in as many ways
+        raise damage(path, f"it is not an array: {error}") from error
+    if lengths.shape != (examples,) or lengths.dtype != np.dtype("<u4"):
+        seen = f"it has shape {lengths.shape} and dtype {lengths.dtype}"
+        raise damage(path, f"{seen}, not ({examples},) and uint32")
     return lengths

@@ -1,7 +1,7 @@
 """Pairs: two corpora side by side, the inputs and the targets of the same examples."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -9,11 +9,12 @@ from etils import epath
 
 from pipeline import tokenizers
 from pipeline.storage.corpus import Corpus
-from pipeline.storage.writer import MANIFEST
+from pipeline.storage.interface import AnyCorpus
+from pipeline.storage.manifest import MANIFEST
 from pipeline.tasks import INPUTS, TARGETS
 
 
-class Pairs:
+class Pairs(AnyCorpus):
     """Examples of inputs and targets, for sequence to sequence; made by `prepare_pairs`.
 
     In a directory they are the corpora `inputs` and `targets`. The targets' tokens begin with a
@@ -24,10 +25,14 @@ class Pairs:
         targets: a corpus of the task "targets", of as many examples.
 
     Attributes:
+        inputs, targets: as given.
         lengths: positions of inputs and targets of each example; uint32, [examples, 2].
+        fingerprint: of both, part by part.
+        text_bytes: UTF-8 bytes of the targets' text, on which the loss is.
+        directory: where the directories of both are.
 
     Raises:
-        ValueError: a corpus is of another task, or they have not as many examples.
+        ValueError: a corpus is of another task, or their numbers of examples differ.
     """
 
     def __init__(self, inputs: Corpus, targets: Corpus):
@@ -41,6 +46,16 @@ class Pairs:
         self.inputs, self.targets = inputs, targets
         self.lengths = np.stack([inputs.lengths, targets.lengths], axis=1)
         self.lengths.flags.writeable = False
+        self.directory = targets.directory.parent
+        self.in_memory = inputs.in_memory and targets.in_memory
+        self.text_bytes = targets.text_bytes
+        if inputs.vocab_size is not None and targets.vocab_size is not None:
+            self.vocab_size = max(inputs.vocab_size, targets.vocab_size)
+        self.fingerprint = ";".join(
+            f"{corpus.task.name}_{part}"
+            for corpus in (inputs, targets)
+            for part in corpus.fingerprint.split(";")
+        )
 
     @classmethod
     def open(cls, directory: epath.PathLike, **options: Any) -> "Pairs":
@@ -77,64 +92,19 @@ class Pairs:
             )
         )
 
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        """One example: 1-D int32 arrays `inputs`, `decoder_inputs` and `targets`."""
-        return self.inputs[index] | self.targets[index]
-
-    def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
-        return (self[index] for index in range(len(self)))
-
-    @property
-    def directory(self) -> epath.Path:
-        """Where both corpora are, one beside the other."""
-        return self.targets.directory.parent
-
     @property
     def sides(self) -> tuple[Corpus, Corpus]:
-        """See `AnyCorpus`."""
+        """Inputs and targets."""
         return self.inputs, self.targets
-
-    def keep(self, name: str, make: Callable[[], bytes]) -> bytes:
-        """See `AnyCorpus`."""
-        return self.targets.keep(name, make)
-
-    @property
-    def in_memory(self) -> bool:
-        """See `Corpus`."""
-        return self.inputs.in_memory and self.targets.in_memory
-
-    @property
-    def fingerprint(self) -> str:
-        """Those of both corpora, part by part."""
-        return ";".join(
-            f"{corpus.task.name}_{part}"
-            for corpus in (self.inputs, self.targets)
-            for part in corpus.fingerprint.split(";")
-        )
-
-    @property
-    def num_tokens(self) -> int:
-        """Positions of both sides."""
-        return self.inputs.num_tokens + self.targets.num_tokens
-
-    @property
-    def text_bytes(self) -> int | None:
-        """UTF-8 bytes of the targets' text, which is what the loss is about."""
-        return self.targets.text_bytes
-
-    @property
-    def vocab_size(self) -> int | None:
-        """Token ids of both sides are below this; None if nobody said."""
-        sizes = self.inputs.vocab_size, self.targets.vocab_size
-        return None if None in sizes else max(size for size in sizes if size)
 
     @property
     def tokenizer(self) -> tokenizers.Tokenizer | None:
         """The tokenizer of the targets; None if they were made from arrays."""
         return self.targets.tokenizer
+
+    def keep(self, name: str, make: Callable[[], bytes]) -> bytes:
+        """See `AnyCorpus`; stored with the targets."""
+        return self.targets.keep(name, make)
 
     def verify(self) -> None:
         """Reads everything and compares digests; see `Corpus.verify`."""

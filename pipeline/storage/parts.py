@@ -17,10 +17,21 @@ from pipeline.ragged import Ragged
 class Part:
     """One Arrow file: a record batch with a column `tokens`, large_list<int32>, a list per example.
 
-    `offsets_at` and `tokens_at` are where its two buffers start in the file, so that a piece can
-    be read without parsing anything. `sha256` is of those buffers, not of the file: it stays the
-    same when another Arrow version lays the file out differently. Where tokens have weights, a
-    column `weights`, large_list<float>, has the same offsets, and starts at `weights_at`.
+    Where tokens have weights, a column `weights`, large_list<float>, has the same offsets.
+
+    Attributes:
+        file: its name.
+        examples: how many lists it holds.
+        tokens: how many tokens these have together.
+        bytes: the size of the file.
+        offsets_at: the byte of the file where the int64 offsets of the lists begin.
+        tokens_at: the byte where the int32 tokens begin.
+        sha256: of offsets, tokens and weights, not of the file: it stays the same when another
+            version of Arrow lays the file out differently.
+        weights_at: the byte where the float32 weights begin; None where there are none.
+
+    Raises:
+        ValueError: a number is not one, or a buffer is not within the file.
     """
 
     file: str
@@ -32,14 +43,103 @@ class Part:
     sha256: str
     weights_at: int | None = None
 
+    def __post_init__(self):
+        places = {"offsets_at": (8, self.examples + 1), "tokens_at": (4, self.tokens)}
+        if self.weights_at is not None:
+            places["weights_at"] = (4, self.tokens)
+        for name in ("examples", "tokens", "bytes", *places):
+            if name in places and not places[name][1]:
+                # Arrow puts an empty buffer anywhere.
+                object.__setattr__(self, name, 0)
+            number = getattr(self, name)
+            if type(number) is not int or number < 0:
+                raise ValueError(f"{name} of {self.file} is {number!r}; it is an integer from 0 up")
+        for name, (item, count) in places.items():
+            begin = getattr(self, name)
+            if begin % item or begin + item * count > self.bytes:
+                raise ValueError(
+                    f"{name} of {self.file} is {begin:,}; it is a multiple of {item} from where "
+                    f"{count:,} × {item} bytes fit into the {self.bytes:,} of the file"
+                )
 
-def write_part(path: epath.Path, chunk: Ragged, metadata: Mapping[str, object]) -> Part:
+
+class PartFile:
+    """The Arrow file of a part, parsed without a copy; its tokens are not looked at.
+
+    Args:
+        name: the file's name.
+        content: its bytes.
+
+    Attributes:
+        offsets: where each example begins, and the last one ends: int64 [examples + 1].
+        tokens: of all examples, int32.
+        weights: of all tokens, float32; None where there are none.
+        part: what the header of the file says of it.
+        metadata: what its writer recorded: `origin`, `sha256` and `text_bytes`.
+
+    Raises:
+        ValueError: the content is not a whole part.
+    """
+
+    def __init__(self, name: str, content: pa.Buffer):
+        try:
+            self._parse(name, content)
+        except Exception as error:  # of Arrow, of JSON, or of types that are not as expected
+            raise ValueError(f"{name} is not a whole part of a corpus: {error}") from error
+
+    def _parse(self, name: str, content: pa.Buffer) -> None:
+        reader = pa.ipc.open_file(content)
+        batch = reader.get_batch(0)
+        column = _lists(batch, "tokens", pa.int32())
+        _, offsets, _, tokens = column.buffers()
+        self.offsets = np.frombuffer(offsets, np.int64, len(column) + 1)
+        self.tokens = np.frombuffer(tokens, np.int32, len(column.values))
+        self.weights = weights_at = None
+        if "weights" in batch.schema.names:
+            weights = _lists(batch, "weights", pa.float32()).buffers()[3]
+            self.weights = np.frombuffer(weights, np.float32, len(self.tokens))
+            weights_at = weights.address - content.address
+        self.metadata: dict = json.loads(reader.schema.metadata[b"lockstep"])
+        self.part = Part(
+            file=name,
+            examples=len(column),
+            tokens=len(self.tokens),
+            bytes=content.size,
+            offsets_at=offsets.address - content.address,
+            tokens_at=tokens.address - content.address,
+            sha256=self.metadata["sha256"],
+            weights_at=weights_at,
+        )
+
+    def read(self) -> Ragged:
+        """The examples, as views of the file.
+
+        Raises:
+            ValueError: offsets do not ascend from 0 to the number of tokens.
+        """
+        counts = np.diff(self.offsets)
+        if self.offsets[0] or self.offsets[-1] != len(self.tokens) or counts.min(initial=0) < 0:
+            raise ValueError(
+                f"the offsets of {self.part.file} do not ascend from 0 to its {len(self.tokens):,}"
+                " tokens"
+            )
+        return Ragged(self.tokens, counts, None, self.weights)
+
+
+def _lists(batch: pa.RecordBatch, name: str, item: pa.DataType) -> pa.LargeListArray:
+    column = batch.column(name)
+    if not pa.types.is_large_list(column.type) or column.type.value_type != item:
+        raise ValueError(f"its column {name} is {column.type}, not large_list of {item}")
+    return column
+
+
+def write_part(path: epath.Path, examples: Ragged, metadata: Mapping[str, object]) -> Part:
     """Writes one part, whole or not at all, with `metadata` as JSON in its Arrow schema."""
-    offsets = np.zeros(len(chunk.counts) + 1, np.int64)
-    np.cumsum(chunk.counts, out=offsets[1:])
-    values = {"tokens": pa.array(chunk.flat, pa.int32())}
-    if chunk.weights is not None:
-        values["weights"] = pa.array(chunk.weights, pa.float32())
+    offsets = np.zeros(len(examples.counts) + 1, np.int64)
+    np.cumsum(examples.counts, out=offsets[1:])
+    values = {"tokens": pa.array(examples.flat, pa.int32())}
+    if examples.weights is not None:
+        values["weights"] = pa.array(examples.weights, pa.float32())
     columns = {
         name: pa.LargeListArray.from_arrays(pa.array(offsets), column)
         for name, column in values.items()
@@ -51,46 +151,25 @@ def write_part(path: epath.Path, chunk: Ragged, metadata: Mapping[str, object]) 
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema) as writer:
         writer.write_batch(pa.record_batch(list(columns.values()), schema=schema))
-    whole = sink.getvalue()
+    content = sink.getvalue()
     with atomic_write(path) as file:
-        file.write(whole)
-    return _described(path.name, whole)[0]
+        file.write(content)
+    return PartFile(path.name, content).part
 
 
-def read_part(path: epath.Path) -> tuple[Part, np.ndarray, dict]:
-    """A part from its own file: its description, the counts of its examples, its metadata.
+def read_part(path: epath.Path) -> PartFile:
+    """The file of a part, mapped where it is local.
 
     Raises:
         ValueError: the file is not a whole part.
     """
     try:
-        whole = pa.memory_map(os.fspath(path)).read_buffer() if is_local(path) else None
-        return _described(path.name, whole or pa.py_buffer(path.read_bytes()))
-    except (pa.ArrowException, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"{os.fspath(path)} is not a whole part of a corpus: {error}") from error
-
-
-def _described(name: str, whole: pa.Buffer) -> tuple[Part, np.ndarray, dict]:
-    """Parses the bytes of a part without copying them."""
-    reader = pa.ipc.open_file(whole)
-    batch = reader.get_batch(0)
-    column = batch.column("tokens")
-    _, offsets, _, tokens = column.buffers()
-    counts = np.diff(np.frombuffer(offsets, np.int64, len(column) + 1))
-    flat = np.frombuffer(tokens, np.int32, len(column.values))
-    weights = weights_at = None
-    if "weights" in reader.schema.names:
-        buffer = batch.column("weights").buffers()[3]
-        weights = np.frombuffer(buffer, np.float32, len(flat))
-        weights_at = buffer.address - whole.address
-    part = Part(
-        file=name,
-        examples=len(column),
-        tokens=len(flat),
-        bytes=whole.size,
-        offsets_at=offsets.address - whole.address,
-        tokens_at=tokens.address - whole.address,
-        sha256=Ragged(flat, counts, None, weights).digest,
-        weights_at=weights_at,
-    )
-    return part, counts, json.loads(reader.schema.metadata[b"lockstep"])
+        if is_local(path):
+            # Arrow's maps outlive their files; Python's each hold one open, and 1,024 is a limit.
+            with pa.memory_map(os.fspath(path)) as file:
+                content = file.read_buffer()
+        else:
+            content = pa.py_buffer(path.read_bytes())
+    except (OSError, pa.ArrowException) as error:
+        raise ValueError(f"{os.fspath(path)} cannot be read: {error}") from error
+    return PartFile(path.name, content)

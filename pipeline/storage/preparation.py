@@ -7,13 +7,13 @@ from typing import Any
 from etils import epath
 
 from pipeline.atomic import directory_lock
-from pipeline.ragged import cut
+from pipeline.ragged import assemble_parts
 from pipeline.sources import Source
 from pipeline.storage.corpus import Corpus
+from pipeline.storage.manifest import MANIFEST, require_same_origin
 from pipeline.storage.pairs import Pairs
-from pipeline.storage.progress import Progress
-from pipeline.storage.tokenisation import GUARD, Job, tokenised
-from pipeline.storage.writer import MANIFEST, Writer, require_same_origin
+from pipeline.storage.tokenisation import GUARD, Job, tokenise
+from pipeline.storage.writer import Writer
 from pipeline.tasks import CAUSAL, INPUTS, TARGETS, Task
 from pipeline.templates import Template
 from pipeline.tokenizers import Tokenizer
@@ -44,7 +44,7 @@ def prepare(
         field: the field of each record that holds its text, all of which is trained on.
         template: in place of `field`, a function from a record to spans of text with loss weights;
             see `pipeline.templates`.
-        task: what the model is asked; see `pipeline.tasks`.
+        task: decides the fields and the lengths; see `pipeline.tasks`.
         num_workers: processes to tokenise in; 0 or 1 mean in this one. By default as many as
             there are CPUs, if there is enough to do. They start by `spawn`, so a script must
             guard its main part with `if __name__ == "__main__":`.
@@ -58,7 +58,7 @@ def prepare(
     """
     directory = epath.Path(directory).expanduser()
     _require(source, tokenizer)
-    job = Job(source, tokenizer, field, template, task.learns)
+    job = Job(source, tokenizer, field, template, task.has_targets)
     origin = job.origin
     # A finished corpus needs no lock, and may lie where nothing can be written.
     if not (directory / MANIFEST).exists():
@@ -89,8 +89,8 @@ def prepare_pairs(
         source: records by number, each with two texts.
         tokenizer: of both texts; it must mark where they begin, for the decoder to begin with.
         directory: where to write; each side is prepared as by `prepare`.
-        fields: the fields of each record that hold inputs and targets, or templates; that of the
-            targets says which of them are learnt.
+        fields: the fields of each record that hold inputs and targets, or templates; the template
+            of the targets decides which of them are learnt.
         num_workers: as for `prepare`.
         progress: as for `prepare`.
 
@@ -121,7 +121,7 @@ def prepare_pairs(
 
 
 def _require(source: Any, tokenizer: Any) -> None:
-    """Refuses what is no source or no tokenizer, with a `TypeError`."""
+    """Raises a `TypeError` for a source or a tokenizer that is none."""
     if not hasattr(source, "fingerprint"):
         raise TypeError(
             f"source is {source!r:.80}; it must be a source, as sources.TextFiles('*.txt') or "
@@ -143,15 +143,19 @@ def _prepare(
             "it names the right files"
         )
     writer = Writer(directory, task, job.origin)
-    chunks = tokenised(job, writer.examples, documents, num_workers)
-    # Closing the chunks ends the workers at once, also when a part cannot be written.
-    bar = Progress(
-        "preparing", documents, done=writer.examples, tokens=writer.tokens, shown=progress
+    chunks = tokenise(
+        job,
+        num_workers,
+        name="preparing",
+        progress=progress,
+        done=writer.examples,
+        tokens=writer.tokens,
     )
-    with bar, contextlib.closing(chunks):
-        for part in cut(map(bar.counted, chunks)):
+    # Closing the chunks ends the workers at once, also when a part cannot be written.
+    with contextlib.closing(chunks):
+        for part in assemble_parts(chunks):
             writer.add(part)
-    if job.template is not None and task.learns and writer.text_bytes == 0:
+    if job.template is not None and task.has_targets and not any(writer.text_bytes):
         raise ValueError(
             f"nothing of any of the {documents:,} records is learnt: all weights that the template "
             "gives are 0. Check which parts of a record it is to train on"

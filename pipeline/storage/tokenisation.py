@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -16,6 +17,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
 import numpy as np
+from tqdm import tqdm
 
 from pipeline import templates
 from pipeline.ragged import Ragged
@@ -36,9 +38,9 @@ GUARD = 'guard its main part with `if __name__ == "__main__":`'
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What a worker needs: it reads and tokenises records by number.
+    """Reads and tokenises records by number; workers get a copy of it.
 
-    The weights that a template gives are left out where nothing is learnt of the tokens.
+    Where `weighted` is False, the weights that a template gives are left out.
     """
 
     source: Source
@@ -49,7 +51,7 @@ class Job:
 
     @property
     def origin(self) -> dict[str, str | None]:
-        """What decides the tokens: fingerprints, and the field where there is no template."""
+        """Fingerprints of all that decides the tokens, and the field where there is no template."""
         template = None if self.template is None else templates.fingerprint(self.template)
         return {
             "source": self.source.fingerprint,
@@ -83,8 +85,45 @@ class Job:
         return chunk if self.weighted else dataclasses.replace(chunk, weights=None)
 
 
-def tokenised(job: Job, begin: int, end: int, num_workers: int | None) -> Generator[Ragged]:
-    """The chunks of records `begin` to `end`, in order."""
+def tokenise(
+    job: Job,
+    num_workers: int | None,
+    *,
+    name: str,
+    progress: bool,
+    done: int = 0,
+    tokens: int = 0,
+) -> Generator[Ragged]:
+    """The tokens of all records, in order and in chunks, with a progress bar.
+
+    Args:
+        job: the records, and how to tokenise them.
+        num_workers: processes to use; 0 or 1: this one; None: as many as are worth it.
+        name: what the bar calls the work.
+        progress: whether to show the bar.
+        done: the records at the beginning to leave out, because they are done.
+        tokens: how many tokens these have.
+    """
+    new, started = 0, time.monotonic()
+    documents = len(job.source)
+    # In a log file, a line now and then is enough.
+    interval = 0.2 if sys.stderr.isatty() else 10
+    options: dict = {"unit": " documents", "unit_scale": True, "mininterval": interval}
+    with (
+        contextlib.closing(_chunks(job, done, documents, num_workers)) as chunks,
+        tqdm(desc=name, total=documents, initial=done, disable=not progress, **options) as bar,
+    ):
+        for chunk in chunks:
+            new += len(chunk.flat)
+            rate = new / max(time.monotonic() - started, 1e-9)
+            postfix = f"{(tokens + new) / 1e6:,.1f} M tokens, {rate / 1e6:.2f} M/s"
+            bar.set_postfix_str(postfix, refresh=False)
+            bar.update(len(chunk.counts))
+            yield chunk
+
+
+def _chunks(job: Job, begin: int, end: int, num_workers: int | None) -> Generator[Ragged]:
+    """The tokens of records `begin` to `end`."""
     ranges = (range(at, min(at + RECORDS, end)) for at in range(begin, end, RECORDS))
     if num_workers is None:
         num_workers, started = 0, time.monotonic()

@@ -1,8 +1,5 @@
 """The writer of a corpus: adds parts in order, and goes on where a killed one stopped."""
 
-import dataclasses
-import hashlib
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -12,48 +9,24 @@ import numpy as np
 from etils import epath
 
 from pipeline.atomic import atomic_write
-from pipeline.planning import lengths as lengths_module
 from pipeline.ragged import Ragged
-from pipeline.storage.parts import Part, read_part, write_part
+from pipeline.storage.manifest import (
+    LENGTHS,
+    MANIFEST,
+    PART_NAME,
+    Manifest,
+    part_name,
+    require_same_origin,
+    summarise,
+    tokens_digest,
+)
+from pipeline.storage.parts import Part, PartFile, read_part, write_part
 from pipeline.tasks import Task
 
-SCHEMA_VERSION = 1
-MANIFEST = "corpus.json"
-LENGTHS = "lengths.npy"
-
-# What a corpus is made from. Two corpora may stand for each other when these agree.
-ORIGINS = {
-    "source": "source",
-    "tokenizer": "tokenizer",
-    "field": "field of the records",
-    "template": "template",
-}
-
-
-# Names that a writer makes; see `pipeline.atomic.atomic_write` for the second.
-PART = re.compile(r"part-\d{5,}\.arrow")
-TEMPORARY = re.compile(rf"\.({PART.pattern}|{re.escape(LENGTHS)}|{re.escape(MANIFEST)})\.\d+\.tmp")
-
-
-def part_name(number: int) -> str:
-    """The file of the part with this number."""
-    return f"part-{number:05d}.arrow"
-
-
-def require_same_origin(directory: epath.Path, there: Mapping, asked: Mapping) -> None:
-    """Refuses to take a corpus, whole or half-written, for one made from something else.
-
-    Raises:
-        ValueError: the source or the tokenizer differs; names which, and both values.
-    """
-    for key, name in ORIGINS.items():
-        if there.get(key) != asked.get(key):
-            raise ValueError(
-                f"{os.fspath(directory)} holds a corpus made with another {name}: there "
-                f"{there.get(key)}, now {asked.get(key)}. Give back what it was made with, or "
-                "prepare into another directory (for a run, another --workdir); delete this one "
-                "only if nothing goes on from it"
-            )
+# Temporary names that a writer makes; see `pipeline.atomic.atomic_write`.
+TEMPORARY = re.compile(
+    rf"\.({PART_NAME.pattern}|{re.escape(LENGTHS)}|{re.escape(MANIFEST)})\.\d+\.tmp"
+)
 
 
 class Writer:
@@ -74,7 +47,8 @@ class Writer:
         self.directory, self.task, self.origin = directory, task, dict(origin)
         self.parts: list[Part] = []
         self._counts: list[np.ndarray] = []
-        self._text_bytes: list[int | None] = []
+        #: UTF-8 bytes of the learnt text of each part; None if no text is known.
+        self.text_bytes: list[int | None] = []
         self._keep_whole_parts(resume)
 
     @property
@@ -88,89 +62,74 @@ class Writer:
         return sum(part.tokens for part in self.parts)
 
     def _keep_whole_parts(self, resume: bool) -> None:
-        there = self._own_parts()
-        for number, (path, read) in enumerate(there.items()):
-            if path.name != part_name(number) or read is None or not resume:
+        files = self._find_parts()
+        for number, (path, file) in enumerate(files.items()):
+            if path.name != part_name(number) or file is None or not resume:
                 break
-            part, counts, metadata = read
-            if part.sha256 != metadata["sha256"]:
+            try:
+                examples = file.read()
+                if examples.digest != file.part.sha256:
+                    break
+            except ValueError:
                 break
-            self._kept(part, counts, metadata["text_bytes"])
-        for path in list(there)[len(self.parts) :]:
+            self._append(file.part, examples.counts, file.metadata["text_bytes"])
+        for path in list(files)[len(self.parts) :]:
             path.unlink()
         for path in self.directory.glob(".*.tmp"):
             if TEMPORARY.fullmatch(path.name):
                 path.unlink()
 
-    def _own_parts(self) -> dict[epath.Path, tuple[Part, np.ndarray, dict] | None]:
-        """The parts in the directory, in order; None for what is damaged.
+    def _find_parts(self) -> dict[epath.Path, PartFile | None]:
+        """The parts in the directory, in order; None for one that is damaged.
 
-        What cannot be read is a damaged part only where another file is a part of this corpus.
+        A file that cannot be read is a damaged part only beside a part of this corpus.
         """
-        found: dict[epath.Path, tuple[Part, np.ndarray, dict] | None] = {}
+        files: dict[epath.Path, PartFile | None] = {}
         for path in sorted(self.directory.glob("part-*.arrow")):
             try:
-                found[path] = read_part(path) if PART.fullmatch(path.name) else None
+                files[path] = read_part(path) if PART_NAME.fullmatch(path.name) else None
             except ValueError:
-                found[path] = None
-        known = [read[2] for read in found.values() if read is not None]
-        for metadata in known:
-            require_same_origin(self.directory, metadata.get("origin", {}), self.origin)
-        for path, read in found.items():
-            if read is None and not (known and PART.fullmatch(path.name)):
+                files[path] = None
+        sound = [file for file in files.values() if file is not None]
+        for file in sound:
+            require_same_origin(self.directory, file.metadata.get("origin", {}), self.origin)
+        for path, read in files.items():
+            if read is None and not (sound and PART_NAME.fullmatch(path.name)):
                 raise ValueError(
                     f"{os.fspath(path)} is not a part of a corpus, and would be in its way. "
                     "Prepare into a directory of its own, or move that file"
                 )
-        return found
+        return files
 
-    def _kept(self, part: Part, counts: np.ndarray, text_bytes: int | None) -> None:
+    def _append(self, part: Part, counts: np.ndarray, text_bytes: int | None) -> None:
         self.parts.append(part)
         self._counts.append(counts.astype(np.uint32))
-        self._text_bytes.append(text_bytes)
+        self.text_bytes.append(text_bytes)
 
-    def add(self, chunk: Ragged) -> None:
+    def add(self, examples: Ragged) -> None:
         """Writes the next part."""
-        text = None if chunk.text_bytes is None else int(chunk.text_bytes.sum())
-        metadata = {
-            "origin": self.origin,
-            "sha256": chunk.digest,
-            "text_bytes": text,
-        }
+        text = None if examples.text_bytes is None else int(examples.text_bytes.sum())
+        metadata = {"origin": self.origin, "sha256": examples.digest, "text_bytes": text}
         path = self.directory / part_name(len(self.parts))
-        self._kept(write_part(path, chunk, metadata), chunk.counts, text)
+        self._append(write_part(path, examples, metadata), examples.counts, text)
 
-    @property
-    def text_bytes(self) -> int | None:
-        """UTF-8 bytes of the text so far that is learnt; None if no text is known."""
-        texts = [text for text in self._text_bytes if text is not None]
-        return sum(texts) if texts else None
-
-    def finish(self, **about: Any) -> None:
-        """Writes the lengths and the manifest; `about` is recorded in the manifest as it is."""
+    def finish(
+        self, *, vocab_size: int | None, tokenizer: dict[str, Any] | None, source: str | None
+    ) -> None:
+        """Writes the lengths and, last, the manifest; the arguments are entries of `Manifest`."""
         lengths = self.task.lengths(np.concatenate(self._counts))
         with atomic_write(self.directory / LENGTHS) as file:
             np.save(file, lengths)
             size = file.tell()
-        manifest = {
-            "schema_version": SCHEMA_VERSION,
-            "task": self.task.name,
-            "origin": self.origin,
-            "examples": len(lengths),
-            "empty": int((lengths == 0).sum()),
-            "tokens": self.tokens,
-            "num_tokens": int(lengths.sum(dtype=np.int64)),
-            "text_bytes": self.text_bytes,
-            "tokens_digest": tokens_digest(self.parts),
-            "lengths_digest": lengths_module.digest(lengths),
-            "lengths_bytes": size,
-            **about,
-            "parts": [dataclasses.asdict(part) for part in self.parts],
-        }
-        with atomic_write(self.directory / MANIFEST) as file:
-            file.write((json.dumps(manifest, indent=1) + "\n").encode())
-
-
-def tokens_digest(parts: list[Part]) -> str:
-    """A short hash of all tokens and of where examples end."""
-    return hashlib.sha256("".join(part.sha256 for part in parts).encode()).hexdigest()[:12]
+        Manifest(
+            task=self.task.name,
+            origin=self.origin,
+            tokens=self.tokens,
+            tokens_digest=tokens_digest(self.parts),
+            lengths_bytes=size,
+            vocab_size=vocab_size,
+            tokenizer=tokenizer,
+            source=source,
+            parts=self.parts,
+            **summarise(lengths, self.text_bytes),
+        ).write(self.directory)

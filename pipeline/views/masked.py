@@ -1,4 +1,4 @@
-"""Masked language modelling: some tokens are hidden, and the model is asked what they were."""
+"""Masked language modelling: some tokens are hidden, and the model predicts them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,28 +6,28 @@ from typing import Any
 import numpy as np
 
 from pipeline.storage.corpus import Corpus
-from pipeline.storage.pieces import as_pieces
+from pipeline.storage.gather import as_pieces
 from pipeline.views import prng
 from pipeline.views.view import View, require_vocabulary
 
-# Of the tokens that are asked for, shares that become the mask, and a random token; the rest stays.
+# The shares of selected tokens that become the mask, and a random token; the rest stays.
 MASK, RANDOM = 0.8, 0.1
 
 
 class Masked(View):
     """Inputs with some tokens hidden, targets, and a loss on those (BERT, Devlin et al., 2019).
 
-    Each token is asked for with probability `rate`, independently of all others: it becomes
-    `mask_id` in 80% of cases, any token of the vocabulary in 10%, and stays in 10%. Lengths are
-    those of the corpus. Epochs differ; within one, an example is the same whenever and wherever it
-    is read.
+    Each token is selected with probability `rate`, independently of all others. A selected token
+    becomes `mask_id` in 80% of cases, any token of the vocabulary in 10%, and stays in 10%. Lengths
+    are those of the corpus. Epochs differ; within one, an example is the same whenever and wherever
+    it is read.
 
     Args:
         corpus: tokens as they are (`prepare(…, task=pipeline.tasks.INPUTS)`).
         mask_id: of the mask; None: a new id after those of the corpus's vocabulary.
-        rate: the share of tokens that are asked for, above 0 and below 1.
-        seed: decides the choice.
-        keep_ids: tokens that are never asked for; None: the marks of the corpus's tokenizer.
+        rate: the share of tokens that are selected, above 0 and below 1.
+        seed: decides the selection.
+        keep_ids: tokens that are never selected; None: the marks of the corpus's tokenizer.
 
     Raises:
         ValueError: the corpus is for another task, `rate` is out of range, or a new id is wanted
@@ -54,27 +54,15 @@ class Masked(View):
         self.mask_id, self.rate, self.seed = int(mask_id), float(rate), int(seed)
         marks = [mark for mark in self.marks if mark is not None]
         self.keep_ids = sorted({*(marks if keep_ids is None else keep_ids)})
-        #: Positions to train on, of each example; those of the corpus.
-        self.lengths = corpus.lengths
-        #: Token ids are below this.
+        self.lengths, self.num_tokens = corpus.lengths, corpus.num_tokens
         self.vocab_size: int = max(corpus.vocab_size or 0, self.mask_id + 1)
-        self.num_tokens = corpus.num_tokens
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """See `View`."""
-        return {name: getattr(self, name) for name in ("mask_id", "rate", "seed", "keep_ids")}
-
-    @property
-    def about(self) -> dict[str, object]:
-        """See `View`."""
-        kept = "+".join(map(str, self.keep_ids)) or "none"
-        return {"mask": self.mask_id, "rate": self.rate, "mask_seed": self.seed, "unmasked": kept}
-
-    @property
-    def sides(self) -> tuple["Masked"]:
-        """See `AnyCorpus`."""
-        return (self,)
+        self._describe(
+            {name: getattr(self, name) for name in ("mask_id", "rate", "seed", "keep_ids")},
+            mask=self.mask_id,
+            rate=self.rate,
+            mask_seed=self.seed,
+            unmasked="+".join(map(str, self.keep_ids)) or "none",
+        )
 
     def read(
         self, examples: Any, starts: Any, lengths: Any, reach: Any = None, epoch: Any = 0
@@ -86,15 +74,15 @@ class Masked(View):
         examples, starts, lengths, reach = as_pieces(examples, starts, lengths, reach, len(self))
         targets = self.corpus.read(examples, starts, lengths, reach)["inputs"]
         bits = prng.draw(self.seed, epoch, examples, starts, reach)
-        asked = bits < prng.share(self.rate)
-        for kept in self.keep_ids:
-            asked &= targets != kept
-        places = np.flatnonzero(asked)
-        # Bits of the places that are asked for are small, so these are mixed once more.
-        fate = prng.mixed(bits[places])
+        selected = bits < prng.share(self.rate)
+        for keep in self.keep_ids:
+            selected &= targets != keep
+        places = np.flatnonzero(selected)
+        # Selected places have small bits, so these are mixed once more.
+        fate = prng.mix(bits[places])
         inputs = targets.copy()
         inputs[places[fate < prng.share(MASK)]] = self.mask_id
         other = (fate >= prng.share(MASK)) & (fate < prng.share(MASK + RANDOM))
-        chosen = prng.below(prng.mixed(fate[other]), self.vocab_size)
-        inputs[places[other]] = chosen
-        return {"inputs": inputs, "targets": targets, "loss_weights": asked.astype(np.float32)}
+        random = prng.below(prng.mix(fate[other]), self.vocab_size)
+        inputs[places[other]] = random
+        return {"inputs": inputs, "targets": targets, "loss_weights": selected.astype(np.float32)}

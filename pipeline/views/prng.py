@@ -6,15 +6,15 @@ its number `k`. So it does not matter which places are asked for together, by wh
 
 import numpy as np
 
-from pipeline.storage import buffers
+from pipeline.storage.gather import ranges
 
 GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 
-def mixed(values: np.ndarray) -> np.ndarray:
+def mix(values: np.ndarray) -> np.ndarray:
     """The output function of SplitMix64: uint64 to uint64, one to one; overwrites `values`.
 
-    >>> [hex(bits) for bits in mixed(np.arange(1, 3, dtype=np.uint64) * GAMMA).tolist()]
+    >>> [hex(bits) for bits in mix(np.arange(1, 3, dtype=np.uint64) * GAMMA).tolist()]
     ['0xe220a8397b1dcdaf', '0x6e789e6aa1b965f4']
     """
     values ^= values >> np.uint64(30)
@@ -44,12 +44,12 @@ def draw(
     """
     keys = np.array([seed], np.uint64)
     for number in (np.array([epoch]), examples):
-        keys = mixed(keys + GAMMA) + number.astype(np.uint64) * GAMMA
-    keys = mixed(keys + GAMMA)
-    places = buffers.ramps(starts, sizes, 1, np.int64).view(np.uint64) + np.uint64(1)
+        keys = mix(keys + GAMMA) + number.astype(np.uint64) * GAMMA
+    keys = mix(keys + GAMMA)
+    places = ranges(starts, sizes).view(np.uint64) + np.uint64(1)
     places *= GAMMA
     places += np.repeat(keys, sizes)
-    return mixed(places)
+    return mix(places)
 
 
 def below(bits: np.ndarray, limit: int) -> np.ndarray:

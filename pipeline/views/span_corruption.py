@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.storage.corpus import Corpus
-from pipeline.storage.pieces import as_pieces, gathered
+from pipeline.storage.gather import as_pieces, gather, ranges, require_within
 from pipeline.tasks import INPUTS, TARGETS
 from pipeline.views import prng
 from pipeline.views.view import View, require_vocabulary
@@ -15,10 +15,10 @@ from pipeline.views.view import View, require_vocabulary
 class SpanCorruption(View):
     """Pairs of a text with gaps, and what was in the gaps (T5, Raffel et al., 2020).
 
-    Of `n` tokens, marks not counted, `round(n · density)` are taken out in
-    `round(that ÷ mean_span)` spans, drawn anew in each epoch: inputs have a sentinel in place of
-    each span, targets have each sentinel before what it stands for, and both end with the end mark.
-    Both lengths follow from `n` alone, so they are the same in every epoch.
+    A text of `n` tokens, marks not counted, loses `round(n · density)` of them, in as many spans as
+    `mean_span` gives; each epoch draws new spans. Inputs have a sentinel in place of each span,
+    targets have each sentinel before its span, and both end with the end mark. Both lengths follow
+    from `n` alone, so they are the same in every epoch.
 
         tokens   A B C D E F G H
         inputs   A B <0> E F <1> H end
@@ -36,6 +36,10 @@ class SpanCorruption(View):
             be given.
         start_id: what the decoder starts from; None: the begin mark, or else 0, which is padding.
         seed: decides the spans.
+
+    Attributes:
+        lengths: positions of inputs and of targets, of each pair: uint32 [pairs, 2].
+        inputs, targets: the sides, each read like a corpus.
 
     Raises:
         ValueError: the corpus is for another task, a number is out of range, or there are fewer
@@ -75,21 +79,18 @@ class SpanCorruption(View):
         self.start_id = int(start_id if start_id is not None else begin or 0)
         self.max_length, self.density, self.mean_span = int(max_length), density, mean_span
         self.seed = int(seed)
-        #: How many of the tokens before and after a text are marks, and no part of it.
+        # Marks before and after a text are not part of it.
         self._before = int(begin is not None)
         around = sum(mark is not None for mark in marks)
         counts = np.maximum(np.asarray(corpus.lengths, np.int64) - around, 0)
         # At least one piece each, so that numbers stay those of the corpus where nothing is cut.
         cut = np.maximum(-(-counts // self.max_length), 1)
         self._counts, self._first = counts, np.concatenate([[0], np.cumsum(cut)])
-        sizes = self._sizes(np.arange(len(self)))[2]
+        sizes = self._sizes(np.arange(self._first[-1]))[2]
         noise, spans = self._shape(sizes)
         some = sizes >= 2
         pairs = np.stack([sizes - noise + spans + 1, noise + spans + 1], axis=1)
-        #: Positions of inputs and of targets, of each pair: uint32 [pairs, 2].
         self.lengths = (pairs * some[:, None]).astype(np.uint32)
-        self.num_tokens = int(self.lengths.sum(dtype=np.int64))
-        #: Both sides, each read like a corpus.
         self.inputs, self.targets = _Side(self, 0, INPUTS.shifts), _Side(self, 1, TARGETS.shifts)
         self._latest: tuple[int, np.ndarray, tuple[np.ndarray, ...]] | None = None
         wanted = int(self._shape(np.array([self.max_length]))[1][0])
@@ -102,11 +103,17 @@ class SpanCorruption(View):
             )
         self.sentinels = np.asarray(sentinels, np.int32)[:wanted]
         highest = max(self.sentinels.max(initial=0), self.end_id, self.start_id)
-        #: Token ids are below this.
         self.vocab_size = max(corpus.vocab_size or 0, int(highest) + 1)
-
-    def __len__(self) -> int:
-        return int(self._first[-1])
+        names = ("max_length", "density", "mean_span", "end_id", "start_id", "seed")
+        first, last = self.sentinels[:1].tolist(), self.sentinels[-1:].tolist()
+        self._describe(
+            {name: getattr(self, name) for name in names} | {"sentinels": self.sentinels.tolist()},
+            corruption=f"{self.density}/{self.mean_span}",
+            max_length=self.max_length,
+            sentinels="–".join(map(str, first + last)),
+            end_and_start=f"{self.end_id}/{self.start_id}",
+            corruption_seed=self.seed,
+        )
 
     def _sizes(self, pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The example of each pair, the first of its tokens that is text, and how many are."""
@@ -118,87 +125,65 @@ class SpanCorruption(View):
         return example, start + self._before, count * (number + 1) // parts - start
 
     def _shape(self, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """How many tokens are taken out of so many, and in how many spans."""
+        """The number of tokens to take out of a text of each size, and of spans they are in."""
         noise = np.clip(np.rint(sizes * self.density), 1, np.maximum(sizes - 1, 1))
         spans = np.clip(np.rint(noise / self.mean_span), 1, np.minimum(noise, sizes - noise))
         return noise.astype(np.int64), np.maximum(spans, 1).astype(np.int64)
 
     @property
-    def options(self) -> dict[str, Any]:
-        """See `View`."""
-        names = ("max_length", "density", "mean_span", "end_id", "start_id", "seed")
-        given = {name: getattr(self, name) for name in names}
-        return given | {"sentinels": self.sentinels.tolist()}
-
-    @property
-    def about(self) -> dict[str, object]:
-        """See `View`."""
-        first, last = self.sentinels[:1].tolist(), self.sentinels[-1:].tolist()
-        return {
-            "corruption": f"{self.density}/{self.mean_span}",
-            "max_length": self.max_length,
-            "sentinels": "–".join(map(str, first + last)),
-            "end_and_start": f"{self.end_id}/{self.start_id}",
-            "corruption_seed": self.seed,
-        }
-
-    @property
     def sides(self) -> tuple["_Side", "_Side"]:
-        """See `AnyCorpus`."""
+        """Inputs and targets."""
         return self.inputs, self.targets
 
-    def drawn(self, pairs: np.ndarray, epoch: int) -> tuple[np.ndarray, ...]:
-        """As `corrupted`; what one side has made, the other uses."""
+    def draw(self, pairs: np.ndarray, epoch: int) -> tuple[np.ndarray, ...]:
+        """As `corrupt`; the result is kept for the other side, which reads the same pairs."""
         latest = self._latest
         if latest is None or latest[0] != epoch or not np.array_equal(latest[1], pairs):
-            latest = self._latest = epoch, pairs, self.corrupted(pairs, epoch)
+            latest = self._latest = epoch, pairs, self.corrupt(pairs, epoch)
         return latest[2]
 
-    def corrupted(self, pairs: np.ndarray, epoch: int) -> tuple[np.ndarray, ...]:
-        """Whole pairs, drawn for an epoch.
+    def corrupt(self, pairs: np.ndarray, epoch: int) -> tuple[np.ndarray, ...]:
+        """Whole pairs, with the random choices of an epoch.
+
+        Args:
+            pairs: numbers of pairs of at least two tokens, int64 [n].
+            epoch: from 0.
 
         Returns:
             Inputs of all pairs one after another, the first place of each, targets with the start
-            id before each, and the first place of each; all ints [n].
+            id before each, and the first place of each.
         """
         example, start, size = self._sizes(pairs)
         text = self.corpus.read(example, start, size)["inputs"]
         noise, spans = self._shape(size)
-        # A pair has streams of its own: places below 2**32 for what is taken out, others above.
-        out = self._runs(noise, spans, pairs, epoch, 0)
-        left = self._runs(size - noise, spans, pairs, epoch, 1 << 32)
-        runs = np.stack([left, out], axis=1).reshape(-1)
-        taken = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
+        # A pair has two streams of bits: places below 2**32 for runs to remove, others above.
+        removed = self._runs(noise, spans, pairs, epoch, 0)
+        kept = self._runs(size - noise, spans, pairs, epoch, 1 << 32)
+        # Runs alternate: each that is kept, then one that is removed.
+        runs = np.stack([kept, removed], axis=1).reshape(-1)
+        remove = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
         last = np.cumsum(spans) - 1
-        number = np.arange(len(out)) - np.repeat(last + 1 - spans, spans)
+        number = ranges(np.zeros_like(spans), spans)
         sentinels = self.sentinels[number]
+        ends, starts = np.full(len(pairs), self.end_id), np.full(len(pairs), self.start_id)
 
-        # Inputs: after each run that stays its sentinel, after the last of a pair the end mark.
-        room = left + 1
-        room[last] += 1
-        ends = np.cumsum(room)
-        inputs, is_text = np.empty(int(room.sum()), np.int32), np.ones(int(room.sum()), bool)
-        after = ends - room + left
-        inputs[after], is_text[after] = sentinels, False
-        inputs[ends[last] - 1], is_text[ends[last] - 1] = self.end_id, False
-        inputs[is_text] = text[~taken]
-        inputs_first = np.concatenate([[0], ends[last][:-1]])
-
-        # Targets: the start, then before each run that was taken its sentinel, then the end mark.
-        first = last + 1 - spans
-        room = out + 1
-        room[last] += 1
-        room[first] += 1
-        ends = np.cumsum(room)
-        targets, is_text = np.empty(int(room.sum()), np.int32), np.ones(int(room.sum()), bool)
-        before = ends - room
-        targets_first = before[first]
-        before[first] += 1
-        targets[before], is_text[before] = sentinels, False
-        targets[targets_first], is_text[targets_first] = self.start_id, False
-        targets[ends[last] - 1], is_text[ends[last] - 1] = self.end_id, False
-        targets[is_text] = text[taken]
-        return inputs, inputs_first, targets, targets_first
+        # Inputs: after each run that is kept its sentinel, after the last of a pair the end mark.
+        # Marks for one place keep the order in which they are given.
+        after = np.cumsum(kept)
+        inputs = np.insert(
+            text[~remove], np.concatenate([after, after[last]]), np.concatenate([sentinels, ends])
+        )
+        # Targets: the start, then before each run that is removed its sentinel, then the end mark.
+        after = np.cumsum(removed)
+        before = after - removed
+        targets = np.insert(
+            text[remove],
+            np.concatenate([after[last], before[number == 0], before]),
+            np.concatenate([ends, starts, sentinels]),
+        )
+        inputs_sizes, targets_sizes = size - noise + spans + 1, noise + spans + 2
+        inputs_first = np.cumsum(inputs_sizes) - inputs_sizes
+        return inputs, inputs_first, targets, np.cumsum(targets_sizes) - targets_sizes
 
     def _runs(
         self, totals: np.ndarray, parts: np.ndarray, pairs: np.ndarray, epoch: int, stream: int
@@ -239,6 +224,7 @@ class _Side:
         examples, starts, lengths, reach = as_pieces(examples, starts, lengths, reach, len(self))
         if not len(examples):
             return {field: np.zeros(0, np.int32) for field in self._shifts}
-        made = self._view.drawn(examples, epoch)
+        require_within(np.asarray(self.lengths[examples], np.int64), examples, starts, lengths)
+        made = self._view.draw(examples, epoch)
         flat, first = made[2 * self._number : 2 * self._number + 2]
-        return gathered(flat, first + starts, lengths, reach, self._shifts)
+        return gather(flat, first + starts, lengths, reach, self._shifts)

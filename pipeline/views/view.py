@@ -1,33 +1,36 @@
 """View: a corpus, and what of it stays the same whatever is asked."""
 
-import operator
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, ClassVar
 
-import numpy as np
 from etils import epath
 
 from pipeline.storage.corpus import Corpus
-from pipeline.storage.interface import Readable
+from pipeline.storage.interface import AnyCorpus
 from pipeline.tasks import INPUTS
 from pipeline.tokenizers import Tokenizer
 
 
-class View:
-    """A corpus as seen for a task whose fields are made when batches are built.
+class View(AnyCorpus):
+    """A corpus for another task, whose fields are made when batches are built.
 
-    Its sides are read like a corpus; random choices depend on the epoch.
+    Its sides are read like a corpus; random choices depend on the epoch. There are no `text_bytes`:
+    the loss of some tokens, given the others, says nothing of bits per byte.
+
+    Args:
+        corpus: the tokens; of the task "inputs".
 
     Attributes:
-        corpus: where the tokens are; of the task "inputs".
-        lengths: positions of each example; of pairs, of inputs and targets.
+        corpus: as given.
+        description: the argument of `view_of`, as JSON.
+        fingerprint: the parts of the corpus's fingerprint, and what decides the fields.
+
+    Raises:
+        ValueError: the corpus is of another task.
     """
 
     kind: ClassVar[str]
-    lengths: np.ndarray
-    vocab_size: int
-    num_tokens: int
 
     def __init__(self, corpus: Corpus):
         if corpus.task != INPUTS:
@@ -35,29 +38,7 @@ class View:
                 f"{type(self).__name__} needs tokens as they are, and {corpus!r} has those of the "
                 f"task {corpus.task.name!r}; prepare it with task=pipeline.tasks.INPUTS"
             )
-        self.corpus = corpus
-
-    @property
-    def sides(self) -> tuple[Readable, ...]:
-        """See `AnyCorpus`."""
-        raise NotImplementedError
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        """One example as in epoch 0, a 1-D array for each field."""
-        number = operator.index(index)
-        number += len(self) if number < 0 else 0
-        if not 0 <= number < len(self):
-            raise IndexError(f"example {index} of {len(self):,}")
-        sizes = np.reshape(self.lengths[number], -1)
-        reads = zip(self.sides, sizes, strict=True)
-        parts = [side.read([number], [0], [size]) for side, size in reads]
-        return {name: values for part in parts for name, values in part.items()}
-
-    def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
-        return (self[index] for index in range(len(self)))
-
-    def __len__(self) -> int:
-        return len(self.corpus)
+        self.corpus, self.in_memory = corpus, corpus.in_memory
 
     @property
     def marks(self) -> tuple[int | None, int | None]:
@@ -70,48 +51,24 @@ class View:
         """See `Corpus`. Ids that the view added are not its own."""
         return self.corpus.tokenizer
 
-    @property
-    def text_bytes(self) -> int | None:
-        """None: the loss of some tokens, given the others, says nothing of bits per byte."""
-        return None
-
     def keep(self, name: str, make: Callable[[], bytes]) -> bytes:
         """See `AnyCorpus`."""
         return self.corpus.keep(name, make)
 
     @property
     def directory(self) -> epath.Path:
-        """Where the corpus lies."""
+        """Where the corpus is."""
         return self.corpus.directory
 
-    @property
-    def in_memory(self) -> bool:
-        """See `Corpus`."""
-        return self.corpus.in_memory
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """What it was made with, as JSON."""
-        raise NotImplementedError
-
-    @property
-    def description(self) -> dict[str, Any]:
-        """What `view_of` takes, as JSON."""
-        return {"kind": self.kind, **self.options}
-
-    @property
-    def about(self) -> dict[str, object]:
-        """What decides the fields, by name."""
-        raise NotImplementedError
-
-    @property
-    def fingerprint(self) -> str:
-        """That of the corpus, and what decides the fields."""
-        parts = (f"{name}={value}" for name, value in self.about.items())
-        return ";".join([self.corpus.fingerprint, *parts])
+    def _describe(self, options: dict[str, Any], **decisive: object) -> None:
+        """Sets `description`, from what the view was made with, and the fingerprint."""
+        self.description = {"kind": self.kind, **options}
+        self._decisive = decisive
+        parts = (f"{name}={value}" for name, value in decisive.items())
+        self.fingerprint = ";".join([self.corpus.fingerprint, *parts])
 
     def __str__(self) -> str:
-        about = ", ".join(f"{name} {value}" for name, value in self.about.items())
+        about = ", ".join(f"{name} {value}" for name, value in self._decisive.items())
         return f"{self.corpus}\nseen as      {type(self).__name__}: {about}"
 
     def __repr__(self) -> str:

@@ -1,0 +1,133 @@
+"""Gathering: pieces of examples, copied from a flat array of tokens one after another."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+
+def gather(
+    tokens: np.ndarray,
+    first: np.ndarray,
+    lengths: np.ndarray,
+    reach: np.ndarray,
+    shifts: Mapping[str, int],
+    ends: np.ndarray | None = None,
+) -> dict[str, np.ndarray]:
+    """The tokens of each piece, one piece after another, for each field.
+
+    A field with shift 1 is the field before it, moved by one place, except for the last token of
+    each piece.
+
+    Args:
+        tokens: flat, of any dtype.
+        first: the place of the first token of each piece, int64 [pieces].
+        lengths: tokens of each piece, at least 1 each.
+        reach: places that each piece takes in the result, at least its length. The places after
+            its tokens hold whatever follows them in `tokens`, or zeros.
+        shifts: the fields, and how much later than `first` each of them reads.
+        ends: where the readable memory of each piece ends; None: at the end of `tokens`.
+    """
+    last = np.cumsum(reach) - reach + lengths - 1
+    if ends is None:
+        ends = np.full(len(first), len(tokens))
+    plain = _slices(tokens, first, reach, ends)
+    fields = {}
+    for field, shift in shifts.items():
+        if shift == 1 and len(plain):
+            fields[field] = np.empty_like(plain)
+            fields[field][:-1] = plain[1:]
+            fields[field][last] = tokens.take(first + lengths, mode="wrap")
+        else:
+            fields[field] = _slices(tokens, first + shift, reach, ends) if shift else plain
+    return fields
+
+
+def _slices(
+    tokens: np.ndarray, first: np.ndarray, sizes: np.ndarray, ends: np.ndarray
+) -> np.ndarray:
+    """`sizes` tokens from each of `first`, one after another; zeros in place of those past `ends`.
+
+    Arrow copies them as strings of bytes, each whole: 3 to 5 times as fast as a gather by token.
+    Strings to take alternate with the gaps between them. A gap before an earlier piece has a
+    negative size, so the array must be used for nothing but this `take`.
+    """
+    within = np.minimum(sizes, ends - first)
+    edges = np.zeros(2 * len(first) + 2, np.int64)
+    edges[1:-1:2], edges[2:-1:2] = first, first + within
+    # Arrow reserves memory by the mean length of all strings, from the first and the last edge.
+    edges[-1] = min(2 * int(within.sum()), len(tokens))
+    memory = pa.foreign_buffer(tokens.ctypes.data, tokens.nbytes, tokens)
+    offsets = pa.py_buffer(edges * tokens.itemsize)
+    strings = pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(), len(edges) - 1, [None, offsets, memory]
+    )
+    taken = strings.take(pa.array(np.arange(1, len(edges) - 1, 2)))
+    flat = np.frombuffer(taken.buffers()[2], tokens.dtype)
+    if len(flat) < sizes.sum():
+        flat = np.insert(flat, np.repeat(np.cumsum(within), sizes - within), 0)
+    return flat
+
+
+def span(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """One array over the memory of several of one dtype, and the place in it of each: int64 [n].
+
+    All memory has one address space, so an array from the lowest to the highest covers all of them.
+    Nothing between them may be read, and they must live as long as it does.
+    """
+    some = [each for each in arrays if len(each)] or [np.zeros(1, arrays[0].dtype)]
+    lowest = min(some, key=lambda array: array.ctypes.data)
+    item, base = lowest.itemsize, lowest.ctypes.data
+    places = [(each.ctypes.data - base) // item if len(each) else 0 for each in arrays]
+    size = max(place + len(each) for place, each in zip(places, arrays, strict=True))
+    whole = np.lib.stride_tricks.as_strided(lowest, (size,), (item,), writeable=False)
+    return whole, np.array(places, np.int64)
+
+
+def ranges(first: np.ndarray, sizes: np.ndarray, dtype: Any = np.int64) -> np.ndarray:
+    """The numbers from each of `first` on, as many as `sizes` says, one range after another.
+
+    >>> ranges(np.array([7, 0]), np.array([3, 2])).tolist()
+    [7, 8, 9, 0, 1]
+    """
+    before = np.cumsum(sizes) - sizes
+    numbers = np.repeat((first - before).astype(dtype), sizes)
+    numbers += np.arange(len(numbers), dtype=dtype)
+    return numbers
+
+
+def as_pieces(
+    examples: Any, starts: Any, lengths: Any, reach: Any, count: int
+) -> tuple[np.ndarray, ...]:
+    """The arguments of `Corpus.read` as int64 arrays, without the pieces of length 0.
+
+    Raises:
+        IndexError: an example is not one of `count`.
+        ValueError: a piece is longer than its reach.
+    """
+    reach = lengths if reach is None else reach
+    arrays = tuple(np.asarray(each, np.int64) for each in (examples, starts, lengths, reach))
+    examples, _, lengths, _ = arrays
+    if len(examples) and not (examples.min() >= 0 and examples.max() < count):
+        wrong = examples[(examples < 0) | (examples >= count)][0]
+        raise IndexError(f"example {wrong} of {count:,}; they are numbered from 0")
+    some = lengths != 0
+    pieces = arrays if some.all() else tuple(each[some] for each in arrays)
+    _, _, lengths, reach = pieces
+    for at in np.flatnonzero(reach < lengths)[:1]:
+        raise ValueError(f"a piece has length {lengths[at]} and reach {reach[at]}, which is less")
+    return pieces
+
+
+def require_within(
+    room: np.ndarray, examples: np.ndarray, starts: np.ndarray, lengths: np.ndarray
+) -> None:
+    """Raises an IndexError that names the first piece beyond the `room` of its example."""
+    wrong = np.flatnonzero((starts < 0) | (lengths < 0) | (starts > room - lengths))
+    if len(wrong):
+        at, start = int(wrong[0]), int(starts[wrong[0]])
+        raise IndexError(
+            f"piece {at} asks for positions {start} to {start + int(lengths[at])} of "
+            f"example {examples[at]}, which has length {room[at]}"
+        )
