@@ -249,7 +249,7 @@ def test_steps_to_skip_are_left_out_and_the_others_keep_their_batches(
         (["--config.on_nonfinite=ignore"], "on_nonfinite is 'ignore'"),
         (["--config.keep=0"], "config.keep is 0; it must be a whole number from 1 up"),
         (["--config.steps=9", "more.jsonl"], "'more.jsonl' is no flag; write --NAME=VALUE"),
-        (["--config.train.tfds=lm1b"], "give one of them and leave the other empty"),
+        (["--config.train.tfds=lm1b"], "give one of them and leave the others empty"),
         (["--config.optimizer.warmup_steps=30"], "warm-up takes some of the steps, or 0"),
         (["--config.model.attention=foo"], "attention is 'foo'"),
         (["--config.mesh.data=3"], "does not fit 1 devices"),
