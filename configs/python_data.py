@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
 SPLITS = ("train", "validation")
 
 # One module in twenty is held out: those whose hash leaves 7, which are 5.0% of the text of
@@ -151,7 +153,7 @@ def library_files() -> list[tuple[str, Path]]:
     return sorted(found)
 
 
-def functions(split: str) -> Iterator[tuple[str, str, str, ast.AST]]:
+def functions(split: str) -> Iterator[tuple[str, str, str, Function]]:
     """The (module, qualified name, text, node) of each function in a split of the library."""
     for relative, path in library_files():
         module = relative.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
@@ -160,7 +162,7 @@ def functions(split: str) -> Iterator[tuple[str, str, str, ast.AST]]:
                 yield module, name, text, node
 
 
-def definitions(source: bytes) -> Iterator[tuple[str, str, ast.AST]]:
+def definitions(source: bytes) -> Iterator[tuple[str, str, Function]]:
     """The (qualified name, text, node) of each function and method of a module.
 
     Functions inside functions belong to the text of the outer one. Decorators are included, and
@@ -178,9 +180,9 @@ def definitions(source: bytes) -> Iterator[tuple[str, str, ast.AST]]:
         warnings.simplefilter("ignore")  # about escapes in old strings
         tree = ast.parse(text)
 
-    def walk(body: list[ast.stmt], outer: str) -> Iterator[tuple[str, str, ast.AST]]:
+    def walk(body: list[ast.stmt], outer: str) -> Iterator[tuple[str, str, Function]]:
         for node in body:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            if isinstance(node, Function):
                 first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
                 inside = "\n".join(lines[first - 1 : node.end_lineno])
                 yield outer + node.name, textwrap.dedent(inside) + "\n", node
@@ -195,12 +197,11 @@ def definitions(source: bytes) -> Iterator[tuple[str, str, ast.AST]]:
     yield from walk(tree.body, "")
 
 
-def signature(node: ast.AST) -> str:
+def signature(node: Function) -> str:
     """How a function is called.
 
     >>> signature(ast.parse("def half(x: int = 2) -> float: ...").body[0])
     'half(x: int=2) -> float'
     """
-    assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
     return f"{node.name}({ast.unparse(node.args)}){returns}"

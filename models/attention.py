@@ -4,6 +4,7 @@ Shape letters are explained in `models/__init__.py`.
 """
 
 import logging
+from collections.abc import Callable
 from functools import cache
 
 import jax
@@ -68,7 +69,11 @@ def segment_attention(
     arrays = q, k, v, q_segment_ids, kv_segment_ids
     if implementation == "dense":
         return dense_attention(*arrays, causal, window)
-    attend = splash_attention if implementation == "splash" else blocked_attention
+    sparse: dict[str, Callable[..., Array]] = {
+        "blocked": blocked_attention,
+        "splash": splash_attention,
+    }
+    attend = sparse[implementation]
     return per_device(lambda *local: attend(*local, causal, window), *arrays)
 
 

@@ -140,7 +140,10 @@ def changed(changes):
         ({"task.kind": "corrupted"}, r"which needs task\.max_length; give it"),
         ({"tokenizer.kind": "words"}, "tokenizer.kind is 'words'; it must be one of sentencepiece"),
         ({"tokenizer.kind": "huggingface"}, r"tokenizer\.model is empty; give the path of a token"),
-        ({"tokenizer.kind": "sentencepiece", "tokenizer.model": "/none"}, "no sentencepiece model"),
+        (
+            {"tokenizer.kind": "sentencepiece", "tokenizer.model": "/none"},
+            "no sentencepiece tokenizer",
+        ),
         ({"train.source": ""}, "config.train has source='', files='', tfds=''; give one of them"),
         ({"eval.files": "a.txt"}, "config.eval has source=.*, files='a.txt', tfds=''; give one"),
         ({"eval.source": "", "eval.files": "none.txt"}, "there is no file none.txt"),
