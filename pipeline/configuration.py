@@ -199,9 +199,8 @@ def _train_tokenizer(parts: Sequence[Part], config: Any, model: epath.Path) -> A
             f"the sources have their text in different fields, {', '.join(map(str, fields))}; "
             "train a tokenizer on one of them first, and give it as tokenizer.model"
         )
-    several = [source for source, _ in texts]
     return tokenizers.train_sentencepiece(
-        sources.Concatenated(several) if len(several) > 1 else several[0],
+        sources.Concatenated([source for source, _ in texts]) if len(texts) > 1 else texts[0][0],
         config.tokenizer.vocab_size,
         model,
         seed=config.seed,
@@ -237,25 +236,30 @@ def prepare_corpora(config: Any, directory: epath.Path) -> tuple[Any, Any]:
     # The fields of each corpus by its directory, those first with which training begins.
     if mixture := "sources" in config:
         names, begin = _joining(list(config.sources), config.get("mixture", {}))
-        described = {f"train/{name}": (f"sources.{name}", config.sources[name]) for name in names}
+        sections = {f"train/{name}": (f"sources.{name}", config.sources[name]) for name in names}
     else:
         added = config.get("added", {})
         names, begin = ["train", *added], 1
         if "train" in added:
             raise ValueError("config.added has a corpus 'train'; give it another name")
-        described = {"train": ("train", config.train)}
-        described |= {f"added/{name}": (f"added.{name}", added[name]) for name in added}
-    described["eval"] = "eval", config.eval
-    parts = {place: _open_part(*pair, config) for place, pair in described.items()}
+        sections = {"train": ("train", config.train)}
+        sections |= {f"added/{name}": (f"added.{name}", added[name]) for name in added}
+    sections["eval"] = "eval", config.eval
+    parts = {place: _open_part(*pair, config) for place, pair in sections.items()}
     if len({isinstance(part.field, str) for part in parts.values()}) > 1:
-        raise ValueError("field names two fields in some corpora of the config; it must in all")
+        fields = ", ".join(str(part.field) for part in parts.values())
+        raise ValueError(
+            f"the corpora of the config have the fields {fields}; give each of them one name, or "
+            "for pairs each of them two"
+        )
     view = open_view(config.task, config.seed)
     tokenizer = open_tokenizer(config.tokenizer)
     if tokenizer is None:
-        first = list(parts.values())[:begin]
-        tokenizer = _train_tokenizer(first, config, directory / "tokenizer.model")
-    corpora = [part.prepare(tokenizer, directory / place, view) for place, part in parts.items()]
-    *training, held_out = corpora
+        of_training = list(parts.values())[:begin]
+        tokenizer = _train_tokenizer(of_training, config, directory / "tokenizer.model")
+    *training, held_out = (
+        part.prepare(tokenizer, directory / place, view) for place, part in parts.items()
+    )
     if mixture or len(training) > 1:
         return Corpora(dict(zip(names, training, strict=True))), held_out
     return training[0], held_out

@@ -182,6 +182,15 @@ def test_pairs_with_another_task_are_refused(tmp_path, changes):
     assert not list(tmp_path.iterdir())
 
 
+def test_pairs_are_not_evaluated_on_plain_text(tmp_path):
+    config = changed({})
+    with config.train.ignore_type():
+        config.train.field = ("text", "name")
+    with pytest.raises(ValueError, match=r"have the fields \('text', 'name'\), text; give each"):
+        prepare_corpora(config, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("flags", "template"),
     [
