@@ -79,9 +79,9 @@ def open_template(fields: Any) -> templates.Template | None:
 
 
 def open_view(fields: Any, seed: int) -> Callable[..., Any] | None:
-    """From a corpus to the view that `fields` describe: its `kind`, and its own fields.
+    """The function that makes, of a corpus, the view that `fields` describe: its `kind`, and more.
 
-    None for the kind "causal", which is the corpus itself.
+    It is None for the kind "causal", where the corpus itself is trained on.
 
     Raises:
         ValueError: there is no such kind, or a field of it is missing or wrong.
@@ -95,7 +95,7 @@ def open_view(fields: Any, seed: int) -> Callable[..., Any] | None:
 
 
 class _EmptyCorpus:
-    """As much of a corpus as a view reads when it is made."""
+    """The attributes of a corpus that a view reads when it is made."""
 
     task, vocab_size, num_tokens, tokenizer = INPUTS, 1 << 16, 0, tokenizers.Bytes()
     lengths = np.zeros(1, np.uint32)
@@ -104,7 +104,7 @@ class _EmptyCorpus:
 def _choose(
     fields: Any, name: str, kinds: Mapping[str, Any], given: Sequence[str] = ()
 ) -> tuple[Any, dict[str, Any]]:
-    """What `fields.kind` names, and its arguments: the other fields that are not None."""
+    """The class that `fields.kind` names, and its arguments: the other fields that are not None."""
     options = {key: value for key, value in fields.to_dict().items() if value is not None}
     kind = options.pop("kind")
     if kind not in kinds:
@@ -149,7 +149,7 @@ def open_tokenizer(fields: Any) -> tokenizers.Tokenizer | None:
 
 @dataclass(frozen=True)
 class Part:
-    """One corpus of a config, before it is prepared: its records, and what to take of them."""
+    """One corpus of a config, before it is prepared: its records, and their text."""
 
     source: sources.Source
     field: Any  # one name, or of pairs two, of inputs and targets

@@ -57,8 +57,11 @@ class LineSource(files.FileSource):
 
     @functools.cached_property
     def _index(self) -> tuple[list[list[tuple[int, int]]], list[int], int]:
-        """Places in each file, the number of its first line and of all lines, and blank lines."""
-        marks: list[list[tuple[int, int]]] = []  # (offset, line number) of every 32nd line
+        """Marks of each file, the number of its first record and of all records, blank lines.
+
+        A mark is the (offset, line number) of every 32nd line that is not blank.
+        """
+        marks: list[list[tuple[int, int]]] = []
         first, blank = [0], 0
         for path in self.files:
             marks.append([])
