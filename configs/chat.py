@@ -8,7 +8,7 @@ Takes minutes on two cores. It goes on from a model of text, if there is one of 
     python train.py --config=configs/chat.py --config.start_from=runs/quickstart \\
         --config.tokenizer.model=runs/quickstart/corpus/tokenizer.model
 
-Other chats: `--config.train.tfds='' --config.train.files='chats/*.jsonl'`, whose records have
+Other chats: `--config.train.source= --config.train.files='chats/*.jsonl'`, whose records have
 `messages`, each with a `role` and its `content`.
 """
 
@@ -21,8 +21,8 @@ def get_config() -> ConfigDict:
     """The configuration of a decoder that learns to answer."""
     config = quickstart.get_config()
     for part in (config.train, config.eval):
-        part.tfds = "python_dialogues"
-    # Fields of `templates.Chat`; the weights are those of the roles that are learnt.
-    config.template = ConfigDict({"kind": "chat", "weights": {"assistant": 1.0}})
+        part.source = "configs.python_data:Dialogues"
+    config.template.kind = "chat"
+    config.template.weights = {"assistant": 1.0}  # of the roles that are learnt
     config.optimizer.learning_rate = 2e-3
     return config

@@ -14,6 +14,6 @@ def get_config() -> ConfigDict:
     """The configuration of an encoder."""
     config = quickstart.get_config()
     config.steps = 300
-    config.task = ConfigDict({"kind": "masked", "rate": 0.15})  # what `pipeline.Masked` takes
+    config.task.update(kind="masked", rate=0.15)
     config.batches.max_length = 512
     return config

@@ -19,7 +19,7 @@ def get_config() -> ConfigDict:
     config = quickstart.get_config()
     library = config.train
     del config.train
-    reference = ConfigDict({**library, "tfds": "python_reference"})
+    reference = ConfigDict({**library, "source": "configs.python_data:Reference"})
     config.sources = ConfigDict({"library": library, "reference": reference})
 
     # What `pipeline.Plan` takes. The weights of each phase, from its first step on, as shares

@@ -3,7 +3,7 @@
     python train.py --config=configs/pairs.py
 
 Takes minutes on two cores. Other pairs: records of .jsonl files with two texts, as in
-`--config.train.tfds='' --config.train.files='pairs/*.jsonl' --config.train.field="('de','en')"`.
+`--config.train.source= --config.train.files='pairs/*.jsonl' --config.train.field="('de','en')"`.
 """
 
 from ml_collections import ConfigDict
@@ -16,7 +16,7 @@ def get_config() -> ConfigDict:
     config = quickstart.get_config()
     config.steps = 300
     for part in (config.train, config.eval):
-        part.tfds = "python_docstrings"
+        part.source = "configs.python_data:Docstrings"
         with part.ignore_type():
             part.field = ("docstring", "signature")  # of a record: the inputs and the targets
 

@@ -9,20 +9,32 @@ def get_config() -> ConfigDict:
     config.seed = 0
     config.steps = 200
 
-    # Where text comes from: `tfds`, a prepared data set ("python_stdlib" makes itself), or
-    # `files`, names or globs of files; their ends tell the kind (.jsonl, .parquet, .txt.gz, …).
-    config.train = ConfigDict({"tfds": "python_stdlib", "files": "", "split": "train"})
-    config.eval = ConfigDict({"tfds": "python_stdlib", "files": "", "split": "validation"})
+    # Where records come from, one of three: `source`, MODULE:NAME of a function or class that takes
+    # `split`; `files`, names or globs of files; `tfds`, the name of a prepared TFDS data set.
+    config.train = ConfigDict({"source": "configs.python_data:Functions", "split": "train"})
+    config.eval = ConfigDict({"source": "configs.python_data:Functions", "split": "validation"})
     for part in (config.train, config.eval):
+        part.files = part.tfds = ""
+        part.kind = ""  # of files: "text", "jsonl", …; "" to tell it from their extensions
         part.field = "text"  # of a record
         part.begin, part.end = 0.0, 1.0  # which share of the records, as fractions
 
-    # What of a record is learnt. kind: "" (all of `field`), "chat" (fields of `templates.Chat`) or
-    # "answer" (of `templates.Answer`).
+    # The text of a record to learn from. kind: "" (all of `field`), "answer" (`templates.Answer`)
+    # or "chat" (`templates.Chat`). Fields that are None have the default of their class.
     config.template = ConfigDict({"kind": ""})
-    # kind: "causal" (also pairs, when `field` names two), "masked" (what `Masked` takes) or
-    # "corrupted" (what `SpanCorruption` takes).
+    for name in ("prompt", "answer", "before", "after", "messages", "role", "content"):
+        config.template[name] = config_dict.placeholder(str)
+    config.template.weights = config_dict.placeholder(object)  # of roles, {"assistant": 1.0}
+
+    # kind: "causal" (also pairs, when `field` names two), "masked" (`pipeline.Masked`) or
+    # "corrupted" (`pipeline.SpanCorruption`). None is the default of the class here, too.
     config.task = ConfigDict({"kind": "causal"})
+    for name in ("rate", "density", "mean_span"):
+        config.task[name] = config_dict.placeholder(float)
+    for name in ("mask_id", "max_length", "end_id", "start_id"):
+        config.task[name] = config_dict.placeholder(int)
+    for name in ("keep_ids", "sentinels"):
+        config.task[name] = config_dict.placeholder(tuple)
 
     # kind: "sentencepiece", "huggingface" (`model` is a tokenizer.json) or "bytes". A sentencepiece
     # model that is not given is trained on the training text.

@@ -15,9 +15,8 @@ from models.blocked import blocked_attention
 from models.mesh import per_device
 from models.segments import visible
 from models.splash import splash_attention, splash_available
-from models.triton import triton_attention
 
-IMPLEMENTATIONS = ("auto", "dense", "blocked", "splash", "triton")
+IMPLEMENTATIONS = ("auto", "dense", "blocked", "splash")
 
 
 def segment_attention(
@@ -70,12 +69,11 @@ def segment_attention(
     arrays = q, k, v, q_segment_ids, kv_segment_ids
     if implementation == "dense":
         return dense_attention(*arrays, causal, window)
-    fast: dict[str, Callable[..., Array]] = {
+    sparse: dict[str, Callable[..., Array]] = {
         "blocked": blocked_attention,
         "splash": splash_attention,
-        "triton": triton_attention,
     }
-    attend = fast[implementation]
+    attend = sparse[implementation]
     return per_device(lambda *local: attend(*local, causal, window), *arrays)
 
 
@@ -101,7 +99,8 @@ def choose(platform: str, dtype: jnp.dtype, q_length: int, kv_length: int) -> tu
         if splash_available():
             return "splash", "on TPU its kernel skips other segments"
         return "blocked", "tokamax 0.0.17 or newer, whose kernel skips segments, is not installed"
-    return "blocked", "it needs no L×L array and skips other segments"
+    # JAX's cuDNN attention takes no segment ids, but an L×S mask, and computes every score.
+    return "blocked", "it needs no L×S array and skips other segments"
 
 
 @cache

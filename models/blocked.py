@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from models.segments import block_reach, visible
+from models.segments import reach, visible
 
 NOTHING = -1e30  # below every score, yet finite: exp(NOTHING − NOTHING) is not NaN
 
@@ -194,10 +194,10 @@ def _blocks(x, num_kv_heads=None):
 def _ranges(q_ids_BL, kv_ids_BS, causal, window):
     """Return, for each block of queries, its first key and number of key blocks; and the ids."""
     q_ids_BIQ = _blocks(q_ids_BL)
-    B, _, Q = q_ids_BIQ.shape
-    first_BI, stop_BI = block_reach(
-        q_ids_BIQ.reshape(B, -1), kv_ids_BS, block=Q, causal=causal, window=window
-    )
+    row_reach = jax.vmap(partial(reach, causal=causal, window=window))
+    reach_BL = row_reach(q_ids_BIQ.reshape(len(q_ids_BIQ), -1), kv_ids_BS)
+    first_BIQ, stop_BIQ = (x.reshape(q_ids_BIQ.shape) for x in reach_BL)
+    first_BI, stop_BI = first_BIQ.min(axis=-1), stop_BIQ.max(axis=-1)
     T = _block(kv_ids_BS.shape[1])
     return (first_BI, jnp.maximum(0, (stop_BI - first_BI + T - 1) // T)), q_ids_BIQ
 

@@ -31,11 +31,5 @@ class Decoder(nnx.Module):
 
     def __call__(self, inputs: Array, segment_ids: Array, positions: Array) -> Array:
         """Return float32 logits [B, L, V] from int32 tokens, segment ids and positions [B, L]."""
-        return self.embedding.logits(self.hidden(inputs, segment_ids, positions))
-
-    def hidden(self, inputs: Array, segment_ids: Array, positions: Array) -> Array:
-        """Return the last hidden states [B, L, D] in the compute dtype, for a loss in chunks.
-
-        `embedding.logits` turns them into what `__call__` returns.
-        """
-        return self.transformer(self.embedding(inputs), segment_ids, positions)
+        hidden_BLD = self.transformer(self.embedding(inputs), segment_ids, positions)
+        return self.embedding.logits(hidden_BLD)

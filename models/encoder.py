@@ -1,4 +1,4 @@
-"""A bidirectional encoder over packed rows: hidden states, or a guess of each token.
+"""A bidirectional encoder over packed rows: a guess of each token.
 
 Shape letters are explained in `models/__init__.py`.
 """
@@ -13,8 +13,7 @@ from models.transformer import Embedding, Transformer
 class Encoder(nnx.Module):
     """Reads every position in the light of its whole segment, before and after it.
 
-    Built as `Decoder` is, but for the order: for masked tokens (BERT, Devlin et al., 2019) train
-    on the logits, for a classifier or retrieval use `hidden`.
+    Built as `Decoder` is, but not causal; for masked tokens (BERT, Devlin et al., 2019).
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
@@ -23,8 +22,5 @@ class Encoder(nnx.Module):
 
     def __call__(self, inputs: Array, segment_ids: Array, positions: Array) -> Array:
         """Return float32 logits [B, L, V] from int32 tokens, segment ids and positions [B, L]."""
-        return self.embedding.logits(self.hidden(inputs, segment_ids, positions))
-
-    def hidden(self, inputs: Array, segment_ids: Array, positions: Array) -> Array:
-        """Return the last hidden states [B, L, D] in the compute dtype."""
-        return self.transformer(self.embedding(inputs), segment_ids, positions)
+        hidden_BLD = self.transformer(self.embedding(inputs), segment_ids, positions)
+        return self.embedding.logits(hidden_BLD)

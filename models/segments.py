@@ -1,13 +1,7 @@
 """Which keys a query sees, as a mask and as a range: the one rule that all attention follows."""
 
-from collections.abc import Callable
-from functools import partial
-
-import jax
 import jax.numpy as jnp
 from jax import Array
-
-Reach = Callable[..., tuple[Array, Array]]
 
 
 def visible(
@@ -67,40 +61,3 @@ def reach(q_ids: Array, kv_ids: Array, *, causal: bool, window: int | None) -> t
         jnp.where(nothing, S, first).astype(jnp.int32),
         jnp.where(nothing, 0, stop).astype(jnp.int32),
     )
-
-
-def seen_from(
-    kv_ids: Array, q_ids: Array, *, causal: bool, window: int | None
-) -> tuple[Array, Array]:
-    """Return int32 (first [S], stop [S]): the queries that see each key, as `reach` has its keys.
-
-    The same rule in a mirror: read from right to left, a query is never later than its keys.
-    """
-    first, stop = reach(kv_ids[::-1], q_ids[::-1], causal=causal, window=window)
-    L = q_ids.shape[0]
-    return (L - stop)[::-1], (L - first)[::-1]
-
-
-def block_reach(
-    ids: Array,
-    other_ids: Array,
-    *,
-    block: int,
-    causal: bool,
-    window: int | None,
-    reach: Reach = reach,
-) -> tuple[Array, Array]:
-    """Return int32 (first, stop), each [B, blocks]: the keys that each block of queries needs.
-
-    Args:
-        ids: int [B, L], of queries; L is a multiple of `block`.
-        other_ids: int [B, S], of keys.
-        block: queries in a block.
-        causal: as in `visible`.
-        window: as in `visible`.
-        reach: `seen_from` for the queries that each block of keys needs; then `ids` are the keys'.
-    """
-    row = partial(reach, causal=causal, window=window)
-    first, stop = jax.vmap(row)(ids, other_ids)
-    blocks = (ids.shape[0], -1, block)
-    return first.reshape(blocks).min(axis=-1), stop.reshape(blocks).max(axis=-1)

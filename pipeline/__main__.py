@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import sys
-import types
 from collections.abc import Callable, Sequence
 
 from pipeline.commands.arguments import PLANNING, parser
@@ -184,10 +183,15 @@ def prepare(arguments: argparse.Namespace) -> int:
     if not arguments.into:
         raise ValueError("--into is missing; say in which directory the corpus goes")
     directory, field = epath.Path(arguments.into).expanduser(), arguments.field
-    fields = types.SimpleNamespace(**vars(arguments))
-    fields.files = ",".join(arguments.source)
-    fields.tfds, fields.kind = arguments.tfds or "", arguments.kind or ""
-    source = open_source(fields, directory)
+    fields = {
+        "tfds": arguments.tfds or "",
+        "files": ",".join(arguments.source),
+        "split": arguments.split,
+        "kind": arguments.kind or "",
+        "begin": arguments.begin,
+        "end": arguments.end,
+    }
+    source = open_source(fields, "the command")
     marks = {"begin": not arguments.no_marks, "end": not arguments.no_marks}
     name = arguments.tokenizer
     tokenizer: tokenizers.Tokenizer

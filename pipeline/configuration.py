@@ -1,8 +1,13 @@
-"""From the fields of a config to corpora: which source, which tokenizer, prepared where."""
+"""From the fields of a config to corpora: all fields are checked, then corpora are prepared."""
 
-from collections.abc import Callable
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from etils import epath
 
 from pipeline import sources, templates, tokenizers, views
@@ -10,65 +15,199 @@ from pipeline.storage.corpora import Corpora
 from pipeline.storage.preparation import prepare, prepare_pairs
 from pipeline.tasks import CAUSAL, INPUTS
 
-TEMPLATES: dict[str, Callable[..., templates.Template]] = {
-    "chat": templates.Chat,
-    "answer": templates.Answer,
-}
-VIEWS: dict[str, Callable[..., Any] | None] = {"causal": None, **views.KINDS}
+TEMPLATES = {"": None, "chat": templates.Chat, "answer": templates.Answer}
+VIEWS = {"causal": None, **views.KINDS}
+TOKENIZERS = ("sentencepiece", "huggingface", "bytes")
 
 
-def open_source(fields: Any, data_dir: epath.Path) -> sources.Source:
+def open_source(fields: Mapping[str, Any], name: str) -> sources.Source:
     """The source that `fields` describe.
 
     Args:
-        fields: has `tfds` (the name of a prepared data set, or "python_stdlib",
-            "python_docstrings", "python_dialogues" or "python_reference", which make themselves) or
-            `files` (names or globs, separated by commas, of a kind that `sources.open_files` tells
-            from their ends, or that a field `kind` names), one of them empty; `split`, of a data
-            set that has some; `begin` and `end`, the share of the records that is wanted, from 0.0
-            to 1.0.
-        data_dir: where those that make themselves are made.
+        fields: one of `source` (MODULE:NAME of a function or class that takes a split and returns
+            a source or a sequence of records), `files` (names or globs, separated by commas, as
+            for `sources.open_files`) and `tfds` (the name of a prepared data set), the others
+            empty or absent; `split`; of files a `kind`, or ""; `begin` and `end`, the share of the
+            records to use, from 0.0 to 1.0.
+        name: of these fields, for errors.
 
     Raises:
-        ValueError: both or neither of `tfds` and `files` are given.
+        ValueError: none or several of the three are given, or the one that is cannot be opened.
+        FileNotFoundError: there are no such files, or no such data set.
     """
-    if bool(fields.files) == bool(fields.tfds):
+    given = {key: fields.get(key, "") for key in ("source", "files", "tfds")}
+    split = fields["split"]
+    if sum(map(bool, given.values())) != 1:
         raise ValueError(
-            f"files is {fields.files!r} and tfds is {fields.tfds!r}; give one of them and leave "
-            "the other empty, as in --config.train.files='data/*.jsonl.gz' --config.train.tfds=''"
+            f"{name} has {', '.join(f'{key}={value!r}' for key, value in given.items())}; give one "
+            "of them and leave the others empty, as in --config.train.files='data/*.jsonl.gz' "
+            "--config.train.source="
         )
     source: sources.Source
-    if fields.tfds == "python_stdlib":
-        source = sources.PythonStdlib(fields.split, data_dir=data_dir)
-    elif fields.tfds == "python_dialogues":
-        source = sources.Dialogues(fields.split, data_dir=data_dir)
-    elif fields.tfds == "python_docstrings":
-        source = sources.Docstrings(fields.split, data_dir=data_dir)
-    elif fields.tfds == "python_reference":
-        source = sources.PythonReference()
-    elif fields.tfds:
-        source = sources.Tfds(fields.tfds, fields.split)
+    if given["source"]:
+        source = _import_source(given["source"], split, name)
+    elif given["tfds"]:
+        source = sources.Tfds(given["tfds"], split)
     else:
-        names = fields.files.split(",")
-        source = sources.open_files(names, fields.split, getattr(fields, "kind", ""))
-    if (fields.begin, fields.end) != (0.0, 1.0):
-        source = sources.Slice(source, fields.begin, fields.end)
-    return source
+        source = sources.open_files(given["files"].split(","), split, fields.get("kind", ""))
+    begin, end = fields["begin"], fields["end"]
+    return source if (begin, end) == (0.0, 1.0) else sources.Slice(source, begin, end)
+
+
+def _import_source(path: str, split: str, name: str) -> sources.Source:
+    module, _, attribute = path.partition(":")
+    try:
+        make = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"{name}.source is {path!r}, which cannot be imported: {error}. It must be "
+            "MODULE:NAME, such as configs.python_data:Functions, and Python must find MODULE in "
+            "the current directory or on PYTHONPATH"
+        ) from error
+    source = make(split)
+    return source if hasattr(source, "fingerprint") else sources.Records(source)
 
 
 def open_template(fields: Any) -> templates.Template | None:
     """The template that `fields` describe: its `kind` ("chat", "answer" or ""), and its own fields.
 
     Raises:
-        ValueError: there is no such kind.
+        ValueError: there is no such kind, or a field of it is missing or wrong.
     """
-    options = fields.to_dict()
-    kind = options.pop("kind")
-    if kind == "":
+    make, options = _choose(fields, "template", TEMPLATES)
+    return make(**options) if make else None
+
+
+def open_view(fields: Any, seed: int) -> Callable[..., Any] | None:
+    """The function that makes, of a corpus, the view that `fields` describe: its `kind`, and more.
+
+    It is None for the kind "causal", where the corpus itself is trained on.
+
+    Raises:
+        ValueError: there is no such kind, or a field of it is missing or wrong.
+    """
+    make, options = _choose(fields, "task", VIEWS, given=("corpus", "seed"))
+    if make is None:
         return None
-    if kind not in TEMPLATES:
-        raise ValueError(f"template.kind is {kind!r}; it must be one of {', '.join(TEMPLATES)}")
-    return TEMPLATES[kind](**options)
+    view = functools.partial(make, seed=seed, **options)
+    view(_EmptyCorpus())  # so that wrong values are refused now
+    return view
+
+
+class _EmptyCorpus:
+    """The attributes of a corpus that a view reads when it is made."""
+
+    task, vocab_size, num_tokens, tokenizer = INPUTS, 1 << 16, 0, tokenizers.Bytes()
+    lengths = np.zeros(1, np.uint32)
+
+
+def _choose(
+    fields: Any, name: str, kinds: Mapping[str, Any], given: Sequence[str] = ()
+) -> tuple[Any, dict[str, Any]]:
+    """The class that `fields.kind` names, and its arguments: the other fields that are not None."""
+    options = {key: value for key, value in fields.to_dict().items() if value is not None}
+    kind = options.pop("kind")
+    if kind not in kinds:
+        known = ", ".join(filter(None, kinds))
+        raise ValueError(f"{name}.kind is {kind!r}; it must be one of {known}")
+    parameters = inspect.signature(kinds[kind]).parameters if kinds[kind] else {}
+    takes = {key: each.default is each.empty for key, each in parameters.items()}
+    takes = {key: required for key, required in takes.items() if key not in given}
+    if wrong := [key for key in options if key not in takes]:
+        raise ValueError(
+            f"{name}.{wrong[0]} is set, and {name}.kind {kind!r} takes "
+            f"{', '.join(takes) or 'no other field'}; leave it out, or give another kind"
+        )
+    if missing := [key for key, required in takes.items() if required and key not in options]:
+        raise ValueError(f"{name}.kind is {kind!r}, which needs {name}.{missing[0]}; give it")
+    return kinds[kind], options
+
+
+def open_tokenizer(fields: Any) -> tokenizers.Tokenizer | None:
+    """The tokenizer that `fields` describe; None for one that is to be trained.
+
+    Raises:
+        ValueError: there is no such kind, or `model` is not a tokenizer of that kind.
+        FileNotFoundError: there is no file `model`.
+    """
+    marks = {"begin": fields.begin, "end": fields.end}
+    if fields.kind not in TOKENIZERS:
+        raise ValueError(
+            f"tokenizer.kind is {fields.kind!r}; it must be one of {', '.join(TOKENIZERS)}"
+        )
+    if fields.kind == "bytes":
+        return tokenizers.Bytes(**marks)
+    if fields.kind == "sentencepiece":
+        return tokenizers.SentencePiece(fields.model, **marks) if fields.model else None
+    if not fields.model:
+        raise ValueError(
+            "tokenizer.kind is 'huggingface' and tokenizer.model is empty; give the path of a "
+            "tokenizer.json, as in --config.tokenizer.model=tokenizer.json"
+        )
+    return tokenizers.HuggingFace(fields.model, **marks)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One corpus of a config, before it is prepared: its records, and their text."""
+
+    source: sources.Source
+    field: Any  # one name, or of pairs two, of inputs and targets
+    template: templates.Template | None
+
+    def prepare(self, tokenizer: tokenizers.Tokenizer, directory: epath.Path, view: Any) -> Any:
+        """The corpus in `directory`, a view of it, or pairs."""
+        if not isinstance(self.field, str):
+            return prepare_pairs(self.source, tokenizer, directory, fields=self.field)
+        corpus = prepare(
+            self.source,
+            tokenizer,
+            directory,
+            field=self.field,
+            template=self.template,
+            task=CAUSAL if view is None else INPUTS,
+        )
+        return corpus if view is None else view(corpus)
+
+
+def _open_part(name: str, fields: Any, config: Any) -> Part:
+    template = open_template(fields.get("template", config.template))
+    if not isinstance(fields.field, str) and (
+        len(fields.field) != 2
+        or template is not None
+        or config.task.kind != "causal"
+        or not config.tokenizer.begin
+    ):
+        raise ValueError(
+            f"config.{name}.field is {fields.field!r}; it must be one name, or for pairs two, with "
+            "template.kind '', task.kind 'causal' and tokenizer.begin True"
+        )
+    return Part(open_source(fields, f"config.{name}"), fields.field, template)
+
+
+def _train_tokenizer(parts: Sequence[Part], config: Any, model: epath.Path) -> Any:
+    """A sentencepiece model of the text of these parts."""
+    texts = [
+        (part.source, part.field)
+        if part.template is None
+        else (templates.FilledSource(part.source, part.template), "text")
+        for part in parts
+    ]
+    fields = {field for _, field in texts}
+    if len(fields) > 1:
+        raise ValueError(
+            f"the sources have their text in different fields, {', '.join(map(str, fields))}; "
+            "train a tokenizer on one of them first, and give it as tokenizer.model"
+        )
+    return tokenizers.train_sentencepiece(
+        sources.Concatenated([source for source, _ in texts]) if len(texts) > 1 else texts[0][0],
+        config.tokenizer.vocab_size,
+        model,
+        seed=config.seed,
+        field=fields.pop(),
+        begin=config.tokenizer.begin,
+        end=config.tokenizer.end,
+    )
 
 
 def prepare_corpora(config: Any, directory: epath.Path) -> tuple[Any, Any]:
@@ -78,12 +217,10 @@ def prepare_corpora(config: Any, directory: epath.Path) -> tuple[Any, Any]:
         config: `train` and `eval`, each with the fields of `open_source` and `field`, the name of
             a record's text, or of pairs two names, of inputs and targets; of a mixture, `sources`
             in place of `train`, such fields by name, and `mixture` with their `weights`; where
-            others may join `train` later on, `added`, by name; `tokenizer`, with `kind` ("bytes",
-            "sentencepiece" or "huggingface"), `begin` and `end` marks, a `model` file for the
-            latter two, and for sentencepiece, where there is none, the `vocab_size` of one to be
-            trained on the text that training begins with; `template`, as for `open_template`;
-            `task`, with `kind` ("causal", "masked" or "corrupted") and what that view takes;
-            `seed`.
+            others may join `train` later on, `added`, by name; `template`, which a source may have
+            of its own; `task`, with the fields of `open_view`; `tokenizer`, with `kind`, `begin`
+            and `end` marks, `model`, and for sentencepiece without a model the `vocab_size` of one
+            to be trained on the text that training begins with; `seed`.
         directory: where to keep them.
 
     Returns:
@@ -92,73 +229,40 @@ def prepare_corpora(config: Any, directory: epath.Path) -> tuple[Any, Any]:
         that may join.
 
     Raises:
-        ValueError: a field is not as above, or what `prepare` raises.
+        ValueError: a field is not as above, found before anything is prepared; or what `prepare`
+            raises.
+        FileNotFoundError: there are no such files.
     """
-    # Sources by the names of their corpora, those first with which training begins.
-    if "sources" in config:
+    # The fields of each corpus by its directory, those first with which training begins.
+    if mixture := "sources" in config:
         names, begin = _joining(list(config.sources), config.get("mixture", {}))
-        joined = {name: (f"train/{name}", config.sources[name]) for name in names}
+        sections = {f"train/{name}": (f"sources.{name}", config.sources[name]) for name in names}
     else:
-        joined, begin = {"train": ("train", config.train)}, 1
-        added = dict(config.get("added", {}))
+        added = config.get("added", {})
+        names, begin = ["train", *added], 1
         if "train" in added:
             raise ValueError("config.added has a corpus 'train'; give it another name")
-        joined |= {name: (f"added/{name}", fields) for name, fields in added.items()}
-    places = {name: place for name, (place, _) in joined.items()}
-    described = {**dict(joined.values()), "eval": config.eval}
-    options = config.task.to_dict()
-    kind = options.pop("kind")
-    if kind not in VIEWS:
-        raise ValueError(f"task.kind is {kind!r}; it must be one of {', '.join(VIEWS)}")
-    template, view = open_template(config.template), VIEWS[kind]
-    parts = {name: open_source(fields, directory / "tfds") for name, fields in described.items()}
-    of_training = list(places.values())[:begin]
-    spec = config.tokenizer
-    marks = {"begin": spec.begin, "end": spec.end}
-    tokenizer: tokenizers.Tokenizer
-    if spec.kind == "bytes":
-        tokenizer = tokenizers.Bytes(**marks)
-    elif spec.kind == "huggingface":
-        tokenizer = tokenizers.HuggingFace(spec.model, **marks)
-    elif spec.kind == "sentencepiece" and spec.model:
-        tokenizer = tokenizers.SentencePiece(spec.model, **marks)
-    elif spec.kind == "sentencepiece":
-        texts = [parts[name] for name in of_training]
-        fields = {described[name].field for name in of_training}
-        if template is not None:
-            texts, fields = [templates.Filled(text, template) for text in texts], {"text"}
-        if len(fields) > 1:
-            raise ValueError(
-                f"the sources have their text in different fields, {', '.join(map(str, fields))}; "
-                "train a tokenizer on one of them first, and give it as tokenizer.model"
-            )
-        tokenizer = tokenizers.train_sentencepiece(
-            sources.Concatenated(texts) if len(texts) > 1 else texts[0],
-            spec.vocab_size,
-            directory / "tokenizer.model",
-            seed=config.seed,
-            field=fields.pop(),
-            **marks,
-        )
-    else:
+        sections = {"train": ("train", config.train)}
+        sections |= {f"added/{name}": (f"added.{name}", added[name]) for name in added}
+    sections["eval"] = "eval", config.eval
+    parts = {place: _open_part(*pair, config) for place, pair in sections.items()}
+    if len({isinstance(part.field, str) for part in parts.values()}) > 1:
+        fields = ", ".join(str(part.field) for part in parts.values())
         raise ValueError(
-            f"tokenizer.kind is {spec.kind!r}; it must be 'sentencepiece', 'huggingface' or 'bytes'"
+            f"the corpora of the config have the fields {fields}; give each of them one name, or "
+            "for pairs each of them two"
         )
-
-    def prepared(name: str) -> Any:
-        field, place = described[name].field, directory / name
-        if not isinstance(field, str):
-            return prepare_pairs(parts[name], tokenizer, place, fields=tuple(field))
-        task = CAUSAL if view is None else INPUTS
-        what: dict[str, Any] = {"field": field} if template is None else {"template": template}
-        corpus = prepare(parts[name], tokenizer, place, task=task, **what)
-        return corpus if view is None else view(corpus, seed=config.seed, **options)
-
-    corpora = {name: prepared(name) for name in parts}
-    held_out = corpora.pop("eval")
-    if "sources" in config or len(joined) > 1:
-        return Corpora({name: corpora[place] for name, place in places.items()}), held_out
-    return corpora["train"], held_out
+    view = open_view(config.task, config.seed)
+    tokenizer = open_tokenizer(config.tokenizer)
+    if tokenizer is None:
+        of_training = list(parts.values())[:begin]
+        tokenizer = _train_tokenizer(of_training, config, directory / "tokenizer.model")
+    *training, held_out = (
+        part.prepare(tokenizer, directory / place, view) for place, part in parts.items()
+    )
+    if mixture or len(training) > 1:
+        return Corpora(dict(zip(names, training, strict=True))), held_out
+    return training[0], held_out
 
 
 def _joining(names: list[str], mixture: Any) -> tuple[list[str], int]:

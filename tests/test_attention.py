@@ -1,6 +1,5 @@
 """Attention: every implementation against the dense one, and no leak between segments."""
 
-import contextlib
 import logging
 from functools import partial
 
@@ -14,8 +13,7 @@ from models.attention import choose, segment_attention
 from models.segments import reach, visible
 from models.splash import splash_available
 
-KERNELS = [  # interpreted here: each is meant for other hardware
-    "triton",
+KERNELS = [  # interpreted here: meant for TPUs
     pytest.param(
         "splash",
         marks=pytest.mark.skipif(not splash_available(), reason="tokamax is not installed"),
@@ -110,22 +108,6 @@ def test_kernels_equal_dense_in_bfloat16(implementation):
     dense = value_and_gradients(*exact, ids, None, implementation="dense")
     found = value_and_gradients(*inputs, ids, None, implementation=implementation)
     assert_close(found, dense, 1e-2)
-
-
-def test_triton_kernels_lower_for_cuda(monkeypatch):
-    """Not a run, but every operation in them has a translation, and the types fit."""
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    described = contextlib.nullcontext()
-    if hasattr(jax.sharding, "AbstractDevice"):  # jax 0.12 asks which GPU
-        device = jax.sharding.AbstractDevice("NVIDIA H100", None, "gpu")
-        mesh = jax.sharding.AbstractMesh((), (), abstract_device=device)
-        described = jax.sharding.use_abstract_mesh(mesh)
-    q, k = (jax.ShapeDtypeStruct((1, 100, n, 64), "bfloat16") for n in (4, 2))
-    ids = jax.ShapeDtypeStruct((1, 100), "int32")
-    with described:
-        traced = value_and_gradients.trace(q, k, k, q, ids, ids, implementation="triton")
-        text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    assert text.count("__gpu$xla.gpu.triton") == 3  # forward, dq, dk and dv
 
 
 @pytest.mark.parametrize("length", [1, 128, 300])
@@ -236,7 +218,7 @@ def test_auto_never_leaves_the_known_implementations(platform):
     for length in (64, 4096):
         for dtype in ("float32", "bfloat16", "float16"):
             name, _ = choose(platform, jnp.dtype(dtype), length, length)
-            assert name in {"dense", "blocked", "splash", "triton"}
+            assert name in {"dense", "blocked", "splash"}
 
 
 @pytest.mark.parametrize(

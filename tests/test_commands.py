@@ -87,7 +87,7 @@ def test_each_command_has_help(run, command):
         (["check", "FOLDER/a/sub", "--max-length", "-1"], "max_length is -1"),
         (["buckets", "FOLDER/some.npy", "--max-length", "100000"], "raise tokens_per_batch"),
         (["prepare", "a.txt"], "--into is missing; say in which directory"),
-        (["prepare", "--into", "FOLDER/new"], "files is '' and tfds is ''; give one of them"),
+        (["prepare", "--into", "FOLDER/new"], "has source='', files='', tfds=''; give one of them"),
     ],
 )
 def test_a_mistake_is_answered_with_a_sentence(run, tmp_path, arguments, sentence):
@@ -191,7 +191,7 @@ def test_a_config_gives_its_corpus_and_its_options(run, tmp_path):
         "def get_config():\n"
         "    config = quickstart.get_config()\n"
         "    for part in (config.train, config.eval):\n"
-        f"        part.tfds, part.files = '', {str(text)!r}\n"
+        f"        part.source, part.files = '', {str(text)!r}\n"
         "    config.tokenizer.kind, config.seed = 'bytes', 7\n"
         "    config.batches.update(tokens_per_batch=512, max_length=128, length_multiple=16)\n"
         "    return config\n"

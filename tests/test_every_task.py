@@ -6,7 +6,6 @@ import grain
 import numpy as np
 import pyarrow as pa
 import pytest
-import tensorflow_datasets as tfds
 from array_record.python.array_record_module import ArrayRecordWriter
 from pyarrow import feather, parquet
 
@@ -18,8 +17,7 @@ from pipeline.tasks import INPUTS
 from pipeline.templates import Chat
 from pipeline.tokenizers import Bytes
 from pipeline.views import Masked, SpanCorruption
-
-RECORDS = [{"text": f"what is {n}? " + "It is é " * (n % 5) + str(n)} for n in range(30)]
+from tests.questions import RECORDS, write_questions
 
 # Two buckets that four hosts can share, and the same for pairs.
 BUCKETS = Bucket(4, 32), Bucket(4, 80)
@@ -51,23 +49,6 @@ def chat(record):
     return Chat()({"messages": [{"role": r, "content": c} for r, c in turns.items()]})
 
 
-class Questions(tfds.core.GeneratorBasedBuilder):
-    """A TFDS data set of the records."""
-
-    VERSION = tfds.core.Version("1.0.0")
-
-    def _info(self):
-        return tfds.core.DatasetInfo(
-            builder=self, features=tfds.features.FeaturesDict({"text": tfds.features.Text()})
-        )
-
-    def _split_generators(self, dl_manager):
-        return {"train": ((n, record) for n, record in enumerate(RECORDS))}
-
-    def _generate_examples(self):
-        raise NotImplementedError
-
-
 def make_source(kind, directory):
     table, path = pa.Table.from_pylist(RECORDS), directory / f"data.{kind}"
     match kind:
@@ -85,7 +66,7 @@ def make_source(kind, directory):
                 writer.write(record["text"].encode())
             writer.close()
         case "tfds":
-            Questions(data_dir=str(directory), file_format="array_record").download_and_prepare()
+            write_questions(directory)
             return sources.Tfds("questions", "train", directory)
         case "list":
             return sources.Records(RECORDS)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pipeline.__main__ import main
-from pipeline.sources import Concatenated, PythonReference
+from pipeline.sources import Concatenated
 from pipeline.sources.source import read_texts, where
 from tests.runs import run, steps, summary, tiny
 
@@ -85,12 +85,3 @@ def test_sources_together_are_read_as_one():
     assert where(both, 2) == "record 0"
     with pytest.raises(IndexError, match="record 3 of 3"):
         both[3]
-
-
-def test_the_reference_of_python_is_prose_with_names():
-    reference = PythonReference()
-    assert len(reference) > 50
-    names = {reference[index]["name"] for index in range(len(reference))}
-    assert {"while", "yield"} <= names
-    assert "topic" in where(reference, 0)
-    assert reference.fingerprint == PythonReference().fingerprint

@@ -16,7 +16,7 @@ from pipeline.configuration import open_source
 from pipeline.sources import (
     ArrayRecords,
     ArrowFiles,
-    HuggingFace,
+    HuggingFaceDataset,
     JsonLines,
     ParquetFiles,
     Records,
@@ -76,7 +76,7 @@ def make(kind, directory):
             return ArrayRecords(names, parse=json.loads)
         case "hugging_face":
             save_to_disk(directory / "saved", RECORDS)
-            return HuggingFace(directory / "saved")
+            return HuggingFaceDataset(directory / "saved")
         case "list":
             return Records(RECORDS)
         case "map_dataset":
@@ -170,18 +170,18 @@ def test_a_saved_data_set_has_its_splits(tmp_path):
     for split in ("train", "test"):
         save_to_disk(tmp_path / "saved" / split, RECORDS[: 40 if split == "train" else 30])
     (tmp_path / "saved" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    assert len(HuggingFace(tmp_path / "saved", "train")) == 40
+    assert len(HuggingFaceDataset(tmp_path / "saved", "train")) == 40
     assert len(open_files([str(tmp_path / "saved")], "test")) == 30
     with pytest.raises(ValueError, match="no split 'dev'; its splits are train, test"):
-        HuggingFace(tmp_path / "saved", "dev")
+        HuggingFaceDataset(tmp_path / "saved", "dev")
     with pytest.raises(ValueError, match="is one data set and has no splits"):
-        HuggingFace(tmp_path / "saved" / "train", "train")
+        HuggingFaceDataset(tmp_path / "saved" / "train", "train")
     with pytest.raises(FileNotFoundError, match=r"no data set in .* \(no state.json\)"):
-        HuggingFace(tmp_path)
+        HuggingFaceDataset(tmp_path)
     state = tmp_path / "saved" / "test" / "state.json"
     state.write_text(json.dumps(json.loads(state.read_text()) | {"_indices_data_files": [{}]}))
     with pytest.raises(ValueError, match="call flatten_indices"):
-        HuggingFace(tmp_path / "saved", "test")
+        HuggingFaceDataset(tmp_path / "saved", "test")
 
 
 def test_records_in_python_are_told_apart_by_content():

@@ -3,19 +3,16 @@ import itertools
 import json
 import os
 import pickle
-import subprocess
-import sys
 import time
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.sources import JsonLines, PythonStdlib, Slice, TextFiles, Tfds, files, lines
-from pipeline.sources.python_stdlib_builder import functions
+from pipeline.sources import JsonLines, Slice, TextFiles, Tfds, files, lines
 from pipeline.sources.source import read_texts, where
-
-zstandard = pytest.importorskip("zstandard")
+from tests.questions import MORE, RECORDS, write_questions
 
 
 def compressed(content, suffix):
@@ -23,9 +20,9 @@ def compressed(content, suffix):
         return gzip.compress(content)
     if suffix == ".zst":
         # Two frames, as parallel compressors write them.
-        half = len(content) // 2
-        one = zstandard.ZstdCompressor()
-        return one.compress(content[:half]) + one.compress(content[half:])
+        half, codec = len(content) // 2, pa.Codec("zstd")
+        frames = (codec.compress(part).to_pybytes() for part in (content[:half], content[half:]))
+        return b"".join(frames)
     return content
 
 
@@ -216,85 +213,35 @@ def test_a_slice_names_records_as_its_source_does(tmp_path):
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
-    """Where two processes made the data set of the standard library at once."""
+    """Where a data set with two splits was prepared."""
     directory = tmp_path_factory.mktemp("tfds")
-    script = (
-        "import sys; from pipeline.sources import PythonStdlib; "
-        "print(PythonStdlib('train', sys.argv[1]).fingerprint)"
-    )
-    command = [sys.executable, "-c", script, str(directory)]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    seen = [process.communicate(timeout=120)[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0]
-    assert seen[0] == seen[1] != ""
+    write_questions(directory)
     return directory
 
 
-def test_the_standard_library_divides_into_modules_of_train_and_validation(data_dir):
-    train, validation = PythonStdlib("train", data_dir), PythonStdlib("validation", data_dir)
-    sets = [source.__getitems__(range(len(source))) for source in (train, validation)]
-    modules = [{record["module"] for record in records} for records in sets]
-    assert not modules[0] & modules[1]
-    assert {b"ast", b"json.decoder"} <= modules[0] | modules[1]
-    assert not any(b"test" in name.split(b".") for name in modules[0] | modules[1])
-    sizes = [sum(len(record["text"]) for record in records) for records in sets]
-    assert 0.02 < sizes[1] / sum(sizes) < 0.1
-    assert sum(sizes) > 4_000_000
-    keys = [(r["module"], r["name"], r["text"]) for records in sets for r in records]
-    assert len(keys) > 10_000
-    assert all(text.lstrip(b"@").strip() for _, _, text in keys)
+def test_a_tfds_source_has_the_records_of_its_split(data_dir):
+    for split, records in (("train", RECORDS), ("validation", MORE)):
+        source = Tfds("questions", split, data_dir)
+        texts = read_texts(source, range(len(source)), "text")
+        assert sorted(texts) == sorted(record["text"] for record in records)
 
 
 def test_a_tfds_source_pickles_and_is_told_apart_by_content(data_dir):
-    source = PythonStdlib("train[:5%]", data_dir)
+    source = Tfds("questions", "train[:50%]", data_dir)
     again = pickle.loads(pickle.dumps(source))
+    assert len(again) == 15
     assert again[7] == source[7]
-    assert again.fingerprint == source.fingerprint != PythonStdlib("train", data_dir).fingerprint
-    assert "standard library of Python" in str(source)
-    name = f"python_stdlib/{source._builder.builder_config.name}"
-    plain = Tfds(name, "train[:5%]", data_dir)
-    assert len(plain) == len(source)
-    assert plain[7] == source[7]
-    assert plain.fingerprint != Tfds(name, "train[5%:10%]", data_dir).fingerprint
-    assert where(plain, 7) == f"record 7 of {name}, split train[:5%]"
+    assert again.fingerprint == source.fingerprint
+    others = {Tfds("questions", split, data_dir).fingerprint for split in ("train", "train[50%:]")}
+    assert len({source.fingerprint, *others}) == 3
+    assert where(source, 7) == "record 7 of questions, split train[:50%]"
 
 
 def test_a_data_set_that_is_not_there_is_refused_at_once(data_dir):
     started = time.monotonic()
-    for name in ("mnist", "wikipedia/20230601.en", "no_such_data_set", "python_stdlib/other"):
+    for name in ("mnist", "wikipedia/20230601.en", "no_such_data_set", "questions/other"):
         with pytest.raises(FileNotFoundError, match=f"the data set {name} is not in {data_dir}"):
             Tfds(name, "train", data_dir)
     assert time.monotonic() - started < 60  # TFDS itself would retry for minutes
     with pytest.raises(ValueError, match="has no split 'test'; its splits are train, validation"):
-        PythonStdlib("test", data_dir)
-
-
-def test_functions_are_taken_with_their_decorators_and_without_their_indentation():
-    source = b'''
-if True:
-    def a(): return 1
-class B:
-    @property
-    # comment
-    def c(self):
-        def inner():
-            return "\\x0c"
-        return inner
-    class D:
-        async def e(self): ...
-try: pass
-except ValueError:
-    def f():
-        """One
-    two."""
-'''
-    found = list(functions(source))
-    assert [(line, name) for line, name, _ in found] == [
-        (3, "a"),
-        (5, "B.c"),
-        (12, "B.D.e"),
-        (15, "f"),
-    ]
-    assert found[0][2] == "def a(): return 1\n"
-    assert found[1][2].startswith("@property\n# comment\ndef c(self):\n    def inner():\n")
-    assert found[1][2].endswith("    return inner\n")
+        Tfds("questions", "test", data_dir)

@@ -2,13 +2,14 @@
 
 import json
 
+import absl.flags
 import pytest
 from etils import epath
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, config_flags
 
 from configs import chat, masked, quickstart
 from pipeline.configuration import open_template, prepare_corpora
-from pipeline.sources import Dialogues
+from pipeline.templates import Answer, Chat
 from pipeline.training.history import read_history
 from pipeline.views import Masked
 from tests.runs import run, steps, summary, tiny
@@ -61,25 +62,145 @@ def test_an_encoder_decoder_learns_to_fill_gaps(chats, tmp_path):
 
 def test_the_configurations_of_tasks_prepare_what_they_say(tmp_path, monkeypatch):
     for name, config in (("chat", chat.get_config()), ("masked", masked.get_config())):
-        config.train.split, config.eval.split = "train[:2%]", "validation[:2%]"
+        config.train.end = config.eval.end = 0.02
         config.tokenizer.vocab_size = 600
         corpus, held_out = prepare_corpora(config, tmp_path / name)
         assert len(corpus) > len(held_out) > 0
         fields = corpus[0] if name == "chat" else corpus.read([0], [0], corpus.lengths[:1])
         assert list(fields) == ["inputs", "targets", "loss_weights"]
         assert 0 < fields["loss_weights"].sum() < len(fields["loss_weights"])
-    dialogue = Dialogues("train[:2%]", tmp_path / "chat" / "tfds")[0]["messages"]
-    assert [turn["role"] for turn in dialogue[:3]] == ["system", "user", "assistant"]
-    with pytest.raises(IndexError, match="record -1 of"):
-        Dialogues("train[:2%]", tmp_path / "chat" / "tfds")[-1]
 
 
-def test_kinds_that_there_are_not_are_refused(tmp_path):
-    with pytest.raises(
-        ValueError, match=r"template\.kind is 'poem'; it must be one of chat, answer"
-    ):
-        open_template(ConfigDict({"kind": "poem"}))
+def changed(changes):
+    """The quickstart's config with other values, named as flags name them."""
     config = quickstart.get_config()
-    config.task.kind = "poem"
-    with pytest.raises(ValueError, match=r"task\.kind is 'poem'; it must be one of causal, masked"):
+    config.train.begin = config.eval.begin = 0.5
+    config.tokenizer.kind = "bytes"
+    config.update_from_flattened_dict(changes)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"template.kind": "poem"}, r"template\.kind is 'poem'; it must be one of chat, answer"),
+        (
+            {"template.prompt": "{q}"},
+            r"template\.prompt is set, and template\.kind '' takes no oth",
+        ),
+        (
+            {"template.kind": "chat", "template.prompt": "{q}"},
+            r"template\.prompt is set, and template\.kind 'chat' takes weights, before, after",
+        ),
+        (
+            {"template.kind": "answer", "template.prompt": "{q}"},
+            r"template\.kind is 'answer', which needs template\.answer; give it",
+        ),
+        (
+            {"template.kind": "chat", "template.weights": "assistant"},
+            "weights is 'assistant'; it must map roles to numbers",
+        ),
+        ({"task.kind": "poem"}, r"task\.kind is 'poem'; it must be one of causal, masked"),
+        ({"task.kind": "masked", "task.rate": 2.0}, "rate is 2.0; it must be above 0 and below 1"),
+        (
+            {"task.kind": "masked", "task.density": 0.1},
+            r"task\.density is set, and task\.kind 'mask",
+        ),
+        ({"task.kind": "corrupted"}, r"which needs task\.max_length; give it"),
+        ({"tokenizer.kind": "words"}, "tokenizer.kind is 'words'; it must be one of sentencepiece"),
+        ({"tokenizer.kind": "huggingface"}, r"tokenizer\.model is empty; give the path of a token"),
+        (
+            {"tokenizer.kind": "sentencepiece", "tokenizer.model": "/none"},
+            "no sentencepiece tokenizer",
+        ),
+        ({"train.source": ""}, "config.train has source='', files='', tfds=''; give one of them"),
+        ({"eval.files": "a.txt"}, "config.eval has source=.*, files='a.txt', tfds=''; give one"),
+        ({"eval.source": "", "eval.files": "none.txt"}, "there is no file none.txt"),
+        ({"eval.source": "", "eval.tfds": "none"}, "the data set none is not in"),
+        (
+            {"eval.source": "configs.no_such:A"},
+            "config.eval.source is 'configs.no_such:A', which c",
+        ),
+        ({"eval.source": "configs.python_data:A"}, "cannot be imported: .* has no attribute 'A'"),
+        (
+            {"eval.source": "configs/python_data.py"},
+            "cannot be imported: .* It must be MODULE:NAME",
+        ),
+        ({"eval.split": "test"}, "split is 'test'; it must be one of train, validation"),
+        ({"eval.end": 1.5}, "it takes 0.0 <= begin < end <= 1.0"),
+    ],
+)
+def test_wrong_fields_are_refused_before_anything_is_prepared(tmp_path, changes, sentence):
+    with pytest.raises((ValueError, FileNotFoundError), match=sentence):
+        prepare_corpora(changed(changes), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "changes", [{"task.kind": "masked"}, {"template.kind": "chat"}, {"tokenizer.begin": False}]
+)
+def test_pairs_with_another_task_are_refused(tmp_path, changes):
+    config = changed(changes)
+    for part in (config.train, config.eval):
+        with part.ignore_type():
+            part.field = ("text", "name")
+    with pytest.raises(
+        ValueError, match=r"config.train.field is \('text', 'name'\); it must be one"
+    ):
         prepare_corpora(config, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_pairs_are_not_evaluated_on_plain_text(tmp_path):
+    config = changed({})
+    with config.train.ignore_type():
+        config.train.field = ("text", "name")
+    with pytest.raises(ValueError, match=r"have the fields \('text', 'name'\), text; give each"):
+        prepare_corpora(config, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("flags", "template"),
+    [
+        (
+            ["template.kind=answer", "template.prompt={q}\n", "template.answer={a}"],
+            Answer(prompt="{q}\n", answer="{a}"),
+        ),
+        (
+            ["template.kind=chat", "template.before=[{role}]", "template.weights={'user': 0.5}"],
+            Chat(weights={"user": 0.5}, before="[{role}]"),
+        ),
+    ],
+)
+def test_every_field_of_a_template_is_a_flag(flags, template):
+    values = absl.flags.FlagValues()
+    argv = ["train.py", "--config=configs/quickstart.py"]
+    argv += [f"--config.{flag}" for flag in flags]
+    handle = config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=argv)
+    values(argv)
+    assert open_template(handle.value.template) == template
+
+
+def numbered(split):
+    """Records that a config names as a source."""
+    return [{"text": f"{split} {number}", "q": f"{number}?", "a": "Yes."} for number in range(9)]
+
+
+def test_each_source_of_a_mixture_may_have_a_template_of_its_own(tmp_path):
+    config = changed({})
+    config.eval.update(source="tests.test_tasks_train:numbered", split="validation")
+    library = ConfigDict({**config.eval, "split": "train"})
+    answers = ConfigDict(
+        {**library, "template": {"kind": "answer", "prompt": "{q}", "answer": "{a}"}}
+    )
+    config.sources = ConfigDict({"plain": library, "answers": answers})
+    config.mixture = ConfigDict({"weights": ((0, {"plain": 1, "answers": 1}),)})
+    del config.train
+    joined, held_out = prepare_corpora(config, tmp_path)
+    plain, answers = joined.corpora["plain"], joined.corpora["answers"]
+    assert plain.tokenizer.decode(plain[0]["inputs"]) == "train 4"
+    assert answers.tokenizer.decode(answers[0]["inputs"]) == "4?Yes."
+    assert "loss_weights" not in plain[0]
+    assert answers[0]["loss_weights"].tolist() == [0.0] * 2 + [1.0] * 5
+    assert held_out.tokenizer.decode(held_out[0]["inputs"]) == "validation 4"

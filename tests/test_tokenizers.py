@@ -206,7 +206,7 @@ def test_a_vocabulary_of_an_impossible_size_is_refused(source, tmp_path):
 
 
 def test_a_model_that_is_none_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no sentencepiece model"):
+    with pytest.raises(FileNotFoundError, match="there is no sentencepiece tokenizer"):
         SentencePiece(tmp_path / "none.model")
     (tmp_path / "bad.model").write_bytes(b"not a model")
     with pytest.raises(ValueError, match=r"bad\.model is not a sentencepiece model"):
@@ -283,7 +283,7 @@ def test_marks_of_a_hugging_face_tokenizer_are_its_own_or_named(hugging_face, tm
     bare.save(str(tmp_path / "bare.json"))
     with pytest.raises(ValueError, match="does not put one begin mark of its own; name the token"):
         HuggingFace(tmp_path / "bare.json")
-    with pytest.raises(FileNotFoundError, match="there is no tokenizer"):
+    with pytest.raises(FileNotFoundError, match="there is no huggingface tokenizer"):
         HuggingFace(tmp_path / "none.json")
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(ValueError, match=r"bad\.json is not a tokenizer\.json"):

@@ -12,7 +12,7 @@ def get_config() -> ConfigDict:
     config = quickstart.get_config()
     config.steps = 30
     for part, begin, end in ((config.train, 0.0, 0.8), (config.eval, 0.8, 1.0)):
-        part.tfds, part.files = "", os.environ["TINY_TEXT"]
+        part.source, part.files = "", os.environ["TINY_TEXT"]
         part.begin, part.end = begin, end
     if "TINY_MORE" in os.environ:
         config.added = ConfigDict({"more": config.eval})

@@ -12,7 +12,7 @@ def get_config() -> ConfigDict:
     config = pairs.get_config()
     config.steps = 12
     for part, begin, end in ((config.train, 0.0, 0.8), (config.eval, 0.8, 1.0)):
-        part.tfds, part.files = "", os.environ["TINY_TEXT"]
+        part.source, part.files = "", os.environ["TINY_TEXT"]
         part.field = "de", "en"
         part.begin, part.end = begin, end
     config.tokenizer.kind = "bytes"

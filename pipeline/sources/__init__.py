@@ -1,15 +1,11 @@
-"""Sources: records by number, from files of many kinds, TFDS, Python, and its standard library."""
+"""Sources: records by number, from files of many kinds, TFDS and Python."""
 
 from pipeline.sources.array_records import ArrayRecords
-from pipeline.sources.arrow import ArrowFiles, HuggingFace
+from pipeline.sources.arrow import ArrowFiles, HuggingFaceDataset
 from pipeline.sources.concatenated import Concatenated
-from pipeline.sources.dialogues import Dialogues
-from pipeline.sources.docstrings import Docstrings
 from pipeline.sources.json_lines import JsonLines
 from pipeline.sources.named import open_files
 from pipeline.sources.parquet import ParquetFiles
-from pipeline.sources.python_reference import PythonReference
-from pipeline.sources.python_stdlib import PythonStdlib
 from pipeline.sources.records import Records
 from pipeline.sources.slice import Slice
 from pipeline.sources.source import Source
@@ -20,13 +16,9 @@ __all__ = [
     "ArrayRecords",
     "ArrowFiles",
     "Concatenated",
-    "Dialogues",
-    "Docstrings",
-    "HuggingFace",
+    "HuggingFaceDataset",
     "JsonLines",
     "ParquetFiles",
-    "PythonReference",
-    "PythonStdlib",
     "Records",
     "Slice",
     "Source",

@@ -9,10 +9,10 @@ from typing import Any
 from pipeline.sources import files
 
 
-class ArrayRecords:
+class ArrayRecords(files.FileSource):
     """Records of ArrayRecord files; `{"text": bytes}` unless `parse` says otherwise.
 
-    Records are asked for in batches, which the format needs: 512 at once cost a thirtieth of 512
+    Records are requested in batches, which the format needs: 512 at once cost a thirtieth of 512
     one by one. `array_record` comes with Grain.
 
     Args:
@@ -25,10 +25,16 @@ class ArrayRecords:
         ValueError: from reading, when a file is damaged or `parse` fails; names file and record.
     """
 
+    format = "ArrayRecord files"
+    handles = ("_readers", "_first")
+
     def __init__(
         self, paths: files.Paths, *, parse: Callable[[bytes], dict[str, Any]] | None = None
     ):
-        self.files, self.parse = files.find(paths), parse
+        super().__init__(paths)
+        self.parse = parse
+        name = f"-{parse.__module__}.{parse.__qualname__}" if parse else ""
+        self.prefix = f"array_record{name}"
 
     @functools.cached_property
     def _readers(self) -> list[Any]:
@@ -50,44 +56,34 @@ class ArrayRecords:
         """The number of the first record of each file, and of all records."""
         return [0, *itertools.accumulate(map(len, self._readers))]
 
-    @functools.cached_property
-    def fingerprint(self) -> str:
-        """See `Source`; from names, sizes and content samples of the files."""
-        name = f"-{self.parse.__module__}.{self.parse.__qualname__}" if self.parse else ""
-        return f"array_record{name}-{files.digest(self.files)}"
-
     def __len__(self) -> int:
         return self._first[-1]
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.__getitems__([index])[0]
-
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """The records with these numbers, in one request for each file."""
-        asked: dict[int, list[tuple[int, int]]] = {}
+        requests: dict[int, list[tuple[int, int]]] = {}
         for place, index in enumerate(indices):
             number, within = files.locate(self._first, index)
-            asked.setdefault(number, []).append((place, within))
-        found: list[bytes] = [b""] * len(indices)
-        for number, wanted in asked.items():
+            requests.setdefault(number, []).append((place, within))
+        contents: list[bytes] = [b""] * len(indices)
+        for number, request in requests.items():
+            places, numbers = zip(*request, strict=True)
             try:
-                records = self._readers[number].__getitems__([within for _, within in wanted])
+                records = self._readers[number].__getitems__(numbers)
             except (RuntimeError, ValueError) as error:
-                records = wanted[0][1], wanted[-1][1]
                 raise ValueError(
-                    f"{os.fspath(self.files[number])} cannot be read from record {min(records)} "
-                    f"to {max(records)}: {error}. It is damaged; fetch it again"
+                    f"{os.fspath(self.files[number])} cannot be read from record {min(numbers)} "
+                    f"to {max(numbers)}: {error}. It is damaged; fetch it again"
                 ) from error
-            for (place, _), record in zip(wanted, records, strict=True):
-                found[place] = record
-        if self.parse is None:
-            return [{"text": record} for record in found]
-        return [self._parsed(*pair) for pair in zip(indices, found, strict=True)]
+            for place, record in zip(places, records, strict=True):
+                contents[place] = record
+        return [self._parse(*pair) for pair in zip(indices, contents, strict=True)]
 
-    def _parsed(self, index: int, record: bytes) -> dict[str, Any]:
-        assert self.parse
+    def _parse(self, index: int, content: bytes) -> dict[str, Any]:
+        if self.parse is None:
+            return {"text": content}
         try:
-            return self.parse(record)
+            return self.parse(content)
         except Exception as error:
             raise ValueError(
                 f"{self.where(index)} cannot be parsed by {self.parse.__qualname__}: {error!r}; "
@@ -98,9 +94,3 @@ class ArrayRecords:
         """The file of a record, and its number there."""
         number, within = files.locate(self._first, index)
         return f"{os.fspath(self.files[number])}, record {within}"
-
-    def __getstate__(self) -> dict:
-        return {key: self.__dict__[key] for key in ("files", "parse")}
-
-    def __str__(self) -> str:
-        return f"ArrayRecord files {files.described(self.files)}"

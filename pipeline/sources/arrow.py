@@ -2,14 +2,13 @@
 
 import json
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 from etils import epath
 
 from pipeline.atomic import is_local
-from pipeline.sources.tables import Tables, require_columns
+from pipeline.sources.tables import Group, Tables
 
 
 class ArrowFiles(Tables):
@@ -18,30 +17,25 @@ class ArrowFiles(Tables):
     Local files are mapped into memory; only compressed record batches are ever copied.
     """
 
-    format = "Arrow"
+    format, prefix = "Arrow", "arrowfiles"
 
-    def _open(self, path: epath.Path) -> tuple[list[int], Callable[[int], pa.RecordBatch]]:
+    def _open(self, path: epath.Path) -> tuple[list[str], list[int], Callable[[int], Group]]:
         raw = pa.memory_map(os.fspath(path)) if is_local(path) else pa.py_buffer(path.read_bytes())
         try:
             file = pa.ipc.open_file(raw)
-            batch: Callable[[int], pa.RecordBatch] = file.get_batch
-            count, names = file.num_record_batches, file.schema.names
+            names, read = file.schema.names, file.get_batch
+            rows = [read(number).num_rows for number in range(file.num_record_batches)]
         except pa.ArrowInvalid:  # no footer: a stream, as Hugging Face writes it
             stream = pa.ipc.open_stream(pa.memory_map(os.fspath(path)) if is_local(path) else raw)
             batches = list(stream)
-            batch, count, names = batches.__getitem__, len(batches), stream.schema.names
-        require_columns(self.columns, names)
-        return [batch(number).num_rows for number in range(count)], batch
-
-    def _rows(self, opened: Any) -> list[int]:
-        return opened[0]
-
-    def _read(self, opened: Any, group: int) -> pa.RecordBatch:
-        batch = opened[1](group)
-        return batch if self.columns is None else batch.select(self.columns)
+            names, read = stream.schema.names, batches.__getitem__
+            rows = [batch.num_rows for batch in batches]
+        if self.columns is None:
+            return names, rows, read
+        return names, rows, lambda group: read(group).select(self.columns)
 
 
-class HuggingFace(ArrowFiles):
+class HuggingFaceDataset(ArrowFiles):
     """Records of a data set that `datasets` wrote with `save_to_disk`, without that library.
 
     Args:
@@ -54,14 +48,14 @@ class HuggingFace(ArrowFiles):
         ValueError: there is no such split, or rows were selected and not yet written out.
     """
 
-    format = "a Hugging Face data set"
+    format, prefix = "a Hugging Face data set", "huggingface"
 
     def __init__(
         self,
         directory: epath.PathLike,
         split: str | None = None,
         *,
-        columns: list[str] | None = None,
+        columns: Sequence[str] | None = None,
     ):
         root = epath.Path(directory).expanduser()
         place = root

@@ -1,10 +1,11 @@
 """Several sources as one."""
 
-import bisect
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from pipeline.sources.files import locate
 from pipeline.sources.source import Source, read_records, where
 
 
@@ -19,9 +20,10 @@ class Concatenated:
     def __init__(self, sources: Sequence[Source]):
         self.sources = list(sources)
 
-    @property
-    def _ends(self) -> list[int]:
-        return list(itertools.accumulate(map(len, self.sources)))
+    @functools.cached_property
+    def _first(self) -> list[int]:
+        """The number of the first record of each source, and of all records."""
+        return [0, *itertools.accumulate(map(len, self.sources))]
 
     @property
     def fingerprint(self) -> str:
@@ -29,31 +31,24 @@ class Concatenated:
         return "+".join(source.fingerprint for source in self.sources)
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return self._first[-1]
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        source, within = self._at(index)
-        return source[within]
+        number, within = locate(self._first, index)
+        return self.sources[number][within]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """The records with these numbers; neighbours in one source are read together."""
-        found: list[dict[str, Any]] = []
-        places = map(self._at, indices)
-        for _, run in itertools.groupby(places, key=lambda place: id(place[0])):
-            same = list(run)
-            found += read_records(same[0][0], [within for _, within in same])
-        return found
+        records: list[dict[str, Any]] = []
+        places = (locate(self._first, index) for index in indices)
+        for number, run in itertools.groupby(places, key=lambda place: place[0]):
+            records += read_records(self.sources[number], [within for _, within in run])
+        return records
 
     def where(self, index: int) -> str:
         """Where the source says that the record came from."""
-        return where(*self._at(index))
-
-    def _at(self, index: int) -> tuple[Source, int]:
-        ends = self._ends
-        if not 0 <= index < ends[-1]:
-            raise IndexError(f"record {index} of {ends[-1]:,}")
-        number = bisect.bisect_right(ends, index)
-        return self.sources[number], index - (ends[number - 1] if number else 0)
+        number, within = locate(self._first, index)
+        return where(self.sources[number], within)
 
     def __str__(self) -> str:
         return " and ".join(map(str, self.sources))

@@ -1,39 +1,82 @@
 """Files of a source: found by name or glob, decompressed while read, told apart by content."""
 
 import bisect
-import gzip
+import functools
 import hashlib
 import io
 import os
-import zlib
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
+import pyarrow as pa
 from etils import epath
-
-from pipeline.extras import require
 
 # A fingerprint reads this many samples of a file, spread evenly; smaller files are read whole.
 SAMPLES, SAMPLE = 16, 1 << 16
 
+CODECS = {".gz": "gzip", ".zst": "zstd"}
+
 Paths = str | os.PathLike | Sequence[str | os.PathLike]
 
 
+class FileSource:
+    """A source that reads files; the base of one class for each format.
+
+    Args:
+        paths: names or globs, one or several.
+
+    Raises:
+        FileNotFoundError: a file does not exist, or a glob matches none.
+    """
+
+    format: str  # what the files hold, for people
+    prefix: str  # of fingerprints
+    handles: tuple[str, ...] = ()  # attributes that a worker makes for itself
+
+    def __init__(self, paths: Paths):
+        self.files = find(paths)
+        self._lock = threading.Lock()
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """See `Source`; from names, sizes and content samples of the files."""
+        return f"{self.prefix}-{digest(self.files)}"
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """The records with these numbers."""
+        raise NotImplementedError
+
+    def __getstate__(self) -> dict:
+        leave_out = {*self.handles, "_lock"}
+        return {key: value for key, value in self.__dict__.items() if key not in leave_out}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
+
+    def __str__(self) -> str:
+        more = f" and {len(self.files) - 1:,} more" if len(self.files) > 1 else ""
+        return f"{self.format} of {os.fspath(self.files[0])}{more}"
+
+
 def find(paths: Paths) -> list[epath.Path]:
-    """The files that `paths` (names or globs, one or several) stand for; globs in sorted order.
+    """The files that `paths` (names or globs, one or several) name; globs in sorted order.
 
     Raises:
         FileNotFoundError: a file does not exist, or a glob matches none.
         ValueError: a path is a directory, or there is none at all.
     """
-    several = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    if not several:
+    names = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    if not names:
         raise ValueError("no files were given; name one or more, or a glob such as data/*.txt")
-    return [file for each in several for file in _find(os.fspath(each))]
+    return [file for name in names for file in _match(os.fspath(name))]
 
 
-def _find(name: str) -> list[epath.Path]:
+def _match(name: str) -> list[epath.Path]:
     path = epath.Path(name).expanduser()
     if path.is_dir():
         raise ValueError(f"{name} is a directory; name its files with a glob such as {name}/*.txt")
@@ -50,69 +93,31 @@ def _find(name: str) -> list[epath.Path]:
 
 
 def is_compressed(path: epath.Path) -> bool:
-    """Whether `opened` decompresses this file, and so cannot jump in it."""
-    return path.suffix in (".gz", ".zst")
-
-
-def opened(path: epath.Path) -> BinaryIO:
-    """The content of a file, decompressed if its name ends in `.gz` or `.zst`."""
-    raw = path.open("rb")
-    if path.suffix == ".gz":
-        return io.BufferedReader(gzip.GzipFile(fileobj=raw), 1 << 18)
-    if path.suffix == ".zst":
-        zstandard = require("zstandard", extra="zstd", purpose=f"decompressing {os.fspath(path)}")
-        return io.BufferedReader(_Frames(raw, zstandard.ZstdDecompressor()), 1 << 18)
-    return raw
-
-
-class _Frames(io.RawIOBase):
-    """What the zstandard frames of a file hold, one after another.
-
-    The reader that comes with `zstandard` takes a file that was cut short for a whole one.
-    """
-
-    def __init__(self, raw: BinaryIO, decompressor: Any):
-        self._raw, self._decompressor = raw, decompressor
-        self._frame: Any = None
-        self._left, self._ready = b"", memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._ready:
-            compressed = self._left or self._raw.read(1 << 17)
-            if not compressed:
-                if self._frame is not None:
-                    raise EOFError("it ends within a frame")
-                return 0
-            self._frame = self._frame or self._decompressor.decompressobj()
-            self._ready = memoryview(self._frame.decompress(compressed))
-            self._left = self._frame.unused_data
-            if self._frame.eof:
-                self._frame = None
-        size = min(len(buffer), len(self._ready))
-        buffer[:size], self._ready = self._ready[:size], self._ready[size:]
-        return size
-
-    def close(self) -> None:
-        self._raw.close()
-        super().close()
+    """Whether `open_file` decompresses this file, and so cannot seek in it."""
+    return path.suffix in CODECS
 
 
 @contextmanager
-def naming(path: epath.Path):
-    """Turns what decompressors raise on a broken file into a sentence with its name."""
-    try:
-        yield
-    except Exception as error:
-        broken = isinstance(error, EOFError | zlib.error | gzip.BadGzipFile)
-        if not broken and type(error).__name__ != "ZstdError":
-            raise
-        raise ValueError(
-            f"{os.fspath(path)} cannot be decompressed: {error}. It is damaged or cut short; "
-            "fetch it again"
-        ) from error
+def open_file(path: epath.Path) -> Iterator[BinaryIO]:
+    """The content of a file, decompressed if its name ends in `.gz` or `.zst`.
+
+    Raises:
+        ValueError: from reading, when a compressed file is damaged or cut short; names it.
+    """
+    with path.open("rb") as raw:
+        if not is_compressed(path):
+            yield raw
+            return
+        stream = pa.CompressedInputStream(raw, CODECS[path.suffix])
+        try:
+            yield io.BufferedReader(stream, 1 << 18)
+        except OSError as error:
+            if error.errno is not None:  # of the operating system, not of the content
+                raise
+            raise ValueError(
+                f"{os.fspath(path)} cannot be decompressed: {error}. It is damaged or cut short; "
+                "fetch it again"
+            ) from error
 
 
 def digest(files: Iterable[epath.Path]) -> str:
@@ -136,13 +141,13 @@ def digest(files: Iterable[epath.Path]) -> str:
 
 
 def locate(first: Sequence[int], index: int) -> tuple[int, int]:
-    """Which of many holds record `index`, and its number there.
+    """The part that holds record `index`, and the record's number in that part.
 
     >>> locate([0, 3, 3, 5], 4)
     (2, 1)
 
     Args:
-        first: the number of the first record of each, ascending from 0, and of all records.
+        first: the number of the first record of each part, ascending from 0, and of all records.
         index: the record.
 
     Raises:
@@ -152,9 +157,3 @@ def locate(first: Sequence[int], index: int) -> tuple[int, int]:
         raise IndexError(f"record {index} of {first[-1]:,}")
     number = bisect.bisect_right(first, index) - 1
     return number, index - first[number]
-
-
-def described(paths: Sequence[epath.Path]) -> str:
-    """The first file, and how many others there are."""
-    more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
-    return os.fspath(paths[0]) + more

@@ -1,11 +1,11 @@
 """Lines of many files by number, through a sparse index that one pass over the files builds."""
 
-import bisect
+import functools
 import itertools
 import os
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from etils import epath
 
@@ -46,72 +46,83 @@ class Line:
             ) from None
 
 
-class Lines:
-    """All lines of the files that are not blank, numbered from 0; `blank` others are counted."""
+class LineSource(files.FileSource):
+    """Records from all lines that are not blank; the base of `TextFiles` and `JsonLines`."""
 
-    def __init__(self, paths: Sequence[epath.Path]):
-        self.files = list(paths)
-        self.blank = 0
-        self._marks: list[list[tuple[int, int]]] = []  # per file: (offset, line number)
-        self._first = [0]  # number of the first line of each file, and of all lines
+    handles = ("_cursor",)
+
+    def _parse(self, line: Line) -> dict[str, Any]:
+        """The record that a line holds."""
+        raise NotImplementedError
+
+    @functools.cached_property
+    def _index(self) -> tuple[list[list[tuple[int, int]]], list[int], int]:
+        """Marks of each file, the number of its first record and of all records, blank lines.
+
+        A mark is the (offset, line number) of every 32nd line that is not blank.
+        """
+        marks: list[list[tuple[int, int]]] = []
+        first, blank = [0], 0
         for path in self.files:
-            marks, count = [], 0
+            marks.append([])
+            count = 0
             for line in _scan(path, 0, 1):
                 if not line.content:
-                    self.blank += 1
+                    blank += 1
                     continue
                 if count % STRIDE == 0:
-                    marks.append((line.offset, line.number))
+                    marks[-1].append((line.offset, line.number))
                 count += 1
-            self._marks.append(marks)
-            self._first.append(self._first[-1] + count)
-        self._lock = threading.Lock()
-        self._forget()
+            first.append(first[-1] + count)
+        return marks, first, blank
 
-    def _forget(self) -> None:
-        """Where reading stopped: `_ahead` yields the lines of one file, from number `_next` on."""
-        self._file, self._next = -1, 0
-        self._ahead: Iterator[Line] = iter(())
+    @functools.cached_property
+    def _cursor(self) -> tuple[int, int, Iterator[Line]]:
+        """Where reading stopped: a file, the number of its next line, and an iterator from it."""
+        return -1, 0, iter(())
+
+    @property
+    def blank_lines(self) -> int:
+        """How many lines were skipped because they are blank."""
+        return self._index[2]
 
     def __len__(self) -> int:
-        return self._first[-1]
+        return self._index[1][-1]
 
-    def read(self, indices: Sequence[int]) -> list[Line]:
-        """The lines with these numbers; cheapest when they ascend, which compressed files need."""
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """The records with these numbers; cheapest ascending, which compressed files need."""
+        return [self._parse(line) for line in self._read(indices)]
+
+    def where(self, index: int) -> str:
+        """The file of a record, and its line."""
+        return str(self._read([index])[0])
+
+    def _read(self, indices: Sequence[int]) -> list[Line]:
         with self._lock:
-            return [self._one(index) for index in indices]
+            return [self._read_line(index) for index in indices]
 
-    def _one(self, index: int) -> Line:
-        if not 0 <= index < len(self):
-            raise IndexError(f"line {index} of {len(self):,}")
-        file = bisect.bisect_right(self._first, index) - 1
-        path, skip = self.files[file], index - self._next
+    def _read_line(self, index: int) -> Line:
+        marks, first, _ = self._index
+        file, within = files.locate(first, index)
+        latest, following, lines = self._cursor
+        del self._cursor  # should reading fail
+        path, skip = self.files[file], index - following
         far = skip < 0 or (skip >= STRIDE and not files.is_compressed(path))
-        if far or file != self._file:
-            rank, skip = divmod(index - self._first[file], STRIDE)
-            lines = _scan(path, *self._marks[file][rank])
-            self._ahead = (line for line in lines if line.content)
-        ahead = self._ahead
-        self._forget()  # should reading fail
-        line = next(itertools.islice(ahead, skip, None), None)
+        if far or file != latest:
+            rank, skip = divmod(within, STRIDE)
+            lines = (line for line in _scan(path, *marks[file][rank]) if line.content)
+        line = next(itertools.islice(lines, skip, None), None)
         if line is None:
             raise ValueError(
                 f"{os.fspath(path)} has fewer lines than when it was opened; open the source anew"
             )
-        self._file, self._next, self._ahead = file, index + 1, ahead
+        self._cursor = file, index + 1, lines
         return line
-
-    def __getstate__(self) -> dict:
-        return {key: self.__dict__[key] for key in ("files", "blank", "_marks", "_first")}
-
-    def __setstate__(self, state: dict) -> None:
-        self.__dict__.update(state, _lock=threading.Lock())
-        self._forget()
 
 
 def _scan(path: epath.Path, offset: int, number: int) -> Iterator[Line]:
-    """The lines of one file, from a place on; those of white space alone have no content."""
-    with files.naming(path), files.opened(path) as file:
+    """The lines of one file from a place on; lines of white space alone have no content."""
+    with files.open_file(path) as file:
         if not files.is_compressed(path):
             file.seek(offset)
         else:

@@ -1,4 +1,4 @@
-"""Records that are at hand in Python: a sequence, or a Grain MapDataset."""
+"""Records in memory: a sequence, or a Grain MapDataset."""
 
 import functools
 import hashlib
@@ -8,8 +8,8 @@ from typing import Any
 
 from pipeline.sources.source import read_records
 
-# The default fingerprint looks at this many records, spread evenly.
-LOOKED_AT = 1024
+# The default fingerprint reads this many records, spread evenly.
+SAMPLES = 1024
 
 
 class Records:
@@ -43,10 +43,10 @@ class Records:
         if self._given is not None:
             return self._given
         count = len(self)
-        looked = min(count, LOOKED_AT)
+        samples = min(count, SAMPLES)
         sha = hashlib.sha256(f"{count}\n".encode())
-        for record in self.__getitems__([at * count // looked for at in range(looked)]):
-            sha.update(json.dumps(record, sort_keys=True, default=_spelled).encode() + b"\n")
+        for record in self.__getitems__([at * count // samples for at in range(samples)]):
+            sha.update(json.dumps(record, sort_keys=True, default=_as_json).encode() + b"\n")
         return f"records-{sha.hexdigest()[:12]}"
 
     def __len__(self) -> int:
@@ -61,13 +61,13 @@ class Records:
             if not 0 <= index < len(self):  # a list would count from its end
                 raise IndexError(f"record {index} of {len(self):,}")
         entries = read_records(self.records, [int(index) for index in indices])
-        return [_record(*pair) for pair in zip(indices, entries, strict=True)]
+        return [_as_record(*pair) for pair in zip(indices, entries, strict=True)]
 
     def __str__(self) -> str:
         return f"{len(self):,} records of a {type(self.records).__name__}"
 
 
-def _record(index: int, entry: Any) -> dict[str, Any]:
+def _as_record(index: int, entry: Any) -> dict[str, Any]:
     if isinstance(entry, dict):
         return entry
     if isinstance(entry, str | bytes):
@@ -78,8 +78,8 @@ def _record(index: int, entry: Any) -> dict[str, Any]:
     )
 
 
-def _spelled(value: Any) -> Any:
-    """What JSON cannot hold: arrays as lists, bytes as text."""
+def _as_json(value: Any) -> Any:
+    """A value that JSON cannot hold: arrays become lists, bytes become text."""
     if hasattr(value, "tolist"):
         return value.tolist()
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else repr(value)

@@ -3,9 +3,8 @@
 import functools
 import itertools
 import os
-import threading
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -13,12 +12,14 @@ from etils import epath
 
 from pipeline.sources import files
 
+Group: TypeAlias = "pa.RecordBatch | pa.Table"
 
-class Tables:
+
+class Tables(files.FileSource):
     """Records from files that hold rows in groups; the base of `ParquetFiles` and `ArrowFiles`.
 
-    A record is a dict with an entry for each column. Rows of one group that are asked for together
-    are read together; of each source, the group that was read last stays in memory.
+    A record is a dict with an entry for each column. Rows of one group that are requested together
+    are read together; each source keeps in memory the group that it read last.
 
     Args:
         paths: names or globs, one or several.
@@ -26,124 +27,99 @@ class Tables:
 
     Raises:
         FileNotFoundError: a file does not exist, or a glob matches none.
-        ValueError: a file is damaged, or has no such column; names it.
+        ValueError: from reading, when a file is damaged, or has no such column; names it.
     """
 
-    format: str
+    handles = ("_tables", "_groups", "_first", "_latest")
 
     def __init__(self, paths: files.Paths, *, columns: Sequence[str] | None = None):
-        self.files = files.find(paths)
+        super().__init__(paths)
         self.columns = None if columns is None else list(columns)
 
-    def _open(self, path: epath.Path) -> Any:
-        """What `_rows` and `_read` take, of one file."""
-        raise NotImplementedError
-
-    def _rows(self, opened: Any) -> list[int]:
-        """How many rows each group of a file has."""
-        raise NotImplementedError
-
-    def _read(self, opened: Any, group: int) -> pa.RecordBatch | pa.Table:
-        """One group of a file, with all columns that are wanted."""
+    def _open(self, path: epath.Path) -> tuple[list[str], list[int], Callable[[int], Group]]:
+        """Of one file: its columns, the rows of each group, and a function that reads a group."""
         raise NotImplementedError
 
     @functools.cached_property
-    def _opened(self) -> list[Any]:
-        return [self._guarded(path, self._open, path) for path in self.files]
+    def fingerprint(self) -> str:
+        """See `Source`; from names, sizes and content samples of the files."""
+        columns = "" if self.columns is None else f"-{'+'.join(self.columns)}"
+        return f"{self.prefix}{columns}-{files.digest(self.files)}"
+
+    @functools.cached_property
+    def _tables(self) -> list[tuple[list[int], Callable[[int], Group]]]:
+        """Of each file, the rows of each group and the function that reads one."""
+        tables = []
+        for path in self.files:
+            names, rows, read = self._guard(path, self._open, path)
+            if missing := [name for name in self.columns or () if name not in names]:
+                raise ValueError(
+                    f"{os.fspath(path)} has no column {missing[0]!r} (its columns: "
+                    f"{', '.join(names)}); name some of them with columns="
+                )
+            tables.append((rows, read))
+        return tables
 
     @functools.cached_property
     def _groups(self) -> list[tuple[int, int, int]]:
         """Of each group: its file, its number there, and how many rows of the file precede it."""
         return [
             (number, group, before)
-            for number, opened in enumerate(self._opened)
-            for group, before in enumerate([0, *itertools.accumulate(self._rows(opened))][:-1])
+            for number, (rows, _) in enumerate(self._tables)
+            for group, before in enumerate([0, *itertools.accumulate(rows)][:-1])
         ]
 
     @functools.cached_property
     def _first(self) -> list[int]:
         """The number of the first row of each group, and of all rows."""
-        rows = itertools.chain.from_iterable(map(self._rows, self._opened))
-        return [0, *itertools.accumulate(rows)]
+        return [0, *itertools.accumulate(n for rows, _ in self._tables for n in rows)]
 
     @functools.cached_property
-    def _held(self) -> dict[int, pa.RecordBatch | pa.Table]:
+    def _latest(self) -> dict[int, Group]:
+        """The group that was read last, by its number."""
         return {}
 
-    @functools.cached_property
-    def _lock(self) -> threading.Lock:
-        return threading.Lock()
-
-    def _group(self, number: int) -> pa.RecordBatch | pa.Table:
-        with self._lock:
-            if number not in self._held:
-                file, group, _ = self._groups[number]
-                table = self._guarded(self.files[file], self._read, self._opened[file], group)
-                self._held.clear()
-                self._held[number] = table
-            return self._held[number]
-
-    def _guarded(self, path: epath.Path, function: Any, *arguments: Any) -> Any:
+    def _guard(self, path: epath.Path, function: Callable, *arguments: Any) -> Any:
         try:
             return function(*arguments)
-        except LookupError as error:
-            raise ValueError(f"{os.fspath(path)} {error.args[0]}") from None
         except (pa.ArrowException, OSError) as error:
             raise ValueError(
                 f"{os.fspath(path)} cannot be read as {self.format}: {error}. It is damaged or of "
                 "another format; fetch it again, or check its name"
             ) from error
 
-    def groups(self) -> Iterator[tuple[str, pa.RecordBatch | pa.Table]]:
-        """Each group of rows in order, with its place in words; none of them is kept."""
-        for file, group, before in self._groups:
-            path = self.files[file]
-            table = self._guarded(path, self._read, self._opened[file], group)
-            yield f"{os.fspath(path)}, from row {before} on,", table
+    def _read(self, number: int) -> Group:
+        file, group, _ = self._groups[number]
+        return self._guard(self.files[file], self._tables[file][1], group)
 
-    @functools.cached_property
-    def fingerprint(self) -> str:
-        """See `Source`; from names, sizes and content samples of the files."""
-        kind = type(self).__name__.lower()
-        columns = "" if self.columns is None else f"-{'+'.join(self.columns)}"
-        return f"{kind}{columns}-{files.digest(self.files)}"
+    def groups(self) -> Iterator[tuple[str, Group]]:
+        """Each group of rows in order, with its place in words; none of them stays in memory."""
+        for number, (file, _, before) in enumerate(self._groups):
+            yield f"{os.fspath(self.files[file])}, from row {before} on,", self._read(number)
 
     def __len__(self) -> int:
         return self._first[-1]
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.__getitems__([index])[0]
-
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """The records with these numbers; a group is read once for all of its rows."""
         places = [files.locate(self._first, index) for index in indices]
-        found: list[dict[str, Any]] = [{}] * len(places)
+        records: list[dict[str, Any]] = [{}] * len(places)
         order = sorted(range(len(places)), key=places.__getitem__)
-        for number, mine in itertools.groupby(order, key=lambda at: places[at][0]):
-            at = list(mine)
+        for number, members in itertools.groupby(order, key=lambda at: places[at][0]):
+            at = list(members)
+            with self._lock:
+                if number not in self._latest:
+                    group = self._read(number)
+                    self._latest.clear()
+                    self._latest[number] = group
+                group = self._latest[number]
             rows = np.array([places[each][1] for each in at], np.int64)
-            for each, record in zip(at, self._group(number).take(rows).to_pylist(), strict=True):
-                found[each] = record
-        return found
+            for each, record in zip(at, group.take(rows).to_pylist(), strict=True):
+                records[each] = record
+        return records
 
     def where(self, index: int) -> str:
         """The file of a record, and its row there, from 0."""
         number, within = files.locate(self._first, index)
         file, _, before = self._groups[number]
         return f"{os.fspath(self.files[file])}, row {before + within}"
-
-    def __getstate__(self) -> dict:
-        cached = ("_opened", "_groups", "_first", "_held", "_lock")
-        return {key: value for key, value in self.__dict__.items() if key not in cached}
-
-    def __str__(self) -> str:
-        return f"{self.format} of {files.described(self.files)}"
-
-
-def require_columns(wanted: Sequence[str] | None, there: Sequence[str]) -> None:
-    """Refuses columns that a file does not have, with a LookupError that `Tables` completes."""
-    if missing := [name for name in wanted or () if name not in there]:
-        raise LookupError(
-            f"has no column {missing[0]!r} (its columns: {', '.join(there)}); name some of them "
-            "with columns="
-        )

@@ -11,11 +11,6 @@ from pipeline.extras import require
 from pipeline.sources import files
 
 
-def require_tfds() -> Any:
-    """The module `tensorflow_datasets`; an ImportError says how to install it."""
-    return require("tensorflow_datasets", extra="tfds", purpose="reading a TFDS data set")
-
-
 class Tfds:
     """Records of a split of a data set that TFDS prepared with `file_format="array_record"`.
 
@@ -36,7 +31,7 @@ class Tfds:
 
     @functools.cached_property
     def _builder(self) -> Any:
-        tfds = require_tfds()
+        tfds = require("tensorflow_datasets", extra="tfds", purpose="reading a TFDS data set")
         try:
             return tfds.core.read_only_builder.builder_from_files(self.name, data_dir=self.data_dir)
         except (tfds.core.registered.DatasetNotFoundError, FileNotFoundError) as error:
@@ -74,8 +69,8 @@ class Tfds:
         """See `Source`; from the version, the split, and content samples of its files."""
         info = self._builder.info
         pieces = info.splits[self.split].file_instructions
-        seen = files.digest(epath.Path(piece.filename) for piece in pieces)
-        return f"tfds-{info.full_name}-{self.split}-{seen}"
+        content = files.digest(epath.Path(piece.filename) for piece in pieces)
+        return f"tfds-{info.full_name}-{self.split}-{content}"
 
     def __len__(self) -> int:
         return len(self._records)
@@ -92,8 +87,8 @@ class Tfds:
         return f"record {index} of {self}"
 
     def __getstate__(self) -> dict:
-        opened = ("_builder", "_records")
-        return {key: value for key, value in self.__dict__.items() if key not in opened}
+        handles = ("_builder", "_records")
+        return {key: value for key, value in self.__dict__.items() if key not in handles}
 
     def __str__(self) -> str:
         return f"{self.name}, split {self.split}"

@@ -2,7 +2,7 @@
 
 from pipeline.templates.answer import Answer
 from pipeline.templates.chat import Chat
-from pipeline.templates.filled import Filled
+from pipeline.templates.filled_source import FilledSource
 from pipeline.templates.template import Span, Template, encode, fingerprint
 
-__all__ = ["Answer", "Chat", "Filled", "Span", "Template", "encode", "fingerprint"]
+__all__ = ["Answer", "Chat", "FilledSource", "Span", "Template", "encode", "fingerprint"]

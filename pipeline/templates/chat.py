@@ -25,6 +25,9 @@ class Chat:
         messages: the field of a record that lists the turns.
         role: the field of a turn that names its role.
         content: the field of a turn that holds its text.
+
+    Raises:
+        ValueError: `weights` does not map roles to numbers.
     """
 
     weights: Mapping[str, float] = field(default_factory=lambda: {"assistant": 1.0})
@@ -33,6 +36,14 @@ class Chat:
     messages: str = "messages"
     role: str = "role"
     content: str = "content"
+
+    def __post_init__(self):
+        valid = isinstance(self.weights, Mapping)
+        if not valid or not all(isinstance(each, int | float) for each in self.weights.values()):
+            raise ValueError(
+                f"weights is {self.weights!r}; it must map roles to numbers, such as "
+                "{'assistant': 1.0}"
+            )
 
     def __call__(self, record: Mapping[str, Any]) -> list[Span]:
         """Two spans for each turn of a record.

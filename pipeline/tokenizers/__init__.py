@@ -5,8 +5,8 @@ from typing import Any
 from etils import epath
 
 from pipeline.tokenizers.bytes import Bytes
-from pipeline.tokenizers.hugging_face import FILE, HuggingFace
-from pipeline.tokenizers.sentencepiece import MODEL, SentencePiece
+from pipeline.tokenizers.hugging_face import HuggingFace
+from pipeline.tokenizers.sentencepiece import SentencePiece
 from pipeline.tokenizers.tokenizer import Tokenizer
 from pipeline.tokenizers.training import train_sentencepiece
 
@@ -17,8 +17,7 @@ def load(description: dict[str, Any], directory: epath.Path) -> Tokenizer:
     """The tokenizer that `save` described when it wrote into `directory`."""
     options = dict(description)
     kind = options.pop("kind")
-    if kind == SentencePiece.kind:
-        return SentencePiece(directory / MODEL, **options)
-    if kind == HuggingFace.kind:
-        return HuggingFace(directory / FILE, **options)
+    for file_kind in (SentencePiece, HuggingFace):
+        if kind == file_kind.kind:
+            return file_kind(directory / file_kind.file, **options)
     return Bytes(**options)

@@ -1,23 +1,15 @@
 """HuggingFace: a `tokenizer.json`, as the `tokenizers` library writes it."""
 
-import functools
-import hashlib
-import itertools
-import os
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from etils import epath
 
-from pipeline.atomic import atomic_write
 from pipeline.extras import require
-from pipeline.tokenizers.tokenizer import with_marks
-
-FILE = "tokenizer.json"  # its name in the directory of a corpus
+from pipeline.tokenizers.file_tokenizer import FileTokenizer
 
 
-class HuggingFace:
+class HuggingFace(FileTokenizer):
     """A tokenizer of the Hugging Face `tokenizers` library, read from its file.
 
     Whether decoding gives back each text as it was depends on the tokenizer: byte-level ones do,
@@ -36,7 +28,7 @@ class HuggingFace:
         ValueError: it is no tokenizer, or has no such token.
     """
 
-    kind: ClassVar[str] = "huggingface"
+    kind, file = "huggingface", "tokenizer.json"
 
     def __init__(
         self,
@@ -46,29 +38,30 @@ class HuggingFace:
         end: bool | str = True,
         parse_special: bool = False,
     ):
-        place = epath.Path(path).expanduser()
-        if not place.exists():
-            raise FileNotFoundError(f"there is no tokenizer {os.fspath(place)}")
-        self._setup(place.read_text(), begin, end, parse_special, os.fspath(place))
+        super().__init__(path, begin=begin, end=end, parse_special=parse_special)
 
-    def _setup(
-        self, content: str, begin: bool | str, end: bool | str, parse_special: bool, name: str
-    ) -> None:
-        self._content, self.parse_special, self._name = content, parse_special, name
+    def _setup(self, *, begin: bool | str, end: bool | str, parse_special: bool) -> None:
         library = require("tokenizers", extra="huggingface", purpose="a Hugging Face tokenizer")
         try:
-            self._tokenizer = library.Tokenizer.from_str(content)
+            self._tokenizer = library.Tokenizer.from_str(self._content.decode())
         except Exception as error:  # the library raises nothing more special
-            raise ValueError(f"{name} is not a tokenizer.json: {error}") from error
+            raise ValueError(f"{self._name} is not a tokenizer.json: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = not parse_special
-        own = self._tokenizer.encode("x").ids
+        marked = self._tokenizer.encode("x").ids
         plain = self._tokenizer.encode("x", add_special_tokens=False).ids
-        at = next((n for n in range(len(own)) if own[n : n + len(plain)] == plain), 0)
-        self.begin_id = self._mark("begin", begin, own[:at])
-        self.end_id = self._mark("end", end, own[at + len(plain) :])
+        places = range(len(marked))
+        at = next((n for n in places if marked[n : n + len(plain)] == plain), 0)
+        self.begin_id = self._mark("begin", begin, marked[:at])
+        self.end_id = self._mark("end", end, marked[at + len(plain) :])
         self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
+        # The tokens rather than True, so that a corpus says which they are.
+        marks = {"begin": self.begin_id, "end": self.end_id}
+        spelled = {
+            k: id_ is not None and self._tokenizer.id_to_token(id_) for k, id_ in marks.items()
+        }
+        self._options = {**spelled, "parse_special": parse_special}
 
     def _mark(self, option: str, wanted: bool | str, own: list[int]) -> int | None:
         if wanted is False:
@@ -85,54 +78,20 @@ class HuggingFace:
             raise ValueError(f"{self._name} has no token {wanted!r}; give another {option}=")
         return found
 
-    @functools.cached_property
+    @property
     def fingerprint(self) -> str:
         """From the content of the file, and the marks."""
-        content = hashlib.sha256(self._content.encode()).hexdigest()[:12]
         marks = [f"begin{self.begin_id}"] * (self.begin_id is not None)
         marks += [f"end{self.end_id}"] * (self.end_id is not None)
-        return "-".join(["huggingface", content, *marks, *["special"] * self.parse_special])
+        special = ["special"] * self._options["parse_special"]
+        return "-".join(["huggingface", self._digest(), *marks, *special])
 
-    def encode_batch(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """See `Tokenizer`."""
-        encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        ids = [each.ids for each in encoded]
-        counts = np.fromiter(map(len, ids), np.int64, len(ids))
-        body = np.fromiter(itertools.chain.from_iterable(ids), np.int32, int(counts.sum()))
-        return with_marks(body, counts, self.begin_id, self.end_id)
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [each.ids for each in encodings]
 
     def decode(self, ids: Any) -> str:
         """See `Tokenizer`."""
         marks = (self.begin_id, self.end_id)
-        kept = [id_ for id_ in np.asarray(ids).tolist() if id_ not in marks]
-        return self._tokenizer.decode(kept, skip_special_tokens=False)
-
-    def save(self, directory: epath.Path) -> dict[str, Any]:
-        """See `Tokenizer`; writes the tokenizer as `tokenizer.json`."""
-        with atomic_write(directory / FILE) as file:
-            file.write(self._content.encode())
-        return {
-            "kind": self.kind,
-            "begin": self._spelled(self.begin_id),
-            "end": self._spelled(self.end_id),
-            "parse_special": self.parse_special,
-        }
-
-    def _spelled(self, mark: int | None) -> str | bool:
-        return False if mark is None else self._tokenizer.id_to_token(mark)
-
-    def __reduce__(self):
-        begin, end = self._spelled(self.begin_id), self._spelled(self.end_id)
-        return _from_content, (self._content, begin, end, self.parse_special, self._name)
-
-    def __repr__(self) -> str:
-        begin, end = self._spelled(self.begin_id), self._spelled(self.end_id)
-        return f"HuggingFace({self._name!r}, begin={begin!r}, end={end!r})"
-
-
-def _from_content(
-    content: str, begin: bool | str, end: bool | str, parse_special: bool, name: str
-) -> HuggingFace:
-    tokenizer = HuggingFace.__new__(HuggingFace)
-    tokenizer._setup(content, begin, end, parse_special, name)
-    return tokenizer
+        text = [id_ for id_ in np.asarray(ids).tolist() if id_ not in marks]
+        return self._tokenizer.decode(text, skip_special_tokens=False)

@@ -66,7 +66,7 @@ def train_sentencepiece(
             if not done():
                 # The note goes first and comes last, so it never describes another model.
                 note.unlink(missing_ok=True)
-                proto = _trained(_sample(source, fields, seed), vocab_size)
+                proto = _train(_sample(source, fields, seed), vocab_size)
                 with atomic_write(path) as file:
                     file.write(proto)
                 with atomic_write(note) as file:
@@ -74,7 +74,7 @@ def train_sentencepiece(
     return SentencePiece(path, begin=begin, end=end)
 
 
-def _trained(texts: Iterator[str], vocab_size: int) -> bytes:
+def _train(texts: Iterator[str], vocab_size: int) -> bytes:
     proto = io.BytesIO()
     try:
         require_sentencepiece().SentencePieceTrainer.train(

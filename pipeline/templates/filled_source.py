@@ -1,16 +1,17 @@
-"""Filled: the text that a template makes of each record, for training a tokenizer on it."""
+"""FilledSource: the text that a template makes of each record, for training a tokenizer on it."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from pipeline.sources.source import Source, where
-from pipeline.templates.template import Template, decoded, fingerprint
+from pipeline.templates.template import Template, fill, fingerprint
 
 
-class Filled:
+class FilledSource:
     """Records `{"text": …}`: all spans of each record of a source, one after another.
 
     >>> from pipeline.templates.answer import Answer
-    >>> Filled([{"q": "2+2", "a": "4"}], Answer(prompt="{q}=", answer="{a}"))[0]
+    >>> FilledSource([{"q": "2+2", "a": "4"}], Answer(prompt="{q}=", answer="{a}"))[0]
     {'text': '2+2=4'}
     """
 
@@ -26,7 +27,12 @@ class Filled:
         return len(self.source)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"text": "".join(text for text, _ in self.template(decoded(self.source[index])))}
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """The records with these numbers."""
+        filled = fill(self.template, self.source, indices)
+        return [{"text": "".join(text for text, _ in spans)} for spans in filled]
 
     def where(self, index: int) -> str:
         """Where the source says that the record came from."""
