@@ -345,8 +345,8 @@ def test_a_state_knows_which_corpora_there_were(joined):
 @pytest.mark.parametrize(
     ("corpora", "sentence"),
     [
-        ({"prose": 0, "code": 0}, "put new ones after those there are"),
-        ({"code": 0, "chat": 0}, "put new ones after those there are"),
+        ({"prose": 0, "code": 0}, "put new corpora after the present ones"),
+        ({"code": 0, "chat": 0}, "put new corpora after the present ones"),
         ({"code": [3, 4], "prose": 0, "new": [5]}, "corpus 'code' has other lengths"),
     ],
 )

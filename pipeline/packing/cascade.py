@@ -45,8 +45,8 @@ def pack(
 
     Buckets are filled from the longest to the shortest: segments that no shorter bucket holds open
     a bucket's rows, shorter segments fill these rows, and the remaining ones go on to the next
-    shorter bucket. Then, from the shortest bucket to the longest, surplus rows (those that do not
-    make a whole batch) are packed again into a longer bucket. So at most one batch, of the longest
+    shorter bucket. Then, from the shortest bucket to the longest, surplus rows (too few for
+    another batch) are packed again into a longer bucket. So at most one batch, of the longest
     bucket, is not full.
 
     Args:

@@ -82,7 +82,7 @@ class SegmentStock:
         return row, room
 
     def _find_longest(self, size: int, row: dict[int, int]) -> int:
-        """The longest segment of at most `size` that remains beside those in `row`; 0 for none."""
+        """The longest segment of at most `size` that remains besides the row's; 0 for none."""
         lengths = self._lengths & ((1 << (size + 1)) - 1)
         while lengths:
             longest = lengths.bit_length() - 1

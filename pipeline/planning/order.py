@@ -95,10 +95,10 @@ def interleave(numbers: np.ndarray, offsets: Sequence[int]) -> tuple[np.ndarray,
 class Quota:
     """Distributes places 0, 1, 2, … over takers in fixed shares.
 
-    Of the first `n` places, each taker has its share of `n`, rounded, as parties have seats. Takers
-    are the leaves of a Huffman tree (Huffman, 1952), and each node divides its places in two by
-    rounding. The count of places before any place is one walk down the tree. It uses integers only,
-    so it is exact for all shares and places.
+    Among the first `n` places, each taker has its share of `n`, rounded. Takers are the leaves of a
+    Huffman tree (Huffman, 1952), and each node divides its places in two by rounding. The count of
+    places before any place is one walk down the tree. It uses integers only, so it is exact for all
+    shares and places.
 
     >>> quota = Quota([3, 1])
     >>> [quota.before(place) for place in range(1, 5)]

@@ -167,7 +167,7 @@ def _cut_pairs(lengths: np.ndarray, room: tuple[int, ...], overflow: str) -> Pie
     """The pieces of pairs, one for each pair; arguments as for `cut`.
 
     Sizes ascend by the share of a row of the longest bucket. Size 0 is for pairs with nothing to
-    train on: those without targets, and those that are dropped.
+    train on: pairs without targets, and pairs that are dropped.
 
     >>> pieces = _cut_pairs(np.array([[3, 1], [9, 9], [2, 4], [3, 1], [5, 0]]), (8, 4), "drop")
     >>> pieces.table.tolist(), pieces.sizes().tolist()

@@ -32,8 +32,8 @@ class Stage:
         sources: the source of each corpus, in order.
         timetable: the rows that each step takes from the sources.
         weights: with several corpora, the share of each by name; None with one corpus.
-        given: the lengths or corpora of the plan, with those that have joined.
-        num_sharing: the number of corpora that share `options.window`: those of the first stage.
+        given: the lengths or corpora of the plan, with corpora that have joined.
+        num_sharing: the number of corpora that share `options.window`: that of the first stage.
         changes: what is new in this stage, as keywords of `Plan.after` in JSON, with `examples`
             (the number of examples from here on) instead of `lengths`. In the first stage, all
             options.
@@ -175,7 +175,7 @@ class Stage:
         if list(every)[: len(present)] != [*present]:
             raise ValueError(
                 f"the corpora are {', '.join(every)}, and the plan has {', '.join(present)}; put "
-                "new ones after those there are"
+                "new corpora after the present ones"
             )
         for name, lengths in present.items():
             if not lengths.equals(Lengths.of(every[name])):
@@ -203,7 +203,7 @@ def as_corpora(given: Any) -> Mapping[str, Any]:
 
 
 def select_corpora(given: Any, names: Iterable[str]) -> Any:
-    """The first of several corpora, those with the given names, in the form of `given`."""
+    """The first of several corpora, up to the last of `names`, in the form of `given`."""
     every = as_corpora(given)
     found = {name: every[name] for name in names}
     if isinstance(given, HasCorpora) and len(found) > 1:
@@ -219,7 +219,7 @@ def add_phases(
     Args:
         stages: the stages before the phases; changed in place.
         phases: the first step and the weights of each phase.
-        given: all corpora, with those that join at a phase.
+        given: all corpora, with corpora that join at a phase.
     """
     for start, shares in phases:
         last = stages[-1]

@@ -62,14 +62,14 @@ class Stages:
     def entries(self) -> tuple[dict[str, Any], ...]:
         """The entries of a data state, one for each stage: JSON.
 
-        "from" is the first step, "fingerprint" says what the batches depend on, and "changes" (not
-        in the first entry) are as in `changes`, with a digest for many examples left out.
+        "from" is the first step. "fingerprint" is that of the stage. "changes" (not in the first
+        entry) are as in `changes`, with a digest for many examples left out.
         """
         first, *later = (stage.entry for stage in self.stages)
         return {name: first[name] for name in ("from", "fingerprint")}, *later
 
     def entries_at(self, step: int) -> tuple[dict[str, Any], ...]:
-        """The entries of a data state after `step` batches: those of stages that have begun."""
+        """The entries of a data state after `step` batches: those of stages before that step."""
         return tuple(entry for entry in self.entries if entry["from"] < max(step, 1))
 
     @property
@@ -102,7 +102,7 @@ class Stages:
         return self.stages[-1].end is not None
 
     def first_step(self, epoch: int) -> int:
-        """The first step of an epoch. Of a plan that ends, epoch 1 begins after the last step."""
+        """The first step of an epoch. If the plan ends, epoch 1 begins after its last step."""
         if self.finite:
             return int(self.stages[-1].end or 0) if epoch else 0
         epochs = [stage.timetable.first_epoch for stage in self.stages]
@@ -174,7 +174,7 @@ class Stages:
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
-        """The buckets, ascending by length; if the plan changes, those that its steps have."""
+        """The buckets, ascending by length; if the plan changes, only buckets that a step has."""
         every = set(self.stages[0].options.buckets)
         if self._first or len(self.stages) > 1:
             every = self._used

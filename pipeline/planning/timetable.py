@@ -48,7 +48,7 @@ class Timetable(Protocol):
 
 
 class EpochTimetable:
-    """Whole batches of one source: those of the remainder, then those of whole epochs.
+    """Whole batches of one source: first of the remainder, then of whole epochs.
 
     An epoch ends with the batch that is not full. Implements `Timetable`.
 
