@@ -156,3 +156,12 @@ def test_what_is_no_damage_is_not_advised_to_delete(directory, monkeypatch, erro
         checkpoints.restore_json(12)
     assert "delete" not in str(raised.value)
     assert raised.value is error
+
+
+def test_a_data_state_of_another_step_is_damage(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(15, state_after(15), data={"step": 7})
+    checkpoints._manager.wait_until_finished()
+    with pytest.raises(ValueError, match="15 is that of step 7"):
+        checkpoints.restore_json(15)
+    checkpoints.close()

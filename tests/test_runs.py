@@ -172,7 +172,8 @@ import os, sys, train
 for word in sys.argv[1:]:
     sys.stderr.flush()
     if not (child := os.fork()):
-        sys.argv = ["train.py", "--config=tests/tiny_config.py", word]
+        config = [] if word.startswith("--config=") else ["--config=tests/tiny_config.py"]
+        sys.argv = ["train.py", *config, word]
         train.parse(sys.argv)
         os._exit(0)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=sys.stderr)

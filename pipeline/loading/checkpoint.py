@@ -140,7 +140,7 @@ class Checkpoints:
         …
         checkpoints.close()
 
-    orbax reads one without Lockstep: see the README.
+    orbax reads one without Lockstep: see docs/reports.md.
 
     Args:
         directory: local, or object storage that orbax can write (`gs://…`).
@@ -167,7 +167,7 @@ class Checkpoints:
         """Starts to save; returns once the arrays are copied and may be donated.
 
         Args:
-            step: how many steps `state` has had.
+            step: steps that `state` has had, as many as `data` counts.
             state: a pytree of jax.Arrays.
             data: the data state, `loader.get_state()`.
             run: any JSON that the run wants back; None: empty.
@@ -200,7 +200,14 @@ class Checkpoints:
         """
         args = self._args
         items = self._restore(step, data=args.JsonRestore(), run=args.JsonRestore())
-        return items["data"], items["run"]
+        data, run = items["data"], items["run"]
+        if not isinstance(data, dict) or data.get("step") != step:
+            directory = self._manager.directory / str(step)
+            raise ValueError(
+                f"the data state in {directory} is that of step {dict(data or {}).get('step')!r}: "
+                "the checkpoint is damaged. Delete that directory to go on from the one before"
+            )
+        return data, run
 
     def restore_state(self, step: int, like: Any) -> Any:
         """The `state` item of the checkpoint of `step`, with the shardings of `like`.
