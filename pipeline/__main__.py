@@ -1,8 +1,10 @@
 """The command line: `python -m pipeline COMMAND`. Each command says more with --help."""
 
 import argparse
+import datetime
 import json
 import os
+import shlex
 import shutil
 import sys
 import types
@@ -17,18 +19,18 @@ class WrongCommand(RuntimeError):
     """The command line asks for what cannot be; the message says why."""
 
 
-def _opened(arguments: argparse.Namespace):
-    """The subject and the options that the command line gives.
+def _open(arguments: argparse.Namespace):
+    """The dataset and the options that the command line gives.
 
-    Of a work directory, the corpus of its run and its plan, with all changes.
+    For a work directory, the corpus of its run and its plan, with all changes.
     """
     from etils import epath
 
-    from pipeline.report import Options, open_subject
-    from pipeline.report.subject import of_corpus
+    from pipeline.report import Options, open_dataset
+    from pipeline.report.dataset import from_corpus
     from pipeline.training.history import NAME, read_history
 
-    paths = [arguments.subject] if isinstance(arguments.subject, str) else arguments.subject
+    paths = [arguments.data] if isinstance(arguments.data, str) else arguments.data
     given = {name: getattr(arguments, name) for name, _, _ in PLANNING}
     given = {name: value for name, value in given.items() if value is not None}
     workdir = epath.Path(paths[0]).expanduser()
@@ -41,31 +43,34 @@ def _opened(arguments: argparse.Namespace):
         corpus, plan = read_history(workdir)
         options = plan.options.as_json(("packing", "overflow", "seed"))
         options["tokens_per_batch"] = max(bucket.positions for bucket in plan.options.buckets)
-        subject = of_corpus(corpus, paths[0], options, plan)
+        dataset = from_corpus(corpus, paths[0], options, plan)
     else:
-        subject = open_subject(paths, arguments.workdir)
-    return subject, Options({**subject.options, **given}).for_lengths(subject.lengths)
+        dataset = open_dataset(paths, arguments.workdir)
+    return dataset, Options({**dataset.options, **given}).for_lengths(dataset.lengths)
 
 
 def report(arguments: argparse.Namespace) -> int:
     """Measures, and writes what was asked for; a table if nothing else goes to the terminal."""
-    from pipeline.report import measure
+    from pipeline.report import charts, measure
     from pipeline.report.measure import SAMPLE
 
-    if arguments.png:  # says what is missing before it measures
-        from pipeline.report.figure import figure, require_matplotlib
-
-        require_matplotlib()
-    subject, options = _opened(arguments)
+    if arguments.html or arguments.png:  # says what is missing before it measures
+        charts.require_matplotlib()
+    dataset, options = _open(arguments)
     figures = measure(
-        subject, options, sample=arguments.sample or SAMPLE, optimal=arguments.optimal, tell=_tell()
+        dataset,
+        options,
+        sample=arguments.sample or SAMPLE,
+        optimal=arguments.optimal,
+        progress=_progress(),
     )
     if arguments.html:
         from pipeline.report.page import page
 
-        _write(arguments.html, page(figures))
+        command = shlex.join(["python", "-m", "pipeline", *arguments.command_line])
+        _write(arguments.html, page(figures, command=command, date=datetime.date.today()))
     if arguments.png:
-        figure(figures, arguments.png)
+        charts.png(figures, arguments.png)
     text = json.dumps(figures, indent=1) + "\n"
     if arguments.json == "-":
         print(text, end="")
@@ -83,16 +88,16 @@ def buckets(arguments: argparse.Namespace) -> int:
     """Prints the fitted buckets as Python."""
     from pipeline.planning import figures
 
-    subject, options = _opened(arguments)
-    plan = subject.plan or options.plan(subject.examples)
+    dataset, options = _open(arguments)
+    plan = dataset.plan or options.plan(dataset.examples)
     print("from pipeline import Bucket\n")
     fitted = ("tokens_per_batch", "max_buckets", "row_multiple", "packing", "attention", "width")
-    if subject.plan is None:
-        print(f"# Fitted to {subject.name}")
+    if dataset.plan is None:
+        print(f"# Fitted to {dataset.name}")
         for some in (fitted[:3], fitted[3:]):
             print(f"# {', '.join(f'{name}={options[name]!r}' for name in some)}")
     else:
-        print(f"# Those of {subject.name} in the end")
+        print(f"# Those of {dataset.name} in the end")
     found = figures.epoch_batches(plan)
     print(f"# {sum(found.values()):,} batches an epoch, {plan.padding:.3%} padding.")
     print("buckets = (")
@@ -106,8 +111,8 @@ def show(arguments: argparse.Namespace) -> int:
     """Prints a batch, or draws it."""
     from pipeline.commands.show import Shown
 
-    subject, options = _opened(arguments)
-    shown = Shown(subject.corpus, subject.plan or options.plan(subject.corpus), arguments.step)
+    dataset, options = _open(arguments)
+    shown = Shown(dataset.corpus, dataset.plan or options.plan(dataset.corpus), arguments.step)
     if arguments.png:
         shown.picture(arguments.png)
         print(f"wrote {arguments.png}")
@@ -125,15 +130,15 @@ def check(arguments: argparse.Namespace) -> int:
     from pipeline.commands.check import check_corpus, check_plan
 
     try:
-        subject, options = _opened(arguments)
+        dataset, options = _open(arguments)
     except ValueError as error:
-        if not epath.Path(arguments.subject).is_dir():
+        if not epath.Path(arguments.data).is_dir():
             raise  # it is not a corpus that is wrong
         print(f"wrong: {error}", file=sys.stderr)
         return DAMAGED
-    plan = subject.plan or options.plan(subject.corpus)
+    plan = dataset.plan or options.plan(dataset.corpus)
     try:
-        check_corpus(subject.corpus, print)
+        check_corpus(dataset.corpus, print)
         check_plan(plan, arguments.epoch, print)
     except ValueError as error:
         print(f"wrong: {error}", file=sys.stderr)
@@ -161,10 +166,10 @@ def prepare(arguments: argparse.Namespace) -> int:
 
     import pipeline
     from pipeline.configuration import open_source
-    from pipeline.report import open_subject
+    from pipeline.report import open_dataset
 
     if [os.path.splitext(each)[1] for each in arguments.source] == [".py"]:
-        print(open_subject(arguments.source, arguments.workdir).corpus)
+        print(open_dataset(arguments.source, arguments.workdir).corpus)
         return FINE
     if not arguments.into:
         raise ValueError("--into is missing; say in which directory the corpus goes")
@@ -202,11 +207,11 @@ def prepare(arguments: argparse.Namespace) -> int:
     return FINE
 
 
-def _tell() -> Callable[[str], None]:
-    """Says on a terminal what is going on, on one line that is written over."""
+def _progress() -> Callable[[str], None]:
+    """Shows the step in progress on a terminal, on one line that is written over."""
     if not sys.stderr.isatty():
-        return lambda what: None
-    return lambda what: print(f"\r\033[K{what} …\r", end="", file=sys.stderr, flush=True)
+        return lambda text: None
+    return lambda text: print(f"\r\033[K{text} …\r", end="", file=sys.stderr, flush=True)
 
 
 def _coloured(when: str) -> bool:
@@ -235,6 +240,7 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit status."""
     given = parser().parse_args(arguments)
+    given.command_line = sys.argv[1:] if arguments is None else arguments
     try:
         return COMMANDS[given.command](given)
     except (ValueError, OSError, ImportError, RuntimeError) as error:

@@ -25,7 +25,7 @@ the run; 2 the command was wrong, or what it was given cannot be read; a sentenc
 what.
 """
 
-SUBJECT = """\
+DATA = """\
 what may be given: the directory of a corpus; the work directory of a run, whose plan is shown with
 all its changes; a config (.py), whose corpus is prepared first if it
 is not there yet, and whose options are used; lengths alone, as a .npy array of integers, or as
@@ -62,12 +62,12 @@ def parser() -> argparse.ArgumentParser:
             name,
             help=about,
             description=f"{about[0].upper()}{about[1:]}. {more}".strip(),
-            epilog=f"{SUBJECT if name not in ('prepare', 'audit') else ''}\n{CODES}",
+            epilog=f"{DATA if name not in ('prepare', 'audit') else ''}\n{CODES}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
 
     command = add("report", "what padding costs on this data, and what Lockstep saves")
-    command.add_argument("subject", nargs="+", help="see below; several are one mixture")
+    command.add_argument("data", nargs="+", help="see below; several are one mixture")
     command.add_argument("--html", metavar="FILE", help="write one page with plots, for a browser")
     command.add_argument(
         "--json",
@@ -81,12 +81,12 @@ def parser() -> argparse.ArgumentParser:
         "--sample",
         type=_count,
         metavar="N",
-        help="examples for strategies that go one by one (1000000)",
+        help="examples to simulate other strategies on, at most (1000000)",
     )
     command.add_argument(
         "--optimal",
         action="store_true",
-        help="simulate optimal packing also for many different lengths, which may take minutes",
+        help="include optimal packing also for many different lengths, which may take minutes",
     )
     _add_planning(command)
 
@@ -95,7 +95,7 @@ def parser() -> argparse.ArgumentParser:
         "buckets that fit this data, ready to paste",
         "What is\nprinted is Python: pass it to pipeline.load or pipeline.Plan as buckets=buckets.",
     )
-    command.add_argument("subject", nargs="+", help="see below; several are one mixture")
+    command.add_argument("data", nargs="+", help="see below; several are one mixture")
     _add_planning(command)
 
     command = add(
@@ -103,7 +103,7 @@ def parser() -> argparse.ArgumentParser:
         "a batch in colour, as it reaches the model",
         "Each segment has a letter\nand a colour; · is padding.",
     )
-    command.add_argument("subject", help="the directory of a corpus, or a config; see below")
+    command.add_argument("data", help="the directory of a corpus, or a config; see below")
     command.add_argument("--step", type=int, default=0, help="which batch, over all epochs (0)")
     command.add_argument("--row", type=int, help="show one row with all its text")
     command.add_argument(
@@ -118,7 +118,7 @@ def parser() -> argparse.ArgumentParser:
         "Reads all files:\ndigests, offsets, fingerprint, ids against the vocabulary; then walks "
         "one epoch of the plan.",
     )
-    command.add_argument("subject", help="the directory of a corpus, or a config; see below")
+    command.add_argument("data", help="the directory of a corpus, or a config; see below")
     command.add_argument("--epoch", type=int, default=0, help="the epoch to walk (0)")
     _add_planning(command)
 
