@@ -11,7 +11,7 @@ import importlib
 from benchmarks import histograms, results
 from benchmarks.lengths import sample
 
-SECTIONS = ("planner", "loader", "resume", "change", "growth", "end_to_end")
+SECTIONS = ("agreement", "planner", "loader", "resume", "change", "growth", "end_to_end")
 
 
 def main() -> None:

@@ -1,10 +1,13 @@
 """How others make batches: Grain's packers, read-ahead batches, contiguous next fit."""
 
-import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import grain
 import numpy as np
+
+from pipeline.report import simulations
+from pipeline.report.simulations import Simulation
+from pipeline.report.stream import Stream
 
 # Elements in memory need no threads: with them, each element costs twice as much.
 READ = grain.ReadOptions(num_threads=0, prefetch_buffer_size=16)
@@ -36,42 +39,35 @@ def grain_fill(lengths: np.ndarray, length: int, *, packer: str, bins: int) -> f
     return int(lengths.sum()) / (sum(1 for _ in rows) * length)
 
 
-def read_ahead(
-    lengths: np.ndarray, budget: int, window: int = 10_000
-) -> tuple[list[list[int]], str]:
-    """Batches of like lengths, and who made them.
+def read_ahead(lengths: np.ndarray, budget: int, window: int = 10_000) -> tuple[Simulation, str]:
+    """Batches of like lengths, in a random order of examples, and who made them.
 
-    The infinibatch package if it is installed; otherwise its algorithm from the description: read
-    a window, sort it from the longest down, cut off `budget // longest left` examples at a time,
-    shuffle the batches.
+    infinibatch if it is installed (`pip install infinibatch`); otherwise the report's simulation.
     """
-    items = lengths.tolist()
-    random.Random(0).shuffle(items)
+    items = np.random.default_rng(0).permutation(lengths)
     try:
         from infinibatch import iterators
     except ImportError:
-        return list(_read_ahead(items, budget, window)), "as described"
-    batches = iterators.BucketedReadaheadBatchIterator(
-        iterators.NativeCheckpointableIterator(items),
-        read_ahead=window,
-        key=int,
-        batch_size=lambda longest: budget // longest,
-        seed=0,
+        stream = Stream(items, int(lengths.max()))
+        return simulations.token_budget(stream, budget=budget, window=window), "simulated"
+    batches = list(
+        iterators.BucketedReadaheadBatchIterator(
+            iterators.NativeCheckpointableIterator(items.tolist()),
+            read_ahead=window,
+            key=int,
+            batch_size=lambda longest: budget // longest,
+            seed=0,
+        )
     )
-    return list(batches), "infinibatch"
-
-
-def _read_ahead(items: list[int], budget: int, window: int) -> Iterator[list[int]]:
-    order = random.Random(1)
-    for begin in range(0, len(items), window):
-        ahead = sorted(items[begin : begin + window], reverse=True)
-        batches = []
-        while ahead:
-            rows = budget // ahead[0]
-            batches.append(ahead[:rows])
-            ahead = ahead[rows:]
-        order.shuffle(batches)
-        yield from batches
+    simulation = Simulation(
+        rows=np.array([len(batch) for batch in batches]),
+        lengths=np.array([max(batch) for batch in batches]),
+        tokens=int(lengths.sum()),
+        squares=int(np.square(lengths).sum()),
+        cut=0,
+        reread=window,
+    )
+    return simulation, "infinibatch"
 
 
 def next_fit(lengths: np.ndarray, length: int) -> int:

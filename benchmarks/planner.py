@@ -8,6 +8,7 @@ import pipeline
 from benchmarks import peers
 from benchmarks.results import Line, Section
 from benchmarks.turns import best_seconds
+from pipeline.report.simulations import Simulation
 
 TOKENS = 16_384  # positions in a batch, as in the published figures of read-ahead batches
 
@@ -19,16 +20,14 @@ def measure(lengths: np.ndarray) -> Section:
     """Plans an epoch of `lengths`; fits buckets once, which is not timed."""
     longest = int(lengths.max())
     buckets = pipeline.fit_buckets(lengths, tokens_per_batch=TOKENS, max_buckets=4)
-    batches: list[list[int]] = []
+    batches: list[tuple[Simulation, str]] = []
     rows: list[int] = []
-    made_by = ""
 
     def lockstep():
         pipeline.Plan(lengths, buckets).batch(0)
 
     def infinibatch():
-        nonlocal made_by
-        batches[:], made_by = peers.read_ahead(lengths, TOKENS)
+        batches[:] = [peers.read_ahead(lengths, TOKENS)]
 
     def next_fit():
         rows[:] = [peers.next_fit(np.random.default_rng(0).permutation(lengths), longest)]
@@ -50,8 +49,8 @@ def measure(lengths: np.ndarray) -> Section:
     def rate(name: str) -> str:
         return f"{len(lengths) / seconds[name] / 1e6:.1f} M examples/s"
 
-    padded = sum(len(batch) * max(batch) for batch in batches)
-    shapes = len({(len(batch), max(batch)) for batch in batches})
+    ahead, made_by = batches[0]
+    padding = 1 - ahead.tokens / ahead.positions
     lines = [
         Line(
             "Lockstep: plan of an epoch and its first batch",
@@ -70,9 +69,10 @@ def measure(lengths: np.ndarray) -> Section:
             f"proven: no less than {1 - bound:.3%}; solved once, in {solved:.1f} s",
         ),
         Line(
-            f"read-ahead batches ({made_by}): padding, {shapes} shapes, {len(batches):,} batches",
-            f"{1 - total / padded:.2%}",
-            f"{(1 - total / padded) / plan.padding:.0f}× Lockstep's",
+            f"read-ahead batches ({made_by}): padding, {ahead.shapes} shapes, "
+            f"{len(ahead.rows):,} batches",
+            f"{padding:.2%}",
+            f"{padding / plan.padding:.0f}× Lockstep's",
         ),
         Line(
             "contiguous next fit: padding, one shape",

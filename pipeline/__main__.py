@@ -1,8 +1,10 @@
 """The command line: `lockstep COMMAND`, or `python -m pipeline COMMAND`; see `--help`."""
 
 import argparse
+import datetime
 import json
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -17,22 +19,22 @@ class Found(Exception):
 
 
 def _open(arguments: argparse.Namespace, *, tokens: bool = False):
-    """The subject and the options of the command line; of a run, its corpus and plan.
+    """The dataset and the options of the command line; of a run, its corpus and plan.
 
     Args:
-        arguments: `subject`, `workdir`, and options of buckets and plans.
+        arguments: `dataset`, `workdir`, and options of buckets and plans.
         tokens: whether the command needs a corpus, not only lengths.
 
     Raises:
-        ValueError: the subject cannot be read, or the options do not go with it.
+        ValueError: the dataset cannot be read, or the options do not go with it.
     """
     from etils import epath
 
-    from pipeline.report import Options, open_subject
-    from pipeline.report.subject import of_corpus
+    from pipeline.report import Options, open_dataset
+    from pipeline.report.dataset import from_corpus
     from pipeline.training.history import NAME, read_history
 
-    paths = [arguments.subject] if isinstance(arguments.subject, str) else arguments.subject
+    paths = [arguments.data] if isinstance(arguments.data, str) else arguments.data
     given = {name: getattr(arguments, name) for name, _, _ in PLANNING}
     given = {name: value for name, value in given.items() if value is not None}
     workdir = epath.Path(paths[0]).expanduser()
@@ -46,41 +48,44 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False):
             corpus, plan = read_history(workdir)
             options = plan.options.as_json(("packing", "overflow", "seed"))
             options["tokens_per_batch"] = max(bucket.positions for bucket in plan.options.buckets)
-            subject = of_corpus(corpus, paths[0], options, plan)
+            dataset = from_corpus(corpus, paths[0], options, plan)
         else:
-            subject = open_subject(paths, arguments.workdir)
+            dataset = open_dataset(paths, arguments.workdir)
     except (RecursionError, OverflowError, MemoryError) as error:
         raise ValueError(
             f"{' '.join(paths)} cannot be read: its JSON is nested too deeply, or has too large a "
             f"number ({error})"
         ) from error
-    if tokens and not subject.corpora:
+    if tokens and not dataset.corpora:
         raise ValueError(
-            f"{subject.name} holds lengths alone, and {arguments.command} needs tokens; give the "
+            f"{dataset.name} holds lengths alone, and {arguments.command} needs tokens; give the "
             "directory of a corpus, the work directory of a run, or a config"
         )
-    return subject, Options({**subject.options, **given}).for_lengths(subject.lengths)
+    return dataset, Options({**dataset.options, **given}).for_lengths(dataset.lengths)
 
 
 def report(arguments: argparse.Namespace) -> int:
     """Measures; writes the files asked for, and prints a table, or JSON."""
-    from pipeline.report import measure
+    from pipeline.report import charts, measure
     from pipeline.report.measure import SAMPLE
 
-    if arguments.png:  # says what is missing before it measures
-        from pipeline.report.figure import figure, require_matplotlib
-
-        require_matplotlib()
-    subject, options = _open(arguments)
+    if arguments.html or arguments.png:  # says what is missing before it measures
+        charts.require_matplotlib()
+    dataset, options = _open(arguments)
     figures = measure(
-        subject, options, sample=arguments.sample or SAMPLE, optimal=arguments.optimal, tell=_tell()
+        dataset,
+        options,
+        sample=arguments.sample or SAMPLE,
+        optimal=arguments.optimal,
+        progress=_progress(),
     )
     if arguments.html:
         from pipeline.report.page import page
 
-        _write(arguments.html, page(figures))
+        command = shlex.join(["python", "-m", "pipeline", *arguments.command_line])
+        _write(arguments.html, page(figures, command=command, date=datetime.date.today()))
     if arguments.png:
-        figure(figures, arguments.png)
+        charts.png(figures, arguments.png)
     text = json.dumps(figures, indent=1) + "\n"
     if arguments.json == "-":
         print(text, end="")
@@ -98,16 +103,16 @@ def buckets(arguments: argparse.Namespace) -> int:
     """Prints the fitted buckets as Python."""
     from pipeline.planning import figures
 
-    subject, options = _open(arguments)
-    plan = subject.plan or options.plan(subject.examples)
+    dataset, options = _open(arguments)
+    plan = dataset.plan or options.plan(dataset.examples)
     print("from pipeline import Bucket\n")
     fitted = ("tokens_per_batch", "max_buckets", "row_multiple", "packing", "attention", "width")
-    if subject.plan is None:
-        print(f"# Fitted to {subject.name}")
+    if dataset.plan is None:
+        print(f"# Fitted to {dataset.name}")
         for some in (fitted[:3], fitted[3:]):
             print(f"# {', '.join(f'{name}={options[name]!r}' for name in some)}")
     else:
-        print(f"# Those of {subject.name} in the end")
+        print(f"# Those of {dataset.name} in the end")
     found = figures.epoch_batches(plan)
     print(f"# {sum(found.values()):,} batches an epoch, {plan.padding:.3%} padding.")
     print("buckets = (")
@@ -121,8 +126,8 @@ def show(arguments: argparse.Namespace) -> int:
     """Prints a batch, or draws it."""
     from pipeline.commands.show import Shown
 
-    subject, options = _open(arguments, tokens=True)
-    shown = Shown(subject.corpus, subject.plan or options.plan(subject.corpus), arguments.step)
+    dataset, options = _open(arguments, tokens=True)
+    shown = Shown(dataset.corpus, dataset.plan or options.plan(dataset.corpus), arguments.step)
     if arguments.png:
         shown.picture(arguments.png)
         print(f"wrote {arguments.png}")
@@ -141,14 +146,14 @@ def check(arguments: argparse.Namespace) -> int:
     from pipeline.commands.check import check_corpus, check_plan
 
     try:
-        subject, options = _open(arguments, tokens=True)
+        dataset, options = _open(arguments, tokens=True)
     except ValueError as error:
-        if not epath.Path(arguments.subject).is_dir():
+        if not epath.Path(arguments.data).is_dir():
             raise  # the command is wrong, not a corpus
         raise Found(f"{error}") from error
-    plan = subject.plan or options.plan(subject.corpus)
+    plan = dataset.plan or options.plan(dataset.corpus)
     try:
-        check_corpus(subject.corpus, print)
+        check_corpus(dataset.corpus, print)
         check_plan(plan, arguments.epoch, print)
     except ValueError as error:
         raise Found(f"{error}") from error
@@ -175,10 +180,10 @@ def prepare(arguments: argparse.Namespace) -> int:
     import pipeline
     from pipeline import tokenizers
     from pipeline.configuration import open_source
-    from pipeline.report import open_subject
+    from pipeline.report import open_dataset
 
     if [os.path.splitext(each)[1] for each in arguments.source] == [".py"]:
-        print(open_subject(arguments.source, arguments.workdir).corpus)
+        print(open_dataset(arguments.source, arguments.workdir).corpus)
         return FINE
     if not arguments.into:
         raise ValueError("--into is missing; say in which directory the corpus goes")
@@ -210,11 +215,11 @@ def prepare(arguments: argparse.Namespace) -> int:
     return FINE
 
 
-def _tell() -> Callable[[str], None]:
+def _progress() -> Callable[[str], None]:
     """Shows progress on one line of a terminal, which the next message overwrites."""
     if not sys.stderr.isatty():
-        return lambda what: None
-    return lambda what: print(f"\r\033[K{what} …\r", end="", file=sys.stderr, flush=True)
+        return lambda text: None
+    return lambda text: print(f"\r\033[K{text} …\r", end="", file=sys.stderr, flush=True)
 
 
 def _coloured(when: str) -> bool:
@@ -243,6 +248,7 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit status."""
     given = parser().parse_args(arguments)
+    given.command_line = sys.argv[1:] if arguments is None else arguments
     try:
         return COMMANDS[given.command](given)
     except BrokenPipeError:  # `show | head` has seen enough

@@ -29,6 +29,8 @@ FLAGS = [
 PROBE = """
 addEventListener("load", () => {
   const problems = [], name = (e) => e.textContent.trim().slice(0, 40);
+  const height = document.body.offsetHeight;  // as it opens
+  for (const each of document.querySelectorAll("details")) each.open = true;
   const wide = document.documentElement.scrollWidth;
   if (wide > innerWidth) problems.push(`the page is ${wide} wide`);
   const drawings = document.querySelectorAll("svg");
@@ -70,7 +72,7 @@ addEventListener("load", () => {
     contrast = Math.min(contrast, (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05));
   }
   const dark = matchMedia("(prefers-color-scheme: dark)").matches;
-  const seen = { width: innerWidth, dark, problems, contrast, drawings: drawings.length };
+  const seen = { width: innerWidth, height, dark, problems, contrast, drawings: drawings.length };
   parent.postMessage(JSON.stringify(seen), "*");
 });
 """

@@ -162,12 +162,29 @@ def test_report_writes_what_is_asked_for(run, lengths, tmp_path):
     assert all({"name", "padding", "batches", "shapes"} <= set(s) for s in seen["strategies"])
 
 
+def test_only_charts_need_matplotlib(run, lengths, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    status, out, err = run("report", lengths)
+    assert (status, err) == (FINE, "")
+    assert "Lockstep, 1 bucket" in out
+    for flag in ("--html", "--png"):
+        status, out, err = run("report", lengths, flag, tmp_path / "out")
+        assert (status, out) == (WRONG, "")
+        assert re.fullmatch(
+            r"error: drawing charts \(--html and --png\) needs matplotlib, which is not "
+            r"installed: pip install 'lockstep-pipeline\[report\]'\n",
+            err,
+        )
+        assert not (tmp_path / "out").exists()
+
+
 def test_report_prints_json_for_programs_and_nothing_else(run, lengths):
     status, out, err = run("report", lengths, "--json", "--sample", "100")
     seen = json.loads(out)
     assert (status, err) == (FINE, "")
     sampled = [each["name"] for each in seen["strategies"] if each["sample"]]
-    assert sampled == ["first fit, 64 open rows", "best fit, 64 open rows"]
+    assert sampled == [each["name"] for each in seen["strategies"] if "packing" not in each]
+    assert len(sampled) == 8
 
 
 def test_a_file_of_counts_is_the_same_as_its_lengths(run, tmp_path):

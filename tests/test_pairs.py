@@ -12,7 +12,7 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 
 import pipeline
 from pipeline import Batches, Bucket, Compiled, Corpus, Pairs, Plan
-from pipeline.report.subject import open_subject
+from pipeline.report import open_dataset
 from pipeline.tokenizers import Bytes
 
 BUCKETS = (Bucket(8, (24, 24)), Bucket(8, (24, 40)), Bucket(4, (64, 40)))
@@ -269,9 +269,9 @@ def test_what_does_not_belong_together_is_refused(pairs, sides, plan, tmp_path):
         pipeline.load(pairs, buckets=BUCKETS)
     with pytest.raises(FileNotFoundError, match="there is no corpus"):
         pipeline.load(tmp_path / "nothing", buckets=BUCKETS)
-    subject = open_subject([str(pairs.inputs.directory.parent)])
-    assert subject.pairs
-    assert subject.lengths.tolist() == pairs.lengths.tolist()
+    dataset = open_dataset([str(pairs.inputs.directory.parent)])
+    assert dataset.pairs
+    assert dataset.lengths.tolist() == pairs.lengths.tolist()
     one = Corpus.from_arrays(sides[1], tmp_path / "one")
     with pytest.raises(ValueError, match="the plan is for pairs"):
         Batches(one, plan)

@@ -1,3 +1,4 @@
+import datetime
 import json
 import time
 
@@ -5,13 +6,13 @@ import numpy as np
 import pytest
 
 from pipeline import Batches, Bucket, Corpus, Plan
-from pipeline.report import Options, markdown, measure, open_subject
-from pipeline.report.figure import figure
+from pipeline.report import Options, markdown, measure, open_dataset
+from pipeline.report.charts import png
+from pipeline.report.dataset import from_corpus, from_lengths
+from pipeline.report.epoch import measure_epoch
 from pipeline.report.findings import findings
 from pipeline.report.page import page
-from pipeline.report.planned import planned
-from pipeline.report.statistics import by_bucket, statistics
-from pipeline.report.subject import of_corpus
+from pipeline.report.statistics import statistics
 from pipeline.report.table import percent
 from pipeline.report.terminal import terminal
 
@@ -27,7 +28,7 @@ OPTIONS = {
 
 @pytest.fixture(scope="module")
 def figures(corpus):
-    return measure(of_corpus(corpus, "the corpus"), Options(OPTIONS))
+    return measure(from_corpus(corpus, "the corpus"), Options(OPTIONS))
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +110,7 @@ def test_every_figure_of_lockstep_is_a_count_over_the_real_batches(figures, corp
     width = figures["options"]["width"]
     for seen in ours:
         buckets = tuple(Bucket(*bucket) for bucket in seen["buckets"])
-        plan = Options(OPTIONS).but(packing=seen["packing"]).plan(corpus, buckets)
+        plan = Options(OPTIONS).replace(packing=seen["packing"]).plan(corpus, buckets)
         real = Counted(corpus, plan, 4)
         tokens = sum(real.tokens)
         assert seen["padding"] == pytest.approx(1 - tokens / real.positions)
@@ -144,7 +145,7 @@ def test_each_host_has_as_many_batches_as_the_report_says(figures, corpus):
             continue
         assert each["equal"]
         assert len(each["batches_per_host"]) == 8
-    options = Options(OPTIONS).but(row_multiple=8, max_buckets=1)
+    options = Options(OPTIONS).replace(row_multiple=8, max_buckets=1)
     plan = options.plan(corpus)
     batches = [len(Batches(corpus, plan, process_index=p, process_count=8)) for p in range(8)]
     one = next(each for each in figures["strategies"] if each["name"] == "Lockstep, 1 bucket")
@@ -155,15 +156,17 @@ def test_the_statistics_of_a_few_examples(tmp_path):
     examples = [[1, 2, 2], [7], [3] * 5, [1, 2, 9, 9, 9, 9, 9, 9, 9, 9, 9]]
     corpus = Corpus.from_arrays(map(np.array, examples), tmp_path / "c", vocab_size=12)
     counts = np.bincount(np.asarray(corpus.lengths))  # lengths 2, 0, 4, 10
-    seen = statistics(of_corpus(corpus, "few"), 0, counts, 8)
+    seen = statistics(from_corpus(corpus, "few"), 0, counts, 8)
     assert (seen["examples"], seen["tokens"], seen["empty"], seen["overlong"]) == (4, 16, 1, 1)
     assert (seen["shortest"], seen["longest"], seen["mean"]) == (2, 10, 16 / 3)
     assert seen["percentiles"]["50"] == 4
     assert seen["percentiles"]["99"] == 10
-    for histogram in seen["histograms"].values():
-        assert sum(histogram["examples"]) == 3
-        assert sum(histogram["tokens"]) == 16
-        assert histogram["edges"][-1] > 10
+    histogram = seen["histogram"]
+    assert sum(histogram["examples"]) == 3
+    assert sum(histogram["tokens"]) == 16
+    assert histogram["edges"][-1] > 10
+    four = histogram["edges"].index(4)
+    assert (histogram["examples"][four], histogram["tokens"][four]) == (1, 4)
     # Targets: 2 2 | 3 3 3 3 | 2 and nine 9.
     words = seen["vocabulary"][0]
     assert (words["tokens"], words["of"], words["size"]) == (16, 16, 12)
@@ -172,29 +175,21 @@ def test_the_statistics_of_a_few_examples(tmp_path):
     assert words["entropy"] == pytest.approx(-(share * np.log2(share)).sum())
 
 
-def test_the_histogram_of_the_plan_ends_its_columns_where_buckets_end():
-    counts = np.bincount(np.random.default_rng(0).integers(0, 900, 5000))
-    seen = by_bucket(counts, [128, 500, 1000])
-    assert {129, 501, 1001} <= set(seen["edges"])
-    assert sum(seen["examples"]) == counts[1:].sum()
-    assert max(np.diff(seen["edges"])) <= seen["width"]
-
-
 def test_sources_have_their_shares(tmp_path):
     np.save(tmp_path / "a.npy", np.full(30, 10))
     (tmp_path / "b.json").write_text('{"20": 10, "50": 10}')
-    subject = open_subject([str(tmp_path / "a.npy"), str(tmp_path / "b.json")])
-    seen = measure(subject, Options({"tokens_per_batch": 256, "length_multiple": 64}))
+    dataset = open_dataset([str(tmp_path / "a.npy"), str(tmp_path / "b.json")])
+    seen = measure(dataset, Options({"tokens_per_batch": 256, "length_multiple": 64}))
     shares = [(each["examples"], each["share_of_tokens"]) for each in seen["corpus"]["sources"]]
     assert shares == [(30, 0.3), (20, 0.7)]
     assert seen["corpus"]["vocabulary"] == []
     assert "70.0%" in terminal(seen)
-    assert "b.json" in page(seen)
+    assert "b.json" in page(seen, command="", date=datetime.date(2026, 1, 2))
 
 
 def test_only_the_first_batches_of_a_long_epoch_are_walked(monkeypatch):
-    monkeypatch.setattr("pipeline.report.planned.WALKED", 3)
-    seen = planned(Plan(np.full(100, 10), [Bucket(2, 20)]))
+    monkeypatch.setattr("pipeline.report.epoch.MOST_BATCHES", 3)
+    seen = measure_epoch(Plan(np.full(100, 10), [Bucket(2, 20)]))
     assert (seen["batches"], seen["walked"], len(seen["order"])) == (25, 3, 3)
     assert seen["buckets"][0]["documents_per_step"] == 4
 
@@ -207,17 +202,11 @@ def test_what_overflows_is_told():
         ("drop", 50, "dropped, and 50 positions are lost"),
     ):
         options = {"tokens_per_batch": 64, "max_length": 16, "length_multiple": 16}
-        path = _subject(lengths)
-        seen = measure(path, Options({**options, "overflow": overflow}))
+        dataset = from_lengths("lengths", lengths)
+        seen = measure(dataset, Options({**options, "overflow": overflow}))
         assert seen["plan"]["lost"] == lost
         assert any(said in each for each in findings(seen))
         assert any("1 examples have nothing to train on" in each for each in findings(seen))
-
-
-def _subject(lengths):
-    from pipeline.report.subject import _of_lengths
-
-    return _of_lengths("lengths", lengths)
 
 
 def test_the_report_is_plain_json(figures):
@@ -256,17 +245,30 @@ def test_the_markdown_for_tensorboard_has_a_line_for_each_bucket(plan, figures):
 
 
 def test_the_picture_is_a_png(figures, tmp_path):
-    figure(figures, tmp_path / "out.png")
+    png(figures, tmp_path / "out.png")
     data = (tmp_path / "out.png").read_bytes()
     assert data.startswith(b"\x89PNG")
     assert int.from_bytes(data[16:20], "big") == 1800
+
+
+def test_the_strongest_other_strategy_is_named_with_its_drawbacks(figures):
+    others = [each for each in figures["strategies"] if "packing" not in each]
+    least = min(others, key=lambda each: each["cost"])
+    (said,) = [text for text in findings(figures) if "the strongest other strategy" in text]
+    assert f"on this data, {least['name']}: " in said
+    assert f"against {least['cost']:.3f} units" in said
+    worse = {"cut": 7, "shapes": 99, "equal": False}
+    changed = [{**each, **worse} if each is least else each for each in figures["strategies"]]
+    (said,) = [t for t in findings({**figures, "strategies": changed}) if "the strongest" in t]
+    assert "compiles 99 shapes instead of" in said
+    assert "gives 8 hosts different numbers of batches" in said
 
 
 def test_a_million_lengths_take_seconds():
     lengths = np.clip(np.random.default_rng(0).lognormal(4.2, 0.9, 1_164_464), 3, 512)
     began = time.monotonic()
     options = Options({"tokens_per_batch": 16_384})
-    seen = measure(_subject(lengths.astype(np.uint32)), options, sample=50_000)
+    seen = measure(from_lengths("lengths", lengths.astype(np.uint32)), options, sample=50_000)
     assert time.monotonic() - began < 20
     padding = {each["name"]: each["padding"] for each in seen["strategies"]}
     assert (

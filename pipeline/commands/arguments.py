@@ -83,7 +83,7 @@ def parser() -> argparse.ArgumentParser:
     commands = whole.add_subparsers(required=True, dest="command", metavar="COMMAND")
 
     def add(name: str, about: str, more: str = "", given: str = "") -> Callable[..., Any]:
-        """Adds a command that may be `given` a subject; returns what adds its arguments."""
+        """Adds a command that may be `given` a dataset; returns what adds its arguments."""
         command = commands.add_parser(
             name,
             help=about,
@@ -92,9 +92,9 @@ def parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         if given == TOKENS:
-            command.add_argument("subject", help="a corpus, a run, or a config; see below")
+            command.add_argument("data", help="a corpus, a run, or a config; see below")
         elif given:
-            command.add_argument("subject", nargs="+", help="see below; several are one mixture")
+            command.add_argument("data", nargs="+", help="see below; several are one mixture")
         if given:
             _add_planning(command)
         return command.add_argument

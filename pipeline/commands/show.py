@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 from etils import epath
 
+from pipeline.extras import require
 from pipeline.loading.collate import collate
 from pipeline.loading.sharding import slice_of_process
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
-from pipeline.report.figure import require_matplotlib
 from pipeline.storage.interface import AnyCorpus
 
 # ANSI colours of the segments of a row, in turn, and the same for a picture.
@@ -229,7 +229,7 @@ class Shown:
         Raises:
             ImportError: matplotlib is not installed.
         """
-        require_matplotlib()
+        require("matplotlib", extra="report", purpose="drawing a PNG")
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
 

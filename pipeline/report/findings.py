@@ -1,105 +1,151 @@
-"""Findings: what the figures say, in sentences."""
+"""Findings: what the figures say, in sentences, the most important first."""
 
 from typing import Any
 
-from pipeline.report.table import percent
+from pipeline.report.table import length_of, percent
 
 
 def findings(figures: dict[str, Any]) -> list[str]:
-    """The sentences that stand above everything else, the most important first."""
+    """The sentences at the top of the report: what to do, and what it saves."""
     return [
-        *_padding(figures),
-        *about_sources(figures["plan"]),
+        about_plan(figures["plan"]),
+        about_rival(figures),
         *about_buckets(figures["cost"]),
-        *_left_over(figures),
+        *about_sources(figures["plan"]),
+        *about_losses(figures),
     ]
 
 
-def _padding(figures: dict[str, Any]) -> list[str]:
-    worst = figures["strategies"][0]
-    plan = figures["plan"]
+def about_plan(plan: dict[str, Any]) -> str:
+    """Which buckets to train with, and what they cost."""
     used = [bucket for bucket in plan["buckets"] if bucket["batches"]]
-    shapes = f"{len(used)} shape{'s' * (len(used) > 1)}"
-    return [
-        f"With every row {worst['name']}, {percent(worst['padding'])} of all positions would be "
-        f"padding. The plan below has {percent(plan['padding'])}, in {shapes}."
-    ]
+    shapes = [f"{bucket['rows']:,} × {length_of(bucket['length'])}" for bucket in used]
+    return (
+        f"Train with {len(used)} bucket{'s' * (len(used) > 1)} of rows × positions: "
+        f"{_listed(shapes)}. An epoch takes {plan['batches']:,} batches, and "
+        f"{percent(plan['padding'])} of their positions are padding."
+    )
+
+
+def ours(figures: dict[str, Any]) -> dict[str, Any]:
+    """Lockstep's row of the comparison: with the plan's buckets, or else with least work."""
+    shapes = [[bucket["rows"], bucket["length"]] for bucket in figures["plan"]["buckets"]]
+    packing = figures["options"]["packing"]
+    rows = [row for row in figures["strategies"] if "packing" in row]
+    rows = [row for row in rows if row["packing"] == packing] or rows
+    same = [row for row in rows if row["buckets"] == shapes]
+    return min(same or rows, key=lambda row: row["cost"])
+
+
+def rivals(figures: dict[str, Any]) -> list[dict[str, Any]]:
+    """The other libraries' rows of the comparison, the one with least work first."""
+    cost = cost_key(figures)
+    others = [row for row in figures["strategies"] if "packing" not in row]
+    return sorted(others, key=lambda row: row[cost])
+
+
+def cost_key(figures: dict[str, Any]) -> str:
+    """The figure of a strategy that counts its work, for the attention that is trained with."""
+    return "segment_cost" if figures["options"]["attention"] == "segment" else "cost"
+
+
+def about_rival(figures: dict[str, Any]) -> str:
+    """Lockstep compared with the strategy of another library that needs least work."""
+    cost, mine, rival = cost_key(figures), ours(figures), rivals(figures)[0]
+    ratio = mine[cost] / rival[cost]
+    how = f"{percent(abs(1 - ratio))} {'less' if ratio < 1 else 'more'}"
+    drawbacks = []
+    if rival["shapes"] > mine["shapes"]:
+        drawbacks.append(f"compiles {rival['shapes']:,} shapes instead of {mine['shapes']:,}")
+    if rival["cut"] > mine["cut"]:
+        drawbacks.append(f"cuts {rival['cut']:,} documents instead of {mine['cut']:,}")
+    if not rival["equal"]:
+        drawbacks.append(
+            f"gives {len(rival['batches_per_host'])} hosts different numbers of batches, so a step "
+            "waits for ever"
+        )
+    text = (
+        f"{mine['name']} needs {how} work per token than the strongest other strategy on this "
+        f"data, {rival['name']}: {mine[cost]:.3f} against {rival[cost]:.3f} units, "
+        f"{percent(mine['padding'])} against {percent(rival['padding'])} padding."
+    )
+    if drawbacks:
+        text += f" That strategy also {_listed(drawbacks)}."
+    return text
 
 
 def about_sources(plan: dict[str, Any]) -> list[str]:
-    """What share each source of a mixture really has; nothing of a plan of one corpus."""
-    said = []
-    for each in plan["sources"]:
-        weights = " → ".join(percent(weight) for _, weight in each["weights"])
+    """The share that each source of a mixture really gets; empty for a single corpus."""
+    found = []
+    for source in plan["sources"]:
+        weights = " → ".join(percent(weight) for _, weight in source["weights"])
         text = (
-            f"{each['name']} has {percent(each['share'])} of the tokens of the first "
+            f"{source['name']} has {percent(source['share'])} of the tokens of the first "
             f"{plan['walked']:,} steps (weight {weights}), and an epoch of the mixture goes "
-            f"through it {each['epochs']:.2f} times"
+            f"through it {source['epochs']:.2f} times"
         )
-        off = each["off"]
-        said.append(
-            text if off is None else f"{text}; no 200 steps are more than {percent(off)} off"
-        )
-    return [f"{text}." for text in said]
+        if source["off"] is not None:
+            text += f"; no 200 steps are more than {percent(source['off'])} off"
+        found.append(f"{text}.")
+    return found
 
 
 def about_buckets(cost: dict[str, Any]) -> list[str]:
     """How many buckets are enough, for both kinds of attention."""
     curve = {point["buckets"]: point for point in cost["curve"]}
-    one, dense, segment = 1, cost["enough"]["dense"], cost["enough"]["segment"]
-    first = curve[min(curve)]
-    if dense == one:
-        said = (
-            f"One bucket is enough, also with attention over whole rows at width "
+    dense, segment, least = cost["enough"]["dense"], cost["enough"]["segment"], min(curve)
+    if dense == 1:
+        return [
+            "One bucket is enough, also with attention over whole rows at width "
             f"{cost['width']:,}: more would save less than 1% of the work."
-        )
-        return [said]
-    said = (
-        f"With attention over whole rows at width {cost['width']:,}, {dense} buckets take "
-        f"{curve[dense]['dense']:.3f} units of work per token where one takes "
-        f"{first['dense']:.3f}; more save less than 1%."
+        ]
+    more = (
+        f"more than {dense} were not tried" if dense == cost["most"] else "more save less than 1%"
     )
-    if segment == one:
-        return [said, "With attention that skips other segments, one bucket is enough."]
-    return [said, f"With attention that skips other segments, {segment} buckets are enough."]
+    enough = "one bucket is" if segment == 1 else f"{segment} buckets are"
+    return [
+        f"With attention over whole rows at width {cost['width']:,}, {dense} buckets take "
+        f"{curve[dense]['dense']:.3f} units of work per token where {least} takes "
+        f"{curve[least]['dense']:.3f}; {more} (--max-buckets {dense}).",
+        f"With attention that skips other segments, {enough} enough.",
+    ]
 
 
-def _left_over(figures: dict[str, Any]) -> list[str]:
+def about_losses(figures: dict[str, Any]) -> list[str]:
+    """Examples that are split, truncated, dropped or empty."""
     plan, empty = figures["plan"], figures["corpus"]["empty"]
-    said = []
+    found = []
     if plan["overlong"]:
-        done = {
+        how = {
             "split": "split into pieces, and nothing is lost",
             "truncate": f"truncated, and {plan['lost']:,} positions are lost",
             "drop": f"dropped, and {plan['lost']:,} positions are lost",
         }[plan["overflow"]]
-        said.append(f"{plan['overlong']:,} examples longer than the longest bucket are {done}.")
+        found.append(f"{plan['overlong']:,} examples longer than the longest bucket are {how}.")
     if empty:
-        said.append(f"{empty:,} examples have nothing to train on and are in no batch.")
-    return said
+        found.append(f"{empty:,} examples have nothing to train on and are in no batch.")
+    return found
 
 
 def about_samples(figures: dict[str, Any]) -> str:
-    """What was simulated on a sample, and what is left out."""
-    sampled = [each for each in figures["strategies"] if each["sample"]]
-    left_out = "".join(f" Left out: {each}." for each in figures["left_out"])
-    if not sampled:
-        return f"Each is simulated on all examples.{left_out}"
-    names = " and ".join(each["name"] for each in sampled)
-    return (
-        f"{names[0].upper()}{names[1:]} go from example to example, and are simulated on "
-        f"{sampled[0]['sample']:,} examples drawn at random: batches and documents cut are scaled "
-        "up (≈), batches on each host and examples read again are those of the sample. The others "
-        f"are simulated on all examples.{left_out}"
-    )
+    """On how many examples the strategies are simulated, and which are left out."""
+    samples = {row["sample"] for row in figures["strategies"]} - {None}
+    text = "Each strategy is simulated on all examples."
+    if samples:
+        text = (
+            f"The other strategies are simulated on {max(samples):,} examples drawn at random: "
+            "batches and cut documents are scaled up (≈); shapes, batches on each host and "
+            "examples read again are those of the sample. Lockstep's plans are of all examples."
+        )
+    return text + "".join(f" Left out: {each}." for each in figures["left_out"])
 
 
 def about_balance(balance: dict[str, Any]) -> str:
     """How even the hosts' shares of each batch are."""
     if balance["hosts"] == 1:
         return (
-            "The rows of these buckets do not divide over several hosts; for that, fit them with "
-            "--row-multiple."
+            "The rows of these buckets do not divide over several hosts; fit them with a "
+            "row_multiple (--row-multiple) for that."
         )
     tokens, attention = balance["tokens"], balance["attention"]
     return (
@@ -108,3 +154,12 @@ def about_balance(balance: dict[str, Any]) -> str:
         f"and {attention['mean']:.3f} times the mean of attention inside segments (at worst "
         f"{attention['worst']:.2f})."
     )
+
+
+def _listed(items: list[str]) -> str:
+    """A list in words.
+
+    >>> _listed(["one", "two", "three"])
+    'one, two and three'
+    """
+    return " and ".join(filter(None, [", ".join(items[:-1]), items[-1]]))

@@ -1,31 +1,156 @@
-"""Lockstep's own figures: counted over the rows that a plan packed."""
+"""Lockstep's rows of the comparison: plans with other numbers of buckets and ways of packing."""
 
 import dataclasses
-import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from pipeline.packing.bucket import Bucket
-from pipeline.planning import figures
-from pipeline.planning.lengths import Lengths
+from pipeline.packing.cascade import PACKINGS
+from pipeline.planning import figures as plan_figures
+from pipeline.planning.lengths import Lengths, histogram
 from pipeline.planning.plan import Plan
 from pipeline.report.options import Options
-from pipeline.report.simulated import Simulated
+from pipeline.report.simulations import Simulation
+from pipeline.report.strategies import HOSTS, figures
+from pipeline.report.table import length_of
+
+BUCKETS = (1, 2, 3, 4, 6)
+
+# "optimal" is included without --optimal up to so many different lengths: it takes some seconds.
+OPTIMAL_LENGTHS = 512
 
 
-def simulated(plan: Plan, cut: int) -> Simulated:
-    """One epoch of a plan, in the terms of the other strategies; `cut` documents are split."""
-    batches = figures.epoch_batches(plan)
+@dataclasses.dataclass(frozen=True)
+class Planner:
+    """Makes plans that differ from the report's plan in buckets or packing.
+
+    Attributes:
+        lengths: the lengths to plan.
+        sample: the lengths to fit buckets to: all, or a sample with the longest.
+        options: the other options.
+        longest: positions in a row of the longest bucket; for pairs, of inputs and of targets.
+    """
+
+    lengths: Lengths
+    sample: np.ndarray
+    options: Options
+    longest: tuple[int, ...]
+
+    def plan(self, buckets: tuple[Bucket, ...], packing: str) -> Plan:
+        """The plan over these buckets, in which each example comes once an epoch."""
+        plain = self.options.replace(packing=packing, weights=None, by=None, ending=None)
+        return plain.plan(self.lengths, buckets)
+
+    def fit(self, most: int, packing: str, hosts: int = 1) -> tuple[Bucket, ...]:
+        """At most `most` buckets, whose rows `hosts` can share."""
+        multiple = math.lcm(self.options["row_multiple"], hosts)
+        unit = self.options["length_multiple"]
+        row = sum(-(-length // unit) * unit for length in self.longest)
+        options = self.options.replace(
+            buckets=None,
+            max_buckets=most,
+            packing=packing,
+            row_multiple=multiple,
+            tokens_per_batch=max(self.options["tokens_per_batch"], multiple * row),
+            weights=None,
+            by=None,
+        )
+        return options.fit(self.sample)
+
+    def sets(self, numbers: tuple[int, ...], packing: str) -> dict[tuple[Bucket, ...], int]:
+        """The different sets of buckets for these numbers, each with the number it is for."""
+        found: dict[tuple[Bucket, ...], int] = {}
+        for most in numbers:
+            found.setdefault(self.fit(most, packing), most)
+        return found
+
+
+def compare(
+    planner: Planner,
+    *,
+    width: int,
+    optimal: bool = False,
+    progress: Callable[[str], None] = lambda text: None,
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Figures of Lockstep with several numbers of buckets and each way of packing.
+
+    Args:
+        planner: makes the plans.
+        width: width of the model.
+        optimal: include "optimal" also for many different lengths, which may take minutes.
+        progress: called with the name of each step.
+
+    Returns:
+        The figures, and a sentence for each way of packing that is left out.
+    """
+    found: list[dict[str, Any]] = []
+    left_out: list[str] = []
+    pairs = len(planner.longest) > 1
+    different = 0 if pairs else np.count_nonzero(histogram(planner.lengths.array))
+    progress("fitting buckets")
+    packed, unpacked = planner.sets(BUCKETS, "best_fit"), planner.sets((4,), "none")
+    others = [name for name in PACKINGS if name not in ("best_fit", "none") and not pairs]
+    for packing in ("best_fit", *others, "none"):
+        if packing == "optimal" and different > OPTIMAL_LENGTHS and not optimal:
+            left_out.append(
+                f"packing {packing!r}, whose linear programs may take minutes for "
+                f"{different:,} different lengths; ask for it with --optimal"
+            )
+            continue
+        for buckets, most in (unpacked if packing == "none" else packed).items():
+            how = {"best_fit": "", "none": ", one example a row"}.get(packing, f", {packing}")
+            name = f"Lockstep, {len(buckets)} bucket{'s' * (len(buckets) > 1)}{how}"
+            progress(name)
+            try:
+                plan = planner.plan(buckets, packing)
+            except ImportError as error:
+                left_out.append(str(error))
+                break
+            # All hosts run every step of one plan, each on its own rows.
+            shared = plan
+            if any(bucket.rows % HOSTS for bucket in buckets):
+                shared = planner.plan(planner.fit(most, packing, HOSTS), packing)
+            row = figures(
+                name,
+                ", ".join(f"{b.rows} rows × {length_of(b.length)}" for b in buckets),
+                simulation(plan),
+                width=width,
+                hosts=[shared.num_batches()] * HOSTS,
+            )
+            found.append(row | {"packing": packing, "buckets": [b.as_json for b in buckets]})
+    return found, left_out
+
+
+def padded_pairs(planner: Planner, *, width: int) -> dict[str, Any]:
+    """Figures of pairs padded to the longest inputs and the longest targets, one in a row."""
+    rows = max(planner.options["tokens_per_batch"] // sum(planner.longest), 1)
+    bucket = Bucket(rows, planner.longest)
+    plan = planner.plan((bucket,), "none")
+    return figures(
+        "padded to the longest of all",
+        f"every row {length_of(bucket.length)} long, one pair in a row",
+        simulation(plan),
+        width=width,
+        hosts=[plan.num_batches()] * HOSTS,
+    )
+
+
+def simulation(plan: Plan) -> Simulation:
+    """One epoch of a plan, in the terms of the other strategies."""
+    batches = plan_figures.epoch_batches(plan)
     shapes = np.array([(b.rows, *b.lengths, 0)[:3] for b in batches], np.int64)
     rows, lengths, targets = np.repeat(shapes, list(batches.values()), axis=0).T
-    return Simulated(
+    split = plan.options.overflow == "split"
+    return Simulation(
         rows=rows,
         lengths=lengths,
         targets=targets,
         tokens=plan.num_tokens,
         squares=_squares(plan),
-        cut=cut,
+        cut=plan_figures.losses(plan).overlong if split else 0,
         reread=0,
     )
 
@@ -42,46 +167,3 @@ def _squares(plan: Plan) -> int:
             scores = scores + sides[:, 1] ** 2 + sides[:, 0] * sides[:, 1]
         total += kind.number * int(counts @ scores)
     return total
-
-
-@dataclasses.dataclass(frozen=True)
-class Fitter:
-    """Plans with other numbers of buckets or ways of packing than the options have.
-
-    Attributes:
-        lengths: what is planned.
-        cut: how many documents are in several pieces of these lengths.
-        fitted: lengths to fit buckets to: a sample, where there are very many.
-        options: the options that stay.
-        longest: positions in a row of the longest bucket; of pairs, of inputs and of targets.
-    """
-
-    lengths: Lengths
-    cut: int
-    fitted: np.ndarray
-    options: Options
-    longest: int | tuple[int, int]
-
-    @functools.cached_property
-    def different(self) -> int:
-        """How many different lengths there are."""
-        return len(np.unique(self.lengths.array, axis=0))
-
-    def plan(self, buckets: tuple[Bucket, ...], packing: str) -> Plan:
-        """The plan over these buckets."""
-        return self.options.but(packing=packing).plan(self.lengths, buckets)
-
-    def buckets(self, most: int, packing: str, hosts: int = 1) -> tuple[Bucket, ...]:
-        """At most `most` buckets, whose rows `hosts` can share."""
-        multiple = math.lcm(self.options["row_multiple"], hosts)
-        unit = self.options["length_multiple"]
-        row = int(np.sum(-(-np.asarray(self.longest) // unit) * unit))
-        options = self.options.but(
-            buckets=None,
-            max_buckets=most,
-            max_length=self.longest,
-            packing=packing,
-            row_multiple=multiple,
-            tokens_per_batch=max(self.options["tokens_per_batch"], multiple * row),
-        )
-        return options.fit(self.fitted)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.packing.bucket import Bucket
-from pipeline.planning.checks import list_keywords, select_options, suggest_option
+from pipeline.planning.checks import list_keywords, suggest_option
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.lengths import as_lengths
 from pipeline.planning.plan import Plan
@@ -28,7 +28,7 @@ DEFAULTS: dict[str, Any] = {
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What `pipeline.load` takes: options of `fit_buckets` and `Plan`; and `buckets`.
+    """The options of `fit_buckets` and `Plan`, and `buckets`, as `pipeline.load` takes them.
 
     None stands for the default.
 
@@ -36,59 +36,53 @@ class Options:
     (Bucket(rows=128, length=128),)
 
     Raises:
-        ValueError: an option is of none of these.
+        ValueError: there is no such option.
     """
 
-    chosen: Mapping[str, Any]
+    values: Mapping[str, Any]
 
     def __post_init__(self):
         known = {"buckets", *FITTING, *PLANNING}
-        for name in self.chosen:
+        for name in self.values:
             if name not in known:
                 raise ValueError(f"there is no option {suggest_option(name, known)}")
-        given = {name: value for name, value in self.chosen.items() if value is not None}
-        object.__setattr__(self, "chosen", {**DEFAULTS, **given})
+        given = {name: value for name, value in self.values.items() if value is not None}
+        object.__setattr__(self, "values", {**DEFAULTS, **given})
 
     def __getitem__(self, name: str) -> Any:
-        return self.chosen[name]
+        return self.values[name]
 
-    def but(self, **changes) -> "Options":
+    def replace(self, **changes) -> "Options":
         """A copy with other values."""
-        return Options({**self.chosen, **changes})
+        return Options({**self.values, **changes})
 
     def for_lengths(self, lengths) -> "Options":
-        """A copy in which a batch holds the longest row.
+        """A copy in which the longest row fits into a batch.
 
-        Where no `max_length` is given and the longest example is longer than a whole batch, rows
-        are as long as a batch at most, and the plan's `overflow` cuts what is longer.
+        Without `max_length`, rows are no longer than a batch, and the plan's `overflow` says what
+        becomes of longer examples. Pairs cannot be split: for them the default is "error".
         """
         if as_lengths(lengths).ndim == 2:
-            pairs = self["overflow"] == "split"  # by default; a pair cannot be split
-            return self.but(overflow="error") if pairs else self
+            return self.replace(overflow="error") if self["overflow"] == "split" else self
         most = self["tokens_per_batch"] // self["row_multiple"]
         most -= most % self["length_multiple"]
         longest = int(as_lengths(lengths).max(initial=0))
         if self["max_length"] is None and longest > most > 0:
-            return self.but(max_length=most)
+            return self.replace(max_length=most)
         return self
 
     def fit(self, lengths) -> tuple[Bucket, ...]:
-        """The buckets given, or those that `fit_buckets` chooses for `lengths`."""
-        if self.chosen.get("buckets"):
-            return tuple(self.chosen["buckets"])
-        return fit_buckets(lengths, **self._given(FITTING))
-
-    def _given(self, names: tuple[str, ...]) -> dict[str, Any]:
-        return {name: v for name, v in select_options(names, self.chosen).items() if v is not None}
-
-    @property
-    def unmixed(self) -> "Options":
-        """A copy without weights, under which each example comes once an epoch."""
-        return self.but(weights=None, by=None, ending=None)
+        """The `buckets` given, or those that `fit_buckets` chooses for `lengths`."""
+        if self.values.get("buckets"):
+            return tuple(self.values["buckets"])
+        return fit_buckets(lengths, **self._arguments(FITTING))
 
     def plan(self, lengths, buckets: tuple[Bucket, ...] | None = None) -> Plan:
-        """The plan of `lengths` over `buckets`, or over those of `fit`.
+        """The plan of `lengths` over `buckets`, by default those of `fit`.
 
         With weights, `lengths` are several corpora.
         """
-        return Plan(lengths, buckets or self.fit(lengths), **self._given(PLANNING))
+        return Plan(lengths, buckets or self.fit(lengths), **self._arguments(PLANNING))
+
+    def _arguments(self, names: tuple[str, ...]) -> dict[str, Any]:
+        return {name: self.values[name] for name in names if self.values.get(name) is not None}

@@ -1,27 +1,123 @@
 """Page: the report as one HTML file that needs no network, no script and no other file."""
 
+import datetime
+import importlib.metadata
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from pipeline.report import blocks, charts, findings
-from pipeline.report.style import COLOURS, STYLE
-from pipeline.report.table import columns, length_of, percent
+from pipeline.report import charts, findings, tables
+from pipeline.report.style import STYLE
 
 
-def page(figures: dict[str, Any]) -> str:
-    """The report of `measure` as an HTML document."""
-    said = "".join(f"<li>{escape(each)}</li>" for each in findings.findings(figures))
+def page(figures: dict[str, Any], *, command: str, date: datetime.date) -> str:
+    """The report of `measure` as an HTML document.
+
+    Args:
+        figures: the report.
+        command: the command that made it.
+        date: the day on which it was made.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
     name = escape(figures["name"])
-    sections = "".join(
-        section(figures) for section in (_corpus, _comparison, _cost, _plan, _options)
-    )
+    points = "".join(f"<li>{escape(text)}</li>" for text in findings.findings(figures))
+    version = importlib.metadata.version("lockstep-pipeline")
+    sections = "".join(part(figures) for part in (_strategies, _plan, _corpus, _options))
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f'<title>Lockstep: {name}</title><link rel="icon" href="data:,"><style>{STYLE}</style>'
-        f'</head><body><header><p class="soft">Lockstep report</p><h1>{name}</h1>'
-        f'<ul class="findings">{said}</ul></header>{sections}</body></html>\n'
+        f'</head><body><h1>{name}</h1><ul class="findings">{points}</ul>'
+        f'<p class="soft">Lockstep {escape(version)}, {date}: <code>{escape(command)}</code></p>'
+        f"{sections}</body></html>\n"
     )
+
+
+def _section(title: str, *parts: str) -> str:
+    return f"<section><h2>{escape(title)}</h2>{''.join(parts)}</section>"
+
+
+def _paragraph(text: str) -> str:
+    return f'<p class="soft">{escape(text)}</p>'
+
+
+def _details(summary: str, *parts: str) -> str:
+    return f"<details><summary>{escape(summary)}</summary>{''.join(parts)}</details>"
+
+
+def _definitions(pairs: Mapping[str, Any]) -> str:
+    items = (
+        f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in pairs.items()
+    )
+    return f"<dl>{''.join(items)}</dl>"
+
+
+def _chart(title: str, draw, figures: dict[str, Any], height: int = 240) -> str:
+    drawing = charts.svg(draw, figures, height, title)
+    return f"<figure><h3>{escape(title)}</h3>{drawing}</figure>"
+
+
+def _grid(parts: Sequence[str]) -> str:
+    return f'<div class="grid">{"".join(parts)}</div>'
+
+
+def _tiles(tiles: Sequence[tuple[str, str]]) -> str:
+    inside = "".join(
+        f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
+        for value, name in tiles
+    )
+    return f'<div class="tiles">{inside}</div>'
+
+
+def _strategies(figures: dict[str, Any]) -> str:
+    cost, table = figures["cost"], tables.strategies(figures)
+    bars = len(findings.rivals(figures)) + 2
+    text = _paragraph(
+        f"Work 1 is one position without attention. A row of L positions costs L + L² / (6 × "
+        f"{cost['width']:,}) with attention over whole rows; attention that skips other segments "
+        "costs the squares of the segments' lengths instead. Each bucket is one compilation of the "
+        f"training step. {findings.about_samples(figures)}"
+    )
+    if len(cost["curve"]) > 1:
+        text = _chart("How many buckets are worth it", charts.bucket_curve, cost) + text
+    height = 36 * bars + 60
+    return _section(
+        "Strategies compared",
+        _grid(
+            [
+                _chart("Work per real token", charts.strategies, figures, height),
+                f"<div>{text}</div>",
+            ]
+        ),
+        _details(
+            f"All figures of {len(table.rows)} strategies",
+            table.html(),
+            _definitions({each.name: each.about for each in table.columns if each.about}),
+        ),
+    )
+
+
+def _plan(figures: dict[str, Any]) -> str:
+    plan, parts = figures["plan"], []
+    several = len(plan["buckets"]) > 1
+    if several and "targets" not in figures:
+        title = "Tokens by length, and the lengths of the buckets"
+        parts.append(_chart(title, charts.tokens_by_length, figures))
+    if several:
+        height = 90 + 24 * len(plan["buckets"])
+        parts.append(_chart("Buckets of the first steps", charts.bucket_order, plan, height))
+    if len(plan["segments_per_row"]) > 1:
+        parts.append(_chart("Segments in a row", charts.segments_per_row, plan))
+    text = findings.about_balance(plan["balance"])
+    if plan["walked"] < plan["batches"]:
+        text += (
+            f" The order of buckets, documents a step and the balance of hosts are counted over "
+            f"the first {plan['walked']:,} of {plan['batches']:,} batches; everything else over "
+            "all."
+        )
+    return _section("The plan", tables.buckets(plan).html(), _paragraph(text), _grid(parts))
 
 
 def _corpus(figures: dict[str, Any]) -> str:
@@ -32,253 +128,46 @@ def _corpus(figures: dict[str, Any]) -> str:
 
 def _side(title: str, corpus: dict[str, Any]) -> str:
     at = corpus["percentiles"]
+    shown = ("5", "50", "90", "99")
     tiles = [
         (f"{corpus['examples']:,}", "examples"),
         (f"{corpus['tokens']:,}", "tokens to train on"),
-        (f"{corpus['mean']:,.1f}", "positions, mean length"),
-        *((f"{at[p]:,}", f"positions, {p}th percentile") for p in ("5", "50", "90", "99")),
-        (f"{corpus['longest']:,}", "positions, longest"),
-        (f"{corpus['overlong']:,}", f"too long (over {corpus['longest_row']:,} positions)"),
-        (f"{corpus['empty']:,}", "too short (nothing to train on)"),
+        (f"{corpus['mean']:,.1f}", "mean length"),
+        (" · ".join(f"{at[p]:,}" for p in shown), f"percentiles {', '.join(shown)}"),
+        (f"{corpus['longest']:,}", "longest"),
+        (f"{corpus['overlong']:,}", f"over {corpus['longest_row']:,} positions"),
+        (f"{corpus['empty']:,}", "with nothing to train on"),
     ]
-    marks = [(f"{name} {at[p]:,}", at[p]) for name, p in _MARKS]
-    histograms = [
-        blocks.figure(
-            "Examples by length, logarithmic" if log else "Examples by length, up to 99.9%",
-            charts.histogram(
-                corpus["histograms"]["log" if log else "linear"],
-                "examples",
-                log=log,
-                marks=marks,
-                label="Examples by length",
-            ),
-        )
-        for log in (False, True)
-    ]
-    return blocks.section(
-        title,
-        blocks.tiles(tiles),
-        blocks.figures(*histograms),
-        _sources(corpus),
-        _vocabulary(corpus),
-    )
-
-
-_MARKS = (("p50", "50"), ("p90", "90"), ("p99", "99"))
-
-
-def _sources(corpus: dict[str, Any]) -> str:
-    if len(corpus["sources"]) < 2:
-        return ""
-    head = [("source", ""), ("examples", ""), ("tokens", ""), ("share", "of tokens")]
-    rows = [
-        (
-            "",
-            [
-                escape(each["name"]),
-                f"{each['examples']:,}",
-                f"{each['tokens']:,}",
-                percent(each["share_of_tokens"]),
-            ],
-        )
-        for each in corpus["sources"]
-    ]
-    return "<h3>Sources</h3>" + blocks.table(head, rows)
+    parts = [_vocabulary(corpus)]
+    if corpus["shortest"] < corpus["longest"]:
+        parts = [_chart("Examples by length", charts.lengths, corpus), *parts]
+    sources = tables.sources(corpus).html() if len(corpus["sources"]) > 1 else ""
+    return _section(title, _tiles(tiles), sources, _grid(parts))
 
 
 def _vocabulary(corpus: dict[str, Any]) -> str:
     parts = []
-    for source, each in zip(corpus["sources"], corpus["vocabulary"], strict=False):
+    names = [source["name"] for source in corpus["sources"]]
+    if len(names) == 1 or len(names) > len(corpus["vocabulary"]):
+        names = [""]
+    for name, each in zip(names, corpus["vocabulary"], strict=False):
         size = each["size"]
         share = f" of {size:,} ({each['used'] / size:.1%})" if size else ""
-        title = "Vocabulary" if len(corpus["sources"]) < 2 else f"Vocabulary of {source['name']}"
-        text = each["text_bytes_per_token"]
+        title = f"Vocabulary of {name}" if name else "Vocabulary"
         tiles = [
             (f"{each['used']:,}", f"ids used{share}"),
             (f"{each['rare']:,}", "ids used fewer than ten times"),
             (f"{each['half']:,}", "ids make half of all tokens"),
             (f"{each['entropy']:.2f} bits", "entropy of single tokens"),
-            *([(f"{text:.2f} bytes", "of text a token")] if text else []),
         ]
-        counted = "" if each["tokens"] == each["of"] else f"Counted over {each['tokens']:,} tokens."
-        parts += [f"<h3>{escape(title)}</h3>", blocks.tiles(tiles), blocks.text(counted, "about")]
+        if text := each["text_bytes_per_token"]:
+            tiles.append((f"{text:.2f} bytes", "of text a token"))
+        if each["tokens"] < each["of"]:
+            tiles.append((f"{each['tokens']:,}", "tokens counted"))
+        parts.append(f"<div><h3>{escape(title)}</h3>{_tiles(tiles)}</div>")
     return "".join(parts)
 
 
-def _comparison(figures: dict[str, Any]) -> str:
-    shown = figures["strategies"]
-    kinds = ["ours" if each["name"].startswith("Lockstep") else "bar" for each in shown]
-    padding = [
-        (each["name"], 100 * each["padding"], percent(each["padding"]), kind)
-        for each, kind in zip(shown, kinds, strict=True)
-    ]
-    cost = [
-        (each["name"], each["cost"], f"{each['cost']:.3f}", kind)
-        for each, kind in zip(shown, kinds, strict=True)
-    ]
-    most = max(each["cost"] for each in shown)
-    written = columns(figures)
-    rows = []
-    for each, kind in zip(shown, kinds, strict=True):
-        cells = [escape(column.write(each)) for column in written]
-        if not each["equal"]:
-            cells[-1] = f'<span class="no">{cells[-1]}</span>'
-        about = each["about"].replace(" rows × ", "\u00a0rows\u00a0×\u00a0")
-        name = f"{escape(each['name'])}<small>{escape(about)}</small>"
-        rows.append((kind, [name, *cells]))
-    about = "".join(
-        f"<dt>{escape(column.name)}</dt><dd>{escape(column.about)}</dd>" for column in written
-    )
-    return blocks.section(
-        "Ways to make batches of it",
-        blocks.text(findings.about_samples(figures)),
-        blocks.figures(
-            blocks.figure(
-                "Padding",
-                charts.bars(padding, unit="padding, % of positions", most=100, label="Padding"),
-            ),
-            blocks.figure(
-                "Work, with attention over whole rows",
-                charts.bars(
-                    cost,
-                    unit="work per real token (1 = a position without attention)",
-                    most=most,
-                    label="Work per real token",
-                ),
-            ),
-        ),
-        blocks.table([("strategy", ""), *((column.name, column.unit) for column in written)], rows),
-        f"<dl>{about}</dl>",
-    )
-
-
-def _cost(figures: dict[str, Any]) -> str:
-    cost = figures["cost"]
-    said = (
-        f"A row of L positions costs L + L²/(6 × {cost['width']:,}) with attention over whole "
-        "rows, and with attention that skips other segments L and the squares of its segments "
-        "over the same. Each bucket more is one more compilation of the training step."
-    )
-    drawing = charts.lines(
-        [(point["buckets"], (point["dense"], point["segment"])) for point in cost["curve"]],
-        kinds=[("dense attention", "c1"), ("skips other segments", "c0")],
-        x_unit="buckets",
-        y_unit="work per real token (1 = a position without attention)",
-        whole=True,
-        label="Work per real token against the number of buckets",
-    )
-    advice = "".join(f"<li>{escape(each)}</li>" for each in findings.about_buckets(cost))
-    return blocks.section(
-        "How many buckets",
-        blocks.figures(
-            blocks.figure("Work against the number of buckets", drawing),
-            f'<div><ul class="findings">{advice}</ul>{blocks.text(said, "soft")}</div>',
-        ),
-    )
-
-
-def _plan(figures: dict[str, Any]) -> str:
-    plan = figures["plan"]
-    lengths = [length_of(bucket) for bucket in plan["buckets"]]
-    walked = ""
-    if plan["walked"] < plan["batches"]:
-        walked = (
-            f"The order of buckets, documents a step and balance are counted over the first "
-            f"{plan['walked']:,} of {plan['batches']:,} batches; everything else over all."
-        )
-    balance = plan["balance"]
-    drawings = []
-    if "histogram" in plan:
-        ends = [bucket["length"] for bucket in plan["buckets"]]
-        drawings.append(
-            blocks.figure(
-                "Tokens by length, and the bucket that they need",
-                charts.histogram(
-                    plan["histogram"],
-                    "tokens",
-                    marks=[(f"{end:,}", end) for end in ends],
-                    buckets=ends,
-                    label="Tokens by length",
-                ),
-            )
-        )
-    drawings += [
-        blocks.figure(
-            "Segments in a row",
-            charts.columns(
-                _segments(plan),
-                x_unit="segments in a row",
-                y_unit="rows, % of all",
-                label="Segments in a row",
-            ),
-        ),
-        blocks.figure("Buckets of the first steps", charts.order_lanes(plan["order"], lengths)),
-        blocks.figure("Buckets over the epoch", charts.order_shares(plan["order"], lengths)),
-    ]
-    if balance["hosts"] > 1:
-        pairs = zip(
-            balance["tokens"]["over_epoch"], balance["attention"]["over_epoch"], strict=True
-        )
-        stretch = plan["walked"] / len(balance["tokens"]["over_epoch"])
-        drawings.append(
-            blocks.figure(
-                f"Work of the busiest of {balance['hosts']} hosts",
-                charts.lines(
-                    [((number + 0.5) * stretch, pair) for number, pair in enumerate(pairs)],
-                    kinds=[("real positions", "c1"), ("attention in segments", "c2")],
-                    x_unit="step of the epoch",
-                    y_unit="busiest host's work / the mean host's",
-                    ends=(1, 1.05),
-                    label="Work of the busiest host",
-                ),
-            )
-        )
-    return blocks.section(
-        "The plan",
-        _bucket_table(plan),
-        blocks.text(walked, "about"),
-        blocks.figures(*drawings, blocks.text(findings.about_balance(balance))),
-    )
-
-
-def _segments(plan: dict[str, Any]) -> list[tuple[int, float]]:
-    total = sum(rows for _, rows in plan["segments_per_row"])
-    return [(held, 100 * rows / total) for held, rows in plan["segments_per_row"]]
-
-
-def _bucket_table(plan: dict[str, Any]) -> str:
-    head = [
-        ("bucket", "rows × positions"),
-        ("batches", "an epoch"),
-        ("fill", "of positions"),
-        ("tokens", "a step, mean"),
-        ("documents", "a step, mean"),
-        ("segments", "an epoch"),
-    ]
-    rows = []
-    for index, each in enumerate(plan["buckets"]):
-        swatch = f'<i class="swatch c{index % COLOURS}"></i>'
-        documents = each["documents_per_step"]
-        rows.append(
-            (
-                "",
-                [
-                    f"{swatch}{each['rows']:,} × {length_of(each)}",
-                    f"{each['batches']:,}",
-                    "–" if each["fill"] is None else f"{each['fill']:.2%}",
-                    "–" if each["batches"] == 0 else f"{each['tokens_per_step']:,.0f}",
-                    "–" if documents is None else f"{documents:,.1f}",
-                    f"{each['segments']:,}",
-                ],
-            )
-        )
-    return blocks.table(head, rows)
-
-
 def _options(figures: dict[str, Any]) -> str:
-    pairs = "".join(
-        f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>"
-        for name, value in figures["options"].items()
-    )
-    print_ = f"<dt>fingerprint</dt><dd><code>{escape(figures['plan']['fingerprint'])}</code></dd>"
-    return blocks.section("Options of the plan", f"<dl>{pairs}{print_}</dl>")
+    pairs = {**figures["options"], "fingerprint": figures["plan"]["fingerprint"]}
+    return _details("Options of the plan", _definitions(pairs))

@@ -1,11 +1,11 @@
-"""Statistics of a corpus: how long its examples are, where they come from, what ids they use."""
+"""Statistics of a dataset: lengths, sources, and use of the vocabulary."""
 
 from typing import Any
 
 import numpy as np
 
 from pipeline.planning import lengths as lengths_lib
-from pipeline.report.subject import Subject
+from pipeline.report.dataset import Dataset
 from pipeline.storage.interface import AnyCorpus
 
 PERCENTILES = (1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9)
@@ -15,20 +15,19 @@ BINS = 48
 TOKENS, READ = 1 << 24, 1 << 20
 
 
-def statistics(subject: Subject, side: int, counts: np.ndarray, longest: int) -> dict[str, Any]:
-    """What there is to say of the examples.
+def statistics(dataset: Dataset, side: int, counts: np.ndarray, longest: int) -> dict[str, Any]:
+    """What the report's JSON has for a dataset, or for one side of pairs.
 
     Args:
-        subject: what the report is about.
-        side: of pairs, 0 for the inputs and 1 for the targets; else 0.
-        counts: the histogram, how many examples have each length.
-        longest: positions of the longest row; longer examples are too long.
+        dataset: the dataset.
+        side: for pairs, 0 for the inputs and 1 for the targets; else 0.
+        counts: how many examples have each length: int64 [longest + 1].
+        longest: positions of the longest row; longer examples are counted as overlong.
 
     Returns:
         `examples`; `tokens`, positions to train on; `empty` and `overlong` examples; `mean` and
-        `percentiles` of the lengths of the others; `histograms`: `log` of all of them, and `linear`
-        up to the 99.9th percentile; `sources`, with the share of each; and for corpora
-        `vocabulary`.
+        `percentiles` of the lengths above 0; their `histogram`; `sources`, with the share of each;
+        and for corpora `vocabulary`.
     """
     sizes = np.arange(len(counts))
     counted = counts.copy()
@@ -45,59 +44,30 @@ def statistics(subject: Subject, side: int, counts: np.ndarray, longest: int) ->
         "longest": len(counts) - 1,
         "mean": float(counts @ sizes) / examples,
         "percentiles": at,
-        "histograms": {
-            "linear": _binned(counted, _linear_edges(at["99.9"])),
-            "log": _binned(counted, _log_edges(len(counts) - 1)),
-        },
-        "sources": _sources(subject, side),
-        "vocabulary": [vocabulary(corpus, side) for corpus in subject.corpora],
+        "histogram": _histogram(counted),
+        "sources": _sources(dataset, side),
+        "vocabulary": [vocabulary(corpus, side) for corpus in dataset.corpora],
     }
 
 
-def by_bucket(counts: np.ndarray, lengths: list[int]) -> dict[str, Any]:
-    """A linear histogram whose columns end where buckets of these lengths do.
+def _histogram(counts: np.ndarray) -> dict[str, Any]:
+    """Examples and positions between `edges` that grow by a fixed factor.
 
-    Columns are `width` wide or less; it reaches as far as the 99.9th percentile of examples and
-    the longest bucket.
+    Each column has the lengths from its edge up to the next, exclusive; short columns hold a single
+    length.
     """
-    counted = counts.copy()
-    counted[0] = 0
-    below = np.cumsum(counted)
-    most = max(int(np.searchsorted(below, 0.999 * below[-1])), lengths[-1])
-    edges = _linear_edges(most)
-    both = np.union1d(edges, np.array(lengths) + 1)
-    return _binned(counted, both) | {"width": int(edges[1] - edges[0])}
+    longest = len(counts) - 1
+    edges = np.unique(np.ceil(np.geomspace(1, longest + 1, BINS + 1) - 1e-9).astype(np.int64))
+    positions = counts * np.arange(len(counts))
+    examples, tokens = (np.add.reduceat(each, edges[:-1]) for each in (counts, positions))
+    return {"edges": edges.tolist(), "examples": examples.tolist(), "tokens": tokens.tolist()}
 
 
-def _linear_edges(longest: int) -> np.ndarray:
-    """Bins of equal width, a round number, from 1 to beyond the longest."""
-    least = max(longest / BINS, 1)
-    unit = 10 ** int(np.log10(least))
-    width = next(unit * times for times in (1, 2, 5, 10) if unit * times >= least)
-    return np.arange(0, longest + width + 1, width) + 1
-
-
-def _log_edges(longest: int) -> np.ndarray:
-    """Bins that grow by a fixed factor; the short ones hold a single length."""
-    edges = np.geomspace(1, longest + 1, BINS + 1)
-    return np.unique(np.ceil(edges - 1e-9).astype(np.int64))
-
-
-def _binned(counts: np.ndarray, edges: np.ndarray) -> dict[str, Any]:
-    """Examples and positions with lengths from each edge up to the next, exclusive."""
-    sizes = np.arange(len(counts))
-    sums = []
-    for values in (counts, counts * sizes):
-        below = np.concatenate([[0], np.cumsum(values)])
-        sums.append(np.diff(below[np.minimum(edges, len(counts))]).tolist())
-    return {"edges": edges.tolist(), "examples": sums[0], "tokens": sums[1]}
-
-
-def _sources(subject: Subject, side: int) -> list[dict[str, Any]]:
-    lengths = subject.lengths[:, side] if subject.pairs else subject.lengths
+def _sources(dataset: Dataset, side: int) -> list[dict[str, Any]]:
+    lengths = dataset.lengths[:, side] if dataset.pairs else dataset.lengths
     total = sum(int(piece.sum(dtype=np.int64)) for piece in lengths_lib.chunks(lengths))
     shares, first = [], 0
-    for name, examples in subject.sources:
+    for name, examples in dataset.sources:
         part = lengths[first : first + examples]
         first += examples
         tokens = sum(int(piece.sum(dtype=np.int64)) for piece in lengths_lib.chunks(part))
@@ -114,7 +84,7 @@ def _sources(subject: Subject, side: int) -> list[dict[str, Any]]:
 
 
 def vocabulary(corpus: AnyCorpus, side: int = 0) -> dict[str, Any]:
-    """Which ids the targets of a corpus use; of pairs, those of a side.
+    """Which ids the targets of a corpus use; for pairs, those of a side.
 
     Returns:
         `tokens` counted, of `of` in all; `size` of the vocabulary or None; ids `used`; `rare`, used
@@ -124,15 +94,15 @@ def vocabulary(corpus: AnyCorpus, side: int = 0) -> dict[str, Any]:
     whole = np.asarray(corpus.lengths).reshape(len(corpus), -1)[:, side]
     total = int(whole.sum(dtype=np.int64))
     step = max(-(-total // TOKENS), 1)
-    chosen = np.arange(0, len(corpus), step)
-    lengths = whole[chosen].astype(np.int64)
+    examples = np.arange(0, len(corpus), step)
+    lengths = whole[examples].astype(np.int64)
     counts = np.zeros(corpus.vocab_size or 1, np.int64)
     blocks = np.cumsum(lengths) // READ  # about as many tokens are read at a time
     for block in np.unique(blocks):
         first, last = np.searchsorted(blocks, [block, block + 1])
         part = slice(first, last)
         starts = np.zeros(last - first, np.int64)
-        fields = corpus.sides[side].read(chosen[part], starts, lengths[part])
+        fields = corpus.sides[side].read(examples[part], starts, lengths[part])
         ids = fields["targets" if "targets" in fields else "inputs"]
         more = np.bincount(ids, minlength=len(counts))
         more[: len(counts)] += counts

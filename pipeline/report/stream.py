@@ -1,92 +1,77 @@
-"""Stream: the examples in the order in which a training script would read them."""
+"""Streams: examples in the order in which a training script would read them."""
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 
 import numpy as np
 
-from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.order import Purpose, permutation, random_bits
-from pipeline.planning.pieces import cut
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stream:
-    """Examples in a shuffled order, those with nothing to train on left out.
+    """Lengths of examples in the order of reading.
+
+    >>> Stream(np.array([3, 9, 2]), longest=4).pieces.tolist()
+    [3, 4, 4, 1, 2]
 
     Attributes:
-        documents: their lengths; truncated or dropped, but not split, as `overflow` says.
-        pieces: the lengths of what goes into rows, in the same order; where documents are split,
-            their pieces follow one another.
+        documents: the length of each example, int64 [n], none of them 0.
+        longest: positions in a row; a longer document is split into pieces.
+        scale: the size of the data as a multiple of this stream; above 1 for a sample.
     """
 
     documents: np.ndarray
-    pieces: np.ndarray
+    longest: int
+    scale: float = 1.0
+
+    @functools.cached_property
+    def pieces(self) -> np.ndarray:
+        """The lengths that go into rows: int64 [pieces], in the order of the documents."""
+        numbers = -(-self.documents // self.longest)
+        pieces = np.full(int(numbers.sum()), self.longest, np.int64)
+        pieces[np.cumsum(numbers) - 1] = self.documents - (numbers - 1) * self.longest
+        return pieces
 
     @property
     def cut(self) -> int:
-        """How many documents are in more than one piece."""
-        if self.documents is self.pieces:
-            return 0
-        return int(np.count_nonzero(self.documents > self.pieces.max(initial=0)))
-
-    def first(self, count: int) -> "Stream":
-        """The first `count` documents; the stream itself if it has no more."""
-        if len(self.documents) <= count:
-            return self
-        documents = self.documents[:count]
-        if self.documents is self.pieces:
-            return Stream(documents, documents)
-        size = int(documents.sum(dtype=np.int64))
-        last = int(np.searchsorted(np.cumsum(self.pieces, dtype=np.int64), size)) + 1
-        return Stream(documents, self.pieces[:last])
+        """How many documents are split into several pieces."""
+        return int(np.count_nonzero(self.documents > self.longest))
 
     def shards(self, hosts: int) -> Iterator["Stream"]:
-        """The examples of each host when every one takes each `hosts`-th document."""
+        """The stream of each host, where host h reads every `hosts`-th document from h on."""
         for host in range(hosts):
-            documents = self.documents[host::hosts]
-            if self.documents is self.pieces:
-                yield Stream(documents, documents)
-            else:
-                longest = int(self.pieces.max(initial=0))
-                yield Stream(documents, _pieces(documents, longest, "split"))
+            yield Stream(self.documents[host::hosts], self.longest, self.scale)
 
 
-def shuffled(lengths: np.ndarray, longest: int, overflow: str, seed: int) -> Stream:
-    """The stream of all `lengths`, in an order that `seed` decides.
+def draw(lengths: np.ndarray, sample: int, seed: int) -> np.ndarray:
+    """All lengths in a random order; where there are more than `sample`, a random sample.
 
-    >>> stream = shuffled(np.array([3, 0, 9, 2]), 4, "split", seed=0)
-    >>> sorted(stream.documents.tolist()), sorted(stream.pieces.tolist())
-    ([2, 3, 9], [1, 2, 3, 4, 4])
+    A sample is drawn with replacement, so that its cost does not depend on the size of the data.
+    """
+    count = len(lengths)
+    if count <= sample:
+        return np.asarray(lengths)[permutation(random_bits(seed, Purpose.EXAMPLES, count))]
+    bits = random_bits(seed, Purpose.EXAMPLES, sample)
+    return np.asarray(lengths)[(bits % np.uint64(count)).astype(np.int64)]
+
+
+def stream_of(lengths: np.ndarray, longest: int, overflow: str, scale: float = 1.0) -> Stream:
+    """The stream of these lengths, without empty ones.
+
+    >>> stream_of(np.array([3, 0, 9, 2]), 4, "truncate").documents.tolist()
+    [3, 4, 2]
 
     Args:
-        lengths: positions of each example.
-        longest: positions of the longest row.
-        overflow: what becomes of longer examples, as for `Plan`.
-        seed: decides the order.
+        lengths: positions of each example, integers [n].
+        longest: positions in a row.
+        overflow: as for `Plan`: "split", "truncate" or "drop" documents longer than a row.
+        scale: all examples as a multiple of these.
     """
-    order = permutation(random_bits(seed, Purpose.EXAMPLES, len(lengths)))
-    documents = np.empty(len(lengths), np.uint32)
-    for start in range(0, len(order), lengths_lib.CHUNK):
-        documents[start : start + lengths_lib.CHUNK] = lengths[
-            order[start : start + lengths_lib.CHUNK]
-        ]
-    del order
-    if overflow != "split":
-        documents = _pieces(documents, longest, overflow)
-    documents = documents[documents > 0]
-    if int(documents.max(initial=0)) <= longest:
-        return Stream(documents, documents)
-    parts = [_pieces(part, longest, "split") for part in lengths_lib.chunks(documents)]
-    return Stream(documents, np.concatenate(parts))
-
-
-def _pieces(lengths: np.ndarray, longest: int, overflow: str) -> np.ndarray:
-    """The lengths of all pieces, those of a document one after another."""
-    pieces = cut(lengths, (longest,), overflow)
-    sizes = pieces.sizes()
-    if len(sizes) == len(lengths):
-        return sizes
-    documents, starts = pieces.locate(np.arange(len(sizes)))
-    order = np.lexsort((np.broadcast_to(starts, len(sizes)), documents))
-    return sizes[order]
+    documents = lengths.astype(np.int64)
+    if overflow == "truncate":
+        documents = np.minimum(documents, longest)
+    elif overflow == "drop":
+        documents = documents[documents <= longest]
+    return Stream(documents[documents > 0], longest, scale)

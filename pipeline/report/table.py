@@ -1,25 +1,110 @@
-"""Table: the columns of the comparison and how their figures are written."""
+"""Tables: columns of figures, as text for a terminal, as Markdown or as HTML."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
 from typing import Any
+
+Row = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A column of the comparison.
+    """A column of a table.
 
     Attributes:
-        name: its heading, short.
-        unit: what is counted.
-        about: what it says, in a sentence.
-        write: the text of its cell, from a strategy's figures.
+        name: its heading.
+        format: the text of a cell, from the figures of its row.
+        unit: what is counted, under the heading.
+        about: what the figure means, in a sentence.
+        detail: more about a cell, which HTML shows in small print.
     """
 
     name: str
-    unit: str
-    about: str
-    write: Callable[[dict[str, Any]], str]
+    format: Callable[[Row], str]
+    unit: str = ""
+    about: str = ""
+    detail: Callable[[Row], str] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Rows of figures under columns; the first column is a name and aligned left.
+
+    >>> table = Table([Column("bucket", lambda row: row["name"]),
+    ...                Column("fill", lambda row: f"{row['fill']:.0%}", "of positions")],
+    ...               [{"name": "8 × 64", "fill": 0.5}])
+    >>> print("\\n".join(table.text()))
+    bucket            fill
+              of positions
+    8 × 64             50%
+    >>> print("\\n".join(table.markdown()))
+    | bucket | fill (of positions) |
+    | :--- | ---: |
+    | 8 × 64 | 50% |
+
+    Attributes:
+        columns: its columns.
+        rows: the figures of each row.
+        emphasized: whether a row is printed in bold or colour.
+    """
+
+    columns: Sequence[Column]
+    rows: Sequence[Row]
+    emphasized: Callable[[Row], bool] = lambda row: False
+
+    def _cells(self) -> list[list[str]]:
+        return [[column.format(row) for column in self.columns] for row in self.rows]
+
+    def _widths(self) -> list[int]:
+        heads = [(column.name, column.unit) for column in self.columns]
+        columns = zip(heads, zip(*self._cells(), strict=True), strict=True)
+        return [max(map(len, (*head, *cells))) for head, cells in columns]
+
+    def fit(self, width: int) -> "Table":
+        """The table without as many of its last columns as lines of `width` need."""
+        table = self
+        while sum(table._widths()) + 2 * len(table.columns) - 2 > width and len(table.columns) > 2:
+            table = dataclasses.replace(table, columns=table.columns[:-1])
+        return table
+
+    def text(self, paint: Callable[[str], str] = str) -> list[str]:
+        """Lines of aligned text; `paint` colours the names of emphasized rows."""
+        widths = self._widths()
+
+        def line(cells: Sequence[str], name: Callable[[str], str] = str) -> str:
+            numbers = (f"  {cell:>{w}}" for cell, w in zip(cells[1:], widths[1:], strict=True))
+            return (name(f"{cells[0]:<{widths[0]}}") + "".join(numbers)).rstrip()
+
+        heads = [line([column.name for column in self.columns])]
+        if any(column.unit for column in self.columns):
+            heads.append(line([column.unit for column in self.columns]))
+        rows = zip(self.rows, self._cells(), strict=True)
+        return heads + [line(cells, paint if self.emphasized(row) else str) for row, cells in rows]
+
+    def markdown(self) -> list[str]:
+        """Lines of a Markdown table."""
+        heads = [f"{c.name} ({c.unit})" if c.unit else c.name for c in self.columns]
+        align = [":---", *["---:"] * (len(heads) - 1)]
+        return [f"| {' | '.join(cells)} |" for cells in (heads, align, *self._cells())]
+
+    def html(self) -> str:
+        """An HTML table in a frame that scrolls sideways on a narrow screen."""
+        heads = "".join(
+            f"<th>{escape(column.name)}<small>{escape(column.unit)}</small></th>"
+            for column in self.columns
+        )
+        body = ""
+        for row, cells in zip(self.rows, self._cells(), strict=True):
+            body += '<tr class="ours">' if self.emphasized(row) else "<tr>"
+            for column, cell in zip(self.columns, cells, strict=True):
+                detail = f"<small>{escape(column.detail(row))}</small>" if column.detail else ""
+                body += f"<td>{escape(cell)}{detail}</td>"
+            body += "</tr>"
+        return (
+            f'<div class="scroll"><table><thead><tr>{heads}</tr></thead>'
+            f"<tbody>{body}</tbody></table></div>"
+        )
 
 
 def percent(share: float) -> str:
@@ -34,80 +119,19 @@ def percent(share: float) -> str:
     return f"{share:.{digits + 1}%}"
 
 
-def length_of(bucket: dict[str, Any]) -> str:
-    """The length of a bucket; of pairs, those of inputs and targets.
+def length_of(length: int | Sequence[int]) -> str:
+    """The length of a bucket; for pairs, of inputs and targets.
 
-    >>> length_of({"length": 1024}), length_of({"length": [512, 64]})
+    >>> length_of(1024), length_of([512, 64])
     ('1,024', '512 + 64')
     """
-    length = bucket["length"]
-    both = length if isinstance(length, list | tuple) else (length,)
-    return " + ".join(f"{each:,}" for each in both)
+    return " + ".join(f"{n:,}" for n in (length if isinstance(length, list | tuple) else [length]))
 
 
-def hosts(strategy: dict[str, Any]) -> str:
-    """Batches on each host, and whether they are equal."""
-    least, most = min(strategy["batches_per_host"]), max(strategy["batches_per_host"])
-    return f"{least:,} each" if strategy["equal"] else f"{least:,} to {most:,}"
+def number(value: float | None, digits: int = 0) -> str:
+    """A number with thousands separators; a dash for None.
 
-
-def batches(strategy: dict[str, Any]) -> str:
-    """Batches of an epoch; an estimate is marked as one."""
-    return f"{'≈ ' if strategy['sample'] else ''}{strategy['batches']:,}"
-
-
-def columns(figures: dict[str, Any]) -> list[Column]:
-    """The columns of the comparison, after the strategy's name."""
-    documents = figures["corpus"]["examples"] - figures["corpus"]["empty"]
-    width = figures["options"]["width"]
-    number = len(figures["strategies"][0]["batches_per_host"])
-    return [
-        Column(
-            "padding",
-            "of positions",
-            "The share of all computed positions that hold no token.",
-            lambda each: percent(each["padding"]),
-        ),
-        Column("batches", "an epoch", "Batches of an epoch, on one host.", batches),
-        Column(
-            "shapes",
-            "different",
-            "Different batch shapes, each of which is compiled once.",
-            lambda each: f"{each['shapes']:,}",
-        ),
-        Column(
-            "positions",
-            "a token",
-            "Computed positions for each real token.",
-            lambda each: f"{each['positions_per_token']:.3f}",
-        ),
-        Column(
-            "attention",
-            "MFLOP a token",
-            f"Scores and their use in one layer of width {width:,}, forward, over whole rows, for "
-            "each real token.",
-            lambda each: f"{each['attention_flops_per_token'] / 1e6:,.2f}",
-        ),
-        Column(
-            "cut",
-            "documents",
-            "Documents that lie in more than one segment.",
-            lambda each: (
-                f"{'≈ ' if each['sample'] and each['cut'] else ''}"
-                + (f"{each['cut'] / documents:.1%}" if each["cut"] else "0")
-            ),
-        ),
-        Column(
-            "resuming",
-            "examples read again",
-            "Examples that must be read again to go on exactly after an interruption, at most.",
-            lambda each: f"{each['reread']:,}",
-        ),
-        Column(
-            f"{number} hosts",
-            "batches on each",
-            f"Batches on each of {number} hosts that share a batch (a row each at least); where "
-            "they differ, a host waits for ever for the others.",
-            hosts,
-        ),
-    ]
+    >>> number(1234.5), number(None)
+    ('1,234', '–')
+    """
+    return "–" if value is None else f"{value:,.{digits}f}"

@@ -1,4 +1,4 @@
-"""The plan's own section: what its batches look like, counted over them."""
+"""The report's figures of one epoch of a plan."""
 
 import itertools
 from collections.abc import Mapping
@@ -9,39 +9,37 @@ import numpy as np
 from pipeline.planning import figures
 from pipeline.planning.plan import Plan
 
-# Batches are walked one by one, up to this many; an epoch that has more is told by its first ones.
-WALKED = 10_000
+# Some figures need every batch; in a longer epoch they are those of its first batches.
+MOST_BATCHES = 10_000
 
 HOSTS = 8
 
-# Over so many steps the shares of a mixture are compared with its weights.
+# Shares of a mixture are compared with its weights over any so many steps.
 STEPS = 200
 
-# Into how many stretches an epoch is divided to show how even it is.
-STRETCHES = 40
 
-
-def planned(plan: Plan, walked: int | None = None) -> dict[str, Any]:
-    """What there is to say of a plan.
+def measure_epoch(plan: Plan, most_batches: int | None = None) -> dict[str, Any]:
+    """What the report's JSON has for a plan.
 
     Args:
-        plan: what to tell of.
-        walked: how many batches to walk, at most; `WALKED` if not given.
+        plan: the plan.
+        most_batches: batches to build, at most; None: `MOST_BATCHES`.
 
     Returns:
-        `fingerprint`, `batches` and `padding` of an epoch; `overlong` examples, what `overflow`
-        does with them and how many positions are `lost`; `segments_per_row`, rows by their number
-        of segments; `walked`, how many batches the rest is counted over; `order`, the bucket of
-        each of them as an index; `balance` over hosts; of a mixture, its `sources`; and for each
-        of the `buckets` its `rows` and `length` (of pairs, both), `batches`, `fill`, `tokens`,
-        `segments`, and the mean of `tokens` and `documents` in an optimizer step.
+        `fingerprint`, `batches`, `padding` and `tokens` of an epoch; `overlong` examples, their
+        `overflow` and the number of positions `lost`; `sides`, the fill of each side of pairs;
+        `segments_per_row`, pairs of a number of segments and a number of rows; `walked`, the number
+        of batches built for the following figures; `order`, their buckets as indices; `balance`
+        over hosts; `sources` of a mixture; and `buckets`, each with its `rows`, `length` (for pairs
+        both), `batches`, `fill`, `tokens`, `segments`, and the means `tokens_per_step` and
+        `documents_per_step`.
     """
     buckets, histogram = _buckets(plan)
     lost = figures.losses(plan)
     first, last = figures.epoch_steps(plan)
-    walk = _Walk(plan, first, min(last - first, walked or WALKED))
+    batches = _FirstBatches(plan, first, min(last - first, most_batches or MOST_BATCHES))
     for index, bucket in enumerate(buckets):
-        bucket["documents_per_step"] = walk.documents_per_step(index)
+        bucket["documents_per_step"] = batches.documents_per_step(index)
     return {
         "fingerprint": plan.fingerprint,
         "batches": last - first,
@@ -53,10 +51,10 @@ def planned(plan: Plan, walked: int | None = None) -> dict[str, Any]:
         "sides": list(figures.side_fills(plan)),
         "buckets": buckets,
         "segments_per_row": histogram,
-        "walked": len(walk.order),
-        "order": walk.order.tolist(),
-        "balance": walk.balance(),
-        "sources": walk.sources(plan) if len(plan.names) > 1 else [],
+        "walked": len(batches.order),
+        "order": batches.order.tolist(),
+        "balance": batches.balance(),
+        "sources": batches.sources(plan) if len(plan.names) > 1 else [],
     }
 
 
@@ -64,16 +62,16 @@ def _buckets(plan: Plan) -> tuple[list[dict[str, Any]], list[list[int]]]:
     """Each bucket's figures, and `[segments, rows]` pairs, both from the packed histograms."""
     buckets = []
     per_row: dict[int, int] = {}
-    every = figures.packed(plan)
+    histograms = figures.packed(plan)
     for bucket, batches in figures.epoch_batches(plan).items():
         tokens = segments = rows = 0
-        for number, index, packed in every.get(bucket, ()):
+        for number, index, packed in histograms.get(bucket, ()):
             tokens += round(number * packed.real(index))
             segments += round(number * packed.segments(index))
             rows += round(number * packed.rows(index))
             for pattern in packed.patterns[index]:
-                held = pattern.segments
-                per_row[held] = per_row.get(held, 0) + round(number * pattern.rows)
+                count = pattern.segments
+                per_row[count] = per_row.get(count, 0) + round(number * pattern.rows)
         empty = batches * bucket.rows - rows
         if empty:
             per_row[0] = per_row.get(0, 0) + empty
@@ -88,10 +86,10 @@ def _buckets(plan: Plan) -> tuple[list[dict[str, Any]], list[list[int]]]:
                 "tokens_per_step": tokens / batches if batches else None,
             }
         )
-    return buckets, [[held, per_row[held]] for held in sorted(per_row)]
+    return buckets, [[count, rows] for count, rows in sorted(per_row.items())]
 
 
-class _Walk:
+class _FirstBatches:
     """The first batches of an epoch, one by one."""
 
     def __init__(self, plan: Plan, first: int, count: int):
@@ -104,7 +102,7 @@ class _Walk:
         # Real positions and squared segment lengths of each host in each batch.
         self.tokens = np.zeros((count, self.hosts))
         self.squares = np.zeros((count, self.hosts))
-        self.of_source: list[Mapping[str, int]] = []
+        self.source_tokens: list[Mapping[str, int]] = []
         for step in range(count):
             planned = plan.batch(first + step)
             row, example = planned.segments[:, :2].T
@@ -114,19 +112,19 @@ class _Walk:
             self.documents[step] = len(np.unique(example))
             self.tokens[step] = np.bincount(host, sides.sum(axis=1), self.hosts)
             self.squares[step] = np.bincount(host, (sides**2).sum(axis=1), self.hosts)
-            self.of_source.append(planned.sources)
+            self.source_tokens.append(planned.sources)
 
     def documents_per_step(self, index: int) -> float | None:
-        """Different documents in a batch of a bucket, on average; None if none was walked."""
+        """Different documents in a batch of a bucket, on average; None without such a batch."""
         here = self.order == index
         return float(self.documents[here].mean()) if here.any() else None
 
     def sources(self, plan: Plan) -> list[dict[str, Any]]:
-        """What each of several corpora was to have, and had, of the real positions walked.
+        """What each corpus of a mixture gets of the real positions.
 
         `weights` by phase; its `share`; `epochs`, how often an epoch of the plan goes through it;
-        and `off`, how far from its weight the share of any `STEPS` steps of one phase is at most,
-        None where there are not so many, or weights count examples.
+        and `off`, the largest difference between its weight and its share of `STEPS` steps in a row
+        of one phase: None for shorter phases, and where weights count examples.
         """
         before, after = (figures.passes(plan, step) for step in figures.epoch_steps(plan))
         phases = [
@@ -134,7 +132,9 @@ class _Walk:
             for start, weights in figures.weights_by_phase(plan)
         ]
         starts = [start for start, _ in phases]
-        tokens = np.array([[of.get(name, 0) for name in plan.names] for of in self.of_source])
+        tokens = np.array(
+            [[real.get(name, 0) for name in plan.names] for real in self.source_tokens]
+        )
         sums = np.cumsum(np.concatenate([np.zeros((1, tokens.shape[1])), tokens]), axis=0)
         off = np.full(tokens.shape[1], -1.0)
         for (start, weights), end in zip(phases, [*starts[1:], self.count], strict=True):
@@ -155,24 +155,19 @@ class _Walk:
         ]
 
     def balance(self) -> dict[str, Any]:
-        """How even the work of the hosts is: the busiest host against the mean, over all steps.
+        """The work of the busiest host ÷ that of the mean host, over all steps.
 
         The last, under-filled batch of an epoch counts like any other.
         """
-        figures: dict[str, Any] = {"hosts": self.hosts}
+        balance: dict[str, Any] = {"hosts": self.hosts}
         for name, values in (("tokens", self.tokens), ("attention", self.squares)):
             ratio = values.max(axis=1) / values.mean(axis=1)
-            stretches = np.array_split(ratio, min(len(ratio), STRETCHES))
-            figures[name] = {
-                "mean": float(ratio.mean()),
-                "worst": float(ratio.max()),
-                "over_epoch": [float(stretch.mean()) for stretch in stretches],
-            }
-        return figures
+            balance[name] = {"mean": float(ratio.mean()), "worst": float(ratio.max())}
+        return balance
 
 
 def runs(order: list[int]) -> list[tuple[int, int]]:
-    """The order of buckets as (bucket, how many batches of it follow one another).
+    """The order of buckets as runs: (bucket, batches of it in a row).
 
     >>> runs([1, 1, 0, 1])
     [(1, 2), (0, 1), (1, 1)]

@@ -1,4 +1,4 @@
-"""Subject: what a report is about: corpora, the corpus of a config, or lengths alone."""
+"""Datasets for the commands: corpora, the corpus of a config, or lengths alone."""
 
 import dataclasses
 import importlib.util
@@ -20,16 +20,16 @@ from pipeline.storage.pairs import open_corpus
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Subject:
-    """Lengths, what is known of where they come from, and how a config would batch them.
+class Dataset:
+    """Lengths, with the corpora that they come from and the options of a config.
 
     Attributes:
-        name: what to call it.
-        lengths: positions of each example, integers [n], of pairs [n, 2].
+        name: its name in the report.
+        lengths: positions of each example, integers [n], for pairs [n, 2].
         sources: name and number of examples of each source, in the order of `lengths`.
         corpora: the corpus of each source, or one of all; empty if only lengths are known.
         options: the options of `pipeline.load` that a config gives; empty without one.
-        plan: of a run, the plan with all its changes; None: to be made.
+        plan: the plan of a run, with all its changes; None: the report makes one.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Subject:
 
     @property
     def corpus(self) -> AnyCorpus:
-        """The one corpus that it is about.
+        """The one corpus.
 
         Raises:
             ValueError: there is none, or there are several.
@@ -64,17 +64,17 @@ class Subject:
         return self.corpora[0]
 
 
-def open_subject(paths: Sequence[str], workdir: str | None = None) -> Subject:
-    """The subject that the paths name; several are the sources of one mixture.
+def open_dataset(paths: Sequence[str], workdir: str | None = None) -> Dataset:
+    """The data that the paths name; several paths are the sources of one mixture.
 
     Args:
         paths: directories of corpora; or one config (`.py`); or files of lengths: `.npy`, an
             integer array, or `.json`, an object that maps length to count.
-        workdir: where the corpus of a config lies, or is prepared; `runs/NAME` if not given.
+        workdir: for a config, where its corpus lies or is prepared; default `runs/NAME`.
 
     Raises:
         ValueError: a path is none of these, or its content is not as above.
-        FileNotFoundError: there is nothing there.
+        FileNotFoundError: a path does not exist.
     """
     parts = [_open(path, workdir) for path in paths]
     if len(parts) == 1:
@@ -86,7 +86,7 @@ def open_subject(paths: Sequence[str], workdir: str | None = None) -> Subject:
         )
     if len({part.lengths.ndim for part in parts}) > 1:
         raise ValueError("some of these are pairs and others are not; give those of one kind")
-    return Subject(
+    return Dataset(
         name=" + ".join(part.name for part in parts),
         lengths=np.concatenate([part.lengths for part in parts]),
         sources=tuple(source for part in parts for source in part.sources),
@@ -94,15 +94,15 @@ def open_subject(paths: Sequence[str], workdir: str | None = None) -> Subject:
     )
 
 
-def _open(path: str, workdir: str | None) -> Subject:
+def _open(path: str, workdir: str | None) -> Dataset:
     place = epath.Path(path).expanduser()
     name = os.fspath(path).rstrip("/") or "/"
     if place.suffix in (".npy", ".json", ".py") and not place.exists():
         raise FileNotFoundError(f"there is no file {path}; check the path")
     if place.suffix == ".npy":
-        return _of_lengths(name, _from_npy(place))
+        return from_lengths(name, _from_npy(place))
     if place.suffix == ".json":
-        return _of_lengths(name, _from_json(place))
+        return from_lengths(name, _from_json(place))
     if place.suffix == ".py":
         return _from_config(pathlib.Path(os.fspath(place)), workdir)
     if place.is_file():
@@ -111,7 +111,7 @@ def _open(path: str, workdir: str | None) -> Subject:
             "a config (.py), or lengths (.npy, or .json that maps length to count)"
         )
     try:
-        return of_corpus(open_corpus(place), name)
+        return from_corpus(open_corpus(place), name)
     except FileNotFoundError as error:
         depths = (f"{'*/' * depth}{MANIFEST}" for depth in (1, 2, 3))
         inside = [str(found.parent) for depth in depths for found in sorted(place.glob(depth))]
@@ -123,15 +123,15 @@ def _open(path: str, workdir: str | None) -> Subject:
         raise
 
 
-def of_corpus(
+def from_corpus(
     corpus: AnyCorpus,
     name: str,
     options: Mapping[str, Any] | None = None,
     plan: Plan | None = None,
-) -> Subject:
-    """The subject that is this corpus."""
+) -> Dataset:
+    """The dataset that is this corpus."""
     parts = corpus.corpora if isinstance(corpus, Corpora) else {name: corpus}
-    return Subject(
+    return Dataset(
         name=name,
         lengths=corpus.lengths,
         sources=tuple((name, len(part)) for name, part in parts.items()),
@@ -141,12 +141,9 @@ def of_corpus(
     )
 
 
-def _of_lengths(name: str, lengths: np.ndarray) -> Subject:
-    return Subject(
-        name=name,
-        lengths=lengths,
-        sources=((name, len(lengths)),),
-    )
+def from_lengths(name: str, lengths: np.ndarray) -> Dataset:
+    """The dataset of these lengths, without tokens."""
+    return Dataset(name=name, lengths=lengths, sources=((name, len(lengths)),))
 
 
 def _from_npy(path: epath.Path) -> np.ndarray:
@@ -172,7 +169,7 @@ def _from_json(path: epath.Path) -> np.ndarray:
     return np.repeat(np.array(lengths, np.uint32), [counts[length] for length in lengths])
 
 
-def _from_config(path: pathlib.Path, workdir: str | None) -> Subject:
+def _from_config(path: pathlib.Path, workdir: str | None) -> Dataset:
     from pipeline.configuration import prepare_corpora
 
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -186,4 +183,4 @@ def _from_config(path: pathlib.Path, workdir: str | None) -> Subject:
     directory = epath.Path(workdir or f"runs/{path.stem}")
     corpus, _ = prepare_corpora(config, directory / "corpus")
     options = {**config.batches, **config.get("mixture", {}), "seed": config.seed}
-    return of_corpus(corpus, os.fspath(path), options)
+    return from_corpus(corpus, os.fspath(path), options)

@@ -1,0 +1,51 @@
+"""Agreement: the report's simulations beside Grain and infinibatch, which must be within 2%."""
+
+import numpy as np
+
+from benchmarks import peers
+from benchmarks.results import Line, Section
+from pipeline.report import simulations
+from pipeline.report.stream import Stream
+
+TOKENS = 16_384
+OPEN_ROWS = 64
+READ_AHEAD = 10_000
+TOLERANCE = 0.02
+
+# Grain moves tokens to find out where they go, so it gets a sample of the examples.
+GRAIN_EXAMPLES = 20_000
+
+
+def measure(lengths: np.ndarray) -> Section:
+    """Compares the positions that each simulation and its library need for the same examples.
+
+    Raises:
+        AssertionError: they differ by more than 2%.
+    """
+    longest = int(lengths.max())
+    some = lengths[:GRAIN_EXAMPLES]
+    lines = []
+    for name, pack in (("first fit", simulations.first_fit), ("best fit", simulations.best_fit)):
+        simulation = pack(Stream(some, longest), rows=1, length=longest, open_rows=OPEN_ROWS)
+        fill = peers.grain_fill(some, longest, packer=name, bins=OPEN_ROWS)
+        lines.append(_compare(f"Grain, {name}", simulation.positions, int(some.sum() / fill)))
+    ahead, made_by = peers.read_ahead(lengths, TOKENS, READ_AHEAD)
+    if made_by == "infinibatch":
+        stream = Stream(lengths, longest)
+        simulation = simulations.token_budget(stream, budget=TOKENS, window=READ_AHEAD)
+        lines.append(_compare("infinibatch, token budget", simulation.positions, ahead.positions))
+    else:
+        lines.append(Line("infinibatch, token budget", "–", "not installed"))
+    return Section(
+        "agreement",
+        f"Positions that the report's simulations need, beside those of the libraries, which read "
+        f"the examples in another random order; {len(some):,} examples for Grain, "
+        f"{len(lengths):,} for infinibatch.",
+        lines,
+    )
+
+
+def _compare(name: str, simulated: int, real: int) -> Line:
+    difference = simulated / real - 1
+    assert abs(difference) <= TOLERANCE, f"{name}: {simulated:,} positions, really {real:,}"
+    return Line(name, f"{simulated:,}", f"{difference:+.2%} of {real:,} by the library")
