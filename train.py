@@ -9,10 +9,9 @@ each; where the platform does not say how many there are, add --coordinator=HOST
 """
 
 import contextlib
+import functools
 import json
 import logging
-import math
-import os
 import pathlib
 import sys
 from typing import Any
@@ -57,15 +56,9 @@ from pipeline.training.schedule import Schedule
 from pipeline.training.step_log import StepLog
 
 HERE = pathlib.Path(__file__).parent
-CONFIG = config_flags.DEFINE_config_file(
-    "config", os.fspath(HERE / "configs/quickstart.py"), "A file of configs/; --config.FIELD=VALUE."
-)
-WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Directory of corpus, checkpoints and metrics; default: runs/NAME_OF_CONFIG."
-)
-CHANGE = flags.DEFINE_string(
-    "change", "", """Options to change where the run goes on: '{"tokens_per_batch": 8192}'."""
-)
+CONFIG = config_flags.DEFINE_config_file("config", f"{HERE}/configs/quickstart.py")
+WORKDIR = flags.DEFINE_string("workdir", None, "For corpus, checkpoints, metrics: runs/CONFIG.")
+CHANGE = flags.DEFINE_string("change", "", "JSON, options of batches that change from here on.")
 PROFILE = flags.DEFINE_string("profile_steps", "", "FIRST:LAST, the steps to trace for a profile.")
 COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0.")
 NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "Number of processes.")
@@ -81,7 +74,9 @@ MAY_CHANGE = (
     *("optimizer.decay_steps", "mixture", "sources", "added", "batches", "seed", "schedule"),
 )
 
-log = logging.getLogger("train")
+log = logging.getLogger("pipeline.train")
+MODULES = (__file__, pipeline, models, ml_collections, flags)  # whose errors are sentences
+fail = functools.partial(describe, command="train.py", modules=MODULES)
 
 
 def make_model(config: ConfigDict, corpus):
@@ -113,24 +108,30 @@ def make_model(config: ConfigDict, corpus):
     return init, loss, flops
 
 
+def check_model(config: ConfigDict) -> None:
+    """Refuses, before anything is prepared, options that no model or optimizer has."""
+    TransformerConfig(vocab_size=1, **config.model)
+    warmup, decay = config.optimizer.warmup_steps or 0, config.optimizer.decay_steps
+    if not 0 <= warmup < decay:
+        raise ValueError(
+            f"optimizer.warmup_steps is {warmup} and the learning rate decays over {decay} steps; "
+            "warm-up takes some of these, or 0, as in --config.optimizer.warmup_steps=0"
+        )
+
+
 def make_optimizer(config: ConfigDict):
     """The optimizer and its learning rate, a function of the number of updates."""
     spec = config.optimizer
     warmup = spec.decay_steps // 10 if spec.warmup_steps is None else spec.warmup_steps
-    learning_rate = optax.warmup_cosine_decay_schedule(
+    rate = optax.warmup_cosine_decay_schedule(
         spec.learning_rate / max(warmup, 1),
         spec.learning_rate,
         warmup,
         spec.decay_steps,
         end_value=spec.learning_rate * spec.final,
     )
-    optimizer = optax.chain(
-        optax.clip_by_global_norm(spec.clip),
-        optax.adamw(
-            learning_rate, spec.b1, spec.b2, weight_decay=spec.weight_decay, mask=decay_mask
-        ),
-    )
-    return optimizer, learning_rate
+    adamw = optax.adamw(rate, spec.b1, spec.b2, weight_decay=spec.weight_decay, mask=decay_mask)
+    return optax.chain(optax.clip_by_global_norm(spec.clip), adamw), rate
 
 
 def make_steps(config: ConfigDict, corpus, sharding):
@@ -188,10 +189,13 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
         enter, leads = stack.enter_context, jax.process_index() == 0
 
         # Where the run stands. Hosts that differ here would later wait for each other.
-        check(config)
+        for name in ("steps", "eval_every", "checkpoint_every", "keep"):
+            require_whole(f"config.{name}", config[name], 1)
+        require_one_of("config.on_nonfinite", config.on_nonfinite, ("stop", "skip"))
+        require_one_of("config.on_compile", config.on_compile, ("stop", "warn"))
         workdir.mkdir(parents=True, exist_ok=True)
         keep_programs(workdir / "programs")
-        checkpoints = Checkpoints(workdir / "checkpoints", keep=config.keep)
+        checkpoints = enter(Checkpoints(workdir / "checkpoints", keep=config.keep))
         first, given = checkpoints.latest or 0, json.loads(config.to_json())
         fields = ";".join(f"{name}={value}" for name, value in flatten(given).items())
         hosts.require_agreement(
@@ -206,50 +210,38 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
 
         # The past of a run stands; its future may change.
         schedule = Schedule({"seed": config.seed, **given["batches"]}, given["schedule"])
-        record = Record()
-        if first:
-            data, run = checkpoints.restore_json(first)
-            require_same(run["config"], given, MAY_CHANGE)
-            schedule.resume(run["schedule"], first, change)
-            record = Record(**run["record"])
-        elif change:
-            raise ValueError(
-                f"--change is for runs that go on, and {workdir} has no checkpoint to go on from; "
-                "put it into the config"
-            )
-        elif (workdir / "metrics.jsonl").exists():
-            log.info(f"{workdir} has no checkpoint: the run begins anew, and so does its log")
-        if config.optimizer.decay_steps is None:
-            begun = run["config"]["optimizer"] if first else {"decay_steps": config.steps}
-            config.optimizer.decay_steps = begun["decay_steps"]
-        given["optimizer"]["decay_steps"] = config.optimizer.decay_steps
-        config.seed = schedule.entries[0].options["seed"]
+        data, run = checkpoints.restore_json(first) if first else ({}, {"config": given})
+        require_same(run["config"], given, MAY_CHANGE)
+        schedule.resume(run.get("schedule"), first, change)
+        record = Record(**run.get("record", {}))
         clock = Clock(record.seconds)
+        config.seed = schedule.entries[0].options["seed"]
+        decay = config.optimizer.decay_steps or run["config"]["optimizer"]["decay_steps"]
+        decay = config.optimizer.decay_steps = decay or config.steps
+        given["optimizer"]["decay_steps"] = decay
+        check_model(config)
         if first >= config.steps:
             log.info(
-                f"finished: {workdir} has done {first:,} steps. To go on, ask for more with "
-                "--config.steps=N; to start anew, give another --workdir"
+                f"finished: {workdir} has done {first:,} steps; ask for more: --config.steps=N"
             )
-            if leads:
-                record.write_summary(workdir, first)
+            record.write_summary(workdir, first)
             return
-        if config.steps > config.optimizer.decay_steps:
-            decay = f"the first {config.optimizer.decay_steps:,} steps"
-            log.info(f"the learning rate decays over {decay}, and then stays")
+        if not first and (workdir / "metrics.jsonl").exists():
+            log.info(f"{workdir} has no checkpoint: the run begins anew, and so does its log")
+        if config.steps > decay:
+            log.info(f"the learning rate decays over the first {decay:,} steps, and then stays")
 
         # Corpora, plan and loader.
         with clock("prepare"):
             corpus, held_out = hosts.main_process_first(
                 "preparing the corpus", lambda: prepare_corpora(config, workdir / "corpus")
             )
-            if math.isnan(record.unigram_entropy):
-                record.unigram_entropy = unigram_entropy(held_out)
-        if "sources" not in config:
-            corpus = schedule.select(corpus)
+            record.unigram_entropy = record.unigram_entropy or unigram_entropy(held_out)
+        mixture = dict(config.get("mixture", {}))
+        corpus = corpus if mixture else schedule.select(corpus)
         log.info(f"{corpus}")
         with clock("plan"):
             row_multiple = parts(sharding)[0]
-            mixture = dict(config.get("mixture", {}))
             whole = schedule.plan(corpus, mixture, row_multiple=row_multiple)
             schedule.check(whole, first, config.steps, row_multiple)
             plan = whole.onward(first)
@@ -265,25 +257,17 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
                 overflow=plan.options.overflow if pairs else "split",
             )
             held_out_batches = pipeline.Batches(held_out, held_out_plan, sharding=sharding)
-        hosts.require_agreement(
-            {
-                "plan": plan.fingerprint,
-                "corpus": corpus.fingerprint,
-                "held-out plan": held_out_plan.fingerprint,
-                "held-out corpus": held_out.fingerprint,
-            }
-        )
+        agree = {"plan": plan, "corpus": corpus}
+        agree |= {"held-out plan": held_out_plan, "held-out corpus": held_out}
+        hosts.require_agreement({name: each.fingerprint for name, each in agree.items()})
         log.info(f"{plan}")
 
         # The model, and its steps compiled for every bucket.
         init, train_step, eval_step, flops = make_steps(config, corpus, sharding)
         key = jax.random.key(config.seed)
-        like = jax.eval_shape(init, key)
-        shardings = parameter_shardings(like, mesh)
-        like = jax.tree.map(
-            lambda leaf, at: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=at),
-            *(like, shardings),
-        )
+        shardings = parameter_shardings(jax.eval_shape(init, key), mesh)
+        initialise = jax.jit(init, out_shardings=shardings)
+        like = initialise.eval_shape(key)  # shapes, dtypes and shardings
         with clock("compile"), pipeline.Loader(held_out_batches, mesh=mesh) as held_out_loader:
             train_step = pipeline.Compiled(
                 train_step,
@@ -291,7 +275,7 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
                 loader.specs,
                 donate=True,
                 microbatches=config.microbatches or "auto",
-                budget=config.memory_budget or None,
+                budget=config.memory_budget,
                 out_shardings=(shardings, None),
             )
             eval_step = pipeline.Compiled(
@@ -300,7 +284,7 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
                 held_out_loader.specs,
                 held={name: leaf for name, leaf in like.items() if name != "params"},
                 microbatches="auto",
-                budget=config.memory_budget or None,
+                budget=config.memory_budget,
             )
         log.info(table(train_step, eval_step))
         if first:
@@ -310,7 +294,7 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
             log.info(f"resumed: step {first:,} of {config.steps:,}")
         else:
             with clock("initialise"):
-                state = jax.jit(init, out_shardings=shardings)(key)
+                state = initialise(key)
                 if config.start_from:
                     state["params"] = parameters_of(epath.Path(config.start_from), corpus, like)
         if leads:
@@ -325,12 +309,8 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
         clock.add("lost", metrics.lost)
         progress = enter(Progress(config.steps, first, tokens=record.tokens, enabled=leads))
         profiler = enter(Profile(profile, workdir / "profile"))
-        step_log = StepLog(
-            *(metrics, progress, record, clock),
-            flops=flops,
-            peak_flops=config.peak_flops,
-            on_nonfinite=config.on_nonfinite,
-        )
+        options = {"peak_flops": config.peak_flops, "on_nonfinite": config.on_nonfinite}
+        step_log = StepLog(metrics, progress, record, clock, flops=flops, **options)
         signals = enter(hosts.StopSignals())
 
         def evaluate(step):
@@ -342,8 +322,8 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
             values = record.evaluate(step, total, weight, held_out.text_bytes)
             metrics.write({"step": step, **values})
             text = ", ".join(f"{name} {value:.4f}" for name, value in values.items() if value)
-            entropy = f"unigram entropy {record.unigram_entropy:.4f}"
-            log.info(f"step {step:,}: {text or 'not finite'} ({entropy})")
+            entropy = record.unigram_entropy
+            log.info(f"step {step:,}: {text or 'not finite'} (unigram entropy {entropy:.4f})")
 
         def save(step):
             with clock("save"):
@@ -358,66 +338,44 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
             metrics.text("plan", markdown(plan.until(0)))
         if first % config.eval_every == 0 and str(first) not in record.evaluations:
             evaluate(first)
-        try:
-            for step in range(first, config.steps):
-                with clock("wait"):
-                    batch = next(loader)
-                if step in config.skip_steps:
-                    step_log.flush()
-                    metrics.write({"step": step, "skipped": loader.planned.digest})
-                else:
-                    with clock("train"), profiler.step(step, state):
-                        state, values = train_step(state, batch)
-                    step_log.add(step, loader.planned, values)
-                guard.check(f"at step {step:,}")
+        for step in range(first, config.steps):
+            with clock("wait"):
+                batch = next(loader)
+            if step in config.skip_steps:
+                step_log.flush()
+                metrics.write({"step": step, "skipped": loader.planned.digest})
+            else:
+                with clock("train"), profiler.step(step, state):
+                    state, values = train_step(state, batch)
+                step_log.add(step, loader.planned, values)
+            guard.check(f"at step {step:,}")
 
-                done = step + 1
-                stops, ends = signals.received(done), done == config.steps
-                if ends or (done % config.eval_every == 0 and not stops):
-                    step_log.flush()
-                    evaluate(done)
-                if ends or stops or done % config.checkpoint_every == 0:
-                    step_log.flush()
-                    save(done)
-                if stops and not ends:
-                    log.info(f"{signals.reason}: saved step {done:,}; run again to go on")
-                    break
-            guard.check(f"after step {step:,}")
-        except FloatingPointError:  # on all processes, so a save that has begun can end
-            checkpoints.close()
-            raise
+            done = step + 1
+            stops, ends = signals.received(done), done == config.steps
+            if ends or (done % config.eval_every == 0 and not stops):
+                step_log.flush()
+                evaluate(done)
+            if ends or stops or done % config.checkpoint_every == 0:
+                step_log.flush()
+                save(done)
+            if stops and not ends:
+                log.info(f"{signals.reason}: saved step {done:,}; run again to go on")
+                break
+        guard.check(f"after step {step:,}")
         with clock("save"):
             checkpoints.close()
         record.seconds = clock.seconds()
-    if leads:
         record.write_summary(workdir, done)
-
-
-def check(config: ConfigDict) -> None:
-    """Refuses, before anything is prepared, options that no run can have."""
-    TransformerConfig(vocab_size=1, **config.model)
-    for name in ("steps", "eval_every", "checkpoint_every", "keep"):
-        require_whole(f"config.{name}", config[name], 1)
-    require_one_of("config.on_nonfinite", config.on_nonfinite, ("stop", "skip"))
-    require_one_of("config.on_compile", config.on_compile, ("stop", "warn"))
-    warmup, decay = config.optimizer.warmup_steps, config.optimizer.decay_steps or config.steps
-    if warmup is not None and not 0 <= warmup < decay:
-        raise ValueError(
-            f"optimizer.warmup_steps is {warmup} and the learning rate decays over {decay} steps; "
-            "warm-up takes some of these, or 0, as in --config.optimizer.warmup_steps=0"
-        )
 
 
 def main(_):
     """Runs the configuration that the flags give."""
-    # Warnings of every library, and all that Lockstep says.
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout, force=True)
     logging.getLogger("absl").setLevel(logging.WARNING)
     with hosts.exit_together(fail):
         hosts.connect(COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value, WAIT.value)
         if jax.process_index() == 0:
-            for logger in (log, logging.getLogger("pipeline")):
-                logger.setLevel(logging.INFO)
+            logging.getLogger("pipeline").setLevel(logging.INFO)
         name = pathlib.Path(config_flags.get_config_filename(flags.FLAGS["config"])).stem
         workdir = epath.Path(WORKDIR.value or HERE / "runs" / name)
         train(CONFIG.value, workdir, change=CHANGE.value, profile=PROFILE.value)
@@ -427,7 +385,7 @@ def parse(argv):
     """Parses the flags."""
     try:
         rest = flags.FLAGS(argv)
-        assert CONFIG.value  # which is read here
+        assert CONFIG.value.is_locked  # fails here if the file could not be read
         if len(rest) > 1:
             raise flags.Error(f"{rest[1]!r} is not a flag; write --NAME=VALUE, and lists in quotes")
     except Exception as error:
@@ -435,12 +393,6 @@ def parse(argv):
     if VERSION.value:
         sys.exit(print(f"lockstep {pipeline.__version__}"))
     return rest
-
-
-def fail(error: BaseException) -> int:
-    """Prints an error; returns the exit code."""
-    places = [pipeline, models, ml_collections, flags]
-    return describe(error, "train.py", [__file__, *(place.__path__[0] for place in places)])
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ class _EmptyCorpus:
     """The attributes of a corpus that a view reads when it is made."""
 
     task, vocab_size, num_tokens, tokenizer = INPUTS, 1 << 16, 0, tokenizers.Bytes()
-    lengths = np.zeros(1, np.uint32)
+    lengths, in_memory, fingerprint = np.zeros(1, np.uint32), True, "task=inputs"
 
 
 def _choose(

@@ -2,23 +2,25 @@
 
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Sequence
+from types import ModuleType
 
 
-def describe(error: BaseException, command: str, places: Iterable[str]) -> int:
+def describe(error: BaseException, *, command: str, modules: Sequence[ModuleType | str]) -> int:
     """Prints an error to stderr, and returns the exit code of the command.
 
     Args:
         error: any exception.
         command: its name, which begins the sentence.
-        places: directories and files of code whose errors are sentences.
+        modules: packages, and paths of files, whose errors are sentences.
 
     Returns:
-        2 after a sentence, for an error of the operating system or one that code in `places`
-        raises; 1 after a traceback, for any other.
+        2 after a sentence, for an error of the operating system or one that `modules`
+        raise; 1 after a traceback, for any other.
     """
     file = traceback.extract_tb(error.__traceback__)[-1].filename
-    if isinstance(error, OSError | ImportError) or file.startswith(tuple(places)):
+    places = tuple(each if isinstance(each, str) else each.__path__[0] for each in modules)
+    if isinstance(error, OSError | ImportError) or file.startswith(places):
         text = error.args[0] if isinstance(error, KeyError) else error
         print(f"{command}: {text}", file=sys.stderr)
         return 2

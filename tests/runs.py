@@ -42,17 +42,15 @@ class Messages(logging.Handler):
 def messages():
     """What train.py and the library log inside the block."""
     found, root = Messages(), logging.getLogger()
-    loggers = [logging.getLogger(name) for name in ("train", "pipeline")]
-    levels = [each.level for each in loggers]
+    logger = logging.getLogger("pipeline")
+    level = logger.level
     root.addHandler(found)
-    for each in loggers:
-        each.setLevel(logging.INFO)
+    logger.setLevel(logging.INFO)
     try:
         yield found
     finally:
         root.removeHandler(found)
-        for each, level in zip(loggers, levels, strict=True):
-            each.setLevel(level)
+        logger.setLevel(level)
 
 
 def run(config, workdir, *, change=""):

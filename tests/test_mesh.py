@@ -6,6 +6,7 @@ from collections import Counter
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from models.config import TransformerConfig
@@ -15,6 +16,7 @@ from models.parameters import parameter_shardings
 from pipeline.loading.sharding import batch_sharding
 
 
+@pytest.mark.slow
 def test_on_four_devices_blocked_attention_adds_no_collective_to_dense():
     """Compiles a training step for a mesh of conftest's four devices, runs it, reads its HLO."""
     axes = ("data", "fsdp", "tensor")

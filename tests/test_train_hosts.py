@@ -96,7 +96,7 @@ def assert_same_run(workdir, alone):
         assert summary(workdir)[name] == pytest.approx(summary(alone)[name], rel=1e-5)
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_losses_are_those_of_one_process(alone, text, tmp_path, count):  # noqa: F811
     run(text, tmp_path, count)
     assert_same_run(tmp_path, alone)

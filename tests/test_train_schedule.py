@@ -4,20 +4,17 @@ import contextlib
 import io
 import json
 import shutil
-import signal
 
 import pytest
 
 from pipeline.__main__ import main
-from tests.runs import steps, summary
-from tests.test_train import run, start, text, wait_for_step  # noqa: F401
+from pipeline.loading.checkpoint import Checkpoints
+from pipeline.training.hosts import StopSignals
+from tests.runs import run, steps, summary, tiny
+from tests.test_train import text  # noqa: F401
 
-SMALL = ("--config.model.num_layers=1", "--config.model.width=32", "--config.model.attention=dense")
-RAMP = (
-    *SMALL,
-    "--config.steps=16",
-    '--config.schedule=((4, {"tokens_per_batch": 2048}), (9, {"max_length": 256}))',
-)
+SMALL = {"model__num_layers": 1, "model__width": 32, "model__attention": "dense"}
+RAMP = ((4, {"tokens_per_batch": 2048}), (9, {"max_length": 256}))
 
 
 def audit(workdir):
@@ -29,15 +26,18 @@ def audit(workdir):
 
 @pytest.fixture(scope="module")
 def ramped(text, tmp_path_factory):  # noqa: F811
-    """A run with a ramp of the batch size and a stage of longer context, killed on the way."""
+    """A run with a ramp of the batch size and a part of longer context, stopped on the way."""
     workdir = tmp_path_factory.mktemp("ramped")
-    process = start(text, workdir, *RAMP)
-    wait_for_step(process, workdir, 6)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    code, output = run(text, workdir, *RAMP)
-    assert code == 0, output
-    return workdir, output
+    config = {**SMALL, "steps": 16, "schedule": RAMP}
+    with pytest.MonkeyPatch.context() as patch:  # what is after the checkpoint at step 5 is lost
+        patch.setattr(StopSignals, "received", lambda self, step: step == 8)
+        save = Checkpoints.save
+        patch.setattr(
+            Checkpoints, "save", lambda self, step, *a, **k: step == 8 or save(self, step, *a, **k)
+        )
+        run(tiny(text, **config), workdir)
+    assert Checkpoints(workdir / "checkpoints").latest == 5
+    return workdir, run(tiny(text, **config), workdir)
 
 
 def test_all_shapes_of_a_schedule_are_compiled_before_step_0_and_the_loss_falls(ramped):

@@ -94,18 +94,25 @@ def _is_state(state: Any) -> bool:
 
 
 def _changes(step: int, then: list[dict], now: list[dict]) -> list[str]:
-    """The first difference, before `step`, of the entries of a state and of a plan, in words."""
+    """The first difference, before `step`, of the entries of a state and of a plan, in words.
+
+    Two changes at one step are two entries, so entries are compared one by one.
+    """
     sides = [[entry for entry in some if entry["from"] < max(step, 1)] for some in (then, now)]
-    for at in sorted({entry["from"] for side in sides for entry in side}):
+    for number in range(max(map(len, sides))):
+        # A side that has no entry here goes on under its entries before.
+        at = min(side[number]["from"] for side in sides if number < len(side))
+        there = [number < len(side) and side[number]["from"] == at for side in sides]
+        old, new = (
+            [entry for entry in side[: number + 1] if entry["from"] <= at] for side in sides
+        )
         found = []
         for what in ("corpus", "fingerprint"):
-            # An entry without it goes on under that of an entry before.
-            held = [[e[what] for e in side if what in e and e["from"] <= at][-1:] for side in sides]
+            held = [[entry[what] for entry in some if what in entry][-1:] for some in (old, new)]
             if all(held):
                 found += differences(held[0][0], held[1][0])
-        changing = [any(entry["from"] == at for entry in side) for side in sides]
-        if not found and not all(changing):
-            found = [f"its plan changes {'there' if changing[0] else 'here'} alone"]
+        if not all(there):
+            found = found or [f"its plan changes {'there' if there[0] else 'here'} alone"]
         if found:
             return [f"{change} from step {at:,} on" if at else change for change in found]
     return []
@@ -139,6 +146,9 @@ class Checkpoints:
         checkpoints.save(step, state, data=loader.get_state())
         …
         checkpoints.close()
+
+    In a `with` statement it closes itself, unless the block ends with an error after which other
+    processes may be gone.
 
     orbax reads one without Lockstep: see docs/reports.md.
 
@@ -220,6 +230,15 @@ class Checkpoints:
     def close(self) -> None:
         """Waits until everything is saved, and lets go of the directory."""
         self._manager.close()
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_) -> None:
+        # A loss that is not finite stops all processes at the same step, so a save that has begun
+        # can end. After another error, other processes may be gone, and waiting for them hangs.
+        if kind is None or issubclass(kind, FloatingPointError):
+            self.close()
 
     def _restore(self, step: int, **items: Any) -> Any:
         """Items of a checkpoint; errors of orbax become sentences."""

@@ -73,8 +73,8 @@ class Compiled:
         microbatches: how many for every bucket; "auto": for each bucket the fewest whose program
             stays within `budget`, found by compiling, never by running out of memory; None: `step`
             knows no microbatches.
-        budget: bytes on a device that a program may need; None: what the devices say they have, the
-            least of all hosts; a CPU does not say.
+        budget: bytes on a device that a program may need; None or 0: what the devices say they
+            have, the least of all hosts; a CPU does not say.
         held: what is on the devices besides, as `state`: for a step that is given parameters alone,
             the rest of the training state. It counts as memory of every program.
         **jit_options: passed on to `jax.jit`, for example `out_shardings`.
@@ -97,7 +97,7 @@ class Compiled:
         **jit_options,
     ):
         self.name, self.specs = step.__name__, dict(specs)
-        self.budget = minimum(device_memory()) if budget is None else budget
+        self.budget = budget or minimum(device_memory())
         self._step, self._state, self._held = step, state, bytes_on_device(held)
         self._options = jit_options | {"donate_argnums": (0,) if donate else ()}
         choices = {bucket: self._choices(bucket, microbatches) for bucket in specs}

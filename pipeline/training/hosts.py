@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -247,15 +248,21 @@ class StopSignals:
             signal.signal(number, handler)
 
 
+def _print(error: BaseException) -> int:
+    traceback.print_exception(error)
+    return 1
+
+
 @contextlib.contextmanager
-def exit_together(describe: Callable[[BaseException], int]) -> Iterator[None]:
+def exit_together(describe: Callable[[BaseException], int] = _print) -> Iterator[None]:
     """Ends this process when the block raises, and after it if there are other processes.
 
     An ordinary exit would wait for all other processes, also for those that are gone, and JAX's own
     exit hangs when a SIGTERM comes at that moment.
 
     Args:
-        describe: prints an exception and returns the exit code, as `pipeline.errors.describe`.
+        describe: prints an exception and returns the exit code; the default prints a traceback and
+            returns 1. `pipeline.errors.describe` makes a user's mistake one sentence.
     """
     import jax
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 from etils import epath
 
@@ -39,7 +40,7 @@ class Record:
         other_compiles: compilations of other functions since then.
     """
 
-    unigram_entropy: float = math.nan
+    unigram_entropy: float | None = None
     tokens: int = 0
     positions: int = 0
     batches: int = 0
@@ -102,9 +103,10 @@ class Record:
         return max(useful, 0.0) / max(sum(seconds.values()), 1e-9)
 
     def write_summary(self, workdir: epath.Path, steps: int) -> None:
-        """Logs the summary after some steps, and writes it to `summary.json`; on one host."""
+        """Logs the summary after some steps and, on one host, writes it to `summary.json`."""
         text = json.dumps(self.summary(steps), indent=1)
-        (workdir / "summary.json").write_text(text + "\n")
+        if jax.process_index() == 0:
+            (workdir / "summary.json").write_text(text + "\n")
         logger.info("%s", text)
 
     def summary(self, steps: int) -> dict[str, Any]:

@@ -58,8 +58,8 @@ class Schedule:
     """The options of a run's batches, from step 0 on.
 
     >>> schedule = Schedule({"tokens_per_batch": 256}, [(100, {"tokens_per_batch": 512})])
-    >>> schedule.plan([3, 5, 9]).buckets
-    (Bucket(rows=25, length=10), Bucket(rows=51, length=10))
+    >>> schedule.plan([30, 50, 90]).buckets
+    (Bucket(rows=2, length=128), Bucket(rows=4, length=128))
 
     Args:
         begin: options at step 0; those that are None are left to their defaults.
@@ -119,7 +119,7 @@ class Schedule:
         """The options in force at a step; `leave_out` and `add` hold all that came before."""
         return _merge(entry.options for entry in self.entries if entry.step <= step)
 
-    def resume(self, state: Mapping[str, Any], step: int, change: str = "") -> None:
+    def resume(self, state: Mapping[str, Any] | None, step: int, change: str = "") -> None:
         """Takes over what a run has done up to a step: the past stands, the future may change.
 
         Entries before `step` come from the run. This schedule, which the config gives, has the
@@ -127,8 +127,8 @@ class Schedule:
         beginning either what the run began with or what has become of that since.
 
         Args:
-            state: `as_json()` of the run's schedule, from its checkpoint.
-            step: the step that the run goes on from; more than 0.
+            state: `as_json()` of the run's schedule, from its checkpoint; None: a new run.
+            step: the step that the run goes on from.
             change: options that change at `step`, as a JSON object; a change that was asked for
                 last time, or is in force, is not made again.
 
@@ -136,6 +136,13 @@ class Schedule:
             ValueError: this schedule differs from the run's past, or `change` cannot be read.
         """
         asked = _parse(change)
+        if state is None:
+            if asked:
+                raise ValueError(
+                    "--change is for a run that goes on, and this one has no checkpoint to go on "
+                    "from; put it into the config"
+                )
+            return
         before = [Entry(**entry) for entry in state["entries"]]
         past = [entry for entry in before if entry.step < step]
         future = [entry for entry in self.entries[1:] if entry.step >= step]
