@@ -2,7 +2,11 @@ import os
 
 # Several devices on one CPU, for tests of sharding; JAX reads both when it is first imported.
 # Without NPROC, JAX 0.10 can deadlock on two cores with several devices.
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+os.environ["XLA_FLAGS"] = (
+    "--xla_force_host_platform_device_count=4 "
+    # Programs of tests run for milliseconds; compiling them takes seconds.
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+)
 os.environ["NPROC"] = "16"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
@@ -11,6 +15,7 @@ import pytest
 from hypothesis import settings
 
 import pipeline
+from pipeline.atomic import directory_lock
 
 # Registers a TFDS data set, which can be done once: not also as the module of its doctests.
 collect_ignore = ["questions.py", "project/train.py"]
@@ -18,6 +23,24 @@ collect_ignore = ["questions.py", "project/train.py"]
 # A test that depends on luck or on how busy the machine is helps nobody.
 settings.register_profile("lockstep", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("lockstep")
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory, worker_id):
+    """`once(name, make)`: a folder that `make(folder)` fills, for all workers of this test run."""
+    root = tmp_path_factory.getbasetemp()
+    root = root if worker_id == "master" else root.parent
+
+    def fill(name, make):
+        folder = root / name
+        with directory_lock(root / "locks" / name, f"making {name}"):
+            if not (folder / "whole").exists():
+                folder.mkdir()
+                make(folder)
+                (folder / "whole").touch()
+        return folder
+
+    return fill
 
 
 @pytest.fixture(scope="session")

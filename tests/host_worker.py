@@ -7,10 +7,12 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 import pipeline
 from pipeline.loading.sharding import batch_sharding
+from pipeline.planning.options import VERSION
 from pipeline.sources import TextFiles
 from pipeline.tokenizers import Bytes
 from pipeline.training import hosts
@@ -61,8 +63,21 @@ def agree(asked):
     lengths = corpus.lengths[:-1] if asked.get("drop_last_example") else corpus.lengths
     buckets = [pipeline.Bucket(*b) for b in asked.get("buckets", [[8, 16], [4, 64]])]
     plan = pipeline.Plan(lengths, buckets, seed=asked.get("seed", 0))
-    hosts.require_agreement({"plan": plan.fingerprint})
-    return {}
+    fingerprint = plan.fingerprint
+    pipeline.planning.stage.VERSION = VERSION
+    return refusal(hosts.require_agreement, {"plan": fingerprint})
+
+
+def share(asked):
+    return refusal(hosts.require_shared, epath.Path(asked["directory"]))
+
+
+def refusal(check, value):
+    """What a check says that refuses a value on every process, or None."""
+    try:
+        return check(value)
+    except ValueError as error:
+        return str(error)
 
 
 def gradients(asked):
@@ -113,6 +128,7 @@ def prepare(asked):
         source = TextFiles(__file__)
         return pipeline.prepare(source, Counting(), asked["directory"], num_workers=0)
 
+    Counting.used = False
     corpus = hosts.main_process_first("preparing", work)
     hosts.require_agreement({"corpus": corpus.fingerprint})
     return {"fingerprint": corpus.fingerprint, "tokenised": Counting.used}
@@ -128,7 +144,13 @@ def count(asked):
     }
 
 
-DO = {f.__name__: f for f in (batches, agree, prepare, gradients, count)}
+def several(asked):
+    """The answers to the jobs of a list; `differ` has what one process is asked in its place."""
+    own = [job | job.get("differ", {}).get(str(asked["index"]), {}) for job in asked["jobs"]]
+    return [DO[job["do"]](job) for job in own]
+
+
+DO = {f.__name__: f for f in (batches, agree, share, prepare, gradients, count, several)}
 
 
 def main():

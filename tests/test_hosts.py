@@ -27,64 +27,111 @@ def worker_group(count, folder, request, per_process=lambda index: {}):
     return codes, outputs, answers
 
 
+DIFFER = [
+    ({"seed": 7}, "plan: seed was 0 and is now 7"),
+    ({"buckets": [[4, 64]]}, "plan: buckets was 8x16+4x64 and is now 4x64"),
+    ({"version": 99}, f"plan: plan was {VERSION} and is now 99"),
+    ({"drop_last_example": True}, "plan: lengths was"),
+]
+LAYOUTS = {
+    1: [{"mesh": {"data": 1}}],
+    2: [{"mesh": {"data": 2}}, {"mesh": {"sequence": 2}, "spec": [None, "sequence"]}],
+    4: [
+        {"mesh": {"data": 4}},
+        {"mesh": {"data": 4}, "order": [2, 0, 3, 1]},
+        {"mesh": {"data": 2, "tensor": 2}, "order": [3, 1, 0, 2]},  # replicas of rows
+        {"mesh": {"data": 2, "sequence": 2}, "spec": ["data", "sequence"]},  # length sharded
+    ],
+}
+
+
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    """A corpus of 150 examples on a disk that all processes see."""
+def answers(once):
+    """What each process answers to each job, by the number of processes: one start for all jobs."""
+    found = json.loads((once("hosts", ask) / "answers.json").read_text())
+    return {int(count): jobs for count, jobs in found.items()}
+
+
+def ask(folder):
     rng = np.random.default_rng(0)
     sizes = np.clip(rng.lognormal(2.7, 0.8, 150), 2, 60).astype(int)
-    directory = tmp_path_factory.mktemp("shared")
-    examples = [rng.integers(1, 99, size).astype(np.int32) for size in sizes]
-    pipeline.Corpus.from_arrays(examples, directory / "corpus", vocab_size=99)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def one_process(shared, tmp_path_factory):
-    request = {"do": "batches", "corpus": str(shared / "corpus"), "mesh": {"data": 1}}
-    codes, outputs, answers = worker_group(1, tmp_path_factory.mktemp("one"), request)
-    assert codes == [0], outputs
-    return answers[0]
-
-
-MESHES = [
-    (2, {"mesh": {"data": 2}}),
-    (4, {"mesh": {"data": 4}}),
-    (4, {"mesh": {"data": 4}, "order": [2, 0, 3, 1]}),
-    (4, {"mesh": {"data": 2, "tensor": 2}, "order": [3, 1, 0, 2]}),  # replicas of rows
-    (4, {"mesh": {"data": 2, "sequence": 2}, "spec": ["data", "sequence"]}),  # length sharded
-    (2, {"mesh": {"sequence": 2}, "spec": [None, "sequence"]}),
-]
-
-
-@pytest.mark.parametrize(("count", "layout"), MESHES, ids=lambda value: str(value)[:60])
-def test_global_batches_are_those_of_one_process(shared, one_process, tmp_path, count, layout):
-    request = {"do": "batches", "corpus": str(shared / "corpus")} | layout
-    codes, outputs, answers = worker_group(count, tmp_path, request)
-    assert codes == [0] * count, outputs
-    for answer in answers:
-        assert answer["hashes"] == one_process["hashes"]
-        assert answer["states"] == one_process["states"]
-    assert len(one_process["hashes"]) >= 2 * one_process["steps_per_epoch"]
+    sides = [[rng.integers(1, 99, n + more).astype(np.int32) for n in sizes] for more in (0, 3)]
+    pipeline.Corpus.from_arrays(sides[0], folder / "corpus", vocab_size=99)
+    pipeline.Pairs.from_arrays(*sides, folder / "pairs", vocab_size=99)
+    for number in (1, 3):
+        few = [np.arange(5, dtype=np.int32)] * number
+        pipeline.Corpus.from_arrays(few, folder / f"few{number}")
+    text, pairs = (
+        {"do": "batches", "corpus": str(folder / "corpus")},
+        [[8, [16, 16]], [8, [32, 48]]],
+    )
+    both = {"do": "batches", "corpus": str(folder / "pairs"), "overflow": "truncate"}
+    both |= {"buckets": [*pairs, [4, [32, 64]]]}
+    jobs = {
+        count: {f"text{n}": text | layout for n, layout in enumerate(layouts)}
+        for count, layouts in LAYOUTS.items()
+    }
+    jobs[1] |= {
+        "pairs0": both | LAYOUTS[1][0],
+        "gradients": {"do": "gradients", "mesh": {"data": 1}},
+    }
+    jobs[2] |= {
+        f"differ{n}": {"do": "agree", "corpus": str(folder / "corpus"), "differ": {1: changed}}
+        for n, (changed, _) in enumerate(DIFFER)
+    }
+    alone = {str(n): {"directory": str(folder / f"disk{n}")} for n in (0, 1)}
+    for n in (0, 1):
+        (folder / f"disk{n}").mkdir()
+    jobs[2] |= {
+        "gradients": {"do": "gradients", "mesh": {"data": 2}},
+        "prepare": {"do": "prepare", "directory": str(folder / "shared")},
+        "prepare on own disks": {"do": "prepare", "differ": alone},
+        "share": {"do": "share", "directory": str(folder)},
+        "share nothing": {"do": "share", "differ": alone},
+    }
+    jobs[4] |= {"pairs0": both | LAYOUTS[4][0], "pairs3": both | LAYOUTS[4][3]}
+    for number in (1, 3):
+        few = {"corpus": str(folder / f"few{number}"), "buckets": [[4, 16]], "epochs": 2}
+        jobs[4][f"few{number}"] = {"do": "batches", "mesh": {"data": 4}} | few
+    found = {}
+    for count, asked in jobs.items():
+        request = {"do": "several", "jobs": list(asked.values())}
+        codes, outputs, of_each = worker_group(count, folder / f"logs{count}", request)
+        assert codes == [0] * count, "\n\n".join(outputs)[-6000:]
+        of_jobs = zip(*of_each, strict=True)
+        found[count] = {name: list(each) for name, each in zip(asked, of_jobs, strict=True)}
+    (folder / "answers.json").write_text(json.dumps(found))
 
 
 @pytest.mark.parametrize(
-    ("changed", "sentence"),
-    [
-        ({"seed": 7}, "plan: seed was 0 and is now 7"),
-        ({"buckets": [[4, 64]]}, "plan: buckets was 8x16+4x64 and is now 4x64"),
-        ({"version": 99}, f"plan: plan was {VERSION} and is now 99"),
-        ({"drop_last_example": True}, "plan: lengths was"),
-    ],
+    ("count", "number"), [(c, n) for c in (2, 4) for n in range(2 * c - 2)][:6]
 )
-def test_a_process_that_differs_stops_all_of_them_and_is_named(shared, tmp_path, changed, sentence):
-    request = {"do": "agree", "corpus": str(shared / "corpus"), "mesh": {"data": 2}}
-    codes, outputs, _ = worker_group(
-        2, tmp_path, request, lambda index: changed if index == 1 else {}
-    )
-    assert all(code != 0 for code in codes), outputs
-    for output in outputs:
-        assert "1 of 2 processes disagree with process 0" in output
-        assert f"process 1: {sentence}" in output
+def test_global_batches_are_those_of_one_process(answers, count, number):
+    (alone,) = answers[1]["text0"]
+    for answer in answers[count][f"text{number}"]:
+        assert answer["hashes"] == alone["hashes"]
+        assert answer["states"] == alone["states"]
+    assert len(alone["hashes"]) >= 2 * alone["steps_per_epoch"]
+
+
+@pytest.mark.parametrize("number", [0, 3])
+def test_global_batches_of_pairs_are_those_of_one_process(answers, number):
+    (alone,) = answers[1]["pairs0"]
+    assert alone["steps_per_epoch"] > 3
+    assert all(answer == alone for answer in answers[4][f"pairs{number}"])
+
+
+@pytest.mark.parametrize("number", range(len(DIFFER)))
+def test_a_process_that_differs_is_named_on_all_of_them(answers, number):
+    for said in answers[2][f"differ{number}"]:
+        assert "1 of 2 processes disagree with process 0" in said
+        assert f"process 1: {DIFFER[number][1]}" in said
+
+
+def test_directories_that_are_not_shared_are_named(answers):
+    assert answers[2]["share"] == [None, None]
+    for said in answers[2]["share nothing"]:
+        assert "processes 1 do not see what process 0 writes to" in said
 
 
 def test_slurm_says_how_many_there_are(tmp_path):
@@ -112,41 +159,26 @@ def test_slurm_says_how_many_there_are(tmp_path):
     ]
 
 
-def test_fewer_examples_than_hosts_still_make_equal_steps(tmp_path):
-    for count in (1, 3):
-        examples = [np.arange(5, dtype=np.int32)] * count
-        directory = tmp_path / str(count)
-        pipeline.Corpus.from_arrays(examples, directory / "corpus")
-        request = {"do": "batches", "corpus": str(directory / "corpus"), "mesh": {"data": 4}}
-        request |= {"buckets": [[4, 16]], "epochs": 2}
-        codes, outputs, answers = worker_group(4, directory, request)
-        assert codes == [0] * 4, outputs
-        assert len(answers[0]["hashes"]) == 2
-        assert all(answer == answers[0] for answer in answers)
-        assert answers[0]["weights"] == [4.0 * count] * 2
+@pytest.mark.parametrize("number", [1, 3])
+def test_fewer_examples_than_hosts_still_make_equal_steps(answers, number):
+    first, *others = answers[4][f"few{number}"]
+    assert len(first["hashes"]) == 2
+    assert all(other == first for other in others)
+    assert first["weights"] == [4.0 * number] * 2
 
 
-def test_microbatches_on_two_processes_give_the_gradients_of_the_whole_batch_on_one(tmp_path):
-    gradients = []
-    for count in (1, 2):
-        request = {"do": "gradients", "mesh": {"data": count}}
-        codes, outputs, answers = worker_group(count, tmp_path / str(count), request)
-        assert codes == [0] * count, outputs
-        gradients += [np.array(answer[number]) for answer in answers for number in "1248"]
-    for other in gradients[1:]:
-        np.testing.assert_allclose(other, gradients[0], rtol=1e-6, atol=1e-6)
+def test_microbatches_on_two_processes_give_the_gradients_of_the_whole_batch_on_one(answers):
+    found = [*answers[1]["gradients"], *answers[2]["gradients"]]
+    first, *others = [np.array(answer[number]) for answer in found for number in "1248"]
+    for other in others:
+        np.testing.assert_allclose(other, first, rtol=1e-6, atol=1e-6)
 
 
-def test_process_0_prepares_and_the_others_open_what_it_left(tmp_path):
-    request = {"do": "prepare", "directory": str(tmp_path / "shared"), "mesh": {"data": 2}}
-    codes, outputs, answers = worker_group(2, tmp_path / "a", request)
-    assert codes == [0, 0], outputs
-    assert [answer["tokenised"] for answer in answers] == [True, False]
-    own = lambda index: {"directory": str(tmp_path / f"disk{index}")}  # noqa: E731
-    codes, outputs, answers = worker_group(2, tmp_path / "b", request, own)
-    assert codes == [0, 0], outputs
-    assert [answer["tokenised"] for answer in answers] == [True, True]
-    assert len({answer["fingerprint"] for answer in answers}) == 1
+def test_process_0_prepares_and_the_others_open_what_it_left(answers):
+    assert [answer["tokenised"] for answer in answers[2]["prepare"]] == [True, False]
+    own = answers[2]["prepare on own disks"]
+    assert [answer["tokenised"] for answer in own] == [True, True]
+    assert len({answer["fingerprint"] for answer in own}) == 1
 
 
 def test_when_process_0_fails_to_prepare_the_others_say_so_and_stop(tmp_path):
@@ -155,23 +187,3 @@ def test_when_process_0_fails_to_prepare_the_others_say_so_and_stop(tmp_path):
     codes, outputs, _ = worker_group(2, tmp_path / "a", request, broken)
     assert all(code != 0 for code in codes), outputs
     assert "preparing failed on process 0" in outputs[1]
-
-
-@pytest.mark.parametrize(
-    "layout",
-    [{"mesh": {"data": 4}}, {"mesh": {"data": 2, "sequence": 2}, "spec": ["data", "sequence"]}],
-)
-def test_global_batches_of_pairs_are_those_of_one_process(tmp_path, layout):
-    rng = np.random.default_rng(0)
-    sizes = np.clip(rng.lognormal(2.7, 0.8, 150), 2, 60).astype(int)
-    sides = ([rng.integers(1, 99, size + more) for size in sizes] for more in (0, 3))
-    pipeline.Pairs.from_arrays(*sides, tmp_path / "pairs", vocab_size=99)
-    request = {"do": "batches", "corpus": str(tmp_path / "pairs"), "overflow": "truncate"}
-    request["buckets"] = [[8, [16, 16]], [8, [32, 48]], [4, [32, 64]]]
-    found = []
-    for count, asked in ((1, {"mesh": {"data": 1}}), (4, layout)):
-        codes, outputs, answers = worker_group(count, tmp_path / str(count), request | asked)
-        assert codes == [0] * count, outputs
-        found += answers
-    assert found[0]["steps_per_epoch"] > 3
-    assert all(answer == found[0] for answer in found)

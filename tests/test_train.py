@@ -19,17 +19,20 @@ TIME_LIMIT = 240  # seconds for one start
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory):
+def text(once):
     """160 documents of 5 to 300 characters as JSON lines."""
+    return once("text", write_documents) / "documents.jsonl"
+
+
+def write_documents(folder):
     rng = np.random.default_rng(0)
     words = ["pack", "the", "rows", "a", "bucket", "of", "lengths", "and", "step"]
-    path = tmp_path_factory.mktemp("text") / "documents.jsonl"
     documents = [
         " ".join(rng.choice(words, size=int(n))) + "."
         for n in np.clip(rng.lognormal(2.5, 0.8, 160), 1, 60)
     ]
-    path.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
-    return path
+    lines = [json.dumps({"text": document}) + "\n" for document in documents]
+    (folder / "documents.jsonl").write_text("".join(lines))
 
 
 def start(text, workdir, *flags, program="train.py"):
@@ -67,11 +70,14 @@ def wait_for_step(process, workdir, step):
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(text, tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("uninterrupted")
-    code, output = run(text, workdir)
-    assert code == 0, output
-    return workdir, output
+def uninterrupted(text, once):
+    def make(workdir):
+        code, output = run(text, workdir)
+        assert code == 0, output
+        (workdir / "output").write_text(output)
+
+    workdir = once("uninterrupted", make)
+    return workdir, (workdir / "output").read_text()
 
 
 def test_a_run_compiles_each_bucket_once_and_nothing_after_the_start(uninterrupted):

@@ -50,10 +50,8 @@ def wait_for_steps(group, workdir, more):
 
 
 @pytest.fixture(scope="module")
-def alone(text, tmp_path_factory):  # noqa: F811
-    workdir = tmp_path_factory.mktemp("alone")
-    run(text, workdir, 1)
-    return workdir
+def alone(text, once):  # noqa: F811
+    return once("alone", lambda workdir: run(text, workdir, 1))
 
 
 def assert_every_example_once(workdir):

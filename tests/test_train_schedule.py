@@ -25,19 +25,25 @@ def audit(workdir):
 
 
 @pytest.fixture(scope="module")
-def ramped(text, tmp_path_factory):  # noqa: F811
+def ramped(text, once):  # noqa: F811
     """A run with a ramp of the batch size and a part of longer context, stopped on the way."""
-    workdir = tmp_path_factory.mktemp("ramped")
-    config = {**SMALL, "steps": 16, "schedule": RAMP}
-    with pytest.MonkeyPatch.context() as patch:  # what is after the checkpoint at step 5 is lost
-        patch.setattr(StopSignals, "received", lambda self, step: step == 8)
+
+    def make(workdir):
+        config = {**SMALL, "steps": 16, "schedule": RAMP}
         save = Checkpoints.save
-        patch.setattr(
-            Checkpoints, "save", lambda self, step, *a, **k: step == 8 or save(self, step, *a, **k)
-        )
-        run(tiny(text, **config), workdir)
-    assert Checkpoints(workdir / "checkpoints").latest == 5
-    return workdir, run(tiny(text, **config), workdir)
+        with pytest.MonkeyPatch.context() as patch:  # what is after the checkpoint at 5 is lost
+            patch.setattr(StopSignals, "received", lambda self, step: step == 8)
+            patch.setattr(
+                Checkpoints,
+                "save",
+                lambda self, step, *items, **more: step == 8 or save(self, step, *items, **more),
+            )
+            run(tiny(text, **config), workdir)
+        assert Checkpoints(workdir / "checkpoints").latest == 5
+        (workdir / "output").write_text(run(tiny(text, **config), workdir))
+
+    workdir = once("ramped", make)
+    return workdir, (workdir / "output").read_text()
 
 
 def test_all_shapes_of_a_schedule_are_compiled_before_step_0_and_the_loss_falls(ramped):
