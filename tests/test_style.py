@@ -34,4 +34,5 @@ def test_files_stay_small():
         for path in (ROOT / folder).rglob("*.py")
     }
     sizes["train.py"] = len((ROOT / "train.py").read_text().splitlines())
-    assert {path: size for path, size in sizes.items() if size > 400} == {}
+    limits = {path: 300 if path.startswith("pipeline/") else 400 for path in sizes}
+    assert {path: size for path, size in sizes.items() if size > limits[path]} == {}

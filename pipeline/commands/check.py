@@ -17,14 +17,14 @@ from pipeline.views import View
 READ = 1 << 22
 
 
-def check_corpus(corpus: AnyCorpus, tell: Callable[[str], None]) -> None:
+def check_corpus(corpus: AnyCorpus, report: Callable[[str], None]) -> None:
     """Reads all of a corpus: digests, offsets, fingerprint, and ids against the vocabulary.
 
     It checks both sides of pairs, the corpus of a view, and each of several corpora.
 
     Args:
         corpus: the corpus; opening it has compared the sizes of its files.
-        tell: gets a line for each thing that is right.
+        report: gets a line for each thing that is right.
 
     Raises:
         ValueError: names the first thing that is wrong, and what to do.
@@ -36,17 +36,17 @@ def check_corpus(corpus: AnyCorpus, tell: Callable[[str], None]) -> None:
     else:
         parts = [corpus.corpus] if isinstance(corpus, View) else []
     for part in parts:
-        check_corpus(part, tell)
+        check_corpus(part, report)
     if not isinstance(corpus, Corpus):
         return
     corpus.verify()
-    tell("files: whole, and their digests are those in the manifest")
-    tell(f"offsets: {len(corpus):,} examples, as their lengths say")
-    tell(f"fingerprint: {corpus.fingerprint}")
-    _check_vocabulary(corpus, tell)
+    report("files: whole, and their digests are those in the manifest")
+    report(f"offsets: {len(corpus):,} examples, as their lengths say")
+    report(f"fingerprint: {corpus.fingerprint}")
+    _check_vocabulary(corpus, report)
 
 
-def _check_vocabulary(corpus: Corpus, tell: Callable[[str], None]) -> None:
+def _check_vocabulary(corpus: Corpus, report: Callable[[str], None]) -> None:
     lengths = np.asarray(corpus.lengths).astype(np.int64)
     blocks = np.cumsum(lengths) // READ
     low, high = 0, -1
@@ -69,10 +69,10 @@ def _check_vocabulary(corpus: Corpus, tell: Callable[[str], None]) -> None:
                     "that vocabulary"
                 )
     size = "of unknown size" if corpus.vocab_size is None else f"of {corpus.vocab_size:,}"
-    tell(f"vocabulary {size}: ids are from {low} to {high:,}")
+    report(f"vocabulary {size}: ids are from {low} to {high:,}")
 
 
-def check_plan(plan: Plan, epoch: int, tell: Callable[[str], None]) -> None:
+def check_plan(plan: Plan, epoch: int, report: Callable[[str], None]) -> None:
     """Walks an epoch: no row exceeds its length, and each position is in exactly one row.
 
     The epochs of several corpora end at different steps. So all steps up to the end of the plan's
@@ -81,7 +81,7 @@ def check_plan(plan: Plan, epoch: int, tell: Callable[[str], None]) -> None:
     Args:
         plan: the plan.
         epoch: the epoch, from 0.
-        tell: gets a line for each thing that is right.
+        report: gets a line for each thing that is right.
 
     Raises:
         ValueError: names the first batch or example that is wrong.
@@ -90,14 +90,14 @@ def check_plan(plan: Plan, epoch: int, tell: Callable[[str], None]) -> None:
     first, first_epoch = plan.first_step(epoch), epoch
     if plan.stages[0].weights is not None:
         first = first_epoch = 0
-    ledger = Ledger(plan, lambda said: tell(f"plan: {said}"), first_epoch)
+    ledger = Ledger(plan, lambda said: report(f"plan: {said}"), first_epoch)
     for step in range(first, last):
         planned = plan.batch(step)
         for side in planned.sides:
             _check_rows(step, side)
         ledger.add(planned)
     ledger.finish(last)
-    tell(f"plan: {last - first:,} batches, no row over its length")
+    report(f"plan: {last - first:,} batches, no row over its length")
 
 
 def _check_rows(step: int, planned: PlannedBatch) -> None:

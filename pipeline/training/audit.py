@@ -34,12 +34,12 @@ class Logged:
     lost: list[int]
 
 
-def audit(workdir: epath.Path, tell: Callable[[str], None]) -> None:
+def audit(workdir: epath.Path, report: Callable[[str], None]) -> None:
     """Compares every batch of a run with its plan, and says what became of every example.
 
     Args:
         workdir: of a run of train.py, finished or stopped.
-        tell: is told what was found.
+        report: is called with each line of what was found.
 
     Raises:
         NotAsPlanned: a batch that ran is not the batch that was planned, a step is missing or was
@@ -50,13 +50,13 @@ def audit(workdir: epath.Path, tell: Callable[[str], None]) -> None:
     corpus, plan = read_history(workdir)
     for step, changes in plan.changes:
         said = ", ".join(f"{name}={_short(value)}" for name, value in changes.items())
-        tell(f"plan from step {step:,} on: {said or 'planned anew'}")
+        report(f"plan from step {step:,} on: {said or 'planned anew'}")
     sources = plan.stages[-1].sources
     if len(sources) > 1:
         first = [f"{source.first} {source.name}" for source in sources]
-        tell(f"documents are counted over all corpora, from {', from '.join(first)}")
+        report(f"documents are counted over all corpora, from {', from '.join(first)}")
     logged = _read_log(workdir)
-    ledger = Ledger(plan, tell)
+    ledger = Ledger(plan, report)
     seen: dict[str, int] = {}
     for step, digest in enumerate(logged.digests):
         if plan.finite and step >= plan.num_batches():
@@ -72,45 +72,45 @@ def audit(workdir: epath.Path, tell: Callable[[str], None]) -> None:
         ledger.add(planned)
     steps = len(logged.digests)
     ledger.finish(steps)
-    _tell_the_rest(plan, np.asarray(corpus.lengths), ledger.times, logged, tell)
-    tell(f"all {steps:,} batches are those that were planned, each once and in order")
+    _report_omissions(plan, np.asarray(corpus.lengths), ledger.times, logged, report)
+    report(f"all {steps:,} batches are those that were planned, each once and in order")
 
 
-def _tell_the_rest(
+def _report_omissions(
     plan: Plan,
     lengths: np.ndarray,
     times: np.ndarray,
     logged: Logged,
-    tell,
+    report,
 ):
     """What was left out, and why; what was repeated, and how often."""
     for step, changes in plan.changes:
         if more := changes.get("leave_out"):
-            tell(f"left out from step {step:,} on, as asked: {some(np.array(more))}")
+            report(f"left out from step {step:,} on, as asked: {some(np.array(more))}")
     for stage in plan.stages:
         done = {"truncate": "cut", "drop": "dropped"}.get(str(stage.options.overflow))
         numbers = [source.whole.pieces.overlong + source.first for source in stage.sources]
         if done and any(map(len, numbers)):
             longest = " and ".join(f"{each:,}" for each in stage.options.buckets[-1].lengths)
-            tell(
+            report(
                 f"from step {stage.start:,} on, documents longer than {longest} are {done} "
                 f"(overflow={stage.options.overflow!r}): {some(np.concatenate(numbers))}"
             )
     if empty := np.count_nonzero((lengths if lengths.ndim == 1 else lengths[:, 1]) == 0):
-        tell(f"left out: {empty:,} documents with nothing to train on")
+        report(f"left out: {empty:,} documents with nothing to train on")
     if logged.skipped:
-        tell(
+        report(
             f"left out: the batches of steps {some(np.array(logged.skipped))} (skip_steps): "
             f"{_documents(plan, logged.skipped)}"
         )
     if logged.lost:
-        tell(
+        report(
             f"without an update, as the loss was not finite: steps {some(np.array(logged.lost))}: "
             f"{_documents(plan, logged.lost)}"
         )
     for number, count in enumerate(np.bincount(times).tolist()):
         if number > 1 and count:
-            tell(f"repeated: {count:,} documents in {number} epochs each")
+            report(f"repeated: {count:,} documents in {number} epochs each")
 
 
 def _read_log(workdir: epath.Path) -> Logged:

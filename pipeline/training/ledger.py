@@ -27,13 +27,13 @@ class Account:
 
     Args:
         source: the corpus, as the last stage of the plan has it.
-        tell: is told of each epoch.
+        report: is called with a line for each epoch.
     """
 
-    def __init__(self, source: Source, tell: Callable[[str], None]):
+    def __init__(self, source: Source, report: Callable[[str], None]):
         self.times = np.zeros(len(source.lengths), np.int64)
         self._of = f" of {source.name}" if source.name else ""
-        self._source, self._tell = source, tell
+        self._source, self._report = source, report
         self._pieces: dict[int, list[np.ndarray]] = {}
         self._left: dict[int, int] = {}
         self._closed: set[int] = set()
@@ -92,11 +92,11 @@ class Account:
                 "such examples). This is a defect of Lockstep: please report it"
             )
         if not over:
-            self._tell(f"epoch {epoch}{self._of}, not over: {total:,} positions, none twice")
+            self._report(f"epoch {epoch}{self._of}, not over: {total:,} positions, none twice")
             return
         there = int(lengths[: self._source.count_examples(epoch)].sum(dtype=np.int64))
         lost = f"; {there - total:,} in no batch" * (total < there)
-        self._tell(f"epoch {epoch}{self._of}: {total:,} positions, each once{lost}")
+        self._report(f"epoch {epoch}{self._of}: {total:,} positions, each once{lost}")
 
     def _once(self, epoch: int, pieces: np.ndarray, side: int, lengths: np.ndarray):
         """Positions of each example on one side that some pieces have, none of them twice."""
@@ -120,16 +120,16 @@ class Ledger:
 
     Args:
         plan: which; it may change on the way.
-        tell: is told of each epoch.
+        report: is called with a line for each epoch.
         first_epoch: the first epoch of which batches are counted.
     """
 
-    def __init__(self, plan: Plan, tell: Callable[[str], None], first_epoch: int = 0):
+    def __init__(self, plan: Plan, report: Callable[[str], None], first_epoch: int = 0):
         self._plan, self._first_epoch = plan, first_epoch
         sources = plan.stages[-1].sources
         self._ends = np.array([source.first + len(source.lengths) for source in sources])
         self._first = [source.first for source in sources]
-        self._accounts = [Account(source, tell) for source in sources]
+        self._accounts = [Account(source, report) for source in sources]
 
     @property
     def times(self) -> np.ndarray:

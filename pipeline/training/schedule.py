@@ -13,27 +13,22 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.planning.checks import list_keywords, select_options, suggest_option
+from pipeline.planning.checks import select_options
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.lengths import HasCorpora, take_first
 from pipeline.planning.plan import Plan
-from pipeline.planning.table import heading
 from pipeline.storage.corpora import Corpora
+from pipeline.training.batch_options import (
+    FITTING,
+    LISTS,
+    PLANNING,
+    check_options,
+    describe_change,
+    merge_options,
+    parse_change,
+)
 
 logger = logging.getLogger(__name__)
-
-# The weights of a mixture change by phases of their own.
-MIXTURE = ("weights", "by", "ending")
-
-FITTING = tuple(name for name in list_keywords(fit_buckets) if name not in MIXTURE)
-PLANNING = tuple(name for name in list_keywords(Plan) if name not in MIXTURE)
-
-# An entry adds to these lists; it does not replace them.
-LISTS = {"leave_out": (int, "numbers of examples"), "add": (str, "names of corpora")}
-KNOWN = sorted({*FITTING, *PLANNING, *LISTS, "buckets"})
-
-# Messages name at most this many examples.
-SHOWN = 10
 
 
 @dataclasses.dataclass
@@ -70,7 +65,7 @@ class Schedule:
     """
 
     def __init__(self, begin: Mapping[str, Any], changes: Iterable[Sequence] = ()):
-        _check(begin)
+        check_options(begin)
         self.entries = [Entry(0, {name: v for name, v in begin.items() if v is not None})]
         self.asked: dict[str, Any] = {}  # by the last `change` of `resume`
         for change in changes:
@@ -85,7 +80,7 @@ class Schedule:
                     'there, by ascending steps, as in ((0, {"tokens_per_batch": 2048}), '
                     '(500, {"seed": 1}))'
                 ) from None
-            _check(options)
+            check_options(options)
             if step == 0:
                 self.entries[0].options |= options
             else:
@@ -117,7 +112,7 @@ class Schedule:
 
     def options(self, step: float = float("inf")) -> dict[str, Any]:
         """The options in force at a step; `leave_out` and `add` hold all that came before."""
-        return _merge(entry.options for entry in self.entries if entry.step <= step)
+        return merge_options(entry.options for entry in self.entries if entry.step <= step)
 
     def resume(self, state: Mapping[str, Any] | None, step: int, change: str = "") -> None:
         """Takes over what a run has done up to a step: the past stands, the future may change.
@@ -135,7 +130,7 @@ class Schedule:
         Raises:
             ValueError: this schedule differs from the run's past, or `change` cannot be read.
         """
-        asked = _parse(change)
+        asked = parse_change(change)
         if state is None:
             if asked:
                 raise ValueError(
@@ -281,7 +276,7 @@ class Schedule:
 
     def _resolve(self, number: int, corpus: Any, mixture: Mapping[str, Any]) -> None:
         entry = self.entries[number]
-        force = _merge(each.options for each in self.entries[: number + 1])
+        force = merge_options(each.options for each in self.entries[: number + 1])
         entry.plan = select_options(sorted([*PLANNING, "buckets"]), entry.options)
         if isinstance(corpus, HasCorpora) and not mixture:
             there = list(corpus.corpora.values())[: 1 + len(force.get("add", ()))]
@@ -301,62 +296,5 @@ class Schedule:
         # Phases of a mixture are stages of the plan as well, before those of entries at their step.
         later = sum(each.step == entry.step for each in self.entries[number + 1 :])
         at = [n for n, stage in enumerate(plan.stages) if stage.start == entry.step][-1 - later]
-        before, now = plan.stages[at - 1], plan.stages[at]
-        force = _merge(each.options for each in self.entries[:number])
-        lines = [heading(before, now)]
-        for name, value in entry.options.items():
-            if name == "leave_out":
-                names = ", ".join(map(str, value[:SHOWN])) + ", …" * (len(value) > SHOWN)
-                lines.append(f"{len(value):,} examples are left out: {names}")
-            elif name == "add":
-                more = now.num_examples - before.num_examples
-                lines.append(f"{', '.join(value)}: {more:,} examples more, from this epoch on")
-            else:
-                lines.append(f"{name} was {force.get(name, 'not given')} and is now {value}")
-        old, new = (" + ".join(map(str, s.options.buckets)) for s in (before, now))
-        if old != new:
-            lines.append(f"buckets were {old} and are now {new}")
-        if any(source.open_epochs for source in now.sources):
-            lost = sum(source.num_lost for source in now.sources)
-            what = f", but for {lost:,} positions of examples left out or too long" if lost else ""
-            lines.append(f"of epochs in progress none is lost or trained on again{what}")
-        return "\n  ".join(lines)
-
-
-def _parse(change: str) -> dict[str, Any]:
-    try:
-        asked = json.loads(change or "{}")
-    except (ValueError, RecursionError):
-        asked = None
-    if not isinstance(asked, dict):
-        raise ValueError(
-            f"--change is {change!r}; it must be a JSON object of options, as in "
-            """--change='{"tokens_per_batch": 8192, "leave_out": [17]}'"""
-        )
-    _check(asked)
-    return asked
-
-
-def _check(options: Mapping[str, Any]) -> None:
-    """Refuses unknown options, with the nearest known one, and lists that are none."""
-    for name in options:
-        if name in MIXTURE:
-            raise ValueError(
-                f"{name} is not an option of batches: the weights of a mixture change by another "
-                "phase of config.mixture.weights, from a later step on; its other options stay"
-            )
-        if name not in KNOWN:
-            raise ValueError(f"batches have no option {suggest_option(name, KNOWN)}")
-    for name, (kind, what) in LISTS.items():
-        given = options.get(name, [])
-        if not isinstance(given, list | tuple) or not all(isinstance(n, kind) for n in given):
-            raise ValueError(f"{name} is {given!r}; it must be a list of {what}")
-
-
-def _merge(options: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The options after several entries."""
-    merged: dict[str, Any] = {}
-    for each in options:
-        lists = {name: [*merged.get(name, ()), *each.get(name, ())] for name in LISTS}
-        merged |= dict(each) | {name: every for name, every in lists.items() if every}
-    return merged
+        force = merge_options(each.options for each in self.entries[:number])
+        return describe_change(entry.options, force, plan.stages[at - 1], plan.stages[at])
