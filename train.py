@@ -210,10 +210,13 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
 
         # The past of a run stands; its future may change.
         schedule = Schedule({"seed": config.seed, **given["batches"]}, given["schedule"])
-        data, run = checkpoints.restore_json(first) if first else ({}, {"config": given})
-        require_same(run["config"], given, MAY_CHANGE)
-        schedule.resume(run.get("schedule"), first, change)
-        record = Record(**run.get("record", {}))
+        data: Any = None
+        run = {"config": given, "schedule": None, "record": {}}
+        if first:
+            data, run = checkpoints.restore_json(first)
+        require_same(run, given, MAY_CHANGE)
+        schedule.resume(run["schedule"], first, change)
+        record = Record(**run["record"])
         clock = Clock(record.seconds)
         config.seed = schedule.entries[0].options["seed"]
         decay = config.optimizer.decay_steps or run["config"]["optimizer"]["decay_steps"]
@@ -221,9 +224,7 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
         given["optimizer"]["decay_steps"] = decay
         check_model(config)
         if first >= config.steps:
-            log.info(
-                f"finished: {workdir} has done {first:,} steps; ask for more: --config.steps=N"
-            )
+            log.info(f"finished: all {first:,} steps are done; ask for more: --config.steps=N")
             record.write_summary(workdir, first)
             return
         if not first and (workdir / "metrics.jsonl").exists():

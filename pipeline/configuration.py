@@ -234,6 +234,11 @@ def prepare_corpora(config: Any, directory: epath.Path) -> tuple[Any, Any]:
         FileNotFoundError: there are no such files.
     """
     # The fields of each corpus by its directory, those first with which training begins.
+    if ("sources" in config) != ("mixture" in config):
+        raise ValueError(
+            "config.sources has several corpora, and config.mixture says in which shares; give "
+            "both or neither"
+        )
     if mixture := "sources" in config:
         names, begin = _joining(list(config.sources), config.get("mixture", {}))
         sections = {f"train/{name}": (f"sources.{name}", config.sources[name]) for name in names}

@@ -79,6 +79,18 @@ def test_a_run_goes_on_under_other_weights_when_a_phase_says_so(
     assert "all 22 batches are those that were planned" in said
 
 
+@pytest.mark.parametrize("missing", ["mixture", "sources"])
+def test_several_sources_need_weights_and_weights_several_sources(text, tmp_path, missing):
+    config = tiny(text, "mixture_config")
+    train = config.sources.first
+    del config[missing]
+    if missing == "sources":
+        config.train = train
+    with pytest.raises(ValueError, match="give both or neither"):
+        run(config, tmp_path)
+    assert not (tmp_path / "corpus").exists()
+
+
 def test_sources_together_are_read_as_one():
     both = Concatenated([[{"text": "a"}, {"text": "b"}], [{"text": "c"}]])
     assert read_texts(both, [2, 0, 1, 2], "text") == ["c", "a", "b", "c"]

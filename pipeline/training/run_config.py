@@ -22,19 +22,26 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def require_same(
-    then: Mapping[str, Any], now: Mapping[str, Any], may_change: Collection[str]
+    run: Mapping[str, Any], now: Mapping[str, Any], may_change: Collection[str]
 ) -> None:
     """Refuses a config under which a run cannot go on.
 
     Args:
-        then: the config that the run began with, as JSON values.
-        now: the config that it is given; None stands for the value of `then`.
+        run: the `run` item of its checkpoint, JSON values: `config`, `schedule` and `record`.
+        now: the config that it is given; None stands for the value that the run has.
         may_change: names of fields that may differ, or of configs whose fields may.
 
     Raises:
-        ValueError: another field differs; names each with both values.
+        ValueError: another field differs, each of which is named with both values; or the
+            checkpoint does not have these items.
     """
-    old, new = flatten(then), flatten(now)
+    if missing := [name for name in ("config", "schedule", "record") if name not in run]:
+        raise ValueError(
+            f"the checkpoint holds no {' and no '.join(missing)}: another version of train.py "
+            "wrote it. Go on with that one, or begin another run with its parameters: another "
+            "--workdir, and --config.start_from"
+        )
+    old, new = flatten(run["config"]), flatten(now)
     wrong = [
         f"config.{name} was {old.get(name, NONE)} and is now {new.get(name, NONE)}"
         for name in {**old, **new}
