@@ -275,3 +275,9 @@ def test_what_does_not_belong_together_is_refused(pairs, sides, plan, tmp_path):
     one = Corpus.from_arrays(sides[1], tmp_path / "one")
     with pytest.raises(ValueError, match="the plan is for pairs"):
         Batches(one, plan)
+
+
+def test_a_file_in_place_of_a_corpus_gets_a_sentence(tmp_path):
+    (tmp_path / "a.txt").write_text("some text")
+    with pytest.raises(ValueError, match="is a file; give the directory of a corpus"):
+        pipeline.load(tmp_path / "a.txt", tokens_per_batch=1024)

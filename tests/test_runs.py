@@ -179,7 +179,7 @@ for word in sys.argv[1:]:
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=sys.stderr)
 """
     done = subprocess.run(
-        [sys.executable, "-c", script, *FLAGS],
+        [sys.executable, "-W", "ignore", "-c", script, *FLAGS],
         cwd=ROOT,
         env=environment(TINY_TEXT=str(text)),
         capture_output=True,

@@ -188,7 +188,8 @@ def load(
             To fit buckets (positions are of both sides of pairs together):
             tokens_per_batch: the most positions in a global batch.
             max_buckets: the most shapes; each is one compilation (4).
-            max_length: positions in the longest row, of pairs (inputs, targets) (longest example).
+            max_length: positions in the longest row, of pairs (inputs, targets), rounded up to
+                `length_multiple` (longest example).
             length_multiple, row_multiple: bucket lengths are multiples of so many positions (128),
                 and rows of so many (the number of parts into which the mesh divides them).
             attention, width: "dense" or "segment" (dense), and the width of the model (1024).

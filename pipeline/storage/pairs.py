@@ -124,6 +124,11 @@ class Pairs(AnyCorpus):
 def open_corpus(directory: epath.PathLike) -> Corpus | Pairs:
     """The corpus in `directory`, or the pairs."""
     directory = epath.Path(directory).expanduser()
+    if directory.is_file():
+        raise ValueError(
+            f"{os.fspath(directory)} is a file; give the directory of a corpus. To make one from "
+            "text: lockstep prepare 'data/*.txt' --into corpus"
+        )
     if (directory / TARGETS.name / MANIFEST).exists() and not (directory / MANIFEST).exists():
         return Pairs.open(directory)
     return Corpus.open(os.fspath(directory))
