@@ -308,7 +308,7 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
         )
         metrics = enter(MetricsLog(workdir, first, evaluated=record.evaluations, enabled=leads))
         clock.add("lost", metrics.lost)
-        progress = enter(Progress(config.steps, first, tokens=record.tokens, enabled=leads))
+        progress = enter(Progress(config.steps, first, enabled=leads))
         profiler = enter(Profile(profile, workdir / "profile"))
         options = {"peak_flops": config.peak_flops, "on_nonfinite": config.on_nonfinite}
         step_log = StepLog(metrics, progress, record, clock, flops=flops, **options)
@@ -322,7 +322,7 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
                     total, weight = total + float(sums[0]), weight + float(sums[1])
             values = record.evaluate(step, total, weight, held_out.text_bytes)
             metrics.write({"step": step, **values})
-            text = ", ".join(f"{name} {value:.4f}" for name, value in values.items() if value)
+            text = ", ".join(f"{k} {v:.4f}" for k, v in values.items() if v is not None)
             entropy = record.unigram_entropy
             log.info(f"step {step:,}: {text or 'not finite'} (unigram entropy {entropy:.4f})")
 

@@ -52,7 +52,7 @@ def config(text):
 
 
 def test_an_evaluation_weighs_every_held_out_position_once(config, tmp_path):
-    run(config, tmp_path)
+    assert "step 0: eval_loss 0.0000" in run(config, tmp_path)
     evaluations = {
         line["step"]: line["eval_loss"] for line in lines(tmp_path) if "batch" not in line
     }

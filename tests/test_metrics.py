@@ -132,3 +132,16 @@ def test_parameters_for_the_ids_of_another_tokenizer_are_refused(tmp_path):
     require_tokenizer(epath.Path(tmp_path), made["then"])
     with pytest.raises(ValueError, match="the same ids stand for other text"):
         require_tokenizer(epath.Path(tmp_path), made["now"])
+
+
+def test_progress_shows_the_rates_since_its_last_line(monkeypatch, caplog):
+    now = [100.0]
+    monkeypatch.setattr(metrics.time, "perf_counter", lambda: now[0])
+    caplog.set_level("INFO", "pipeline")
+    with metrics.Progress(6, 2) as progress:  # a run that goes on, after hours of waiting
+        for step, passed in ((3, 4.0), (4, 8.0), (5, 2.0), (6, 2.0)):
+            now[0] += passed
+            progress.update(step, 60, 1.5, "loss 1")
+    first, last = caplog.messages
+    assert first == "step 4/6 · loss 1 · 10 tokens/s · 25.0% waiting · 12 s left"
+    assert last == "step 6/6 · loss 1 · 30 tokens/s · 75.0% waiting · 0 s left"

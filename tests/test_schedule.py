@@ -1,6 +1,7 @@
 """The options of a run's batches over its schedule: the past stands, the future may change."""
 
 import json
+import logging
 
 import numpy as np
 import pytest
@@ -170,3 +171,13 @@ def test_a_change_that_is_no_object_gets_a_sentence(text):
     schedule, _ = planned([])
     with pytest.raises(ValueError, match="must be a JSON object of options"):
         schedule.resume(schedule.as_json(), 5, text)
+
+
+def test_a_schedule_leaves_logging_as_it_was():
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        Schedule(BEGIN)
+        assert logging.root.manager.disable == logging.ERROR
+    finally:
+        logging.disable(before)

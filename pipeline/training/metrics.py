@@ -186,14 +186,10 @@ class Progress:
     Args:
         steps: steps of the run.
         step: the step that it goes on from.
-        tokens: tokens trained on before.
-        waited: seconds spent waiting for batches before.
         enabled: whether to show anything; of several hosts one does.
     """
 
-    def __init__(
-        self, steps: int, step: int, *, tokens: int = 0, waited: float = 0.0, enabled: bool = True
-    ):
+    def __init__(self, steps: int, step: int, *, enabled: bool = True):
         self._enabled = enabled
         self._bar = tqdm.tqdm(
             total=steps,
@@ -205,29 +201,27 @@ class Progress:
         )
         self._steps, self._first = steps, step
         self._begin = self._shown = time.perf_counter()
-        self._last = self._begin, tokens, waited  # time, tokens and waiting at the last line
+        self._tokens, self._waited = 0, 0.0  # since what was shown last
 
     def update(self, step: int, tokens: int, waited: float, text: str) -> None:
         """Shows that `step` steps are done.
 
         Args:
             step: steps done.
-            tokens: tokens trained on so far.
-            waited: seconds spent waiting so far.
+            tokens: tokens of the last of them.
+            waited: seconds spent waiting for batches since the last update.
             text: what else to show.
         """
         if not self._enabled:
             return
         self._bar.update(step - self._bar.n)
+        self._tokens, self._waited = self._tokens + tokens, self._waited + waited
         now = time.perf_counter()
         if now - self._shown < (EVERY if self._bar.disable else 1.0) and step < self._steps:
             return
-        then, before, waiting = self._last
-        span = max(now - then, 1e-9)
-        text += (
-            f" · {(tokens - before) / span:,.0f} tokens/s · {(waited - waiting) / span:.1%} waiting"
-        )
-        self._last, self._shown = (now, tokens, waited), now
+        span = max(now - self._shown, 1e-9)
+        text += f" · {self._tokens / span:,.0f} tokens/s · {self._waited / span:.1%} waiting"
+        self._tokens, self._waited, self._shown = 0, 0.0, now
         if self._bar.disable:
             left = (now - self._begin) / max(step - self._first, 1) * (self._steps - step)
             done = f"step {step:,}/{self._steps:,}"

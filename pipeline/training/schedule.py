@@ -97,18 +97,17 @@ class Schedule:
             Entry(e.step, {k: v for k, v in e.options.items() if k not in LISTS})
             for e in self.entries
         ]
-        logging.disable(logging.INFO)
+        level = logging.root.manager.disable
+        logging.disable(max(level, logging.INFO))
         try:
             rehearsal.plan(np.ones((1, 2) if pairs else 1, np.int64))
         finally:
-            logging.disable(logging.NOTSET)
+            logging.disable(level)
 
     def as_json(self) -> dict[str, Any]:
         """The state of the schedule, for `resume`."""
-        return {
-            "entries": [dataclasses.asdict(entry) for entry in self.entries],
-            "asked": self.asked,
-        }
+        entries = [dataclasses.asdict(entry) for entry in self.entries]
+        return {"entries": entries, "asked": self.asked}
 
     def options(self, step: float = float("inf")) -> dict[str, Any]:
         """The options in force at a step; `leave_out` and `add` hold all that came before."""

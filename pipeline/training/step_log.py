@@ -7,6 +7,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
+from pipeline.planning.checks import require_one_of
 from pipeline.planning.planned import PlannedBatch
 from pipeline.training.metrics import Clock, MetricsLog, Progress
 from pipeline.training.peaks import peak_of
@@ -48,8 +49,7 @@ class StepLog:
         peak_flops: float = 0.0,
         on_nonfinite: str = "stop",
     ):
-        if on_nonfinite not in ("stop", "skip"):
-            raise ValueError(f"on_nonfinite is {on_nonfinite!r}; it must be 'stop' or 'skip'")
+        require_one_of("on_nonfinite", on_nonfinite, ("stop", "skip"))
         peak = peak_flops or peak_of(jax.devices()[0].device_kind)
         self._peak = peak * jax.device_count() if peak else 0.0
         self._log, self._progress, self._record, self._clock = log, progress, record, clock
@@ -122,8 +122,8 @@ class StepLog:
         self._log.write(line)
         self._progress.update(
             step + 1,
-            self._record.tokens,
-            wait,
+            planned.num_tokens,
+            waited,
             f"loss {numbers['loss']:.3f} · {planned.bucket} · padding {self._record.padding:.2%}",
         )
 
