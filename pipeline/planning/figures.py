@@ -76,7 +76,8 @@ def whole_epochs(plan: Stages, step: int) -> dict[str, int]:
     """Epochs of each corpus that are over before `step`, by name."""
     found = {source.name: 0 for source in plan.stages[-1].sources}
     stage = [each for each in plan.stages if each.start < max(step, 1)][-1]
-    rows = stage.timetable.before(step - stage.start)[1]
+    block = stage.tiers.block(step)  # in the middle of it, epochs that end in it are not over
+    rows = stage.timetable.before(block.start - stage.start)[1]
     for number, source in enumerate(stage.sources):
         found[source.name] = source.count_epochs(rows[:, number])
     return found

@@ -12,7 +12,6 @@ from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.checks import require_one_of, require_whole
 from pipeline.planning.fit_pairs import PairFit
 from pipeline.planning.options import Weights, typical_lengths
-from pipeline.planning.stage import as_corpora
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +81,10 @@ def fit_buckets(
     require_one_of("packing", packing, PACKINGS)
     require_one_of("attention", attention, ("dense", "segment"))
     if weights is not None:
-        each = {name: lengths_lib.Lengths.of(one) for name, one in as_corpora(lengths).items()}
+        each = {
+            name: lengths_lib.Lengths.of(one)
+            for name, one in lengths_lib.as_corpora(lengths).items()
+        }
         lengths = typical_lengths(each, weights, by)
     array = lengths_lib.as_lengths(lengths)
     limits = () if max_length is None else np.ravel(max_length).tolist()

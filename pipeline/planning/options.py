@@ -47,6 +47,7 @@ class Options:
     overflow: str | None = None
     window: int = WINDOW
     max_segments: int | None = None
+    tiers: int = 1
     by: str = "tokens"
     ending: str = "repeat"
     patterns: str | None = None
@@ -58,6 +59,7 @@ class Options:
         put("buckets", as_buckets(self.buckets))
         put("seed", require_whole("seed", self.seed, 0))
         put("window", require_whole("window", self.window, 1))
+        put("tiers", require_whole("tiers", self.tiers, 1))
         if self.max_segments is not None:
             put("max_segments", require_whole("max_segments", self.max_segments, 1))
         if not isinstance(self.shuffle, bool | np.bool_):
@@ -108,7 +110,7 @@ class Options:
     @property
     def fingerprint_parts(self) -> dict[str, Any]:
         """The options' parts of a fingerprint, by name."""
-        return {
+        parts = {
             "buckets": "+".join(map(str, self.buckets)),
             "seed": self.seed,
             "shuffle": "yes" if self.shuffle else "no",
@@ -116,6 +118,8 @@ class Options:
             "overflow": self.overflow,
             "max_segments": self.max_segments or "any",
         }
+        # Plans made before there were tiers have none in their fingerprints.
+        return parts if self.tiers == 1 else parts | {"tiers": self.tiers}
 
 
 # The number of examples in a sample of several corpora, to which buckets are fitted.

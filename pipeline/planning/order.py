@@ -24,6 +24,7 @@ class Purpose(enum.IntEnum):
     EXAMPLES = 3  # the example in each slot
     ROWS = 4  # the rows of each batch
     PHASE = 5  # the place of each bucket's batches in a window
+    TIERS = 6  # the order of batches in a block
 
 
 def random_bits(seed: int, purpose: Purpose, count: int, *, epoch=0, window=0, bucket=0):

@@ -7,10 +7,10 @@ from typing import Any
 from pipeline.packing.bucket import Bucket, as_buckets
 from pipeline.planning import figures
 from pipeline.planning.checks import require_index, require_whole
-from pipeline.planning.lengths import take_first
+from pipeline.planning.lengths import as_corpora, select_corpora, take_first
 from pipeline.planning.options import WINDOW, Options, Weights, as_phases
 from pipeline.planning.planned import PlannedBatch, assemble
-from pipeline.planning.stage import Stage, add_phases, as_corpora, select_corpora
+from pipeline.planning.stage import Stage, add_phases
 from pipeline.planning.stages import Stages
 from pipeline.planning.table import heading, represent, table
 
@@ -71,6 +71,9 @@ class Plan(Stages):
         window: the most pieces (examples or their parts) that are packed together, shared by the
             corpora of step 0; bounds memory and the time to the first batch. Default 4,194,304.
         max_segments: the most segments in a row. Default None: no limit.
+        tiers: the number of consecutive steps whose rows are sorted by the cost of their attention
+            and dealt to these steps again, in each bucket, so that the rows of a batch cost about
+            the same; default 1. The steps together have the same rows for every number.
         leave_out: examples to leave out, as for `after`. Default: none.
         patterns: the path of a file with the patterns that "optimal" found, made if it is missing.
             The patterns are then an input of the plan. Default None: a corpus stores them beside
@@ -113,6 +116,7 @@ class Plan(Stages):
         overflow: str | None = None,
         window: int = WINDOW,
         max_segments: int | None = None,
+        tiers: int = 1,
         leave_out: Any = (),
         patterns: str | os.PathLike | None = None,
     ):
@@ -124,6 +128,7 @@ class Plan(Stages):
             overflow=overflow,
             window=window,
             max_segments=max_segments,
+            tiers=tiers,
             by=by,
             ending=ending,
             patterns=None if patterns is None else os.fspath(patterns),
@@ -154,11 +159,7 @@ class Plan(Stages):
             IndexError: `step` is negative, before the steps of `onward`, or the plan has ended.
         """
         stage = self.stage_at(step := require_index(step))
-        index, ranges, epoch = stage.timetable.at(step - stage.start)
-        parts = []
-        for number, first, count in ranges:
-            source = stage.sources[number]
-            parts += [(source.name, rows) for rows in source.take(index, first, count)]
+        index, parts, epoch = stage.tiers.at(step)
         return assemble(stage.options.buckets[index], parts, epoch)
 
     def after(

@@ -34,6 +34,7 @@ class Source:
         previous: the source to take over from. It has the same corpus, perhaps with fewer examples,
             or with fewer left out.
         rows_before: int64 [buckets], the rows of each bucket that were taken from `previous`.
+        left: the positions in these rows that no batch has had, as for `merge_spans`; or None.
 
     Attributes:
         lengths, name, first: the arguments.
@@ -58,6 +59,7 @@ class Source:
         by_row: bool = False,
         previous: "Source | None" = None,
         rows_before: np.ndarray | None = None,
+        left: np.ndarray | None = None,
     ):
         self.lengths, self.options, self.name, self.first = lengths, options, name, first
         self.by_row, self._previous, self._buckets = by_row, previous, options.buckets
@@ -84,7 +86,7 @@ class Source:
         self._remainder_solution: Solution | None = None
         if previous is not None:
             assert rows_before is not None, "a source that takes over knows the rows before it"
-            self._take_over(previous, rows_before)
+            self._take_over(previous, rows_before, left)
 
     def _make_windows(
         self, pieces: Pieces, lengths: Lengths, buckets: tuple[Bucket, ...]
@@ -145,9 +147,9 @@ class Source:
     def _window(self, pieces: Pieces) -> int | str:
         return self.options.window if len(pieces) > self.options.window else "all"
 
-    def _take_over(self, previous: "Source", rows_before: np.ndarray) -> None:
+    def _take_over(self, previous: "Source", rows_before: np.ndarray, left: Any) -> None:
         """Plans the positions that `previous` had not used of its epochs."""
-        spans, self.epoch = previous.remaining_spans(rows_before)
+        spans, self.epoch = previous.remaining_spans(rows_before, left)
         self.open_epochs = tuple(np.unique(spans[:, 0]).tolist())
         new = np.arange(len(previous.lengths), len(self.lengths))
         if self.open_epochs and len(new):  # new examples join the latest epoch in progress
@@ -221,19 +223,18 @@ class Source:
         before = int(self.remainder_rows[bucket])
         while at < end:
             if self.remainder is not None and at < before:
-                windows, epoch, row = self.remainder, self.epoch - 1, at
+                windows, epoch, row, spans = self.remainder, self.epoch - 1, at, self._spans
             else:
-                epoch, row = divmod(at - before, int(self.whole.rows[bucket]))
-                windows, epoch = self.whole, self.epoch + epoch
+                epochs, row = divmod(at - before, int(self.whole.rows[bucket]))
+                windows, epoch, spans = self.whole, self.epoch + epochs, None
             assignment, numbers = windows.take(epoch, bucket, row, end - at)
-            spans = self._spans if windows is self.remainder else None
-            rows = Rows(assignment, bucket, numbers, windows.pieces, spans, self.first, epoch)
-            found.append(rows)
-            at += len(rows)
+            pieces = windows.pieces
+            found.append(Rows(assignment, bucket, numbers, pieces, spans, self.first, epoch))
+            at += len(numbers)
         return found
 
-    def remaining_spans(self, rows_before: np.ndarray) -> tuple[np.ndarray, int]:
-        """The positions that remain of open epochs after some rows of each bucket.
+    def remaining_spans(self, rows_before: np.ndarray, left: Any) -> tuple[np.ndarray, int]:
+        """The positions that remain of open epochs; arguments as for a source that takes over.
 
         Returns:
             The spans, as for `merge_spans`; and the first epoch of which no row was taken.
@@ -243,7 +244,7 @@ class Source:
         after_remainder = np.maximum(rows, 0)[in_epoch > 0]
         over = int((after_remainder // in_epoch[in_epoch > 0]).min())
         started = int((-(-after_remainder // in_epoch[in_epoch > 0])).max())
-        parts = [self._spans[:0]]
+        parts = [self._spans[:0] if left is None else left]
         if self.remainder is not None:
             used = np.minimum(rows_before, self.remainder_rows)
             pieces = self.remainder.remaining_pieces(self.epoch - 1, used)

@@ -1,6 +1,7 @@
 """Stages: a stage says how batches are made from a step on. A plan is a list of stages."""
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
@@ -8,17 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.planning.lengths import HasCorpora, Lengths, select, take_first
+from pipeline.planning.lengths import Lengths, as_corpora, select, select_corpora, take_first
 from pipeline.planning.options import MIXTURE_VERSION, VERSION, Options, as_phases
 from pipeline.planning.quotas import QuotaTimetable
 from pipeline.planning.source import Source
+from pipeline.planning.tiers import Tiers
 from pipeline.planning.timetable import EpochTimetable, Timetable
 
 # The data state names up to this many examples that are left out; of more it has a digest.
 MAX_NAMED = 32
 
 # The options in the first stage's `changes`, for one corpus and for several.
-OPTIONS = ("buckets", "seed", "shuffle", "packing", "overflow", "window", "max_segments")
+OPTIONS = ("buckets", "seed", "shuffle", "packing", "overflow", "window", "max_segments", "tiers")
 MIXTURE_OPTIONS = (*OPTIONS, "by", "ending")
 
 
@@ -57,6 +59,11 @@ class Stage:
     def end(self) -> int | None:
         """One past the last step of the timetable; None if it never ends."""
         return None if self.timetable.steps is None else self.start + self.timetable.steps
+
+    @functools.cached_property
+    def tiers(self) -> Tiers:
+        """The rows of each step."""
+        return Tiers(self.start, self.sources, self.timetable, self.options)
 
     @property
     def fingerprint(self) -> str:
@@ -138,12 +145,19 @@ class Stage:
         more = np.setdiff1d(more, np.concatenate(left_out))
         new = options.as_json(changes) | ({"leave_out": more.tolist()} if len(more) else {})
         # With other weights and new corpora alone, the sources go on as they are.
-        replan = shares is None or bool(new)
+        rows_before, left = self.tiers.before(step)
+        replan = shares is None or bool(new) or left is not None
         new |= _weights_as_json(shares) if weights is not None and shares is not None else {}
         new |= {"examples": count} if count > self.num_examples else {}
         local = step - self.start
-        rows_before = self.timetable.before(local)[1]
-        before = dict(zip(members, zip(self.sources, rows_before.T, strict=True), strict=False))
+        before = {
+            source.name: {
+                "previous": source,
+                "rows_before": rows_before[:, number],
+                "left": None if left is None else left[number],
+            }
+            for number, source in enumerate(self.sources)
+        }
         sources = _make_sources(members, options, more, self.num_sharing, before, replan=replan)
         timetable: Timetable
         if shares is None:
@@ -186,31 +200,6 @@ class Stage:
         return {name: present.get(name) or Lengths.of(each) for name, each in every.items()}
 
 
-def as_corpora(given: Any) -> Mapping[str, Any]:
-    """The corpora of a plan with weights, by name.
-
-    Raises:
-        ValueError: `given` is not several corpora by name.
-    """
-    if isinstance(given, HasCorpora):
-        return given.corpora
-    if not isinstance(given, Mapping) or "" in given:
-        raise ValueError(
-            f"lengths is {given!r:.60}; with weights it must be several corpora by name: a dict, "
-            "or Corpora({'name': corpus})"
-        )
-    return given
-
-
-def select_corpora(given: Any, names: Iterable[str]) -> Any:
-    """The first of several corpora, up to the last of `names`, in the form of `given`."""
-    every = as_corpora(given)
-    found = {name: every[name] for name in names}
-    if isinstance(given, HasCorpora) and len(found) > 1:
-        return given.begin(sum(map(len, found.values())))
-    return found
-
-
 def add_phases(
     stages: list[Stage], phases: Iterable[tuple[int, Mapping[str, Fraction]]], given: Any
 ) -> list[Stage]:
@@ -235,7 +224,7 @@ def _make_sources(
     options: Options,
     left_out: np.ndarray,
     num_sharing: int,
-    before: Mapping[str, tuple[Source, np.ndarray]] | None = None,
+    before: Mapping[str, Mapping[str, Any]] | None = None,
     *,
     replan: bool = True,
 ) -> tuple[Source, ...]:
@@ -246,7 +235,8 @@ def _make_sources(
         options: the options of the sources.
         left_out: the examples to leave out in addition, numbered over all corpora.
         num_sharing: the number of corpora that share the window.
-        before: the sources to take over from, and the rows that were taken from each.
+        before: for each source to take over from: `previous`, `rows_before` and `left` of `Source`,
+            by name.
         replan: whether the sources of `before` are planned anew, or stay as they are.
     """
     own = dataclasses.replace(options, window=max(options.window // num_sharing, 1))
@@ -254,7 +244,8 @@ def _make_sources(
     first = 0
     for name, lengths in members.items():
         mine = left_out[(left_out >= first) & (left_out < first + len(lengths))] - first
-        source, rows_before = (before or {}).get(name, (None, None))
+        takes_over = (before or {}).get(name, {})
+        source = takes_over.get("previous")
         if source is None or replan:
             try:
                 source = Source(
@@ -263,8 +254,7 @@ def _make_sources(
                     name=name,
                     first=first,
                     by_row=bool(name),
-                    previous=source,
-                    rows_before=rows_before,
+                    **takes_over,
                 )
             except ValueError as error:
                 raise ValueError(f"corpus {name!r}: {error}" if name else str(error)) from error
