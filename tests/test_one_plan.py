@@ -40,6 +40,7 @@ def options_of(pairs):
         "overflow": st.sampled_from(["truncate", "drop"] + ["split"] * (not pairs)),
         "window": st.integers(1, 60),
         "max_segments": st.sampled_from([None, 1, 3]),
+        "tiers": st.sampled_from([1, 2, 5]),
     }
 
 
@@ -198,7 +199,7 @@ class Account:
 
     def take(self, epoch, segments):
         """Notes some segments without their rows; a KeyError where they are not owed."""
-        if epoch == len(self.owed):  # none is left out
+        while epoch >= len(self.owed):  # a block of tiers may have a later epoch first
             self.owed.append(self.whole())
             self.had.append(Counter())
         for example, *rest in segments.tolist():
