@@ -11,7 +11,9 @@ import importlib
 from benchmarks import histograms, results
 from benchmarks.lengths import sample
 
-SECTIONS = ("agreement", "planner", "loader", "resume", "change", "growth", "end_to_end")
+SECTIONS = (
+    *("agreement", "planner", "balance", "loader", "resume", "change", "growth", "end_to_end"),
+)
 
 
 def main() -> None:

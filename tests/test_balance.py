@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import Bucket, Plan
-from pipeline.planning.order import balance, even_order
+from pipeline.planning.balance import balance, even_order
 
 
 @given(st.integers(1, 300))

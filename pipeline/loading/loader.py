@@ -46,6 +46,7 @@ class LoadOptions(TypedDict, total=False):
     overflow: Literal["split", "truncate", "drop", "error"] | None
     window: int
     max_segments: int | None
+    tiers: int
     leave_out: Any
     patterns: str | os.PathLike | None
 
@@ -199,6 +200,7 @@ def load(
                 (split; for pairs error).
             seed, shuffle: of every shuffle (0), and whether to shuffle (True).
             max_segments: the most segments in a row (no limit).
+            tiers: the steps whose rows are sorted by cost and dealt to them again (1).
             window: the most pieces planned together (2**22).
             leave_out: numbers of examples to leave out (none).
             patterns: the file of the patterns of "optimal" (beside the corpus).

@@ -8,7 +8,7 @@ import numpy as np
 
 from pipeline.packing.bucket import Bucket
 from pipeline.packing.patterns import Packed
-from pipeline.planning.order import imbalance as imbalance_of
+from pipeline.planning.balance import imbalance as imbalance_of
 from pipeline.planning.planned import PlannedBatch
 from pipeline.planning.stage import Stage
 from pipeline.planning.stages import Stages

@@ -1,4 +1,4 @@
-"""Orders: seeded shuffles, even spacing, quotas, and rows that balance the work of hosts.
+"""Orders: seeded shuffles, even spacing and quotas.
 
 Random bits are the raw output of Philox, a counter-based generator (Salmon et al., 2011), whose
 stream NumPy never changes. Orders come from sorting distinct keys, so that every sorting algorithm
@@ -6,7 +6,6 @@ gives the same result. Every order is therefore the same on every machine and Nu
 """
 
 import enum
-import functools
 import heapq
 import math
 from collections.abc import Sequence
@@ -151,61 +150,3 @@ class Quota:
             goes_left = (2 * (place + 1) * share + whole) // (2 * whole) > to_left
             node, place = (left, to_left) if goes_left else (right, place - to_left)
         return node
-
-
-@functools.cache
-def even_order(rows: int) -> np.ndarray:
-    """The rank of the row at each place, where rank 0 is the costliest row: int64 [rows].
-
-    Contiguous slices of the order cost about the same. For four rows, the halves have ranks {0, 3}
-    and {1, 2}.
-
-    >>> even_order(4).tolist()
-    [0, 3, 1, 2]
-    """
-    groups = np.arange(rows)[None]
-    left = rows
-    while left > 1:
-        factor = next(p for p in range(2, left + 1) if left % p == 0)
-        left //= factor
-        groups = groups.reshape(-1, left, factor)
-        groups[:, 1::2] = groups[:, 1::2, ::-1]
-        groups = groups.transpose(0, 2, 1).reshape(-1, left)
-    return groups.ravel()
-
-
-def balance(costs: np.ndarray, total: int) -> tuple[np.ndarray, np.ndarray]:
-    """An order of rows in which hosts have about the same work, and the place of each row.
-
-    The other places of the batch are empty rows, spread like the cheapest rows.
-
-    Args:
-        costs: the cost of each row, [n], where n is at most `total`.
-        total: rows in the batch.
-
-    Returns:
-        The numbers of the rows in order, and their places in the batch, ascending: int64 [n] each.
-    """
-    ranked = (-costs).argsort(kind="stable")
-    rank = even_order(total)
-    if len(costs) == total:
-        return ranked[rank], np.arange(total)
-    places = (rank < len(costs)).nonzero()[0]
-    return ranked[rank[places]], places
-
-
-def imbalance(segments: np.ndarray, rows: int, hosts: int) -> float:
-    """The work of the busiest host in a batch, as a multiple of the mean: at least 1.
-
-    >>> imbalance(np.array([[0, 0, 0, 3], [1, 1, 0, 1]]), rows=2, hosts=2)  # 9 against 1
-    1.8
-
-    Args:
-        segments: int64 [n, 4] or [n, 5], as in `PlannedBatch`.
-        rows: rows in the batch.
-        hosts: the number of hosts, which have contiguous slices of the rows; divides `rows`.
-    """
-    squares = (segments[:, 3:] ** 2.0).sum(axis=1)
-    costs = np.bincount(segments[:, 0], weights=squares, minlength=rows)
-    shares = costs.reshape(hosts, -1).sum(axis=1)
-    return float(shares.max() / shares.mean())

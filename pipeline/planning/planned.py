@@ -8,7 +8,7 @@ import numpy as np
 
 from pipeline.packing.bucket import Bucket
 from pipeline.planning.assignment import Rows
-from pipeline.planning.order import balance
+from pipeline.planning.balance import balance
 
 
 @dataclasses.dataclass(frozen=True)

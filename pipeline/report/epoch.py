@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.planning import figures
+from pipeline.planning.balance import sort_rows, time_over_ideal
 from pipeline.planning.plan import Plan
 
 # Some figures need every batch; in a longer epoch they are those of its first batches.
@@ -14,25 +15,32 @@ MOST_BATCHES = 10_000
 
 HOSTS = 8
 
+# Numbers of groups of rows, such as devices, and of steps in a block of tiers, that are compared.
+GROUPS = (8, 32, 128, 1024)
+TIERS = (1, 4, 16)
+
 # Shares of a mixture are compared with its weights over any so many steps.
 STEPS = 200
 
 
-def measure_epoch(plan: Plan, most_batches: int | None = None) -> dict[str, Any]:
+def measure_epoch(
+    plan: Plan, most_batches: int | None = None, *, width: int = 1024
+) -> dict[str, Any]:
     """What the report's JSON has for a plan.
 
     Args:
         plan: the plan.
         most_batches: batches to build, at most; None: `MOST_BATCHES`.
+        width: width of the model, which weighs attention against the rest.
 
     Returns:
         `fingerprint`, `batches`, `padding` and `tokens` of an epoch; `overlong` examples, their
         `overflow` and the number of positions `lost`; `sides`, the fill of each side of pairs;
         `segments_per_row`, pairs of a number of segments and a number of rows; `walked`, the number
         of batches built for the following figures; `order`, their buckets as indices; `balance`
-        over hosts; `sources` of a mixture; and `buckets`, each with its `rows`, `length` (for pairs
-        both), `batches`, `fill`, `tokens`, `segments`, and the means `tokens_per_step` and
-        `documents_per_step`.
+        over hosts, with `over_ideal`; `sources` of a mixture; and `buckets`, each with its `rows`,
+        `length` (for pairs both), `batches`, `fill`, `tokens`, `segments`, and the means
+        `tokens_per_step` and `documents_per_step`.
     """
     buckets, histogram = _buckets(plan)
     lost = figures.losses(plan)
@@ -53,7 +61,7 @@ def measure_epoch(plan: Plan, most_batches: int | None = None) -> dict[str, Any]
         "segments_per_row": histogram,
         "walked": len(batches.order),
         "order": batches.order.tolist(),
-        "balance": batches.balance(),
+        "balance": batches.balance() | {"over_ideal": batches.over_ideal(width)},
         "sources": batches.sources(plan) if len(plan.names) > 1 else [],
     }
 
@@ -95,7 +103,7 @@ class _FirstBatches:
     def __init__(self, plan: Plan, first: int, count: int):
         stages = [stage for stage, _, _ in plan.stages_between(first, first + count)]
         number_of = {b: index for stage in stages for index, b in enumerate(stage.options.buckets)}
-        self.first, self.count = first, count
+        self.first, self.count, self.tiers = first, count, plan.options.tiers
         self.hosts = next(h for h in (HOSTS, 4, 2, 1) if all(b.rows % h == 0 for b in number_of))
         self.order = np.zeros(count, np.int64)
         self.documents = np.zeros(count, np.int64)
@@ -103,6 +111,8 @@ class _FirstBatches:
         self.tokens = np.zeros((count, self.hosts))
         self.squares = np.zeros((count, self.hosts))
         self.source_tokens: list[Mapping[str, int]] = []
+        # The positions of a row of each batch, and the squared segment lengths of each row.
+        self.row_costs: list[tuple[int, np.ndarray]] = []
         for step in range(count):
             planned = plan.batch(first + step)
             row, example = planned.segments[:, :2].T
@@ -113,6 +123,8 @@ class _FirstBatches:
             self.tokens[step] = np.bincount(host, sides.sum(axis=1), self.hosts)
             self.squares[step] = np.bincount(host, (sides**2).sum(axis=1), self.hosts)
             self.source_tokens.append(planned.sources)
+            squares = np.bincount(row, (sides**2).sum(axis=1), planned.bucket.rows)
+            self.row_costs.append((sum(planned.bucket.lengths), squares))
 
     def documents_per_step(self, index: int) -> float | None:
         """Different documents in a batch of a bucket, on average; None without such a batch."""
@@ -164,6 +176,29 @@ class _FirstBatches:
             ratio = values.max(axis=1) / values.mean(axis=1)
             balance[name] = {"mean": float(ratio.mean()), "worst": float(ratio.max())}
         return balance
+
+    def over_ideal(self, width: int) -> list[dict[str, Any]]:
+        """The time of the steps over that of evenly shared work, with some numbers of `tiers`.
+
+        The cost of a row is `L + Σ l² / (6 · width)`, for a row of `L` positions with segments of
+        `l` positions, between which attention is skipped. A list of `groups` of rows, `tiers` and
+        `ratio`, for numbers of groups that divide the rows of all batches. For a plan with tiers,
+        only its own number.
+        """
+        costs = [length + squares / (6 * width) for length, squares in self.row_costs]
+        found = []
+        for tiers in TIERS if self.tiers == 1 else (1,):
+            batches: list[np.ndarray] = []
+            for first in range(0, self.count, tiers):
+                of_bucket: dict[int, list[np.ndarray]] = {}
+                for step in range(first, min(first + tiers, self.count)):
+                    of_bucket.setdefault(int(self.order[step]), []).append(costs[step])
+                batches += [each for same in of_bucket.values() for each in sort_rows(same)]
+            for groups in GROUPS:
+                if all(len(each) % groups == 0 for each in batches):
+                    ratio = time_over_ideal(batches, groups)
+                    found.append({"groups": groups, "tiers": tiers * self.tiers, "ratio": ratio})
+        return found
 
 
 def runs(order: list[int]) -> list[tuple[int, int]]:

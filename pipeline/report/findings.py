@@ -148,11 +148,32 @@ def about_balance(balance: dict[str, Any]) -> str:
             "row_multiple (--row-multiple) for that."
         )
     tokens, attention = balance["tokens"], balance["attention"]
-    return (
+    text = (
         f"On average over the steps, the busiest of {balance['hosts']} hosts has "
         f"{tokens['mean']:.3f} times the mean of real positions (at worst {tokens['worst']:.2f}), "
         f"and {attention['mean']:.3f} times the mean of attention inside segments (at worst "
         f"{attention['worst']:.2f})."
+    )
+    return f"{text} {about_tiers(balance['over_ideal'])}".strip()
+
+
+def about_tiers(over_ideal: list[dict[str, Any]]) -> str:
+    """Which number of tiers to choose for attention that skips other segments."""
+    if not over_ideal:
+        return ""
+    groups = max(each["groups"] for each in over_ideal)
+    ratios = {each["tiers"]: each["ratio"] for each in over_ideal if each["groups"] == groups}
+    least = min(ratios)
+    enough = min(tiers for tiers in ratios if ratios[tiers] <= min(ratios.values()) * 1.01)
+    text = (
+        f"With attention that skips other segments, steps of {groups:,} groups of rows take "
+        f"{ratios[least]:.3f} times the least time"
+    )
+    if enough == least:
+        return f"{text} (tiers={least})."
+    return (
+        f"{text}, and {ratios[enough]:.3f} times with tiers={enough}. With attention over whole "
+        "rows all rows cost the same, and tiers change nothing."
     )
 
 

@@ -48,7 +48,7 @@ def measure(
         "version": VERSION,
         "name": dataset.name,
         "options": {name: value for name, value in options.values.items() if name != "buckets"},
-        "plan": measure_epoch(plan),
+        "plan": measure_epoch(plan, width=width),
     }
     progress("counting")
     columns = list(dataset.lengths.T) if dataset.pairs else [dataset.lengths]

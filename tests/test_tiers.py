@@ -1,0 +1,117 @@
+"""Tiers: what a block of steps has, and how evenly its rows cost."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from pipeline import Batches, Bucket, Corpus, Plan
+from pipeline.planning.balance import sort_rows, time_over_ideal
+
+LENGTHS = np.clip(np.random.default_rng(0).lognormal(3, 1.2, 900), 1, 256).astype(int)
+PAIRS = np.stack([LENGTHS, np.maximum(LENGTHS // 2, 1)], axis=1)
+ONE, TWO = [Bucket(4, 256)], [Bucket(8, 64), Bucket(4, 256)]
+KINDS = {
+    "one bucket": (LENGTHS, ONE, {}),
+    "two buckets": (LENGTHS, TWO, {}),
+    "windows": (LENGTHS, TWO, {"window": 100}),
+    "in order": (LENGTHS, ONE, {"shuffle": False}),
+    "a mixture": (
+        {"a": LENGTHS[:300], "b": LENGTHS[300:]},
+        TWO,
+        {"weights": {"a": 1, "b": 2}},
+    ),
+    "pairs": (PAIRS, [Bucket(4, (256, 128))], {}),
+}
+
+
+def rows_of(plan, steps):
+    """The rows of some steps, without their order: the bucket and the segments of each."""
+    found = []
+    for batch in map(plan.batch, steps):
+        for row in np.unique(batch.segments[:, 0]):
+            segments = batch.segments[batch.segments[:, 0] == row, 1:]
+            found.append((str(batch.bucket), segments.tolist()))
+    return sorted(found)
+
+
+def costs_of(batch):
+    squares = (batch.segments[:, 3:] ** 2).sum(axis=1)
+    return np.bincount(batch.segments[:, 0], squares, batch.bucket.rows)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_of_a_block_have_the_rows_that_they_have_without_tiers(kind):
+    lengths, buckets, options = KINDS[kind]
+    plain, tiers = (Plan(lengths, buckets, tiers=k, **options) for k in (1, 4))
+    for first in range(0, 3 * plain.num_batches(), 4):
+        steps = range(first, first + 4)
+        assert rows_of(tiers, steps) == rows_of(plain, steps)
+        assert [tiers.batch(s).bucket for s in steps] == [plain.batch(s).bucket for s in steps]
+        assert [tiers.batch(s).epoch for s in steps] == [plain.batch(s).epoch for s in steps]
+
+
+def test_rows_of_a_batch_cost_no_less_than_all_rows_of_a_cheaper_one():
+    plan = Plan(LENGTHS, ONE, tiers=4)
+    assert plan.num_batches() >= 24
+    for first in range(0, 24, 4):
+        costs = sorted((costs_of(plan.batch(step)) for step in range(first, first + 4)), key=sum)
+        for cheaper, dearer in itertools.pairwise(costs):
+            assert cheaper.max() <= dearer.min()
+
+
+def test_the_costliest_batch_of_a_block_is_not_always_at_the_same_place():
+    plan = Plan(LENGTHS, ONE, tiers=4)
+    sums = [costs_of(plan.batch(step)).sum() for step in range(24)]
+    assert len({int(np.argmax(sums[first : first + 4])) for first in range(0, 24, 4)}) > 1
+
+
+def test_devices_with_one_row_each_finish_together():
+    plans = [Plan(LENGTHS, ONE, tiers=k) for k in (1, 8)]
+    batches = [[costs_of(p.batch(step)) for step in range(p.num_batches())] for p in plans]
+    without, tiers = (time_over_ideal(each, groups=4) for each in batches)
+    assert tiers - 1 < (without - 1) / 3
+
+
+def test_what_the_report_says_of_tiers_is_what_a_plan_with_tiers_has():
+    plain, tiers = (Plan(LENGTHS, ONE, tiers=k) for k in (1, 4))
+    for first in range(0, 24, 4):
+        said = sort_rows([costs_of(plain.batch(step)) for step in range(first, first + 4)])
+        real = [costs_of(tiers.batch(step)) for step in range(first, first + 4)]
+        assert sorted(each.tolist() for each in said) == sorted(each.tolist() for each in real)
+
+
+def test_a_change_in_the_middle_of_a_block_loses_and_repeats_nothing():
+    lengths, buckets = LENGTHS[:120], [Bucket(2, 256)]
+    plan = Plan(lengths, buckets, tiers=8).after(5, seed=4, tiers=3)
+    had = np.zeros(len(lengths), int)
+    for step in range(plan.num_batches()):
+        np.add.at(had, plan.batch(step).segments[:, 1], plan.batch(step).segments[:, 3])
+    np.testing.assert_array_equal(had, lengths)
+
+
+def test_other_weights_in_the_middle_of_a_block_lose_and_repeat_nothing():
+    lengths, buckets, options = KINDS["a mixture"]
+    plan = Plan(lengths, buckets, tiers=8, **options).after(5, weights={"a": 3, "b": 1})
+    had = np.zeros(len(LENGTHS), int)
+    for step in range(200):
+        batch = plan.batch(step)
+        first = batch.segments[batch.epoch_of_segments == 0]
+        np.add.at(had, first[:, 1], first[:, 3])
+    np.testing.assert_array_equal(had, LENGTHS)
+
+
+def test_a_state_of_other_tiers_is_refused_by_name(tmp_path):
+    corpus = Corpus.from_arrays([np.arange(n + 1) for n in LENGTHS[:100]], tmp_path)
+    one, other = (
+        iter(Batches(corpus, Plan(corpus, ONE, tiers=k)).repeat().to_iter_dataset()) for k in (1, 4)
+    )
+    next(one)
+    with pytest.raises(ValueError, match=r"tiers"):
+        other.set_state(one.get_state())
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 2.5, True, "4"])
+def test_tiers_are_a_whole_number_from_1(wrong):
+    with pytest.raises(ValueError, match=r"tiers is .*whole number from 1"):
+        Plan([3, 4], ONE, tiers=wrong)
