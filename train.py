@@ -45,7 +45,9 @@ from pipeline.loading.sharding import batch_sharding, parts
 from pipeline.planning.checks import require_one_of, require_whole
 from pipeline.report import markdown
 from pipeline.training import hosts
+from pipeline.training.accumulation import accumulate
 from pipeline.training.compiled import keep_programs, table
+from pipeline.training.evaluation import Evaluation
 from pipeline.training.history import parameters_of, write_history
 from pipeline.training.mesh import make_mesh
 from pipeline.training.metrics import Clock, MetricsLog, Profile, Progress
@@ -123,11 +125,12 @@ def make_optimizer(config: ConfigDict):
     """The optimizer and its learning rate, a function of the number of updates."""
     spec = config.optimizer
     warmup = spec.decay_steps // 10 if spec.warmup_steps is None else spec.warmup_steps
+    warmup //= config.accumulate  # from steps to updates
     rate = optax.warmup_cosine_decay_schedule(
         spec.learning_rate / max(warmup, 1),
         spec.learning_rate,
         warmup,
-        spec.decay_steps,
+        -(-spec.decay_steps // config.accumulate),
         end_value=spec.learning_rate * spec.final,
     )
     adamw = optax.adamw(rate, spec.b1, spec.b2, weight_decay=spec.weight_decay, mask=decay_mask)
@@ -138,6 +141,7 @@ def make_steps(config: ConfigDict, corpus, sharding):
     """`init`, `train_step` and `eval_step` of the model and optimizer, and `flops`."""
     make_params, loss, flops = make_model(config, corpus)
     optimizer, learning_rate = make_optimizer(config)
+    optimizer = accumulate(optimizer, config.accumulate)
 
     def init(key):
         params = make_params(key)
@@ -160,18 +164,19 @@ def make_steps(config: ConfigDict, corpus, sharding):
         total, weight, gradients = summed_gradients(
             scaled, state["params"], batch, microbatches=microbatches, sharding=sharding
         )
-        tokens = jnp.maximum(weight, 1) * scale
-        gradients = jax.tree.map(lambda gradient: gradient / tokens, gradients)
-        mean, norm = total / tokens, optax.global_norm(gradients)
-        updates, moments = optimizer.update(gradients, state["optimizer"], state["params"])
-        params = optax.apply_updates(state["params"], updates)
+        tokens = jnp.maximum(weight, 1)
+        gradients = jax.tree.map(lambda gradient: gradient / scale, gradients)
+        mean, norm = total / (tokens * scale), optax.global_norm(gradients) / tokens
+        params, moments = state["params"], state["optimizer"]
+        updates, moments = optimizer.update(gradients, moments, params, weight=weight)
+        params = optax.apply_updates(params, updates)
         new = {"params": params, "optimizer": moments, "updates": state["updates"] + 1}
         # A step that is not finite leaves the state as it was.
         finite = jnp.isfinite(mean) & jnp.isfinite(norm)
         old = {name: state[name] for name in new}
         new = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)
         values = {"loss": mean, "gradient_norm": norm, "finite": finite}
-        values["learning_rate"] = learning_rate(state["updates"])
+        values["learning_rate"] = learning_rate(state["updates"] // config.accumulate)
         if "loss_scale" in state:
             # A scale adjusts itself to the gradient that it gives: here 1 or, as in this step, NaN.
             slope = jnp.where(finite, 1.0, jnp.nan)
@@ -189,8 +194,11 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
         enter, leads = stack.enter_context, jax.process_index() == 0
 
         # Where the run stands. Hosts that differ here would later wait for each other.
-        for name in ("steps", "eval_every", "checkpoint_every", "keep"):
+        for name in ("steps", "accumulate", "eval_every", "checkpoint_every", "keep"):
             require_whole(f"config.{name}", config[name], 1)
+        if config.steps % config.accumulate:
+            updates = f"config.accumulate={config.accumulate} steps make an update"
+            raise ValueError(f"config.steps is {config.steps}; {updates}: give a multiple of that")
         require_one_of("config.on_nonfinite", config.on_nonfinite, ("stop", "skip"))
         require_one_of("config.on_compile", config.on_compile, ("stop", "warn"))
         workdir.mkdir(parents=True, exist_ok=True)
@@ -209,6 +217,8 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
         sharding = batch_sharding(mesh)
 
         # The past of a run stands; its future may change.
+        if given["batches"].get("tiers") is None:
+            given["batches"]["tiers"] = config.accumulate
         schedule = Schedule({"seed": config.seed, **given["batches"]}, given["schedule"])
         data: Any = None
         run = {"config": given, "schedule": None, "record": {}}
@@ -249,17 +259,9 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
             batches = pipeline.Batches(corpus, plan, sharding=sharding).repeat()
             loader = enter(pipeline.Loader(batches, mesh=mesh))
             # Evaluations are to be compared, so all have the last buckets of the schedule.
-            pairs = np.ndim(held_out.lengths) == 2  # which are not split
-            held_out_plan = pipeline.Plan(
-                held_out,
-                plan.options.buckets,
-                shuffle=False,
-                packing=plan.options.packing,
-                overflow=plan.options.overflow if pairs else "split",
-            )
-            held_out_batches = pipeline.Batches(held_out, held_out_plan, sharding=sharding)
+            evaluation = Evaluation(held_out, plan.options, mesh=mesh, sharding=sharding)
         agree = {"plan": plan, "corpus": corpus}
-        agree |= {"held-out plan": held_out_plan, "held-out corpus": held_out}
+        agree |= {"held-out plan": evaluation.plan, "held-out corpus": held_out}
         hosts.require_agreement({name: each.fingerprint for name, each in agree.items()})
         log.info(f"{plan}")
 
@@ -269,7 +271,7 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
         shardings = parameter_shardings(jax.eval_shape(init, key), mesh)
         initialise = jax.jit(init, out_shardings=shardings)
         like = initialise.eval_shape(key)  # shapes, dtypes and shardings
-        with clock("compile"), pipeline.Loader(held_out_batches, mesh=mesh) as held_out_loader:
+        with clock("compile"):
             train_step = pipeline.Compiled(
                 train_step,
                 like,
@@ -282,7 +284,7 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
             eval_step = pipeline.Compiled(
                 eval_step,
                 like["params"],
-                held_out_loader.specs,
+                evaluation.specs,
                 held={name: leaf for name, leaf in like.items() if name != "params"},
                 microbatches="auto",
                 budget=config.memory_budget,
@@ -315,11 +317,8 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
         signals = enter(hosts.StopSignals())
 
         def evaluate(step):
-            total = weight = 0.0  # as Python floats, which have 53 bits
-            with clock("evaluate"), pipeline.Loader(held_out_batches, mesh=mesh) as loader:
-                for batch in loader:
-                    sums = jax.device_get(eval_step(state["params"], batch))
-                    total, weight = total + float(sums[0]), weight + float(sums[1])
+            with clock("evaluate"):
+                total, weight = evaluation.sums(eval_step, state["params"])
             values = record.evaluate(step, total, weight, held_out.text_bytes)
             metrics.write({"step": step, **values})
             text = ", ".join(f"{k} {v:.4f}" for k, v in values.items() if v is not None)

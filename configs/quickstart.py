@@ -48,6 +48,8 @@ def get_config() -> ConfigDict:
     # Rows are a multiple of this: of every number of devices that the run may have, to go on with
     # more or fewer. Not given: of those it begins with.
     config.batches.row_multiple = config_dict.placeholder(int)
+    # Steps whose rows are dealt so that rows of a batch cost alike. Not given: `accumulate`.
+    config.batches.tiers = config_dict.placeholder(int)
     config.batches.packing = "best_fit"
     config.batches.overflow = "split"
 
@@ -84,6 +86,8 @@ def get_config() -> ConfigDict:
     # fit the memory.
     config.microbatches = config_dict.placeholder(int)
     config.memory_budget = 0  # bytes a device; 0: what the device says it has
+
+    config.accumulate = 1  # steps whose gradients are added up for one update
 
     config.eval_every = 100  # steps
     config.checkpoint_every = 50  # steps
