@@ -20,7 +20,6 @@ import optax
 import orbax.checkpoint as ocp
 import qwix
 from flax import nnx
-from orbax.checkpoint.checkpoint_managers import FixedIntervalPolicy
 from tunix.models.llama3.model import Llama3, ModelConfig
 from tunix.rl import reshard
 from tunix.sft import hooks
@@ -61,7 +60,8 @@ def make_model(vocab_size, mesh):
     )
     model = Llama3(config, rngs=nnx.Rngs(0))
     lora = qwix.LoraProvider(module_path=".*q_proj|.*v_proj|.*lm_head", rank=16, alpha=32.0)
-    model = qwix.apply_lora_to_model(model, lora, **model.get_model_input())
+    inputs = model.get_model_input()
+    model = qwix.apply_lora_to_model(model, lora, rngs=nnx.Rngs(1), **inputs)
     return reshard.reshard_model_to_mesh(model, mesh)
 
 
@@ -141,16 +141,21 @@ def train(workdir, steps, save_every):
     # Lockstep: an iterator of global batches of a few shapes; rows are spread over `fsdp`, as
     # Tunix expects them (TrainingConfig.data_sharding_axis).
     loader = pipeline.load(
-        corpus, mesh=mesh, tokens_per_batch=2048, max_length=256, width=64, seed=0
+        corpus, mesh=mesh, tokens_per_batch=2048, max_length=512, width=64, seed=0
     )
+    # Tunix saves a last checkpoint without what `custom_checkpoint_metadata` gives, unless its own
+    # rules have saved that step.
+    policies = ocp.checkpoint_managers
+    when = [policies.FixedIntervalPolicy(save_every), policies.SpecificStepsPolicy({steps})]
     config = TrainingConfig(
         eval_every_n_steps=steps,
         max_steps=steps,
         checkpoint_root_directory=str(workdir / "checkpoints"),
         checkpointing_options=ocp.CheckpointManagerOptions(
-            save_decision_policy=FixedIntervalPolicy(save_every), max_to_keep=2
+            save_decision_policy=policies.AnySavePolicy(when), max_to_keep=2
         ),
     )
+    print(loader.plan)
     with loader, mesh:
         model = make_model(corpus.vocab_size, mesh)
         trainer = Trainer(loader, model, optax.adamw(1e-2), config)

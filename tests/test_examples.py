@@ -10,12 +10,12 @@ import pytest
 
 from tests.processes import ROOT, TIME_LIMIT, environment
 
-# Runs a program until it prints a step, waits for a checkpoint, and kills itself. Modules of
-# BLOCKED cannot be imported.
+# Runs code, then a program until it prints a step; then waits for a checkpoint and kills itself.
+# Modules of BLOCKED cannot be imported.
 KILLER = """
 import builtins, os, pathlib, runpy, signal, sys, time
 
-_, last, checkpoint, blocked, *sys.argv = sys.argv
+_, last, checkpoint, blocked, code, *sys.argv = sys.argv
 sys.modules.update(dict.fromkeys(blocked.split()))
 show = print
 
@@ -28,19 +28,32 @@ def show_or_die(*words, **options):
 
 builtins.print = show_or_die
 sys.path[0] = os.path.dirname(sys.argv[0])
+exec(code)
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-STEP = re.compile(r"^step (\d+) shape (\(.*\)) loss (\S+)$", re.M)
+STEP = re.compile(r"^step (\d+) (?:shape (\(.*\)) )?loss (\S+)$", re.M)
 COMPILE = re.compile(r"Compiling jit\((\w+)\) with global shapes and types (.*)")
 
+# MaxText has no hook for losses.
+PRINT_LOSSES = """
+from maxtext.common.metric_logger import MetricLogger
 
-def run_example(name, workdir, arguments, *, kill_at=-1, checkpoint="", blocked=""):
+write = MetricLogger.write_metrics
+
+def write_and_print(self, metrics, step, *arguments, **options):
+    write(self, metrics, step, *arguments, **options)
+    print("step", step, "loss", float(metrics["scalar"]["learning/loss"]))
+
+MetricLogger.write_metrics = write_and_print
+"""
+
+
+def run_example(name, arguments, folder, *, kill_at=-1, checkpoint="", blocked="", code=""):
     """Runs one to its end, or to a step; returns the losses and shapes of its steps, and stderr."""
-    program = str(ROOT / "examples" / f"{name}.py")
+    options = [str(kill_at), str(checkpoint), blocked, code, str(ROOT / f"examples/{name}.py")]
     done = subprocess.run(
-        [sys.executable, "-c", KILLER, str(kill_at), str(workdir / checkpoint), blocked, program]
-        + [f"--workdir={workdir}", *arguments],
-        cwd=workdir.parent,
+        [sys.executable, "-c", KILLER, *options, *arguments],
+        cwd=folder,
         env=environment(
             XLA_FLAGS=os.environ["XLA_FLAGS"], NPROC=os.environ["NPROC"], JAX_LOG_COMPILES="1"
         ),
@@ -49,26 +62,29 @@ def run_example(name, workdir, arguments, *, kill_at=-1, checkpoint="", blocked=
         timeout=TIME_LIMIT,
     )
     expected = 0 if kill_at < 0 else -signal.SIGKILL
-    assert done.returncode == expected, done.stdout + done.stderr[-6000:]
+    assert done.returncode == expected, done.stdout[-3000:] + done.stderr[-6000:]
     steps = STEP.findall(done.stdout)
     losses = {int(step): float(loss) for step, _, loss in steps}
     assert len(losses) == len(steps)
-    return losses, {shape for _, _, shape in steps}, done.stderr
+    return losses, {shape for _, shape, _ in steps}, done.stderr
 
 
-def check_example(name, workdir, *arguments, checkpoint="checkpoints/10", blocked=""):
-    """An example trains, is killed, and goes on with the same losses; returns stderr of both."""
-    options = {"checkpoint": checkpoint, "blocked": blocked}
-    before, _, said = run_example(name, workdir, arguments, kill_at=17, **options)
+def check_example(name, arguments, folder, checkpoint="run/checkpoints/10", first=10, **options):
+    """An example learns, is killed, and goes on with step `first` as if it had not been.
+
+    Returns:
+        The shapes of its batches, and what each of both processes wrote to stderr.
+    """
+    before, _, said = run_example(
+        name, arguments, folder, kill_at=17, checkpoint=folder / checkpoint, **options
+    )
     assert list(before) == list(range(18))
-    after, shapes, said_again = run_example(name, workdir, arguments, blocked=blocked)
-    first = min(after)
-    assert first == 10  # the last checkpoint
+    after, shapes, said_again = run_example(name, arguments, folder, **options)
     assert list(after) == list(range(first, 40))
-    assert [after[step] for step in range(first, 18)] == [before[step] for step in range(first, 18)]
+    again = range(first, 18)
+    assert [after[step] for step in again] == [before[step] for step in again]
     assert sum(after[step] for step in range(30, 40)) / 10 < 0.7 * before[0]
-    assert len(shapes) == 2
-    return said, said_again
+    return shapes, (said, said_again)
 
 
 def check_compilations(said, step, number):
@@ -80,23 +96,49 @@ def check_compilations(said, step, number):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["linen", "nnx"])
 def test_a_flax_loop_learns_is_killed_and_goes_on(name, tmp_path):
-    for said in check_example(name, tmp_path / "run"):
+    shapes, outputs = check_example(name, [f"--workdir={tmp_path}/run"], tmp_path)
+    assert len(shapes) == 2
+    for said in outputs:
         check_compilations(said, "train_step", 2)
 
 
 @pytest.mark.slow
 def test_the_loop_of_lm1b_shards_parameters_and_evaluates(tmp_path):
-    for said in check_example("lm1b", tmp_path / "run", "--num-train-steps=40", "--fsdp=2"):
+    arguments = [f"--workdir={tmp_path}/run", "--num-train-steps=40", "--fsdp=2"]
+    shapes, outputs = check_example("lm1b", arguments, tmp_path)
+    assert len(shapes) == 2
+    for said in outputs:
         check_compilations(said, "train_step", 2)
-        check_compilations(said, "eval_step", 2)
+        check_compilations(said, "eval_step", 1)  # the held-out rows have one shape
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_torch_loop_needs_no_jax(workers, tmp_path):
     pytest.importorskip("torch")
-    options = {"checkpoint": "checkpoint.pt", "blocked": "jax grain"}
-    check_example("torch_loader", tmp_path / "run", f"--workers={workers}", **options)
+    arguments = [f"--workdir={tmp_path}/run", f"--workers={workers}"]
+    shapes, _ = check_example(
+        "torch_loader", arguments, tmp_path, "run/checkpoint.pt", blocked="jax grain"
+    )
+    assert len(shapes) == 2
+
+
+@pytest.mark.slow
+def test_tunix_trains_a_llama_with_lora_on_packed_rows(tmp_path):
+    pytest.importorskip("tunix")
+    _, outputs = check_example("tunix_sft", [f"--workdir={tmp_path}/run"], tmp_path)
+    for said in outputs:
+        check_compilations(said, "_train_step", 3)
+
+
+@pytest.mark.slow
+def test_maxtext_trains_its_own_model(tmp_path):
+    pytest.importorskip("maxtext")
+    arguments = [f"base_output_directory={tmp_path}", "run_name=run"]
+    # MaxText names a checkpoint by the number of the step before it.
+    _, outputs = check_example("maxtext_pretrain", arguments, tmp_path, first=11, code=PRINT_LOSSES)
+    for said in outputs:
+        check_compilations(said, "train_step", 1)
 
 
 def test_examples_stand_alone():
