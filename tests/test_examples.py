@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+import pipeline
 from tests.processes import ROOT, TIME_LIMIT, environment
 
 # Runs code, then a program until it prints a step; then waits for a checkpoint and kills itself.
@@ -40,16 +41,19 @@ from maxtext.common.metric_logger import MetricLogger
 
 write = MetricLogger.write_metrics
 
-def write_and_print(self, metrics, step, *arguments, **options):
-    write(self, metrics, step, *arguments, **options)
-    print("step", step, "loss", float(metrics["scalar"]["learning/loss"]))
+def write_and_print(self, metrics, step, metric_type="train"):
+    write(self, metrics, step, metric_type)
+    if metric_type == "train":
+        print("step", step, "loss", float(metrics["scalar"]["learning/loss"]))
+    if metric_type == "eval":
+        print("evaluated", float(metrics["scalar"]["eval/total_weights"]))
 
 MetricLogger.write_metrics = write_and_print
 """
 
 
 def run_example(name, arguments, folder, *, kill_at=-1, checkpoint="", blocked="", code=""):
-    """Runs one to its end, or to a step; returns the losses and shapes of its steps, and stderr."""
+    """Runs one to its end, or to a step; returns losses and shapes of its steps, and its output."""
     options = [str(kill_at), str(checkpoint), blocked, code, str(ROOT / f"examples/{name}.py")]
     done = subprocess.run(
         [sys.executable, "-c", KILLER, *options, *arguments],
@@ -66,14 +70,14 @@ def run_example(name, arguments, folder, *, kill_at=-1, checkpoint="", blocked="
     steps = STEP.findall(done.stdout)
     losses = {int(step): float(loss) for step, _, loss in steps}
     assert len(losses) == len(steps)
-    return losses, {shape for _, shape, _ in steps}, done.stderr
+    return losses, {shape for _, shape, _ in steps}, done.stdout + done.stderr
 
 
 def check_example(name, arguments, folder, checkpoint="run/checkpoints/10", first=10, **options):
     """An example learns, is killed, and goes on with step `first` as if it had not been.
 
     Returns:
-        The shapes of its batches, and what each of both processes wrote to stderr.
+        The shapes of its batches, and what each of both processes wrote.
     """
     before, _, said = run_example(
         name, arguments, folder, kill_at=17, checkpoint=folder / checkpoint, **options
@@ -138,7 +142,9 @@ def test_maxtext_trains_its_own_model(tmp_path):
     # MaxText names a checkpoint by the number of the step before it.
     _, outputs = check_example("maxtext_pretrain", arguments, tmp_path, first=11, code=PRINT_LOSSES)
     for said in outputs:
-        check_compilations(said, "train_step", 1)
+        check_compilations(said, "train_step", 2)
+    held_out = pipeline.Corpus.open(tmp_path / "corpus/eval")
+    assert f"evaluated {float(held_out.num_tokens)}\n" in outputs[1]
 
 
 def test_examples_stand_alone():
