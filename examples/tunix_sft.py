@@ -156,7 +156,7 @@ def train(workdir, steps, save_every):
         ),
     )
     print(loader.plan)
-    with loader, mesh:
+    with loader, mesh:  # where Tunix looks for its mesh
         model = make_model(corpus.vocab_size, mesh)
         trainer = Trainer(loader, model, optax.adamw(1e-2), config)
         trainer.with_loss_fn(mean_loss).with_gen_model_input_fn(model_input)
