@@ -210,13 +210,15 @@ def train_and_evaluate(config):
     shape = (jax.device_count() // config.fsdp, config.fsdp)
     mesh = jax.make_mesh(shape, ("data", "fsdp"), axis_types=auto)
     corpus, held_out = get_corpora(config.workdir / "corpus")
-    # Lockstep: an iterator of global batches of a few shapes; rows are spread over both axes.
+    # Lockstep: an iterator of global batches of a few shapes; rows are spread over both axes. With
+    # multiples of 8 rows, the run may continue on 1, 2, 4 or 8 devices.
     loader = pipeline.load(
         corpus,
         mesh=mesh,
         tokens_per_batch=config.tokens_per_batch,
         max_length=config.max_target_length,
         max_buckets=config.max_buckets,
+        row_multiple=8,
         width=config.emb_dim,
         seed=config.seed,
     )

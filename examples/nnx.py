@@ -76,9 +76,16 @@ def train(workdir, steps, save_every):
     auto = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=auto)
     corpus = make_corpus(workdir / "corpus")
-    # Lockstep: an iterator of global batches of a few shapes; rows are spread over the mesh.
+    # Lockstep: an iterator of global batches of a few shapes; rows are spread over the mesh. With
+    # multiples of 8 rows, the run may continue on 1, 2, 4 or 8 devices.
     loader = pipeline.load(
-        corpus, mesh=mesh, tokens_per_batch=2048, max_length=256, width=WIDTH, seed=0
+        corpus,
+        mesh=mesh,
+        tokens_per_batch=2048,
+        max_length=256,
+        row_multiple=8,
+        width=WIDTH,
+        seed=0,
     )
     with loader, ocp.CheckpointManager(workdir / "checkpoints") as manager:
         # Lockstep: the table of positions is as large as the plan needs.
