@@ -1,0 +1,120 @@
+"""MaxText's own pre-training, model and config, on packed batches of Lockstep.
+
+    pip install lockstep-pipeline, and MaxText as docs/own_loop.md says
+    python examples/maxtext_pretrain.py base_output_directory=/tmp/maxtext run_name=first
+
+Copy this file, and give it a config and a corpus of your own. Further arguments are MaxText's. Run
+the command again, also after a kill: it continues from MaxText's last checkpoint, with the same
+losses. Comments that begin with "Lockstep:" say what the line below does. Tried with maxtext 0.2.5,
+jax 0.12.0.1 and flax 0.12.12.
+"""
+
+import email
+import pathlib
+import sys
+
+import grain
+import maxtext
+from maxtext.input_pipeline import input_pipeline_interface
+from maxtext.trainers.pre_train import train
+from maxtext.utils.sharding import get_input_data_sharding
+
+import pipeline
+from pipeline.sources import Records, Slice
+from pipeline.tokenizers import Bytes
+
+# A tiny model, for a CPU.
+TINY = {
+    "hardware": "cpu",
+    "skip_jax_distributed_system": True,
+    "attention": "dot_product",
+    "base_emb_dim": 32,
+    "base_num_query_heads": 2,
+    "base_num_kv_heads": 2,
+    "base_mlp_dim": 64,
+    "base_num_decoder_layers": 2,
+    "head_dim": 16,
+    "vocab_size": 512,
+    "per_device_batch_size": 2,
+    "max_target_length": 256,
+    "learning_rate": 0.01,
+    "steps": 40,
+    "checkpoint_period": 10,
+    "eval_interval": 20,
+}
+
+
+def make_corpora(directory):
+    """The paragraphs of Python's own email package, as corpora of bytes: to train on, held out."""
+    files = sorted(pathlib.Path(email.__file__).parent.glob("*.py"))
+    records = Records([text for file in files for text in file.read_text("utf-8").split("\n\n")])
+    # Lockstep: tokenises once; the next call opens what is there.
+    return (
+        pipeline.prepare(Slice(records, 0.0, 0.95), Bytes(), directory / "train"),
+        pipeline.prepare(Slice(records, 0.95, 1.0), Bytes(), directory / "eval"),
+    )
+
+
+def make_dataset(config, mesh, corpus, buckets, *, num_epochs, **options):
+    """A Grain data set of global batches, under MaxText's names."""
+    plan = pipeline.Plan(corpus, buckets, **options)
+    # Lockstep: each process builds the rows and columns that its devices hold, whatever the mesh.
+    sharding = get_input_data_sharding(config, mesh)
+    batches = pipeline.Batches(corpus, plan, sharding=sharding).repeat(num_epochs)
+
+    def to_maxtext(built):
+        planned, batch = built
+        # Lockstep: targets of weight 0 get the segment id 0, by which MaxText leaves them out.
+        fields = pipeline.rename(batch, "maxtext")
+        return pipeline.to_global(fields, mesh, spec=sharding.spec, shape=planned.bucket.shape)
+
+    return batches.with_plans().to_iter_dataset().map(to_maxtext)
+
+
+def make_train_iterator(config, mesh, process_indices):
+    """What MaxText calls for its training data: a Grain iterator, endless."""
+    corpus = pipeline.Corpus.open(config.grain_train_files)
+    rows, length = config.global_batch_size_to_load, config.max_target_length
+    # Lockstep: two shapes of as many positions. MaxText compiles its own, the longest, before the
+    # first step, and the other one when its first batch comes.
+    buckets = pipeline.fit_buckets(
+        corpus,
+        tokens_per_batch=rows * length,
+        max_length=length,
+        max_buckets=2,
+        row_multiple=rows,
+        width=config.emb_dim,
+    )
+    seed = config.data_shuffle_seed
+    batches = make_dataset(config, mesh, corpus, buckets, num_epochs=None, seed=seed)
+    return iter(grain.experimental.ThreadPrefetchIterDataset(batches, prefetch_buffer_size=2))
+
+
+def make_eval_iterator(config, mesh, process_indices):
+    """What MaxText calls for its evaluation: an iterable that begins anew each time."""
+    corpus = pipeline.Corpus.open(config.grain_eval_files)
+    bucket = pipeline.Bucket(config.global_batch_size_to_load_eval, config.max_target_length)
+    # Lockstep: one pass, in which every host takes the same number of steps.
+    return make_dataset(config, mesh, corpus, [bucket], num_epochs=1, shuffle=False)
+
+
+def main(overrides):
+    """Trains MaxText's model, from its last checkpoint or from the beginning."""
+    given = dict(override.split("=", 1) for override in overrides)
+    corpus, held_out = make_corpora(pathlib.Path(given["base_output_directory"]) / "corpus")
+    # Lockstep: stands in for MaxText's own Grain pipeline, so MaxText stores its data state, a
+    # step and a fingerprint of the plan, in the checkpoint's item `iter`.
+    input_pipeline_interface.make_grain_train_iterator = make_train_iterator
+    input_pipeline_interface.make_grain_eval_iterator = make_eval_iterator
+    data = {
+        "dataset_type": "grain",
+        "grain_train_files": corpus.directory,
+        "grain_eval_files": held_out.directory,
+    }
+    config = pathlib.Path(maxtext.__file__).parent / "configs/base.yml"
+    options = [f"{name}={value}" for name, value in (TINY | data | given).items()]
+    train.main(["maxtext_pretrain.py", str(config), *options])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

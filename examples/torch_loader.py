@@ -1,0 +1,154 @@
+"""A PyTorch loop: torch's own DataLoader with worker processes, fed by Lockstep. Needs no JAX.
+
+    pip install lockstep-pipeline torch
+    python examples/torch_loader.py --workdir=/tmp/torch
+
+Copy this file, and put your model and your text into it. Run the command again, also after a kill:
+it continues from its last checkpoint, with the same losses. Comments that begin with "Lockstep:"
+say what the line below does. The data set has `state_dict` and `load_state_dict`, as torchdata's
+StatefulDataLoader asks for.
+"""
+
+import argparse
+import email
+import os
+import pathlib
+
+import torch
+from torch.nn import functional
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+import pipeline
+from pipeline.loading.checkpoint import check_data_state, data_state
+from pipeline.loading.collate import collate
+from pipeline.loading.sharding import slice_of_process
+from pipeline.sources import Records
+from pipeline.tokenizers import Bytes
+
+WIDTH = 32
+
+
+class PackedBatches(IterableDataset):
+    """The batches of a plan, endless: dicts of tensors `[rows of this rank, length]`.
+
+    Worker `w` of `n` builds every n-th batch, so the DataLoader gives them in the plan's order.
+
+    Args:
+        corpus: where the tokens are.
+        plan: which tokens are in which batch.
+        rank, world_size: build the rows of this rank, as torch.distributed counts them.
+    """
+
+    def __init__(self, corpus, plan, rank=0, world_size=1):
+        self.corpus, self.plan, self.rank, self.world_size = corpus, plan, rank, world_size
+        self.step = 0  # the next batch of worker 0
+
+    def __iter__(self):
+        worker = get_worker_info()
+        index, count = (worker.id, worker.num_workers) if worker else (0, 1)
+        while True:
+            # Lockstep: any step of any epoch at once; every rank gets the same shape.
+            planned = self.plan.batch(self.step + index)
+            # Lockstep: the rows of this rank, as NumPy arrays.
+            block = slice_of_process(planned.bucket.shape, self.rank, self.world_size)
+            batch = collate(self.corpus, planned, block)
+            self.step += count
+            yield {name: torch.from_numpy(values) for name, values in batch.items()}
+
+    def state_dict(self, step=None):
+        """The state after `step` batches; None: after those that this copy has built."""
+        # Lockstep: the step and a fingerprint of the plan, the same on every rank.
+        return data_state(self.step if step is None else step, self.plan, self.corpus)
+
+    def load_state_dict(self, state):
+        """Goes on after the batches of `state`; a ValueError says which setting has changed."""
+        self.step = check_data_state(state, self.plan, self.corpus)
+
+
+class Model(torch.nn.Module):
+    """One layer of attention: a batch to logits `[rows, length, vocabulary]`."""
+
+    def __init__(self, vocab_size, positions):
+        super().__init__()
+        self.tokens = torch.nn.Embedding(vocab_size, WIDTH)
+        self.positions = torch.nn.Embedding(positions, WIDTH)
+        self.heads = torch.nn.Linear(WIDTH, 3 * WIDTH)
+        self.head = torch.nn.Linear(WIDTH, vocab_size)
+
+    def forward(self, batch):
+        """Logits of the next tokens."""
+        # Lockstep: a row holds several examples, and each attends to itself alone.
+        ids = batch["inputs_segment_ids"]
+        mask = (ids[:, :, None] == ids[:, None, :]).tril()
+        # Lockstep: positions begin at 0 in each example; the column says nothing.
+        x = self.tokens(batch["inputs"]) + self.positions(batch["inputs_positions"])
+        query, key, value = self.heads(x).chunk(3, dim=-1)
+        x = x + functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return self.head(functional.gelu(x))
+
+
+def mean_loss(model, batch):
+    """The mean loss of the tokens of a batch."""
+    logits, targets = model(batch).flatten(0, 1), batch["targets"].flatten().long()
+    losses = functional.cross_entropy(logits, targets, reduction="none")
+    # Lockstep: batches hold different numbers of tokens; padding has weight 0. On several ranks,
+    # sum both over all ranks.
+    weights = batch["loss_weights"].flatten()
+    return (losses * weights).sum() / weights.sum()
+
+
+def make_corpus(directory):
+    """The paragraphs of Python's own email package, as a corpus of bytes."""
+    files = sorted(pathlib.Path(email.__file__).parent.glob("*.py"))
+    texts = [text for file in files for text in file.read_text("utf-8").split("\n\n")]
+    # Lockstep: tokenises once; the next call opens what is there.
+    return pipeline.prepare(Records(texts), Bytes(), directory)
+
+
+def train(workdir, steps, save_every, workers):
+    """Trains from the checkpoint in `workdir`, or from the beginning, to `steps`."""
+    corpus = make_corpus(workdir / "corpus")
+    # Lockstep: a few shapes, and which tokens are in which batch, from lengths alone.
+    buckets = pipeline.fit_buckets(
+        corpus, tokens_per_batch=2048, max_buckets=4, max_length=256, width=WIDTH
+    )
+    plan = pipeline.Plan(corpus, buckets, seed=0)
+    data = PackedBatches(corpus, plan)
+
+    torch.manual_seed(0)
+    # Lockstep: the table of positions is as large as the plan needs.
+    model = Model(corpus.vocab_size, plan.max_position + 1)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    path, first = workdir / "checkpoint.pt", 0
+    if path.exists():
+        saved = torch.load(path)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        data.load_state_dict(saved["data"])
+        first = data.step
+
+    # Lockstep: batch_size=None, because the batches are made already.
+    batches = iter(DataLoader(data, batch_size=None, num_workers=workers))
+    for step in range(first, steps):
+        batch = next(batches)
+        optimizer.zero_grad()
+        loss = mean_loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        print("step", step, "shape", tuple(batch["inputs"].shape), "loss", loss.item())
+        if (step + 1) % save_every == 0 or step + 1 == steps:
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            # Lockstep: counts what this loop has used; the workers are batches ahead.
+            state["data"] = data.state_dict(step + 1)
+            torch.save(state, workdir / "checkpoint.new")
+            os.replace(workdir / "checkpoint.new", path)  # whole or not at all
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--workdir", type=pathlib.Path, required=True)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--save-every", type=int, default=10)
+    parser.add_argument("--workers", type=int, default=2)
+    options = parser.parse_args()
+    train(options.workdir.absolute(), options.steps, options.save_every, options.workers)

@@ -1,0 +1,199 @@
+"""The examples, each run as a user runs it, killed, and run again."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import pipeline
+from tests.processes import ROOT, TIME_LIMIT, environment
+
+# Runs code, then a program until it prints a step; then waits for a checkpoint and kills itself.
+# Modules of BLOCKED cannot be imported.
+KILLER = """
+import builtins, os, pathlib, runpy, signal, sys, time
+
+_, last, checkpoint, blocked, code, *sys.argv = sys.argv
+sys.modules.update(dict.fromkeys(blocked.split()))
+show = print
+
+def show_or_die(*words, **options):
+    show(*words, **options, flush=True)
+    if words[:2] == ("step", int(last)):
+        while not pathlib.Path(checkpoint).exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+builtins.print = show_or_die
+sys.path[0] = os.path.dirname(sys.argv[0])
+exec(code)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+STEP = re.compile(r"^step (\d+) (?:shape (\(.*\)) )?loss (\S+)$", re.M)
+COMPILE = re.compile(r"Compiling jit\((\w+)\) with global shapes and types (.*)")
+
+# MaxText has no hook for losses.
+PRINT_LOSSES = """
+from maxtext.common.metric_logger import MetricLogger
+
+write = MetricLogger.write_metrics
+
+def write_and_print(self, metrics, step, metric_type="train"):
+    write(self, metrics, step, metric_type)
+    if metric_type == "train":
+        print("step", step, "loss", float(metrics["scalar"]["learning/loss"]))
+    if metric_type == "eval":
+        print("evaluated", float(metrics["scalar"]["eval/total_weights"]))
+
+MetricLogger.write_metrics = write_and_print
+"""
+
+
+def run_example(name, arguments, folder, *, kill_at=-1, checkpoint="", blocked="", code=""):
+    """Runs one to its end, or to a step; returns losses and shapes of its steps, and its output."""
+    options = [str(kill_at), str(checkpoint), blocked, code, str(ROOT / f"examples/{name}.py")]
+    done = subprocess.run(
+        [sys.executable, "-c", KILLER, *options, *arguments],
+        cwd=folder,
+        env=environment(
+            XLA_FLAGS=os.environ["XLA_FLAGS"], NPROC=os.environ["NPROC"], JAX_LOG_COMPILES="1"
+        ),
+        capture_output=True,
+        text=True,
+        timeout=TIME_LIMIT,
+    )
+    expected = 0 if kill_at < 0 else -signal.SIGKILL
+    assert done.returncode == expected, done.stdout[-3000:] + done.stderr[-6000:]
+    steps = STEP.findall(done.stdout)
+    losses = {int(step): float(loss) for step, _, loss in steps}
+    assert len(losses) == len(steps)
+    return losses, {shape for _, shape, _ in steps}, done.stdout + done.stderr
+
+
+def check_example(name, arguments, folder, checkpoint="run/checkpoints/10", first=10, **options):
+    """An example learns, is killed, and goes on with step `first` as if it had not been.
+
+    Returns:
+        The shapes of its batches, and what each of both processes wrote.
+    """
+    before, _, said = run_example(
+        name, arguments, folder, kill_at=17, checkpoint=folder / checkpoint, **options
+    )
+    assert list(before) == list(range(18))
+    after, shapes, said_again = run_example(name, arguments, folder, **options)
+    assert list(after) == list(range(first, 40))
+    again = range(first, 18)
+    assert [after[step] for step in again] == [before[step] for step in again]
+    assert sum(after[step] for step in range(30, 40)) / 10 < 0.7 * before[0]
+    return shapes, (said, said_again)
+
+
+def check_compilations(said, step, number):
+    """Each shape of a step is compiled once."""
+    shapes = [shapes for name, shapes in COMPILE.findall(said) if name == step]
+    assert len({*shapes}) == len(shapes) == number
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["linen", "nnx"])
+def test_a_flax_loop_learns_is_killed_and_goes_on(name, tmp_path):
+    shapes, outputs = check_example(name, [f"--workdir={tmp_path}/run"], tmp_path)
+    assert len(shapes) == 2
+    for said in outputs:
+        check_compilations(said, "train_step", 2)
+
+
+@pytest.mark.slow
+def test_the_loop_of_lm1b_shards_parameters_and_evaluates(tmp_path):
+    arguments = [f"--workdir={tmp_path}/run", "--num-train-steps=40", "--fsdp=2"]
+    shapes, outputs = check_example("lm1b", arguments, tmp_path)
+    assert len(shapes) == 2
+    for said in outputs:
+        check_compilations(said, "train_step", 2)
+        check_compilations(said, "eval_step", 1)  # the held-out rows have one shape
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_torch_loop_needs_no_jax(workers, tmp_path):
+    pytest.importorskip("torch")
+    arguments = [f"--workdir={tmp_path}/run", f"--workers={workers}"]
+    shapes, _ = check_example(
+        "torch_loader", arguments, tmp_path, "run/checkpoint.pt", blocked="jax grain"
+    )
+    assert len(shapes) == 2
+
+
+STATEFUL = """
+import itertools, pathlib, sys
+import pipeline, torch, torch_loader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+def load(seed=0):
+    corpus = torch_loader.make_corpus(pathlib.Path(sys.argv[1]))
+    buckets = [pipeline.Bucket(16, 128), pipeline.Bucket(8, 256)]
+    data = torch_loader.PackedBatches(corpus, pipeline.Plan(corpus, buckets, seed=seed))
+    return StatefulDataLoader(data, batch_size=None, num_workers=2)
+
+whole, other, changed = load(), load(), load(seed=1)
+batches = iter(whole)
+begin = [next(batches)["inputs"] for _ in range(5)]
+state = whole.state_dict()
+rest = [next(batches)["inputs"] for _ in range(5)]
+other.load_state_dict(state)
+again = [batch["inputs"] for batch in itertools.islice(other, 5)]
+assert all(map(torch.equal, rest, again))
+assert not any(map(torch.equal, begin, again))
+changed.load_state_dict(state)
+try:
+    next(iter(changed))
+except ValueError as error:
+    assert "seed was 0 and is now 1" in str(error)
+else:
+    raise AssertionError("a state of another plan was taken")
+"""
+
+
+@pytest.mark.slow
+def test_torchdata_keeps_the_state_of_each_worker(tmp_path):
+    pytest.importorskip("torchdata")
+    done = subprocess.run(
+        [sys.executable, "-c", STATEFUL, tmp_path / "corpus"],
+        env=environment(PYTHONPATH=f"{ROOT}:{ROOT}/examples"),
+        capture_output=True,
+        text=True,
+        timeout=TIME_LIMIT,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_tunix_trains_a_llama_with_lora_on_packed_rows(tmp_path):
+    pytest.importorskip("tunix")
+    _, outputs = check_example("tunix_sft", [f"--workdir={tmp_path}/run"], tmp_path)
+    for said in outputs:
+        check_compilations(said, "_train_step", 3)
+
+
+@pytest.mark.slow
+def test_maxtext_trains_its_own_model(tmp_path):
+    pytest.importorskip("maxtext")
+    arguments = [f"base_output_directory={tmp_path}", "run_name=run"]
+    # MaxText names a checkpoint by the number of the step before it.
+    _, outputs = check_example("maxtext_pretrain", arguments, tmp_path, first=11, code=PRINT_LOSSES)
+    for said in outputs:
+        check_compilations(said, "train_step", 2)
+    held_out = pipeline.Corpus.open(tmp_path / "corpus/eval")
+    assert f"evaluated {float(held_out.num_tokens)}\n" in outputs[1]
+
+
+def test_examples_stand_alone():
+    for path in (ROOT / "examples").glob("*.py"):
+        names = re.findall(r"^(?:from|import) (\w+)", path.read_text(), re.M)
+        others = {
+            other.stem for folder in ("examples", "tests") for other in (ROOT / folder).glob("*.py")
+        }
+        assert not {*names} & {*others, "models", "tests", "examples", "train"}, path
