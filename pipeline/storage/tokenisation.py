@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import multiprocessing
 import os
@@ -49,7 +50,7 @@ class Job:
     template: Template | None = None
     weighted: bool = True
 
-    @property
+    @functools.cached_property
     def origin(self) -> dict[str, str | None]:
         """Fingerprints of all that decides the tokens, and the field where there is no template."""
         template = None if self.template is None else templates.fingerprint(self.template)

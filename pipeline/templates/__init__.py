@@ -1,8 +1,9 @@
 """Templates: from a record to spans of text, each with its loss weight."""
 
+from pipeline.fingerprints import fingerprint
 from pipeline.templates.answer import Answer
 from pipeline.templates.chat import Chat
 from pipeline.templates.filled_source import FilledSource
-from pipeline.templates.template import Span, Template, encode, fingerprint
+from pipeline.templates.template import Span, Template, encode
 
 __all__ = ["Answer", "Chat", "FilledSource", "Span", "Template", "encode", "fingerprint"]
