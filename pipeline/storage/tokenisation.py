@@ -52,7 +52,10 @@ class Job:
 
     @functools.cached_property
     def origin(self) -> dict[str, str | None]:
-        """Fingerprints of all that decides the tokens, and the field where there is no template."""
+        """Fingerprints of all that decides the tokens, and the field where there is no template.
+
+        They are those of when they were first asked for.
+        """
         template = None if self.template is None else templates.fingerprint(self.template)
         return {
             "source": self.source.fingerprint,
@@ -60,6 +63,16 @@ class Job:
             "field": self.field if template is None else None,
             "template": template,
         }
+
+    def require_unchanged(self) -> None:
+        """Refuses, with a `ValueError`, a source that was edited since `origin` was first read."""
+        now = self.source.fingerprint
+        if now != self.origin["source"]:
+            raise ValueError(
+                f"the source changed while it was read ({self.source}): its fingerprint was "
+                f"{self.origin['source']} and is now {now}. Let nothing write to it meanwhile, and "
+                "run again with the source opened anew"
+            )
 
     def run(self, records: Sequence[int]) -> Ragged:
         """The tokens of the records with these numbers.
