@@ -1,4 +1,5 @@
 import errno
+import itertools
 import os
 import re
 import signal
@@ -529,7 +530,8 @@ def test_both_sides_of_pairs_are_of_one_source(tmp_path, monkeypatch):
 
 def test_a_fingerprint_that_is_never_the_same_is_found_before_the_work(tmp_path):
     class Nameless(Records):
-        fingerprint = property(lambda self: str(object()))
+        numbers = itertools.count()
+        fingerprint = property(lambda self: str(next(self.numbers)))
 
         def __getitems__(self, indices):
             raise AssertionError("read")

@@ -5,5 +5,6 @@ from pipeline.templates.answer import Answer
 from pipeline.templates.chat import Chat
 from pipeline.templates.filled_source import FilledSource
 from pipeline.templates.template import Span, Template, encode
+from pipeline.tokenizers import Markup
 
-__all__ = ["Answer", "Chat", "FilledSource", "Span", "Template", "encode", "fingerprint"]
+__all__ = ["Answer", "Chat", "FilledSource", "Markup", "Span", "Template", "encode", "fingerprint"]
