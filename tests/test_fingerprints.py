@@ -5,6 +5,7 @@ import enum
 import functools
 import importlib
 import itertools
+import linecache
 import os
 import re
 import subprocess
@@ -231,6 +232,36 @@ def test_the_fingerprints_of_what_lockstep_brings_stay():
     )
     assert fingerprint(importlib.import_module("json").loads) == "json.loads"
     assert re.fullmatch(r"numpy\.asarray-\d+\.\d+.*", fingerprint(np.asarray))
+
+
+NOTEBOOK = """
+import dataclasses
+
+LIMIT = {limit}
+
+@dataclasses.dataclass
+class Cut:
+    end: int = 0
+
+    def __call__(self, record):
+        return [(record["text"][self.end : LIMIT], 1.0)]
+
+def cut(record):
+    return Cut()(record)
+"""
+
+
+def test_functions_and_classes_of_a_notebook_have_fingerprints(monkeypatch):
+    def run(limit, cell):
+        text = NOTEBOOK.format(limit=limit)
+        lines = text.splitlines(keepends=True)
+        monkeypatch.setitem(linecache.cache, cell, (len(text), None, lines, cell))
+        names = {"__name__": "__main__"}
+        exec(compile(text, cell, "exec"), names)
+        return fingerprint(names["Cut"](1)), fingerprint(names["cut"])
+
+    assert run(3, "<cell 1>") == run(3, "<cell 2>")
+    assert not set(run(3, "<cell 1>")) & set(run(4, "<cell 3>"))
 
 
 def parse(content):

@@ -186,7 +186,7 @@ class Description:
         if isinstance(value, type):
             for base in value.__bases__:
                 self.add(base, f"the base {base.__name__} of {place}")
-            functions = _methods(value)
+            functions = syntax.methods_of(value)
             if "<locals>" in value.__qualname__:  # of values that the class captured
                 for name, entry in vars(value).items():
                     if not name.startswith("_") and not hasattr(entry, "__get__"):
@@ -199,7 +199,7 @@ class Description:
         for name, entry in sorted(captured.items()):
             self._say("captured", name)
             self.add(entry, f"{name}, which {place} captured,")
-        known = vars(sys.modules[module]) if isinstance(value, type) else value.__globals__
+        known = functions[0].__globals__ if functions else vars(sys.modules[module])
         for name, *attributes in syntax.find_names(tree, captured):
             if name in known and not name.startswith("__"):
                 self._add_global(known[name], [name, *attributes], place)
@@ -215,18 +215,6 @@ class Description:
             if isinstance(value, types.ModuleType) and names.is_own(value.__name__):
                 value = getattr(value, attribute, None)
         self.add(value, f"{'.'.join(chain)}, which {place} names,")
-
-
-def _methods(kind: type) -> list[types.FunctionType]:
-    """The functions that stand in the source of a class; not those that a dataclass generates."""
-    methods = []
-    for entry in vars(kind).values():
-        for name in ("__func__", "fget", "func"):  # of methods and of (cached) properties
-            entry = getattr(entry, name, None) or entry
-        function = inspect.unwrap(entry) if isinstance(entry, types.FunctionType) else None
-        if function and function.__code__.co_qualname == f"{kind.__qualname__}.{function.__name__}":
-            methods.append(function)
-    return methods
 
 
 def _captured(function: types.FunctionType) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import copy
 import dis
 import importlib.util
 import inspect
+import textwrap
 from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -24,25 +25,55 @@ def parse(definition: FunctionType | type | ModuleType) -> Any:
     """
     if isinstance(definition, ModuleType):
         return _strip(ast.parse(inspect.getsource(definition)))
-    if isinstance(definition, type):
-        lines, at = inspect.findsource(definition)
-        line, name = at + 1, definition.__name__
+    methods = methods_of(definition) if isinstance(definition, type) else [definition]
+    if methods:  # first, because a notebook knows the source of functions alone
+        code = methods[0].__code__
+        lines, line = inspect.findsource(code)[0], code.co_firstlineno
     else:
-        code = definition.__code__
-        lines, _ = inspect.findsource(code)
-        line, name = code.co_firstlineno, code.co_name
+        lines, at = inspect.findsource(definition)
+        line = at + 1
+    name = definition.__name__ if isinstance(definition, type) else code.co_name
     found = [
         node
-        for node in ast.walk(ast.parse("".join(lines)))
-        if isinstance(node, Definition)
-        and line == min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
-        and name == getattr(node, "name", "<lambda>")
+        for node in _list_definitions(lines, line)
+        if name == getattr(node, "name", "<lambda>")
+        and isinstance(node, ast.ClassDef) == isinstance(definition, type)
     ]
     if len(found) > 1 and isinstance(definition, FunctionType):
         found = [node for node in found if _holds(node, code)]
     if len({dump(node) for node in found}) != 1:
         raise OSError("its file changed after it was imported, or one line has several of them")
     return _strip(found[0])
+
+
+def methods_of(kind: type) -> list[FunctionType]:
+    """The functions that stand in the source of a class; not those that a dataclass generates."""
+    methods = []
+    for entry in vars(kind).values():
+        for name in ("__func__", "fget", "func"):  # of methods and of (cached) properties
+            entry = getattr(entry, name, None) or entry
+        function = inspect.unwrap(entry) if isinstance(entry, FunctionType) else None
+        if function and function.__code__.co_qualname == f"{kind.__qualname__}.{function.__name__}":
+            methods.append(function)
+    return methods
+
+
+def _list_definitions(lines: list[str], line: int) -> list[Any]:
+    """The functions that begin on a line, counted from 1, and the innermost class around it."""
+    try:
+        tree = ast.parse("".join(lines))
+    except SyntaxError:  # not a file of Python alone, such as a page with snippets
+        tree = ast.parse(textwrap.dedent("".join(inspect.getblock(lines[line - 1 :]))))
+        line = 1
+    functions, classes = [], []
+    for node in ast.walk(tree):  # from the outermost in
+        if isinstance(node, Definition):
+            first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
+            if isinstance(node, ast.ClassDef) and first <= line <= (node.end_lineno or line):
+                classes.append(node)
+            elif not isinstance(node, ast.ClassDef) and first == line:
+                functions.append(node)
+    return [*functions, *classes[-1:]]
 
 
 def _holds(node: Any, code: CodeType) -> bool:
