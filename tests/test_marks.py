@@ -208,6 +208,10 @@ def test_a_model_that_finds_special_tokens_in_any_text_refuses_that_text(tmp_pat
     assert tokenizer.encode_batch(["a <b>é"])[0].tolist()[-2:] == [0, 2]
     with pytest.raises(ValueError, match=r"the text …'a</s>b'… has '</s>', for which .*unigram"):
         tokenizer.encode_batch(["ab", "a</s>b"])
+    records = Records(["ab", "a</s>b", "b"])
+    for template in (None, Answer(prompt="", answer="{text}")):
+        with pytest.raises(ValueError, match="record 1: the text …'a</s>b'… has '</s>'"):
+            prepare(records, tokenizer, tmp_path / "c", template=template, progress=False)
 
 
 def test_markup_pickles_and_says_its_parts():

@@ -125,7 +125,8 @@ class Description:
             self.add(value.func, f"the function of {place}")
             self.add([value.args, value.keywords], f"the arguments of {place}")
         elif isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
-            self._say("array", value.dtype, value.shape, value.tobytes().hex())
+            digest = hashlib.sha256(value.tobytes()).hexdigest()
+            self._say("array", value.dtype, value.shape, digest)
         elif isinstance(value, list | tuple):
             self._say(kind.__name__, len(value), getattr(value, "_fields", ()))
             for entry in value:

@@ -26,6 +26,7 @@ from pipeline.sources import Source
 from pipeline.sources.source import read_texts, where
 from pipeline.templates import Template
 from pipeline.tokenizers import Tokenizer
+from pipeline.tokenizers.markup import MarkError
 
 # A worker takes this many records at a time. It changes no result.
 RECORDS = 512
@@ -78,8 +79,17 @@ class Job:
         """The tokens of the records with these numbers.
 
         Raises:
-            ValueError: an id is outside the vocabulary of the tokenizer.
+            ValueError: an id is outside the vocabulary of the tokenizer, or is that of a special
+                token and should not be; names the record.
         """
+        try:
+            return self._run(records)
+        except MarkError as error:
+            if len(records) > 1:  # find out which
+                return Ragged.concatenate([self.run([record]) for record in records])
+            raise ValueError(f"{where(self.source, records[0])}: {error}") from error
+
+    def _run(self, records: Sequence[int]) -> Ragged:
         if self.template is not None:
             chunk = templates.encode(self.template, self.source, records, self.tokenizer)
         else:

@@ -8,7 +8,7 @@ from etils import epath
 
 from pipeline.extras import require
 from pipeline.tokenizers.file_tokenizer import FileTokenizer
-from pipeline.tokenizers.markup import is_mark
+from pipeline.tokenizers.markup import MarkError, is_mark
 
 
 class HuggingFace(FileTokenizer):
@@ -32,7 +32,8 @@ class HuggingFace(FileTokenizer):
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is no tokenizer, or has no such token.
+        ValueError: it is no tokenizer, or has no such token; or, from encoding, its model finds a
+            special token in a text.
     """
 
     kind, file = "huggingface", "tokenizer.json"
@@ -119,7 +120,7 @@ class HuggingFace(FileTokenizer):
             if found := self._control.intersection(each):
                 mark = self._tokenizer.id_to_token(min(found))
                 at = max(text.find(mark) - 20, 0)
-                raise ValueError(
+                raise MarkError(
                     f"the text …{text[at : at + 60]!r}… has {mark!r}, for which {self._name} "
                     "has no tokens but that special one, in any text. Spell it otherwise in the "
                     "records, or use another tokenizer"

@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 
+class MarkError(ValueError):
+    """A tokenizer cannot but find a special token in a text that is no markup."""
+
+
 class Markup(str):
     r"""Text of a template's own, in which marks such as `<|end|>` become their tokens.
 
