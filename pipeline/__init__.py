@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     __version__: str
     from pipeline import sources, tasks, templates, tokenizers
     from pipeline.external import InPlace, index
+    from pipeline.fingerprints import Function
     from pipeline.loading.batches import Batches
     from pipeline.loading.compact import expand
     from pipeline.loading.field_names import rename
@@ -36,6 +37,7 @@ _MODULES = {
     "Compiled": "training.compiled",
     "Corpora": "storage.corpora",
     "Corpus": "storage.corpus",
+    "Function": "fingerprints",
     "InPlace": "external",
     "Loader": "loading.loader",
     "Masked": "views",
@@ -61,6 +63,7 @@ __all__ = [
     "Compiled",
     "Corpora",
     "Corpus",
+    "Function",
     "InPlace",
     "Loader",
     "Masked",

@@ -1,4 +1,5 @@
 import errno
+import itertools
 import os
 import re
 import signal
@@ -14,12 +15,13 @@ import pytest
 
 from pipeline import atomic, ragged
 from pipeline.atomic import atomic_write, directory_lock
-from pipeline.sources import ArrowFiles, JsonLines, Slice, TextFiles
+from pipeline.external import index
+from pipeline.sources import ArrowFiles, Concatenated, JsonLines, Records, Slice, TextFiles
 from pipeline.storage import corpus as corpus_module
 from pipeline.storage import parts as parts_module
 from pipeline.storage import preparation, tokenisation
 from pipeline.storage.corpus import Corpus
-from pipeline.storage.preparation import prepare
+from pipeline.storage.preparation import prepare, prepare_pairs
 from pipeline.tokenizers import Bytes
 
 LINES = [f"document {number} " + "abc " * (number * 7 % 23) for number in range(400)]
@@ -445,3 +447,101 @@ def test_records_of_a_list_like_source_are_read_one_by_one(tmp_path):
 
     corpus = prepare(Listed([{"text": b"ab"}, {"text": ""}]), Bytes(begin=False), tmp_path)
     assert np.asarray(corpus.lengths).tolist() == [2, 0]
+
+
+class Edited:
+    """A source that somebody writes to while its 200th record is read."""
+
+    def __init__(self, source, edit):
+        self.source, self.edit = source, edit
+
+    @property
+    def fingerprint(self):
+        return self.source.fingerprint
+
+    def __len__(self):
+        return len(self.source)
+
+    def __getitem__(self, index):
+        if index == 200:
+            self.edit()
+        return self.source[index]
+
+
+def _edits(path):
+    """Of each kind of source over `path`, one that is edited while it is read."""
+    text = path.read_text()
+
+    def append():
+        path.write_text(text + "more\n")
+
+    def replace():  # the size stays, and so do all samples of a large file
+        path.write_text(text.replace("document 300", "DOCUMENT 300"))
+
+    listed = [{"text": line} for line in LINES]
+    return {
+        "longer": Edited(TextFiles(path), append),
+        "as long": Edited(TextFiles(path), replace),
+        "gone": Edited(TextFiles(path), path.unlink),
+        "slice": Slice(Edited(TextFiles(path), append), 0.0, 0.9),
+        "two": Concatenated([Edited(TextFiles(path), append), Records(listed)]),
+        "records": Edited(Records(listed), lambda: listed[0].update(text="else")),
+    }
+
+
+@pytest.mark.parametrize("kind", ["longer", "as long", "gone", "slice", "two", "records"])
+def test_a_source_that_is_edited_while_it_is_prepared_makes_no_corpus(source, tmp_path, kind):
+    edited, directory = _edits(Path(source.files[0]))[kind], tmp_path / "corpus"
+    with pytest.raises(ValueError, match=r"(text\.txt|the source) changed .* anew"):
+        prepare(edited, Bytes(), directory, num_workers=0, progress=False)
+    assert not parts(directory)
+    assert not (directory / "corpus.json").exists()
+    if kind != "gone":  # nothing of it is in the way of what the source is now
+        again = Records(LINES) if kind == "records" else TextFiles(source.files[0])
+        assert len(prepare(again, Bytes(), directory, progress=False)) == len(again)
+
+
+def test_a_source_that_is_edited_while_its_lengths_are_counted_makes_no_index(source, tmp_path):
+    edited = _edits(Path(source.files[0]))["longer"]
+    with pytest.raises(ValueError, match=r"text\.txt changed after this source was first used"):
+        index(edited, Bytes(), tmp_path / "index", num_workers=0, progress=False)
+    assert len(index(TextFiles(source.files[0]), Bytes(), tmp_path / "index")) == len(LINES)
+
+
+def test_both_sides_of_pairs_are_of_one_source(tmp_path, monkeypatch):
+    listed = [{"a": line, "b": line} for line in LINES]
+    edits = iter([lambda: None, lambda: listed[0].update(a="else")])
+    both = Edited(Records(listed), lambda: next(edits)())
+    with pytest.raises(ValueError, match="the source changed while it was read"):
+        prepare_pairs(both, Bytes(), tmp_path / "1", fields=("a", "b"), progress=False)
+    assert len(Corpus.open(tmp_path / "1/inputs")) == len(LINES)
+    assert not parts(tmp_path / "1/targets")
+    whole = preparation.prepare
+
+    def prepare_and_edit(*arguments, **options):
+        corpus = whole(*arguments, **options)
+        listed[0].update(a="more")
+        return corpus
+
+    monkeypatch.setattr(preparation, "prepare", prepare_and_edit)
+    with pytest.raises(ValueError, match="the source changed between inputs and targets"):
+        prepare_pairs(both.source, Bytes(), tmp_path / "2", fields=("a", "b"), progress=False)
+
+
+def test_a_fingerprint_that_is_never_the_same_is_found_before_the_work(tmp_path):
+    class Nameless(Records):
+        numbers = itertools.count()
+        fingerprint = property(lambda self: str(next(self.numbers)))
+
+        def __getitems__(self, indices):
+            raise AssertionError("read")
+
+    with pytest.raises(ValueError, match=r"the source changed while it was read \(400 records"):
+        prepare(Nameless(LINES), Bytes(), tmp_path, progress=False)
+
+
+def test_records_with_objects_that_say_nothing_need_a_fingerprint(tmp_path):
+    records = [{"text": "a", "image": object(), "tags": {"x", "y"}}]
+    with pytest.raises(ValueError, match=r"one holds <object object at .*fingerprint=\"v1\""):
+        prepare(Records(records), Bytes(), tmp_path, progress=False)
+    prepare(Records(records, fingerprint="v1"), Bytes(), tmp_path, progress=False)

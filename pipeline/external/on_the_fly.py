@@ -85,9 +85,11 @@ def index(
 def _measure(job: Job, directory: epath.Path, num_workers: int | None, progress: bool) -> None:
     if not len(job.source):
         raise ValueError(f"the source is empty ({job.source}); check that it names the right files")
+    job.require_unchanged()
     chunks = tokenise(job, num_workers, name="measuring", progress=progress)
     with contextlib.closing(chunks):
         counts = [chunk.counts for chunk in chunks]
+    job.require_unchanged()
     with atomic_write(directory / COUNTS) as file:
         np.save(file, np.concatenate(counts).astype(np.uint32))
     with atomic_write(directory / MANIFEST) as file:

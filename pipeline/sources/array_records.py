@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pipeline.fingerprints import fingerprint
 from pipeline.sources import files
 
 
@@ -18,11 +19,12 @@ class ArrayRecords(files.FileSource):
     Args:
         paths: names or globs, one or several.
         parse: makes a dict of a record's bytes, for example `json.loads`; a function at the top of
-            a module, so that it reaches workers.
+            a module, so that it reaches workers, with a fingerprint (`pipeline.fingerprints`).
 
     Raises:
         FileNotFoundError: a file does not exist, or a glob matches none.
-        ValueError: from reading, when a file is damaged or `parse` fails; names file and record.
+        ValueError: `parse` has no fingerprint; or, from reading, a file is damaged or `parse`
+            fails; names file and record.
     """
 
     format = "ArrayRecord files"
@@ -33,8 +35,8 @@ class ArrayRecords(files.FileSource):
     ):
         super().__init__(paths)
         self.parse = parse
-        name = f"-{parse.__module__}.{parse.__qualname__}" if parse else ""
-        self.prefix = f"array_record{name}"
+        self._parser = fingerprint(parse) if parse else ""
+        self.prefix = "-".join(["array_record", *filter(None, [self._parser])])
 
     @functools.cached_property
     def _readers(self) -> list[Any]:
@@ -85,8 +87,9 @@ class ArrayRecords(files.FileSource):
         try:
             return self.parse(content)
         except Exception as error:
+            name = getattr(self.parse, "__qualname__", self._parser)
             raise ValueError(
-                f"{self.where(index)} cannot be parsed by {self.parse.__qualname__}: {error!r}; "
+                f"{self.where(index)} cannot be parsed by {name}: {error!r}; "
                 "mend the record, or give another parse="
             ) from error
 

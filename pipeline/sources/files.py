@@ -1,7 +1,6 @@
 """Files of a source: found by name or glob, decompressed while read, told apart by content."""
 
 import bisect
-import functools
 import hashlib
 import io
 import os
@@ -12,6 +11,8 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 from etils import epath
+
+from pipeline.atomic import is_local
 
 # A fingerprint reads this many samples of a file, spread evenly; smaller files are read whole.
 SAMPLES, SAMPLE = 16, 1 << 16
@@ -37,12 +38,17 @@ class FileSource:
 
     def __init__(self, paths: Paths):
         self.files = find(paths)
+        self._content = Content(self.files)
         self._lock = threading.Lock()
 
-    @functools.cached_property
+    @property
     def fingerprint(self) -> str:
-        """See `Source`; from names, sizes and content samples of the files."""
-        return f"{self.prefix}-{digest(self.files)}"
+        """See `Source`; from names, sizes and content samples of the files.
+
+        Raises:
+            ValueError: a file changed since the first time; names it.
+        """
+        return f"{self.prefix}-{self._content.digest}"
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self.__getitems__([index])[0]
@@ -138,6 +144,50 @@ def digest(files: Iterable[epath.Path]) -> str:
                 file.seek((size - SAMPLE) * number // (SAMPLES - 1))
                 sha.update(file.read(SAMPLE))
     return sha.hexdigest()[:12]
+
+
+class Content:
+    """The content of files, as it was when somebody first asked for the digest.
+
+    Args:
+        paths: the files, in order.
+    """
+
+    def __init__(self, paths: Iterable[epath.Path]):
+        self._paths = list(paths)
+        self._known: tuple[list[tuple[int, int]], str] | None = None
+
+    @property
+    def digest(self) -> str:
+        """See `digest`.
+
+        Raises:
+            ValueError: the size of a file, or the time of its last change, is not what it was the
+                first time; names the file.
+        """
+        stamps = [_stamp(path) for path in self._paths]
+        if self._known is None:
+            self._known = stamps, digest(self._paths)
+        for path, then, now in zip(self._paths, self._known[0], stamps, strict=True):
+            if then != now:
+                seen = f"has {now[0]:,}, written at another time" if any(now) else "is gone"
+                raise ValueError(
+                    f"{os.fspath(path)} changed after this source was first used: it had "
+                    f"{then[0]:,} bytes, and {seen}. Let nothing write to files while they are "
+                    "read, and open the source anew"
+                )
+        return self._known[1]
+
+
+def _stamp(path: epath.Path) -> tuple[int, int]:
+    """The size of a file and the time of its last change, 0 of one that is gone."""
+    try:
+        if is_local(path):
+            status = os.stat(path)
+            return status.st_size, status.st_mtime_ns
+        return path.stat().length, path.stat().mtime
+    except FileNotFoundError:
+        return 0, 0
 
 
 def locate(first: Sequence[int], index: int) -> tuple[int, int]:

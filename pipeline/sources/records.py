@@ -1,8 +1,8 @@
 """Records in memory: a sequence, or a Grain MapDataset."""
 
-import functools
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,9 +37,13 @@ class Records:
             )
         self.records, self._given = records, fingerprint
 
-    @functools.cached_property
+    @property
     def fingerprint(self) -> str:
-        """See `Source`."""
+        """See `Source`.
+
+        Raises:
+            ValueError: it was not given, and an entry holds an object that says nothing of itself.
+        """
         if self._given is not None:
             return self._given
         count = len(self)
@@ -79,7 +83,18 @@ def _as_record(index: int, entry: Any) -> dict[str, Any]:
 
 
 def _as_json(value: Any) -> Any:
-    """A value that JSON cannot hold: arrays become lists, bytes become text."""
+    """A value that JSON cannot hold: arrays and sets become lists, bytes become text."""
     if hasattr(value, "tolist"):
         return value.tolist()
-    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else repr(value)
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
+    if isinstance(value, set | frozenset):
+        return sorted(map(repr, value))
+    text = repr(value)
+    if re.search(r" at 0x[0-9a-f]+", text):
+        raise ValueError(
+            f"the records have no fingerprint: one holds {text:.80}, which another process would "
+            "see at another address. Leave such fields out, or give a text that you change "
+            'whenever the records change, as in Records(records, fingerprint="v1")'
+        )
+    return text

@@ -13,7 +13,10 @@ class Source(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Tells the content apart: the same on every host that has the same data."""
+        """Tells the content apart: the same on every host that has the same data.
+
+        It is read before and after all records are; where it differs, the source was edited.
+        """
 
     def __len__(self) -> int: ...
 

@@ -35,16 +35,12 @@ class Tables(files.FileSource):
     def __init__(self, paths: files.Paths, *, columns: Sequence[str] | None = None):
         super().__init__(paths)
         self.columns = None if columns is None else list(columns)
+        if self.columns is not None:
+            self.prefix = f"{self.prefix}-{'+'.join(self.columns)}"
 
     def _open(self, path: epath.Path) -> tuple[list[str], list[int], Callable[[int], Group]]:
         """Of one file: its columns, the rows of each group, and a function that reads a group."""
         raise NotImplementedError
-
-    @functools.cached_property
-    def fingerprint(self) -> str:
-        """See `Source`; from names, sizes and content samples of the files."""
-        columns = "" if self.columns is None else f"-{'+'.join(self.columns)}"
-        return f"{self.prefix}{columns}-{files.digest(self.files)}"
 
     @functools.cached_property
     def _tables(self) -> list[tuple[list[int], Callable[[int], Group]]]:

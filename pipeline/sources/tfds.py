@@ -65,12 +65,18 @@ class Tfds:
         return self._builder.as_data_source(split=self.split)
 
     @functools.cached_property
+    def _content(self) -> files.Content:
+        pieces = self._builder.info.splits[self.split].file_instructions
+        return files.Content(epath.Path(piece.filename) for piece in pieces)
+
+    @property
     def fingerprint(self) -> str:
-        """See `Source`; from the version, the split, and content samples of its files."""
-        info = self._builder.info
-        pieces = info.splits[self.split].file_instructions
-        content = files.digest(epath.Path(piece.filename) for piece in pieces)
-        return f"tfds-{info.full_name}-{self.split}-{content}"
+        """See `Source`; from the version, the split, and content samples of its files.
+
+        Raises:
+            ValueError: a file changed since the first time; names it.
+        """
+        return f"tfds-{self._builder.info.full_name}-{self.split}-{self._content.digest}"
 
     def __len__(self) -> int:
         return len(self._records)

@@ -2,6 +2,7 @@
 
 import contextlib
 import multiprocessing
+import os
 from typing import Any
 
 from etils import epath
@@ -52,7 +53,8 @@ def prepare(
 
     Raises:
         ValueError: the source is empty, a record is not text, an id is outside the vocabulary, or
-            `directory` holds a corpus of another source, tokenizer, template or task.
+            `directory` holds a corpus of another source, tokenizer, template or task; or the source
+            was edited while it was read, and then no part is kept.
         OSError: the disk is full; what is finished is kept.
         RuntimeError: a worker died.
     """
@@ -117,6 +119,13 @@ def prepare_pairs(
         )
         for of_side, task in zip(fields, (INPUTS, TARGETS), strict=True)
     )
+    then, now = (side.origin["source"] for side in (inputs, targets))
+    if then != now:
+        raise ValueError(
+            f"the source changed between inputs and targets: its fingerprint was {then} and is now "
+            f"{now}. Let nothing write to it meanwhile, delete {os.fspath(directory)}, and prepare "
+            "again"
+        )
     return Pairs(inputs, targets)
 
 
@@ -142,6 +151,7 @@ def _prepare(
             f"the source is empty ({job.source}); a corpus holds at least one record. Check that "
             "it names the right files"
         )
+    job.require_unchanged()  # a fingerprint that is never the same twice, before any work
     writer = Writer(directory, task, job.origin)
     chunks = tokenise(
         job,
@@ -155,6 +165,11 @@ def _prepare(
     with contextlib.closing(chunks):
         for part in assemble_parts(chunks):
             writer.add(part)
+    try:
+        job.require_unchanged()
+    except ValueError:
+        writer.discard()  # some parts may be of before the edit and some of after it
+        raise
     if job.template is not None and task.has_targets and not any(writer.text_bytes):
         raise ValueError(
             f"nothing of any of the {documents:,} records is learnt: all weights that the template "

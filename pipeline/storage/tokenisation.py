@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import multiprocessing
 import os
@@ -25,6 +26,7 @@ from pipeline.sources import Source
 from pipeline.sources.source import read_texts, where
 from pipeline.templates import Template
 from pipeline.tokenizers import Tokenizer
+from pipeline.tokenizers.markup import MarkError
 
 # A worker takes this many records at a time. It changes no result.
 RECORDS = 512
@@ -49,9 +51,12 @@ class Job:
     template: Template | None = None
     weighted: bool = True
 
-    @property
+    @functools.cached_property
     def origin(self) -> dict[str, str | None]:
-        """Fingerprints of all that decides the tokens, and the field where there is no template."""
+        """Fingerprints of all that decides the tokens, and the field where there is no template.
+
+        They are those of when they were first asked for.
+        """
         template = None if self.template is None else templates.fingerprint(self.template)
         return {
             "source": self.source.fingerprint,
@@ -60,12 +65,31 @@ class Job:
             "template": template,
         }
 
+    def require_unchanged(self) -> None:
+        """Refuses, with a `ValueError`, a source that was edited since `origin` was first read."""
+        now = self.source.fingerprint
+        if now != self.origin["source"]:
+            raise ValueError(
+                f"the source changed while it was read ({self.source}): its fingerprint was "
+                f"{self.origin['source']} and is now {now}. Let nothing write to it meanwhile, and "
+                "run again with the source opened anew"
+            )
+
     def run(self, records: Sequence[int]) -> Ragged:
         """The tokens of the records with these numbers.
 
         Raises:
-            ValueError: an id is outside the vocabulary of the tokenizer.
+            ValueError: an id is outside the vocabulary of the tokenizer, or is that of a special
+                token and should not be; names the record.
         """
+        try:
+            return self._run(records)
+        except MarkError as error:
+            if len(records) > 1:  # find out which
+                return Ragged.concatenate([self.run([record]) for record in records])
+            raise ValueError(f"{where(self.source, records[0])}: {error}") from error
+
+    def _run(self, records: Sequence[int]) -> Ragged:
         if self.template is not None:
             chunk = templates.encode(self.template, self.source, records, self.tokenizer)
         else:

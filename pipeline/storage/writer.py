@@ -113,6 +113,12 @@ class Writer:
         path = self.directory / part_name(len(self.parts))
         self._append(write_part(path, examples, metadata), examples.counts, text)
 
+    def discard(self) -> None:
+        """Removes the parts."""
+        for part in self.parts:
+            (self.directory / part.file).unlink()
+        self.parts, self._counts, self.text_bytes = [], [], []
+
     def finish(
         self, *, vocab_size: int | None, tokenizer: dict[str, Any] | None, source: str | None
     ) -> None:

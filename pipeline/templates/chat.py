@@ -1,10 +1,12 @@
 """Chats: turns of several roles, with a loss on some of them."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.templates.template import Span
+from pipeline.tokenizers import Markup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,7 +14,8 @@ class Chat:
     r"""The turns of a conversation, one after another, each between `before` and `after`.
 
     The loss is on what the chosen roles say and on the `after` that ends it, by which the model
-    learns to stop; `before` is never learnt.
+    learns to stop; `before` is never learnt. Special tokens are parsed in `before` and `after`
+    alone, not in what somebody says; see `Markup`.
 
     >>> Chat()({"messages": [{"role": "user", "content": "Hi"},
     ...                      {"role": "assistant", "content": "Hello."}]})
@@ -49,15 +52,21 @@ class Chat:
         """Two spans for each turn of a record.
 
         Raises:
-            ValueError: there is no turn, or what it says is not text.
+            ValueError: there is no turn, what it says is not text, or its role has signs that marks
+                have.
         """
         spans: list[Span] = []
         for turn in record[self.messages]:
             role, content = turn[self.role], turn[self.content]
             if not isinstance(content, str):
                 raise ValueError(f"a turn of {role} says {type(content).__name__}, not text")
-            spans.append((self.before.format(role=role), 0.0))
-            spans.append((content + self.after, self.weights.get(role, 0.0)))
+            if re.search(r"[<>|\[\]{}\r\n]", str(role)):
+                raise ValueError(
+                    f"a turn has the role {role!r:.80}; a role becomes part of a mark, so it is a "
+                    "name without < > | [ ] { } and line breaks"
+                )
+            spans.append((Markup(self.before.format(role=role)), 0.0))
+            spans.append((content + Markup(self.after), self.weights.get(role, 0.0)))
         if not spans:
             raise ValueError(f"its {self.messages} are empty")
         return spans

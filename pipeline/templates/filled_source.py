@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from pipeline.fingerprints import fingerprint
 from pipeline.sources.source import Source, where
-from pipeline.templates.template import Template, fill, fingerprint
+from pipeline.templates.template import Template, fill
 
 
 class FilledSource:

@@ -1,13 +1,12 @@
 """Template: a function from a record to the text to train on, and how much each part counts."""
 
-import hashlib
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from pipeline.fingerprints import fingerprint
 from pipeline.ragged import Ragged
 from pipeline.sources.source import Source, read_records, where
 from pipeline.tokenizers import Tokenizer
@@ -15,26 +14,9 @@ from pipeline.tokenizers import Tokenizer
 # A piece of text, and the loss weight of each of its tokens: 0 for what is only read.
 Span = tuple[str, float]
 
-# A pure function at the top of a module, or an object of such a class, so that it pickles.
+# A pure function at the top of a module, or an object of a dataclass there, so that it pickles and
+# has a fingerprint; see `pipeline.fingerprints`.
 Template = Callable[[Mapping[str, Any]], Sequence[Span]]
-
-
-def fingerprint(template: Template) -> str:
-    """Tells templates apart: by their `repr` where it says all (dataclasses), else by their source.
-
-    >>> def shout(record):
-    ...     return [(record["text"].upper(), 1.0)]
-    >>> fingerprint(shout)[:-8]
-    'pipeline.templates.template.shout-'
-    """
-    if not inspect.isroutine(template):
-        return repr(template)
-    try:
-        source = inspect.getsource(template)
-    except OSError:  # typed into a shell
-        source = ""
-    name = f"{template.__module__}.{template.__qualname__}"
-    return f"{name}-{hashlib.sha256(source.encode()).hexdigest()[:8]}"
 
 
 def fill(template: Template, source: Source, indices: Sequence[int]) -> list[list[Span]]:

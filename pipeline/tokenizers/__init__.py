@@ -6,11 +6,20 @@ from etils import epath
 
 from pipeline.tokenizers.bytes import Bytes
 from pipeline.tokenizers.hugging_face import HuggingFace
+from pipeline.tokenizers.markup import Markup
 from pipeline.tokenizers.sentencepiece import SentencePiece
 from pipeline.tokenizers.tokenizer import Tokenizer
 from pipeline.tokenizers.training import train_sentencepiece
 
-__all__ = ["Bytes", "HuggingFace", "SentencePiece", "Tokenizer", "load", "train_sentencepiece"]
+__all__ = [
+    "Bytes",
+    "HuggingFace",
+    "Markup",
+    "SentencePiece",
+    "Tokenizer",
+    "load",
+    "train_sentencepiece",
+]
 
 
 def load(description: dict[str, Any], directory: epath.Path) -> Tokenizer:

@@ -32,7 +32,11 @@ class Tokenizer(Protocol):
         """The id after each text, or None."""
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """All ids one after another (int32) and how many each text has (int64)."""
+        """All ids one after another (int32) and how many each text has (int64).
+
+        Tokens with a meaning of their own, such as the end of a turn, may be parsed in `Markup`
+        alone: anybody can spell them in other text.
+        """
 
     def decode(self, ids: Any) -> str:
         """The text of the ids, marks removed."""

@@ -1,0 +1,381 @@
+"""Fingerprints of templates and parsers: what they see, and what they refuse."""
+
+import dataclasses
+import enum
+import functools
+import importlib
+import itertools
+import linecache
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pipeline
+from pipeline import fingerprints
+from pipeline.fingerprints import Function, fingerprint
+from pipeline.sources import ArrayRecords, Records
+from pipeline.storage.preparation import prepare, prepare_pairs
+from pipeline.templates import Answer, Chat
+from pipeline.tokenizers import Bytes
+
+RECORDS = Records([{"text": f"text {number}"} for number in range(5)])
+LIMIT, NAMES = 3, {"b", "a", "c"}
+
+# A project of two modules, with all that a template may depend on.
+PROJECT = {
+    "words.py": """
+        import re
+
+        SIGN = "!"
+        PATTERN = re.compile("a+")
+
+        def clean(text):
+            return PATTERN.sub("", text) + SIGN
+
+        class Cleaner:
+            def __call__(self, text):
+                return clean(text)
+    """,
+    "chats.py": """
+        import dataclasses
+        import functools
+        import enum
+        import numpy as np
+        import words
+        from words import Cleaner
+
+        LIMIT = 100
+        TABLE = np.arange(3)
+        KNOWN = frozenset({"a", "b", "c", "d"})
+
+        class Role(enum.Enum):
+            USER = "user"
+
+        def cut(text, end=LIMIT):
+            return text[:end]
+
+        def plain(record):
+            # A comment.
+            return [(cut(words.clean(record["text"])), float(TABLE[1]))]
+
+        def weigh(record, *, weight):
+            def inner(text):
+                import words
+                return Cleaner()(text) if text in KNOWN else text
+            return [(inner(record["text"]), weight)]
+
+        half = functools.partial(weigh, weight=0.5)
+
+        def make(sign, weights):
+            return lambda record: [(record["text"] + sign, weights["text"])]
+
+        captured = make("?", {"text": 1.0})
+
+        def twice(function):
+            @functools.wraps(function)
+            def both(record):
+                return function(record) + function(record)
+            return both
+
+        @twice
+        def decorated(record):
+            return plain(record)
+
+        @dataclasses.dataclass
+        class Template:
+            sign: str
+            role: Role = Role.USER
+            names: frozenset = KNOWN
+
+            @property
+            def end(self):
+                return self.sign
+
+            def __call__(self, record):
+                return [(cut(record["text"]) + self.end, 1.0)]
+
+        object_ = Template(".")
+
+        class Longer(Template):
+            def __call__(self, record):
+                return super().__call__(record) * 2
+
+        longer = Longer(".")
+        method = object_.__call__
+        ALL = [plain, half, captured, decorated, object_, longer, method, make(".", {}), weigh]
+    """,
+}
+EVERY = range(9)
+PLAIN, HALF, CAPTURED, DECORATED, OBJECT, LONGER, METHOD, DOT, WEIGH = EVERY
+
+ASK = """
+    import sys
+    sys.path[:0] = [{place!r}, {root!r}]
+    import chats
+    from pipeline.fingerprints import fingerprint
+    print(*map(fingerprint, chats.ALL))
+"""
+
+
+def write(place, project=PROJECT):
+    place.mkdir(exist_ok=True, parents=True)
+    for name, text in project.items():
+        (place / name).write_text(textwrap.dedent(text))
+
+
+def ask(place, seed=0):
+    """The fingerprints of the project, in a process of its own."""
+    root = str(Path(fingerprints.__file__).parents[2])
+    program = textwrap.dedent(ASK).format(place=str(place), root=root)
+    environment = os.environ | {"PYTHONHASHSEED": str(seed), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """Imports the project, with one text in place of another, and gives the fingerprints."""
+    monkeypatch.syspath_prepend(str(tmp_path / "0"))
+    numbers = itertools.count()
+
+    def load(old=None, new=None):
+        place = tmp_path / str(next(numbers))
+        texts = PROJECT
+        if old is not None:
+            assert sum(text.count(old) for text in PROJECT.values()) == 1
+            texts = {name: text.replace(old, new) for name, text in PROJECT.items()}
+        write(place, texts)
+        monkeypatch.setattr(sys, "path", [str(place), *sys.path])
+        for name in ("words", "chats"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        importlib.invalidate_caches()
+        return importlib.import_module("chats").ALL
+
+    return load
+
+
+def test_fingerprints_agree_across_processes_hash_seeds_and_places(tmp_path):
+    write(tmp_path / "here")
+    moved = {name: "# A line.\n\n" + textwrap.dedent(text) for name, text in PROJECT.items()}
+    moved["chats.py"] = moved["chats.py"].replace(
+        "def plain(record):\n", 'def plain(record: dict) -> list:\n    """What it does."""\n\n'
+    )
+    write(tmp_path / "there" / "deep", moved)
+    here = ask(tmp_path / "here", seed=1)
+    assert len(set(here)) == len(EVERY)
+    assert ask(tmp_path / "there" / "deep", seed=2) == here
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "changed"),
+    [
+        ("# A comment.", "# Another comment.", ()),
+        ('PATTERN.sub("", text)', "text", (PLAIN, HALF, WEIGH, DECORATED)),
+        ('SIGN = "!"', 'SIGN = "."', (PLAIN, HALF, WEIGH, DECORATED)),
+        ('re.compile("a+")', 're.compile("a")', (PLAIN, HALF, WEIGH, DECORATED)),
+        ("return clean(text)", "return text", (HALF, WEIGH)),
+        ("LIMIT = 100", "LIMIT = 99", (PLAIN, OBJECT, LONGER, METHOD, DECORATED)),
+        ("np.arange(3)", "np.arange(4)", (PLAIN, DECORATED)),
+        ('{"a", "b", "c", "d"}', '{"a", "b", "c"}', (HALF, WEIGH, OBJECT, LONGER, METHOD)),
+        ("weight=0.5", "weight=0.25", (HALF,)),
+        ('make("?"', 'make("!"', (CAPTURED,)),
+        ('{"text": 1.0}', '{"text": 2.0}', (CAPTURED,)),
+        ("function(record) + function(record)", "function(record)", (DECORATED,)),
+        ("return self.sign", "return self.sign * 2", (OBJECT, LONGER, METHOD)),
+        ('USER = "user"', 'USER = "human"', (OBJECT, LONGER, METHOD)),
+        ('object_ = Template(".")', 'object_ = Template("")', (OBJECT, METHOD)),
+        ("super().__call__(record) * 2", "super().__call__(record)", (LONGER,)),
+    ],
+)
+def test_a_fingerprint_sees_all_that_a_template_depends_on(project, old, new, changed):
+    before = list(map(fingerprint, project()))
+    after = list(map(fingerprint, project(old, new)))
+    assert [n for n in EVERY if before[n] != after[n]] == sorted(changed)
+
+
+@pytest.mark.parametrize("number", EVERY)
+def test_a_rerun_finds_the_corpus_of_its_template(project, tmp_path, number):
+    if number in (WEIGH, DOT):
+        pytest.skip("not templates")
+    first = prepare(RECORDS, Bytes(), tmp_path / "corpus", template=project()[number])
+    again = prepare(RECORDS, Bytes(), tmp_path / "corpus", template=project()[number])
+    assert again.fingerprint == first.fingerprint
+
+
+def suffix(text):
+    def template(record):
+        return [(record["text"] + text, 1.0)]
+
+    return template
+
+
+def test_closures_over_other_values_make_other_corpora(tmp_path):
+    corpus = prepare(RECORDS, Bytes(), tmp_path, template=suffix("!"))
+    assert prepare(RECORDS, Bytes(), tmp_path, template=suffix("!")).origin == corpus.origin
+    with pytest.raises(ValueError, match="made with another template: there test_fingerprints"):
+        prepare(RECORDS, Bytes(), tmp_path, template=suffix("?"))
+
+
+def test_the_fingerprints_of_what_lockstep_brings_stay():
+    assert fingerprint(Answer(prompt="{q}", answer="{a}")) == "Answer(prompt='{q}', answer='{a}')"
+    assert fingerprint(Chat()) == (
+        "Chat(weights={'assistant': 1.0}, before='<|{role}|>\\n', after='<|end|>\\n', "
+        "messages='messages', role='role', content='content')"
+    )
+    assert fingerprint(importlib.import_module("json").loads) == "json.loads"
+    assert re.fullmatch(r"numpy\.asarray-\d+\.\d+.*", fingerprint(np.asarray))
+
+
+NOTEBOOK = """
+import dataclasses
+
+LIMIT = {limit}
+
+@dataclasses.dataclass
+class Cut:
+    end: int = 0
+
+    def __call__(self, record):
+        return [(record["text"][self.end : LIMIT], 1.0)]
+
+def cut(record):
+    return Cut()(record)
+"""
+
+
+def test_functions_and_classes_of_a_notebook_have_fingerprints(monkeypatch):
+    def run(limit, cell):
+        text = NOTEBOOK.format(limit=limit)
+        lines = text.splitlines(keepends=True)
+        monkeypatch.setitem(linecache.cache, cell, (len(text), None, lines, cell))
+        names = {"__name__": "__main__"}
+        exec(compile(text, cell, "exec"), names)
+        return fingerprint(names["Cut"](1)), fingerprint(names["cut"])
+
+    assert run(3, "<cell 1>") == run(3, "<cell 2>")
+    assert not set(run(3, "<cell 1>")) & set(run(4, "<cell 3>"))
+
+
+def parse(content):
+    return {"text": content[:LIMIT]}
+
+
+class Listed:
+    """A template of which nothing tells what it is."""
+
+    def __call__(self, record):
+        return [(record["text"], 1.0)]
+
+
+LISTED = Listed()
+
+
+def use(record):
+    return LISTED(record)
+
+
+@dataclasses.dataclass(frozen=True)
+class Holder:
+    held: object
+
+    def __call__(self, record):
+        return [(record["text"], 1.0)]
+
+
+def holding(value):
+    return lambda record: [(str(value), 1.0)]
+
+
+CYCLE = []
+CYCLE.append(CYCLE)
+UNWRITTEN = eval("lambda record: [(record['text'], 1.0)]")
+
+
+@pytest.mark.parametrize(
+    ("template", "sentence"),
+    [
+        (Listed(), r"Listed has no fingerprint: it is <.*Listed object.*, and no Listed says"),
+        (use, r"LISTED, which test_fingerprints\.use names, is <.*Listed"),
+        (Holder(object()), r"Holder has no fingerprint: test_fingerprints\.Holder\.held is <obj"),
+        (Holder(CYCLE), "which contains itself"),
+        (holding(sys.__stdin__), "value, which .* captured, is <_io"),
+        (UNWRITTEN, r"<lambda> has no fingerprint: it is <function .*without its source"),
+        (functools.partial(parse, Listed()), "an entry of the arguments of .* is <.*Listed"),
+    ],
+)
+def test_what_has_no_fingerprint_is_named_with_what_to_do(tmp_path, template, sentence):
+    with pytest.raises(ValueError, match=sentence) as caught:
+        prepare(RECORDS, Bytes(), tmp_path, template=template)
+    assert re.search(r'pipeline\.Function\(\S+, fingerprint="v1"\)$', str(caught.value))
+    assert not list(tmp_path.iterdir())
+    given = pipeline.Function(template, fingerprint="v1")
+    assert fingerprint(given) == "v1"
+    assert fingerprint(Holder(given)) != fingerprint(Holder(Function(use, fingerprint="v2")))
+
+
+def test_two_functions_of_one_line_are_told_apart():
+    both = [lambda record: [(record["text"], 1.0)], lambda record: [(record["text"], 0.5)]]
+    assert len({fingerprint(each) for each in both}) == 2
+
+
+def test_functions_that_name_each_other_have_fingerprints():
+    def even(number):
+        return number == 0 or odd(number - 1)
+
+    def odd(number):
+        return number != 0 and even(number - 1)
+
+    assert len({fingerprint(even), fingerprint(odd)}) == 2
+
+
+class Local(enum.Enum):
+    A = 1
+
+
+def test_classes_inside_functions_count_with_what_they_captured():
+    def make(limit):
+        @dataclasses.dataclass
+        class Cut:
+            end: Local = Local.A
+            most = limit
+
+            def __call__(self, record):
+                return [(record["text"][: self.most], 1.0)]
+
+        return Cut()
+
+    assert fingerprint(make(3)) == fingerprint(make(3)) != fingerprint(make(4))
+
+
+def test_parsers_count_with_their_code(monkeypatch, tmp_path):
+    path = tmp_path / "a.array_record"
+    path.write_bytes(b"x")
+    before = ArrayRecords(path, parse=parse).prefix
+    assert before == ArrayRecords(path, parse=parse).prefix
+    monkeypatch.setattr(sys.modules[__name__], "LIMIT", 4)
+    assert ArrayRecords(path, parse=parse).prefix != before
+    assert ArrayRecords(path, parse=functools.partial(parse)).prefix.startswith("array_record-test")
+    with pytest.raises(ValueError, match=r"Listed has no fingerprint"):
+        ArrayRecords(path, parse=Listed())
+
+
+def test_an_own_fingerprint_is_a_text():
+    for wrong in ("", 7, None):
+        with pytest.raises(ValueError, match=r'fingerprint is .*; give a text, such as "v1"'):
+            Function(parse, fingerprint=wrong)
+
+
+def test_pairs_take_templates_with_fingerprints(tmp_path):
+    fields = (suffix("?"), Function(Listed(), fingerprint="listed"))
+    pairs = prepare_pairs(RECORDS, Bytes(), tmp_path, fields=fields, progress=False)
+    assert prepare_pairs(RECORDS, Bytes(), tmp_path, fields=fields).fingerprint == pairs.fingerprint
+    with pytest.raises(ValueError, match="made with another template"):
+        prepare_pairs(RECORDS, Bytes(), tmp_path, fields=(suffix("!"), fields[1]))
