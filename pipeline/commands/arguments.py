@@ -147,7 +147,7 @@ def parser() -> argparse.ArgumentParser:
         "From\nplans.json and the digests in metrics.jsonl: over restarts, numbers of hosts and "
         "changes of the plan.",
     )
-    flag("workdir", help="the work directory of a run of train.py")
+    flag("workdir", help="the work directory of a run, with plans.json and metrics.jsonl")
 
     flag = add(
         "prepare",
