@@ -161,6 +161,12 @@ def parser() -> argparse.ArgumentParser:
         ".array_record files; a Hugging Face data set saved to disk; or one config (.py), for "
         "which training and evaluation corpora are made",
     )
+    flag(
+        "--targets",
+        nargs="+",
+        metavar="FILE",
+        help="text whose lines are the targets of the lines of SOURCE, which makes pairs",
+    )
     flag("--into", metavar="DIRECTORY", help="where the corpus goes")
     flag("--tfds", metavar="NAME", help="a prepared TFDS data set instead of files")
     flag("--split", default="train", help="of a data set that has some (train)")
