@@ -590,7 +590,7 @@ def test_windows_have_every_position_once(monkeypatch):
 
 def test_the_printed_mixture_says_what_each_source_really_has():
     text = str(Plan(SOURCES, BUCKETS, weights=[(0, WEIGHTS), (60, {**WEIGHTS, "chat": 0})]))
-    assert "0.1 → 0" in text
+    assert re.search("^chat +0.1 → 0  ", text, re.M)
     assert "weights begin at steps 0, 60" in text
     text = str(Plan(SOURCES, BUCKETS, weights=WEIGHTS))
     code = next(line.split() for line in text.splitlines() if line.split()[0] == "code")
@@ -599,8 +599,14 @@ def test_the_printed_mixture_says_what_each_source_really_has():
 
 
 def printed_deviations(mixture):
-    (line,) = re.findall(r"any 200 of the first 400 steps(.*) of the \w+$", str(mixture), re.M)
-    return line, {name: float(share) for share, name in re.findall(r"([\d.]+)% \((\w+)\)", line)}
+    """The line below the table, and how far each corpus is off its weight, in percent."""
+    text = str(mixture)
+    (line,) = re.findall("^off by: .*$", text, re.M)
+    found = {}
+    for name in mixture.names:
+        (share,) = re.findall(rf"^{name} .*%  +([\d.]+)%  ", text, re.M)
+        found[name] = float(share)
+    return line, found
 
 
 def test_the_printed_mixture_says_how_far_shares_are_off():
@@ -610,14 +616,16 @@ def test_the_printed_mixture_says_how_far_shares_are_off():
     due = 100 * largest_deviations(mixture, 0, 400, 200)
     assert due.max() > 5
     line, printed = printed_deviations(mixture)
-    assert line.startswith(" are off the weights by at most")
+    assert "any 200 of the first 400 steps are off the weight, in tokens" in line
     assert list(printed) == ["short", "long"]
     assert list(printed.values()) == pytest.approx(due, abs=0.006)
     phases = [(0, WEIGHTS), (1000, WEIGHTS | {"code": 3}), (1100, WEIGHTS)]
     line, printed = printed_deviations(Plan(SOURCES, BUCKETS, weights=phases))
-    assert line.startswith(" of each phase are off")
+    assert "any 200 of the first 400 steps of each phase are off" in line
+    text = str(Plan(SOURCES, BUCKETS, weights=phases))
+    assert re.search("^code  +0.6 → 0.8824 → 0.6  ", text, re.M)  # a gap on both sides
     assert 0 < max(printed.values()) < 2
-    assert "of the first 400" not in str(Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending="stop"))
+    assert "off by: " not in str(Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending="stop"))
 
 
 def test_shares_of_examples_are_compared_with_weights_of_examples():
