@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -172,3 +173,9 @@ def test_a_history_needs_corpora_that_are_in_a_directory(tmp_path):
     plan = pipeline.Plan(corpus, [pipeline.Bucket(1, 16)])
     with pytest.raises(ValueError, match="has no directory, so its batches cannot be planned"):
         write_history(tmp_path / "run", corpus, plan)
+
+
+def test_a_log_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(ImportError, match=r"needs tensorboardX.*lockstep-pipeline\[train\]"):
+        MetricsLog(epath.Path(tmp_path), 0)
