@@ -3,7 +3,9 @@
     python train.py --config=configs/pairs.py
 
 Takes minutes on two cores. Other pairs: records of .jsonl files with two texts, as in
-`--config.train.source= --config.train.files='pairs/*.jsonl' --config.train.field="('de','en')"`.
+`--config.train.source= --config.train.files='pairs/*.jsonl' --config.train.field="('de','en')"`; or
+two parallel texts, as in
+`--config.train.source= --config.train.files=train.de --config.train.targets=train.en`.
 """
 
 from ml_collections import ConfigDict

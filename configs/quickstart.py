@@ -16,6 +16,8 @@ def get_config() -> ConfigDict:
     for part in (config.train, config.eval):
         part.files = part.tfds = ""
         part.kind = ""  # of files: "text", "jsonl", …; "" to tell it from their extensions
+        # Of parallel text: the files whose lines go with those of `files`, which are the inputs.
+        part.targets = config_dict.placeholder(str)
         part.field = "text"  # of a record
         part.begin, part.end = 0.0, 1.0  # which share of the records, as fractions
 

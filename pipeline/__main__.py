@@ -174,11 +174,11 @@ def audit(arguments: argparse.Namespace) -> int:
 
 
 def prepare(arguments: argparse.Namespace) -> int:
-    """Prepares a corpus, or those of a config."""
+    """Prepares a corpus, pairs, or the corpora of a config."""
     from etils import epath
 
     import pipeline
-    from pipeline import tokenizers
+    from pipeline import sources, tokenizers
     from pipeline.configuration import open_source
     from pipeline.report import open_dataset
 
@@ -188,11 +188,14 @@ def prepare(arguments: argparse.Namespace) -> int:
     if not arguments.into:
         raise ValueError("--into is missing; say in which directory the corpus goes")
     directory, field = epath.Path(arguments.into).expanduser(), arguments.field
+    if arguments.targets:
+        field = sources.ParallelText.fields
     fields = {
         "tfds": arguments.tfds or "",
         "files": ",".join(arguments.source),
         "split": arguments.split,
         "kind": arguments.kind or "",
+        "targets": ",".join(arguments.targets or ()),
         "begin": arguments.begin,
         "end": arguments.end,
     }
@@ -210,7 +213,10 @@ def prepare(arguments: argparse.Namespace) -> int:
     else:
         tokenizer = tokenizers.SentencePiece(name, **marks)
     workers = arguments.workers
-    print(pipeline.prepare(source, tokenizer, directory, field=field, num_workers=workers))
+    if arguments.targets:
+        print(pipeline.prepare_pairs(source, tokenizer, directory, num_workers=workers))
+    else:
+        print(pipeline.prepare(source, tokenizer, directory, field=field, num_workers=workers))
     print(f"\nnow look at it: python -m pipeline report {arguments.into}")
     return FINE
 

@@ -27,8 +27,9 @@ def open_source(fields: Mapping[str, Any], name: str) -> sources.Source:
         fields: one of `source` (MODULE:NAME of a function or class that takes a split and returns
             a source or a sequence of records), `files` (names or globs, separated by commas, as
             for `sources.open_files`) and `tfds` (the name of a prepared data set), the others
-            empty or absent; `split`; of files a `kind`, or ""; `begin` and `end`, the share of the
-            records to use, from 0.0 to 1.0.
+            empty or absent; `split`; of files a `kind`, or "", or of parallel text `targets`, the
+            names or globs of the text beside `files`; `begin` and `end`, the share of the records
+            to use, from 0.0 to 1.0.
         name: of these fields, for errors.
 
     Raises:
@@ -44,12 +45,20 @@ def open_source(fields: Mapping[str, Any], name: str) -> sources.Source:
             "--config.train.source="
         )
     source: sources.Source
+    targets, kind = fields.get("targets"), fields.get("kind", "")
+    if targets and not (given["files"] and kind in ("", "text")):
+        raise ValueError(
+            f"{name} has targets={targets!r} with files={given['files']!r} and kind={kind!r}; "
+            "targets are the lines of text beside those of files, so give text files in both"
+        )
     if given["source"]:
         source = _import_source(given["source"], split, name)
     elif given["tfds"]:
         source = sources.Tfds(given["tfds"], split)
+    elif targets:
+        source = sources.ParallelText(given["files"].split(","), targets.split(","))
     else:
-        source = sources.open_files(given["files"].split(","), split, fields.get("kind", ""))
+        source = sources.open_files(given["files"].split(","), split, kind)
     begin, end = fields["begin"], fields["end"]
     return source if (begin, end) == (0.0, 1.0) else sources.Slice(source, begin, end)
 
@@ -172,17 +181,18 @@ class Part:
 
 def _open_part(name: str, fields: Any, config: Any) -> Part:
     template = open_template(fields.get("template", config.template))
-    if not isinstance(fields.field, str) and (
-        len(fields.field) != 2
+    field = sources.ParallelText.fields if fields.get("targets") else fields.field
+    if not isinstance(field, str) and (
+        len(field) != 2
         or template is not None
         or config.task.kind != "causal"
         or not config.tokenizer.begin
     ):
         raise ValueError(
-            f"config.{name}.field is {fields.field!r}; it must be one name, or for pairs two, with "
+            f"config.{name}.field is {field!r}; it must be one name, or for pairs two, with "
             "template.kind '', task.kind 'causal' and tokenizer.begin True"
         )
-    return Part(open_source(fields, f"config.{name}"), fields.field, template)
+    return Part(open_source(fields, f"config.{name}"), field, template)
 
 
 def _train_tokenizer(parts: Sequence[Part], config: Any, model: epath.Path) -> Any:
@@ -215,7 +225,8 @@ def prepare_corpora(config: Any, directory: epath.Path) -> tuple[Any, Any]:
 
     Args:
         config: `train` and `eval`, each with the fields of `open_source` and `field`, the name of
-            a record's text, or of pairs two names, of inputs and targets; of a mixture, `sources`
+            a record's text, or of pairs two names, of inputs and targets (with `targets` it is not
+            read); of a mixture, `sources`
             in place of `train`, such fields by name, and `mixture` with their `weights`; where
             others may join `train` later on, `added`, by name; `template`, which a source may have
             of its own; `task`, with the fields of `open_view`; `tokenizer`, with `kind`, `begin`

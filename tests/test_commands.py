@@ -13,7 +13,7 @@ from etils import epath
 from pyarrow import parquet
 
 import pipeline
-from pipeline import Bucket, Corpora, Corpus, Plan, fit_buckets, prepare
+from pipeline import Bucket, Corpora, Corpus, Pairs, Plan, fit_buckets, prepare
 from pipeline.__main__ import DAMAGED, FINE, WRONG, main
 from pipeline.sources import Records
 from pipeline.tasks import INPUTS
@@ -474,6 +474,27 @@ def test_prepare_then_check(run, tmp_path):
     ]
     assert "plan: epoch 0: " in out
     assert ", each once\n" in out
+
+
+def test_prepare_makes_pairs_of_parallel_texts(run, tmp_path):
+    (tmp_path / "a.de").write_text("ja\n\nnein\n")
+    (tmp_path / "a.en").write_text("yes\nblank\nno\n")
+    options = "--targets", tmp_path / "a.en", "--into", tmp_path / "pairs"
+    status, _, err = run("prepare", tmp_path / "a.de", *options)
+    assert status == FINE, err
+    assert Pairs.open(tmp_path / "pairs").lengths.tolist() == [[4, 4], [2, 6], [6, 3]]
+    status, out, err = run("show", tmp_path / "pairs")
+    assert status == FINE, err
+    assert "weights 4: yes" in out
+    (tmp_path / "a.en").write_text("yes\nno\n")
+    into = "--into", tmp_path / "other"
+    status, _, err = run("prepare", tmp_path / "a.de", *options[:2], *into)
+    assert status == WRONG
+    assert re.search(r"a\.de has 3 lines and .*a\.en has 2, blank ones counted", err)
+    assert not list((tmp_path / "other").rglob("*.arrow"))
+    status, _, err = run("prepare", tmp_path / "a.de", *options[:2], *into, "--kind", "jsonl")
+    assert status == WRONG
+    assert "targets are the lines of text beside those of files" in err
 
 
 def test_prepare_trains_a_tokenizer_and_leaves_out_marks(run, tmp_path):

@@ -1,7 +1,11 @@
 """What a run records: seconds by phase, the log, the summary, and what it compares."""
 
 import json
+import os
+import sys
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from etils import epath
 
@@ -13,6 +17,7 @@ from pipeline.training.history import require_tokenizer, write_history
 from pipeline.training.metrics import Clock, MetricsLog, Profile
 from pipeline.training.record import Record, unigram_entropy
 from pipeline.training.run_config import require_same
+from pipeline.training.step_log import StepLog
 
 
 def test_a_config_under_which_a_run_cannot_go_on_names_every_field():
@@ -145,3 +150,32 @@ def test_progress_shows_the_rates_since_its_last_line(monkeypatch, caplog):
     first, last = caplog.messages
     assert first == "step 4/6 · loss 1 · 10 tokens/s · 25.0% waiting · 12 s left"
     assert last == "step 6/6 · loss 1 · 30 tokens/s · 75.0% waiting · 0 s left"
+
+
+@pytest.mark.parametrize("workdir", ["made", "made/by/it"])
+def test_a_log_of_losses_alone_stops_at_one_that_is_not_finite(workdir, tmp_path):
+    plan = pipeline.Plan([5, 3, 4], [pipeline.Bucket(1, 8)])
+    with MetricsLog(os.fspath(tmp_path / workdir), 0) as log, metrics.Progress(2, 0) as progress:
+        steps = StepLog(log, progress, Record(), Clock(), peak_flops=1.0)
+        steps.add(0, plan.batch(0), {"loss": jnp.float32(2)})
+        steps.add(1, plan.batch(1), {"loss": jnp.float32("nan")})
+        with pytest.raises(FloatingPointError, match=r"loss nan at step 1, bucket 1x8, documents "):
+            steps.flush()
+    (line,) = (tmp_path / workdir / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line)["batch"] == plan.batch(0).digest
+    assert "flop_utilisation" not in json.loads(line)
+
+
+def test_a_history_needs_corpora_that_are_in_a_directory(tmp_path):
+    np.save(tmp_path / "tokens.npy", np.arange(20, dtype=np.int32))
+    np.save(tmp_path / "offsets.npy", np.array([0, 10, 20]))
+    corpus = pipeline.InPlace.npy(tmp_path / "tokens.npy", tmp_path / "offsets.npy")
+    plan = pipeline.Plan(corpus, [pipeline.Bucket(1, 16)])
+    with pytest.raises(ValueError, match="has no directory, so its batches cannot be planned"):
+        write_history(tmp_path / "run", corpus, plan)
+
+
+def test_a_log_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(ImportError, match=r"needs tensorboardX.*lockstep-pipeline\[train\]"):
+        MetricsLog(epath.Path(tmp_path), 0)

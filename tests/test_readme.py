@@ -91,6 +91,32 @@ def test_a_snippet_runs(snippet, files, tmp_path, monkeypatch, capsys):
         assert capsys.readouterr().out == snippet.output
 
 
+def test_audit_and_show_accept_the_work_directory_of_an_own_loop(
+    files, tmp_path, monkeypatch, capsys
+):
+    (snippet,) = (each for each in SNIPPETS if "write_history(" in each.content)
+    assert "ml_collections" not in snippet.content
+    shutil.copytree(files, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(snippet.content, str(snippet.page), "exec"), {"__name__": "__main__"})
+    capsys.readouterr()
+    assert main(["audit", "runs/own"]) == 0
+    assert "all 6 batches are those that were planned" in capsys.readouterr().out
+    assert main(["show", "runs/own", "--step", "4", "--row", "0"]) == 0
+    assert "step 4 (epoch 0" in capsys.readouterr().out
+    # From anywhere, since the corpus is not in the work directory.
+    monkeypatch.chdir("/")
+    assert main(["audit", str(tmp_path / "runs/own")]) == 0
+    log = tmp_path / "runs/own/metrics.jsonl"
+    lines = log.read_text().splitlines()
+    log.write_text("\n".join([*lines[:2], lines[3], lines[2], *lines[4:]]) + "\n")
+    assert main(["audit", str(tmp_path / "runs/own")]) == 1
+    assert "step 2 is missing" in capsys.readouterr().err
+    log.unlink()
+    assert main(["audit", str(tmp_path / "runs/own")]) == 2
+    assert "StepLog writes it" in capsys.readouterr().err
+
+
 def test_a_script_may_end_with_a_loader_open(files):
     code = "import pipeline\nloader = pipeline.load('corpus', tokens_per_batch=1024)\nnext(loader)"
     environment = {"PYTHONPATH": str(ROOT), "PATH": "", "JAX_PLATFORMS": "cpu"}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.sources import JsonLines, Slice, TextFiles, Tfds, files, lines
+from pipeline.sources import JsonLines, ParallelText, Slice, TextFiles, Tfds, files, lines
 from pipeline.sources.source import read_texts, where
 from tests.questions import MORE, RECORDS, write_questions
 
@@ -82,6 +82,47 @@ def test_line_ends_and_byte_order_marks_are_no_text(tmp_path):
         "third without end",
     ]
     assert TextFiles(path, sample_by="file")[0]["text"].startswith("first\r\n\r\n")
+
+
+@pytest.fixture
+def parallel(tmp_path):
+    """Two texts of 100 lines in two files each, of which one is compressed, with blank lines."""
+    sides = [
+        [f"{side} {number}" if number % step else "" for number in range(100)]
+        for side, step in (("de", 7), ("en", 11))
+    ]
+    for name, part in (("1", slice(0, 70)), ("2", slice(70, 100))):
+        (tmp_path / f"{name}.de").write_text("\n".join(sides[0][part]) + "\n")
+        text = "\r\n".join(sides[1][part]) + "\r\n"
+        (tmp_path / f"{name}.en.gz").write_bytes(gzip.compress(text.encode()))
+    return [tmp_path / "1.de", tmp_path / "2.de"], str(tmp_path / "*.en.gz"), sides
+
+
+def test_blank_lines_of_parallel_texts_keep_the_others_beside_each_other(parallel):
+    *paths, sides = parallel
+    source = ParallelText(*paths)
+    records = [{"inputs": de, "targets": en} for de, en in zip(*sides, strict=True)]
+    assert len(source) == 100
+    assert source.__getitems__(range(100)) == records
+    copy = pickle.loads(pickle.dumps(source))
+    assert [copy[index] for index in (99, 0, 77, 70, 33)] == [
+        records[index] for index in (99, 0, 77, 70, 33)
+    ]
+    assert where(source, 77) == f"{paths[0][1]}, line 8 and {paths[1][:-7]}2.en.gz, line 8"
+    assert ParallelText(paths[1], paths[0]).fingerprint != source.fingerprint
+    kept, skipped = (TextFiles(paths[0], keep_blank=keep) for keep in (True, False))
+    assert (len(kept), len(skipped), kept.blank_lines, skipped.blank_lines) == (100, 85, 0, 15)
+    assert kept.fingerprint != skipped.fingerprint
+
+
+def test_parallel_texts_with_other_numbers_of_lines_are_refused(parallel, tmp_path):
+    *paths, sides = parallel
+    (tmp_path / "2.de").write_text("\n".join(sides[0][70:99]) + "\n")
+    (tmp_path / "1.de").write_text("\n".join([*sides[0][:70], "another"]))  # in all as many
+    with pytest.raises(ValueError, match=r"1\.de has 71 lines and .*1\.en\.gz has 70, blank ones"):
+        len(ParallelText(*paths))
+    with pytest.raises(ValueError, match="there are 1 files of inputs and 2 of targets"):
+        ParallelText(paths[0][0], paths[1])
 
 
 def test_a_record_may_be_a_whole_file(text_files):

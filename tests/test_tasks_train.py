@@ -151,6 +151,18 @@ def test_pairs_with_another_task_are_refused(tmp_path, changes):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_config_takes_parallel_texts(tmp_path):
+    for side, texts in (("de", "ja\n\nnein\n"), ("en", "yes\nblank\nno\n")):
+        (tmp_path / f"train.{side}").write_text(texts)
+    files = {"source": "", "files": f"{tmp_path}/train.de", "targets": f"{tmp_path}/train.en"}
+    files |= {"begin": 0.0}
+    changes = {f"{part}.{name}": each for part in ("train", "eval") for name, each in files.items()}
+    pairs, held_out = prepare_corpora(changed(changes), tmp_path / "corpora")
+    assert pairs.lengths.tolist() == held_out.lengths.tolist() == [[4, 4], [2, 6], [6, 3]]
+    with pytest.raises(ValueError, match=r"config.train has targets='.*' with files=''"):
+        prepare_corpora(changed({"train.targets": "train.en"}), tmp_path / "none")
+
+
 def test_pairs_are_not_evaluated_on_plain_text(tmp_path):
     config = changed({})
     with config.train.ignore_type():

@@ -1,6 +1,8 @@
 import itertools
 import json
+import pathlib
 import pickle
+import re
 from fractions import Fraction
 
 import numpy as np
@@ -14,6 +16,7 @@ from pipeline.loading.checkpoint import check_data_state, data_state
 from pipeline.planning import figures
 from pipeline.planning.order import Quota
 from pipeline.planning.windows import Windows
+from pipeline.report.epoch import measure_epoch
 
 BUCKETS = (Bucket(8, 16), Bucket(4, 32), Bucket(2, 64))
 WEIGHTS = {"code": 0.6, "prose": 0.3, "chat": 0.1}
@@ -100,6 +103,39 @@ def test_weights_are_met_by_any_200_steps_from_any_step(seed):
     assert np.abs(shares - [0.7, 0.2, 0.1]).max() < 0.005
     # A step holds about the same of each as any other, up to a row, where there is one bucket.
     assert sum(figures.shares(mixture, 0, 1000).values()) == pytest.approx(1)
+
+
+def largest_deviations(mixture, first, steps, run, count=None):
+    """Of each corpus, the most that its share of `run` steps in a row is off its weight."""
+    names = mixture.names
+    count = count or (lambda planned: [planned.sources.get(name, 0) for name in names])
+    counts = np.array([count(mixture.batch(step)) for step in range(first, first + steps)])
+    sums = np.cumsum(np.concatenate([0 * counts[:1], counts]), axis=0)
+    parts = sums[run:] - sums[:-run]
+    weights = [float(share) for share in mixture.stages[0].weights.values()]
+    return np.abs(parts / parts.sum(axis=1, keepdims=True) - weights).max(axis=0)
+
+
+# The table of docs/mixtures.md: buckets of 16,384 positions, and the largest deviations in percent.
+REACHED = [((512,), 0.5, 0.3), ((128, 1024), 0.8, 0.4), ((64, 256, 512, 2048), 1.0, 0.5)]
+
+
+@pytest.mark.parametrize(("lengths_of_rows", "of_200", "of_400"), REACHED)
+@pytest.mark.parametrize("seed", range(2))
+def test_shares_are_as_close_as_the_page_says(lengths_of_rows, of_200, of_400, seed):
+    rng = np.random.default_rng(seed)
+    corpora = {
+        "short": rng.integers(5, 60, 2000),
+        "even": np.full(1000, rng.integers(100, 900)),
+        "long": lengths(1500, 6.5, seed, 4000),
+    }
+    weights = dict(zip(corpora, rng.dirichlet([2, 2, 2]) + 0.02, strict=True))
+    buckets = [Bucket(16_384 // length, length) for length in lengths_of_rows]
+    mixture = Plan(corpora, buckets, weights=weights)
+    for run, most in ((200, of_200), (400, of_400)):
+        assert 100 * largest_deviations(mixture, 1000, 600, run).max() < most
+    page = (pathlib.Path(__file__).parent.parent / "docs/mixtures.md").read_text()
+    assert f"| {of_200}% | {of_400}% |" in page
 
 
 def test_long_and_short_sources_take_turns():
@@ -554,12 +590,63 @@ def test_windows_have_every_position_once(monkeypatch):
 
 def test_the_printed_mixture_says_what_each_source_really_has():
     text = str(Plan(SOURCES, BUCKETS, weights=[(0, WEIGHTS), (60, {**WEIGHTS, "chat": 0})]))
-    assert "0.1 → 0" in text
+    assert re.search("^chat +0.1 → 0  ", text, re.M)
     assert "weights begin at steps 0, 60" in text
     text = str(Plan(SOURCES, BUCKETS, weights=WEIGHTS))
     code = next(line.split() for line in text.splitlines() if line.split()[0] == "code")
     assert code[1] == "0.6"
     assert 59 < float(code[2].rstrip("%")) < 61
+
+
+def printed_deviations(mixture):
+    """The line below the table, and how far each corpus is off its weight, in percent."""
+    text = str(mixture)
+    (line,) = re.findall("^off by: .*$", text, re.M)
+    found = {}
+    for name in mixture.names:
+        (share,) = re.findall(rf"^{name} .*%  +([\d.]+)%  ", text, re.M)
+        found[name] = float(share)
+    return line, found
+
+
+def test_the_printed_mixture_says_how_far_shares_are_off():
+    # Batches of 4,096 positions among batches of 64: no order of them can have even shares.
+    corpora = {"short": np.full(900, 16), "long": np.full(300, 60)}
+    mixture = Plan(corpora, [Bucket(256, 16), Bucket(1, 64)], weights={"short": 1, "long": 2})
+    due = 100 * largest_deviations(mixture, 0, 400, 200)
+    assert due.max() > 5
+    line, printed = printed_deviations(mixture)
+    assert "any 200 of the first 400 steps are off the weight, in tokens" in line
+    assert list(printed) == ["short", "long"]
+    assert list(printed.values()) == pytest.approx(due, abs=0.006)
+    phases = [(0, WEIGHTS), (1000, WEIGHTS | {"code": 3}), (1100, WEIGHTS)]
+    line, printed = printed_deviations(Plan(SOURCES, BUCKETS, weights=phases))
+    assert "any 200 of the first 400 steps of each phase are off" in line
+    text = str(Plan(SOURCES, BUCKETS, weights=phases))
+    assert re.search("^code  +0.6 → 0.8824 → 0.6  ", text, re.M)  # a gap on both sides
+    assert 0 < max(printed.values()) < 2
+    assert "off by: " not in str(Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending="stop"))
+
+
+def test_shares_of_examples_are_compared_with_weights_of_examples():
+    mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS, by="examples")
+    first = np.cumsum([0, *map(len, SOURCES.values())])
+
+    def count(planned):
+        return np.histogram(planned.segments[planned.segments[:, 2] == 0, 1], first)[0]
+
+    due = 100 * largest_deviations(mixture, 0, 400, 200, count)
+    assert list(printed_deviations(mixture)[1].values()) == pytest.approx(due, abs=0.006)
+    assert due.max() < 2  # of tokens, "chat" has 2.7% in place of 10%
+
+
+def test_where_a_corpus_has_ended_the_others_are_not_off_their_weights():
+    corpora = {"a": np.full(500, 16), "b": np.full(9000, 16)}
+    weights = {"a": 1, "b": 1}
+    mixture = Plan(corpora, [Bucket(4, 16)], weights=weights, ending="renormalise")
+    assert mixture.batch(260).sources == {"b": 64}
+    a, b = measure_epoch(mixture)["sources"]
+    assert a["off"] == b["off"] == 0
 
 
 def test_the_printed_buckets_are_counted_over_the_batches():

@@ -148,7 +148,7 @@ def parser() -> argparse.ArgumentParser:
         "From\nplans.json and the digests in metrics.jsonl: over restarts, numbers of hosts and "
         "changes of the plan.",
     )
-    flag("workdir", help="the work directory of a run of train.py")
+    flag("workdir", help="the work directory of a run, with plans.json and metrics.jsonl")
 
     flag = add(
         "prepare",
@@ -161,6 +161,12 @@ def parser() -> argparse.ArgumentParser:
         help="text or .jsonl files, or globs, also .gz and .zst; .parquet, .arrow, .feather or "
         ".array_record files; a Hugging Face data set saved to disk; or one config (.py), for "
         "which training and evaluation corpora are made",
+    )
+    flag(
+        "--targets",
+        nargs="+",
+        metavar="FILE",
+        help="text whose lines are the targets of the lines of SOURCE, which makes pairs",
     )
     flag("--into", metavar="DIRECTORY", help="where the corpus goes")
     flag("--tfds", metavar="NAME", help="a prepared TFDS data set instead of files")

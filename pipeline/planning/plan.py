@@ -14,9 +14,6 @@ from pipeline.planning.stage import Stage, add_phases
 from pipeline.planning.stages import Stages
 from pipeline.planning.table import heading, represent, table
 
-# The number of batches in which `print(plan)` compares the work of hosts.
-SHOWN = 64
-
 
 class Plan(Stages):
     """All batches of all epochs, decided from lengths alone.
@@ -38,7 +35,7 @@ class Plan(Stages):
     [[0, 0, 0, 5, 2], [0, 2, 0, 3, 1], [1, 1, 0, 3, 3]]
 
     With `weights`, batches mix several corpora. Sampling is deterministic: over any range of steps,
-    each corpus has its share to within a few rows, and each has epochs of its own.
+    each corpus has its share to within a batch or two, and each has epochs of its own.
 
     >>> both = {"code": [5, 3, 4, 4], "prose": [9, 7]}
     >>> plan = Plan(both, [Bucket(rows=2, length=16)], weights={"code": 1, "prose": 1})
@@ -291,6 +288,5 @@ class Plan(Stages):
             phase = figures.phases(prefix)[0]
             if phase is not self.stages[0]:
                 texts.append(heading(self.stages[self.stages.index(phase) - 1], phase))
-            first, last = figures.epoch_steps(prefix)
-            texts.append(table(prefix, map(prefix.batch, range(first, min(first + SHOWN, last)))))
+            texts.append(table(prefix, prefix.batch))
         return "\n".join(texts)

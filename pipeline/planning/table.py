@@ -1,7 +1,8 @@
 """The texts of a plan: `repr(plan)`, and the table of an epoch for `print(plan)`."""
 
 import dataclasses
-from collections.abc import Iterable
+import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -11,11 +12,14 @@ from pipeline.planning.options import Options
 from pipeline.planning.planned import PlannedBatch
 from pipeline.planning.stage import Stage
 from pipeline.planning.stages import Stages
+from pipeline.text_table import text_table
 
-# The number of hosts whose work the table compares.
-HOSTS = 8
+# The number of hosts whose work the table compares, and the batches in which it does.
+HOSTS, COMPARED = 8, 64
 
-WIDTHS = 14, 12, 14, 10, 18, 16  # of the columns
+# The steps at the beginning of each phase of weights in which shares are compared with them.
+WALKED = 400
+
 UNITS = {
     "window": "pieces",
     "max_segments": "segments in a row",
@@ -60,20 +64,20 @@ def heading(before: Stage, stage: Stage) -> str:
     return f"{text}:"
 
 
-def table(plan: Stages, batches: Iterable[PlannedBatch]) -> str:
+def table(plan: Stages, batch: Callable[[int], PlannedBatch]) -> str:
     """The table of an epoch of the last stage.
 
     Each bucket has a line with its batches, rows, fill and tokens. With one corpus, padding follows
     beside that of one example per row, and with packing="optimal" the proven bound. With several,
-    each has a line with its weight and its share of real positions. At the end are the numbers of
-    empty and of overlong examples.
+    each has a line with its weight, its share of real positions, and how far the shares of a few
+    steps are off its weight. At the end are the numbers of empty and of overlong examples.
 
     Args:
         plan: the plan.
-        batches: some batches of the epoch, to compare the work of hosts.
+        batch: the batch of a step.
     """
-    lines = _bucket_lines(plan, batches)
-    lines += _padding_lines(plan) if plan.stages[-1].weights is None else _corpus_lines(plan)
+    lines = _bucket_lines(plan, batch)
+    lines += _padding_lines(plan) if plan.stages[-1].weights is None else _corpus_lines(plan, batch)
     losses, options = figures.losses(plan), plan.stages[-1].options
     if losses.left_out:
         lines.append(f"{losses.left_out:,} examples are left out, as asked")
@@ -87,9 +91,11 @@ def table(plan: Stages, batches: Iterable[PlannedBatch]) -> str:
     return "\n".join(lines)
 
 
-def _bucket_lines(plan: Stages, batches: Iterable[PlannedBatch]) -> list[str]:
+def _bucket_lines(plan: Stages, batch: Callable[[int], PlannedBatch]) -> list[str]:
+    first, last = figures.epoch_steps(plan)
+    batches = map(batch, range(first, min(first + COMPARED, last)))
     busiest, packed = figures.imbalance(batches, HOSTS), figures.packed(plan)
-    lines = [_line("bucket", "batches", "rows", "fill", "tokens", f"busiest of {HOSTS}")]
+    lines = [["bucket", "batches", "rows", "fill", "tokens", f"busiest of {HOSTS}"]]
     total = np.zeros(4, np.int64)
     for bucket, number in figures.epoch_batches(plan).items():
         of_bucket = packed.get(bucket, [])
@@ -99,7 +105,7 @@ def _bucket_lines(plan: Stages, batches: Iterable[PlannedBatch]) -> list[str]:
         even = f"{busiest[bucket]:.3f}×" if bucket in busiest else "–"
         lines.append(_count_line(str(bucket), counts, even))
         total += counts
-    return [*lines, _count_line("epoch", total, "").rstrip()]
+    return text_table([*lines, _count_line("epoch", total, "")])
 
 
 def _padding_lines(plan: Stages) -> list[str]:
@@ -129,33 +135,50 @@ def _padding_lines(plan: Stages) -> list[str]:
     return lines
 
 
-def _corpus_lines(plan: Stages) -> list[str]:
+def _corpus_lines(plan: Stages, batch: Callable[[int], PlannedBatch]) -> list[str]:
     first, last = figures.epoch_steps(plan)
     shares, phases = figures.shares(plan, first, last), figures.weights_by_phase(plan)
     before, after = figures.passes(plan, first), figures.passes(plan, last)
-    lines = [_line("corpus", "weight", "share", "epochs", "tokens of one", "examples")]
+    off = _deviations(plan, batch)
+    share = "share" if plan.options.by == "tokens" else "of tokens"
+    rows = [["corpus", "weight", share, "off by", "epochs", "tokens of one", "examples"]]
     for source in plan.stages[-1].sources:
         name = source.name
         weights = " → ".join(f"{phase[name]:.4g}" for _, phase in phases)
         epochs, tokens = f"{after[name] - before[name]:.2f}", f"{source.whole.real.sum():,}"
-        examples = f"{len(source.lengths):,}"
-        lines.append(_line(name, weights, f"{shares[name]:.3%}", epochs, tokens, examples))
+        most = f"{off[name]:.2%}" if off else "–"
+        cells = name, weights, f"{shares[name]:.3%}", most, epochs, tokens
+        rows.append([*cells, f"{len(source.lengths):,}"])
+    lines = text_table(rows)
     if len(phases) > 1:
         lines.append(f"weights begin at steps {', '.join(f'{start:,}' for start, _ in phases)}")
+    if off:
+        each_phase = " of each phase" * (len(phases) > 1)
+        lines.append(
+            f"off by: how far any {figures.RUN} of the first {WALKED} steps{each_phase} are off "
+            f"the weight, in {plan.options.by}, at most"
+        )
     how = "all its steps" if plan.finite else "steps until each has been through"
     lines.append(f"an epoch is {how}: {last - first:,}; padding {figures.padding(plan):.3%}")
     return lines
+
+
+def _deviations(plan: Stages, batch: Callable[[int], PlannedBatch]) -> dict[str, float]:
+    """How far the shares of each corpus are off its weight; empty where phases are short."""
+    found = []
+    for stage in figures.phases(plan):
+        last = min(stage.start + WALKED, plan.stages[-1].end or math.inf)
+        contents = [figures.content(plan, batch(step)) for step in range(stage.start, int(last))]
+        if contents and (off := figures.deviations(plan, stage.start, contents)):
+            found.append(off)
+    return dict(zip(plan.names, np.max(found, axis=0), strict=True)) if found else {}
 
 
 def _longest(plan: Stages) -> str:
     return " and ".join(f"{length:,}" for length in plan.stages[-1].options.buckets[-1].lengths)
 
 
-def _count_line(name: str, counts: np.ndarray, last: str) -> str:
+def _count_line(name: str, counts: np.ndarray, last: str) -> list[str]:
     batches, rows, tokens, positions = counts.tolist()
     fill = f"{tokens / positions:.2%}" if positions else "–"
-    return _line(name, f"{batches:,}", f"{rows:,}", fill, f"{tokens:,}", last)
-
-
-def _line(*cells: str) -> str:
-    return "".join(f"{cell:>{width}}" for cell, width in zip(cells, WIDTHS, strict=True))
+    return [name, f"{batches:,}", f"{rows:,}", fill, f"{tokens:,}", last]

@@ -19,9 +19,6 @@ HOSTS = 8
 GROUPS = (8, 32, 128, 1024)
 TIERS = (1, 4, 16)
 
-# Shares of a mixture are compared with its weights over any so many steps.
-STEPS = 200
-
 
 def measure_epoch(
     plan: Plan, most_batches: int | None = None, *, width: int = 1024
@@ -113,6 +110,7 @@ class _FirstBatches:
         self.source_tokens: list[Mapping[str, int]] = []
         # The positions of a row of each batch, and the squared segment lengths of each row.
         self.row_costs: list[tuple[int, np.ndarray]] = []
+        self.contents: list[list[int]] = []  # as `figures.content`
         for step in range(count):
             planned = plan.batch(first + step)
             row, example = planned.segments[:, :2].T
@@ -125,6 +123,7 @@ class _FirstBatches:
             self.source_tokens.append(planned.sources)
             squares = np.bincount(row, (sides**2).sum(axis=1), planned.bucket.rows)
             self.row_costs.append((sum(planned.bucket.lengths), squares))
+            self.contents.append(figures.content(plan, planned) if planned.sources else [])
 
     def documents_per_step(self, index: int) -> float | None:
         """Different documents in a batch of a bucket, on average; None without such a batch."""
@@ -135,33 +134,25 @@ class _FirstBatches:
         """What each corpus of a mixture gets of the real positions.
 
         `weights` by phase; its `share`; `epochs`, how often an epoch of the plan goes through it;
-        and `off`, the largest difference between its weight and its share of `STEPS` steps in a row
-        of one phase: None for shorter phases, and where weights count examples.
+        and `off`, the largest difference between its weight and its share of `figures.RUN` steps in
+        a row of one phase, in the unit of the weights: None for shorter phases.
         """
         before, after = (figures.passes(plan, step) for step in figures.epoch_steps(plan))
         phases = [
             (max(start - self.first, 0), weights)
             for start, weights in figures.weights_by_phase(plan)
         ]
-        starts = [start for start, _ in phases]
-        tokens = np.array(
-            [[real.get(name, 0) for name in plan.names] for real in self.source_tokens]
-        )
-        sums = np.cumsum(np.concatenate([np.zeros((1, tokens.shape[1])), tokens]), axis=0)
-        off = np.full(tokens.shape[1], -1.0)
-        for (start, weights), end in zip(phases, [*starts[1:], self.count], strict=True):
-            here = sums[start : min(end, self.count) + 1]
-            if len(here) > STEPS and plan.options.by == "tokens":
-                run = here[STEPS:] - here[:-STEPS]
-                beside = np.abs(run / run.sum(axis=1, keepdims=True) - list(weights.values()))
-                off = np.maximum(off, beside.max(axis=0))
+        tokens = {
+            name: sum(real.get(name, 0) for real in self.source_tokens) for name in plan.names
+        }
+        off = figures.deviations(plan, self.first, self.contents)
         return [
             {
                 "name": name,
                 "weights": [[start, weights[name]] for start, weights in phases],
-                "share": float(sums[-1, index] / sums[-1].sum()),
+                "share": tokens[name] / sum(tokens.values()),
                 "epochs": after[name] - before[name],
-                "off": float(off[index]) if off[index] >= 0 else None,
+                "off": None if off is None else off[index],
             }
             for index, name in enumerate(plan.names)
         ]

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from pipeline.planning.figures import RUN
 from pipeline.report.table import length_of, percent
 
 
@@ -85,7 +86,7 @@ def about_sources(plan: dict[str, Any]) -> list[str]:
             f"through it {source['epochs']:.2f} times"
         )
         if source["off"] is not None:
-            text += f"; no 200 steps are more than {percent(source['off'])} off"
+            text += f"; no {RUN} steps are more than {percent(source['off'])} off"
         found.append(f"{text}.")
     return found
 

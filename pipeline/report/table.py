@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from pipeline.text_table import text_table
+
 Row = Mapping[str, Any]
 
 
@@ -70,17 +72,14 @@ class Table:
 
     def text(self, paint: Callable[[str], str] = str) -> list[str]:
         """Lines of aligned text; `paint` colours the names of emphasized rows."""
-        widths = self._widths()
-
-        def line(cells: Sequence[str], name: Callable[[str], str] = str) -> str:
-            numbers = (f"  {cell:>{w}}" for cell, w in zip(cells[1:], widths[1:], strict=True))
-            return (name(f"{cells[0]:<{widths[0]}}") + "".join(numbers)).rstrip()
-
-        heads = [line([column.name for column in self.columns])]
+        heads = [[column.name for column in self.columns]]
         if any(column.unit for column in self.columns):
-            heads.append(line([column.unit for column in self.columns]))
-        rows = zip(self.rows, self._cells(), strict=True)
-        return heads + [line(cells, paint if self.emphasized(row) else str) for row, cells in rows]
+            heads.append([column.unit for column in self.columns])
+        lines, width = text_table([*heads, *self._cells()]), self._widths()[0]
+        for number, row in enumerate(self.rows, len(heads)):
+            if self.emphasized(row):
+                lines[number] = paint(lines[number][:width]) + lines[number][width:]
+        return lines
 
     def markdown(self) -> list[str]:
         """Lines of a Markdown table."""

@@ -5,6 +5,7 @@ from pipeline.sources.arrow import ArrowFiles, HuggingFaceDataset
 from pipeline.sources.concatenated import Concatenated
 from pipeline.sources.json_lines import JsonLines
 from pipeline.sources.named import open_files
+from pipeline.sources.parallel_text import ParallelText
 from pipeline.sources.parquet import ParquetFiles
 from pipeline.sources.records import Records
 from pipeline.sources.slice import Slice
@@ -18,6 +19,7 @@ __all__ = [
     "Concatenated",
     "HuggingFaceDataset",
     "JsonLines",
+    "ParallelText",
     "ParquetFiles",
     "Records",
     "Slice",

@@ -47,9 +47,10 @@ class Line:
 
 
 class LineSource(files.FileSource):
-    """Records from all lines that are not blank; the base of `TextFiles` and `JsonLines`."""
+    """Records from lines; the base of `TextFiles` and `JsonLines`."""
 
     handles = ("_cursor",)
+    keep_blank = False  # whether a blank line is a record, too
 
     def _parse(self, line: Line) -> dict[str, Any]:
         """The record that a line holds."""
@@ -59,7 +60,7 @@ class LineSource(files.FileSource):
     def _index(self) -> tuple[list[list[tuple[int, int]]], list[int], int]:
         """Marks of each file, the number of its first record and of all records, blank lines.
 
-        A mark is the (offset, line number) of every 32nd line that is not blank.
+        A mark is the (offset, line number) of every 32nd line that is a record.
         """
         marks: list[list[tuple[int, int]]] = []
         first, blank = [0], 0
@@ -67,7 +68,7 @@ class LineSource(files.FileSource):
             marks.append([])
             count = 0
             for line in _scan(path, 0, 1):
-                if not line.content:
+                if not self._is_record(line):
                     blank += 1
                     continue
                 if count % STRIDE == 0:
@@ -80,6 +81,14 @@ class LineSource(files.FileSource):
     def _cursor(self) -> tuple[int, int, Iterator[Line]]:
         """Where reading stopped: a file, the number of its next line, and an iterator from it."""
         return -1, 0, iter(())
+
+    def _is_record(self, line: Line) -> bool:
+        return self.keep_blank or bool(line.content)
+
+    @property
+    def lines_per_file(self) -> list[int]:
+        """The number of records of each file."""
+        return [last - first for first, last in itertools.pairwise(self._index[1])]
 
     @property
     def blank_lines(self) -> int:
@@ -110,7 +119,7 @@ class LineSource(files.FileSource):
         far = skip < 0 or (skip >= STRIDE and not files.is_compressed(path))
         if far or file != latest:
             rank, skip = divmod(within, STRIDE)
-            lines = (line for line in _scan(path, *marks[file][rank]) if line.content)
+            lines = filter(self._is_record, _scan(path, *marks[file][rank]))
         line = next(itertools.islice(lines, skip, None), None)
         if line is None:
             raise ValueError(

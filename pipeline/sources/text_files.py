@@ -17,18 +17,21 @@ class TextFiles(LineSource):
         paths: names or globs, one or several.
         sample_by: "line" makes a record of each line that is not blank, without its end; "file"
             makes one of each file.
+        keep_blank: whether a blank line is a record of empty text, so that record i is line i.
 
     Raises:
         FileNotFoundError: a file does not exist, or a glob matches none.
         ValueError: from reading, when a file is not UTF-8; names the file, line and byte.
     """
 
-    def __init__(self, paths: files.Paths, *, sample_by: str = "line"):
+    def __init__(self, paths: files.Paths, *, sample_by: str = "line", keep_blank: bool = False):
         if sample_by not in ("line", "file"):
             raise ValueError(f"sample_by is {sample_by!r}; it must be 'line' or 'file'")
         super().__init__(paths)
-        self.sample_by = sample_by
+        self.sample_by, self.keep_blank = sample_by, keep_blank
         self.format, self.prefix = f"text, a record per {sample_by},", f"text-{sample_by}"
+        if keep_blank:
+            self.prefix += "-or-blank"
 
     def _parse(self, line: Line) -> dict[str, Any]:
         return {"text": line.text()}

@@ -81,18 +81,19 @@ def prepare_pairs(
     tokenizer: Tokenizer,
     directory: epath.PathLike,
     *,
-    fields: tuple[str | Template, str | Template],
+    fields: tuple[str | Template, str | Template] = ("inputs", "targets"),
     num_workers: int | None = None,
     progress: bool = True,
 ) -> Pairs:
     """The pairs of `source`, for sequence to sequence: two corpora, one for each side.
 
     Args:
-        source: records by number, each with two texts.
+        source: records by number, each with two texts; of two parallel texts
+            `sources.ParallelText`.
         tokenizer: of both texts; it must mark where they begin, for the decoder to begin with.
         directory: where to write; each side is prepared as by `prepare`.
         fields: the fields of each record that hold inputs and targets, or templates; the template
-            of the targets decides which of them are learnt.
+            of the targets decides which of them are learnt. Default: "inputs" and "targets".
         num_workers: as for `prepare`.
         progress: as for `prepare`.
 

@@ -7,6 +7,7 @@ plan has each position once is counted here, over the batches, and not taken fro
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +39,7 @@ def audit(workdir: epath.Path, report: Callable[[str], None]) -> None:
     """Compares every batch of a run with its plan, and says what became of every example.
 
     Args:
-        workdir: of a run of train.py, finished or stopped.
+        workdir: of a run, finished or stopped, with `plans.json` and `metrics.jsonl`.
         report: is called with each line of what was found.
 
     Raises:
@@ -121,6 +122,11 @@ def _read_log(workdir: epath.Path) -> Logged:
     """
     logged = Logged([], [], [])
     path = workdir / "metrics.jsonl"
+    if not path.exists():
+        raise FileNotFoundError(
+            f"there is no {path.name} in {os.fspath(workdir)}, so nothing says which batches ran; "
+            "pipeline.training.step_log.StepLog writes it"
+        )
     lines = path.read_text().split("\n")[:-1]  # what a kill cut short is no line
     for number, line in enumerate(lines, 1):
         try:

@@ -15,6 +15,7 @@ import jax
 from etils import epath
 
 from pipeline.packing.bucket import Bucket
+from pipeline.text_table import text_table
 from pipeline.training.compile_log import CompileLog
 from pipeline.training.hosts import minimum, require_agreement
 from pipeline.training.microbatches import allowed
@@ -253,19 +254,13 @@ def bytes_on_device(tree: Any) -> int:
 
 def table(*steps: Compiled) -> str:
     """What the program of each step and bucket needs, line by line."""
-    width = max(len(step.name) for step in steps)
-    lines = [
-        f"{'step':<{width}}{'bucket':>14}{'microbatches':>14}{'memory':>12}{'of limit':>10}"
-        f"{'GFLOP':>12}"
-    ]
+    rows = [["step", "bucket", "microbatches", "memory", "of limit", "GFLOP"]]
     for step in steps:
         for bucket, program in step.programs.items():
             share = f"{program.memory / step.budget:.0%}" if step.budget else "–"
-            lines.append(
-                f"{step.name:<{width}}{bucket!s:>14}{program.microbatches:>14}"
-                f"{_size(program.memory):>12}{share:>10}{program.flops / 1e9:>12,.2f}"
-            )
-    return "\n".join(lines)
+            size, flops = _size(program.memory), f"{program.flops / 1e9:,.2f}"
+            rows.append([step.name, f"{bucket}", f"{program.microbatches}", size, share, flops])
+    return "\n".join(text_table(rows))
 
 
 def _size(count: int) -> str:

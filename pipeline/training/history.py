@@ -7,7 +7,7 @@ from typing import Any
 
 from etils import epath
 
-from pipeline.atomic import atomic_write
+from pipeline.atomic import atomic_write, is_local
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.planning.plan import Plan
 from pipeline.storage.corpora import Corpora
@@ -21,19 +21,33 @@ logger = logging.getLogger(__name__)
 NAME = "plans.json"
 
 
-def write_history(workdir: epath.Path, corpus: Any, plan: Plan) -> None:
+def write_history(workdir: epath.PathLike, corpus: Any, plan: Plan) -> None:
     """Writes which corpus, plans and changes make up the batches of the run in `workdir`.
 
-    Of a view it tells that, too, as `view`; of several corpora, directories and views by name.
+    A corpus inside the work directory is named relative to it, any other by its whole path. Of a
+    view it tells that, too, as `view`; of several corpora, directories and views by name.
 
     {"corpus": "corpus/train", "tokens": "tokens=…",
      "plans": [{"from": 0, "fingerprint": …, "changes": {"buckets": [[8, 128]], "seed": 0, …}},
                {"from": 2000, "fingerprint": …, "changes": {"buckets": [[16, 128]]}}]}
+
+    Args:
+        workdir: of the run; made if it is missing.
+        corpus: what the run reads: of `Corpora` all, of a view the view.
+        plan: all of the run's steps.
+
+    Raises:
+        ValueError: a corpus has no directory to open it by, such as one of `InPlace`.
     """
-    inside = os.path.join(os.fspath(workdir), "")
+    inside = os.path.join(_absolute(workdir), "")
 
     def place(one: Any) -> str:
-        return os.fspath(one.directory).removeprefix(inside)
+        if not hasattr(one, "directory"):
+            raise ValueError(
+                f"the corpus is {one!r:.80}, which has no directory, so its batches cannot be "
+                "planned again for audit and show; prepare a corpus, or write no history"
+            )
+        return _absolute(one.directory).removeprefix(inside)
 
     several = isinstance(corpus, Corpora)
     content = {
@@ -47,8 +61,14 @@ def write_history(workdir: epath.Path, corpus: Any, plan: Plan) -> None:
             for entry, (_, changes) in zip(plan.entries, plan.changes, strict=True)
         ],
     }
-    with atomic_write(workdir / NAME) as file:
+    directory = epath.Path(workdir)
+    directory.mkdir(parents=True, exist_ok=True)
+    with atomic_write(directory / NAME) as file:
         file.write(json.dumps(content, indent=1).encode())
+
+
+def _absolute(path: epath.PathLike) -> str:
+    return os.path.abspath(path) if is_local(path) else os.fspath(path)
 
 
 def _views(corpus: Any) -> dict[str, Any] | None:
@@ -121,8 +141,9 @@ def read_history(
     path = workdir / NAME
     if not path.exists():
         raise FileNotFoundError(
-            f"there is no {NAME} in {os.fspath(workdir)}; give the work directory of a run of "
-            "train.py, which writes it before its first step"
+            f"there is no {NAME} in {os.fspath(workdir)}; give the work directory of a run. "
+            "train.py writes that file before its first step, a loop of your own calls "
+            "pipeline.training.history.write_history"
         )
     try:
         content: dict[str, Any] = json.loads(path.read_text())

@@ -15,6 +15,7 @@ import tqdm
 from etils import epath
 
 from pipeline.atomic import atomic_write, is_local
+from pipeline.extras import require
 
 logger = logging.getLogger(__name__)
 
@@ -74,18 +75,21 @@ class MetricsLog:
     whole by `flush`.
 
     Args:
-        workdir: where to write.
+        workdir: where to write; made if it is missing.
         step: the step that the run goes on from.
         evaluated: steps whose evaluations the run has; other evaluations will be made again.
         enabled: whether to write at all; of several hosts one does.
 
     Attributes:
         lost: seconds of the steps that will be run again.
+
+    Raises:
+        ImportError: tensorboardX is not installed.
     """
 
     def __init__(
         self,
-        workdir: epath.Path,
+        workdir: epath.PathLike,
         step: int,
         *,
         evaluated: Collection[str] = (),
@@ -94,10 +98,9 @@ class MetricsLog:
         self._enabled, self.lost = enabled, 0.0
         if not enabled:
             return
-        import tensorboardX
-
-        self._workdir, self._remote = workdir, not is_local(workdir)
-        self._path = workdir / "metrics.jsonl"
+        board = require("tensorboardX", extra="train", purpose="MetricsLog")
+        self._workdir, self._remote = epath.Path(workdir), not is_local(workdir)
+        self._path = self._workdir / "metrics.jsonl"
         kept: list[tuple[str, dict[str, Any]]] = []
         if step and self._path.exists():
             for line in self._path.read_text().splitlines():
@@ -112,12 +115,13 @@ class MetricsLog:
                     self.lost += values.get("seconds", 0.0)
         text = "".join(line + "\n" for line, _ in kept)
         self._scratch = tempfile.TemporaryDirectory() if self._remote else None
-        here = epath.Path(self._scratch.name) if self._scratch else workdir
+        here = epath.Path(self._scratch.name) if self._scratch else self._workdir
+        here.mkdir(parents=True, exist_ok=True)
         with atomic_write(here / "metrics.jsonl") as file:
             file.write(text.encode())
         self._file = open(os.fspath(here / "metrics.jsonl"), "a")  # noqa: SIM115
         self._here = here
-        self._board = tensorboardX.SummaryWriter(
+        self._board = board.SummaryWriter(
             os.fspath(here / "tensorboard"), purge_step=step, flush_secs=30
         )
         for _, values in kept:  # an evaluation after that many steps, which TensorBoard now forgets

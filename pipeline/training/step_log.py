@@ -30,7 +30,8 @@ class StepLog:
         progress: shows the last step.
         record: counts over the whole run.
         clock: has the phases "train", for the step and this log, and "wait", for its batch.
-        flops: floating-point operations of the model's mathematics for a planned batch.
+        flops: floating-point operations of the model's mathematics for a planned batch; None:
+            unknown, and the log has no `flop_utilisation`.
         peak_flops: FLOP/s of one device; 0: those in a table of devices, where it has this one.
         on_nonfinite: "stop" or "skip": what to do about a step whose `finite` is false.
 
@@ -45,7 +46,7 @@ class StepLog:
         record: Record,
         clock: Clock,
         *,
-        flops: Callable[[PlannedBatch], float],
+        flops: Callable[[PlannedBatch], float] | None = None,
         peak_flops: float = 0.0,
         on_nonfinite: str = "stop",
     ):
@@ -63,7 +64,9 @@ class StepLog:
         Args:
             step: its number.
             planned: its batch.
-            values: scalars, among them `loss`, `gradient_norm` and the bool `finite`.
+            values: scalars, among them `loss`. The bool `finite` says whether the step changed the
+                parameters; without it, whether the loss is finite. `gradient_norm` is named if a
+                step is not finite.
 
         Raises:
             FloatingPointError: the step before was not finite, and `on_nonfinite` is "stop"; names
@@ -91,7 +94,7 @@ class StepLog:
         waited = wait - self._wait
         seconds = max(train - self._train + waited, 1e-9)
         self._train, self._wait = train, wait
-        if not numbers.pop("finite"):
+        if not numbers.pop("finite", math.isfinite(numbers["loss"])):
             self._handle_nonfinite(step, planned, documents, numbers)
             self._record.skipped_seconds += seconds
         self._record.add(planned, len(documents))
@@ -114,7 +117,7 @@ class StepLog:
             "goodput": self._record.goodput(so_far),
             **{f"seconds/{name}": so_far.get(name, 0.0) for name in ("compile", "save")},
         }
-        if self._peak:
+        if self._peak and self._flops is not None:
             flops = self._flops(planned)
             self._record.flops += flops
             self._record.capacity += self._peak * seconds
@@ -131,16 +134,18 @@ class StepLog:
         self, step: int, planned: PlannedBatch, documents: np.ndarray, values: dict[str, float]
     ) -> None:
         names = ", ".join(map(str, documents[:SHOWN])) + ", …" * (len(documents) > SHOWN)
+        norm = f" and gradient norm {values['gradient_norm']}" if "gradient_norm" in values else ""
         text = (
-            f"loss {values['loss']} and gradient norm {values['gradient_norm']} at step {step:,}, "
-            f"bucket {planned.bucket}, documents {names}"
+            f"loss {values['loss']}{norm} at step {step:,}, bucket {planned.bucket}, documents "
+            f"{names}"
         )
         # With a loss scale, gradients are expected to overflow until the scale has fallen.
         overflow = math.isfinite(values["loss"]) and values.get("loss_scale", 0) > 1
         if self._stops and not overflow:
             raise FloatingPointError(
-                f"{text}. Run again with --config.skip_steps='({step},)' to leave this batch out, "
-                "or with --config.on_nonfinite=skip to go on without such updates"
+                f"{text}. Run train.py again with --config.skip_steps='({step},)' to leave this "
+                "batch out, or with --config.on_nonfinite=skip to go on without such updates; in a "
+                "loop of your own, leave the step out, or give on_nonfinite='skip'"
             )
         self._record.skipped += 1
         logger.warning("no update: %s", text)

@@ -1,0 +1,74 @@
+"""Parallel text: two texts of which line i of one belongs to line i of the other."""
+
+import functools
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from pipeline.sources import files
+from pipeline.sources.source import read_texts, where
+from pipeline.sources.text_files import TextFiles
+
+
+class ParallelText:
+    """Records `{"inputs": …, "targets": …}`: line i of one text and line i of another.
+
+    A blank line is an empty text, so that the lines after it stay beside each other.
+
+    Args:
+        inputs: names or globs of UTF-8 files, plain, `.gz` or `.zst`.
+        targets: as many; each has as many lines as the file at its place in `inputs`.
+
+    Raises:
+        FileNotFoundError: a file does not exist, or a glob matches none.
+        ValueError: the numbers of files differ; or, when lines are counted or read, the numbers of
+            lines of two files, or a line is not UTF-8.
+    """
+
+    fields = "inputs", "targets"
+
+    def __init__(self, inputs: files.Paths, targets: files.Paths):
+        self.sides = tuple(TextFiles(paths, keep_blank=True) for paths in (inputs, targets))
+        of_inputs, of_targets = (len(side.files) for side in self.sides)
+        if of_inputs != of_targets:
+            raise ValueError(
+                f"there are {of_inputs:,} files of inputs and {of_targets:,} of targets; give as "
+                "many of both, in the same order"
+            )
+
+    @property
+    def fingerprint(self) -> str:
+        """See `Source`."""
+        return "parallel-" + "-".join(side.fingerprint for side in self.sides)
+
+    def __len__(self) -> int:
+        return self._number
+
+    @functools.cached_property
+    def _number(self) -> int:
+        """The number of records, after a check that both sides have as many."""
+        inputs, targets = self.sides
+        counts = zip(inputs.lines_per_file, targets.lines_per_file, strict=True)
+        for number, (of_inputs, of_targets) in enumerate(counts):
+            if of_inputs != of_targets:
+                raise ValueError(
+                    f"{os.fspath(inputs.files[number])} has {of_inputs:,} lines and "
+                    f"{os.fspath(targets.files[number])} has {of_targets:,}, blank ones counted; "
+                    "parallel texts need as many lines of both, line i with line i"
+                )
+        return len(inputs)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """The records with these numbers; cheapest ascending, as of `TextFiles`."""
+        texts = (read_texts(side, indices, "text") for side in self.sides)
+        return [dict(zip(self.fields, pair, strict=True)) for pair in zip(*texts, strict=True)]
+
+    def where(self, index: int) -> str:
+        """The file and line of both texts of a record."""
+        return " and ".join(where(side, index) for side in self.sides)
+
+    def __str__(self) -> str:
+        return " beside ".join(map(str, self.sides))

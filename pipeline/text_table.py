@@ -1,0 +1,22 @@
+"""Tables as text: of a plan, of compiled steps, and of a report."""
+
+from collections.abc import Sequence
+
+
+def text_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of cells under each other, the first column aligned left and all others right.
+
+    >>> print("\\n".join(text_table([["bucket", "rows"], ["8x64", "1,024"], ["all", ""]])))
+    bucket   rows
+    8x64    1,024
+    all
+
+    Args:
+        rows: the cells of each line, as many in each; the headings come first.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *others in rows:
+        cells = (f"  {cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True))
+        lines.append(f"{first:<{widths[0]}}{''.join(cells)}".rstrip())
+    return lines
