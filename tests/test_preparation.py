@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -445,3 +446,12 @@ def test_records_of_a_list_like_source_are_read_one_by_one(tmp_path):
 
     corpus = prepare(Listed([{"text": b"ab"}, {"text": ""}]), Bytes(begin=False), tmp_path)
     assert np.asarray(corpus.lengths).tolist() == [2, 0]
+
+
+def test_a_killed_run_leaves_no_job_behind(source, tmp_path, monkeypatch):
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    with tokenisation.workers(tokenisation.Job(source, Bytes(), "text"), 1) as submit:
+        assert submit([0]).result().counts.tolist() == [len(LINES[0].encode()) + 2]
+        # What has no name here, a kill cannot leave here.
+        assert not list((tmp_path / "temporary").iterdir())

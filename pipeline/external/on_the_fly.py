@@ -16,6 +16,7 @@ from etils import epath
 
 from pipeline.atomic import atomic_write, directory_lock
 from pipeline.external.examples import Examples
+from pipeline.fork import restart_in_children
 from pipeline.planning.lengths import digest
 from pipeline.ragged import Ragged
 from pipeline.sources import Source
@@ -109,14 +110,16 @@ class OnTheFly(Examples):
             f"tokenizer={job.tokenizer.fingerprint};task={task.name}"
         )
         self.weighted = job.weighted and job.template is not None
-        self._start()
+        self.restart()
+        restart_in_children(self)
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that makes the tokens."""
         return self._job.tokenizer
 
-    def _start(self) -> None:
+    def restart(self) -> None:
+        """Leaves processes to the one that started them; see `pipeline.fork`."""
         self._lock, self._running = threading.Lock(), contextlib.ExitStack()
         self._submit: Callable[[Sequence[int]], Future[Ragged]] | None = None
         weakref.finalize(self, self._running.close)
@@ -179,7 +182,8 @@ class OnTheFly(Examples):
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
-        self._start()
+        self.restart()
+        restart_in_children(self)
 
     def __repr__(self) -> str:
         return f"OnTheFly({self._job.source}, {self._job.tokenizer.fingerprint})"

@@ -13,6 +13,8 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 from etils import epath
 
+from pipeline.fork import restart_in_children
+
 # A fingerprint reads this many samples of a file, spread evenly; smaller files are read whole.
 SAMPLES, SAMPLE = 16, 1 << 16
 
@@ -37,6 +39,13 @@ class FileSource:
 
     def __init__(self, paths: Paths):
         self.files = find(paths)
+        self.restart()
+        restart_in_children(self)
+
+    def restart(self) -> None:
+        """Forgets open files, which share their position with the parent; see `pipeline.fork`."""
+        for name in self.handles:
+            self.__dict__.pop(name, None)
         self._lock = threading.Lock()
 
     @functools.cached_property
@@ -56,7 +65,9 @@ class FileSource:
         return {key: value for key, value in self.__dict__.items() if key not in leave_out}
 
     def __setstate__(self, state: dict) -> None:
-        self.__dict__.update(state, _lock=threading.Lock())
+        self.__dict__.update(state)
+        self.restart()
+        restart_in_children(self)
 
     def __str__(self) -> str:
         more = f" and {len(self.files) - 1:,} more" if len(self.files) > 1 else ""

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
+import mmap
 import multiprocessing
 import os
 import pickle
@@ -15,6 +16,8 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import reduction
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -163,41 +166,57 @@ def workers(job: Job, number: int) -> Iterator[Callable[[Sequence[int]], Future[
         RuntimeError: one of them died.
     """
     # The job goes through a file: what is sent to a worker as it starts must fit into a pipe
-    # (64 KiB), or a worker that dies before it reads leaves this process waiting for ever.
-    with tempfile.NamedTemporaryFile("wb", prefix="lockstep-job-", delete=False) as file:
+    # (64 KiB), or a worker that dies before it reads leaves this process waiting for ever. The file
+    # has no name: the system removes it with the last process that has it open, even if killed.
+    with tempfile.TemporaryFile() as file:
         pickle.dump(job, file)
-    pool = ProcessPoolExecutor(
-        number, multiprocessing.get_context("spawn"), initializer=_start, initargs=(file.name,)
-    )
-    try:
-        yield lambda records: pool.submit(_run, records)
-    except BrokenProcessPool as error:
-        raise RuntimeError(
-            "a worker died while tokenising. If it was killed for want of memory, use fewer "
-            f"num_workers; if this is a script, {GUARD}, and with python - or in a shell use "
-            "num_workers=0. Finished parts are kept: run again to go on"
-        ) from error
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-        os.unlink(file.name)
+        file.flush()
+        context, given = multiprocessing.get_context("spawn"), (_Descriptor(file.fileno()),)
+        pool = ProcessPoolExecutor(number, context, initializer=_start, initargs=given)
+        started_in = os.getpid()
+        try:
+            yield lambda records: pool.submit(_run, records)
+        except BrokenProcessPool as error:
+            raise RuntimeError(
+                "a worker died while tokenising. If it was killed for want of memory, use fewer "
+                f"num_workers; if this is a script, {GUARD}, and with python - or in a shell use "
+                "num_workers=0. Finished parts are kept: run again to go on"
+            ) from error
+        finally:
+            if os.getpid() == started_in:  # in a forked child, the processes are its parent's
+                pool.shutdown(wait=True, cancel_futures=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Descriptor:
+    """The number of an open file, which a worker that starts gets as one of its own."""
+
+    number: int
+
+    def __reduce__(self):
+        return _receive, (reduction.DupFd(self.number),)
+
+
+def _receive(sent: Any) -> _Descriptor:
+    return _Descriptor(sent.detach())
 
 
 _job: Job
 
 
-def _start(job: str) -> None:
+def _start(job: _Descriptor) -> None:
     """Sets up a worker, which ends when the process that started it does, even if killed."""
     global _job
-    with open(job, "rb") as file:
-        _job = pickle.load(file)
+    # All workers share the position in the file, and a map has none.
+    with mmap.mmap(job.number, 0, access=mmap.ACCESS_READ) as content:
+        _job = pickle.loads(content)
+    os.close(job.number)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a process for each CPU is enough
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it will say so
 
     def follow() -> None:
         if parent := multiprocessing.parent_process():
             parent.join()
-        with contextlib.suppress(OSError):
-            os.unlink(job)
         os._exit(1)
 
     threading.Thread(target=follow, daemon=True).start()
