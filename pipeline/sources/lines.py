@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import operator
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -91,15 +92,13 @@ class LineSource(files.FileSource):
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """The records with these numbers; cheapest ascending, which compressed files need."""
-        return [self._parse(line) for line in self._read(indices)]
+        with self._lock:  # one line after another, so that only records are held
+            return [self._parse(self._read_line(index)) for index in indices]
 
     def where(self, index: int) -> str:
         """The file of a record, and its line."""
-        return str(self._read([index])[0])
-
-    def _read(self, indices: Sequence[int]) -> list[Line]:
         with self._lock:
-            return [self._read_line(index) for index in indices]
+            return str(self._read_line(index))
 
     def _read_line(self, index: int) -> Line:
         marks, first, _ = self._index
@@ -110,7 +109,7 @@ class LineSource(files.FileSource):
         far = skip < 0 or (skip >= STRIDE and not files.is_compressed(path))
         if far or file != latest:
             rank, skip = divmod(within, STRIDE)
-            lines = (line for line in _scan(path, *marks[file][rank]) if line.content)
+            lines = filter(operator.attrgetter("content"), _scan(path, *marks[file][rank]))
         line = next(itertools.islice(lines, skip, None), None)
         if line is None:
             raise ValueError(
@@ -131,6 +130,8 @@ def _scan(path: epath.Path, offset: int, number: int) -> Iterator[Line]:
                 left -= len(file.read(min(left, BLOCK)))
         for content in file:
             text = b"" if content.isspace() else content.rstrip(b"\r\n")
-            yield Line(path, number, offset, text)
+            line = [Line(path, number, offset, text)]
             offset += len(content)
             number += 1
+            del content, text
+            yield line.pop()  # a line may be huge, and this generator keeps nothing of it

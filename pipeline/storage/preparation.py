@@ -155,6 +155,7 @@ def _prepare(
     with contextlib.closing(chunks):
         for part in assemble_parts(chunks):
             writer.add(part)
+            del part  # before the next is read
     if job.template is not None and task.has_targets and not any(writer.text_bytes):
         raise ValueError(
             f"nothing of any of the {documents:,} records is learnt: all weights that the template "

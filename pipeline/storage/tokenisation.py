@@ -13,11 +13,11 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import reduction
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from tqdm import tqdm
@@ -29,12 +29,15 @@ from pipeline.sources.source import read_texts, where
 from pipeline.templates import Template
 from pipeline.tokenizers import Tokenizer
 
-# A worker takes this many records at a time. It changes no result.
-RECORDS = 512
+# A worker takes up to `RECORDS` records at a time. It reads them in groups of up to `GROUP`, until
+# it has `TEXT` characters, or tokens by a template. None of this changes a result.
+RECORDS, GROUP, TEXT = 512, 16, 1 << 22
 
 # Workers cost a second or two to start. Unless told how many to use, work starts without any, and
 # goes on with workers if more than `WORTH` seconds of it are left after the first `TRIAL`.
 TRIAL, WORTH = 2.0, 15.0
+
+T = TypeVar("T")
 
 GUARD = 'guard its main part with `if __name__ == "__main__":`'
 
@@ -64,21 +67,35 @@ class Job:
         }
 
     def run(self, records: Sequence[int]) -> Ragged:
-        """The tokens of the records with these numbers.
+        """The tokens of the records with these numbers; raises what `run_first` raises."""
+        return Ragged.concatenate(list(self.chunks(records)))
+
+    def chunks(self, records: Sequence[int]) -> Iterator[Ragged]:
+        """The tokens of the records with these numbers, in chunks; raises what `run_first` does."""
+        while len(records):
+            # Popped: else this generator, too, would keep a chunk while others work on it.
+            chunk = [self.run_first(records)]
+            records = records[len(chunk[0].counts) :]
+            yield chunk.pop()
+
+    def run_first(self, records: Sequence[int]) -> Ragged:
+        """The tokens of the first of some records: of as many as make `TEXT`, or of all.
 
         Raises:
             ValueError: an id is outside the vocabulary of the tokenizer.
         """
-        if self.template is not None:
-            chunk = templates.encode(self.template, self.source, records, self.tokenizer)
+        groups = _divide(records)
+        if (template := self.template) is not None:
+            encode = (templates.encode(template, self.source, g, self.tokenizer) for g in groups)
+            chunk = Ragged.concatenate(_take(encode, lambda part: len(part.flat)))
         else:
-            texts = read_texts(self.source, records, self.field)
-            flat, counts = self.tokenizer.encode_batch(texts)
+            read = (read_texts(self.source, group, self.field) for group in groups)
+            texts = list(itertools.chain(*_take(read, lambda part: sum(map(len, part)))))
             sizes = np.fromiter((len(text.encode()) for text in texts), np.int64, len(texts))
-            chunk = Ragged(flat, counts, sizes)
-        flat = chunk.flat
-        wrong = np.flatnonzero((flat < 0) | (flat >= self.tokenizer.vocab_size))
-        if len(wrong):
+            chunk = Ragged(*self.tokenizer.encode_batch(texts), sizes)
+        flat, most = chunk.flat, self.tokenizer.vocab_size
+        if flat.min(initial=0) < 0 or flat.max(initial=-1) >= most:
+            wrong = np.flatnonzero((flat < 0) | (flat >= most))
             record = records[int(np.searchsorted(np.cumsum(chunk.counts), wrong[0], side="right"))]
             raise ValueError(
                 f"{where(self.source, record)}: the tokenizer {self.tokenizer.fingerprint} gave "
@@ -86,6 +103,25 @@ class Job:
                 "must be at least 0 and below it"
             )
         return chunk if self.weighted else dataclasses.replace(chunk, weights=None)
+
+
+def _divide(records: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Groups of records that are read at once: at first small ones, as records may be huge."""
+    at, size = 0, 1
+    while at < len(records):
+        yield records[at : at + size]
+        at, size = at + size, min(2 * size, GROUP)
+
+
+def _take(parts: Iterable[T], size: Callable[[T], int]) -> list[T]:
+    """The first of some parts, until their sizes make `TEXT`."""
+    taken, total = [], 0
+    for part in parts:
+        taken.append(part)
+        total += size(part)
+        if total >= TEXT:
+            break
+    return taken
 
 
 def tokenise(
@@ -116,13 +152,17 @@ def tokenise(
         contextlib.closing(_chunks(job, done, documents, num_workers)) as chunks,
         tqdm(desc=name, total=documents, initial=done, disable=not progress, **options) as bar,
     ):
-        for chunk in chunks:
+
+        def show(chunk: Ragged) -> Ragged:
+            nonlocal new
             new += len(chunk.flat)
             rate = new / max(time.monotonic() - started, 1e-9)
             postfix = f"{(tokens + new) / 1e6:,.1f} M tokens, {rate / 1e6:.2f} M/s"
             bar.set_postfix_str(postfix, refresh=False)
             bar.update(len(chunk.counts))
-            yield chunk
+            return chunk
+
+        yield from map(show, chunks)
 
 
 def _chunks(job: Job, begin: int, end: int, num_workers: int | None) -> Generator[Ragged]:
@@ -131,14 +171,14 @@ def _chunks(job: Job, begin: int, end: int, num_workers: int | None) -> Generato
     if num_workers is None:
         num_workers, started = 0, time.monotonic()
         for records in ranges:
-            yield job.run(records)
+            yield from job.chunks(records)
             spent = time.monotonic() - started
             if spent > TRIAL:
                 left = spent * (end - records.stop) / (records.stop - begin)
                 num_workers = _cpus() if left > WORTH else 0
                 break
     if num_workers < 2:
-        return (yield from map(job.run, ranges))
+        return (yield from itertools.chain.from_iterable(map(job.chunks, ranges)))
     yield from _by_workers(job, ranges, num_workers)
 
 
@@ -149,18 +189,26 @@ def _cpus() -> int:
 
 
 def _by_workers(job: Job, ranges: Iterator[Sequence[int]], num_workers: int) -> Generator[Ragged]:
-    with workers(job, num_workers) as submit:
+    with workers(job, num_workers, Job.run_first) as submit:
         # Two ranges for each worker are on their way; results are taken in order.
-        waiting = deque(map(submit, itertools.islice(ranges, 2 * num_workers)))
+        first = itertools.islice(ranges, 2 * num_workers)
+        waiting = deque((records, submit(records)) for records in first)
         while waiting:
-            chunk = waiting.popleft().result()
-            waiting.extend(map(submit, itertools.islice(ranges, 1)))
-            yield chunk
+            records, future = waiting.popleft()
+            chunk = [future.result()]
+            del future
+            if rest := records[len(chunk[0].counts) :]:
+                waiting.appendleft((rest, submit(rest)))
+            else:
+                waiting.extend((more, submit(more)) for more in itertools.islice(ranges, 1))
+            yield chunk.pop()
 
 
 @contextlib.contextmanager
-def workers(job: Job, number: int) -> Iterator[Callable[[Sequence[int]], Future[Ragged]]]:
-    """Processes that run a job on what they are given, until the block is left.
+def workers(
+    job: Job, number: int, run: Callable[[Job, Sequence[int]], Ragged] = Job.run
+) -> Iterator[Callable[[Sequence[int]], Future[Ragged]]]:
+    """Processes that run a job on the records they are given, until the block is left.
 
     Raises:
         RuntimeError: one of them died.
@@ -175,7 +223,7 @@ def workers(job: Job, number: int) -> Iterator[Callable[[Sequence[int]], Future[
         pool = ProcessPoolExecutor(number, context, initializer=_start, initargs=given)
         started_in = os.getpid()
         try:
-            yield lambda records: pool.submit(_run, records)
+            yield lambda records: pool.submit(_run, run, records)
         except BrokenProcessPool as error:
             raise RuntimeError(
                 "a worker died while tokenising. If it was killed for want of memory, use fewer "
@@ -222,5 +270,5 @@ def _start(job: _Descriptor) -> None:
     threading.Thread(target=follow, daemon=True).start()
 
 
-def _run(records: Sequence[int]) -> Ragged:
-    return _job.run(records)
+def _run(run: Callable[[Job, Sequence[int]], Ragged], records: Sequence[int]) -> Ragged:
+    return run(_job, records)
