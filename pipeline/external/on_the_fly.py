@@ -50,7 +50,8 @@ def index(
     costs what tokenising costs: some hundred microseconds for a thousand tokens.
 
     Args:
-        source: as for `prepare`; batches read it in any order.
+        source: as for `prepare`; batches read it in any order. `.zst` files are then decompressed
+            from their start for each batch; plain files and `.gz` are not.
         tokenizer: as for `prepare`.
         directory: where to write the counts.
         field: as for `prepare`.

@@ -14,11 +14,10 @@ import pyarrow as pa
 from etils import epath
 
 from pipeline.fork import restart_in_children
+from pipeline.sources.gzip_stream import GzipStream, Point
 
 # A fingerprint reads this many samples of a file, spread evenly; smaller files are read whole.
 SAMPLES, SAMPLE = 16, 1 << 16
-
-CODECS = {".gz": "gzip", ".zst": "zstd"}
 
 Paths = str | os.PathLike | Sequence[str | os.PathLike]
 
@@ -103,27 +102,31 @@ def _match(name: str) -> list[epath.Path]:
     return files
 
 
-def is_compressed(path: epath.Path) -> bool:
-    """Whether `open_file` decompresses this file, and so cannot seek in it."""
-    return path.suffix in CODECS
-
-
 @contextmanager
-def open_file(path: epath.Path) -> Iterator[BinaryIO]:
+def open_file(path: epath.Path, points: list[Point] | None = None) -> Iterator[BinaryIO]:
     """The content of a file, decompressed if its name ends in `.gz` or `.zst`.
+
+    All but `.zst` can seek.
+
+    Args:
+        path: the file.
+        points: of a `.gz` file, where seeks go on; see `GzipStream`.
 
     Raises:
         ValueError: from reading, when a compressed file is damaged or cut short; names it.
     """
     with path.open("rb") as raw:
-        if not is_compressed(path):
+        if path.suffix == ".gz":
+            stream: Any = GzipStream(raw, points)
+        elif path.suffix == ".zst":
+            stream = pa.CompressedInputStream(raw, "zstd")
+        else:
             yield raw
             return
-        stream = pa.CompressedInputStream(raw, CODECS[path.suffix])
         try:
             yield io.BufferedReader(stream, 1 << 18)
         except OSError as error:
-            if error.errno is not None:  # of the operating system, not of the content
+            if error.errno is not None:  # of the system, not of the content
                 raise
             raise ValueError(
                 f"{os.fspath(path)} cannot be decompressed: {error}. It is damaged or cut short; "

@@ -1,5 +1,6 @@
 """Lines of many files by number, through a sparse index that one pass over the files builds."""
 
+import collections
 import functools
 import itertools
 import operator
@@ -11,6 +12,7 @@ from typing import Any
 from etils import epath
 
 from pipeline.sources import files
+from pipeline.sources.gzip_stream import STEP, Point
 
 # The index holds the place of every 32nd line: half a byte per line, and at most 31 lines are
 # read in vain to reach one at random. Lines in order are read without looking at the index.
@@ -50,7 +52,7 @@ class Line:
 class LineSource(files.FileSource):
     """Records from all lines that are not blank; the base of `TextFiles` and `JsonLines`."""
 
-    handles = ("_cursor",)
+    handles = ("_cursor", "_points")
 
     def _parse(self, line: Line) -> dict[str, Any]:
         """The record that a line holds."""
@@ -67,7 +69,7 @@ class LineSource(files.FileSource):
         for path in self.files:
             marks.append([])
             count = 0
-            for line in _scan(path, 0, 1):
+            for line in _scan(path, 0, 1, None):
                 if not line.content:
                     blank += 1
                     continue
@@ -82,6 +84,11 @@ class LineSource(files.FileSource):
         """Where reading stopped: a file, the number of its next line, and an iterator from it."""
         return -1, 0, iter(())
 
+    @functools.cached_property
+    def _points(self) -> dict[int, list[Point]]:
+        """Where seeks in `.gz` files may go on, by the number of the file."""
+        return collections.defaultdict(list)
+
     @property
     def blank_lines(self) -> int:
         """How many lines were skipped because they are blank."""
@@ -91,9 +98,13 @@ class LineSource(files.FileSource):
         return self._index[1][-1]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """The records with these numbers; cheapest ascending, which compressed files need."""
-        with self._lock:  # one line after another, so that only records are held
-            return [self._parse(self._read_line(index)) for index in indices]
+        """The records with these numbers."""
+        records: list[dict[str, Any]] = [{}] * len(indices)
+        # In the order of the file: `.zst` is read from its start for each step backward.
+        with self._lock:
+            for place in sorted(range(len(indices)), key=indices.__getitem__):
+                records[place] = self._parse(self._read_line(indices[place]))
+        return records
 
     def where(self, index: int) -> str:
         """The file of a record, and its line."""
@@ -106,10 +117,12 @@ class LineSource(files.FileSource):
         latest, following, lines = self._cursor
         del self._cursor  # should reading fail
         path, skip = self.files[file], index - following
-        far = skip < 0 or (skip >= STRIDE and not files.is_compressed(path))
-        if far or file != latest:
-            rank, skip = divmod(within, STRIDE)
-            lines = filter(operator.attrgetter("content"), _scan(path, *marks[file][rank]))
+        rank, rest = divmod(within, STRIDE)
+        mark = marks[file][rank]
+        far = skip >= STRIDE and _is_far(path, marks[file][(within - skip) // STRIDE], mark)
+        if file != latest or skip < 0 or far:
+            scan = _scan(path, *mark, self._points[file])
+            lines, skip = filter(operator.attrgetter("content"), scan), rest
         line = next(itertools.islice(lines, skip, None), None)
         if line is None:
             raise ValueError(
@@ -119,10 +132,17 @@ class LineSource(files.FileSource):
         return line
 
 
-def _scan(path: epath.Path, offset: int, number: int) -> Iterator[Line]:
+def _is_far(path: epath.Path, here: tuple[int, int], there: tuple[int, int]) -> bool:
+    """Whether a seek from one mark of a file to a later one is cheaper than reading on."""
+    if path.suffix == ".zst":
+        return False
+    return path.suffix != ".gz" or there[0] - here[0] > STEP
+
+
+def _scan(path: epath.Path, offset: int, number: int, points: list[Point] | None) -> Iterator[Line]:
     """The lines of one file from a place on; lines of white space alone have no content."""
-    with files.open_file(path) as file:
-        if not files.is_compressed(path):
+    with files.open_file(path, points) as file:
+        if file.seekable():
             file.seek(offset)
         else:
             left = offset
