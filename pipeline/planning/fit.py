@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.keywords import suggest_keywords
 from pipeline.packing.bucket import Bucket
 from pipeline.packing.cascade import PACKINGS, pack, row_cost
 from pipeline.planning import lengths as lengths_lib
@@ -23,6 +24,7 @@ WORTH = 0.001
 LONGER, WORTH_LONGER = (2, 3, 4, 6, 8), 0.01
 
 
+@suggest_keywords
 def fit_buckets(
     lengths,
     *,

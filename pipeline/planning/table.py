@@ -89,7 +89,7 @@ def table(plan: Stages, batches: Iterable[PlannedBatch]) -> str:
 
 def _bucket_lines(plan: Stages, batches: Iterable[PlannedBatch]) -> list[str]:
     busiest, packed = figures.imbalance(batches, HOSTS), figures.packed(plan)
-    lines = [_line("bucket", "batches", "rows", "fill", "tokens", f"busiest of {HOSTS}")]
+    lines = [["bucket", "batches", "rows", "fill", "tokens", f"busiest of {HOSTS}"]]
     total = np.zeros(4, np.int64)
     for bucket, number in figures.epoch_batches(plan).items():
         of_bucket = packed.get(bucket, [])
@@ -97,9 +97,9 @@ def _bucket_lines(plan: Stages, batches: Iterable[PlannedBatch]) -> list[str]:
         real = round(sum(times * each.real(index) for times, index, each in of_bucket))
         counts = np.array([number, rows, real, number * bucket.positions])
         even = f"{busiest[bucket]:.3f}×" if bucket in busiest else "–"
-        lines.append(_count_line(str(bucket), counts, even))
+        lines.append(_counts(str(bucket), counts, even))
         total += counts
-    return [*lines, _count_line("epoch", total, "").rstrip()]
+    return _align([*lines, _counts("epoch", total, "")])
 
 
 def _padding_lines(plan: Stages) -> list[str]:
@@ -133,13 +133,14 @@ def _corpus_lines(plan: Stages) -> list[str]:
     first, last = figures.epoch_steps(plan)
     shares, phases = figures.shares(plan, first, last), figures.weights_by_phase(plan)
     before, after = figures.passes(plan, first), figures.passes(plan, last)
-    lines = [_line("corpus", "weight", "share", "epochs", "tokens of one", "examples")]
+    cells = [["corpus", "weight", "share", "epochs", "tokens of one", "examples"]]
     for source in plan.stages[-1].sources:
         name = source.name
         weights = " → ".join(f"{phase[name]:.4g}" for _, phase in phases)
         epochs, tokens = f"{after[name] - before[name]:.2f}", f"{source.whole.real.sum():,}"
         examples = f"{len(source.lengths):,}"
-        lines.append(_line(name, weights, f"{shares[name]:.3%}", epochs, tokens, examples))
+        cells.append([name, weights, f"{shares[name]:.3%}", epochs, tokens, examples])
+    lines = _align(cells)
     if len(phases) > 1:
         lines.append(f"weights begin at steps {', '.join(f'{start:,}' for start, _ in phases)}")
     how = "all its steps" if plan.finite else "steps until each has been through"
@@ -151,11 +152,17 @@ def _longest(plan: Stages) -> str:
     return " and ".join(f"{length:,}" for length in plan.stages[-1].options.buckets[-1].lengths)
 
 
-def _count_line(name: str, counts: np.ndarray, last: str) -> str:
+def _counts(name: str, counts: np.ndarray, last: str) -> list[str]:
     batches, rows, tokens, positions = counts.tolist()
     fill = f"{tokens / positions:.2%}" if positions else "–"
-    return _line(name, f"{batches:,}", f"{rows:,}", fill, f"{tokens:,}", last)
+    return [name, f"{batches:,}", f"{rows:,}", fill, f"{tokens:,}", last]
 
 
-def _line(*cells: str) -> str:
-    return "".join(f"{cell:>{width}}" for cell, width in zip(cells, WIDTHS, strict=True))
+def _align(lines: list[list[str]]) -> list[str]:
+    """Cells in columns, of `WIDTHS` or wider, so that two spaces at least are between them."""
+    columns = zip(WIDTHS, zip(*lines, strict=True), strict=True)
+    widths = [max(width, 2 + max(map(len, cells))) for width, cells in columns]
+    return [
+        "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip()
+        for cells in lines
+    ]
