@@ -56,9 +56,8 @@ class Loader:
 
     Its state is exact with batches in flight: it counts the batches that were handed out. As any
     iterator, it goes on where it is: a second `for` continues, and after the last batch, which
-    `num_epochs` decides, it has none. For another pass make another loader, or set the state back:
-
-    >>> loader.set_state(beginning)  # of `beginning = loader.get_state()`  # doctest: +SKIP
+    `num_epochs` decides, it has none. For another pass, make another loader, or give `set_state`
+    a state from before.
 
     Args:
         batches: what to load; made with the sharding of `mesh` and `spec` if there is a mesh.
