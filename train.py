@@ -77,7 +77,7 @@ MAY_CHANGE = (
 )
 
 log = logging.getLogger("pipeline.train")
-MODULES = (__file__, pipeline, models, ml_collections, flags)  # whose errors are sentences
+MODULES = (__file__, models, ml_collections, flags)  # whose errors are sentences
 fail = functools.partial(describe, command="train.py", modules=MODULES)
 
 

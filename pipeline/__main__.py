@@ -9,7 +9,8 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 
-from pipeline.commands.arguments import PLANNING, parser
+from pipeline.commands.arguments import PLANNING, parse
+from pipeline.errors import sentence
 
 FINE, DAMAGED, WRONG = 0, 1, 2
 
@@ -253,7 +254,7 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit status."""
-    given = parser().parse_args(arguments)
+    given = parse(arguments)
     given.command_line = sys.argv[1:] if arguments is None else arguments
     try:
         return COMMANDS[given.command](given)
@@ -268,8 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if sys.flags.dev_mode:
             raise
-        text = f"{error}"
-        if not isinstance(error, ValueError | OSError | ImportError | RuntimeError):
+        if (text := sentence(error)) is None:
             text = f"{type(error).__name__}: {error}; python -X dev -m pipeline … says where"
         print(f"error: {text}", file=sys.stderr)
         return WRONG

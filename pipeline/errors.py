@@ -1,9 +1,31 @@
 """Errors as a command shows them: a user's mistake is one sentence, a defect has a traceback."""
 
+import os
 import sys
 import traceback
 from collections.abc import Sequence
 from types import ModuleType
+
+# What this package raises for a user's mistake. Any other of its errors is a defect.
+RAISED = (ValueError, TypeError, IndexError, RuntimeError, MemoryError, FloatingPointError)
+
+
+def sentence(error: BaseException, modules: Sequence[ModuleType | str] = ()) -> str | None:
+    """What to tell of an error that is a user's mistake; None for a defect.
+
+    A mistake is an error of the operating system or of an import; a `RAISED` error of this package;
+    and any error that other code raises, in `modules`.
+
+    Args:
+        error: any exception.
+        modules: other packages, and paths of files, whose errors are sentences.
+    """
+    file = traceback.extract_tb(error.__traceback__)[-1].filename
+    places = tuple(each if isinstance(each, str) else each.__path__[0] for each in modules)
+    ours = isinstance(error, RAISED) and file.startswith(os.path.dirname(__file__))
+    if isinstance(error, OSError | ImportError) or ours or file.startswith(places):
+        return str(error.args[0] if isinstance(error, KeyError) else error)
+    return None
 
 
 def describe(error: BaseException, *, command: str, modules: Sequence[ModuleType | str]) -> int:
@@ -12,16 +34,12 @@ def describe(error: BaseException, *, command: str, modules: Sequence[ModuleType
     Args:
         error: any exception.
         command: its name, which begins the sentence.
-        modules: packages, and paths of files, whose errors are sentences.
+        modules: as for `sentence`.
 
     Returns:
-        2 after a sentence, for an error of the operating system or one that `modules`
-        raise; 1 after a traceback, for any other.
+        2 after a sentence, for a user's mistake; 1 after a traceback, for any other error.
     """
-    file = traceback.extract_tb(error.__traceback__)[-1].filename
-    places = tuple(each if isinstance(each, str) else each.__path__[0] for each in modules)
-    if isinstance(error, OSError | ImportError) or file.startswith(places):
-        text = error.args[0] if isinstance(error, KeyError) else error
+    if (text := sentence(error, modules)) is not None:
         print(f"{command}: {text}", file=sys.stderr)
         return 2
     traceback.print_exception(error)

@@ -57,16 +57,18 @@ class Ragged:
         )
 
     def _slice(self, examples: slice, tokens: slice) -> "Ragged":
-        return Ragged(
-            self.flat[tokens],
-            self.counts[examples],
-            None if self.text_bytes is None else self.text_bytes[examples],
-            None if self.weights is None else self.weights[tokens],
-        )
+        flat = self.flat[tokens]
+        weights = None if self.weights is None else self.weights[tokens]
+        if not len(flat):  # empty views would keep all tokens in memory
+            flat, weights = flat.copy(), None if weights is None else weights.copy()
+        texts = None if self.text_bytes is None else self.text_bytes[examples]
+        return Ragged(flat, self.counts[examples], texts, weights)
 
     @classmethod
     def concatenate(cls, chunks: Sequence["Ragged"]) -> "Ragged":
         """All examples of several; all of these have `text_bytes`, or none, and so `weights`."""
+        if len(chunks) == 1:
+            return chunks[0]
         texts = [chunk.text_bytes for chunk in chunks if chunk.text_bytes is not None]
         weights = [chunk.weights for chunk in chunks if chunk.weights is not None]
         return cls(
@@ -90,9 +92,11 @@ def assemble_parts(chunks: Iterable[Ragged]) -> Iterator[Ragged]:
             head, chunk = chunk.split(min(take, len(ends)))
             held.append(head)
             examples, tokens = examples + len(head.counts), tokens + len(head.flat)
+            del head
             if closes:
-                yield Ragged.concatenate(held)
+                part = [Ragged.concatenate(held)]
                 held, examples, tokens = [], 0, 0
+                yield part.pop()  # this generator keeps nothing of it
     if held:
         yield Ragged.concatenate(held)
 

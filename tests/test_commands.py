@@ -1,4 +1,6 @@
 import json
+import os
+import pathlib
 import re
 import shutil
 import subprocess
@@ -13,7 +15,8 @@ from etils import epath
 from pyarrow import parquet
 
 import pipeline
-from pipeline import Bucket, Corpora, Corpus, Pairs, Plan, fit_buckets, prepare
+import pipeline.report
+from pipeline import Bucket, Corpora, Corpus, Pairs, Plan, errors, fit_buckets, prepare
 from pipeline.__main__ import DAMAGED, FINE, WRONG, main
 from pipeline.sources import Records
 from pipeline.tasks import INPUTS
@@ -122,6 +125,41 @@ def test_a_wrong_flag_is_a_usage_error(run):
     assert "argument --step: '99999999999999999999…' is not a whole number below 2**63" in err
     assert len(err) < 2000
     assert run()[0] == WRONG
+    status, _, err = run("show", "x", "--foo")
+    assert status == WRONG
+    assert err.startswith("usage: ")
+    assert " show [-h]" in err
+    assert "show: error: unrecognized arguments: --foo" in err
+
+
+def test_a_defect_is_told_from_a_mistake_in_every_command(run, monkeypatch, tmp_path):
+    def fail(*_):
+        return {}["a key that is not there"]
+
+    monkeypatch.setattr(pipeline.report, "open_dataset", fail)
+    status, _, err = run("report", "x")
+    assert (status, "error: KeyError: 'a key" in err) == (WRONG, True)
+    for raised, told in ((ValueError("it is 3"), "it is 3"), (KeyError("x"), None)):
+        with pytest.raises(type(raised)) as seen:
+            exec(compile("raise raised", errors.__file__, "exec"), {"raised": raised})
+        assert errors.sentence(seen.value) == told
+        assert errors.sentence(seen.value, [errors.__file__]) == str(raised.args[0])
+
+
+def test_a_config_elsewhere_imports_others_of_the_clone_and_beside_it(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    clone = os.fspath(pathlib.Path(pipeline.__file__).parents[1])
+    outside = [place for place in sys.path if os.path.abspath(place) not in (clone, str(tmp_path))]
+    monkeypatch.setattr(sys, "path", outside)
+    for name in [name for name in sys.modules if name.split(".")[0] == "configs"]:
+        monkeypatch.delitem(sys.modules, name)
+    (tmp_path / "beside_it.py").write_text("from configs import quickstart\n")
+    (tmp_path / "mine.py").write_text("import beside_it\n")
+    status, _, err = run("report", str(tmp_path / "mine.py"))
+    assert (status, "has no function get_config()" in err) == (WRONG, True), err
+    (tmp_path / "mine.py").write_text("import nowhere\n")
+    status, _, err = run("report", str(tmp_path / "mine.py"))
+    assert "mine.py cannot be imported: No module named 'nowhere'. Python looks in" in err
 
 
 def test_the_version_is_that_of_the_package(run):

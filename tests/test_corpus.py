@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 import textwrap
+import tracemalloc
 
 import numpy as np
 import pyarrow as pa
@@ -278,6 +279,17 @@ def test_a_corpus_prints_itself(corpus):
         assert seen in text
     assert corpus.fingerprint in text
     assert repr(corpus).startswith("Corpus.open(")
+
+
+def test_a_corpus_with_a_huge_example_prints_itself_in_little_memory(directory):
+    corpus = Corpus.open(directory)
+    corpus.lengths = np.array([3, 3, (1 << 31) - 1], np.uint32)
+    tracemalloc.start()
+    try:
+        assert "p50 3, p90 2,147,483,647, p99 2,147,483,647, longest 2,147,483,647" in str(corpus)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 26
+    finally:
+        tracemalloc.stop()
 
 
 def test_any_arrow_reader_can_read_the_parts(directory):

@@ -1,5 +1,7 @@
+import collections
 import itertools
 import logging
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import Bucket, Plan, fit_buckets
+from pipeline.planning import lengths as lengths_lib
 
 
 def lognormal(count=20_000, longest=512):
@@ -116,3 +119,25 @@ def test_bad_arguments_get_a_sentence(arguments, sentence):
     with pytest.raises(ValueError) as error:
         fit_buckets(**(good | arguments))
     assert sentence in str(error.value)
+
+
+def test_one_huge_example_costs_no_memory():
+    lengths = np.append(np.arange(100, 300).repeat(9), 1 << 31).astype(np.uint32)
+    options = {"tokens_per_batch": 8192, "max_buckets": 2, "max_length": 512}
+    tracemalloc.start()
+    try:
+        buckets = fit_buckets(lengths, **options)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 26
+    finally:
+        tracemalloc.stop()
+    # 2**31 positions are 2**22 pieces of 512.
+    assert buckets == fit_buckets(np.append(lengths[:-1], [512] * (1 << 22)), **options)
+
+
+@given(st.lists(st.integers(0, 20) | st.integers(1 << 20, (1 << 32) - 1), max_size=30))
+def test_a_histogram_counts_each_length(lengths):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lengths_lib, "CHUNK", 4)
+        sizes, counts = lengths_lib.histogram(np.array(lengths, np.uint32))
+    assert dict(zip(sizes.tolist(), counts.tolist(), strict=True)) == collections.Counter(lengths)
+    assert sizes.tolist() == sorted(set(lengths))

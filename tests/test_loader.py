@@ -482,3 +482,13 @@ def test_a_loader_says_what_it_loads(corpus, buckets):
         assert repr(loader) == f"Loader(Batches({text}, {2 * each} in all), at step 1)"
     assert repr(loader) == f"Loader(Batches({text}, {2 * each} in all), closed)"
     assert repr(Batches(corpus, plan).repeat()) == f"Batches({text}, endless)"
+
+
+def test_a_loader_that_has_ended_starts_again_from_a_state(corpus, buckets):
+    with pipeline.load(corpus, buckets=buckets, num_epochs=1) as loader:
+        beginning = loader.get_state()
+        steps = len(list(loader))
+        assert steps > 0
+        assert list(loader) == []  # as of any iterator
+        loader.set_state(beginning)
+        assert len(list(loader)) == steps

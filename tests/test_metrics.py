@@ -24,16 +24,18 @@ def test_a_config_under_which_a_run_cannot_go_on_names_every_field():
     def of(config):
         return {"config": config, "schedule": {}, "record": {}}
 
-    then, now = {"a": 1, "b": {"c": 2}, "steps": 3}, {"b": {"c": 4, "d": 5}, "steps": 9}
+    then = {"a": 1, "b": {"c": 2}, "e": "", "steps": 3}
+    now = {"b": {"c": 4, "d": 5}, "e": "gsm", "steps": 9}
     with pytest.raises(ValueError) as error:
         require_same(of(then), now, ("steps",))
     for part in (
         "config.a was 1 and is now not there",
         "config.b.c was 2 and is now 4",
         "config.b.d was not there and is now 5",
+        "config.e was '' and is now 'gsm'",
     ):
         assert part in str(error.value)
-    require_same(of(then), {"a": None, "b": {"c": 2}, "steps": 9}, ("steps",))
+    require_same(of(then), {"a": None, "b": {"c": 2}, "e": "", "steps": 9}, ("steps",))
     require_same(of({"b": {"c": 2}}), {"b": {"c": 3}}, ("b.c",))
     with pytest.raises(ValueError, match="no schedule and no record: another version"):
         require_same({"config": then, "stages": []}, then, ())

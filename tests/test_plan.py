@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import Bucket, Plan
+from pipeline import Bucket, Plan, fit_buckets
 from pipeline.planning.windows import Windows
 
 BUCKETS = (Bucket(4, 16), Bucket(3, 32), Bucket(2, 64))
@@ -349,3 +349,22 @@ def test_repr_has_every_option_and_the_figures_of_an_epoch():
     assert shown["num_tokens"] == "12"
     assert shown["padding"] == str(plan.padding)
     assert shown["fingerprint"] == repr(plan.fingerprint)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (
+            lambda: Plan([3], [Bucket(1, 8)], sed=1),
+            r"Plan\(\) has no option 'sed'; did you mean 'seed'",
+        ),
+        (lambda: Bucket(row=4, length=8), r"Bucket\(\) has no option 'row'; did you mean 'rows'"),
+        (
+            lambda: fit_buckets([3], tokens_per_batch=9, max_bucket=1),
+            r"fit_buckets\(\) has no option 'max_bucket'; did you mean 'max_buckets'",
+        ),
+    ],
+)
+def test_a_misspelt_keyword_is_answered_with_the_nearest(make, sentence):
+    with pytest.raises(TypeError, match=sentence):
+        make()

@@ -1,12 +1,15 @@
 import errno
 import itertools
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +25,7 @@ from pipeline.storage import parts as parts_module
 from pipeline.storage import preparation, tokenisation
 from pipeline.storage.corpus import Corpus
 from pipeline.storage.preparation import prepare, prepare_pairs
+from pipeline.templates import Answer
 from pipeline.tokenizers import Bytes
 
 LINES = [f"document {number} " + "abc " * (number * 7 % 23) for number in range(400)]
@@ -41,7 +45,7 @@ PROGRAM = """
 
     class Slow(TextFiles):
         def __getitems__(self, indices):
-            time.sleep(delay)
+            time.sleep(delay * len(indices) / 16)
             with open(text + ".log", "a") as log:
                 log.write("".join(f"{os.getpid()} {index}\\n" for index in indices))
             return super().__getitems__(indices)
@@ -545,3 +549,52 @@ def test_records_with_objects_that_say_nothing_need_a_fingerprint(tmp_path):
     with pytest.raises(ValueError, match=r"one holds <object object at .*fingerprint=\"v1\""):
         prepare(Records(records), Bytes(), tmp_path, progress=False)
     prepare(Records(records, fingerprint="v1"), Bytes(), tmp_path, progress=False)
+
+
+def test_a_killed_run_leaves_no_job_behind(source, tmp_path, monkeypatch):
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    with tokenisation.workers(tokenisation.Job(source, Bytes(), "text"), 1) as submit:
+        assert submit([0]).result().counts.tolist() == [len(LINES[0].encode()) + 2]
+        # What has no name here, a kill cannot leave here.
+        assert not list((tmp_path / "temporary").iterdir())
+
+
+def peak_of(work) -> int:
+    """The most bytes that Python and NumPy hold at a time while `work` runs."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_huge_line_takes_a_small_multiple_of_its_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(ragged, "TOKENS_PER_PART", 1 << 24)
+    line = json.dumps({"text": "abc " * (1 << 21)})
+    (tmp_path / "a.jsonl").write_text('{"text": "short"}\n' * 100 + line + "\n")
+    source = JsonLines(tmp_path / "a.jsonl")
+    # Four bytes are a token's, twice where a part is put together.
+    assert peak_of(lambda: prepare(source, Bytes(), tmp_path / "c", num_workers=0)) < 9 * len(line)
+
+
+@pytest.mark.parametrize("template", [None, Answer(prompt="", answer="{text}")])
+def test_records_are_taken_by_their_size_and_not_only_by_number(tmp_path, monkeypatch, template):
+    monkeypatch.setattr(tokenisation, "RECORDS", 512)
+    monkeypatch.setattr(tokenisation, "TEXT", 1 << 14)
+    line = "abc " * (1 << 13)
+    (tmp_path / "a.txt").write_text(f"{line}\n" * 100)
+    source = TextFiles(tmp_path / "a.txt")
+    options = {"template": template, "num_workers": 0}
+    peak = peak_of(lambda: prepare(source, Bytes(), tmp_path / "c", **options))
+    assert peak < 100 * len(line)  # than all the text has
+
+
+def test_workers_return_large_records_in_shares_and_in_order(tmp_path):
+    texts = [f"{number} " * 100_000 for number in range(25)]  # 6 MB, above what one share has
+    corpus = prepare(Records(texts), Bytes(), tmp_path / "c", num_workers=2, progress=False)
+    assert [len(text) + 1 for text in texts] == corpus.lengths.tolist()
+    assert [Bytes().decode(corpus[at]["inputs"][:4]).split()[0] for at in range(25)] == [
+        str(number) for number in range(25)
+    ]

@@ -1,16 +1,27 @@
 import gzip
+import io
 import itertools
 import json
 import os
 import pickle
 import time
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.sources import JsonLines, ParallelText, Slice, TextFiles, Tfds, files, lines
+from pipeline.sources import (
+    JsonLines,
+    ParallelText,
+    Slice,
+    TextFiles,
+    Tfds,
+    files,
+    gzip_stream,
+    lines,
+)
 from pipeline.sources.source import read_texts, where
 from tests.questions import MORE, RECORDS, write_questions
 
@@ -70,6 +81,55 @@ def test_reading_in_order_decompresses_once(text_files, monkeypatch):
     for begin in range(0, 200, 16):
         source.__getitems__(range(begin, min(begin + 8, 200)))
     assert len(scans) == 2
+
+
+def test_gzip_is_read_at_random_without_starting_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(gzip_stream, "STEP", 1 << 12)
+    monkeypatch.setattr(gzip_stream, "BLOCK", 1 << 8)
+    text = [f"{number} {number**5:x}" for number in range(20_000)]
+    halves = text[:9_000], text[9_000:]  # two members, and zeros after them
+    content = b"".join(gzip.compress("".join(f"{t}\n" for t in half).encode()) for half in halves)
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(content + bytes(600))
+    source = TextFiles(path)
+    assert source[19_999]["text"] == text[-1]
+    begun = []
+    go_on = gzip_stream.GzipStream._go_on_from
+    monkeypatch.setattr(
+        gzip_stream.GzipStream,
+        "_go_on_from",
+        lambda self, point: begun.append(point.offset) or go_on(self, point),
+    )
+    for number in range(19_000, 5_000, -700):
+        begun.clear()
+        assert source[number]["text"] == text[number]
+        offset = len("".join(f"{t}\n" for t in text[:number]))
+        assert offset - max(begun) < 4 * (1 << 12)
+
+
+@given(st.binary(max_size=3000), st.lists(st.integers(0, 3000), max_size=20), st.booleans())
+def test_gzip_has_the_bytes_of_its_content_at_any_place(content, places, two):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gzip_stream, "STEP", 100)
+        patch.setattr(gzip_stream, "BLOCK", 30)
+        raw = gzip.compress(content[:500]) + gzip.compress(content[500:]) if two else None
+        points = []
+        for place in places:
+            stream = gzip_stream.GzipStream(io.BytesIO(raw or gzip.compress(content)), points)
+            assert stream.seek(place) == min(place, len(content))
+            assert io.BufferedReader(stream).read() == content[place:]
+
+
+def test_numbers_in_any_order_read_zstandard_once(tmp_path, monkeypatch):
+    path = tmp_path / "a.txt.zst"
+    path.write_bytes(compressed("".join(f"{n}\n" for n in range(500)).encode(), ".zst"))
+    source = TextFiles(path)
+    scans = []
+    scan = lines._scan
+    monkeypatch.setattr(lines, "_scan", lambda *place: scans.append(place) or scan(*place))
+    order = np.random.default_rng(0).permutation(len(source)).tolist()
+    assert [record["text"] for record in source.__getitems__(order)] == [str(n) for n in order]
+    assert len(scans) <= 2  # of which one is the index
 
 
 def test_line_ends_and_byte_order_marks_are_no_text(tmp_path):
@@ -196,6 +256,11 @@ def test_text_that_is_not_utf8_is_placed(tmp_path):
         ('{"body": "a", "id": 1}', "line 3 has no field 'text' .its fields: body, id.; name"),
         ('{"text": 5}', "line 3: field 'text' holds int, not text"),
         ('{"text": null}', "line 3: field 'text' holds NoneType, not text"),
+        (
+            '{"a": ' * 1_000_000,
+            "line 3 cannot be read: its JSON is nested too deeply, or has a num",
+        ),
+        (f'{{"id": {"7" * 5000}}}', "line 3 cannot be read: .* limit .* for integer string"),
         ('{"text": "\\ud800"}', "line 3: field 'text' is not UTF-8 text"),
     ],
 )

@@ -816,3 +816,24 @@ def test_a_plan_whose_epoch_has_stages_with_different_buckets_prints_itself(endi
     plan = Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending=ending)
     plan = plan.after(5, buckets=[Bucket(3, 16), Bucket(3, 64)])
     assert "3x64" in str(plan)
+
+
+def test_weights_of_several_phases_stay_apart_from_their_corpus():
+    weights = [{"code": 1, "prose": 1}, {"code": 0.333333, "prose": 0.6}, {"code": 3, "prose": 0.1}]
+    both = {"code": range(1, 60), "prose": range(1, 60)}
+    plan = Plan(
+        {name: list(each) for name, each in both.items()},
+        [Bucket(4, 64)],
+        weights=list(zip((0, 5, 9), weights, strict=True)),
+    )
+    lines = str(plan).splitlines()
+    (line,) = (line for line in lines if line.split()[0] == "code")
+    assert line.split()[:7] == ["code", "0.5", "→", "0.3571", "→", "0.9677", line.split()[6]]
+    (heading,) = (line for line in lines if line.split()[0] == "corpus")
+    assert len(heading) == len(line)
+
+
+@pytest.mark.parametrize("weights", ["gsm", ["code"], 7, [(0, "gsm")], [("code", {"code": 1})]])
+def test_weights_that_are_none_are_refused_with_a_sentence(weights):
+    with pytest.raises(ValueError, match=r"weights is .*; it must be numbers by name, as in"):
+        Plan({"code": [3], "prose": [4]}, [Bucket(1, 8)], weights=weights)

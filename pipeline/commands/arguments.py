@@ -4,7 +4,7 @@ import argparse
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pipeline
@@ -74,6 +74,14 @@ PLANNING: tuple[tuple[str, Any, str], ...] = (
 )
 
 
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The arguments of a command; ends Python with the usage of that command if they are wrong."""
+    given, unknown = parser().parse_known_args(arguments)
+    if unknown:
+        given.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return given
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
     installed = os.path.basename(sys.argv[0]) == "lockstep"
@@ -96,6 +104,7 @@ def parser() -> argparse.ArgumentParser:
             epilog=f"{given}\n\n{CODES}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        command.set_defaults(parser=command)
         if given == TOKENS:
             command.add_argument("data", help="a corpus, a run, or a config; see below")
         elif given:

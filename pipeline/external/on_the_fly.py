@@ -16,6 +16,7 @@ from etils import epath
 
 from pipeline.atomic import atomic_write, directory_lock
 from pipeline.external.examples import Examples
+from pipeline.fork import restart_in_children
 from pipeline.planning.lengths import digest
 from pipeline.ragged import Ragged
 from pipeline.sources import Source
@@ -49,7 +50,8 @@ def index(
     costs what tokenising costs: some hundred microseconds for a thousand tokens.
 
     Args:
-        source: as for `prepare`; batches read it in any order.
+        source: as for `prepare`; batches read it in any order. `.zst` files are then decompressed
+            from their start for each batch; plain files and `.gz` are not.
         tokenizer: as for `prepare`.
         directory: where to write the counts.
         field: as for `prepare`.
@@ -111,14 +113,16 @@ class OnTheFly(Examples):
             f"tokenizer={job.tokenizer.fingerprint};task={task.name}"
         )
         self.weighted = job.weighted and job.template is not None
-        self._start()
+        self.restart()
+        restart_in_children(self)
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that makes the tokens."""
         return self._job.tokenizer
 
-    def _start(self) -> None:
+    def restart(self) -> None:
+        """Leaves processes to the one that started them; see `pipeline.fork`."""
         self._lock, self._running = threading.Lock(), contextlib.ExitStack()
         self._submit: Callable[[Sequence[int]], Future[Ragged]] | None = None
         weakref.finalize(self, self._running.close)
@@ -181,7 +185,8 @@ class OnTheFly(Examples):
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
-        self._start()
+        self.restart()
+        restart_in_children(self)
 
     def __repr__(self) -> str:
         return f"OnTheFly({self._job.source}, {self._job.tokenizer.fingerprint})"

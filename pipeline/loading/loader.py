@@ -8,11 +8,12 @@ from typing import Any, Literal, TypedDict, Unpack
 import grain
 import jax
 
+from pipeline.keywords import suggest_option
 from pipeline.loading.batches import WAITING, Batches
 from pipeline.loading.collate import Positions
 from pipeline.loading.sharding import batch_sharding, field_layout, parts, to_global
 from pipeline.packing.bucket import Bucket
-from pipeline.planning.checks import list_keywords, select_options, suggest_option
+from pipeline.planning.checks import list_keywords, select_options
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.lengths import HasCorpora
 from pipeline.planning.options import Weights
@@ -54,7 +55,10 @@ class LoadOptions(TypedDict, total=False):
 class Loader:
     """An iterator over batches as jax.Arrays, transferred while the last step still runs.
 
-    Its state is exact with batches in flight: it counts the batches that were handed out.
+    Its state is exact with batches in flight: it counts the batches that were handed out. As any
+    iterator, it goes on where it is: a second `for` continues, and after the last batch, which
+    `num_epochs` decides, it has none. For another pass, make another loader, or give `set_state`
+    a state from before.
 
     Args:
         batches: what to load; made with the sharding of `mesh` and `spec` if there is a mesh.

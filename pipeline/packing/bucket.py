@@ -6,7 +6,10 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
+from pipeline.keywords import suggest_fields
 
+
+@suggest_fields
 @dataclasses.dataclass(frozen=True, order=True)
 class Bucket:
     """A static batch shape of `rows × length` positions.

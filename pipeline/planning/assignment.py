@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from pipeline.fork import restart_in_children
 from pipeline.packing.patterns import Packed
 from pipeline.planning.pieces import Pieces
 
@@ -176,6 +177,11 @@ class AssignmentCache:
 
     def __init__(self, assign: Callable[[int, int], Assignment], size: int):
         self._assign, self._size = assign, size
+        self.restart()
+        restart_in_children(self)
+
+    def restart(self) -> None:
+        """Forgets all windows, also those that a thread is assigning; see `pipeline.fork`."""
         self._lock = threading.Lock()
         self._futures: collections.OrderedDict[tuple[int, int], concurrent.futures.Future] = (
             collections.OrderedDict()

@@ -1,6 +1,5 @@
 """Checks of single arguments, and the error messages that they raise."""
 
-import difflib
 import inspect
 import numbers
 import operator
@@ -39,17 +38,6 @@ def require_one_of(name: str, value: Any, allowed: Collection[str]) -> None:
     """
     if value not in allowed:
         raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
-
-
-def suggest_option(name: str, options: Collection[str]) -> str:
-    """The end of an error message about an unknown option.
-
-    >>> suggest_option("sed", ["packing", "seed"])
-    "'sed'; did you mean 'seed'? The options are packing, seed"
-    """
-    near = difflib.get_close_matches(name, sorted(options), n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
-    return f"{name!r}{hint} The options are {', '.join(sorted(options))}"
 
 
 def list_keywords(function: Callable) -> tuple[str, ...]:

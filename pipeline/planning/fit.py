@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.keywords import suggest_keywords
 from pipeline.packing.bucket import Bucket
 from pipeline.packing.cascade import PACKINGS, pack, row_cost
 from pipeline.planning import lengths as lengths_lib
@@ -22,6 +23,7 @@ WORTH = 0.001
 LONGER, WORTH_LONGER = (2, 3, 4, 6, 8), 0.01
 
 
+@suggest_keywords
 def fit_buckets(
     lengths,
     *,
@@ -130,7 +132,7 @@ def fit_buckets(
             width=width,
         )
         return as_buckets(_find_cheapest(fit.sets(max_buckets), fit.cost))
-    counts = _split(lengths_lib.histogram(array), int(longest))
+    counts = _split(*lengths_lib.histogram(array), int(longest))
     counts[0] = 0
 
     def price(length: int) -> float:
@@ -224,15 +226,21 @@ def _round_up(value, multiple: int):
     return -(-value // multiple) * multiple
 
 
-def _split(counts: np.ndarray, longest: int) -> np.ndarray:
-    """The histogram after splitting all examples longer than `longest`: int64 [≤ longest + 1].
+def _split(sizes: np.ndarray, counts: np.ndarray, longest: int) -> np.ndarray:
+    """A histogram after splitting all examples longer than `longest`: int64 [≤ longest + 1].
 
-    >>> _split(np.array([0, 1, 0, 0, 0, 2]), 2).tolist()  # 5 = 2 + 2 + 1
+    >>> _split(np.array([1, 5]), np.array([1, 2]), 2).tolist()  # 5 = 2 + 2 + 1
     [0, 3, 4]
+
+    Args:
+        sizes: int64, the different lengths, ascending.
+        counts: int64, how many examples have each.
+        longest: positions in the longest piece.
     """
-    found = counts[: longest + 1].copy()
-    over = np.arange(longest + 1, len(counts))
-    if len(over):
-        found[longest] += counts[over] @ (over // longest)
-        np.add.at(found, over % longest, counts[over])
+    found = np.zeros(min(int(sizes[-1]), longest) + 1, np.int64)
+    is_over = sizes > longest
+    found[sizes[~is_over]] = counts[~is_over]
+    if is_over.any():
+        found[longest] += counts[is_over] @ (sizes[is_over] // longest)
+        np.add.at(found, sizes[is_over] % longest, counts[is_over])
     return found

@@ -11,6 +11,9 @@ import numpy as np
 # is never copied as a whole.
 CHUNK = 1 << 22
 
+# Shorter lengths are counted in an array with a place for each, which is fast.
+COUNTED = 1 << 20
+
 NO_EXAMPLES = np.zeros(0, np.int64)
 
 
@@ -221,18 +224,31 @@ def digest(lengths: np.ndarray) -> str:
     return sha.hexdigest()[:16]
 
 
-def histogram(lengths: np.ndarray) -> np.ndarray:
-    """The number of examples of each length: int64 [longest + 1].
+def histogram(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The different lengths, ascending, and how many examples have each: two arrays, int64.
 
-    >>> histogram(np.array([3, 1, 3])).tolist()
-    [0, 1, 0, 2]
+    The memory depends on how many different lengths there are, not on the longest.
+
+    >>> [each.tolist() for each in histogram(np.array([3, 1, 3, 1 << 31]))]
+    [[1, 3, 2147483648], [1, 2, 1]]
     """
-    counts = np.zeros(1, np.int64)
+    counts, long = np.zeros(1, np.int64), []
     for chunk in chunks(lengths):
+        is_short = chunk < COUNTED
+        if not is_short.all():
+            long.append(np.unique_counts(chunk[~is_short]))
+            chunk = chunk[is_short]
         more = np.bincount(chunk.astype(np.int64, copy=False), minlength=len(counts))
         more[: len(counts)] += counts
         counts = more
-    return counts
+    short = np.flatnonzero(counts)
+    sizes, which = np.unique(
+        np.concatenate([short, *(each.values for each in long)]).astype(np.int64),
+        return_inverse=True,
+    )
+    found = np.zeros(len(sizes), np.int64)
+    np.add.at(found, which, np.concatenate([counts[short], *(each.counts for each in long)]))
+    return sizes, found
 
 
 def as_corpora(given: Any) -> Mapping[str, Any]:

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import numbers
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
@@ -10,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.keywords import suggest_option
 from pipeline.packing.bucket import Bucket, as_buckets
 from pipeline.packing.cascade import PACKINGS
 from pipeline.planning import lengths as lengths_lib
-from pipeline.planning.checks import require_one_of, require_whole, suggest_option
+from pipeline.planning.checks import require_one_of, require_whole
 from pipeline.planning.pieces import OVERFLOWS
 
 # The version of the planning algorithm, and that of plans with several corpora. They go up whenever
@@ -144,7 +146,12 @@ def as_phases(weights: Weights, names: Sequence[str]) -> list[tuple[int, dict[st
         ValueError: the names differ from `names`, or join in another order; a weight is negative or
             not finite, or all are 0; or the first steps do not ascend from 0.
     """
-    given = [(0, weights)] if isinstance(weights, Mapping) else [(s, w) for s, w in weights]
+    given: Any = [(0, weights)] if isinstance(weights, Mapping) else weights
+    if not isinstance(given, Sequence) or not all(map(_is_phase, given)):
+        raise ValueError(
+            f"weights is {weights!r:.80}; it must be numbers by name, as in {{'code': 3, 'prose': "
+            "1}, or phases of first steps and such numbers, as in [(0, {…}), (2000, {…})]"
+        )
     starts = [start for start, _ in given]
     if not starts or starts[0] != 0 or any(b <= a for a, b in itertools.pairwise(starts)):
         raise ValueError(
@@ -171,6 +178,11 @@ def as_phases(weights: Weights, names: Sequence[str]) -> list[tuple[int, dict[st
         total = sum(exact.values(), Fraction(0))
         phases.append((int(start), {name: weight / total for name, weight in exact.items()}))
     return phases
+
+
+def _is_phase(given: Any) -> bool:
+    is_pair = isinstance(given, Sequence) and len(given) == 2
+    return is_pair and isinstance(given[0], numbers.Real) and hasattr(given[1], "values")
 
 
 def typical_lengths(

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pipeline.keywords import suggest_keywords
 from pipeline.packing.bucket import Bucket, as_buckets
 from pipeline.planning import figures
 from pipeline.planning.checks import require_index, require_whole
@@ -99,6 +100,7 @@ class Plan(Stages):
         ImportError: packing is "optimal", no patterns are stored, and scipy is missing.
     """
 
+    @suggest_keywords
     def __init__(
         self,
         lengths,

@@ -103,9 +103,9 @@ def _bucket_lines(plan: Stages, batch: Callable[[int], PlannedBatch]) -> list[st
         real = round(sum(times * each.real(index) for times, index, each in of_bucket))
         counts = np.array([number, rows, real, number * bucket.positions])
         even = f"{busiest[bucket]:.3f}×" if bucket in busiest else "–"
-        lines.append(_count_line(str(bucket), counts, even))
+        lines.append(_counts(str(bucket), counts, even))
         total += counts
-    return text_table([*lines, _count_line("epoch", total, "")])
+    return text_table([*lines, _counts("epoch", total, "")])
 
 
 def _padding_lines(plan: Stages) -> list[str]:
@@ -178,7 +178,7 @@ def _longest(plan: Stages) -> str:
     return " and ".join(f"{length:,}" for length in plan.stages[-1].options.buckets[-1].lengths)
 
 
-def _count_line(name: str, counts: np.ndarray, last: str) -> list[str]:
+def _counts(name: str, counts: np.ndarray, last: str) -> list[str]:
     batches, rows, tokens, positions = counts.tolist()
     fill = f"{tokens / positions:.2%}" if positions else "–"
     return [name, f"{batches:,}", f"{rows:,}", fill, f"{tokens:,}", last]

@@ -92,7 +92,9 @@ class Windows:
             self._partition = Partition(pieces, window, seed if shuffle else None)
             self.counts = self._partition.counts
         else:
-            self.counts = lengths_lib.histogram(pieces.sizes())
+            sizes, found = lengths_lib.histogram(pieces.sizes())
+            self.counts = np.zeros(int(sizes.max(initial=0)) + 1, np.int64)
+            self.counts[sizes] = found
         counts = self.counts.copy()
         counts[0] = 0
         number = -(-int(counts.sum()) // window) if self._partition else 1

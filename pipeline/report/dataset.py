@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -176,7 +177,17 @@ def _from_config(path: pathlib.Path, workdir: str | None) -> Dataset:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    # A config may import others: beside it, and those of a clone that this package lies in.
+    for place in (path.resolve().parent, pathlib.Path(__file__).parents[2]):
+        if os.fspath(place) not in sys.path:
+            sys.path.append(os.fspath(place))
+    try:
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        raise ImportError(
+            f"{path} cannot be imported: {error}. Python looks in the current directory, in that "
+            "of the config, and in those that PYTHONPATH names"
+        ) from error
     if not hasattr(module, "get_config"):
         raise ValueError(f"{path} has no function get_config(), which a config must have")
     config = module.get_config()

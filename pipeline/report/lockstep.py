@@ -89,7 +89,7 @@ def compare(
     found: list[dict[str, Any]] = []
     left_out: list[str] = []
     pairs = len(planner.longest) > 1
-    different = 0 if pairs else np.count_nonzero(histogram(planner.lengths.array))
+    different = 0 if pairs else len(histogram(planner.lengths.array)[0])
     progress("fitting buckets")
     packed, unpacked = planner.sets(BUCKETS, "best_fit"), planner.sets((4,), "none")
     others = [name for name in PACKINGS if name not in ("best_fit", "none") and not pairs]

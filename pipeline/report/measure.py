@@ -54,7 +54,7 @@ def measure(
     columns = list(dataset.lengths.T) if dataset.pairs else [dataset.lengths]
     counts = [lengths_lib.histogram(column) for column in columns]
     for side, name in enumerate(("corpus", "targets")[: len(columns)]):
-        figures[name] = statistics(dataset, side, counts[side], longest[side])
+        figures[name] = statistics(dataset, side, *counts[side], longest[side])
     sampled, fitted = draw(dataset.lengths, sample, options["seed"]), dataset.lengths
     scale = len(dataset.lengths) / len(sampled)
     if scale > 1:  # without the longest example, the longest bucket would be shorter
@@ -70,7 +70,7 @@ def measure(
         (row,) = longest
         stream = stream_of(sampled, row, options["overflow"], scale)
         found = []
-        for each in strategies(options["tokens_per_batch"], row, min(row, len(counts[0]) - 1)):
+        for each in strategies(options["tokens_per_batch"], row, min(row, int(counts[0][0][-1]))):
             progress(each.name)
             found.append(simulate(each, stream, width=width))
     optimal = optimal or options["packing"] == "optimal"

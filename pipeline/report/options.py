@@ -4,8 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from pipeline.keywords import suggest_option
 from pipeline.packing.bucket import Bucket
-from pipeline.planning.checks import list_keywords, suggest_option
+from pipeline.planning.checks import list_keywords
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.lengths import as_lengths
 from pipeline.planning.plan import Plan

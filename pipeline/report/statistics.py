@@ -15,13 +15,16 @@ BINS = 48
 TOKENS, READ = 1 << 24, 1 << 20
 
 
-def statistics(dataset: Dataset, side: int, counts: np.ndarray, longest: int) -> dict[str, Any]:
+def statistics(
+    dataset: Dataset, side: int, sizes: np.ndarray, counts: np.ndarray, longest: int
+) -> dict[str, Any]:
     """What the report's JSON has for a dataset, or for one side of pairs.
 
     Args:
         dataset: the dataset.
         side: for pairs, 0 for the inputs and 1 for the targets; else 0.
-        counts: how many examples have each length: int64 [longest + 1].
+        sizes: the different lengths, ascending: int64.
+        counts: how many examples have each: int64.
         longest: positions of the longest row; longer examples are counted as overlong.
 
     Returns:
@@ -29,37 +32,38 @@ def statistics(dataset: Dataset, side: int, counts: np.ndarray, longest: int) ->
         `percentiles` of the lengths above 0; their `histogram`; `sources`, with the share of each;
         and for corpora `vocabulary`.
     """
-    sizes = np.arange(len(counts))
-    counted = counts.copy()
-    counted[0] = 0
-    below, examples = np.cumsum(counted), int(counted.sum())
-    at = {f"{p:g}": int(np.searchsorted(below, p / 100 * examples)) for p in PERCENTILES}
+    tokens, all_examples = int(counts @ sizes), int(counts.sum())
+    overlong = int(counts[sizes > longest].sum())
+    sizes, counts = sizes[sizes > 0], counts[sizes > 0]
+    below, examples = np.cumsum(counts), int(counts.sum())
+    at = {f"{p:g}": int(sizes[np.searchsorted(below, p / 100 * examples)]) for p in PERCENTILES}
     return {
-        "examples": int(counts.sum()),
-        "tokens": int(counts @ sizes),
-        "empty": int(counts[0]),
-        "overlong": int(counts[longest + 1 :].sum()),
+        "examples": all_examples,
+        "tokens": tokens,
+        "empty": all_examples - examples,
+        "overlong": overlong,
         "longest_row": longest,
-        "shortest": int(np.flatnonzero(counted)[0]),
-        "longest": len(counts) - 1,
-        "mean": float(counts @ sizes) / examples,
+        "shortest": int(sizes[0]),
+        "longest": int(sizes[-1]),
+        "mean": tokens / examples,
         "percentiles": at,
-        "histogram": _histogram(counted),
+        "histogram": _histogram(sizes, counts),
         "sources": _sources(dataset, side),
         "vocabulary": [vocabulary(corpus, side) for corpus in dataset.corpora],
     }
 
 
-def _histogram(counts: np.ndarray) -> dict[str, Any]:
+def _histogram(sizes: np.ndarray, counts: np.ndarray) -> dict[str, Any]:
     """Examples and positions between `edges` that grow by a fixed factor.
 
     Each column has the lengths from its edge up to the next, exclusive; short columns hold a single
     length.
     """
-    longest = len(counts) - 1
-    edges = np.unique(np.ceil(np.geomspace(1, longest + 1, BINS + 1) - 1e-9).astype(np.int64))
-    positions = counts * np.arange(len(counts))
-    examples, tokens = (np.add.reduceat(each, edges[:-1]) for each in (counts, positions))
+    edges = np.unique(np.ceil(np.geomspace(1, sizes[-1] + 1, BINS + 1) - 1e-9).astype(np.int64))
+    at = np.searchsorted(sizes, edges)
+    examples, tokens = (
+        np.diff(np.concatenate([[0], np.cumsum(each)])[at]) for each in (counts, counts * sizes)
+    )
     return {"edges": edges.tolist(), "examples": examples.tolist(), "tokens": tokens.tolist()}
 
 

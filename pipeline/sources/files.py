@@ -13,11 +13,11 @@ import pyarrow as pa
 from etils import epath
 
 from pipeline.atomic import is_local
+from pipeline.fork import restart_in_children
+from pipeline.sources.gzip_stream import GzipStream, Point
 
 # A fingerprint reads this many samples of a file, spread evenly; smaller files are read whole.
 SAMPLES, SAMPLE = 16, 1 << 16
-
-CODECS = {".gz": "gzip", ".zst": "zstd"}
 
 Paths = str | os.PathLike | Sequence[str | os.PathLike]
 
@@ -39,6 +39,13 @@ class FileSource:
     def __init__(self, paths: Paths):
         self.files = find(paths)
         self._content = Content(self.files)
+        self.restart()
+        restart_in_children(self)
+
+    def restart(self) -> None:
+        """Forgets open files, which share their position with the parent; see `pipeline.fork`."""
+        for name in self.handles:
+            self.__dict__.pop(name, None)
         self._lock = threading.Lock()
 
     @property
@@ -62,7 +69,9 @@ class FileSource:
         return {key: value for key, value in self.__dict__.items() if key not in leave_out}
 
     def __setstate__(self, state: dict) -> None:
-        self.__dict__.update(state, _lock=threading.Lock())
+        self.__dict__.update(state)
+        self.restart()
+        restart_in_children(self)
 
     def __str__(self) -> str:
         more = f" and {len(self.files) - 1:,} more" if len(self.files) > 1 else ""
@@ -98,27 +107,31 @@ def _match(name: str) -> list[epath.Path]:
     return files
 
 
-def is_compressed(path: epath.Path) -> bool:
-    """Whether `open_file` decompresses this file, and so cannot seek in it."""
-    return path.suffix in CODECS
-
-
 @contextmanager
-def open_file(path: epath.Path) -> Iterator[BinaryIO]:
+def open_file(path: epath.Path, points: list[Point] | None = None) -> Iterator[BinaryIO]:
     """The content of a file, decompressed if its name ends in `.gz` or `.zst`.
+
+    All but `.zst` can seek.
+
+    Args:
+        path: the file.
+        points: of a `.gz` file, where seeks go on; see `GzipStream`.
 
     Raises:
         ValueError: from reading, when a compressed file is damaged or cut short; names it.
     """
     with path.open("rb") as raw:
-        if not is_compressed(path):
+        if path.suffix == ".gz":
+            stream: Any = GzipStream(raw, points)
+        elif path.suffix == ".zst":
+            stream = pa.CompressedInputStream(raw, "zstd")
+        else:
             yield raw
             return
-        stream = pa.CompressedInputStream(raw, CODECS[path.suffix])
         try:
             yield io.BufferedReader(stream, 1 << 18)
         except OSError as error:
-            if error.errno is not None:  # of the operating system, not of the content
+            if error.errno is not None:  # of the system, not of the content
                 raise
             raise ValueError(
                 f"{os.fspath(path)} cannot be decompressed: {error}. It is damaged or cut short; "

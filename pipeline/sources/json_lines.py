@@ -20,12 +20,18 @@ class JsonLines(LineSource):
     format, prefix = "JSON lines", "jsonl"
 
     def _parse(self, line: Line) -> dict[str, Any]:
+        text = line.text()
         try:
-            record = json.loads(line.text())
+            record = json.loads(text)
         except json.JSONDecodeError as error:
             raise ValueError(
                 f"{line} is broken JSON: {error.msg} at column {error.colno}. Each line must hold "
                 "one whole JSON object; mend or remove that line"
+            ) from None
+        except (RecursionError, ValueError) as error:  # as Python limits both
+            raise ValueError(
+                f"{line} cannot be read: its JSON is nested too deeply, or has a number of too "
+                f"many digits ({error}). Mend or remove that line"
             ) from None
         if not isinstance(record, dict):
             raise ValueError(

@@ -1,5 +1,6 @@
 """Lines of many files by number, through a sparse index that one pass over the files builds."""
 
+import collections
 import functools
 import itertools
 import os
@@ -10,6 +11,7 @@ from typing import Any
 from etils import epath
 
 from pipeline.sources import files
+from pipeline.sources.gzip_stream import STEP, Point
 
 # The index holds the place of every 32nd line: half a byte per line, and at most 31 lines are
 # read in vain to reach one at random. Lines in order are read without looking at the index.
@@ -49,7 +51,7 @@ class Line:
 class LineSource(files.FileSource):
     """Records from lines; the base of `TextFiles` and `JsonLines`."""
 
-    handles = ("_cursor",)
+    handles = ("_cursor", "_points")
     keep_blank = False  # whether a blank line is a record, too
 
     def _parse(self, line: Line) -> dict[str, Any]:
@@ -67,7 +69,7 @@ class LineSource(files.FileSource):
         for path in self.files:
             marks.append([])
             count = 0
-            for line in _scan(path, 0, 1):
+            for line in _scan(path, 0, 1, None):
                 if not self._is_record(line):
                     blank += 1
                     continue
@@ -90,6 +92,11 @@ class LineSource(files.FileSource):
         """The number of records of each file."""
         return [last - first for first, last in itertools.pairwise(self._index[1])]
 
+    @functools.cached_property
+    def _points(self) -> dict[int, list[Point]]:
+        """Where seeks in `.gz` files may go on, by the number of the file."""
+        return collections.defaultdict(list)
+
     @property
     def blank_lines(self) -> int:
         """How many lines were skipped because they are blank."""
@@ -99,16 +106,18 @@ class LineSource(files.FileSource):
         return self._index[1][-1]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """The records with these numbers; cheapest ascending, which compressed files need."""
-        return [self._parse(line) for line in self._read(indices)]
+        """The records with these numbers."""
+        records: list[dict[str, Any]] = [{}] * len(indices)
+        # In the order of the file: `.zst` is read from its start for each step backward.
+        with self._lock:
+            for place in sorted(range(len(indices)), key=indices.__getitem__):
+                records[place] = self._parse(self._read_line(indices[place]))
+        return records
 
     def where(self, index: int) -> str:
         """The file of a record, and its line."""
-        return str(self._read([index])[0])
-
-    def _read(self, indices: Sequence[int]) -> list[Line]:
         with self._lock:
-            return [self._read_line(index) for index in indices]
+            return str(self._read_line(index))
 
     def _read_line(self, index: int) -> Line:
         marks, first, _ = self._index
@@ -116,10 +125,12 @@ class LineSource(files.FileSource):
         latest, following, lines = self._cursor
         del self._cursor  # should reading fail
         path, skip = self.files[file], index - following
-        far = skip < 0 or (skip >= STRIDE and not files.is_compressed(path))
-        if far or file != latest:
-            rank, skip = divmod(within, STRIDE)
-            lines = filter(self._is_record, _scan(path, *marks[file][rank]))
+        rank, rest = divmod(within, STRIDE)
+        mark = marks[file][rank]
+        far = skip >= STRIDE and _is_far(path, marks[file][(within - skip) // STRIDE], mark)
+        if file != latest or skip < 0 or far:
+            scan = _scan(path, *mark, self._points[file])
+            lines, skip = filter(self._is_record, scan), rest
         line = next(itertools.islice(lines, skip, None), None)
         if line is None:
             raise ValueError(
@@ -129,10 +140,17 @@ class LineSource(files.FileSource):
         return line
 
 
-def _scan(path: epath.Path, offset: int, number: int) -> Iterator[Line]:
+def _is_far(path: epath.Path, here: tuple[int, int], there: tuple[int, int]) -> bool:
+    """Whether a seek from one mark of a file to a later one is cheaper than reading on."""
+    if path.suffix == ".zst":
+        return False
+    return path.suffix != ".gz" or there[0] - here[0] > STEP
+
+
+def _scan(path: epath.Path, offset: int, number: int, points: list[Point] | None) -> Iterator[Line]:
     """The lines of one file from a place on; lines of white space alone have no content."""
-    with files.open_file(path) as file:
-        if not files.is_compressed(path):
+    with files.open_file(path, points) as file:
+        if file.seekable():
             file.seek(offset)
         else:
             left = offset
@@ -140,6 +158,8 @@ def _scan(path: epath.Path, offset: int, number: int) -> Iterator[Line]:
                 left -= len(file.read(min(left, BLOCK)))
         for content in file:
             text = b"" if content.isspace() else content.rstrip(b"\r\n")
-            yield Line(path, number, offset, text)
+            line = [Line(path, number, offset, text)]
             offset += len(content)
             number += 1
+            del content, text
+            yield line.pop()  # a line may be huge, and this generator keeps nothing of it

@@ -250,8 +250,9 @@ class Corpus(AnyCorpus):
         return f"Corpus.open({os.fspath(self.directory)!r})"
 
     def __str__(self) -> str:
-        counts = np.cumsum(lengths_module.histogram(self.lengths))
-        shares = [f"p{p} {np.searchsorted(counts, p / 100 * len(self)):,}" for p in (50, 90, 99)]
+        sizes, counts = lengths_module.histogram(self.lengths)
+        at = np.searchsorted(np.cumsum(counts), np.array([0.5, 0.9, 0.99]) * len(self))
+        shares = [f"p{p} {sizes[i]:,}" for p, i in zip((50, 90, 99), at, strict=True)]
         text = "" if self.text_bytes is None else f", from {self.text_bytes:,} bytes of text"
         empty = self._manifest.empty
         vocab = "unknown" if self.vocab_size is None else f"{self.vocab_size:,} ids"
@@ -260,7 +261,7 @@ class Corpus(AnyCorpus):
                 f"corpus       {os.fspath(self.directory)}",
                 f"documents    {len(self):,}" + (f", {empty:,} of them of length 0" * bool(empty)),
                 f"tokens       {self.num_tokens:,} to train on{text}",
-                f"lengths      {', '.join(shares)}, longest {len(counts) - 1:,}",
+                f"lengths      {', '.join(shares)}, longest {sizes[-1]:,}",
                 f"vocabulary   {vocab}",
                 f"fingerprint  {self.fingerprint}",
             ]

@@ -148,9 +148,14 @@ def write_part(path: epath.Path, examples: Ragged, metadata: Mapping[str, object
         [pa.field(name, column.type) for name, column in columns.items()],
         metadata={"lockstep": json.dumps(metadata)},
     )
+    batch = pa.record_batch(list(columns.values()), schema=schema)
+    if is_local(path):  # in no memory but the file's
+        with atomic_write(path) as file, pa.ipc.new_file(file, schema) as writer:
+            writer.write_batch(batch)
+        return read_part(path).part
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema) as writer:
-        writer.write_batch(pa.record_batch(list(columns.values()), schema=schema))
+        writer.write_batch(batch)
     content = sink.getvalue()
     with atomic_write(path) as file:
         file.write(content)

@@ -166,6 +166,7 @@ def _prepare(
     with contextlib.closing(chunks):
         for part in assemble_parts(chunks):
             writer.add(part)
+            del part  # before the next is read
     try:
         job.require_unchanged()
     except ValueError:

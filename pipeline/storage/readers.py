@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from etils import epath
 
+from pipeline.fork import restart_in_children
 from pipeline.storage.gather import gather, span
 from pipeline.storage.manifest import damage, require_same_part
 from pipeline.storage.parts import Part, PartFile, read_part
@@ -99,6 +100,11 @@ class RangedReader(Reader):
     def __init__(self, directory: epath.Path, parts: Sequence[Part]):
         super().__init__(directory, parts)
         self._offsets: dict[int, np.ndarray] = {}
+        self.restart()
+        restart_in_children(self)
+
+    def restart(self) -> None:
+        """Starts its threads anew; see `pipeline.fork`."""
         self._threads = ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="corpus-ranges")
         self._lock = threading.Lock()
 

@@ -4,7 +4,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pipeline.planning.checks import list_keywords, suggest_option
+from pipeline.keywords import suggest_option
+from pipeline.planning.checks import list_keywords
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.plan import Plan
 from pipeline.planning.stage import Stage

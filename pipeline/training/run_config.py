@@ -6,6 +6,11 @@ from typing import Any
 NONE = "not there"
 
 
+def show_field(fields: Mapping[str, Any], name: str, missing: str = NONE) -> str:
+    """The value of a field in a message: text in quotes."""
+    return repr(fields[name]) if name in fields else missing
+
+
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """The fields of a config and of the configs in it, by names with dots.
 
@@ -43,7 +48,7 @@ def require_same(
         )
     old, new = flatten(run["config"]), flatten(now)
     wrong = [
-        f"config.{name} was {old.get(name, NONE)} and is now {new.get(name, NONE)}"
+        f"config.{name} was {show_field(old, name)} and is now {show_field(new, name)}"
         for name in {**old, **new}
         if not {name, name.split(".")[0]} & {*may_change}
         and new.get(name, NONE) not in (None, old.get(name, NONE))

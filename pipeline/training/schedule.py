@@ -27,6 +27,7 @@ from pipeline.training.batch_options import (
     merge_options,
     parse_change,
 )
+from pipeline.training.run_config import show_field
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +163,7 @@ class Schedule:
             if value != past[0].options.get(name)
         }:
             differ = "; ".join(
-                f"{name} was {held.get(name, 'not given')} and is now {value}"
+                f"{name} was {show_field(held, name, 'not given')} and is now {value!r}"
                 for name, value in wrong.items()
             )
             raise ValueError(
