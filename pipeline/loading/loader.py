@@ -3,7 +3,7 @@
 import os
 import weakref
 from collections.abc import Iterable
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import grain
 import jax
@@ -12,10 +12,12 @@ from pipeline.loading.batches import WAITING, Batches
 from pipeline.loading.collate import Positions
 from pipeline.loading.sharding import batch_sharding, field_layout, parts, to_global
 from pipeline.packing.bucket import Bucket
+from pipeline.packing.cascade import Attention, Packing
 from pipeline.planning.checks import list_keywords, select_options, suggest_option
 from pipeline.planning.fit import fit_buckets
-from pipeline.planning.lengths import HasCorpora
-from pipeline.planning.options import Weights
+from pipeline.planning.lengths import HasCorpora, LeaveOut
+from pipeline.planning.options import By, Ending, Weights
+from pipeline.planning.pieces import Overflow
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 from pipeline.storage.interface import AnyCorpus
@@ -28,25 +30,25 @@ AT_ONCE = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
 
 
 class LoadOptions(TypedDict, total=False):
-    """The options that `load` hands on to `fit_buckets` and `Plan`, for editors and mypy."""
+    """The options that `load` hands on to `fit_buckets` and `Plan`, for type checkers."""
 
     tokens_per_batch: int
     max_buckets: int
     max_length: int | tuple[int, int] | None
     length_multiple: int
     row_multiple: int
-    attention: Literal["dense", "segment"]
+    attention: Attention
     width: int
-    packing: Literal["best_fit", "optimal", "none"]
+    packing: Packing
     weights: Weights | None
-    by: Literal["tokens", "examples"]
-    ending: Literal["repeat", "stop", "renormalise"]
+    by: By
+    ending: Ending
     seed: int
     shuffle: bool
-    overflow: Literal["split", "truncate", "drop", "error"] | None
+    overflow: Overflow | None
     window: int
     max_segments: int | None
-    leave_out: Any
+    leave_out: LeaveOut
     patterns: str | os.PathLike | None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from pipeline.packing.bucket import Bucket
-from pipeline.packing.cascade import pack
+from pipeline.packing.cascade import Packing, pack
 from pipeline.planning.pieces import cut
 
 # Estimates use a grid with up to CELLS cells of lengths that have pairs. Sets of buckets are then
@@ -42,7 +42,7 @@ class PairFit:
         *,
         multiple: int,
         most: int,
-        packing: str,
+        packing: Packing,
         dense: bool,
         width: int,
     ):

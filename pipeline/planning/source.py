@@ -70,7 +70,7 @@ class Source:
                 "pairs need buckets with two lengths, Bucket(rows=…, length=(inputs, targets)), "
                 "and others with one"
             )
-        pieces = cut(lengths.array, longest.lengths, str(options.overflow))
+        pieces = cut(lengths.array, longest.lengths, options.overflow)
         if pieces.longest == 0:
             raise ValueError(
                 f"none of the {len(lengths):,} examples has a position to train on; a causal "
@@ -173,7 +173,7 @@ class Source:
 
     def _cut_remainder(self, lengths: np.ndarray) -> tuple[Pieces, tuple[Bucket, ...]]:
         """The pieces of spans of these lengths, and the buckets for their rows."""
-        room, overflow = self.options.buckets[-1].lengths, str(self.options.overflow)
+        room, overflow = self.options.buckets[-1].lengths, self.options.overflow
         pieces = cut(lengths, room, overflow)
         if not self.by_row:
             return pieces, self._buckets

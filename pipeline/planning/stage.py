@@ -4,12 +4,12 @@ import dataclasses
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
-from pipeline.planning.lengths import HasCorpora, Lengths, select, take_first
-from pipeline.planning.options import MIXTURE_VERSION, VERSION, Options, as_phases
+from pipeline.planning.lengths import HasCorpora, LeaveOut, Lengths, select, take_first
+from pipeline.planning.options import MIXTURE_VERSION, VERSION, Changes, Options, as_phases
 from pipeline.planning.quotas import QuotaTimetable
 from pipeline.planning.source import Source
 from pipeline.planning.timetable import EpochTimetable, Timetable
@@ -87,7 +87,11 @@ class Stage:
 
     @classmethod
     def begin(
-        cls, lengths: Any, options: Options, weights: Mapping[str, Fraction] | None, leave_out: Any
+        cls,
+        lengths: Any,
+        options: Options,
+        weights: Mapping[str, Fraction] | None,
+        leave_out: LeaveOut,
     ) -> "Stage":
         """The stage at step 0; with weights, of several corpora. Arguments as for `Plan`."""
         if weights is None:
@@ -115,9 +119,9 @@ class Stage:
         step: int,
         *,
         lengths: Any = None,
-        leave_out: Any = (),
+        leave_out: LeaveOut = (),
         weights: Mapping[str, Any] | None = None,
-        **changes: Any,
+        **changes: Unpack[Changes],
     ) -> "Stage":
         """The stage that takes over at `step`; arguments and errors as for `Plan.after`.
 

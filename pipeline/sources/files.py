@@ -39,10 +39,14 @@ class FileSource:
         self.files = find(paths)
         self._lock = threading.Lock()
 
-    @functools.cached_property
+    @property
     def fingerprint(self) -> str:
         """See `Source`; from names, sizes and content samples of the files."""
-        return f"{self.prefix}-{digest(self.files)}"
+        return f"{self.prefix}-{self._digest}"
+
+    @functools.cached_property
+    def _digest(self) -> str:
+        return digest(self.files)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self.__getitems__([index])[0]

@@ -37,11 +37,13 @@ class Records:
             )
         self.records, self._given = records, fingerprint
 
-    @functools.cached_property
+    @property
     def fingerprint(self) -> str:
         """See `Source`."""
-        if self._given is not None:
-            return self._given
+        return self._digest if self._given is None else self._given
+
+    @functools.cached_property
+    def _digest(self) -> str:
         count = len(self)
         samples = min(count, SAMPLES)
         sha = hashlib.sha256(f"{count}\n".encode())

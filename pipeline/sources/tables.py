@@ -40,11 +40,11 @@ class Tables(files.FileSource):
         """Of one file: its columns, the rows of each group, and a function that reads a group."""
         raise NotImplementedError
 
-    @functools.cached_property
+    @property
     def fingerprint(self) -> str:
         """See `Source`; from names, sizes and content samples of the files."""
         columns = "" if self.columns is None else f"-{'+'.join(self.columns)}"
-        return f"{self.prefix}{columns}-{files.digest(self.files)}"
+        return f"{self.prefix}{columns}-{self._digest}"
 
     @functools.cached_property
     def _tables(self) -> list[tuple[list[int], Callable[[int], Group]]]:

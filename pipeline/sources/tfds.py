@@ -64,9 +64,13 @@ class Tfds:
     def _records(self) -> Any:
         return self._builder.as_data_source(split=self.split)
 
-    @functools.cached_property
+    @property
     def fingerprint(self) -> str:
         """See `Source`; from the version, the split, and content samples of its files."""
+        return self._fingerprint
+
+    @functools.cached_property
+    def _fingerprint(self) -> str:
         info = self._builder.info
         pieces = info.splits[self.split].file_instructions
         content = files.digest(epath.Path(piece.filename) for piece in pieces)

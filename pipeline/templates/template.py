@@ -3,7 +3,7 @@
 import hashlib
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from pipeline.tokenizers import Tokenizer
 Span = tuple[str, float]
 
 # A pure function at the top of a module, or an object of such a class, so that it pickles.
-Template = Callable[[Mapping[str, Any]], Sequence[Span]]
+Template = Callable[[dict[str, Any]], Sequence[Span]]
 
 
 def fingerprint(template: Template) -> str:

@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from etils import epath
@@ -20,8 +20,8 @@ class FileTokenizer:
     and `_encode`.
     """
 
-    kind: ClassVar[str]
-    file: ClassVar[str]  # its name in the directory of a corpus
+    kind: str
+    file: str  # its name in the directory of a corpus
     begin_id: int | None
     end_id: int | None
     vocab_size: int
