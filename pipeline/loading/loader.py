@@ -10,6 +10,7 @@ import jax
 
 from pipeline.loading.batches import WAITING, Batches
 from pipeline.loading.collate import Positions
+from pipeline.loading.fields import Batch
 from pipeline.loading.sharding import batch_sharding, field_layout, parts, to_global
 from pipeline.packing.bucket import Bucket
 from pipeline.packing.cascade import Attention, Packing
@@ -75,7 +76,14 @@ class Loader:
 
     planned: PlannedBatch
 
-    def __init__(self, batches: Batches, *, mesh=None, spec=None, prefetch: int = 2):
+    def __init__(
+        self,
+        batches: Batches,
+        *,
+        mesh: jax.sharding.Mesh | None = None,
+        spec: jax.sharding.PartitionSpec | None = None,
+        prefetch: int = 2,
+    ):
         self.batches, self.plan, self.corpus = batches, batches.plan, batches.corpus
         mesh = _one_device() if mesh is None else mesh
         sharding = batch_sharding(mesh, spec)
@@ -109,7 +117,7 @@ class Loader:
             raise ValueError("this loader is closed; make another")
         return self._open[0]
 
-    def __next__(self) -> dict[str, Any]:
+    def __next__(self) -> Batch[jax.Array]:
         self.planned, batch = next(self._steps)
         return batch
 

@@ -198,6 +198,7 @@ def to_global(
     return arrays
 
 
-def _part(local: np.ndarray, block: Block, index: tuple[slice, ...]) -> np.ndarray:
+def _part(local: np.ndarray, block: Block, index: tuple[slice, ...] | None) -> np.ndarray:
+    assert index is not None, "JAX names the part of every sharded array"
     rows, columns = block.within(index)
     return local[rows] if local.ndim > 2 else local[rows, columns]

@@ -46,7 +46,8 @@ class PairFit:
         dense: bool,
         width: int,
     ):
-        self._multiple, self._most, self._packing = multiple, most, packing
+        self._multiple, self._most = multiple, most
+        self._packing: Packing = packing
         # The cost of a score; the scores are inputs², targets² and inputs · targets.
         self._scores = dense / (6 * width) * (packing != "none")
         lengths = lengths[lengths[:, 1] > 0].astype(np.int64)

@@ -30,15 +30,6 @@ class HasArray(Protocol):
     def __array__(self) -> np.ndarray: ...
 
 
-# What a plan is made from: the lengths of examples, those of pairs, or a corpus; or several of
-# these by name.
-OneLengths = HasLengths | HasArray | Sequence[SupportsIndex] | Sequence[Sequence[SupportsIndex]]
-AnyLengths = OneLengths | Mapping[str, OneLengths]
-
-# Examples to leave out: their numbers, or a function of the corpus or the lengths; see `select`.
-LeaveOut = Sequence[SupportsIndex] | HasArray | Callable[[Any], Any]
-
-
 @runtime_checkable
 class StoresFiles(Protocol):
     """A corpus that stores the files of its plans."""
@@ -60,6 +51,15 @@ class HasCorpora(Protocol):
     def begin(self, examples: int) -> Any:
         """The corpora with the first `examples` examples; if that is one corpus, this corpus."""
         ...
+
+
+# What a plan is made from: the lengths of examples, those of pairs, or a corpus; or several of
+# these by name.
+OneLengths = HasLengths | HasArray | Sequence[SupportsIndex] | Sequence[Sequence[SupportsIndex]]
+AnyLengths = OneLengths | HasCorpora | Mapping[str, OneLengths]
+
+# Examples to leave out: their numbers, or a function of the corpus or the lengths; see `select`.
+LeaveOut = Sequence[SupportsIndex] | HasArray | Callable[[Any], Any]
 
 
 def take_first(given: Any, examples: int) -> Any:

@@ -187,7 +187,7 @@ class Windows:
         order = self.order(epoch)
         begins = order.rows - self._rows[:, order.windows]
         has_rows = order.rows > begins
-        untouched = ~(has_rows & (rows_before[:, None] > begins)).any(axis=0)
+        untouched = np.all(~has_rows | (rows_before[:, None] <= begins), axis=0)
         over = (~has_rows | (rows_before[:, None] >= order.rows)).all(axis=0)
         found = [lengths_lib.NO_EXAMPLES]
         for place in np.flatnonzero(~over).tolist():

@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import pyarrow as pa
 from etils import epath
@@ -102,7 +102,7 @@ def is_compressed(path: epath.Path) -> bool:
 
 
 @contextmanager
-def open_file(path: epath.Path) -> Iterator[BinaryIO]:
+def open_file(path: epath.Path) -> Iterator[IO[bytes]]:
     """The content of a file, decompressed if its name ends in `.gz` or `.zst`.
 
     Raises:

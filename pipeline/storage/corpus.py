@@ -156,9 +156,13 @@ class Corpus(AnyCorpus):
         reader = MappedReader if self.in_memory else RangedReader
         return reader(self.directory, self._manifest.parts)
 
-    @functools.cached_property
+    @property
     def tokenizer(self) -> tokenizers.Tokenizer | None:
         """The tokenizer that made the tokens, for decoding; None if it was made from arrays."""
+        return self._tokenizer
+
+    @functools.cached_property
+    def _tokenizer(self) -> tokenizers.Tokenizer | None:
         if (description := self._manifest.tokenizer) is None:
             return None
         try:

@@ -3,6 +3,7 @@
 import logging
 import re
 import threading
+from typing import Literal, get_args
 
 import jax
 
@@ -53,6 +54,10 @@ class CompileLog:
         self.close()
 
 
+# What to do about a step that is compiled after the start.
+OnCompile = Literal["stop", "warn"]
+
+
 class CompileGuard:
     """Stops, or says it, when a step is compiled after the start; what else is, it only counts.
 
@@ -78,8 +83,8 @@ class CompileGuard:
         ValueError: `on_compile` is neither.
     """
 
-    def __init__(self, *names: str, on_compile: str = "stop"):
-        if on_compile not in ("stop", "warn"):
+    def __init__(self, *names: str, on_compile: OnCompile = "stop"):
+        if on_compile not in get_args(OnCompile):
             raise ValueError(f"on_compile is {on_compile!r}; it must be 'stop' or 'warn'")
         self._watched = re.compile(rf"(?<!\w)({'|'.join(map(re.escape, names))}) (defined at|id=)")
         self._compiled, self._stops = {f"jit({name})" for name in names}, on_compile == "stop"

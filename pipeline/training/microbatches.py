@@ -26,7 +26,7 @@ def allowed(rows: int, sharding) -> list[int]:
     return [number for number in range(1, share + 1) if share % number == 0]
 
 
-def split(batch: Mapping[str, jax.Array], number: int, sharding) -> dict[str, jax.Array]:
+def split(batch: Mapping[str, Any], number: int, sharding) -> dict[str, jax.Array]:
     """The fields `[rows, …]` as `[number, rows / number, …]`, without a transfer.
 
     Each device cuts the rows that it holds, so microbatch `k` is the `k`-th part of every device.
@@ -53,9 +53,9 @@ def split(batch: Mapping[str, jax.Array], number: int, sharding) -> dict[str, ja
 
 
 def summed(
-    function: Callable[[Any, Mapping[str, jax.Array]], T],
+    function: Callable[[Any, Mapping[str, Any]], T],
     params: Any,
-    batch: Mapping[str, jax.Array],
+    batch: Mapping[str, Any],
     *,
     microbatches: int,
     sharding,
@@ -83,9 +83,9 @@ def summed(
 
 
 def summed_gradients(
-    loss: Callable[[Any, Mapping[str, jax.Array]], tuple[jax.Array, jax.Array]],
+    loss: Callable[[Any, Mapping[str, Any]], tuple[jax.Array, jax.Array]],
     params: Any,
-    batch: Mapping[str, jax.Array],
+    batch: Mapping[str, Any],
     *,
     microbatches: int,
     sharding,
