@@ -4,9 +4,12 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import jax
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,13 +149,13 @@ def field_layout(
 
 
 def to_global(
-    batch: Mapping[str, np.ndarray],
-    mesh,
+    batch: Mapping[str, Any],
+    mesh: "jax.sharding.Mesh",
     *,
-    spec=None,
+    spec: "jax.sharding.PartitionSpec | None" = None,
     shape: tuple[int, Any] | None = None,
     fields: Iterable[str] | None = None,
-):
+) -> "dict[str, jax.Array]":
     """Global jax.Arrays made of the rows of this process; each device holds its own part.
 
     Args:
@@ -183,7 +186,7 @@ def to_global(
         shape = rows, length
         if "decoder_inputs" in batch:
             shape = rows, (length, batch["decoder_inputs"].shape[1])
-    arrays = {}
+    arrays: dict[str, jax.Array] = {}
     for name in batch if fields is None else fields:
         local, block = batch[name], block_of_sharding(sharding, shape_of_field(name, shape))
         if len(local) != len(block.rows) or (local.ndim == 2 and local.shape != block.shape):
