@@ -5,11 +5,13 @@ import pathlib
 import re
 import subprocess
 import sys
+import tomllib
 import typing
 
 import pytest
 
 import pipeline
+from pipeline.loading.fields import Batch
 from pipeline.loading.loader import LoadOptions
 from pipeline.planning.options import Changes
 from tests.test_readme import ROOT, SNIPPETS
@@ -37,8 +39,8 @@ def check(*command):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
 
 
-def pyright(*files, **options):
-    """The file and line of each error that Pyright finds, and its messages."""
+def pyright(*files):
+    """The messages of Pyright about errors, by file and line."""
     done = check(BIN / "basedpyright", "--outputjson", "--pythonpath", sys.executable, *files)
     try:
         found = json.loads(done.stdout)["generalDiagnostics"]
@@ -52,8 +54,9 @@ def pyright(*files, **options):
 
 
 def mypy(*files):
-    """The file and line of each error that mypy finds, and its messages."""
-    done = check(BIN / "mypy", "--no-pretty", *files)
+    """The same for mypy, in the files and also in those that its configuration names."""
+    whole = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]["files"]
+    done = check(BIN / "mypy", *whole, *files)
     errors = re.findall(r"^(.+\.py):(\d+): error: (.*)$", done.stdout, re.M)
     assert done.returncode == bool(errors), done.stdout + done.stderr
     return {(pathlib.Path(name).name, int(line)): message for name, line, message in errors}
@@ -82,3 +85,47 @@ def test_a_plan_changes_all_its_options_but_the_ending():
     for name in ("lengths", "weights", "leave_out", "ending", "return"):
         known.pop(name, None)
     assert typing.get_type_hints(Changes) == known
+
+
+@pytest.mark.slow
+def test_pyright_finds_no_fault_in_the_package():
+    assert pyright("pipeline") == {}
+
+
+@pytest.fixture(scope="module")
+def things(corpus, pairs, tmp_path_factory):
+    """An object of each class whose attributes users read."""
+    ids = [[5, 6, 7, 8], [9, 10, 11]]
+    folder = tmp_path_factory.mktemp("inputs")
+    words = pipeline.Corpus.from_arrays(ids, folder, vocab_size=16, task=pipeline.tasks.INPUTS)
+    with pipeline.load(corpus, tokens_per_batch=512, max_length=64) as loader:
+        next(loader)
+    guard = pipeline.CompileGuard("step")
+    guard.close()
+    return {
+        type(each).__name__: each
+        for each in (
+            *(corpus, pairs, pipeline.Corpora({"one": corpus}), pipeline.Masked(words)),
+            pipeline.SpanCorruption(words, max_length=16, end_id=2),
+            *(loader, loader.plan, loader.batches, guard, loader.plan.batch(0)),
+        )
+    }
+
+
+def test_help_names_all_attributes(things):
+    missing = []
+    for name, each in things.items():
+        text = "\n".join(kind.__doc__ or "" for kind in type(each).__mro__)
+        known = {
+            word for words in re.findall(r"^ +([\w, ]+):", text, re.M) for word in words.split(", ")
+        }
+        public = {attribute for attribute in vars(each) if not attribute.startswith("_")}
+        missing += [f"{name}.{attribute}" for attribute in sorted(public - known - {"num_tokens"})]
+    assert missing == []  # num_tokens is a property, which help shows by itself
+
+
+def test_help_of_load_names_all_options_and_fields():
+    text = pipeline.load.__doc__ or ""
+    words = {*re.findall(r"\w+", text)}
+    known = {*LoadOptions.__annotations__, *Batch.__annotations__}
+    assert known | {*pipeline.load.__kwdefaults__} <= words
