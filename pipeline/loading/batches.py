@@ -153,7 +153,7 @@ class Batches(grain.MapDataset[Batch[np.ndarray]]):
             positions=self.positions,
         )
 
-    def repeat(self, num_epochs: int | None = None, **options) -> "Batches":
+    def repeat(self, num_epochs: int | None = None, **options: Any) -> "Batches":
         """The batches of `num_epochs` epochs; None: endless, or until the plan ends."""
         if num_epochs is not None:
             require_whole("num_epochs", num_epochs, 1)
@@ -171,7 +171,7 @@ class Batches(grain.MapDataset[Batch[np.ndarray]]):
         batches._epochs = num_epochs
         return batches
 
-    def set_slice(self, sl: slice, sequential_slice: bool = False):
+    def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
         """Refuses Grain's slicing of sources, which would take steps out from under the plan."""
         raise ValueError(
             f"the batches of a plan cannot be sliced in place ({sl}); use "
@@ -209,5 +209,5 @@ class _ResumableIterator(grain.DatasetIterator):
     def get_state(self) -> dict[str, Any]:
         return data_state(self._parent.get_state()["next_index"], *self._about)
 
-    def set_state(self, state: dict[str, Any]):
+    def set_state(self, state: dict[str, Any]) -> None:
         self._parent.set_state({"next_index": check_data_state(state, *self._about)})

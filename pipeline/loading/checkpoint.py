@@ -237,7 +237,7 @@ class Checkpoints:
     def __enter__(self) -> "Checkpoints":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # A loss that is not finite stops all processes at the same step, so a save that has begun
         # can end. After another error, other processes may be gone, and waiting for them hangs.
         if kind is None or issubclass(kind, FloatingPointError):

@@ -7,6 +7,7 @@ from typing import Any, TypedDict, Unpack
 
 import grain
 import jax
+import numpy as np
 
 from pipeline.loading.batches import WAITING, Batches
 from pipeline.loading.collate import Positions
@@ -90,7 +91,9 @@ class Loader:
         used = [bucket for bucket, number in self.plan.batches_per_bucket.items() if number]
         self.specs = {bucket: _specs(batches, bucket, sharding) for bucket in used}
 
-        def transfer(built):
+        def transfer(
+            built: tuple[PlannedBatch, Batch[np.ndarray]],
+        ) -> tuple[PlannedBatch, dict[str, jax.Array]]:
             planned, batch = built
             with jax.profiler.TraceAnnotation("transfer"):
                 return planned, to_global(batch, mesh, spec=spec, shape=planned.bucket.shape)
@@ -125,18 +128,18 @@ class Loader:
         """The data state after the batches handed out so far: small JSON."""
         return self._steps.get_state()
 
-    def set_state(self, state: dict[str, Any]):
+    def set_state(self, state: dict[str, Any]) -> None:
         """Goes on from `state`; refuses the state of another plan or corpus with a `ValueError`."""
         self._steps.set_state(state)
 
-    def close(self):
+    def close(self) -> None:
         """Stops the background threads; done by itself when the loader is no longer used."""
         self._close()
 
     def __enter__(self) -> "Loader":
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -145,7 +148,9 @@ def _close(iterators: list[grain.DatasetIterator]) -> None:
         iterators.pop().close()
 
 
-def _specs(batches: Batches, bucket: Bucket, sharding) -> dict[str, jax.ShapeDtypeStruct]:
+def _specs(
+    batches: Batches, bucket: Bucket, sharding: jax.sharding.NamedSharding
+) -> dict[str, jax.ShapeDtypeStruct]:
     specs = {}
     for name, values in batches.empty(bucket).items():
         shape, of_field = field_layout(name, values, bucket.shape, sharding)
@@ -153,7 +158,7 @@ def _specs(batches: Batches, bucket: Bucket, sharding) -> dict[str, jax.ShapeDty
     return specs
 
 
-def _one_device():
+def _one_device() -> jax.sharding.Mesh:
     auto = (jax.sharding.AxisType.Auto,)
     return jax.make_mesh((1,), ("data",), axis_types=auto, devices=jax.local_devices()[:1])
 

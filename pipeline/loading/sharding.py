@@ -10,6 +10,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     import jax
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +58,7 @@ def slice_of_process(shape: tuple[int, int], process_index: int, process_count: 
 
 
 @functools.lru_cache(maxsize=256)
-def block_of_sharding(sharding, shape: tuple[int, int]) -> Block:
+def block_of_sharding(sharding: "NamedSharding", shape: tuple[int, int]) -> Block:
     """The rows and columns that this process's devices hold under `sharding`.
 
     They come from the sharding's own index map, which knows any order of the mesh, replicas and a
@@ -75,14 +76,16 @@ def block_of_sharding(sharding, shape: tuple[int, int]) -> Block:
             f"{sharding.mesh}; make the length of every bucket a multiple of {length_parts} "
             f"(fit_buckets: length_multiple={length_parts})"
         )
-    indices = sharding.addressable_devices_indices_map(shape).values()
+    # The annotation of JAX allows None, which no sharding of a mesh has.
+    every = sharding.addressable_devices_indices_map(shape).values()
+    indices = [index for index in every if index is not None]
     rows = np.unique(np.concatenate([np.arange(*index[0].indices(shape[0])) for index in indices]))
     rows.flags.writeable = False  # all batches of the shape share it
     spans = [index[1].indices(shape[1]) for index in indices]
     return Block(rows, (min(span[0] for span in spans), max(span[1] for span in spans)))
 
 
-def parts(sharding) -> tuple[int, int]:
+def parts(sharding: "NamedSharding | None") -> tuple[int, int]:
     """The number of parts of the rows and of the length in a `NamedSharding`; None: 1 and 1."""
     if sharding is None:
         return 1, 1
@@ -99,7 +102,7 @@ def _does_not_divide(shape: tuple[int, int], multiple: int, over: str) -> ValueE
     )
 
 
-def batch_sharding(mesh, spec=None):
+def batch_sharding(mesh: "Mesh", spec: "PartitionSpec | None" = None) -> "NamedSharding":
     """The sharding of batches: rows over the mesh's `data` and `fsdp` axes, or as `spec` says.
 
     Raises:
@@ -133,7 +136,7 @@ def shape_of_field(name: str, shape: tuple[int, Any]) -> tuple[int, int]:
 
 
 def field_layout(
-    name: str, local: np.ndarray, shape: tuple[int, Any], sharding
+    name: str, local: np.ndarray, shape: tuple[int, Any], sharding: "NamedSharding"
 ) -> tuple[tuple, Any]:
     """The global shape and the sharding of a field.
 
@@ -150,9 +153,9 @@ def field_layout(
 
 def to_global(
     batch: Mapping[str, Any],
-    mesh: "jax.sharding.Mesh",
+    mesh: "Mesh",
     *,
-    spec: "jax.sharding.PartitionSpec | None" = None,
+    spec: "PartitionSpec | None" = None,
     shape: tuple[int, Any] | None = None,
     fields: Iterable[str] | None = None,
 ) -> "dict[str, jax.Array]":

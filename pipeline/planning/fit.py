@@ -226,7 +226,7 @@ def _candidate_sets(
     return sets
 
 
-def _round_up(value, multiple: int):
+def _round_up(value: np.ndarray, multiple: int) -> np.ndarray:
     return -(-value // multiple) * multiple
 
 

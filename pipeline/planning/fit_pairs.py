@@ -78,7 +78,9 @@ class PairFit:
         scores = inputs * inputs + targets * targets + inputs * targets
         return inputs + targets + scores * self._scores
 
-    def _best_buckets(self, examples, total, longest) -> tuple[np.ndarray, np.ndarray]:
+    def _best_buckets(
+        self, examples: np.ndarray, total: np.ndarray, longest: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """The best bucket for each of some groups, [..., 2], and the cost of its rows.
 
         Args:

@@ -68,7 +68,7 @@ class Options:
     ending: Ending = "repeat"
     patterns: str | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         def put(name: str, value: Any) -> None:
             object.__setattr__(self, name, value)
 

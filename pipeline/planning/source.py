@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -101,7 +102,7 @@ class Source:
         if pieces.table is not None:
             fixed["sizes"] = pieces.table
 
-        def make(search) -> Windows:
+        def make(search: Callable[..., Packed]) -> Windows:
             def pack_all(counts: np.ndarray, *, whole: bool) -> Packed:
                 packed = search(counts, whole=whole, **fixed)
                 if len(buckets) == len(self._buckets):
@@ -292,7 +293,7 @@ class Source:
         return self.epoch + int((rows[used] // self.whole.rows[used]).min())
 
 
-def _as_spans(epochs, examples: np.ndarray, starts, sizes: np.ndarray) -> np.ndarray:
+def _as_spans(epochs: Any, examples: np.ndarray, starts: Any, sizes: np.ndarray) -> np.ndarray:
     """Spans as for `merge_spans`; an epoch or a start may be one number for all."""
     spans = np.empty((len(examples), 3 + sizes.shape[1]), np.int64)
     spans[:, 0], spans[:, 1], spans[:, 2], spans[:, 3:] = epochs, examples, starts, sizes

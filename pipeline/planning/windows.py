@@ -230,7 +230,9 @@ class Windows:
                 rows.append(sort_by_group(pieces[slots.first_piece(bucket)], None))
         return Assignment(slots, pieces, rows)
 
-    def _random(self, purpose: Purpose, count: int, epoch: int, window: int, bucket: int = 0):
+    def _random(
+        self, purpose: Purpose, count: int, epoch: int, window: int, bucket: int = 0
+    ) -> np.ndarray:
         return random_bits(self._seed, purpose, count, epoch=epoch, window=window, bucket=bucket)
 
 

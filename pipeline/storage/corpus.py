@@ -246,7 +246,7 @@ class Corpus(AnyCorpus):
                 f"them, {self.fingerprint}). Choose another directory, or delete this one"
             )
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         place = os.fspath(self.directory)
         return functools.partial(Corpus.open, place, memory_map=self.in_memory), ()
 

@@ -65,7 +65,7 @@ class Manifest:
     source: str | None
     parts: list[Part]
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.task not in TASKS:
             raise ValueError(f"its task is {self.task!r}; it is one of {', '.join(TASKS)}")
         if not isinstance(self.origin, dict) or "tokenizer" not in self.origin:

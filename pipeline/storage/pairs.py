@@ -111,7 +111,7 @@ class Pairs(AnyCorpus):
         self.inputs.verify()
         self.targets.verify()
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return Pairs, (self.inputs, self.targets)
 
     def __repr__(self) -> str:

@@ -21,12 +21,12 @@ class CompileLog:
     Programs found in JAX's persistent cache count too: the process would have compiled them.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._events: list[tuple[int, str]] = []
         jax.monitoring.register_event_duration_secs_listener(self._listen)
 
-    def _listen(self, event: str, duration_secs: float, **details: str | int):
+    def _listen(self, event: str, duration_secs: float, **details: str | int) -> None:
         if event == EVENT:
             with self._lock:
                 name = str(details.get("fun_name", "unknown"))
@@ -43,14 +43,14 @@ class CompileLog:
         with self._lock:
             return sum((thread, f"jit({name})") == event for event in self._events)
 
-    def close(self):
+    def close(self) -> None:
         """Stops listening."""
         jax.monitoring.unregister_event_duration_listener(self._listen)
 
-    def __enter__(self):
+    def __enter__(self) -> "CompileLog":
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -103,7 +103,7 @@ class CompileGuard:
             self._reason = " ".join(text.split("\n", 1)[-1].split())
         return self._explained
 
-    def check(self, when: str):
+    def check(self, when: str) -> None:
         """Looks at what was compiled since the last look; `when` is for the message.
 
         Raises:
@@ -121,14 +121,14 @@ class CompileGuard:
             raise RuntimeError(f"{text}. on_compile='warn' goes on all the same")
         logger.warning("%s", text)
 
-    def close(self):
+    def close(self) -> None:
         """Stops watching."""
         self._log.close()
         logging.getLogger(EXPLANATIONS).removeFilter(self._note)
         jax.config.update("jax_explain_cache_misses", self._explained)
 
-    def __enter__(self):
+    def __enter__(self) -> "CompileGuard":
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -94,7 +94,7 @@ class Compiled:
         microbatches: int | Literal["auto"] | None = None,
         budget: int | None = None,
         held: Any = None,
-        **jit_options,
+        **jit_options: Any,
     ):
         self.name, self.specs = step.__name__, dict(specs)
         self.budget = budget or minimum(device_memory())
@@ -140,7 +140,7 @@ class Compiled:
             )
         return [int(microbatches)]
 
-    def _lower(self, bucket: Bucket, number: int):
+    def _lower(self, bucket: Bucket, number: int) -> Any:
         step = self._step
         if number:
             step = functools.partial(step, microbatches=number)
@@ -174,7 +174,9 @@ class Compiled:
         )
         return program
 
-    def _fit(self, bucket: Bucket, numbers: list[int], program: Program, events: CompileLog):
+    def _fit(
+        self, bucket: Bucket, numbers: list[int], program: Program, events: CompileLog
+    ) -> Program:
         """The first program, or that of more microbatches, that fits the budget."""
         searched, seconds = 0, program.seconds
         for number in numbers[1:]:
@@ -201,7 +203,7 @@ class Compiled:
             f", {program.memory / self.budget:.0%} of {_size(self.budget)}" if self.budget else ""
         )
 
-    def __call__(self, state: Any, batch: Mapping[str, Any]):
+    def __call__(self, state: Any, batch: Mapping[str, Any]) -> Any:
         """Runs the step of the batch's shape.
 
         Raises:
@@ -226,7 +228,7 @@ class Compiled:
         return run(state, dict(batch))
 
 
-def keep_programs(directory: epath.PathLike):
+def keep_programs(directory: epath.PathLike) -> None:
     """Keeps compiled programs in `directory`, JAX's persistent cache, for a fast second start.
 
     Where JAX has been told of another directory (JAX_COMPILATION_CACHE_DIR), that one is used.
@@ -276,7 +278,7 @@ def _alike(batch: Mapping[str, Any], specs: Mapping[str, jax.ShapeDtypeStruct]) 
     return sum(name in batch and batch[name].shape == spec.shape for name, spec in specs.items())
 
 
-def _as_compiled(array, spec) -> bool:
+def _as_compiled(array: Any, spec: Any) -> bool:
     if array is None or spec is None or (array.shape, array.dtype) != (spec.shape, spec.dtype):
         return False
     if spec.sharding is None:
@@ -288,7 +290,7 @@ def _as_compiled(array, spec) -> bool:
     )
 
 
-def _describe(array) -> str:
+def _describe(array: Any) -> str:
     if array is None:
         return "missing"
     text = f"{array.dtype}{list(array.shape)}"
