@@ -86,7 +86,7 @@ def train(workdir, steps, save_every):
     )
     with loader, ocp.CheckpointManager(workdir / "checkpoints") as manager:
         # Lockstep: the table of positions is as large as the plan needs.
-        model = Model(corpus.vocab_size, loader.plan.max_position + 1)
+        model = Model(corpus.vocab_size or 0, loader.plan.max_position + 1)
 
         def init(key, batch):
             params = model.init(key, batch)["params"]
@@ -123,7 +123,7 @@ def train(workdir, steps, save_every):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser()
     parser.add_argument("--workdir", type=pathlib.Path, required=True)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--save-every", type=int, default=10)

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import optax
 import orbax.checkpoint as ocp
 from flax import linen as nn
+from flax.linen.spmd import logical_to_mesh_sharding
 from flax.training.train_state import TrainState
 
 import pipeline
@@ -199,7 +200,7 @@ def create_train_state(config, model, mesh, like):
 
     key = jax.random.key(config.seed)
     specs = nn.get_partition_spec(jax.eval_shape(init, key, like))
-    shardings = nn.logical_to_mesh_sharding(specs, mesh, config.logical_axis_rules)
+    shardings = logical_to_mesh_sharding(specs, mesh, config.logical_axis_rules)
     state = jax.jit(init, out_shardings=shardings)(key, like)
     return nn.meta.unbox(state), nn.meta.unbox(shardings)
 
@@ -234,7 +235,7 @@ def train_and_evaluate(config):
         with make_eval_loader() as eval_loader:
             eval_specs = eval_loader.specs
             positions = max(loader.plan.max_position, eval_loader.plan.max_position) + 1
-        vocab_size = -(-corpus.vocab_size // 64) * 64  # so that it divides over the mesh
+        vocab_size = -(-(corpus.vocab_size or 0) // 64) * 64  # so that it divides over the mesh
         model = TransformerLM(config, vocab_size, positions)
         # Lockstep: specs has the shapes of every bucket; any one will do to initialise.
         like = jax.tree.map(jnp.zeros_like, next(iter(loader.specs.values())))
@@ -274,7 +275,7 @@ def train_and_evaluate(config):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser()
     parser.add_argument("--workdir", type=lambda name: pathlib.Path(name).absolute(), required=True)
     parser.add_argument("--num-train-steps", type=int, default=Config.num_train_steps)
     parser.add_argument("--fsdp", type=int, default=Config.fsdp)

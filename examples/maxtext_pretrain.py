@@ -111,7 +111,7 @@ def main(overrides):
         "grain_train_files": corpus.directory,
         "grain_eval_files": held_out.directory,
     }
-    config = pathlib.Path(maxtext.__file__).parent / "configs/base.yml"
+    config = pathlib.Path(maxtext.__path__[0]) / "configs/base.yml"
     options = [f"{name}={value}" for name, value in (TINY | data | given).items()]
     train.main(["maxtext_pretrain.py", str(config), *options])
 

@@ -131,7 +131,7 @@ def train(workdir, steps, save_every):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser()
     parser.add_argument("--workdir", type=pathlib.Path, required=True)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--save-every", type=int, default=10)

@@ -145,7 +145,7 @@ def train(workdir, steps, save_every, workers):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser()
     parser.add_argument("--workdir", type=pathlib.Path, required=True)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--save-every", type=int, default=10)

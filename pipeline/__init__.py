@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pipeline.loading.batches import Batches
     from pipeline.loading.compact import expand
     from pipeline.loading.field_names import rename
+    from pipeline.loading.fields import Batch
     from pipeline.loading.loader import Loader, load
     from pipeline.loading.sharding import to_global
     from pipeline.storage.corpora import Corpora
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 # The module of each name that is imported when first used; None: the name is a module.
 _MODULES = {
+    "Batch": "loading.fields",
     "Batches": "loading.batches",
     "CompileGuard": "training.compile_log",
     "Compiled": "training.compiled",
@@ -57,6 +59,7 @@ _MODULES = {
 }
 
 __all__ = [
+    "Batch",
     "Batches",
     "Bucket",
     "CompileGuard",
@@ -86,19 +89,21 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str):
-    if name == "__version__":
-        from importlib import metadata
+if not TYPE_CHECKING:  # with it, type checkers would accept every name
 
-        try:
-            return metadata.version("lockstep-pipeline")
-        except metadata.PackageNotFoundError:
-            return "unknown (not installed)"
-    if name not in _MODULES:
-        raise AttributeError(f"module 'pipeline' has no attribute {name!r}")
-    module = importlib.import_module(f"pipeline.{_MODULES[name] or name}")
-    return getattr(module, name) if _MODULES[name] else module
+    def __getattr__(name: str):
+        if name == "__version__":
+            from importlib import metadata
+
+            try:
+                return metadata.version("lockstep-pipeline")
+            except metadata.PackageNotFoundError:
+                return "unknown (not installed)"
+        if name not in _MODULES:
+            raise AttributeError(f"module 'pipeline' has no attribute {name!r}")
+        module = importlib.import_module(f"pipeline.{_MODULES[name] or name}")
+        return getattr(module, name) if _MODULES[name] else module
 
 
-def __dir__():
+def __dir__() -> list[str]:
     return sorted([*__all__, "__version__"])

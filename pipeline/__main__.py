@@ -165,7 +165,8 @@ def audit(arguments: argparse.Namespace) -> int:
     """Compares what a run did with its plan; 1 if that differs."""
     from etils import epath
 
-    from pipeline.training.audit import NotAsPlanned, audit
+    from pipeline.training.audit import audit
+    from pipeline.training.ledger import NotAsPlanned
 
     try:
         audit(epath.Path(arguments.workdir).expanduser(), print)

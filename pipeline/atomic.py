@@ -6,7 +6,7 @@ import fcntl
 import logging
 import os
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import IO
 
 from etils import epath
 
@@ -19,7 +19,7 @@ def is_local(path: epath.PathLike) -> bool:
 
 
 @contextlib.contextmanager
-def atomic_write(path: epath.PathLike) -> Iterator[BinaryIO]:
+def atomic_write(path: epath.PathLike) -> Iterator[IO[bytes]]:
     """A binary file to write, which appears under its name only when it is whole.
 
     Bytes go to a temporary name in the same directory. On a local disk they reach the disk itself

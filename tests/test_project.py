@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import shutil
 import site
 import subprocess
@@ -107,6 +108,34 @@ def test_planning_there_needs_numpy_only(python, tmp_path):
     )
     out = subprocess.check_output([python, "-I", "-c", code], cwd=tmp_path, text=True)
     assert out.strip() == "[]"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["mypy", "--ignore-missing-imports", "--cache-dir=/dev/null", "--python-executable"],
+        ["basedpyright", "--level", "error", "--pythonpath"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_project_has_the_types(command, python, tmp_path):
+    lines = [
+        "import pipeline",
+        "for batch in pipeline.load('corpus', tokens_per_batch=4096, packing='best_fit'):",
+        "    batch['inputs'].sum()",
+        "    batch['input']",
+        "pipeline.load('corpus', tokens_per_batch=4096, max_lenght=512)",
+    ]
+    (tmp_path / "user.py").write_text("\n".join(lines) + "\n")
+    (tmp_path / "pyproject.toml").write_text("[tool.pyright]\ntypeCheckingMode = 'standard'\n")
+    program = pathlib.Path(sys.executable).parent / command[0]
+    done = subprocess.run(
+        [program, *command[1:], python, "user.py"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert re.findall(r"user\.py:(\d+):.*error: ", done.stdout) == ["4", "5"], (
+        done.stdout + done.stderr
+    )
 
 
 @pytest.mark.slow

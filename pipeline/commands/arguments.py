@@ -204,5 +204,6 @@ def _add_planning(command: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--workdir", help="for a config: where it runs (runs/NAME)")
     for name, kind, about in PLANNING:
+        form: dict[str, Any]
         form = {"choices": kind} if isinstance(kind, tuple) else {"type": kind, "metavar": "N"}
         group.add_argument(f"--{name.replace('_', '-')}", help=about, **form)

@@ -28,7 +28,9 @@ class Examples(AnyCorpus):
         self.task, self.lengths = task, task.lengths(counts)
         self.lengths.flags.writeable = False
 
-    def _pieces(self, examples: Any, starts: Any, lengths: Any, reach: Any):
+    def _pieces(
+        self, examples: Any, starts: Any, lengths: Any, reach: Any
+    ) -> tuple[np.ndarray, ...]:
         """The arguments of `read` as int64 arrays without pieces of length 0, checked.
 
         Raises:

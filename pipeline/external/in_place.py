@@ -174,7 +174,7 @@ class InPlace(Examples):
                     f"below {limit:,}"
                 )
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return self._make, ()
 
     def __repr__(self) -> str:

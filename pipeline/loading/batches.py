@@ -2,7 +2,7 @@
 
 import copy
 import sys
-from typing import Any
+from typing import Any, SupportsIndex, overload
 
 import grain
 import jax
@@ -10,6 +10,7 @@ import numpy as np
 
 from pipeline.loading.checkpoint import check_data_state, data_state
 from pipeline.loading.collate import POSITIONS, Positions, collate, collate_pairs
+from pipeline.loading.fields import Batch
 from pipeline.loading.sharding import Block, block_of_sharding, slice_of_process
 from pipeline.packing.bucket import Bucket
 from pipeline.planning.checks import require_one_of, require_whole
@@ -26,7 +27,7 @@ FROM_MEMORY = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
 WAITING = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
 
 
-class Batches(grain.MapDataset):
+class Batches(grain.MapDataset[Batch[np.ndarray]]):
     """The batches of a plan, random access: `Batches(corpus, plan)[step]` is a dict of arrays.
 
     Fields are those of `pipeline.load`, as NumPy arrays of the rows of this process. Batches of an
@@ -90,7 +91,8 @@ class Batches(grain.MapDataset):
             raise ValueError(
                 "both sharding and process_count say which rows to build; give one of them"
             )
-        self.corpus, self.plan, self.positions = corpus, plan, positions
+        self.corpus, self.plan = corpus, plan
+        self.positions: Positions = positions
         self._epochs: int | None = 1
         self._planned = False
         self.blocks: dict[Bucket, Block] = {
@@ -114,7 +116,13 @@ class Batches(grain.MapDataset):
             return sys.maxsize
         return self.plan.first_step(1 if self._epochs is None else self._epochs)
 
-    def __getitem__(self, step):
+    @overload
+    def __getitem__(self, step: slice) -> grain.MapDataset[Batch[np.ndarray]]: ...
+
+    @overload
+    def __getitem__(self, step: SupportsIndex) -> Batch[np.ndarray]: ...
+
+    def __getitem__(self, step: Any) -> Any:
         if isinstance(step, slice):
             return self.slice(step)
         with jax.profiler.TraceAnnotation("plan"):
@@ -145,7 +153,7 @@ class Batches(grain.MapDataset):
             positions=self.positions,
         )
 
-    def repeat(self, num_epochs: int | None = None, **options) -> "Batches":
+    def repeat(self, num_epochs: int | None = None, **options: Any) -> "Batches":
         """The batches of `num_epochs` epochs; None: endless, or until the plan ends."""
         if num_epochs is not None:
             require_whole("num_epochs", num_epochs, 1)
@@ -163,7 +171,7 @@ class Batches(grain.MapDataset):
         batches._epochs = num_epochs
         return batches
 
-    def set_slice(self, sl: slice, sequential_slice: bool = False):
+    def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
         """Refuses Grain's slicing of sources, which would take steps out from under the plan."""
         raise ValueError(
             f"the batches of a plan cannot be sliced in place ({sl}); use "
@@ -201,5 +209,5 @@ class _ResumableIterator(grain.DatasetIterator):
     def get_state(self) -> dict[str, Any]:
         return data_state(self._parent.get_state()["next_index"], *self._about)
 
-    def set_state(self, state: dict[str, Any]):
+    def set_state(self, state: dict[str, Any]) -> None:
         self._parent.set_state({"next_index": check_data_state(state, *self._about)})

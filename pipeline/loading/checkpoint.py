@@ -124,7 +124,10 @@ def differences(then: str, now: str) -> list[str]:
     >>> differences("plan=1;seed=3;shuffle=yes", "plan=1;seed=4;shuffle=yes")
     ['seed was 3 and is now 4']
     """
-    old, new = (dict(p.partition("=")[::2] for p in text.split(";")) for text in (then, now))
+    old, new = (
+        {name: value for name, _, value in (part.partition("=") for part in text.split(";"))}
+        for text in (then, now)
+    )
     return [
         f"{name} was {old.get(name, 'not given')} and is now {new.get(name, 'not given')}"
         for name in dict.fromkeys([*old, *new])
@@ -234,7 +237,7 @@ class Checkpoints:
     def __enter__(self) -> "Checkpoints":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # A loss that is not finite stops all processes at the same step, so a save that has begun
         # can end. After another error, other processes may be gone, and waiting for them hangs.
         if kind is None or issubclass(kind, FloatingPointError):

@@ -16,7 +16,7 @@ INT = np.int32
 
 # How later pieces of a split example count their positions.
 Positions = Literal["continue", "restart"]
-POSITIONS: tuple[str, ...] = get_args(Positions)
+POSITIONS: tuple[Positions, ...] = get_args(Positions)
 
 
 def collate(
@@ -25,7 +25,7 @@ def collate(
     block: Block,
     *,
     max_segments: int | None = None,
-    positions: str = "continue",
+    positions: Positions = "continue",
 ) -> dict[str, np.ndarray]:
     """The arrays of one block of a planned batch; padding is 0 in every field.
 
@@ -125,7 +125,7 @@ class _Segments(NamedTuple):
         return _Segments._make([*(values[which] for values in self[:-1]), epoch])
 
 
-def _in_rows(planned: PlannedBatch, rows: np.ndarray, positions: str) -> _Segments:
+def _in_rows(planned: PlannedBatch, rows: np.ndarray, positions: Positions) -> _Segments:
     """The segments of `rows`, at their columns in the global batch."""
     row, example, start, size = planned.segments.T
     if len(rows) and rows[-1] - rows[0] + 1 == len(rows):

@@ -11,9 +11,11 @@ These three of the five fields of a batch follow from where segments begin. A co
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+
+from pipeline.loading.fields import Batch
 
 SEGMENTS = "segments"
 
@@ -39,7 +41,7 @@ def row_segments(
     return found
 
 
-def expand(batch: Mapping[str, Any]) -> dict[str, Any]:
+def expand(batch: Mapping[str, Any]) -> Batch[Any]:
     """A compact batch with `inputs_segment_ids`, `inputs_positions` and `loss_weights`.
 
     Call it first in a compiled step. The arrays equal, bit for bit, those of a batch that is not
@@ -50,7 +52,7 @@ def expand(batch: Mapping[str, Any]) -> dict[str, Any]:
             `segments`, int32 `[rows, most segments, 2]`, and `loss_weights` if they are stored.
     """
     if SEGMENTS not in batch:
-        return dict(batch)
+        return cast(Batch[Any], dict(batch))
     import jax.numpy as jnp
 
     fields = dict(batch)
@@ -70,4 +72,4 @@ def expand(batch: Mapping[str, Any]) -> dict[str, Any]:
     fields["inputs_segment_ids"] = jnp.where(real, ids, 0)
     fields["inputs_positions"] = jnp.where(real, positions, 0)
     fields.setdefault("loss_weights", real.astype(jnp.float32))
-    return fields
+    return cast(Batch[Any], fields)  # it may be of any corpus

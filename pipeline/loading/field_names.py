@@ -13,11 +13,13 @@
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 Fields = Mapping[str, Any]
+
+Convention = Literal["maxtext", "t5x", "axlearn", "tunix", "huggingface"]
 
 # Tokens, segment ids and positions of each side of a batch.
 INPUTS = ("inputs", "inputs_segment_ids", "inputs_positions")
@@ -25,7 +27,7 @@ TARGETS = ("decoder_inputs", "targets_segment_ids", "targets_positions")
 LOSS = ("targets", "loss_weights")
 
 
-def rename(batch: Fields, convention: str) -> dict[str, Any]:
+def rename(batch: Fields, convention: Convention) -> dict[str, Any]:
     """The fields of a batch under the names of another trainer.
 
     `batches.map(lambda batch: rename(batch, "maxtext"))` applies it to all. A trainer without loss
@@ -129,13 +131,9 @@ def _huggingface(batch: Fields, decoder: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-CONVENTIONS: dict[str, Callable[[Fields, tuple[str, ...]], dict[str, Any]]] = {
-    "maxtext": _maxtext,
-    "t5x": _t5x,
-    "axlearn": _axlearn,
-    "tunix": _tunix,
-    "huggingface": _huggingface,
-}
+CONVENTIONS: dict[str, Callable[[Fields, tuple[str, ...]], dict[str, Any]]] = dict(
+    zip(get_args(Convention), (_maxtext, _t5x, _axlearn, _tunix, _huggingface), strict=True)
+)
 
 
 def _counts(batch: Fields, ids: np.ndarray, convention: str) -> np.ndarray:

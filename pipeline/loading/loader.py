@@ -3,20 +3,24 @@
 import os
 import weakref
 from collections.abc import Iterable
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import grain
 import jax
+import numpy as np
 
 from pipeline.keywords import suggest_option
 from pipeline.loading.batches import WAITING, Batches
 from pipeline.loading.collate import Positions
+from pipeline.loading.fields import Batch
 from pipeline.loading.sharding import batch_sharding, field_layout, parts, to_global
 from pipeline.packing.bucket import Bucket
+from pipeline.packing.cascade import Attention, Packing
 from pipeline.planning.checks import list_keywords, select_options
 from pipeline.planning.fit import fit_buckets
-from pipeline.planning.lengths import HasCorpora
-from pipeline.planning.options import Weights
+from pipeline.planning.lengths import HasCorpora, LeaveOut
+from pipeline.planning.options import By, Ending, Weights
+from pipeline.planning.pieces import Overflow
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 from pipeline.storage.interface import AnyCorpus
@@ -29,26 +33,26 @@ AT_ONCE = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
 
 
 class LoadOptions(TypedDict, total=False):
-    """The options that `load` hands on to `fit_buckets` and `Plan`, for editors and mypy."""
+    """The options that `load` hands on to `fit_buckets` and `Plan`, for type checkers."""
 
     tokens_per_batch: int
     max_buckets: int
     max_length: int | tuple[int, int] | None
     length_multiple: int
     row_multiple: int
-    attention: Literal["dense", "segment"]
+    attention: Attention
     width: int
-    packing: Literal["best_fit", "optimal", "none"]
+    packing: Packing
     weights: Weights | None
-    by: Literal["tokens", "examples"]
-    ending: Literal["repeat", "stop", "renormalise"]
+    by: By
+    ending: Ending
     seed: int
     shuffle: bool
-    overflow: Literal["split", "truncate", "drop", "error"] | None
+    overflow: Overflow | None
     window: int
     max_segments: int | None
     tiers: int
-    leave_out: Any
+    leave_out: LeaveOut
     patterns: str | os.PathLike | None
 
 
@@ -78,14 +82,23 @@ class Loader:
 
     planned: PlannedBatch
 
-    def __init__(self, batches: Batches, *, mesh=None, spec=None, prefetch: int = 2):
+    def __init__(
+        self,
+        batches: Batches,
+        *,
+        mesh: jax.sharding.Mesh | None = None,
+        spec: jax.sharding.PartitionSpec | None = None,
+        prefetch: int = 2,
+    ):
         self.batches, self.plan, self.corpus = batches, batches.plan, batches.corpus
         mesh = _one_device() if mesh is None else mesh
         sharding = batch_sharding(mesh, spec)
         used = [bucket for bucket, number in self.plan.batches_per_bucket.items() if number]
         self.specs = {bucket: _specs(batches, bucket, sharding) for bucket in used}
 
-        def transfer(built):
+        def transfer(
+            built: tuple[PlannedBatch, Batch[np.ndarray]],
+        ) -> tuple[PlannedBatch, dict[str, jax.Array]]:
             planned, batch = built
             with jax.profiler.TraceAnnotation("transfer"):
                 return planned, to_global(batch, mesh, spec=spec, shape=planned.bucket.shape)
@@ -112,7 +125,7 @@ class Loader:
             raise ValueError("this loader is closed; make another")
         return self._open[0]
 
-    def __next__(self) -> dict[str, Any]:
+    def __next__(self) -> Batch[jax.Array]:
         self.planned, batch = next(self._steps)
         return batch
 
@@ -120,18 +133,18 @@ class Loader:
         """The data state after the batches handed out so far: small JSON."""
         return self._steps.get_state()
 
-    def set_state(self, state: dict[str, Any]):
+    def set_state(self, state: dict[str, Any]) -> None:
         """Goes on from `state`; refuses the state of another plan or corpus with a `ValueError`."""
         self._steps.set_state(state)
 
-    def close(self):
+    def close(self) -> None:
         """Stops the background threads; done by itself when the loader is no longer used."""
         self._close()
 
     def __enter__(self) -> "Loader":
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -140,7 +153,9 @@ def _close(iterators: list[grain.DatasetIterator]) -> None:
         iterators.pop().close()
 
 
-def _specs(batches: Batches, bucket: Bucket, sharding) -> dict[str, jax.ShapeDtypeStruct]:
+def _specs(
+    batches: Batches, bucket: Bucket, sharding: jax.sharding.NamedSharding
+) -> dict[str, jax.ShapeDtypeStruct]:
     specs = {}
     for name, values in batches.empty(bucket).items():
         shape, of_field = field_layout(name, values, bucket.shape, sharding)
@@ -148,7 +163,7 @@ def _specs(batches: Batches, bucket: Bucket, sharding) -> dict[str, jax.ShapeDty
     return specs
 
 
-def _one_device():
+def _one_device() -> jax.sharding.Mesh:
     auto = (jax.sharding.AxisType.Auto,)
     return jax.make_mesh((1,), ("data",), axis_types=auto, devices=jax.local_devices()[:1])
 

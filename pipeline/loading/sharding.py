@@ -4,9 +4,13 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import jax
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +58,7 @@ def slice_of_process(shape: tuple[int, int], process_index: int, process_count: 
 
 
 @functools.lru_cache(maxsize=256)
-def block_of_sharding(sharding, shape: tuple[int, int]) -> Block:
+def block_of_sharding(sharding: "NamedSharding", shape: tuple[int, int]) -> Block:
     """The rows and columns that this process's devices hold under `sharding`.
 
     They come from the sharding's own index map, which knows any order of the mesh, replicas and a
@@ -72,14 +76,16 @@ def block_of_sharding(sharding, shape: tuple[int, int]) -> Block:
             f"{sharding.mesh}; make the length of every bucket a multiple of {length_parts} "
             f"(fit_buckets: length_multiple={length_parts})"
         )
-    indices = sharding.addressable_devices_indices_map(shape).values()
+    # The annotation of JAX allows None, which no sharding of a mesh has.
+    every = sharding.addressable_devices_indices_map(shape).values()
+    indices = [index for index in every if index is not None]
     rows = np.unique(np.concatenate([np.arange(*index[0].indices(shape[0])) for index in indices]))
     rows.flags.writeable = False  # all batches of the shape share it
     spans = [index[1].indices(shape[1]) for index in indices]
     return Block(rows, (min(span[0] for span in spans), max(span[1] for span in spans)))
 
 
-def parts(sharding) -> tuple[int, int]:
+def parts(sharding: "NamedSharding | None") -> tuple[int, int]:
     """The number of parts of the rows and of the length in a `NamedSharding`; None: 1 and 1."""
     if sharding is None:
         return 1, 1
@@ -96,7 +102,7 @@ def _does_not_divide(shape: tuple[int, int], multiple: int, over: str) -> ValueE
     )
 
 
-def batch_sharding(mesh, spec=None):
+def batch_sharding(mesh: "Mesh", spec: "PartitionSpec | None" = None) -> "NamedSharding":
     """The sharding of batches: rows over the mesh's `data` and `fsdp` axes, or as `spec` says.
 
     Raises:
@@ -130,7 +136,7 @@ def shape_of_field(name: str, shape: tuple[int, Any]) -> tuple[int, int]:
 
 
 def field_layout(
-    name: str, local: np.ndarray, shape: tuple[int, Any], sharding
+    name: str, local: np.ndarray, shape: tuple[int, Any], sharding: "NamedSharding"
 ) -> tuple[tuple, Any]:
     """The global shape and the sharding of a field.
 
@@ -146,13 +152,13 @@ def field_layout(
 
 
 def to_global(
-    batch: Mapping[str, np.ndarray],
-    mesh,
+    batch: Mapping[str, Any],
+    mesh: "Mesh",
     *,
-    spec=None,
+    spec: "PartitionSpec | None" = None,
     shape: tuple[int, Any] | None = None,
     fields: Iterable[str] | None = None,
-):
+) -> "dict[str, jax.Array]":
     """Global jax.Arrays made of the rows of this process; each device holds its own part.
 
     Args:
@@ -183,7 +189,7 @@ def to_global(
         shape = rows, length
         if "decoder_inputs" in batch:
             shape = rows, (length, batch["decoder_inputs"].shape[1])
-    arrays = {}
+    arrays: dict[str, jax.Array] = {}
     for name in batch if fields is None else fields:
         local, block = batch[name], block_of_sharding(sharding, shape_of_field(name, shape))
         if len(local) != len(block.rows) or (local.ndim == 2 and local.shape != block.shape):
@@ -198,6 +204,7 @@ def to_global(
     return arrays
 
 
-def _part(local: np.ndarray, block: Block, index: tuple[slice, ...]) -> np.ndarray:
+def _part(local: np.ndarray, block: Block, index: tuple[slice, ...] | None) -> np.ndarray:
+    assert index is not None, "JAX names the part of every sharded array"
     rows, columns = block.within(index)
     return local[rows] if local.ndim > 2 else local[rows, columns]

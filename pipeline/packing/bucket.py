@@ -33,7 +33,7 @@ class Bucket:
     rows: int
     length: Any  # int; for pairs tuple[int, int]
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         object.__setattr__(self, "rows", _require_size("rows", self.rows))
         if isinstance(self.length, tuple | list) and len(self.length) == 2:
             length: Any = tuple(_require_size("length", each) for each in self.length)

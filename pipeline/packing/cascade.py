@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -10,7 +11,12 @@ from pipeline.packing.pairs import best_fit_pairs
 from pipeline.packing.patterns import Packed, Pattern, best_fit, count_segments
 
 # With "optimal", best fit packs the segments that the given patterns do not hold.
-PACKINGS = ("best_fit", "optimal", "none")
+Packing = Literal["best_fit", "optimal", "none"]
+PACKINGS: tuple[Packing, ...] = get_args(Packing)
+
+# Whether a model computes the scores of all positions of a row, or skips other segments.
+Attention = Literal["dense", "segment"]
+ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
 
 
 def one_per_row(
@@ -36,7 +42,7 @@ def pack(
     buckets: Sequence[Bucket],
     *,
     sizes: np.ndarray | None = None,
-    packing: str = "best_fit",
+    packing: Packing = "best_fit",
     max_segments: int | None = None,
     whole: bool = False,
     patterns: Sequence[Sequence[Pattern]] | None = None,

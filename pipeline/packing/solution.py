@@ -86,7 +86,7 @@ class Search:
         counts: the histogram of all segments of the plan, to which the bound applies.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._patterns: dict[str, list] = {}
         self._positions: Columns | None = None
         self.counts: np.ndarray | None = None

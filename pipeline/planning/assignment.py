@@ -187,7 +187,7 @@ class AssignmentCache:
             collections.OrderedDict()
         )
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         return AssignmentCache, (self._assign, self._size)
 
     def get(self, epoch: int, place: int) -> Assignment:

@@ -13,7 +13,7 @@ def require_whole(name: str, value: Any, least: int) -> int:
     Raises:
         ValueError: `value` is not a whole number of at least `least`.
     """
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    is_number = issubclass(type(value), numbers.Real) and not isinstance(value, bool)
     if not is_number or value != value or not least <= value < 1 << 63 or int(value) != value:
         raise ValueError(f"{name} is {value!r}; it must be a whole number from {least:,} up")
     return int(value)

@@ -102,7 +102,9 @@ def deviations(plan: Stages, first: int, contents: Iterable[Sequence[int]]) -> l
         timetable = stage.timetable
         assert isinstance(timetable, QuotaTimetable), "several corpora have quotas"
 
-        def has_ended(step: int, stage=stage, timetable=timetable) -> bool:
+        def has_ended(
+            step: int, stage: Stage = stage, timetable: QuotaTimetable = timetable
+        ) -> bool:
             return bool(timetable.ended(step - stage.start).any())
 
         here = sums[begin - first :][: bisect.bisect_left(steps, True, key=has_ended)]

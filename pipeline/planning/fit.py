@@ -8,11 +8,19 @@ import numpy as np
 
 from pipeline.keywords import suggest_keywords
 from pipeline.packing.bucket import Bucket
-from pipeline.packing.cascade import PACKINGS, pack, row_cost
+from pipeline.packing.cascade import (
+    ATTENTIONS,
+    PACKINGS,
+    Attention,
+    Packing,
+    pack,
+    row_cost,
+)
 from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.checks import require_one_of, require_whole
 from pipeline.planning.fit_pairs import PairFit
-from pipeline.planning.options import Weights, typical_lengths
+from pipeline.planning.lengths import AnyLengths
+from pipeline.planning.options import By, Weights, typical_lengths
 
 logger = logging.getLogger(__name__)
 
@@ -25,18 +33,18 @@ LONGER, WORTH_LONGER = (2, 3, 4, 6, 8), 0.01
 
 @suggest_keywords
 def fit_buckets(
-    lengths,
+    lengths: AnyLengths,
     *,
     tokens_per_batch: int,
     max_buckets: int,
     max_length: int | tuple[int, int] | None = None,
     length_multiple: int = 128,
     row_multiple: int = 1,
-    packing: str = "best_fit",
-    attention: str = "dense",
+    packing: Packing = "best_fit",
+    attention: Attention = "dense",
     width: int = 1024,
     weights: Weights | None = None,
-    by: str = "tokens",
+    by: By = "tokens",
 ) -> tuple[Bucket, ...]:
     """Up to `max_buckets` buckets, ascending by length, in which an epoch is cheap to train.
 
@@ -81,7 +89,7 @@ def fit_buckets(
             `row_multiple` rows of the longest bucket exceeds `tokens_per_batch`.
     """
     require_one_of("packing", packing, PACKINGS)
-    require_one_of("attention", attention, ("dense", "segment"))
+    require_one_of("attention", attention, ATTENTIONS)
     if weights is not None:
         each = {
             name: lengths_lib.Lengths.of(one)
@@ -186,7 +194,7 @@ def _find_cheapest(sets: Sequence[Any], cost: Callable) -> Any:
 
 
 def _candidate_sets(
-    counts: np.ndarray, most: int, multiple: int, packing: str, price: Callable
+    counts: np.ndarray, most: int, multiple: int, packing: Packing, price: Callable
 ) -> list[list[int]]:
     """The cheapest sets of 1, 2, … `most` bucket lengths, by dynamic programming.
 
@@ -222,7 +230,7 @@ def _candidate_sets(
     return sets
 
 
-def _round_up(value, multiple: int):
+def _round_up(value: np.ndarray, multiple: int) -> np.ndarray:
     return -(-value // multiple) * multiple
 
 

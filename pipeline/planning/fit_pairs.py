@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from pipeline.packing.bucket import Bucket
-from pipeline.packing.cascade import pack
+from pipeline.packing.cascade import Packing, pack
 from pipeline.planning.pieces import cut
 
 # Estimates use a grid with up to CELLS cells of lengths that have pairs. Sets of buckets are then
@@ -42,11 +42,12 @@ class PairFit:
         *,
         multiple: int,
         most: int,
-        packing: str,
+        packing: Packing,
         dense: bool,
         width: int,
     ):
-        self._multiple, self._most, self._packing = multiple, most, packing
+        self._multiple, self._most = multiple, most
+        self._packing: Packing = packing
         # The cost of a score; the scores are inputs², targets² and inputs · targets.
         self._scores = dense / (6 * width) * (packing != "none")
         lengths = lengths[lengths[:, 1] > 0].astype(np.int64)
@@ -77,7 +78,9 @@ class PairFit:
         scores = inputs * inputs + targets * targets + inputs * targets
         return inputs + targets + scores * self._scores
 
-    def _best_buckets(self, examples, total, longest) -> tuple[np.ndarray, np.ndarray]:
+    def _best_buckets(
+        self, examples: np.ndarray, total: np.ndarray, longest: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """The best bucket for each of some groups, [..., 2], and the cost of its rows.
 
         Args:

@@ -2,8 +2,8 @@
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, SupportsIndex, runtime_checkable
 
 import numpy as np
 
@@ -24,6 +24,13 @@ class HasLengths(Protocol):
     @property
     def lengths(self) -> np.ndarray:
         """Positions of each example."""
+        ...
+
+
+class HasArray(Protocol):
+    """An array of any library, which NumPy can read."""
+
+    def __array__(self) -> np.ndarray: ...
 
 
 @runtime_checkable
@@ -32,16 +39,30 @@ class StoresFiles(Protocol):
 
     def keep(self, name: str, make: Callable[[], bytes]) -> bytes:
         """The content of the file `name` beside the corpus; stores `make()` if it is missing."""
+        ...
 
 
 @runtime_checkable
 class HasCorpora(Protocol):
     """Several corpora by name that act as one; their examples are numbered consecutively."""
 
-    corpora: Mapping[str, Any]
+    @property
+    def corpora(self) -> Mapping[str, Any]:
+        """Each of them, by its name."""
+        ...
 
     def begin(self, examples: int) -> Any:
         """The corpora with the first `examples` examples; if that is one corpus, this corpus."""
+        ...
+
+
+# What a plan is made from: the lengths of examples, those of pairs, or a corpus; or several of
+# these by name.
+OneLengths = HasLengths | HasArray | Sequence[SupportsIndex] | Sequence[Sequence[SupportsIndex]]
+AnyLengths = OneLengths | HasCorpora | Mapping[str, OneLengths]
+
+# Examples to leave out: their numbers, or a function of the corpus or the lengths; see `select`.
+LeaveOut = Sequence[SupportsIndex] | HasArray | Callable[[Any], Any]
 
 
 def take_first(given: Any, examples: int) -> Any:
@@ -141,7 +162,7 @@ class Lengths:
         return self._digest == other._digest
 
 
-def select(leave_out: Any, given: Any, count: int) -> np.ndarray:
+def select(leave_out: LeaveOut, given: Any, count: int) -> np.ndarray:
     """The numbers of the examples that `leave_out` selects: int64, ascending, without duplicates.
 
     >>> select(lambda lengths: lengths > 6, np.arange(9), 9).tolist()

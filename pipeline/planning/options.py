@@ -7,16 +7,16 @@ import numbers
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal, TypedDict, Unpack, get_args
 
 import numpy as np
 
 from pipeline.keywords import suggest_option
 from pipeline.packing.bucket import Bucket, as_buckets
-from pipeline.packing.cascade import PACKINGS
+from pipeline.packing.cascade import PACKINGS, Packing
 from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.checks import require_one_of, require_whole
-from pipeline.planning.pieces import OVERFLOWS
+from pipeline.planning.pieces import OVERFLOWS, Overflow
 
 # The version of the planning algorithm, and that of plans with several corpora. They go up whenever
 # plans would change, so that a run never continues from a checkpoint with other batches.
@@ -25,8 +25,26 @@ MIXTURE_VERSION = 2
 
 WINDOW = 1 << 22
 
-BY = ("tokens", "examples")
-ENDINGS = ("repeat", "stop", "renormalise")
+By = Literal["tokens", "examples"]
+BY: tuple[By, ...] = get_args(By)
+
+Ending = Literal["repeat", "stop", "renormalise"]
+ENDINGS: tuple[Ending, ...] = get_args(Ending)
+
+
+class Changes(TypedDict, total=False):
+    """The options of `Plan` that `Plan.after` changes, for editors and type checkers."""
+
+    buckets: Iterable[Bucket]
+    seed: int
+    shuffle: bool
+    packing: Packing
+    overflow: Overflow | None
+    window: int
+    max_segments: int | None
+    tiers: int
+    by: By
+    patterns: str | os.PathLike | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,16 +63,16 @@ class Options:
     buckets: tuple[Bucket, ...]
     seed: int = 0
     shuffle: bool = True
-    packing: str = "best_fit"
-    overflow: str | None = None
+    packing: Packing = "best_fit"
+    overflow: Overflow | None = None
     window: int = WINDOW
     max_segments: int | None = None
     tiers: int = 1
-    by: str = "tokens"
-    ending: str = "repeat"
+    by: By = "tokens"
+    ending: Ending = "repeat"
     patterns: str | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         def put(name: str, value: Any) -> None:
             object.__setattr__(self, name, value)
 
@@ -89,7 +107,7 @@ class Options:
         """Whether the buckets are for pairs."""
         return len(self.buckets[-1].lengths) == 2
 
-    def change(self, **changes: Any) -> "Options":
+    def change(self, **changes: Unpack[Changes]) -> "Options":
         """The options with other values.
 
         Raises:
@@ -100,7 +118,8 @@ class Options:
             if name not in names:
                 hint = suggest_option(name, [*names, "weights", "lengths", "leave_out"])
                 raise ValueError(f"a plan has no option that can change {hint}")
-        return dataclasses.replace(self, **changes)
+        values: dict[str, Any] = {**changes}  # of the wider types that `__post_init__` converts
+        return dataclasses.replace(self, **values)
 
     def as_json(self, names: Iterable[str]) -> dict[str, Any]:
         """Some options as JSON; a bucket is `[rows, length]`."""
@@ -186,7 +205,7 @@ def _is_phase(given: Any) -> bool:
 
 
 def typical_lengths(
-    corpora: Mapping[str, lengths_lib.Lengths], weights: Weights, by: str
+    corpora: Mapping[str, lengths_lib.Lengths], weights: Weights, by: By
 ) -> np.ndarray:
     """About a million lengths in the proportions in which batches of several corpora have them.
 

@@ -26,7 +26,9 @@ class Purpose(enum.IntEnum):
     TIERS = 6  # the order of batches in a block
 
 
-def random_bits(seed: int, purpose: Purpose, count: int, *, epoch=0, window=0, bucket=0):
+def random_bits(
+    seed: int, purpose: Purpose, count: int, *, epoch: int = 0, window: int = 0, bucket: int = 0
+) -> np.ndarray:
     """`count` random uint64 numbers, a pure function of the arguments."""
     generator = np.random.Philox(
         key=np.array([seed, purpose], np.uint64),

@@ -140,7 +140,9 @@ class Partition:
             high = np.where(apart & ~is_before, middle, high)
         return low
 
-    def _members_in(self, unit: int, wanted: np.ndarray, first: np.ndarray, last: np.ndarray):
+    def _members_in(
+        self, unit: int, wanted: np.ndarray, first: np.ndarray, last: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """The pieces of a unit with ranks `first` to `last` of some sizes, and their sizes."""
         if not len(wanted):
             return np.zeros(0, self._number), np.zeros(0, np.uint32)

@@ -4,11 +4,14 @@ An overlong example is longer than the longest bucket. This is the only module w
 rule, which decides the pieces of such examples and the positions that they lose.
 """
 
+from typing import Literal, get_args
+
 import numpy as np
 
 from pipeline.planning import lengths as lengths_lib
 
-OVERFLOWS = ("split", "truncate", "drop", "error")
+Overflow = Literal["split", "truncate", "drop", "error"]
+OVERFLOWS: tuple[Overflow, ...] = get_args(Overflow)
 
 
 class Pieces:
@@ -118,7 +121,7 @@ class Pieces:
         return found
 
 
-def cut(lengths: np.ndarray, room: tuple[int, ...], overflow: str) -> Pieces:
+def cut(lengths: np.ndarray, room: tuple[int, ...], overflow: Overflow | None) -> Pieces:
     """The pieces of all examples; no piece is longer than `room`.
 
     >>> pieces = cut(np.array([3, 10]), (4,), "split")
@@ -163,7 +166,7 @@ def cut(lengths: np.ndarray, room: tuple[int, ...], overflow: str) -> Pieces:
     return Pieces(lengths, overlong, clip=(limit, limit), later=later)
 
 
-def _cut_pairs(lengths: np.ndarray, room: tuple[int, ...], overflow: str) -> Pieces:
+def _cut_pairs(lengths: np.ndarray, room: tuple[int, ...], overflow: Overflow | None) -> Pieces:
     """The pieces of pairs, one for each pair; arguments as for `cut`.
 
     Sizes ascend by the share of a row of the longest bucket. Size 0 is for pairs with nothing to

@@ -2,14 +2,16 @@
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Unpack
 
 from pipeline.keywords import suggest_keywords
 from pipeline.packing.bucket import Bucket, as_buckets
+from pipeline.packing.cascade import Packing
 from pipeline.planning import figures
 from pipeline.planning.checks import require_index, require_whole
-from pipeline.planning.lengths import as_corpora, select_corpora, take_first
-from pipeline.planning.options import WINDOW, Options, Weights, as_phases
+from pipeline.planning.lengths import AnyLengths, LeaveOut, as_corpora, select_corpora, take_first
+from pipeline.planning.options import WINDOW, By, Changes, Ending, Options, Weights, as_phases
+from pipeline.planning.pieces import Overflow
 from pipeline.planning.planned import PlannedBatch, assemble
 from pipeline.planning.stage import Stage, add_phases
 from pipeline.planning.stages import Stages
@@ -103,20 +105,20 @@ class Plan(Stages):
     @suggest_keywords
     def __init__(
         self,
-        lengths,
+        lengths: AnyLengths,
         buckets: Iterable[Bucket],
         *,
         weights: Weights | None = None,
-        by: str = "tokens",
-        ending: str = "repeat",
+        by: By = "tokens",
+        ending: Ending = "repeat",
         seed: int = 0,
         shuffle: bool = True,
-        packing: str = "best_fit",
-        overflow: str | None = None,
+        packing: Packing = "best_fit",
+        overflow: Overflow | None = None,
         window: int = WINDOW,
         max_segments: int | None = None,
         tiers: int = 1,
-        leave_out: Any = (),
+        leave_out: LeaveOut = (),
         patterns: str | os.PathLike | None = None,
     ):
         options = Options(
@@ -165,10 +167,10 @@ class Plan(Stages):
         self,
         step: int,
         *,
-        lengths: Any = None,
-        leave_out: Any = (),
+        lengths: AnyLengths | None = None,
+        leave_out: LeaveOut = (),
         weights: Mapping[str, float] | None = None,
-        **changes: Any,
+        **changes: Unpack[Changes],
     ) -> "Plan":
         """The plan that goes on with other options from `step` on, and may change again.
 
@@ -263,9 +265,8 @@ class Plan(Stages):
 
     def until(self, step: int) -> "Plan":
         """The same plan without the changes that begin after `step`."""
-        return self._from_stages(
-            [stage for stage in self.stages if stage.start <= step], self._first
-        )
+        stages = [stage for stage in self.stages if stage.start <= step]
+        return self._from_stages(stages, self._first)
 
     @property
     def num_tokens(self) -> int:

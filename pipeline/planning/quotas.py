@@ -176,14 +176,18 @@ class QuotaTimetable:
                 if not waiting.any():
                     return
 
-                def is_over(step: int, interval=interval, waiting=waiting) -> bool:
+                def is_over(
+                    step: int, interval: Interval = interval, waiting: np.ndarray = waiting
+                ) -> bool:
                     over = (interval.before(step)[1] >= self._remainder).all(axis=0)
                     return bool((waiting & over).any())
 
                 start = _first_step(is_over, start)
             else:
 
-                def lacking(step: int, interval=interval, active=active) -> np.ndarray:
+                def lacking(
+                    step: int, interval: Interval = interval, active: np.ndarray = active
+                ) -> np.ndarray:
                     return active & (interval.before(step)[1] > stock).any(axis=0)
 
                 start = _first_step(lambda step: bool(lacking(step).any()), start) - 1

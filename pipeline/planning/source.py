@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,7 @@ class Source:
                 "pairs need buckets with two lengths, Bucket(rows=…, length=(inputs, targets)), "
                 "and others with one"
             )
-        pieces = cut(lengths.array, longest.lengths, str(options.overflow))
+        pieces = cut(lengths.array, longest.lengths, options.overflow)
         if pieces.longest == 0:
             raise ValueError(
                 f"none of the {len(lengths):,} examples has a position to train on; a causal "
@@ -103,7 +104,7 @@ class Source:
         if pieces.table is not None:
             fixed["sizes"] = pieces.table
 
-        def make(search) -> Windows:
+        def make(search: Callable[..., Packed]) -> Windows:
             def pack_all(counts: np.ndarray, *, whole: bool) -> Packed:
                 packed = search(counts, whole=whole, **fixed)
                 if len(buckets) == len(self._buckets):
@@ -175,8 +176,7 @@ class Source:
 
     def _cut_remainder(self, lengths: np.ndarray) -> tuple[Pieces, tuple[Bucket, ...]]:
         """The pieces of spans of these lengths, and the buckets for their rows."""
-        room, overflow = self.options.buckets[-1].lengths, str(self.options.overflow)
-        pieces = cut(lengths, room, overflow)
+        pieces = cut(lengths, self.options.buckets[-1].lengths, self.options.overflow)
         if not self.by_row:
             return pieces, self._buckets
         # Only buckets with rows in whole epochs, which follow the remainder in every bucket. A span
@@ -293,7 +293,7 @@ class Source:
         return self.epoch + int((rows[used] // self.whole.rows[used]).min())
 
 
-def _as_spans(epochs, examples: np.ndarray, starts, sizes: np.ndarray) -> np.ndarray:
+def _as_spans(epochs: Any, examples: np.ndarray, starts: Any, sizes: np.ndarray) -> np.ndarray:
     """Spans as for `merge_spans`; an epoch or a start may be one number for all."""
     spans = np.empty((len(examples), 3 + sizes.shape[1]), np.int64)
     spans[:, 0], spans[:, 1], spans[:, 2], spans[:, 3:] = epochs, examples, starts, sizes

@@ -5,12 +5,19 @@ import functools
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
-from pipeline.planning.lengths import Lengths, as_corpora, select, select_corpora, take_first
-from pipeline.planning.options import MIXTURE_VERSION, VERSION, Options, as_phases
+from pipeline.planning.lengths import (
+    LeaveOut,
+    Lengths,
+    as_corpora,
+    select,
+    select_corpora,
+    take_first,
+)
+from pipeline.planning.options import MIXTURE_VERSION, VERSION, Changes, Options, as_phases
 from pipeline.planning.quotas import QuotaTimetable
 from pipeline.planning.source import Source
 from pipeline.planning.tiers import Tiers
@@ -94,7 +101,11 @@ class Stage:
 
     @classmethod
     def begin(
-        cls, lengths: Any, options: Options, weights: Mapping[str, Fraction] | None, leave_out: Any
+        cls,
+        lengths: Any,
+        options: Options,
+        weights: Mapping[str, Fraction] | None,
+        leave_out: LeaveOut,
     ) -> "Stage":
         """The stage at step 0; with weights, of several corpora. Arguments as for `Plan`."""
         if weights is None:
@@ -122,9 +133,9 @@ class Stage:
         step: int,
         *,
         lengths: Any = None,
-        leave_out: Any = (),
+        leave_out: LeaveOut = (),
         weights: Mapping[str, Any] | None = None,
-        **changes: Any,
+        **changes: Unpack[Changes],
     ) -> "Stage":
         """The stage that takes over at `step`; arguments and errors as for `Plan.after`.
 

@@ -30,21 +30,26 @@ class Timetable(Protocol):
         The rows are a list of (source, first row, number of rows). A batch with fewer rows than its
         bucket is filled up with empty rows.
         """
+        ...
 
     def before(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """The batches of each bucket, and the rows of each source, that come before a step.
 
         int64 [buckets] and [buckets, sources].
         """
+        ...
 
     def used(self, first: int, last: int | None) -> np.ndarray:
         """The buckets of the steps `first` to `last` (None: all later steps): bool [buckets]."""
+        ...
 
     def epoch_of(self, step: int) -> int:
         """The epoch of a step."""
+        ...
 
     def first_step(self, epoch: int) -> int:
         """The first step of an epoch that begins in this stage."""
+        ...
 
 
 class EpochTimetable:

@@ -189,7 +189,7 @@ class Windows:
         order = self.order(epoch)
         begins = order.rows - self._rows[:, order.windows]
         has_rows = order.rows > begins
-        untouched = ~(has_rows & (rows_before[:, None] > begins)).any(axis=0)
+        untouched = np.all(~has_rows | (rows_before[:, None] <= begins), axis=0)
         over = (~has_rows | (rows_before[:, None] >= order.rows)).all(axis=0)
         found = [lengths_lib.NO_EXAMPLES]
         for place in np.flatnonzero(~over).tolist():
@@ -232,7 +232,9 @@ class Windows:
                 rows.append(sort_by_group(pieces[slots.first_piece(bucket)], None))
         return Assignment(slots, pieces, rows)
 
-    def _random(self, purpose: Purpose, count: int, epoch: int, window: int, bucket: int = 0):
+    def _random(
+        self, purpose: Purpose, count: int, epoch: int, window: int, bucket: int = 0
+    ) -> np.ndarray:
         return random_bits(self._seed, purpose, count, epoch=epoch, window=window, bucket=bucket)
 
 

@@ -61,7 +61,7 @@ class HuggingFaceDataset(ArrowFiles):
         place = root
         if (several := root / "dataset_dict.json").exists():
             splits = json.loads(several.read_text())["splits"]
-            if split not in splits:
+            if split is None or split not in splits:
                 raise ValueError(
                     f"{os.fspath(root)} has no split {split!r}; its splits are {', '.join(splits)}"
                 )

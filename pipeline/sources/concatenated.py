@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.sources.files import locate
@@ -33,13 +33,13 @@ class Concatenated:
     def __len__(self) -> int:
         return self._first[-1]
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
         number, within = locate(self._first, index)
         return self.sources[number][within]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+    def __getitems__(self, indices: Sequence[int]) -> list[Mapping[str, Any]]:
         """The records with these numbers; neighbours in one source are read together."""
-        records: list[dict[str, Any]] = []
+        records: list[Mapping[str, Any]] = []
         places = (locate(self._first, index) for index in indices)
         for number, run in itertools.groupby(places, key=lambda place: place[0]):
             records += read_records(self.sources[number], [within for _, within in run])

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import pyarrow as pa
 from etils import epath
@@ -108,7 +108,7 @@ def _match(name: str) -> list[epath.Path]:
 
 
 @contextmanager
-def open_file(path: epath.Path, points: list[Point] | None = None) -> Iterator[BinaryIO]:
+def open_file(path: epath.Path, points: list[Point] | None = None) -> Iterator[IO[bytes]]:
     """The content of a file, decompressed if its name ends in `.gz` or `.zst`.
 
     All but `.zst` can seek.

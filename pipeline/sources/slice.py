@@ -1,6 +1,6 @@
 """A slice of a source, by fractions."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.sources.source import Source, read_records, where
@@ -37,10 +37,10 @@ class Slice:
         begin, end = self._bounds
         return end - begin
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
         return self.source[self._within(index)]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+    def __getitems__(self, indices: Sequence[int]) -> list[Mapping[str, Any]]:
         """The records with these numbers."""
         return read_records(self.source, [self._within(index) for index in indices])
 

@@ -1,6 +1,6 @@
 """Source: random access to records, and the text in them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 
@@ -17,13 +17,14 @@ class Source(Protocol):
 
         It is read before and after all records are; where it differs, the source was edited.
         """
+        ...
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int, /) -> dict[str, Any]: ...
+    def __getitem__(self, index: int, /) -> Mapping[str, Any]: ...
 
 
-def read_records(source: Source, indices: Sequence[int]) -> list[dict[str, Any]]:
+def read_records(source: Source, indices: Sequence[int]) -> list[Mapping[str, Any]]:
     """The records with these numbers, in one request where the source has one."""
     if batched := getattr(source, "__getitems__", None):
         return batched(indices)
@@ -55,7 +56,7 @@ def read_texts(source: Source, indices: Sequence[int], field: str) -> list[str]:
     ]
 
 
-def _text(record: dict[str, Any], field: str, source: Source, index: int) -> str:
+def _text(record: Mapping[str, Any], field: str, source: Source, index: int) -> str:
     try:
         value = record[field]
     except KeyError:

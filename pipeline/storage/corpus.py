@@ -156,9 +156,13 @@ class Corpus(AnyCorpus):
         reader = MappedReader if self.in_memory else RangedReader
         return reader(self.directory, self._manifest.parts)
 
-    @functools.cached_property
+    @property
     def tokenizer(self) -> tokenizers.Tokenizer | None:
         """The tokenizer that made the tokens, for decoding; None if it was made from arrays."""
+        return self._tokenizer
+
+    @functools.cached_property
+    def _tokenizer(self) -> tokenizers.Tokenizer | None:
         if (description := self._manifest.tokenizer) is None:
             return None
         try:
@@ -242,7 +246,7 @@ class Corpus(AnyCorpus):
                 f"them, {self.fingerprint}). Choose another directory, or delete this one"
             )
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         place = os.fspath(self.directory)
         return functools.partial(Corpus.open, place, memory_map=self.in_memory), ()
 

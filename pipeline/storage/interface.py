@@ -16,6 +16,7 @@ class Readable(Protocol):
     @property
     def weighted(self) -> bool:
         """Whether `read` gives `loss_weights`, too; else every token counts for 1."""
+        ...
 
     def __len__(self) -> int: ...
 
@@ -27,6 +28,7 @@ class Readable(Protocol):
         `epoch` decides the random choices of a view; where several corpora are joined, it may be
         one for each piece.
         """
+        ...
 
 
 class AnyCorpus:

@@ -65,7 +65,7 @@ class Manifest:
     source: str | None
     parts: list[Part]
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.task not in TASKS:
             raise ValueError(f"its task is {self.task!r}; it is one of {', '.join(TASKS)}")
         if not isinstance(self.origin, dict) or "tokenizer" not in self.origin:
@@ -125,8 +125,11 @@ class Manifest:
                 "that wrote it"
             )
         try:
-            known = {field.name: entries[field.name] for field in dataclasses.fields(cls)}
-            return cls(**known | {"parts": [Part(**part) for part in known["parts"]]})
+            known: dict[str, Any] = {
+                field.name: entries[field.name] for field in dataclasses.fields(cls)
+            }
+            known["parts"] = [Part(**part) for part in known["parts"]]
+            return cls(**known)
         except (KeyError, TypeError) as error:
             seen = f"it does not have what it should: {error!r}"
             raise damage(directory / MANIFEST, seen) from error

@@ -58,10 +58,10 @@ class Pairs(AnyCorpus):
         )
 
     @classmethod
-    def open(cls, directory: epath.PathLike, **options: Any) -> "Pairs":
-        """The pairs in `directory`; options and errors are those of `Corpus.open`."""
+    def open(cls, directory: epath.PathLike, *, memory_map: bool | None = None) -> "Pairs":
+        """The pairs in `directory`; arguments and errors are those of `Corpus.open`."""
         sides = (epath.Path(directory).expanduser() / task.name for task in (INPUTS, TARGETS))
-        return cls(*(Corpus.open(side, **options) for side in sides))
+        return cls(*(Corpus.open(side, memory_map=memory_map) for side in sides))
 
     @classmethod
     def from_arrays(
@@ -111,7 +111,7 @@ class Pairs(AnyCorpus):
         self.inputs.verify()
         self.targets.verify()
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return Pairs, (self.inputs, self.targets)
 
     def __repr__(self) -> str:

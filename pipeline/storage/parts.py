@@ -43,7 +43,7 @@ class Part:
     sha256: str
     weights_at: int | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         places = {"offsets_at": (8, self.examples + 1), "tokens_at": (4, self.tokens)}
         if self.weights_at is not None:
             places["weights_at"] = (4, self.tokens)

@@ -40,7 +40,7 @@ class Chat:
     role: str = "role"
     content: str = "content"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         valid = isinstance(self.weights, Mapping)
         if not valid or not all(isinstance(each, int | float) for each in self.weights.values()):
             raise ValueError(

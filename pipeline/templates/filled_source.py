@@ -1,6 +1,6 @@
 """FilledSource: the text that a template makes of each record, for training a tokenizer on it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.fingerprints import fingerprint
@@ -27,10 +27,10 @@ class FilledSource:
     def __len__(self) -> int:
         return len(self.source)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
         return self.__getitems__([index])[0]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+    def __getitems__(self, indices: Sequence[int]) -> list[Mapping[str, Any]]:
         """The records with these numbers."""
         filled = fill(self.template, self.source, indices)
         return [{"text": "".join(text for text, _ in spans)} for spans in filled]

@@ -1,7 +1,7 @@
 """Template: a function from a record to the text to train on, and how much each part counts."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ Span = tuple[str, float]
 
 # A pure function at the top of a module, or an object of a dataclass there, so that it pickles and
 # has a fingerprint; see `pipeline.fingerprints`.
-Template = Callable[[Mapping[str, Any]], Sequence[Span]]
+Template = Callable[[dict[str, Any]], Sequence[Span]]
 
 
 def fill(template: Template, source: Source, indices: Sequence[int]) -> list[list[Span]]:

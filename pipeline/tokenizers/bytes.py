@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from etils import epath
@@ -23,8 +23,9 @@ class Bytes:
     begin: bool = True
     end: bool = True
 
-    kind: ClassVar[str] = "bytes"
-    vocab_size: ClassVar[int] = 259
+    # Without annotations, so that the dataclass does not take them for fields.
+    kind = "bytes"
+    vocab_size = 259
 
     @property
     def begin_id(self) -> int | None:

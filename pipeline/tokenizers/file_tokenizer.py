@@ -6,7 +6,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from etils import epath
@@ -26,8 +26,8 @@ class FileTokenizer:
     tokens.
     """
 
-    kind: ClassVar[str]
-    file: ClassVar[str]  # its name in the directory of a corpus
+    kind: str
+    file: str  # its name in the directory of a corpus
     begin_id: int | None
     end_id: int | None
     vocab_size: int

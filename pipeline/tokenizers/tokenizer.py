@@ -1,7 +1,7 @@
 """Tokenizer: what `prepare` needs to turn text into ids."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from etils import epath
@@ -13,23 +13,30 @@ PAD, BEGIN, END = 0, 1, 2
 class Tokenizer(Protocol):
     """What `prepare` needs of a tokenizer; pickled once for each worker."""
 
-    kind: ClassVar[str]
+    @property
+    def kind(self) -> str:
+        """Its name in the manifest of a corpus, for `load`."""
+        ...
 
     @property
     def vocab_size(self) -> int:
         """Ids are below this."""
+        ...
 
     @property
     def fingerprint(self) -> str:
         """The same exactly for tokenizers that give the same ids."""
+        ...
 
     @property
     def begin_id(self) -> int | None:
         """The id before each text, or None."""
+        ...
 
     @property
     def end_id(self) -> int | None:
         """The id after each text, or None."""
+        ...
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """All ids one after another (int32) and how many each text has (int64).
@@ -37,12 +44,15 @@ class Tokenizer(Protocol):
         Tokens with a meaning of their own, such as the end of a turn, may be parsed in `Markup`
         alone: anybody can spell them in other text.
         """
+        ...
 
     def decode(self, ids: Any) -> str:
         """The text of the ids, marks removed."""
+        ...
 
     def save(self, directory: epath.Path) -> dict[str, Any]:
         """Writes the files it needs into `directory`; returns what `load` takes, as JSON."""
+        ...
 
 
 def with_marks(

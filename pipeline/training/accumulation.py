@@ -45,28 +45,28 @@ def accumulate(
         batches: the number of batches in an update. With 1, the state is that of `optimizer`.
     """
 
-    def mean(gradients, weight):
+    def mean(gradients: Any, weight: Any) -> Any:
         return jax.tree.map(lambda leaf: leaf / jnp.maximum(weight, 1), gradients)
 
-    def init(params):
+    def init(params: Any) -> Any:
         inner = optimizer.init(params)
         if batches == 1:
             return inner
         zeros = jax.tree.map(jnp.zeros_like, params)
         return Accumulated(inner, zeros, jnp.float32(0), jnp.int32(0))
 
-    def update(gradients, state, params=None, *, weight):
+    def update(gradients: Any, state: Any, params: Any = None, *, weight: Any) -> tuple[Any, Any]:
         if batches == 1:
             return optimizer.update(mean(gradients, weight), state, params)
         sums = jax.tree.map(jnp.add, state.gradients, gradients)
         weight = state.weight + weight
         zeros = jax.tree.map(jnp.zeros_like, sums)
 
-        def apply():
+        def apply() -> tuple[Any, Accumulated]:
             updates, inner = optimizer.update(mean(sums, weight), state.inner, params)
             return updates, Accumulated(inner, zeros, jnp.float32(0), jnp.int32(0))
 
-        def wait():
+        def wait() -> tuple[Any, Accumulated]:
             return zeros, Accumulated(state.inner, sums, weight, state.batches + 1)
 
         return jax.lax.cond(state.batches + 1 == batches, apply, wait)

@@ -82,8 +82,8 @@ def _report_omissions(
     lengths: np.ndarray,
     times: np.ndarray,
     logged: Logged,
-    report,
-):
+    report: Callable[[str], None],
+) -> None:
     """What was left out, and why; what was repeated, and how often."""
     for step, changes in plan.changes:
         if more := changes.get("leave_out"):

@@ -3,6 +3,7 @@
 import logging
 import re
 import threading
+from typing import Literal, get_args
 
 import jax
 
@@ -20,12 +21,12 @@ class CompileLog:
     Programs found in JAX's persistent cache count too: the process would have compiled them.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._events: list[tuple[int, str]] = []
         jax.monitoring.register_event_duration_secs_listener(self._listen)
 
-    def _listen(self, event: str, duration_secs: float, **details: str | int):
+    def _listen(self, event: str, duration_secs: float, **details: str | int) -> None:
         if event == EVENT:
             with self._lock:
                 name = str(details.get("fun_name", "unknown"))
@@ -42,15 +43,19 @@ class CompileLog:
         with self._lock:
             return sum((thread, f"jit({name})") == event for event in self._events)
 
-    def close(self):
+    def close(self) -> None:
         """Stops listening."""
         jax.monitoring.unregister_event_duration_listener(self._listen)
 
-    def __enter__(self):
+    def __enter__(self) -> "CompileLog":
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.close()
+
+
+# What to do about a step that is compiled after the start.
+OnCompile = Literal["stop", "warn"]
 
 
 class CompileGuard:
@@ -78,8 +83,8 @@ class CompileGuard:
         ValueError: `on_compile` is neither.
     """
 
-    def __init__(self, *names: str, on_compile: str = "stop"):
-        if on_compile not in ("stop", "warn"):
+    def __init__(self, *names: str, on_compile: OnCompile = "stop"):
+        if on_compile not in get_args(OnCompile):
             raise ValueError(f"on_compile is {on_compile!r}; it must be 'stop' or 'warn'")
         self._watched = re.compile(rf"(?<!\w)({'|'.join(map(re.escape, names))}) (defined at|id=)")
         self._compiled, self._stops = {f"jit({name})" for name in names}, on_compile == "stop"
@@ -98,7 +103,7 @@ class CompileGuard:
             self._reason = " ".join(text.split("\n", 1)[-1].split())
         return self._explained
 
-    def check(self, when: str):
+    def check(self, when: str) -> None:
         """Looks at what was compiled since the last look; `when` is for the message.
 
         Raises:
@@ -116,14 +121,14 @@ class CompileGuard:
             raise RuntimeError(f"{text}. on_compile='warn' goes on all the same")
         logger.warning("%s", text)
 
-    def close(self):
+    def close(self) -> None:
         """Stops watching."""
         self._log.close()
         logging.getLogger(EXPLANATIONS).removeFilter(self._note)
         jax.config.update("jax_explain_cache_misses", self._explained)
 
-    def __enter__(self):
+    def __enter__(self) -> "CompileGuard":
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from etils import epath
@@ -92,15 +92,15 @@ class Compiled:
         specs: Mapping[Bucket, Mapping[str, jax.ShapeDtypeStruct]],
         *,
         donate: bool = False,
-        microbatches: int | str | None = None,
+        microbatches: int | Literal["auto"] | None = None,
         budget: int | None = None,
         held: Any = None,
-        **jit_options,
+        **jit_options: Any,
     ):
         self.name, self.specs = step.__name__, dict(specs)
         self.budget = budget or minimum(device_memory())
         self._step, self._state, self._held = step, state, bytes_on_device(held)
-        self._options = jit_options | {"donate_argnums": (0,) if donate else ()}
+        self._options: dict[str, Any] = jit_options | {"donate_argnums": (0,) if donate else ()}
         choices = {bucket: self._choices(bucket, microbatches) for bucket in specs}
         # Tracing needs this thread's mesh and Python; XLA itself compiles without the lock.
         with CompileLog() as events, ThreadPoolExecutor(AT_ONCE) as pool:
@@ -125,7 +125,7 @@ class Compiled:
             shape = next(iter(self.specs[bucket].values())).shape
             self._by_shape.setdefault(shape, []).append((program.run, self.specs[bucket]))
 
-    def _choices(self, bucket: Bucket, microbatches: int | str | None) -> list[int]:
+    def _choices(self, bucket: Bucket, microbatches: int | Literal["auto"] | None) -> list[int]:
         """Numbers of microbatches to try, the fewest first; 0 stands for a step without."""
         if microbatches is None:
             return [0]
@@ -141,7 +141,7 @@ class Compiled:
             )
         return [int(microbatches)]
 
-    def _lower(self, bucket: Bucket, number: int):
+    def _lower(self, bucket: Bucket, number: int) -> Any:
         step = self._step
         if number:
             step = functools.partial(step, microbatches=number)
@@ -175,7 +175,9 @@ class Compiled:
         )
         return program
 
-    def _fit(self, bucket: Bucket, numbers: list[int], program: Program, events: CompileLog):
+    def _fit(
+        self, bucket: Bucket, numbers: list[int], program: Program, events: CompileLog
+    ) -> Program:
         """The first program, or that of more microbatches, that fits the budget."""
         searched, seconds = 0, program.seconds
         for number in numbers[1:]:
@@ -202,7 +204,7 @@ class Compiled:
             f", {program.memory / self.budget:.0%} of {_size(self.budget)}" if self.budget else ""
         )
 
-    def __call__(self, state: Any, batch: Mapping[str, jax.Array]):
+    def __call__(self, state: Any, batch: Mapping[str, Any]) -> Any:
         """Runs the step of the batch's shape.
 
         Raises:
@@ -227,7 +229,7 @@ class Compiled:
         return run(state, dict(batch))
 
 
-def keep_programs(directory: epath.PathLike):
+def keep_programs(directory: epath.PathLike) -> None:
     """Keeps compiled programs in `directory`, JAX's persistent cache, for a fast second start.
 
     Where JAX has been told of another directory (JAX_COMPILATION_CACHE_DIR), that one is used.
@@ -267,11 +269,11 @@ def _size(count: int) -> str:
     return f"{count / 2**30:,.2f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"
 
 
-def _alike(batch: Mapping[str, jax.Array], specs: Mapping[str, jax.ShapeDtypeStruct]) -> int:
+def _alike(batch: Mapping[str, Any], specs: Mapping[str, jax.ShapeDtypeStruct]) -> int:
     return sum(name in batch and batch[name].shape == spec.shape for name, spec in specs.items())
 
 
-def _as_compiled(array, spec) -> bool:
+def _as_compiled(array: Any, spec: Any) -> bool:
     if array is None or spec is None or (array.shape, array.dtype) != (spec.shape, spec.dtype):
         return False
     if spec.sharding is None:
@@ -283,7 +285,7 @@ def _as_compiled(array, spec) -> bool:
     )
 
 
-def _describe(array) -> str:
+def _describe(array: Any) -> str:
     if array is None:
         return "missing"
     text = f"{array.dtype}{list(array.shape)}"

@@ -43,7 +43,7 @@ def main_process_first(what: str, work: Callable[[], T]) -> T:
     failure: BaseException | None = None
     result: list[T] = []
 
-    def attempt():
+    def attempt() -> None:
         nonlocal failure
         try:
             result.append(work())
@@ -59,7 +59,7 @@ def main_process_first(what: str, work: Callable[[], T]) -> T:
     return result[0]
 
 
-def _require_all(what: str, failure: BaseException | None):
+def _require_all(what: str, failure: BaseException | None) -> None:
     """Raises on every process when any has failed, so that none waits for one that is gone."""
     failed = np.flatnonzero(_gather(np.array([failure is not None])))
     if failure is not None:
@@ -97,7 +97,7 @@ def require_shared(directory: epath.Path) -> None:
         )
 
 
-def require_agreement(values: Mapping[str, str]):
+def require_agreement(values: Mapping[str, str]) -> None:
     """Compares named values, such as fingerprints of `name=value;…` parts, over all processes.
 
     Each process sends a hash of 32 bytes and receives 64 bytes, for any number of processes: the
@@ -169,11 +169,13 @@ def _extremes(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return least, greatest
 
 
-def _over_rows(array):
+def _over_rows(array: Any) -> tuple[Any, Any]:
     return array.min(0), array.max(0)
 
 
-def connect(coordinator: str | None, num_processes: int | None, process_id: int | None, wait: int):
+def connect(
+    coordinator: str | None, num_processes: int | None, process_id: int | None, wait: int
+) -> None:
     """Joins the processes of this run, if there are several.
 
     Args:
@@ -215,7 +217,7 @@ class StopSignals:
         reason: the name of the signal; empty before there was one.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         import jax
 
         self.reason, self._several = "", jax.process_count() > 1
@@ -223,7 +225,7 @@ class StopSignals:
         numbers = [signal.SIGINT] if self._several else [signal.SIGINT, signal.SIGTERM]
         self._before = {number: signal.signal(number, self._note) for number in numbers}
 
-    def _note(self, number: int, _):
+    def _note(self, number: int, _: object) -> None:
         self.reason = signal.Signals(number).name
         signal.signal(number, signal.SIG_DFL)
         if self._several:
@@ -243,7 +245,7 @@ class StopSignals:
     def __enter__(self) -> "StopSignals":
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

@@ -98,7 +98,7 @@ class Account:
         lost = f"; {there - total:,} in no batch" * (total < there)
         self._report(f"epoch {epoch}{self._of}: {total:,} positions, each once{lost}")
 
-    def _once(self, epoch: int, pieces: np.ndarray, side: int, lengths: np.ndarray):
+    def _once(self, epoch: int, pieces: np.ndarray, side: int, lengths: np.ndarray) -> np.ndarray:
         """Positions of each example on one side that some pieces have, none of them twice."""
         example, start, size = pieces[:, [0, 1, 2 + side]].T
         order = np.lexsort((start, example))

@@ -46,7 +46,7 @@ class Clock:
         self._since = now
         return dict(self._seconds)
 
-    def add(self, phase: str, seconds: float):
+    def add(self, phase: str, seconds: float) -> None:
         """Adds seconds that passed elsewhere, if there are any."""
         if seconds:
             self._seconds[phase] += seconds
@@ -128,24 +128,24 @@ class MetricsLog:
             if values["step"] >= step:
                 self._draw(values)
 
-    def write(self, values: Mapping[str, Any]):
+    def write(self, values: Mapping[str, Any]) -> None:
         """Writes one step's values; `step` is among them."""
         if not self._enabled:
             return
         self._file.write(json.dumps(values) + "\n")
         self._draw(values)
 
-    def _draw(self, values: Mapping[str, Any]):
+    def _draw(self, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
             if name != "step" and isinstance(value, (int, float)):
                 self._board.add_scalar(name, value, values["step"])
 
-    def text(self, name: str, markdown: str):
+    def text(self, name: str, markdown: str) -> None:
         """Shows a text in TensorBoard, at step 0."""
         if self._enabled:
             self._board.add_text(name, markdown, 0)
 
-    def flush(self):
+    def flush(self) -> None:
         """Makes what was written so far outlive the process."""
         if not self._enabled:
             return
@@ -157,7 +157,7 @@ class MetricsLog:
             for path in (self._here / "tensorboard").iterdir():
                 path.copy(self._workdir / "tensorboard" / path.name, overwrite=True)
 
-    def close(self):
+    def close(self) -> None:
         """Flushes and closes the files."""
         if not self._enabled:
             return
@@ -170,7 +170,7 @@ class MetricsLog:
     def __enter__(self) -> "MetricsLog":
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -240,7 +240,7 @@ class Progress:
     def __enter__(self) -> "Progress":
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -282,7 +282,7 @@ class Profile:
         with jax.profiler.StepTraceAnnotation("step", step_num=step):
             yield
 
-    def close(self):
+    def close(self) -> None:
         """Ends the trace, if one runs."""
         import jax
 
@@ -293,5 +293,5 @@ class Profile:
     def __enter__(self) -> "Profile":
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

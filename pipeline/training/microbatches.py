@@ -14,8 +14,11 @@ from pipeline.loading.sharding import parts
 
 T = TypeVar("T")
 
+# Of the fields of a batch; None on one device.
+Sharding = jax.sharding.NamedSharding | None
 
-def allowed(rows: int, sharding) -> list[int]:
+
+def allowed(rows: int, sharding: Sharding) -> list[int]:
     """Into how many microbatches a batch can be split, ascending: each device splits its rows.
 
     >>> from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -26,7 +29,7 @@ def allowed(rows: int, sharding) -> list[int]:
     return [number for number in range(1, share + 1) if share % number == 0]
 
 
-def split(batch: Mapping[str, jax.Array], number: int, sharding) -> dict[str, jax.Array]:
+def split(batch: Mapping[str, Any], number: int, sharding: Sharding) -> dict[str, jax.Array]:
     """The fields `[rows, …]` as `[number, rows / number, …]`, without a transfer.
 
     Each device cuts the rows that it holds, so microbatch `k` is the `k`-th part of every device.
@@ -38,7 +41,7 @@ def split(batch: Mapping[str, jax.Array], number: int, sharding) -> dict[str, ja
     """
     devices = parts(sharding)[0]
 
-    def cut(field):
+    def cut(field: jax.Array) -> jax.Array:
         rows, *rest = field.shape
         field = field.reshape(devices, number, rows // (devices * number), *rest)
         field = field.swapaxes(0, 1).reshape(number, rows // number, *rest)
@@ -53,12 +56,12 @@ def split(batch: Mapping[str, jax.Array], number: int, sharding) -> dict[str, ja
 
 
 def summed(
-    function: Callable[[Any, Mapping[str, jax.Array]], T],
+    function: Callable[[Any, Mapping[str, Any]], T],
     params: Any,
-    batch: Mapping[str, jax.Array],
+    batch: Mapping[str, Any],
     *,
     microbatches: int,
-    sharding,
+    sharding: Sharding,
 ) -> T:
     """Σ over its microbatches of what `function` makes of a batch.
 
@@ -75,7 +78,7 @@ def summed(
     first = jax.tree.map(lambda field: jax.ShapeDtypeStruct(field.shape[1:], field.dtype), stacked)
     sums = jax.eval_shape(function, params, first)
 
-    def add(sums, microbatch):
+    def add(sums: Any, microbatch: Any) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, sums, function(params, microbatch)), None
 
     start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sums)
@@ -83,12 +86,12 @@ def summed(
 
 
 def summed_gradients(
-    loss: Callable[[Any, Mapping[str, jax.Array]], tuple[jax.Array, jax.Array]],
+    loss: Callable[[Any, Mapping[str, Any]], tuple[jax.Array, jax.Array]],
     params: Any,
-    batch: Mapping[str, jax.Array],
+    batch: Mapping[str, Any],
     *,
     microbatches: int,
-    sharding,
+    sharding: Sharding,
 ) -> tuple[jax.Array, jax.Array, Any]:
     """Σ weight·nll, Σ weight, and the gradients of the first, of a whole batch.
 
@@ -101,7 +104,7 @@ def summed_gradients(
     """
     differentiate = jax.value_and_grad(loss, has_aux=True)
 
-    def sums(params, batch):
+    def sums(params: Any, batch: Mapping[str, Any]) -> tuple[jax.Array, jax.Array, Any]:
         (total, weight), gradients = differentiate(params, batch)
         return total, weight, gradients
 

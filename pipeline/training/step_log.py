@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Callable
+from typing import Literal, get_args
 
 import jax
 import numpy as np
@@ -17,6 +18,10 @@ logger = logging.getLogger(__name__)
 
 # Messages name at most this many documents.
 SHOWN = 20
+
+
+# What to do about a step whose loss or gradient is not finite.
+OnNonfinite = Literal["stop", "skip"]
 
 
 class StepLog:
@@ -48,9 +53,9 @@ class StepLog:
         *,
         flops: Callable[[PlannedBatch], float] | None = None,
         peak_flops: float = 0.0,
-        on_nonfinite: str = "stop",
+        on_nonfinite: OnNonfinite = "stop",
     ):
-        require_one_of("on_nonfinite", on_nonfinite, ("stop", "skip"))
+        require_one_of("on_nonfinite", on_nonfinite, get_args(OnNonfinite))
         peak = peak_flops or peak_of(jax.devices()[0].device_kind)
         self._peak = peak * jax.device_count() if peak else 0.0
         self._log, self._progress, self._record, self._clock = log, progress, record, clock

@@ -55,7 +55,7 @@ class Masked(View):
         marks = [mark for mark in self.marks if mark is not None]
         self.keep_ids = sorted({*(marks if keep_ids is None else keep_ids)})
         self.lengths, self.num_tokens = corpus.lengths, corpus.num_tokens
-        self.vocab_size: int = max(corpus.vocab_size or 0, self.mask_id + 1)
+        self.vocab_size = self._num_ids = max(corpus.vocab_size or 0, self.mask_id + 1)
         self._describe(
             {name: getattr(self, name) for name in ("mask_id", "rate", "seed", "keep_ids")},
             mask=self.mask_id,
@@ -83,6 +83,6 @@ class Masked(View):
         inputs = targets.copy()
         inputs[places[fate < prng.share(MASK)]] = self.mask_id
         other = (fate >= prng.share(MASK)) & (fate < prng.share(MASK + RANDOM))
-        random = prng.below(prng.mix(fate[other]), self.vocab_size)
+        random = prng.below(prng.mix(fate[other]), self._num_ids)
         inputs[places[other]] = random
         return {"inputs": inputs, "targets": targets, "loss_weights": selected.astype(np.float32)}
