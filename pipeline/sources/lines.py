@@ -127,8 +127,10 @@ class LineSource(files.FileSource):
         path, skip = self.files[file], index - following
         rank, rest = divmod(within, STRIDE)
         mark = marks[file][rank]
-        far = skip >= STRIDE and _is_far(path, marks[file][(within - skip) // STRIDE], mark)
-        if file != latest or skip < 0 or far:
+        goes_on = file == latest and skip >= 0
+        if goes_on and skip >= STRIDE:
+            goes_on = not _is_far(path, marks[file][(within - skip) // STRIDE], mark)
+        if not goes_on:
             scan = _scan(path, *mark, self._points[file])
             lines, skip = filter(self._is_record, scan), rest
         line = next(itertools.islice(lines, skip, None), None)
