@@ -2,7 +2,7 @@
 
 import os
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypedDict, Unpack
 
 import grain
@@ -10,6 +10,7 @@ import jax
 
 from pipeline.loading.batches import WAITING, Batches
 from pipeline.loading.collate import Positions
+from pipeline.loading.iteration import AT_ONCE
 from pipeline.loading.sharding import batch_sharding, field_layout, parts, to_global
 from pipeline.packing.bucket import Bucket
 from pipeline.planning.checks import list_keywords, select_options, suggest_option
@@ -22,9 +23,6 @@ from pipeline.storage.interface import AnyCorpus
 from pipeline.storage.pairs import open_corpus
 
 FITTING, PLANNING = list_keywords(fit_buckets), list_keywords(Plan)
-
-# Batches are built in the thread that asks for them.
-AT_ONCE = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
 
 
 class LoadOptions(TypedDict, total=False):
@@ -50,10 +48,11 @@ class LoadOptions(TypedDict, total=False):
     patterns: str | os.PathLike | None
 
 
-class Loader:
+class Loader(grain.DatasetIterator):
     """An iterator over batches as jax.Arrays, transferred while the last step still runs.
 
-    Its state is exact with batches in flight: it counts the batches that were handed out.
+    Its state is exact with batches in flight: it counts the batches that were handed out. It is a
+    `grain.DatasetIterator`, which Grain's and orbax's checkpoint handlers save and restore.
 
     Args:
         batches: what to load; made with the sharding of `mesh` and `spec` if there is a mesh.
@@ -72,8 +71,15 @@ class Loader:
     """
 
     planned: PlannedBatch
+    _open: Sequence[grain.DatasetIterator] = ()  # none, if a wrong argument ends `__init__`
 
     def __init__(self, batches: Batches, *, mesh=None, spec=None, prefetch: int = 2):
+        super().__init__()
+        # Closed, and forgotten, at the latest when Python begins to end: Grain's iterators close
+        # themselves when they are deleted, and fail after their modules are gone.
+        opened: list[grain.DatasetIterator] = []
+        self._open = opened
+        weakref.finalize(self, _close, opened)
         self.batches, self.plan, self.corpus = batches, batches.plan, batches.corpus
         mesh = _one_device() if mesh is None else mesh
         sharding = batch_sharding(mesh, spec)
@@ -89,10 +95,7 @@ class Loader:
         read_options = AT_ONCE if self.corpus.in_memory else WAITING
         ahead = batches.with_plans().to_iter_dataset(read_options).map(transfer)
         steps = grain.experimental.ThreadPrefetchIterDataset(ahead, prefetch_buffer_size=prefetch)
-        # Closed, and forgotten, at the latest when Python begins to end: Grain's iterators close
-        # themselves when they are deleted, and fail after their modules are gone.
-        self._open = [iter(steps)]
-        self._close = weakref.finalize(self, _close, self._open)
+        opened.append(iter(steps))
 
     def __repr__(self) -> str:
         at = f"at step {self.get_state()['step']:,}" if self._open else "closed"
@@ -119,9 +122,19 @@ class Loader:
         """Goes on from `state`; refuses the state of another plan or corpus with a `ValueError`."""
         self._steps.set_state(state)
 
+    def start_prefetch(self):
+        """Begins to make batches now, before the first is asked for."""
+        self._steps.start_prefetch()
+
+    def _get_next_index(self) -> int:
+        return grain.experimental.get_next_index(self._steps)
+
+    def _set_next_index(self, index: int):
+        grain.experimental.set_next_index(self._steps, index)
+
     def close(self):
         """Stops the background threads; done by itself when the loader is no longer used."""
-        self._close()
+        _close(self._open)
 
     def __enter__(self) -> "Loader":
         return self
@@ -130,7 +143,7 @@ class Loader:
         self.close()
 
 
-def _close(iterators: list[grain.DatasetIterator]) -> None:
+def _close(iterators) -> None:
     while iterators:
         iterators.pop().close()
 
