@@ -27,7 +27,7 @@ PREFETCH = {
     "threads": lambda steps: grain.experimental.multithread_prefetch(steps, 2, buffer_size=1),
     "device": lambda steps: grain.experimental.device_put(
         steps, jax.devices()[0], cpu_buffer_size=1, device_buffer_size=1
-    ),
+    ).map(lambda batch: jax.tree.map(np.asarray, batch)),
 }
 check = grain.experimental.assert_equal_output_after_checkpoint
 
@@ -76,13 +76,13 @@ def make(tmp_path_factory):
     `kind` may also be "one shape".
     """
     rng = np.random.default_rng(0)
-    arrays = [rng.integers(1, 99, size).astype(np.int32) for size in rng.integers(3, 40, 20)]
+    arrays = [rng.integers(1, 99, size).astype(np.int32) for size in rng.integers(3, 40, 24)]
 
     def store(name, examples, **options):
         directory = tmp_path_factory.mktemp(name)
         return pipeline.Corpus.from_arrays(examples, directory, vocab_size=99, **options)
 
-    first, second = store("first", arrays), store("second", arrays[:6])
+    first, second = store("first", arrays), store("second", arrays[:9])
     pairs = pipeline.Pairs.from_arrays(arrays, arrays, tmp_path_factory.mktemp("pairs"))
     corpora = {
         "plan": first,
@@ -116,7 +116,6 @@ def chains_of(batches, workers=0, chains=CHAINS):
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_transformations_go_on_from_every_state(make, kind):
     for steps in chains_of(make(kind), chains=[NAMES]):
-        check(steps)
         check(PREFETCH["thread"](steps))
 
 
@@ -311,19 +310,24 @@ def test_what_was_transformed_can_be_repeated_and_says_where_it_ends(make):
         batches.map(reverse).repeat(0)
 
 
-def test_a_mistake_in_a_function_does_not_move_the_state(make):
-    def fail(batch):
-        if fails.pop():
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_a_step_that_failed_is_made_again(make, place):
+    def fail(step, batch):
+        if step == 1 and not failed:
+            failed.append(step)
             raise OSError("not now")
         return batch
 
-    fails = [False, True, False]
-    steps = iter(make("plan").to_iter_dataset().map(reverse).map(fail))
+    failed, batches = [], make("plan")
+    if place == "before":
+        steps = iter(batches.map_with_index(fail).to_iter_dataset())
+    else:
+        steps = iter(batches.to_iter_dataset().map_with_index(fail))
     next(steps)
     with pytest.raises(OSError, match="not now"):
         next(steps)
     assert steps.get_state()["step"] == 1
-    np.testing.assert_equal(next(steps), reverse(make("plan")[1]))
+    np.testing.assert_equal(next(steps), batches[1])
 
 
 def test_grains_limit_on_filtered_elements_holds(make):

@@ -241,7 +241,14 @@ class _StepIterator(grain.DatasetIterator):
         self._start, self._stride = steps._start, steps._stride
 
     def __next__(self) -> Any:
-        return next(self._parent)
+        try:
+            return next(self._parent)
+        except StopIteration:
+            raise
+        except Exception:
+            # Grain has dropped the element without counting its step: make it anew.
+            self._set_next_index(self._get_next_index())
+            raise
 
     def get_state(self) -> dict[str, Any]:
         index = self._get_next_index()
