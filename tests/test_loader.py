@@ -313,6 +313,11 @@ def test_what_is_no_corpus_is_refused_with_what_makes_one():
         pipeline.load([[1, 2, 3]], tokens_per_batch=1024)
 
 
+def test_a_loader_of_transformed_batches_says_what_to_do_instead(corpus, buckets):
+    with pytest.raises(TypeError, match=r"takes Batches\. Transform batches inside"):
+        Loader(Batches(corpus, Plan(corpus, buckets)).map(dict))
+
+
 def test_a_loader_that_is_closed_says_so(corpus, buckets):
     loader = Loader(Batches(corpus, Plan(corpus, buckets)))
     next(loader)

@@ -2,7 +2,7 @@
 
 import os
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypedDict, Unpack
 
 import grain
@@ -71,15 +71,19 @@ class Loader(grain.DatasetIterator):
     """
 
     planned: PlannedBatch
-    _open: Sequence[grain.DatasetIterator] = ()  # none, if a wrong argument ends `__init__`
+    _close: Callable[[], Any] | None = None  # none, if a wrong argument ends `__init__`
 
     def __init__(self, batches: Batches, *, mesh=None, spec=None, prefetch: int = 2):
         super().__init__()
+        if not isinstance(batches, Batches):
+            raise TypeError(
+                f"batches is a {type(batches).__name__}; a Loader takes Batches. Transform batches "
+                "inside the compiled step, or iterate over batches.map(…) and call to_global"
+            )
         # Closed, and forgotten, at the latest when Python begins to end: Grain's iterators close
         # themselves when they are deleted, and fail after their modules are gone.
-        opened: list[grain.DatasetIterator] = []
-        self._open = opened
-        weakref.finalize(self, _close, opened)
+        self._open: list[grain.DatasetIterator] = []
+        self._close = weakref.finalize(self, _close, self._open)
         self.batches, self.plan, self.corpus = batches, batches.plan, batches.corpus
         mesh = _one_device() if mesh is None else mesh
         sharding = batch_sharding(mesh, spec)
@@ -95,7 +99,7 @@ class Loader(grain.DatasetIterator):
         read_options = AT_ONCE if self.corpus.in_memory else WAITING
         ahead = batches.with_plans().to_iter_dataset(read_options).map(transfer)
         steps = grain.experimental.ThreadPrefetchIterDataset(ahead, prefetch_buffer_size=prefetch)
-        opened.append(iter(steps))
+        self._open.append(iter(steps))
 
     def __repr__(self) -> str:
         at = f"at step {self.get_state()['step']:,}" if self._open else "closed"
@@ -134,7 +138,8 @@ class Loader(grain.DatasetIterator):
 
     def close(self):
         """Stops the background threads; done by itself when the loader is no longer used."""
-        _close(self._open)
+        if self._close is not None:
+            self._close()
 
     def __enter__(self) -> "Loader":
         return self
@@ -143,7 +148,7 @@ class Loader(grain.DatasetIterator):
         self.close()
 
 
-def _close(iterators) -> None:
+def _close(iterators: list[grain.DatasetIterator]) -> None:
     while iterators:
         iterators.pop().close()
 
