@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import sys
+from typing import Any
 
 import grain
 import jax
@@ -124,7 +125,7 @@ class Batches(StepDataset):
             return sys.maxsize
         return self.plan.first_step(1 if self._epochs is None else self._epochs)
 
-    def __getitem__(self, step):
+    def __getitem__(self, step) -> Any:
         if isinstance(step, slice):
             return self.slice(step)
         with jax.profiler.TraceAnnotation("plan"):

@@ -8,7 +8,7 @@ number of workers of `mp_prefetch`.
 import copy
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import grain
 from absl import flags
@@ -83,8 +83,12 @@ class Steps(grain.IterDataset):
         return f"Steps({self._parent})"
 
     @property
+    def _inside(self) -> grain.MapDataset:
+        return cast(grain.MapDataset, self._parent)
+
+    @property
     def _element_spec(self) -> Any:
-        return grain.experimental.get_element_spec(self._transform(self._parent))
+        return grain.experimental.get_element_spec(self._transform(self._inside))
 
     def map(self, transform) -> "Steps":
         """See `grain.IterDataset.map`."""
@@ -122,7 +126,7 @@ class Steps(grain.IterDataset):
         if not options.num_workers:
             return self
         steps = copy.copy(self)
-        steps._parents = (self._transform(self._parent),)
+        steps._parents = (self._transform(self._inside),)
         steps._transformations, steps._workers = (), (options, worker_init_fn)
         return steps
 
@@ -130,14 +134,14 @@ class Steps(grain.IterDataset):
         """Keeps the steps of one worker, where Grain divides the data set that this is part of."""
         if sequential_slice:
             raise ValueError(NO_RUNS)
-        start, _, stride = sl.indices(len(self._parent))
+        start, _, stride = sl.indices(len(self._inside))
         self._start, self._stride = self._start + start * self._stride, stride * self._stride
 
     def __iter__(self) -> grain.DatasetIterator:
         ahead, read_options = None, self._read_options
-        inside = self._parent
+        inside = self._inside
         if self._workers or (self._transformations and read_options.num_threads):
-            inside = ahead = _ReadAhead(self._parent, self._read, self._stride)
+            inside = ahead = _ReadAhead(self._inside, self._read, self._stride)
             read_options = AT_ONCE
         steps = self._transform(inside)
         if (self._start, self._stride) != (0, 1):
@@ -155,7 +159,7 @@ class Steps(grain.IterDataset):
     def _then(self, name: str, *args, **options) -> "Steps":
         steps = copy.copy(self)
         steps._transformations = (*self._transformations, (name, args, options))
-        steps._transform(self._parent)  # refuses wrong arguments now
+        steps._transform(self._inside)  # refuses wrong arguments now
         return steps
 
     def _transform(self, inside: grain.MapDataset) -> grain.MapDataset:
@@ -237,7 +241,7 @@ class _StepIterator(grain.DatasetIterator):
 
     def __init__(self, parent: grain.DatasetIterator, steps: Steps, ahead: _ReadAhead | None):
         super().__init__(parent)
-        self._origin, self._ahead, self._length = steps._origin, ahead, len(steps._parent)
+        self._origin, self._ahead, self._length = steps._origin, ahead, len(steps._inside)
         self._start, self._stride = steps._start, steps._stride
 
     def __next__(self) -> Any:
