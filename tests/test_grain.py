@@ -330,6 +330,16 @@ def test_a_step_that_failed_is_made_again(make, place):
     np.testing.assert_equal(next(steps), batches[1])
 
 
+def test_grain_measures_batches_to_choose_how_far_to_read_ahead(make):
+    steps = make("plan").map(reverse).to_iter_dataset().map(reverse)
+    picked = grain.experimental.pick_performance_config(
+        steps, ram_budget_mb=1, max_workers=2, max_buffer_size=10_000
+    )
+    size = np.mean([sum(each.nbytes for each in make("plan")[step].values()) for step in range(5)])
+    assert picked.read_options.prefetch_buffer_size == pytest.approx(2**20 / size, rel=0.5)
+    assert picked.multiprocessing_options.num_workers == 2
+
+
 def test_grains_limit_on_filtered_elements_holds(make):
     steps = make("plan").repeat().map(reverse).filter(lambda batch: False).to_iter_dataset()
     options = grain.experimental.DatasetOptions(filter_raise_threshold_ratio=0.5)

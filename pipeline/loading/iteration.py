@@ -8,7 +8,7 @@ number of workers of `mp_prefetch`.
 import copy
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import grain
 from absl import flags
@@ -73,18 +73,18 @@ class Steps(grain.IterDataset):
         read_options: grain.ReadOptions,
         allow_nones: bool,
     ):
-        super().__init__(inside)
-        self._origin, self._read_options, self._allow_nones = origin, read_options, allow_nones
+        # Grain looks for this parent where it measures elements; it is not iterated over.
+        super().__init__(
+            grain.MapDataset.to_iter_dataset(inside, read_options, allow_nones=allow_nones)
+        )
+        self._inside, self._origin = inside, origin
+        self._read_options, self._allow_nones = read_options, allow_nones
         self._transformations: tuple[tuple[str, tuple, dict], ...] = ()
         self._workers: tuple | None = None  # options and worker_init_fn of mp_prefetch
         self._start, self._stride = 0, 1
 
     def __str__(self) -> str:
-        return f"Steps({self._parent})"
-
-    @property
-    def _inside(self) -> grain.MapDataset:
-        return cast(grain.MapDataset, self._parent)
+        return f"Steps({self._inside})"
 
     @property
     def _element_spec(self) -> Any:
@@ -125,9 +125,10 @@ class Steps(grain.IterDataset):
         options = options or grain.MultiprocessingOptions(num_workers=10)
         if not options.num_workers:
             return self
-        steps = copy.copy(self)
-        steps._parents = (self._transform(self._inside),)
-        steps._transformations, steps._workers = (), (options, worker_init_fn)
+        inside = self._transform(self._inside)
+        steps = Steps(inside, self._origin, self._read_options, self._allow_nones)
+        steps._workers = options, worker_init_fn
+        steps._start, steps._stride = self._start, self._stride
         return steps
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
