@@ -313,6 +313,11 @@ def test_what_is_no_corpus_is_refused_with_what_makes_one():
         pipeline.load([[1, 2, 3]], tokens_per_batch=1024)
 
 
+def test_a_loader_of_transformed_batches_says_what_to_do_instead(corpus, buckets):
+    with pytest.raises(TypeError, match=r"takes Batches\. Transform batches inside"):
+        Loader(Batches(corpus, Plan(corpus, buckets)).map(dict))
+
+
 def test_a_loader_that_is_closed_says_so(corpus, buckets):
     loader = Loader(Batches(corpus, Plan(corpus, buckets)))
     next(loader)
@@ -479,9 +484,12 @@ def test_a_loader_says_what_it_loads(corpus, buckets):
     with pipeline.load(corpus, buckets=buckets, num_epochs=2) as loader:
         next(loader)
         text = f"{len(corpus)} examples, buckets 16x16, 8x32, 4x64, {each} batches an epoch"
-        assert repr(loader) == f"Loader(Batches({text}, {2 * each} in all), at step 1)"
-    assert repr(loader) == f"Loader(Batches({text}, {2 * each} in all), closed)"
-    assert repr(Batches(corpus, plan).repeat()) == f"Batches({text}, endless)"
+        digest = re.search(r"fingerprint \w{12}", repr(loader))[0]
+        end = f"{2 * each} in all, {digest})"
+        assert repr(loader) == f"Loader(Batches({text}, {end}, at step 1)"
+    assert repr(loader) == f"Loader(Batches({text}, {end}, closed)"
+    assert repr(Batches(corpus, plan).repeat()) == f"Batches({text}, endless, {digest})"
+    assert digest not in repr(Batches(corpus, Plan(corpus, buckets, seed=1)))
 
 
 def test_a_loader_that_has_ended_starts_again_from_a_state(corpus, buckets):

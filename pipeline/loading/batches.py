@@ -1,6 +1,7 @@
 """Batches: the batches of a plan as a Grain data set."""
 
 import copy
+import hashlib
 import sys
 from typing import Any, SupportsIndex, overload
 
@@ -8,12 +9,13 @@ import grain
 import jax
 import numpy as np
 
-from pipeline.loading.checkpoint import check_data_state, data_state
 from pipeline.loading.collate import POSITIONS, Positions, collate, collate_pairs
 from pipeline.loading.fields import Batch
+from pipeline.loading.iteration import NO_RUNS, Origin
 from pipeline.loading.sharding import Block, block_of_sharding, slice_of_process
+from pipeline.loading.steps import StepDataset, check_repeat
 from pipeline.packing.bucket import Bucket
-from pipeline.planning.checks import require_one_of, require_whole
+from pipeline.planning.checks import require_one_of
 from pipeline.planning.lengths import HasCorpora
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
@@ -27,7 +29,7 @@ FROM_MEMORY = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
 WAITING = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
 
 
-class Batches(grain.MapDataset[Batch[np.ndarray]]):
+class Batches(StepDataset):
     """The batches of a plan, random access: `Batches(corpus, plan)[step]` is a dict of arrays.
 
     Fields are those of `pipeline.load`, as NumPy arrays of the rows of this process. Batches of an
@@ -35,7 +37,8 @@ class Batches(grain.MapDataset[Batch[np.ndarray]]):
 
     Steps count from 0 over all epochs. The length is one epoch; `repeat` gives several, or
     endless ones, with every epoch shuffled anew. Iterators have the state of
-    `pipeline.loading.checkpoint.data_state`, and refuse the state of another plan or corpus.
+    `pipeline.loading.checkpoint.data_state`, and refuse the state of another plan or corpus, also
+    after Grain's transformations.
 
     Args:
         corpus: where the tokens are: a corpus, a view of one, pairs, or `Corpora`.
@@ -93,6 +96,8 @@ class Batches(grain.MapDataset[Batch[np.ndarray]]):
             )
         self.corpus, self.plan = corpus, plan
         self.positions: Positions = positions
+        self.origin = Origin(plan, corpus, positions)
+        self.read_options = FROM_MEMORY if corpus.in_memory else WAITING
         self._epochs: int | None = 1
         self._planned = False
         self.blocks: dict[Bucket, Block] = {
@@ -109,7 +114,13 @@ class Batches(grain.MapDataset[Batch[np.ndarray]]):
         buckets = ", ".join(map(str, self.plan.buckets))
         batches = f"{self.plan.num_batches():,} batches an epoch"
         total = "endless" if endless else f"{len(self):,} in all"
-        return f"Batches({len(self.corpus):,} examples, buckets {buckets}, {batches}, {total})"
+        # Grain's DataLoader refuses a state whose source is printed in another way.
+        origin = f"{self.plan.fingerprint};{self.corpus.fingerprint};{self.positions}"
+        digest = hashlib.sha256(origin.encode()).hexdigest()[:12]
+        return (
+            f"Batches({len(self.corpus):,} examples, buckets {buckets}, {batches}, {total}, "
+            f"fingerprint {digest})"
+        )
 
     def __len__(self) -> int:
         if self._epochs is None and not self.plan.finite:
@@ -141,6 +152,17 @@ class Batches(grain.MapDataset[Batch[np.ndarray]]):
         """A batch of padding alone: the fields, shapes and dtypes of this process's batches."""
         return self._collate(PlannedBatch(bucket, np.zeros((0, 3 + len(bucket.lengths)), np.int64)))
 
+    @property
+    def _element_spec(self) -> dict[Bucket, dict[str, grain.experimental.ShapeDtypeStruct]]:
+        spec = grain.experimental.ShapeDtypeStruct
+        return {
+            bucket: {
+                name: spec(field.shape, field.dtype) for name, field in self.empty(bucket).items()
+            }
+            for bucket, number in self.plan.batches_per_bucket.items()
+            if number
+        }
+
     def _collate(self, planned: PlannedBatch) -> dict[str, np.ndarray]:
         bucket, sides = planned.bucket, self.corpus.sides
         if len(sides) == 2:  # never split, so positions begin at 0 either way
@@ -155,13 +177,7 @@ class Batches(grain.MapDataset[Batch[np.ndarray]]):
 
     def repeat(self, num_epochs: int | None = None, **options: Any) -> "Batches":
         """The batches of `num_epochs` epochs; None: endless, or until the plan ends."""
-        if num_epochs is not None:
-            require_whole("num_epochs", num_epochs, 1)
-        if self.plan.finite and num_epochs not in (None, 1):
-            raise ValueError(
-                f"num_epochs is {num_epochs}, and this plan ends once and for all; give None or "
-                "1, or ending='repeat' to go on"
-            )
+        check_repeat(self.plan, num_epochs)
         if options or self._epochs != 1:
             raise ValueError(
                 f"repeat(num_epochs={num_epochs}, {options}) of batches that are repeated "
@@ -173,41 +189,4 @@ class Batches(grain.MapDataset[Batch[np.ndarray]]):
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
         """Refuses Grain's slicing of sources, which would take steps out from under the plan."""
-        raise ValueError(
-            f"the batches of a plan cannot be sliced in place ({sl}); use "
-            "mp_prefetch(…, sequential_slice=False)"
-        )
-
-    def to_iter_dataset(
-        self, read_options: grain.ReadOptions | None = None, *, allow_nones: bool = False
-    ) -> grain.IterDataset:
-        """An iterable data set whose iterators have the data state of this plan."""
-        read_options = read_options or (FROM_MEMORY if self.corpus.in_memory else WAITING)
-        steps = super().to_iter_dataset(read_options, allow_nones=allow_nones)
-        return _Resumable(steps, (self.plan, self.corpus, self.positions))
-
-
-class _Resumable(grain.IterDataset):
-    """Gives the iterators of its parent a data state, of `(plan, corpus, positions)`."""
-
-    def __init__(self, parent: grain.IterDataset, about: tuple[Plan, AnyCorpus, str]):
-        super().__init__(parent)
-        self._about = about
-
-    def __iter__(self) -> grain.DatasetIterator:
-        return _ResumableIterator(iter(self._parent), self._about)
-
-
-class _ResumableIterator(grain.DatasetIterator):
-    def __init__(self, parent: grain.DatasetIterator, about: tuple[Plan, AnyCorpus, str]):
-        super().__init__(parent)
-        self._about = about
-
-    def __next__(self) -> Any:
-        return next(self._parent)
-
-    def get_state(self) -> dict[str, Any]:
-        return data_state(self._parent.get_state()["next_index"], *self._about)
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._parent.set_state({"next_index": check_data_state(state, *self._about)})
+        raise ValueError(NO_RUNS)

@@ -7,7 +7,8 @@ the same on every host and for any number of hosts:
 
 A plan that changes (`Plan.after`) has an entry for each of its stages; entries after the first
 have their "changes". Where corpora join, an entry has the fingerprint of all corpora until then.
-`"positions": "restart"` is there if batches are built with that option.
+`"positions": "restart"` is there if batches are built with that option, and `"order"` if they are
+sliced, shuffled or stacked by Grain: steps are then counted after that.
 """
 
 import contextlib

@@ -1,12 +1,12 @@
 """Batches with the field names of other trainers, checked against what these publish.
 
-- MaxText: the keys of `create_dummy_batch_for_train` in its `max_utils.py`; in `train.py` the loss
-  of a position counts where `targets_segmentation` is not 0.
+- MaxText 0.2.5: the keys of `get_shaped_batch` in `utils/maxtext_utils.py`; in
+  `trainers/pre_train/train.py` the loss of a position counts where `targets_segmentation` is not 0.
 - T5X: the standard features in the docstring of seqio's `feature_converters.py`.
 - axlearn: `forward` of `axlearn/common/causal_lm.py`, and `predict` of `encoder_decoder.py`;
   negative `target_labels` do not count.
-- Tunix: `TrainingInput` and `_default_loss_fn` in `tunix/sft/peft_trainer.py`, which shifts tokens
-  and mask by one itself.
+- Tunix 0.1.7: `TrainingInput` and `_default_loss_fn` in `tunix/sft/peft_trainer.py`, which shifts
+  tokens and mask by one itself.
 - Hugging Face: `ForCausalLMLoss` in transformers' `loss_utils.py`, where labels of -100 do not
   count and `shift_labels` are not shifted again; `find_packed_sequence_indices` in
   `masking_utils.py`, which tells packed examples apart by their positions.

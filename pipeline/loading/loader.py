@@ -2,7 +2,7 @@
 
 import os
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypedDict, Unpack
 
 import grain
@@ -13,6 +13,7 @@ from pipeline.keywords import suggest_option
 from pipeline.loading.batches import WAITING, Batches
 from pipeline.loading.collate import Positions
 from pipeline.loading.fields import Batch
+from pipeline.loading.iteration import AT_ONCE
 from pipeline.loading.sharding import batch_sharding, field_layout, parts, to_global
 from pipeline.packing.bucket import Bucket
 from pipeline.packing.cascade import Attention, Packing
@@ -27,9 +28,6 @@ from pipeline.storage.interface import AnyCorpus
 from pipeline.storage.pairs import open_corpus
 
 FITTING, PLANNING = list_keywords(fit_buckets), list_keywords(Plan)
-
-# Batches are built in the thread that asks for them.
-AT_ONCE = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
 
 
 class LoadOptions(TypedDict, total=False):
@@ -56,13 +54,15 @@ class LoadOptions(TypedDict, total=False):
     patterns: str | os.PathLike | None
 
 
-class Loader:
+class Loader(grain.DatasetIterator):
     """An iterator over batches as jax.Arrays, transferred while the last step still runs.
 
     Its state is exact with batches in flight: it counts the batches that were handed out. As any
     iterator, it goes on where it is: a second `for` continues, and after the last batch, which
     `num_epochs` decides, it has none. For another pass, make another loader, or give `set_state`
     a state from before.
+
+    It is a `grain.DatasetIterator`, which Grain's and orbax's checkpoint handlers save and restore.
 
     Args:
         batches: what to load; made with the sharding of `mesh` and `spec` if there is a mesh.
@@ -81,6 +81,7 @@ class Loader:
     """
 
     planned: PlannedBatch
+    _close: Callable[[], Any] | None = None  # none, if a wrong argument ends `__init__`
 
     def __init__(
         self,
@@ -90,6 +91,16 @@ class Loader:
         spec: jax.sharding.PartitionSpec | None = None,
         prefetch: int = 2,
     ):
+        super().__init__()
+        if not isinstance(batches, Batches):
+            raise TypeError(
+                f"batches is a {type(batches).__name__}; a Loader takes Batches. Transform batches "
+                "inside the compiled step, or iterate over batches.map(…) and call to_global"
+            )
+        # Closed, and forgotten, at the latest when Python begins to end: Grain's iterators close
+        # themselves when they are deleted, and fail after their modules are gone.
+        self._open: list[grain.DatasetIterator] = []
+        self._close = weakref.finalize(self, _close, self._open)
         self.batches, self.plan, self.corpus = batches, batches.plan, batches.corpus
         mesh = _one_device() if mesh is None else mesh
         sharding = batch_sharding(mesh, spec)
@@ -107,10 +118,7 @@ class Loader:
         read_options = AT_ONCE if self.corpus.in_memory else WAITING
         ahead = batches.with_plans().to_iter_dataset(read_options).map(transfer)
         steps = grain.experimental.ThreadPrefetchIterDataset(ahead, prefetch_buffer_size=prefetch)
-        # Closed, and forgotten, at the latest when Python begins to end: Grain's iterators close
-        # themselves when they are deleted, and fail after their modules are gone.
-        self._open = [iter(steps)]
-        self._close = weakref.finalize(self, _close, self._open)
+        self._open.append(iter(steps))
 
     def __repr__(self) -> str:
         at = f"at step {self.get_state()['step']:,}" if self._open else "closed"
@@ -137,9 +145,20 @@ class Loader:
         """Goes on from `state`; refuses the state of another plan or corpus with a `ValueError`."""
         self._steps.set_state(state)
 
+    def start_prefetch(self) -> None:
+        """Begins to make batches now, before the first is asked for."""
+        self._steps.start_prefetch()
+
+    def _get_next_index(self) -> int:
+        return grain.experimental.get_next_index(self._steps)
+
+    def _set_next_index(self, index: int) -> None:
+        grain.experimental.set_next_index(self._steps, index)
+
     def close(self) -> None:
         """Stops the background threads; done by itself when the loader is no longer used."""
-        self._close()
+        if self._close is not None:
+            self._close()
 
     def __enter__(self) -> "Loader":
         return self

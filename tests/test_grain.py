@@ -1,0 +1,393 @@
+"""Batches in Grain's own tools: transformations, workers, indices, specs, and checkpoints."""
+
+import itertools
+import json
+
+import grain
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from absl import flags
+
+import pipeline
+from pipeline import Batches, Bucket, Plan
+from pipeline.loading.loader import Loader
+from pipeline.tasks import INPUTS
+from pipeline.views import Masked
+
+KINDS = ("plan", "mixture", "pairs", "view")
+NAMES = ("map", "random_map", "filter")
+CHAINS = [chain for n in range(4) for chain in itertools.combinations(NAMES, n)]
+PREFETCH = {
+    "nothing": lambda steps: steps,
+    "thread": lambda steps: grain.experimental.ThreadPrefetchIterDataset(
+        steps, prefetch_buffer_size=2
+    ),
+    "threads": lambda steps: grain.experimental.multithread_prefetch(steps, 2, buffer_size=1),
+    "device": lambda steps: grain.experimental.device_put(
+        steps, jax.devices()[0], cpu_buffer_size=1, device_buffer_size=1
+    ).map(lambda batch: jax.tree.map(np.asarray, batch)),
+}
+check = grain.experimental.assert_equal_output_after_checkpoint
+
+
+def reverse(batch):
+    return {name: values[::-1] for name, values in batch.items()}
+
+
+def hide(batch, rng):
+    return batch | {"inputs": np.where(rng.random(batch["inputs"].shape) < 0.5, 0, batch["inputs"])}
+
+
+def keep(batch):
+    return bool(batch["loss_weights"].sum() % 3)
+
+
+def transform(steps, chain):
+    for name in chain:
+        if name == "map":
+            steps = steps.map(reverse)
+        elif name == "random_map":
+            steps = steps.random_map(hide, seed=5)
+        else:
+            steps = steps.filter(keep)
+    return steps
+
+
+def work(steps, workers):
+    return steps.mp_prefetch(grain.MultiprocessingOptions(workers))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def parsed_flags():
+    """Grain reads its flags when workers start, as in `absl.app.run`."""
+    parsed = flags.FLAGS.is_parsed()
+    flags.FLAGS.mark_as_parsed()
+    yield
+    if not parsed:
+        flags.FLAGS.unparse_flags()
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory):
+    """`make(kind, seed, **options)`: the few batches of a plan, of a mixture, of pairs, of a view.
+
+    `kind` may also be "one shape".
+    """
+    rng = np.random.default_rng(0)
+    arrays = [rng.integers(1, 99, size).astype(np.int32) for size in rng.integers(3, 40, 24)]
+
+    def store(name, examples, **options):
+        directory = tmp_path_factory.mktemp(name)
+        return pipeline.Corpus.from_arrays(examples, directory, vocab_size=99, **options)
+
+    first, second = store("first", arrays), store("second", arrays[:9])
+    pairs = pipeline.Pairs.from_arrays(arrays, arrays, tmp_path_factory.mktemp("pairs"))
+    corpora = {
+        "plan": first,
+        "one shape": first,
+        "mixture": pipeline.Corpora({"first": first, "second": second}),
+        "pairs": pairs,
+        "view": Masked(store("encoder", arrays, task=INPUTS), mask_id=7, keep_ids=()),
+    }
+
+    def make(kind, seed=0, **options):
+        lengths = [(16, 16), (48, 48)] if kind == "pairs" else [16, 48]
+        rows = [8, 4] if kind != "one shape" else [8]
+        buckets = [Bucket(*shape) for shape in zip(rows, lengths[-len(rows) :], strict=True)]
+        weights = {"weights": {"first": 2, "second": 1}} if kind == "mixture" else {}
+        plan = Plan(corpora[kind], buckets, seed=seed, packing="none", **weights)
+        return Batches(corpora[kind], plan, **options)
+
+    return make
+
+
+def chains_of(batches, workers=0, chains=CHAINS):
+    """Each chain of transformations, before and after the steps become an iterable."""
+    for chain in chains:
+        yield work(transform(batches, chain).to_iter_dataset(), workers)
+        yield work(transform(batches.to_iter_dataset(), chain), workers)
+        for cut in range(1, len(chain)):
+            steps = transform(batches, chain[:cut]).to_iter_dataset()
+            yield work(transform(steps, chain[cut:]), workers)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_transformations_go_on_from_every_state(make, kind):
+    for steps in chains_of(make(kind), chains=[NAMES]):
+        check(PREFETCH["thread"](steps))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prefetch", PREFETCH)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_chain_goes_on_from_every_state(make, kind, prefetch):
+    for steps in chains_of(make(kind)):
+        check(PREFETCH[prefetch](steps))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_chain_has_the_state_of_its_plan_and_refuses_that_of_another(make, kind):
+    own, other = iter(make(kind)).get_state(), iter(make(kind, seed=1)).get_state()
+    for steps in chains_of(make(kind)):
+        for prefetch in ("nothing", "thread", "device"):
+            iterator = iter(PREFETCH[prefetch](steps))
+            assert json.loads(json.dumps(iterator.get_state())) == own
+            with pytest.raises(ValueError, match="seed was 1 and is now 0"):
+                iterator.set_state(other)
+
+
+def test_it_does_not_matter_where_a_transformation_is_or_who_applies_it(make):
+    batches = make("plan")
+    for chain in CHAINS:
+        steps = [transform(batches, chain), transform(batches.to_iter_dataset(), chain)]
+        at_once = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+        steps += [transform(batches.to_iter_dataset(at_once), chain)]
+        steps += [transform(batches.seed(3).to_iter_dataset(), chain)]
+        found = [list(each) for each in steps]
+        for each in found[1:]:
+            np.testing.assert_equal(each, found[0])
+    seeded = [
+        [
+            batch["inputs"].tolist()
+            for batch in batches.seed(seed).to_iter_dataset().random_map(hide)
+        ]
+        for seed in (3, 3, 4)
+    ]
+    assert seeded[0] == seeded[1] != seeded[2]
+
+
+def test_a_state_goes_on_with_any_number_of_workers(make):
+    steps = make("plan").map(reverse).to_iter_dataset().random_map(hide, seed=3).filter(keep)
+    every = list(steps)
+    two, none = iter(work(steps, 2)), iter(steps)
+    assert two.get_state() == none.get_state()
+    for wanted in every[:2]:
+        np.testing.assert_equal(next(two), wanted)
+        next(none)
+    state = two.get_state()
+    two.close()
+    assert state == none.get_state()
+    fresh = iter(work(steps, 0))
+    fresh.set_state(state)
+    np.testing.assert_equal(list(fresh), every[2:])
+    other = transform(make("plan", seed=1), CHAINS[-1]).to_iter_dataset()
+    for workers in (0, 1, 2):
+        with pytest.raises(ValueError, match="seed was 0 and is now 1"):
+            iter(work(other, workers)).set_state(state)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("number", range(21))
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_chain_goes_on_from_every_state_with_workers(make, kind, number, workers):
+    steps = list(chains_of(make(kind)[:2], workers))[number]
+    check(PREFETCH["thread"](steps) if number % 2 else steps)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("saved", [0, 1, 2, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_of_any_number_of_workers_goes_on_with_any_other(make, kind, saved):
+    steps = transform(transform(make(kind), NAMES[:2]).to_iter_dataset(), NAMES[1:])
+    every = list(steps)
+    iterator = iter(work(steps, saved))
+    for wanted in every[:2]:
+        np.testing.assert_equal(next(iterator), wanted)
+    state = json.loads(json.dumps(iterator.get_state()))
+    iterator.close()
+    for workers in (0, 1, 2, 3):
+        iterator = iter(work(steps, workers))
+        iterator.set_state(state)
+        np.testing.assert_equal(list(iterator), every[2:])
+        iterator.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_grains_own_workers_around_other_grain_data_sets_go_on(make, workers):
+    steps = PREFETCH["thread"](transform(make("plan")[:3].to_iter_dataset(), NAMES))
+    check(work(steps.random_map(hide, seed=9), workers))
+
+
+def test_workers_without_parsed_flags_and_wrong_workers_get_a_sentence(make):
+    steps = make("plan").to_iter_dataset()
+    with pytest.raises(ValueError, match="sequential_slice=False"):
+        steps.mp_prefetch(sequential_slice=True)
+    with pytest.raises(ValueError, match="mp_prefetch is there already"):
+        work(work(steps, 1), 2)
+    flags.FLAGS.unparse_flags()
+    try:
+        with pytest.raises(RuntimeError, match=r"call absl\.flags\.FLAGS\.mark_as_parsed\(\)"):
+            next(iter(work(steps, 1)))
+    finally:
+        flags.FLAGS.mark_as_parsed()
+
+
+@pytest.mark.parametrize("prefetch", ["nothing", "thread"])
+def test_the_next_index_is_the_step(make, prefetch):
+    batches = make("plan")
+    for steps in (batches.to_iter_dataset(), batches.map(reverse).to_iter_dataset().map(reverse)):
+        iterator = iter(PREFETCH[prefetch](steps))
+        next(iterator)
+        assert grain.experimental.get_next_index(iterator) == 1
+        grain.experimental.set_next_index(iterator, 3)
+        assert grain.experimental.get_next_index(iterator) == iterator.get_state()["step"] == 3
+        np.testing.assert_equal(next(iterator), batches[3])
+
+
+class Narrow(grain.transforms.Map):
+    """Keeps the inputs alone."""
+
+    def map(self, batch):
+        return batch["inputs"]
+
+    def output_spec(self, spec):
+        return {bucket: fields["inputs"] for bucket, fields in spec.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_element_spec_has_the_fields_of_every_bucket(make, kind):
+    batches = make(kind)
+    spec = grain.experimental.get_element_spec(batches.filter(keep).to_iter_dataset())
+    seen = {}
+    for step in range(len(batches)):
+        seen[batches.plan.batch(step).bucket] = {
+            name: (values.shape, values.dtype) for name, values in batches[step].items()
+        }
+    assert seen == {
+        bucket: {name: (each.shape, each.dtype) for name, each in fields.items()}
+        for bucket, fields in spec.items()
+    }
+    for narrow in (
+        batches.map(Narrow()).to_iter_dataset(),
+        batches.to_iter_dataset().map(Narrow()),
+    ):
+        narrow = grain.experimental.get_element_spec(narrow)
+        assert narrow == {bucket: fields["inputs"] for bucket, fields in spec.items()}
+
+
+def test_slices_are_not_taken_for_another_or_for_the_whole(make):
+    batches = make("plan")
+    odd = iter(batches.map(reverse)[1::2])
+    next(odd)
+    state = odd.get_state()
+    check(batches[1::2].to_iter_dataset())
+    check(batches.shuffle(3).to_iter_dataset())
+    for other in (batches, batches[0::2], batches.shuffle(3)):
+        with pytest.raises(ValueError, match="transform the batches as when it was saved"):
+            iter(other).set_state(state)
+    with pytest.raises(ValueError, match="transform the batches as when it was saved"):
+        odd.set_state(iter(batches).get_state())
+    with pytest.raises(ValueError, match="seed was 0 and is now 1"):
+        iter(make("plan", seed=1)[1::2]).set_state(state)
+
+
+def test_batches_are_stacked_if_they_have_one_shape(make):
+    one = make("one shape")
+    check(one.batch(2).to_iter_dataset())
+    check(one.to_iter_dataset().batch(2))
+    elastic = grain.experimental.ElasticIterator(one, 2, grain.sharding.ShardOptions(0, 2))
+    assert next(elastic)["inputs"].shape == (1, 8, 48)
+    with pytest.raises(ValueError, match=r"2 shapes, which batch\(2\) cannot stack"):
+        make("plan").batch(2)
+    elastic = grain.experimental.ElasticIterator(make("plan"), 4, grain.sharding.ShardOptions(0, 2))
+    with pytest.raises(ValueError, match="ElasticIterator stacks too"):
+        next(elastic)
+
+
+def test_what_was_transformed_can_be_repeated_and_says_where_it_ends(make):
+    batches = make("plan")
+    twice = iter(batches.map(reverse).repeat(2))
+    state = iter(batches).get_state() | {"step": len(batches) + 1}
+    twice.set_state(state)
+    np.testing.assert_equal(next(twice), reverse(batches[len(batches) + 1]))
+    with pytest.raises(ValueError, match=f"end after {len(batches)}; give more epochs"):
+        iter(batches).set_state(state)
+    with pytest.raises(ValueError, match="num_epochs is 0; it must be"):
+        batches.map(reverse).repeat(0)
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_a_step_that_failed_is_made_again(make, place):
+    def fail(step, batch):
+        if step == 1 and not failed:
+            failed.append(step)
+            raise OSError("not now")
+        return batch
+
+    failed, batches = [], make("plan")
+    if place == "before":
+        steps = iter(batches.map_with_index(fail).to_iter_dataset())
+    else:
+        steps = iter(batches.to_iter_dataset().map_with_index(fail))
+    next(steps)
+    with pytest.raises(OSError, match="not now"):
+        next(steps)
+    assert steps.get_state()["step"] == 1
+    np.testing.assert_equal(next(steps), batches[1])
+
+
+def test_grain_measures_batches_to_choose_how_far_to_read_ahead(make):
+    steps = make("plan").map(reverse).to_iter_dataset().map(reverse)
+    picked = grain.experimental.pick_performance_config(
+        steps, ram_budget_mb=1, max_workers=2, max_buffer_size=10_000
+    )
+    size = np.mean([sum(each.nbytes for each in make("plan")[step].values()) for step in range(5)])
+    assert picked.read_options.prefetch_buffer_size == pytest.approx(2**20 / size, rel=0.5)
+    assert picked.multiprocessing_options.num_workers == 2
+
+
+def test_grains_limit_on_filtered_elements_holds(make):
+    steps = make("plan").repeat().map(reverse).filter(lambda batch: False).to_iter_dataset()
+    options = grain.experimental.DatasetOptions(filter_raise_threshold_ratio=0.5)
+    with pytest.raises(ValueError, match=r"skipped 100\.00 %"):
+        next(iter(grain.experimental.WithOptionsIterDataset(steps, options)))
+
+
+def test_a_data_loader_of_batches_refuses_the_state_of_another_plan(make):
+    def load(batches):
+        sampler = grain.samplers.IndexSampler(
+            len(batches), shard_options=grain.sharding.NoSharding(), num_epochs=1
+        )
+        return iter(grain.DataLoader(data_source=batches, sampler=sampler))
+
+    iterator = load(make("plan"))
+    next(iterator)
+    fresh = load(make("plan"))
+    fresh.set_state(iterator.get_state())
+    np.testing.assert_equal(next(fresh), make("plan")[1])
+    with pytest.raises(ValueError, match="DataSource in checkpoint does not match"):
+        load(make("plan", seed=1)).set_state(iterator.get_state())
+
+
+def test_a_loader_is_a_grain_iterator(make):
+    with Loader(make("plan")) as loader:
+        assert isinstance(loader, grain.DatasetIterator)
+        loader.start_prefetch()
+        next(loader)
+        assert grain.experimental.get_next_index(loader) == 1
+        grain.experimental.set_next_index(loader, 2)
+        assert loader.get_state()["step"] == 2
+        np.testing.assert_equal(dict(next(loader)), make("plan")[2])
+
+
+def test_grains_checkpoint_handler_saves_and_restores_a_loader(make, tmp_path):
+    def loaded(seed):
+        return Loader(make("plan", seed=seed))
+
+    with ocp.CheckpointManager(tmp_path) as manager, loaded(0) as loader:
+        next(loader)
+        manager.save(1, args=ocp.args.Composite(data=grain.checkpoint.CheckpointSave(loader)))
+        manager.wait_until_finished()
+        with loaded(0) as fresh, loaded(1) as other:
+            for each in (fresh, other):
+                items = ocp.args.Composite(data=grain.checkpoint.CheckpointRestore(each))
+                if each is fresh:
+                    manager.restore(1, args=items)
+                    np.testing.assert_equal(dict(next(fresh)), make("plan")[1])
+                else:
+                    with pytest.raises(ValueError, match="seed was 0 and is now 1"):
+                        manager.restore(1, args=items)
