@@ -178,9 +178,15 @@ def test_a_state_goes_on_with_any_number_of_workers(make):
             iter(work(other, workers)).set_state(state)
 
 
-@pytest.mark.slow
+# One chain is slow enough; all of them take an hour.
+CHAINS = [
+    pytest.param(number, marks=pytest.mark.slow if number == 13 else pytest.mark.exhaustive)
+    for number in range(21)
+]
+
+
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("number", range(21))
+@pytest.mark.parametrize("number", CHAINS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_chain_goes_on_from_every_state_with_workers(make, kind, number, workers):
     steps = list(chains_of(make(kind)[:2], workers))[number]
