@@ -14,7 +14,7 @@ from typing import Any
 import tqdm
 from etils import epath
 
-from pipeline.atomic import atomic_write, is_local
+from pipeline.atomic import atomic_write, is_local, name_full_disk
 
 logger = logging.getLogger(__name__)
 
@@ -98,9 +98,9 @@ class MetricsLog:
 
         self._workdir, self._remote = workdir, not is_local(workdir)
         self._path = workdir / "metrics.jsonl"
-        kept: list[tuple[str, dict[str, Any]]] = []
+        kept: list[tuple[bytes, dict[str, Any]]] = []
         if step and self._path.exists():
-            for line in self._path.read_text().splitlines():
+            for line in self._path.read_bytes().splitlines():
                 if (values := _parsed(line)) is None:
                     continue
                 if "eval_loss" in values:
@@ -110,11 +110,11 @@ class MetricsLog:
                     kept.append((line, values))
                 else:
                     self.lost += values.get("seconds", 0.0)
-        text = "".join(line + "\n" for line, _ in kept)
+        text = b"".join(line + b"\n" for line, _ in kept)
         self._scratch = tempfile.TemporaryDirectory() if self._remote else None
         here = epath.Path(self._scratch.name) if self._scratch else workdir
         with atomic_write(here / "metrics.jsonl") as file:
-            file.write(text.encode())
+            file.write(text)
         self._file = open(os.fspath(here / "metrics.jsonl"), "a")  # noqa: SIM115
         self._here = here
         self._board = tensorboardX.SummaryWriter(
@@ -128,8 +128,9 @@ class MetricsLog:
         """Writes one step's values; `step` is among them."""
         if not self._enabled:
             return
-        self._file.write(json.dumps(values) + "\n")
-        self._draw(values)
+        with name_full_disk(self._path):
+            self._file.write(json.dumps(values) + "\n")
+            self._draw(values)
 
     def _draw(self, values: Mapping[str, Any]):
         for name, value in values.items():
@@ -145,8 +146,9 @@ class MetricsLog:
         """Makes what was written so far outlive the process."""
         if not self._enabled:
             return
-        self._file.flush()
-        self._board.flush()
+        with name_full_disk(self._path):
+            self._file.flush()
+            self._board.flush()
         if self._remote:
             (self._here / "metrics.jsonl").copy(self._path, overwrite=True)
             (self._workdir / "tensorboard").mkdir(parents=True, exist_ok=True)
@@ -157,11 +159,15 @@ class MetricsLog:
         """Flushes and closes the files."""
         if not self._enabled:
             return
-        self.flush()
-        self._file.close()
-        self._board.close()
-        if self._scratch:
-            self._scratch.cleanup()
+        with (
+            name_full_disk(self._path),
+            contextlib.ExitStack() as stack,
+        ):  # all of it, also after an error
+            if self._scratch:
+                stack.callback(self._scratch.cleanup)
+            stack.callback(self._board.close)
+            stack.callback(self._file.close)
+            self.flush()
 
     def __enter__(self) -> "MetricsLog":
         return self
@@ -170,11 +176,11 @@ class MetricsLog:
         self.close()
 
 
-def _parsed(line: str) -> dict[str, Any] | None:
+def _parsed(line: bytes) -> dict[str, Any] | None:
     """The values of a line of the log; None of one that a kill cut short."""
     try:
         values = json.loads(line)
-        values["step"] + 0
+        values["step"] + values.get("seconds", 0.0)
     except (ValueError, KeyError, TypeError):
         return None
     return values
