@@ -35,6 +35,12 @@ def open_source(fields: Mapping[str, Any], name: str) -> sources.Source:
         ValueError: none or several of the three are given, or the one that is cannot be opened.
         FileNotFoundError: there are no such files, or no such data set.
     """
+    for key in ("source", "files", "tfds", "split", "kind"):
+        if not isinstance(fields.get(key, ""), str):
+            raise ValueError(
+                f"{name}.{key} is {fields[key]!r:.200}; it must be text, and several files are "
+                "separated by commas"
+            )
     given = {key: fields.get(key, "") for key in ("source", "files", "tfds")}
     split = fields["split"]
     if sum(map(bool, given.values())) != 1:
@@ -49,7 +55,8 @@ def open_source(fields: Mapping[str, Any], name: str) -> sources.Source:
     elif given["tfds"]:
         source = sources.Tfds(given["tfds"], split)
     else:
-        source = sources.open_files(given["files"].split(","), split, fields.get("kind", ""))
+        names = [each for each in given["files"].split(",") if each]
+        source = sources.open_files(names, split, fields.get("kind", ""))
     begin, end = fields["begin"], fields["end"]
     return source if (begin, end) == (0.0, 1.0) else sources.Slice(source, begin, end)
 

@@ -180,7 +180,12 @@ def as_lengths(lengths: Any) -> np.ndarray:
     """
     if isinstance(lengths, Lengths):
         return lengths.array
-    array = np.asarray(lengths.lengths if isinstance(lengths, HasLengths) else lengths)
+    try:
+        array = np.asarray(lengths.lengths if isinstance(lengths, HasLengths) else lengths)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ValueError(
+            f"lengths is {lengths!r:.80}, and no array: {error}; a plan takes an integer array"
+        ) from error
     if array.ndim != 1 and array.shape[1:] != (2,):
         raise ValueError(
             f"lengths has shape {array.shape}; a plan takes one integer per example, shape [n], "

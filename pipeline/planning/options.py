@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-import math
+import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
@@ -140,7 +140,14 @@ def as_phases(weights: Weights, names: Sequence[str]) -> list[tuple[int, dict[st
         ValueError: the names differ from `names`, or join in another order; a weight is negative or
             not finite, or all are 0; or the first steps do not ascend from 0.
     """
-    given = [(0, weights)] if isinstance(weights, Mapping) else [(s, w) for s, w in weights]
+    try:
+        phases_given = [(0, weights)] if isinstance(weights, Mapping) else weights
+        given = [(operator.index(start), dict(each)) for start, each in phases_given]
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"weights is {weights!r:.200}; it must map each corpus to its share, as in "
+            "{'code': 3, 'prose': 1}, or list such phases, as in [(0, {…}), (2000, {…})]"
+        ) from error
     starts = [start for start, _ in given]
     if not starts or starts[0] != 0 or any(b <= a for a, b in itertools.pairwise(starts)):
         raise ValueError(
@@ -151,22 +158,32 @@ def as_phases(weights: Weights, names: Sequence[str]) -> list[tuple[int, dict[st
     for number, (start, each) in enumerate(given):
         expected = names if number == len(given) - 1 else names[: len(each)]
         if set(each) != set(expected) or (phases and len(each) < len(phases[-1][1])):
+            seen = ", ".join(map(str, each)) or "nothing"
             raise ValueError(
-                f"the weights from step {start:,} on are for {', '.join(each) or 'nothing'}, and "
+                f"the weights from step {start:,} on are for {seen}, and "
                 f"the corpora are {', '.join(names)}; give each a weight, perhaps 0 (a corpus that "
                 "joins later comes after the others, and every phase from then on names it)"
             )
-        # From its text, 0.7 is exactly 7/10. A plan's `changes` have fractions as text, too.
-        finite = all(isinstance(w, str) or math.isfinite(w) for w in each.values())
-        exact = {name: Fraction(str(each[name])) for name in expected} if finite else {}
+        exact = {name: _as_fraction(each[name]) for name in expected}
         if any(weight < 0 for weight in exact.values()) or not any(exact.values()):
             raise ValueError(
                 f"the weights from step {start:,} on are {dict(each)}; they must be at least 0, "
                 "and at least one above 0"
             )
         total = sum(exact.values(), Fraction(0))
-        phases.append((int(start), {name: weight / total for name, weight in exact.items()}))
+        phases.append((start, {name: weight / total for name, weight in exact.items()}))
     return phases
+
+
+def _as_fraction(weight: Any) -> Fraction:
+    """A weight, exactly: from its text, 0.7 is 7/10; −1 if it is no finite number.
+
+    A plan's `changes` have fractions as text, too.
+    """
+    try:
+        return Fraction(str(weight))
+    except (ValueError, ZeroDivisionError):
+        return Fraction(-1)
 
 
 def typical_lengths(
