@@ -65,6 +65,8 @@ def _import_source(path: str, split: str, name: str) -> sources.Source:
     module, _, attribute = path.partition(":")
     try:
         make = getattr(importlib.import_module(module), attribute)
+        if not callable(make):
+            raise ValueError(f"{attribute} is a {type(make).__name__}")
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(
             f"{name}.source is {path!r}, which cannot be imported: {error}. It must be "

@@ -23,6 +23,8 @@ MIXTURE_VERSION = 2
 
 WINDOW = 1 << 22
 
+LEAST = Fraction(1, 10**9)  # the least share of a corpus that has one
+
 BY = ("tokens", "examples")
 ENDINGS = ("repeat", "stop", "renormalise")
 
@@ -171,6 +173,11 @@ def as_phases(weights: Weights, names: Sequence[str]) -> list[tuple[int, dict[st
                 "and at least one above 0"
             )
         total = sum(exact.values(), Fraction(0))
+        if min(weight for weight in exact.values() if weight) < total * LEAST:
+            raise ValueError(
+                f"the weights from step {start:,} on are {dict(each)}; a share is 0 or at least "
+                f"{float(LEAST):g} of all, for steps are counted in 64 bits"
+            )
         phases.append((start, {name: weight / total for name, weight in exact.items()}))
     return phases
 
