@@ -46,11 +46,12 @@ from pipeline.planning.checks import require_one_of, require_whole
 from pipeline.report import markdown
 from pipeline.training import hosts
 from pipeline.training.accumulation import accumulate
+from pipeline.training.clock import Clock
 from pipeline.training.compiled import keep_programs, table
 from pipeline.training.evaluation import Evaluation
 from pipeline.training.history import parameters_of, write_history
 from pipeline.training.mesh import make_mesh
-from pipeline.training.metrics import Clock, MetricsLog, Profile, Progress
+from pipeline.training.metrics import MetricsLog, Profile, Progress
 from pipeline.training.microbatches import summed, summed_gradients
 from pipeline.training.record import Record, unigram_entropy
 from pipeline.training.run_config import flatten, require_same

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import glob
 import logging
 import os
 from collections.abc import Iterator
@@ -23,13 +24,16 @@ def atomic_write(path: epath.PathLike) -> Iterator[IO[bytes]]:
     """A binary file to write, which appears under its name only when it is whole.
 
     Bytes go to a temporary name in the same directory. On a local disk they reach the disk itself
-    before the file is renamed. When the block raises, nothing is left.
+    before the file is renamed. When the block raises, nothing is left; what a killed process left
+    of the same file is removed.
 
     Raises:
         OSError: the disk is full or cannot be written; the message names the file.
     """
     path = epath.Path(path)
     temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
+    if is_local(path):
+        _remove_leftovers(path)
     try:
         with temporary.open("wb") as file:
             yield file
@@ -41,11 +45,7 @@ def atomic_write(path: epath.PathLike) -> Iterator[IO[bytes]]:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            raise OSError(
-                error.errno,
-                f"could not write {os.fspath(path)}: {error.strerror or error}. Nothing of it is "
-                "left, and what was finished before is kept; make room and run again",
-            ) from error
+            raise _write_error(path, error.errno, error.strerror or str(error)) from error
         raise
     if is_local(path):
         directory = os.open(path.parent, os.O_RDONLY)
@@ -54,6 +54,46 @@ def atomic_write(path: epath.PathLike) -> Iterator[IO[bytes]]:
                 os.fsync(directory)
         finally:
             os.close(directory)
+
+
+@contextlib.contextmanager
+def name_full_disk(path: epath.PathLike) -> Iterator[None]:
+    """Names `path` when a library's error inside the block says that the disk is full.
+
+    Such an error may be of any type, and come later than the write that failed.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    try:
+        yield
+    except Exception as error:
+        for number in (errno.ENOSPC, errno.EDQUOT):
+            if os.strerror(number) in str(error):
+                raise _write_error(path, number, os.strerror(number)) from error
+        raise
+
+
+def _write_error(path: epath.PathLike, number: int | None, reason: str) -> OSError:
+    return OSError(
+        number,
+        f"could not write {os.fspath(path)}: {reason}. Nothing of it is left, and what was "
+        "finished before is kept; make room and run again",
+    )
+
+
+def _remove_leftovers(path: epath.Path) -> None:
+    """Removes the temporary files of `path` whose process is gone."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        pid = left.name.removesuffix(".tmp").rpartition(".")[2]
+        if not pid.isdecimal():
+            continue
+        try:
+            os.kill(int(pid), 0)
+        except (ProcessLookupError, OverflowError):
+            left.unlink(missing_ok=True)
+        except PermissionError:  # it runs
+            continue
 
 
 @contextlib.contextmanager

@@ -36,6 +36,10 @@ def open_source(fields: Mapping[str, Any], name: str) -> sources.Source:
         ValueError: none or several of the three are given, or the one that is cannot be opened.
         FileNotFoundError: there are no such files, or no such data set.
     """
+    for key in ("source", "files", "tfds", "split", "kind"):
+        if not isinstance(fields.get(key, ""), str):
+            seen = f"{name}.{key} is {fields[key]!r:.200}"
+            raise ValueError(f"{seen}; it must be text, with commas between several files")
     given = {key: fields.get(key, "") for key in ("source", "files", "tfds")}
     split = fields["split"]
     if sum(map(bool, given.values())) != 1:
@@ -44,13 +48,13 @@ def open_source(fields: Mapping[str, Any], name: str) -> sources.Source:
             "of them and leave the others empty, as in --config.train.files='data/*.jsonl.gz' "
             "--config.train.source="
         )
-    source: sources.Source
     targets, kind = fields.get("targets"), fields.get("kind", "")
     if targets and not (given["files"] and kind in ("", "text")):
         raise ValueError(
             f"{name} has targets={targets!r} with files={given['files']!r} and kind={kind!r}; "
             "targets are the lines of text beside those of files, so give text files in both"
         )
+    source: sources.Source
     if given["source"]:
         source = _import_source(given["source"], split, name)
     elif given["tfds"]:
@@ -58,7 +62,7 @@ def open_source(fields: Mapping[str, Any], name: str) -> sources.Source:
     elif targets:
         source = sources.ParallelText(given["files"].split(","), targets.split(","))
     else:
-        source = sources.open_files(given["files"].split(","), split, kind)
+        source = sources.open_files([*filter(None, given["files"].split(","))], split, kind)
     begin, end = fields["begin"], fields["end"]
     return source if (begin, end) == (0.0, 1.0) else sources.Slice(source, begin, end)
 
@@ -67,6 +71,8 @@ def _import_source(path: str, split: str, name: str) -> sources.Source:
     module, _, attribute = path.partition(":")
     try:
         make = getattr(importlib.import_module(module), attribute)
+        if not callable(make):
+            raise ValueError(f"{attribute} is a {type(make).__name__}")
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(
             f"{name}.source is {path!r}, which cannot be imported: {error}. It must be "

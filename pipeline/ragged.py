@@ -131,7 +131,8 @@ def _validate_weights(weights: Any, number: int, tokens: int) -> np.ndarray:
         raise ValueError(
             f"example {number} has no weights; give weights for every example, or none at all"
         )
-    array = np.asarray(weights, np.float32)
+    with np.errstate(over="ignore"):  # infinity is refused below
+        array = _as_array(weights, f"the weights of example {number}", np.float32)
     if array.shape != (tokens,):
         raise ValueError(
             f"the weights of example {number} have shape {array.shape}; they are one number for "
@@ -146,7 +147,7 @@ def _validate_weights(weights: Any, number: int, tokens: int) -> np.ndarray:
 
 
 def _validate(example: Any, number: int, vocab_size: int | None) -> np.ndarray:
-    array = np.asarray(example)
+    array = _as_array(example, f"example {number}")
     if array.size == 0 and array.ndim == 1:
         return array.astype(np.int32)
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
@@ -162,3 +163,12 @@ def _validate(example: Any, number: int, vocab_size: int | None) -> np.ndarray:
             f"example {number} holds the token id {low if low < 0 else high}; ids are {allowed}"
         )
     return array
+
+
+def _as_array(given: Any, what: str, dtype: Any = None) -> np.ndarray:
+    try:
+        return np.asarray(given, dtype)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ValueError(
+            f"{what} cannot be an array: {error}; it is a 1-D array or list of numbers"
+        ) from error

@@ -1,13 +1,18 @@
-"""Groups of real processes on this machine, joined over loopback, each with a time limit."""
+"""Real processes on this machine, each with a time limit: groups joined by loopback, and forks."""
 
 import os
 import pathlib
+import signal
 import socket
 import subprocess
+import sys
 import time
+import traceback
+from collections.abc import Callable
 
 ROOT = pathlib.Path(__file__).parent.parent
 TIME_LIMIT = 240  # seconds for a group of processes
+STUCK = 120  # seconds after which a fork counts as stuck
 
 
 def free_port():
@@ -56,3 +61,44 @@ class Group:
             if process.poll() is None:
                 process.kill()
                 process.wait()
+
+
+class Stuck(Exception):
+    """A process did not end in time."""
+
+
+def fork(work: Callable[[], None], log: pathlib.Path) -> int:
+    """The number of a child that does `work`, its output in `log`; it ends with 1 on an error."""
+    if pid := os.fork():
+        return pid
+    code = 1
+    try:
+        with log.open("w") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        work()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def wait(pid: int, log: pathlib.Path, limit: float = STUCK) -> int:
+    """The exit code of a child, negative for a signal; one that is stuck is killed.
+
+    Raises:
+        Stuck: it did not end in `limit` seconds; with the end of its output.
+    """
+    end, pause = time.monotonic() + limit, 1e-3
+    while time.monotonic() < end:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(pause)
+        pause = min(pause * 1.2, 0.02)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    raise Stuck(f"not done in {limit} s:\n{log.read_text()[-2000:]}")

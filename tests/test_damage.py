@@ -86,6 +86,74 @@ PROGRAM = """
 """
 
 
+# The same for the work directory of a run. `orbax` keeps no digest of the chunks of arrays, so that
+# parameters may differ; everything else is a sentence, or as it was.
+RUN_PROGRAM = """
+    import sys
+    from pathlib import Path
+
+    import jax.numpy as jnp
+    import numpy as np
+    from etils import epath
+
+    from pipeline import Bucket, Corpus, Plan
+    from pipeline.loading.checkpoint import Checkpoints, check_data_state, data_state
+    from pipeline.training.audit import NotAsPlanned, audit
+    from pipeline.training.history import read_history, write_history
+    from pipeline.training.metrics import MetricsLog
+
+    place, flips, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    corpus = Corpus.from_arrays([np.arange(at % 7) for at in range(30)], place / "corpus")
+    plan = Plan(corpus, [Bucket(2, 4), Bucket(1, 8)], seed=3).after(5, seed=4, leave_out=[2])
+    write_history(epath.Path(place), corpus, plan)
+    with MetricsLog(epath.Path(place), 0) as log:
+        for step in range(8):
+            log.write({"step": step, "batch": plan.batch(step).digest, "loss": 1.5})
+    like = {"weights": jnp.zeros((20, 50))}
+    with Checkpoints(place / "checkpoints") as checkpoints:
+        for step in (4, 8):
+            state = {"weights": like["weights"] + step}
+            checkpoints.save(step, state, data=data_state(step, plan, corpus), run={"a": 1})
+
+    def outcome():
+        "What the audit and a restore give, and the parameters; or a sentence."
+        try:
+            said = []
+            audit(epath.Path(place), said.append)
+            corpus, plan = read_history(epath.Path(place))
+            checkpoints = Checkpoints(place / "checkpoints")
+            state, data = checkpoints.restore(like)
+            assert checkpoints.restore_json(8)
+            checkpoints.close()
+            return said, check_data_state(data, plan, corpus), np.asarray(state["weights"]).tolist()
+        except (ValueError, FileNotFoundError, NotAsPlanned) as error:
+            assert len(str(error).split()) > 3, error
+            return str(error)
+
+    files = sorted(path for path in place.rglob("*") if path.is_file() and path.stat().st_size)
+    files = [path for path in files if not {"tensorboard", "4"} & {*path.parts}]
+    expected = outcome()
+    assert not isinstance(expected, str), expected
+    rng, refused, unnoticed = np.random.default_rng(seed), 0, 0
+    for number in range(flips):
+        path = files[number % len(files)]
+        whole = path.read_bytes()
+        at, bit = int(rng.integers(len(whole))), int(rng.integers(8))
+        print(path.relative_to(place), at, bit, flush=True)
+        content = bytearray(whole)
+        content[at] ^= 1 << bit
+        path.write_bytes(content)
+        found = outcome()
+        path.write_bytes(whole)
+        refused += isinstance(found, str)
+        if not isinstance(found, str):
+            assert found[:2] == expected[:2], found
+            assert found[2] == expected[2] or path.parent.name == "d", "other parameters"
+            unnoticed += found[2] != expected[2]
+    print("refused", refused, "unnoticed", unnoticed)
+"""
+
+
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch):
     monkeypatch.setattr(ragged, "TOKENS_PER_PART", 60)
@@ -231,12 +299,12 @@ def test_offsets_of_arrow_files_in_place_are_checked(tmp_path, offsets):
         InPlace.arrow(tmp_path / "a.arrow")
 
 
-def flip(place, flips, seed):
-    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(place), str(flips), str(seed)]
+def flip(place, flips, seed, program=PROGRAM):
+    command = [sys.executable, "-c", textwrap.dedent(program), str(place), str(flips), str(seed)]
     process = subprocess.run(command, capture_output=True, text=True, timeout=600)
     last = process.stdout.splitlines()[-1]
     assert process.returncode == 0, f"after the flip {last}: {process.stderr}"
-    return int(last.removeprefix("refused "))
+    return int(last.split()[1])
 
 
 FLIPS = [60, pytest.param(2000, marks=pytest.mark.slow)]
@@ -260,3 +328,8 @@ def test_a_flipped_bit_of_an_arrow_file_in_place_crashes_nothing(tmp_path, flips
     path = tmp_path / "a.arrow"
     feather.write_feather(pa.table({"input_ids": ids}), str(path), compression="uncompressed")
     assert flip(path, flips, 2)
+
+
+@pytest.mark.parametrize("flips", [FLIPS[1]])
+def test_a_flipped_bit_of_a_work_directory_is_found_or_harmless(tmp_path, flips):
+    assert flip(tmp_path, flips, 3, RUN_PROGRAM) > flips / 3

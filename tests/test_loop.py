@@ -11,10 +11,12 @@ import pytest
 
 import pipeline
 import train
+from pipeline.atomic import directory_lock
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.training import hosts
 from pipeline.training.compiled import Compiled
 from pipeline.training.history import read_history
+from tests.disk import Disk, fails
 from tests.runs import lines, run, steps, summary, tiny
 
 
@@ -216,3 +218,34 @@ def test_a_finished_run_says_so_and_goes_on_when_it_is_given_more_steps(config, 
     )
     assert [line["batch"] for line in steps(tmp_path)][:12] == batches
     assert [line["loss"] for line in steps(tmp_path)] == list(range(15))
+
+
+def test_of_two_runs_in_one_directory_the_second_is_refused_and_the_first_is_right(
+    config, tmp_path
+):
+    config.peak_flops = 0.0  # utilisation depends on the clock
+    run(config.copy_and_resolve_references(), tmp_path / "alone")
+    both, refusal = tmp_path / "both", r"another process is training in .*both; stop it first"
+    with (
+        directory_lock(both, "training", wait=False),
+        pytest.raises(RuntimeError, match=refusal),
+    ):
+        run(config.copy_and_resolve_references(), both)
+    run(config, both)
+    assert lines(both) == lines(tmp_path / "alone")
+
+
+@pytest.mark.slow
+def test_a_full_disk_gives_a_sentence_and_a_rerun_with_room_ends_the_same(config, tmp_path):
+    config.peak_flops = 0.0
+    config.eval_every, config.checkpoint_every = 4, 3
+    run(config.copy_and_resolve_references(), tmp_path / "whole")
+    room, refusals = 1 << 12, 0
+    with Disk(tmp_path / "disk") as disk:
+        while fails(run, config.copy_and_resolve_references(), disk.make(room)):
+            refusals += 1
+            disk.grow()
+            run(config.copy_and_resolve_references(), disk.place)
+            assert lines(disk.place) == lines(tmp_path / "whole")
+            room = room * 5 // 4
+    assert refusals > 10

@@ -13,8 +13,9 @@ import pipeline
 from pipeline.sources import Records
 from pipeline.tokenizers import Bytes
 from pipeline.training import metrics
+from pipeline.training.clock import Clock
 from pipeline.training.history import require_tokenizer, write_history
-from pipeline.training.metrics import Clock, MetricsLog, Profile
+from pipeline.training.metrics import MetricsLog, Profile
 from pipeline.training.record import Record, unigram_entropy
 from pipeline.training.run_config import require_same
 from pipeline.training.step_log import StepLog

@@ -445,6 +445,18 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path):
     assert os.listdir(tmp_path) == ["file"]
 
 
+def test_what_a_killed_process_left_of_a_file_goes_when_it_is_written(tmp_path):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    (tmp_path / f".counts.npy.{gone.pid}.tmp").write_bytes(b"half")
+    others = {f".counts.npy.{os.getppid()}.tmp", f".notes.{gone.pid}.tmp", ".counts.npy.x.tmp"}
+    for name in others:
+        (tmp_path / name).write_bytes(b"of somebody else")
+    with atomic_write(tmp_path / "counts.npy") as file:
+        file.write(b"whole")
+    assert {*os.listdir(tmp_path)} == {"counts.npy", *others}
+
+
 def test_records_of_a_list_like_source_are_read_one_by_one(tmp_path):
     class Listed(list):
         fingerprint = "listed"

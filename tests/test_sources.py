@@ -351,3 +351,14 @@ def test_a_data_set_that_is_not_there_is_refused_at_once(data_dir):
     assert time.monotonic() - started < 60  # TFDS itself would retry for minutes
     with pytest.raises(ValueError, match="has no split 'test'; its splits are train, validation"):
         Tfds("questions", "test", data_dir)
+
+
+def test_a_file_with_a_mark_and_bytes_that_are_no_text_is_refused_by_the_right_byte(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\xef\xbb\xbfgood\nb\xffd")
+    for sample_by, record in (("file", 0), ("line", 1)):
+        with pytest.raises(ValueError, match="line 2 is not UTF-8: byte 9 of the file is 0xff"):
+            TextFiles(path, sample_by=sample_by)[record]
+    path.write_bytes(b"\xef\xbb\xbf\xff")
+    with pytest.raises(ValueError, match="line 1 is not UTF-8: byte 3 of the file is 0xff"):
+        TextFiles(path)[0]

@@ -71,11 +71,8 @@ def index(
         with directory_lock(directory, "measuring lengths"):
             if not (directory / MANIFEST).exists():
                 _measure(job, directory, num_workers, progress)
-    require_same_origin(
-        directory, json.loads((directory / MANIFEST).read_text())["origin"], job.origin
-    )
-    with (directory / COUNTS).open("rb") as file:
-        counts = np.load(file)
+    there, counts = _read(directory)
+    require_same_origin(directory, there, job.origin)
     if len(counts) != len(source):
         raise ValueError(
             f"{os.fspath(directory)} is the index of {len(counts):,} records, and the source has "
@@ -92,10 +89,39 @@ def _measure(job: Job, directory: epath.Path, num_workers: int | None, progress:
     with contextlib.closing(chunks):
         counts = [chunk.counts for chunk in chunks]
     job.require_unchanged()
+    every = np.concatenate(counts).astype(np.uint32)
     with atomic_write(directory / COUNTS) as file:
-        np.save(file, np.concatenate(counts).astype(np.uint32))
+        np.save(file, every)
     with atomic_write(directory / MANIFEST) as file:
-        file.write(json.dumps({"origin": job.origin}, indent=1).encode())
+        content = {"origin": job.origin, "counts_digest": digest(every)}
+        file.write(json.dumps(content, indent=1).encode())
+
+
+def _read(directory: epath.Path) -> tuple[dict[str, Any], np.ndarray]:
+    """The origin of the index in `directory`, and the tokens of each record: integers [records].
+
+    Raises:
+        ValueError: one of its files is damaged.
+    """
+    path = directory / MANIFEST
+    try:
+        content = json.loads(path.read_text())
+        origin = dict(content["origin"])
+        path = directory / COUNTS
+        with path.open("rb") as file:
+            counts = np.load(file)
+        if counts.ndim != 1 or counts.dtype != np.dtype("<u4"):
+            raise ValueError(f"it has shape {counts.shape} and dtype {counts.dtype}")
+        if content.get("counts_digest", digest(counts)) != digest(counts):
+            raise ValueError("its digest differs")
+    except OSError:
+        raise
+    except Exception as error:  # the header of an array is Python, and fails in as many ways
+        raise ValueError(
+            f"the index is damaged at {os.fspath(path)}: {error!r}. Delete {os.fspath(directory)} "
+            "to make it anew"
+        ) from error
+    return origin, counts
 
 
 class OnTheFly(Examples):

@@ -18,6 +18,7 @@ from typing import Any
 
 from etils import epath
 
+from pipeline.atomic import name_full_disk
 from pipeline.planning.lengths import take_first
 from pipeline.planning.plan import Plan
 from pipeline.storage.interface import AnyCorpus
@@ -185,10 +186,14 @@ class Checkpoints:
             state: a pytree of jax.Arrays.
             data: the data state, `loader.get_state()`.
             run: any JSON that the run wants back; None: empty.
+
+        Raises:
+            OSError: the disk is full; also for the checkpoint before, which is written meanwhile.
         """
         args = self._args
         items = {"data": args.JsonSave(data), "run": args.JsonSave(run or {})}
-        self._manager.save(step, args=args.Composite(state=args.StandardSave(state), **items))
+        with name_full_disk(self._manager.directory):
+            self._manager.save(step, args=args.Composite(state=args.StandardSave(state), **items))
 
     def restore(self, like: Any, step: int | None = None) -> tuple[Any, dict[str, Any]]:
         """The state and the data state of a checkpoint.
@@ -233,7 +238,8 @@ class Checkpoints:
 
     def close(self) -> None:
         """Waits until everything is saved, and lets go of the directory."""
-        self._manager.close()
+        with name_full_disk(self._manager.directory):
+            self._manager.close()
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -284,5 +290,8 @@ class Checkpoints:
 def _is_damage(error: Exception) -> bool:
     """Whether files are missing or damaged; not if memory or permissions are missing, say."""
     kinds = (FileNotFoundError, NotADirectoryError, KeyError, UnicodeError, json.JSONDecodeError)
-    # orbax raises a plain Exception for an array whose chunks cannot be read.
-    return isinstance(error, kinds) or type(error) is Exception
+    misread = (AttributeError, TypeError)  # orbax takes what JSON holds for what it wrote
+    # It raises a plain Exception for an array whose chunks cannot be read, and a ValueError for an
+    # index of arrays that cannot be decoded.
+    undecodable = type(error) is ValueError and str(error).startswith("Error opening")
+    return isinstance(error, kinds + misread) or type(error) is Exception or undecodable

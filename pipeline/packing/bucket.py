@@ -83,10 +83,10 @@ def _require_size(name: str, value: Any) -> int:
         size = operator.index(value)
     except TypeError:
         size = 0
-    if size < 1 or isinstance(value, bool):
+    if not 1 <= size < 1 << 31 or isinstance(value, bool):  # positions are int32
         raise ValueError(
-            f"Bucket.{name} is {value!r}; it must be a whole number of at least 1, as in "
-            "Bucket(rows=64, length=512), or for pairs Bucket(rows=64, length=(512, 128))"
+            f"Bucket.{name} is {value!r}; it must be a whole number of at least 1, below 2**31, "
+            "as in Bucket(rows=64, length=512), or for pairs Bucket(rows=64, length=(512, 128))"
         )
     return size
 
@@ -99,7 +99,12 @@ def as_buckets(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
             others not, or the lengths do not strictly ascend. Pairs ascend by the sum of both
             lengths, and the last bucket holds all others.
     """
-    buckets = tuple(buckets) if not isinstance(buckets, Bucket) else (buckets,)
+    try:
+        buckets = tuple(buckets) if not isinstance(buckets, Bucket) else (buckets,)
+    except TypeError:
+        raise ValueError(
+            f"buckets is {buckets!r}; it must be a list of pipeline.Bucket(rows=…, length=…)"
+        ) from None
     if not buckets:
         raise ValueError("buckets is empty; give at least one, or let fit_buckets choose them")
     for bucket in buckets:

@@ -36,7 +36,7 @@ def require_one_of(name: str, value: Any, allowed: Collection[str]) -> None:
     Raises:
         ValueError: it is not.
     """
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
 
 

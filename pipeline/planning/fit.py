@@ -18,6 +18,7 @@ from pipeline.packing.cascade import (
 )
 from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.checks import require_one_of, require_whole
+from pipeline.planning.corpora import as_corpora
 from pipeline.planning.fit_pairs import PairFit
 from pipeline.planning.lengths import AnyLengths
 from pipeline.planning.options import By, Weights, typical_lengths
@@ -91,21 +92,18 @@ def fit_buckets(
     require_one_of("packing", packing, PACKINGS)
     require_one_of("attention", attention, ATTENTIONS)
     if weights is not None:
-        each = {
-            name: lengths_lib.Lengths.of(one)
-            for name, one in lengths_lib.as_corpora(lengths).items()
-        }
+        each = {name: lengths_lib.Lengths.of(one) for name, one in as_corpora(lengths).items()}
         lengths = typical_lengths(each, weights, by)
     array = lengths_lib.as_lengths(lengths)
-    limits = () if max_length is None else np.ravel(max_length).tolist()
-    for limit in limits:
-        require_whole("max_length", limit, 1)
+    given = max_length.tolist() if isinstance(max_length, np.ndarray) else max_length
+    several = given if isinstance(given, list | tuple) else [given]
+    limits = [require_whole("max_length", limit, 1) for limit in several if given is not None]
     tokens_per_batch = require_whole("tokens_per_batch", tokens_per_batch, 1)
     max_buckets = require_whole("max_buckets", max_buckets, 1)
     length_multiple = require_whole("length_multiple", length_multiple, 1)
     row_multiple = require_whole("row_multiple", row_multiple, 1)
     require_whole("width", width, 1)
-    if len(limits) not in (0, array.ndim):
+    if max_length is not None and len(limits) != array.ndim:
         raise ValueError(
             f"max_length is {max_length!r}; it must be one number for lengths of shape [n], and "
             "(inputs, targets) for pairs"
@@ -115,7 +113,8 @@ def fit_buckets(
             f"none of the {len(array):,} lengths is above 0, so there is nothing to fit buckets to"
         )
     limit = array.max(axis=0)
-    limit = limit if max_length is None else np.minimum(limit, max_length)
+    if max_length is not None:
+        limit = np.minimum(limit, limits if array.ndim == 2 else limits[0])
     longest = _round_up(np.maximum(limit, 1).astype(np.int64), length_multiple)
     if row_multiple * int(longest.sum()) > tokens_per_batch:
         shown = " + ".join(f"{each:,}" for each in longest.ravel().tolist())

@@ -2,7 +2,7 @@
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, SupportsIndex, runtime_checkable
 
 import numpy as np
@@ -204,7 +204,12 @@ def as_lengths(lengths: Any) -> np.ndarray:
     """
     if isinstance(lengths, Lengths):
         return lengths.array
-    array = np.asarray(lengths.lengths if isinstance(lengths, HasLengths) else lengths)
+    try:
+        array = np.asarray(lengths.lengths if isinstance(lengths, HasLengths) else lengths)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ValueError(
+            f"lengths is {lengths!r:.80}, and no array: {error}; a plan takes an integer array"
+        ) from error
     if array.ndim != 1 and array.shape[1:] != (2,):
         raise ValueError(
             f"lengths has shape {array.shape}; a plan takes one integer per example, shape [n], "
@@ -270,28 +275,3 @@ def histogram(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     found = np.zeros(len(sizes), np.int64)
     np.add.at(found, which, np.concatenate([counts[short], *(each.counts for each in long)]))
     return sizes, found
-
-
-def as_corpora(given: Any) -> Mapping[str, Any]:
-    """The corpora of a plan with weights, by name.
-
-    Raises:
-        ValueError: `given` is not several corpora by name.
-    """
-    if isinstance(given, HasCorpora):
-        return given.corpora
-    if not isinstance(given, Mapping) or "" in given:
-        raise ValueError(
-            f"lengths is {given!r:.60}; with weights it must be several corpora by name: a dict, "
-            "or Corpora({'name': corpus})"
-        )
-    return given
-
-
-def select_corpora(given: Any, names: Iterable[str]) -> Any:
-    """The first of several corpora, up to the last of `names`, in the form of `given`."""
-    every = as_corpora(given)
-    found = {name: every[name] for name in names}
-    if isinstance(given, HasCorpora) and len(found) > 1:
-        return given.begin(sum(map(len, found.values())))
-    return found

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import math
 import numbers
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,6 +23,8 @@ VERSION = 2
 MIXTURE_VERSION = 2
 
 WINDOW = 1 << 22
+
+LEAST = Fraction(1, 10**9)  # the least share of a corpus that has one
 
 By = Literal["tokens", "examples"]
 BY: tuple[By, ...] = get_args(By)
@@ -181,27 +182,42 @@ def as_phases(weights: Weights, names: Sequence[str]) -> list[tuple[int, dict[st
     for number, (start, each) in enumerate(given):
         expected = names if number == len(given) - 1 else names[: len(each)]
         if set(each) != set(expected) or (phases and len(each) < len(phases[-1][1])):
+            seen = ", ".join(map(str, each)) or "nothing"
             raise ValueError(
-                f"the weights from step {start:,} on are for {', '.join(each) or 'nothing'}, and "
+                f"the weights from step {start:,} on are for {seen}, and "
                 f"the corpora are {', '.join(names)}; give each a weight, perhaps 0 (a corpus that "
                 "joins later comes after the others, and every phase from then on names it)"
             )
-        # From its text, 0.7 is exactly 7/10. A plan's `changes` have fractions as text, too.
-        finite = all(isinstance(w, str) or math.isfinite(w) for w in each.values())
-        exact = {name: Fraction(str(each[name])) for name in expected} if finite else {}
+        exact = {name: _as_fraction(each[name]) for name in expected}
         if any(weight < 0 for weight in exact.values()) or not any(exact.values()):
             raise ValueError(
                 f"the weights from step {start:,} on are {dict(each)}; they must be at least 0, "
                 "and at least one above 0"
             )
         total = sum(exact.values(), Fraction(0))
-        phases.append((int(start), {name: weight / total for name, weight in exact.items()}))
+        if min(weight for weight in exact.values() if weight) < total * LEAST:
+            raise ValueError(
+                f"the weights from step {start:,} on are {dict(each)}; a share is 0 or at least "
+                f"{float(LEAST):g} of all, for steps are counted in 64 bits"
+            )
+        phases.append((start, {name: weight / total for name, weight in exact.items()}))
     return phases
 
 
 def _is_phase(given: Any) -> bool:
     is_pair = isinstance(given, Sequence) and len(given) == 2
-    return is_pair and isinstance(given[0], numbers.Real) and hasattr(given[1], "values")
+    return is_pair and isinstance(given[0], numbers.Integral) and hasattr(given[1], "values")
+
+
+def _as_fraction(weight: Any) -> Fraction:
+    """A weight, exactly: from its text, 0.7 is 7/10; −1 if it is no finite number.
+
+    A plan's `changes` have fractions as text, too.
+    """
+    try:
+        return Fraction(str(weight))
+    except (ValueError, ZeroDivisionError):
+        return Fraction(-1)
 
 
 def typical_lengths(

@@ -9,7 +9,8 @@ from pipeline.packing.bucket import Bucket, as_buckets
 from pipeline.packing.cascade import Packing
 from pipeline.planning import figures
 from pipeline.planning.checks import require_index, require_whole
-from pipeline.planning.lengths import AnyLengths, LeaveOut, as_corpora, select_corpora, take_first
+from pipeline.planning.corpora import as_corpora, select_corpora
+from pipeline.planning.lengths import AnyLengths, LeaveOut, take_first
 from pipeline.planning.options import WINDOW, By, Changes, Ending, Options, Weights, as_phases
 from pipeline.planning.pieces import Overflow
 from pipeline.planning.planned import PlannedBatch, assemble

@@ -9,14 +9,8 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from pipeline.planning.lengths import (
-    LeaveOut,
-    Lengths,
-    as_corpora,
-    select,
-    select_corpora,
-    take_first,
-)
+from pipeline.planning.corpora import as_corpora, select_corpora
+from pipeline.planning.lengths import LeaveOut, Lengths, select, take_first
 from pipeline.planning.options import MIXTURE_VERSION, VERSION, Changes, Options, as_phases
 from pipeline.planning.quotas import QuotaTimetable
 from pipeline.planning.source import Source

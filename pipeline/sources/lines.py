@@ -37,9 +37,10 @@ class Line:
         Raises:
             ValueError: it is not UTF-8; names the file, the line and the byte.
         """
-        encoding = "utf-8-sig" if self.offset == 0 else "utf-8"
         try:
-            return self.content.decode(encoding)
+            text = self.content.decode()
+            # Not "utf-8-sig", whose errors count bytes from after the mark.
+            return text.removeprefix("\ufeff") if self.offset == 0 else text
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"{self} is not UTF-8: byte {self.offset + error.start:,} of the file is "

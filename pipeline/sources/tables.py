@@ -78,7 +78,7 @@ class Tables(files.FileSource):
     def _guard(self, path: epath.Path, function: Callable, *arguments: Any) -> Any:
         try:
             return function(*arguments)
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise ValueError(
                 f"{os.fspath(path)} cannot be read as {self.format}: {error}. It is damaged or of "
                 "another format; fetch it again, or check its name"
@@ -86,7 +86,10 @@ class Tables(files.FileSource):
 
     def _read(self, number: int) -> Group:
         file, group, _ = self._groups[number]
-        return self._guard(self.files[file], self._tables[file][1], group)
+        read = self._guard(self.files[file], self._tables[file][1], group)
+        # Arrow trusts the offsets of a file, and would read outside of it.
+        self._guard(self.files[file], functools.partial(read.validate, full=True))
+        return read
 
     def groups(self) -> Iterator[tuple[str, Group]]:
         """Each group of rows in order, with its place in words; none of them stays in memory."""

@@ -54,7 +54,7 @@ def _read_text(path: epath.Path) -> str:
     with files.open_file(path) as file:
         content = file.read()
     try:
-        return content.decode("utf-8-sig")
+        return content.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         start = content.rfind(b"\n", 0, error.start) + 1
         number = content.count(b"\n", 0, start) + 1

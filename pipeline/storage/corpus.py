@@ -2,7 +2,6 @@
 
 import errno
 import functools
-import operator
 import os
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -13,6 +12,7 @@ from etils import epath
 from pipeline import tokenizers
 from pipeline.atomic import atomic_write, directory_lock, is_local
 from pipeline.planning import lengths as lengths_module
+from pipeline.planning.checks import require_whole
 from pipeline.ragged import Ragged, assemble_parts, chunk_arrays
 from pipeline.storage.gather import as_pieces, require_within
 from pipeline.storage.interface import AnyCorpus
@@ -106,7 +106,7 @@ class Corpus(AnyCorpus):
                 other data.
         """
         directory = epath.Path(directory).expanduser()
-        vocab_size = None if vocab_size is None else operator.index(vocab_size)
+        vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
         parts = assemble_parts(chunk_arrays(examples, vocab_size, weights))
         origin = {"source": None, "tokenizer": None, "field": None}
         with directory_lock(directory, "writing a corpus"):

@@ -29,4 +29,6 @@ def load(description: dict[str, Any], directory: epath.Path) -> Tokenizer:
     for file_kind in (SentencePiece, HuggingFace):
         if kind == file_kind.kind:
             return file_kind(directory / file_kind.file, **options)
+    if kind != Bytes.kind:
+        raise ValueError(f"there is no kind of tokenizer {kind!r:.80}")
     return Bytes(**options)

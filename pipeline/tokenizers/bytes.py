@@ -27,6 +27,11 @@ class Bytes:
     kind = "bytes"
     vocab_size = 259
 
+    def __post_init__(self) -> None:
+        for name, value in (("begin", self.begin), ("end", self.end)):
+            if not isinstance(value, bool | np.bool):
+                raise ValueError(f"{name} is {value!r:.80}; it must be True or False")
+
     @property
     def begin_id(self) -> int | None:
         """See `Tokenizer`."""

@@ -127,11 +127,14 @@ def _read_log(workdir: epath.Path) -> Logged:
             f"there is no {path.name} in {os.fspath(workdir)}, so nothing says which batches ran; "
             "pipeline.training.step_log.StepLog writes it"
         )
-    lines = path.read_text().split("\n")[:-1]  # what a kill cut short is no line
+    lines = path.read_bytes().split(b"\n")[:-1]  # what a kill cut short is no line
     for number, line in enumerate(lines, 1):
         try:
             values = json.loads(line)
             step, digest = values["step"], values.get("batch", values.get("skipped"))
+            if type(step) is not int or not isinstance(digest, str | None):
+                raise ValueError(f"its step is {step!r:.80} and its batch {digest!r:.80}")
+            loss = values["loss"] if "batch" in values else None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"line {number} of {path} cannot be read: {error!r}") from error
         if digest is None:  # an evaluation
@@ -142,7 +145,7 @@ def _read_log(workdir: epath.Path) -> Logged:
             raise NotAsPlanned(f"{what}: line {number} of metrics.jsonl is of step {step:,}")
         if "skipped" in values:
             logged.skipped.append(step)
-        elif values.get("loss") is None or values.get("gradient_norm", 0) is None:
+        elif loss is None or values.get("gradient_norm", 0) is None:
             logged.lost.append(step)
         logged.digests.append(digest)
     folder = workdir / "checkpoints"

@@ -44,6 +44,29 @@ def parse_change(change: str) -> dict[str, Any]:
     return asked
 
 
+def list_changes(changes: Any) -> list[tuple[int, dict[str, Any]]]:
+    """The entries of a config's `schedule`: each a step, and the options that change there.
+
+    Raises:
+        ValueError: they are not such pairs, by ascending steps.
+    """
+    found: list[tuple[int, dict[str, Any]]] = []
+    seen = changes
+    try:
+        for seen in changes:
+            step, options = seen
+            if int(step) != step or step < (found[-1][0] if found else 0):
+                raise ValueError
+            found.append((int(step), dict(options)))
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(
+            f"schedule holds {seen!r}; each entry is a step and the options that change "
+            'there, by ascending steps, as in ((0, {"tokens_per_batch": 2048}), '
+            '(500, {"seed": 1}))'
+        ) from None
+    return found
+
+
 def check_options(options: Mapping[str, Any]) -> None:
     """Refuses unknown options, naming the nearest known one, and values of lists that are no lists.
 

@@ -79,6 +79,8 @@ def _views(corpus: Any) -> dict[str, Any] | None:
 
 
 def _open(directory: epath.Path, view: dict[str, Any] | None) -> AnyCorpus:
+    if not isinstance(view, dict | None):
+        raise TypeError(f"view is {view!r:.80}")
     corpus = open_corpus(directory)
     return view_of(corpus, view) if view and isinstance(corpus, Corpus) else corpus
 
@@ -148,27 +150,40 @@ def read_history(
     try:
         content: dict[str, Any] = json.loads(path.read_text())
         changes = [(int(entry["from"]), dict(entry["changes"])) for entry in content["plans"]]
+        fingerprints = [str(entry["fingerprint"]) for entry in content["plans"]]
         directory, tokens, seen_as = content["corpus"], content["tokens"], content.get("view")
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{os.fspath(path)} cannot be read: {error!r}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damage(path, error) from error
     corpus: AnyCorpus
-    if isinstance(directory, dict):
-        views = seen_as or {}
-        corpus = Corpora(
-            {name: _open(workdir / place, views.get(name)) for name, place in directory.items()}
-        )
-    else:
-        corpus = _open(workdir / directory, seen_as)
+    try:
+        if isinstance(directory, dict):
+            views = seen_as or {}
+            corpus = Corpora(
+                {name: _open(workdir / place, views.get(name)) for name, place in directory.items()}
+            )
+        else:
+            corpus = _open(workdir / directory, seen_as)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise _damage(path, error) from error
     if corpus.fingerprint != tokens:
         raise ValueError(
             f"the corpus in {directory} is {corpus.fingerprint}, and the run "
             f"was trained on {tokens}; its batches cannot be planned again without that"
         )
-    plan = Plan.replay(corpus, changes)
-    for then, now in zip(content["plans"], plan.entries, strict=True):
-        if then["fingerprint"] != now["fingerprint"]:
+    try:
+        plan = Plan.replay(corpus, changes)
+    except Exception as error:  # options of any kind and value
+        raise _damage(path, error) from error
+    for then, now in zip(fingerprints, plan.entries, strict=True):
+        if then != now["fingerprint"]:
             raise ValueError(
-                f"the plan from step {now['from']:,} on was {then['fingerprint']} and is now "
+                f"the plan from step {now['from']:,} on was {then} and is now "
                 f"{now['fingerprint']}; use the version of Lockstep that the run was made with"
             )
     return corpus, plan
+
+
+def _damage(path: epath.Path, error: Exception) -> ValueError:
+    return ValueError(
+        f"{os.fspath(path)} cannot be read: {error!r}. The run writes it anew when it goes on"
+    )

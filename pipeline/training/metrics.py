@@ -7,64 +7,19 @@ import os
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import tqdm
 from etils import epath
 
-from pipeline.atomic import atomic_write, is_local
+from pipeline.atomic import atomic_write, is_local, name_full_disk
 from pipeline.extras import require
 
 logger = logging.getLogger(__name__)
 
 # Seconds between lines where there is no terminal to draw a bar on.
 EVERY = 10.0
-
-
-class Clock:
-    """Seconds by phase, going on from those given: `with clock("compile"): …`.
-
-    Every second since it was made belongs to one phase: to the innermost block, or to "other".
-
-    >>> clock = Clock({"train": 60.0})
-    >>> with clock("plan"):
-    ...     pass
-    >>> list(clock.seconds())
-    ['train', 'other', 'plan']
-    """
-
-    def __init__(self, seconds: Mapping[str, float] | None = None):
-        self._seconds: dict[str, float] = defaultdict(float, seconds or {})
-        self._open, self._since = ["other"], time.perf_counter()
-
-    def seconds(self) -> dict[str, float]:
-        """Seconds of each phase up to now; their sum is the time since the clock was made."""
-        now = time.perf_counter()
-        self._seconds[self._open[-1]] += now - self._since
-        self._since = now
-        return dict(self._seconds)
-
-    def add(self, phase: str, seconds: float) -> None:
-        """Adds seconds that passed elsewhere, if there are any."""
-        if seconds:
-            self._seconds[phase] += seconds
-
-    def __getitem__(self, phase: str) -> float:
-        """Seconds of one phase."""
-        return self.seconds().get(phase, 0.0)
-
-    @contextlib.contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
-        """Adds the time inside the block to `phase`."""
-        self.seconds()
-        self._open.append(phase)
-        try:
-            yield
-        finally:
-            self.seconds()
-            self._open.pop()
 
 
 class MetricsLog:
@@ -101,9 +56,9 @@ class MetricsLog:
         board = require("tensorboardX", extra="train", purpose="MetricsLog")
         self._workdir, self._remote = epath.Path(workdir), not is_local(workdir)
         self._path = self._workdir / "metrics.jsonl"
-        kept: list[tuple[str, dict[str, Any]]] = []
+        kept: list[tuple[bytes, dict[str, Any]]] = []
         if step and self._path.exists():
-            for line in self._path.read_text().splitlines():
+            for line in self._path.read_bytes().splitlines():
                 if (values := _parsed(line)) is None:
                     continue
                 if "eval_loss" in values:
@@ -113,12 +68,12 @@ class MetricsLog:
                     kept.append((line, values))
                 else:
                     self.lost += values.get("seconds", 0.0)
-        text = "".join(line + "\n" for line, _ in kept)
+        text = b"".join(line + b"\n" for line, _ in kept)
         self._scratch = tempfile.TemporaryDirectory() if self._remote else None
         here = epath.Path(self._scratch.name) if self._scratch else self._workdir
         here.mkdir(parents=True, exist_ok=True)
         with atomic_write(here / "metrics.jsonl") as file:
-            file.write(text.encode())
+            file.write(text)
         self._file = open(os.fspath(here / "metrics.jsonl"), "a")  # noqa: SIM115
         self._here = here
         self._board = board.SummaryWriter(
@@ -132,8 +87,9 @@ class MetricsLog:
         """Writes one step's values; `step` is among them."""
         if not self._enabled:
             return
-        self._file.write(json.dumps(values) + "\n")
-        self._draw(values)
+        with name_full_disk(self._path):
+            self._file.write(json.dumps(values) + "\n")
+            self._draw(values)
 
     def _draw(self, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
@@ -149,8 +105,9 @@ class MetricsLog:
         """Makes what was written so far outlive the process."""
         if not self._enabled:
             return
-        self._file.flush()
-        self._board.flush()
+        with name_full_disk(self._path):
+            self._file.flush()
+            self._board.flush()
         if self._remote:
             (self._here / "metrics.jsonl").copy(self._path, overwrite=True)
             (self._workdir / "tensorboard").mkdir(parents=True, exist_ok=True)
@@ -161,11 +118,15 @@ class MetricsLog:
         """Flushes and closes the files."""
         if not self._enabled:
             return
-        self.flush()
-        self._file.close()
-        self._board.close()
-        if self._scratch:
-            self._scratch.cleanup()
+        with (
+            name_full_disk(self._path),
+            contextlib.ExitStack() as stack,
+        ):  # all of it, also after an error
+            if self._scratch:
+                stack.callback(self._scratch.cleanup)
+            stack.callback(self._board.close)
+            stack.callback(self._file.close)
+            self.flush()
 
     def __enter__(self) -> "MetricsLog":
         return self
@@ -174,11 +135,11 @@ class MetricsLog:
         self.close()
 
 
-def _parsed(line: str) -> dict[str, Any] | None:
+def _parsed(line: bytes) -> dict[str, Any] | None:
     """The values of a line of the log; None of one that a kill cut short."""
     try:
         values = json.loads(line)
-        values["step"] + 0
+        values["step"] + values.get("seconds", 0.0)
     except (ValueError, KeyError, TypeError):
         return None
     return values

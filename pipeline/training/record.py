@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from etils import epath
 
+from pipeline.atomic import atomic_write
 from pipeline.planning.planned import PlannedBatch
 from pipeline.storage.interface import AnyCorpus
 
@@ -106,7 +107,8 @@ class Record:
         """Logs the summary after some steps and, on one host, writes it to `summary.json`."""
         text = json.dumps(self.summary(steps), indent=1)
         if jax.process_index() == 0:
-            (workdir / "summary.json").write_text(text + "\n")
+            with atomic_write(workdir / "summary.json") as file:
+                file.write(f"{text}\n".encode())
         logger.info("%s", text)
 
     def summary(self, steps: int) -> dict[str, Any]:

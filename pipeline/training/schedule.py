@@ -24,6 +24,7 @@ from pipeline.training.batch_options import (
     PLANNING,
     check_options,
     describe_change,
+    list_changes,
     merge_options,
     parse_change,
 )
@@ -69,23 +70,12 @@ class Schedule:
         check_options(begin)
         self.entries = [Entry(0, {name: v for name, v in begin.items() if v is not None})]
         self.asked: dict[str, Any] = {}  # by the last `change` of `resume`
-        for change in changes:
-            try:
-                step, options = change
-                options = dict(options)
-                if int(step) != step or step < self.entries[-1].step:
-                    raise ValueError
-            except (TypeError, ValueError):
-                raise ValueError(
-                    f"schedule holds {change!r}; each entry is a step and the options that change "
-                    'there, by ascending steps, as in ((0, {"tokens_per_batch": 2048}), '
-                    '(500, {"seed": 1}))'
-                ) from None
+        for step, options in list_changes(changes):
             check_options(options)
             if step == 0:
                 self.entries[0].options |= options
             else:
-                self.entries.append(Entry(int(step), options))
+                self.entries.append(Entry(step, options))
         self._rehearse()
 
     def _rehearse(self) -> None:
@@ -288,6 +278,11 @@ class Schedule:
         if "buckets" not in entry.options and fits:
             fitting: dict[str, Any] = {"max_buckets": 4} | select_options(FITTING, force)
             fitting |= select_options(("weights", "by"), mixture)
+            if "tokens_per_batch" not in fitting:
+                raise ValueError(
+                    "batches have neither tokens_per_batch nor buckets; give one of them, as in "
+                    "--config.batches.tokens_per_batch=16384"
+                )
             entry.plan["buckets"] = [bucket.as_json for bucket in fit_buckets(corpus, **fitting)]
 
     def _describe(self, number: int, plan: Plan) -> str:

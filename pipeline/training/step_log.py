@@ -10,7 +10,8 @@ import numpy as np
 
 from pipeline.planning.checks import require_one_of
 from pipeline.planning.planned import PlannedBatch
-from pipeline.training.metrics import Clock, MetricsLog, Progress
+from pipeline.training.clock import Clock
+from pipeline.training.metrics import MetricsLog, Progress
 from pipeline.training.peaks import peak_of
 from pipeline.training.record import Record
 

@@ -1,0 +1,41 @@
+"""A disk that is full at every write: a sentence, and a rerun with room ends as if nothing was."""
+
+import pytest
+
+from pipeline import ragged
+from pipeline.storage import tokenisation
+from tests.disk import Disk, fails
+from tests.kills import Preparation, write_documents
+
+PAGE = 4096
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    # Trials set these, in processes of their own.
+    for module, name in ((ragged, "TOKENS_PER_PART"), (ragged, "CHUNK"), (tokenisation, "RECORDS")):
+        monkeypatch.setattr(module, name, getattr(module, name))
+
+
+@pytest.fixture
+def text(tmp_path):
+    write_documents(tmp_path / "documents.jsonl", 60)
+    return tmp_path / "documents.jsonl"
+
+
+@pytest.mark.parametrize("kind", ["prepare", "prepare_pairs", "index", "from_arrays"])
+def test_preparations_end_with_a_sentence_and_go_on_with_room(kind, text, tmp_path, capsys):
+    trial = Preparation(text, kind)
+    (tmp_path / "whole").mkdir()
+    trial.run(tmp_path / "whole")
+    expected, refusals = trial.result(tmp_path / "whole"), 0
+    rooms = [{"size": pages * PAGE} for pages in range(1, 40, 6)]
+    rooms += [{"files": files} for files in range(2, 16, 2)]
+    with Disk(tmp_path / "disk") as disk:
+        for room in rooms:
+            refusals += fails(trial.run, disk.make(**room))
+            disk.grow()
+            trial.run(disk.place)
+            assert trial.result(disk.place) == expected
+    assert refusals > 1
+    assert "Traceback" not in capsys.readouterr().err
