@@ -11,8 +11,14 @@ logger = logging.getLogger(__name__)
 
 EVENT = "/jax/core/compile/backend_compile_duration"
 
-# Where JAX explains why it traces a function again, when it is asked to.
-EXPLANATIONS = "jax._src.interpreters.partial_eval"
+# Where JAX explains why it traces a function again, when it is asked to; and where it then says what
+# it looks up in and writes to its persistent cache.
+EXPLANATIONS = (
+    "jax._src.interpreters.partial_eval",
+    "jax._src.compiler",
+    "jax._src.compilation_cache",
+)
+EXPLAINS = ("CACHE MISS", "persistent compilation cache", "persistent cache entry")
 
 
 class CompileLog:
@@ -92,12 +98,13 @@ class CompileGuard:
         self._reason, self._log = "", CompileLog()
         self._explained = bool(jax.config.values["jax_explain_cache_misses"])
         jax.config.update("jax_explain_cache_misses", True)
-        logging.getLogger(EXPLANATIONS).addFilter(self._note)
+        for name in EXPLANATIONS:
+            logging.getLogger(name).addFilter(self._note)
 
     def _note(self, record: logging.LogRecord) -> bool:
         """Keeps JAX's reason, why a watched function is traced, rather than letting it print."""
         text = record.getMessage()
-        if "CACHE MISS" not in text:
+        if not any(each in text for each in EXPLAINS):
             return True
         if self._watched.search(text):
             self._reason = " ".join(text.split("\n", 1)[-1].split())
@@ -124,7 +131,8 @@ class CompileGuard:
     def close(self) -> None:
         """Stops watching."""
         self._log.close()
-        logging.getLogger(EXPLANATIONS).removeFilter(self._note)
+        for name in EXPLANATIONS:
+            logging.getLogger(name).removeFilter(self._note)
         jax.config.update("jax_explain_cache_misses", self._explained)
 
     def __enter__(self) -> "CompileGuard":
