@@ -295,7 +295,7 @@ def test_offsets_of_arrow_files_in_place_are_checked(tmp_path, offsets):
     assert content.count(there) == 1
     changed = content.replace(there, np.array(offsets, np.int32).tobytes())
     (tmp_path / "a.arrow").write_bytes(changed)
-    with pytest.raises(ValueError, match=r"a.arrow, from row 0 on, is damaged: "):
+    with pytest.raises(ValueError, match=r"a.arrow cannot be read as Arrow: .*ffset.* damaged"):
         InPlace.arrow(tmp_path / "a.arrow")
 
 

@@ -11,8 +11,8 @@ logger = logging.getLogger(__name__)
 
 EVENT = "/jax/core/compile/backend_compile_duration"
 
-# Where JAX explains why it traces a function again, when it is asked to; and where it then says what
-# it looks up in and writes to its persistent cache.
+# Where JAX explains why it traces a function again, when it is asked to; and where it then says how
+# it uses its persistent cache.
 EXPLANATIONS = (
     "jax._src.interpreters.partial_eval",
     "jax._src.compiler",
