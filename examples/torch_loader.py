@@ -19,8 +19,8 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 import pipeline
-from pipeline.loading.checkpoint import check_data_state, data_state
 from pipeline.loading.collate import collate
+from pipeline.loading.data_state import check_data_state, data_state
 from pipeline.loading.sharding import slice_of_process
 from pipeline.sources import Records
 from pipeline.tokenizers import Bytes

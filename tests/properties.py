@@ -28,7 +28,7 @@ import pipeline
 from pipeline import sources, templates, tokenizers
 from pipeline.configuration import open_source, open_template, open_tokenizer, open_view
 from pipeline.external import InPlace
-from pipeline.loading.checkpoint import check_data_state, data_state
+from pipeline.loading.data_state import check_data_state, data_state
 from pipeline.planning.plan import Plan
 from pipeline.storage.corpus import Corpus
 from pipeline.training.audit import NotAsPlanned, audit

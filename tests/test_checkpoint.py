@@ -5,10 +5,12 @@ import shutil
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import pipeline
 from pipeline.loading.checkpoint import Checkpoints
+from pipeline.loading.checksum import checksums
 
 
 def state_after(step):
@@ -162,6 +164,43 @@ def test_a_data_state_of_another_step_is_damage(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(15, state_after(15), data={"step": 7})
     checkpoints._manager.wait_until_finished()
-    with pytest.raises(ValueError, match="15 is that of step 7"):
+    with pytest.raises(
+        ValueError,
+        match=r"15 is a damaged checkpoint, or none \(its data state is that of step 7\)",
+    ):
         checkpoints.restore_json(15)
     checkpoints.close()
+
+
+@pytest.mark.parametrize("what", ["state", "json"])
+def test_a_checkpoint_whose_content_is_not_what_was_saved_is_damage(directory, monkeypatch, what):
+    # A bit that flips in an array on disk changes a number, and orbax does not notice.
+    def other(self, step, **items):
+        content = dict(whole(self, step, **items))
+        if what == "state" and "state" in content:
+            weights = content["state"]["weights"]
+            content["state"]["weights"] = weights.at[3, 7].set(jnp.nextafter(weights[3, 7], 9))
+        elif what == "json" and "run" in content and step == 12:
+            content["run"] = {"name": "b"}
+        return content
+
+    whole = Checkpoints._restore
+    monkeypatch.setattr(Checkpoints, "_restore", other)
+    seen = r"its array \['weights'\] is not" if what == "state" else "its JSON is not"
+    with pytest.raises(ValueError, match=rf"12 is a damaged .*{seen} what was saved.* step 8"):
+        restore(directory)
+
+
+def test_a_checksum_does_not_depend_on_the_sharding_and_sees_every_bit():
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((4,), ("data",), axis_types=auto, devices=jax.devices()[:4])
+    rng = np.random.default_rng(0)
+    for dtype in ("float32", "bfloat16", "int32", "uint8", "bool", "complex64"):
+        array = jnp.asarray(rng.integers(0, 2 if dtype == "bool" else 99, (8, 3, 5)), dtype)
+        seen = checksums({"a": array})
+        parts = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+        assert checksums({"a": jax.device_put(array, parts)}) == seen
+        for at in ((0, 0, 0), (7, 2, 4), (3, 1, 2)):
+            other = array.at[at].set(~array[at] if dtype == "bool" else array[at] + 1)
+            assert checksums({"a": other}) != seen
+    assert checksums({"k": jax.random.key(1)}) != checksums({"k": jax.random.key(2)})

@@ -11,7 +11,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import pipeline
 from pipeline import Batches, Bucket, Plan
-from pipeline.loading.checkpoint import check_data_state, data_state
+from pipeline.loading.data_state import check_data_state, data_state
 from pipeline.loading.loader import FITTING, PLANNING, Loader, LoadOptions
 
 FIELDS = {

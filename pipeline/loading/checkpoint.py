@@ -1,147 +1,26 @@
-"""Checkpoints: a model's state, and the data state that says which batch comes next.
-
-The data state is a step, and the fingerprint of the plan whose steps it counts. It is small JSON,
-the same on every host and for any number of hosts:
-
-    {"step": 12, "plans": [{"from": 0, "fingerprint": "plan=2;lengths=…", "corpus": "tokens=…"}]}
-
-A plan that changes (`Plan.after`) has an entry for each of its stages; entries after the first
-have their "changes". Where corpora join, an entry has the fingerprint of all corpora until then.
-`"positions": "restart"` is there if batches are built with that option, and `"order"` if they are
-sliced, shuffled or stacked by Grain: steps are then counted after that.
-"""
+"""Checkpoints: a model's state beside the data state, written by orbax, with checksums of both."""
 
 import contextlib
+import hashlib
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from etils import epath
 
 from pipeline.atomic import name_full_disk
-from pipeline.planning.lengths import take_first
-from pipeline.planning.plan import Plan
-from pipeline.storage.interface import AnyCorpus
+from pipeline.loading.checksum import checksums
 
 # Statuses of storage for files that are missing or damaged.
 DAMAGE = ("NOT_FOUND", "OUT_OF_RANGE", "DATA_LOSS", "FAILED_PRECONDITION")
 
 
-def data_state(
-    step: int, plan: Plan, corpus: AnyCorpus | None = None, positions: str = "continue"
-) -> dict[str, Any]:
-    """The state after `step` batches of `plan`, with tokens of `corpus` and as `positions` says."""
-    entries = [dict(entry) for entry in plan.entries_at(int(step))]
-    for entry, count, before in zip(entries, plan.counts, (0, *plan.counts), strict=False):
-        if count != before and corpus is not None:
-            known = corpus if count == len(corpus) else take_first(corpus, count)
-            entry["corpus"] = known.fingerprint
-    state = {"step": int(step), "plans": entries}
-    return state if positions == "continue" else {**state, "positions": positions}
-
-
-def check_data_state(
-    state: Any, plan: Plan, corpus: AnyCorpus | None = None, positions: str = "continue"
-) -> int:
-    """The step of `state`, if it counts steps of this plan, this corpus and these positions.
-
-    The plan must be the same up to that step. Later stages may differ: a run may change its future.
-
-    Raises:
-        ValueError: `state` is no data state, or belongs to another plan or corpus; the message
-            names each part that differs, with both values.
-    """
-    if not _is_state(state):
-        raise ValueError(
-            f"{str(state)[:200]!r} is not a data state; one looks like "
-            f"{data_state(0, plan)}, and comes from get_state() or a checkpoint's 'data' item"
-        )
-    step, then = state["step"], state["plans"]
-    if type(step) is not int or step < 0:
-        raise ValueError(f"the state's step is {step!r}; it must be a whole number from 0")
-    if corpus is not None and "corpus" not in then[0]:
-        raise ValueError(
-            f"the state of step {step:,} does not say which corpus it belongs to, so it cannot be "
-            "compared; restore it with the plan alone (check_data_state without a corpus)"
-        )
-    if (saved := state.get("positions", "continue")) != positions:
-        raise ValueError(
-            f"the state of step {step:,} was saved with positions={saved!r} and is restored with "
-            f"positions={positions!r}; load with positions={saved!r} to go on, or start anew"
-        )
-    now = data_state(step, plan, corpus)["plans"]
-    if changes := _changes(step, then, now):
-        raise ValueError(
-            f"the state of step {step:,} belongs to another plan or corpus: {'; '.join(changes)}. "
-            "Restore it with what it was saved with, or start anew in another directory"
-        )
-    return step
-
-
-def _is_state(state: Any) -> bool:
-    """Whether `state` has the form of a data state; its step is not checked."""
-    if not isinstance(state, dict) or not {"step", "plans"} <= {*state}:
-        return False
-    plans = state["plans"]
-    if not isinstance(plans, list | tuple) or not plans:
-        return False
-    if not all(isinstance(entry, dict) for entry in plans):
-        return False
-    starts = [entry.get("from") for entry in plans]
-    texts = [entry.get("fingerprint") for entry in plans]
-    texts += [entry["corpus"] for entry in plans if "corpus" in entry]
-    whole = all(type(start) is int for start in starts)
-    text = all(isinstance(each, str) for each in texts)
-    return whole and text and starts == sorted(starts) and starts[0] == 0
-
-
-def _changes(step: int, then: list[dict], now: list[dict]) -> list[str]:
-    """The first difference, before `step`, of the entries of a state and of a plan, in words.
-
-    Two changes at one step are two entries, so entries are compared one by one.
-    """
-    sides = [[entry for entry in some if entry["from"] < max(step, 1)] for some in (then, now)]
-    for number in range(max(map(len, sides))):
-        # A side that has no entry here goes on under its entries before.
-        at = min(side[number]["from"] for side in sides if number < len(side))
-        there = [number < len(side) and side[number]["from"] == at for side in sides]
-        old, new = (
-            [entry for entry in side[: number + 1] if entry["from"] <= at] for side in sides
-        )
-        found = []
-        for what in ("corpus", "fingerprint"):
-            held = [[entry[what] for entry in some if what in entry][-1:] for some in (old, new)]
-            if all(held):
-                found += differences(held[0][0], held[1][0])
-        if not all(there):
-            found = found or [f"its plan changes {'there' if there[0] else 'here'} alone"]
-        if found:
-            return [f"{change} from step {at:,} on" if at else change for change in found]
-    return []
-
-
-def differences(then: str, now: str) -> list[str]:
-    """Each part that differs between two fingerprints, in words.
-
-    >>> differences("plan=1;seed=3;shuffle=yes", "plan=1;seed=4;shuffle=yes")
-    ['seed was 3 and is now 4']
-    """
-    old, new = (
-        {name: value for name, _, value in (part.partition("=") for part in text.split(";"))}
-        for text in (then, now)
-    )
-    return [
-        f"{name} was {old.get(name, 'not given')} and is now {new.get(name, 'not given')}"
-        for name in dict.fromkeys([*old, *new])
-        if old.get(name) != new.get(name)
-    ]
-
-
 class Checkpoints:
     """A directory of checkpoints, written by orbax in the background; the latest ones stay.
 
-    A checkpoint has three items: `state` (a pytree of arrays, resharded on restore), `data` (the
-    data state) and `run` (any JSON). In a training loop:
+    A checkpoint has four items: `state` (a pytree of arrays, resharded on restore), `data` (the
+    data state), `run` (any JSON) and `checksums` of the others. In a training loop:
 
         checkpoints = Checkpoints("runs/mine/checkpoints")
         if checkpoints.latest is not None:
@@ -191,7 +70,9 @@ class Checkpoints:
             OSError: the disk is full; also for the checkpoint before, which is written meanwhile.
         """
         args = self._args
-        items = {"data": args.JsonSave(data), "run": args.JsonSave(run or {})}
+        content = {"data": data, "run": run or {}}
+        content["checksums"] = {"state": checksums(state), "json": _digest(content)}
+        items = {name: args.JsonSave(each) for name, each in content.items()}
         with name_full_disk(self._manager.directory):
             self._manager.save(step, args=args.Composite(state=args.StandardSave(state), **items))
 
@@ -217,15 +98,14 @@ class Checkpoints:
         Raises:
             ValueError: the checkpoint is damaged.
         """
-        args = self._args
-        items = self._restore(step, data=args.JsonRestore(), run=args.JsonRestore())
-        data, run = items["data"], items["run"]
+        content = {name: self._args.JsonRestore() for name in ("data", "run", "checksums")}
+        content = dict(self._restore(step, **content))
+        data, run = content["data"], content["run"]
         if not isinstance(data, dict) or data.get("step") != step:
-            directory = self._manager.directory / str(step)
-            raise ValueError(
-                f"the data state in {directory} is that of step {dict(data or {}).get('step')!r}: "
-                "the checkpoint is damaged. Delete that directory to go on from the one before"
-            )
+            seen = dict(data or {}).get("step")
+            raise self._damaged(step, f"its data state is that of step {seen!r}")
+        if self._checksums(content).get("json") != _digest({"data": data, "run": run}):
+            raise self._damaged(step, "its JSON is not what was saved")
         return data, run
 
     def restore_state(self, step: int, like: Any) -> Any:
@@ -234,7 +114,15 @@ class Checkpoints:
         Raises:
             ValueError: the checkpoint is damaged, or its state is not `like` this one.
         """
-        return self._restore(step, state=self._args.StandardRestore(like))["state"]
+        args = self._args
+        items = {"state": args.StandardRestore(like), "checksums": args.JsonRestore()}
+        content = self._restore(step, **items)
+        then, now = self._checksums(content)["state"], checksums(content["state"])
+        for path, value in now.items():
+            dtype, _, _ = value.partition(":")  # a cast array cannot be compared
+            if then.get(path, "").startswith(f"{dtype}:") and then[path] != value:
+                raise self._damaged(step, f"its array {path} is not what was saved")
+        return content["state"]
 
     def close(self) -> None:
         """Waits until everything is saved, and lets go of the directory."""
@@ -260,21 +148,26 @@ class Checkpoints:
             # Storage errors begin with a status, such as "NOT_FOUND: ".
             status = re.match("([A-Z_]+): ", str(error.__cause__ or error))
             if status[1] in DAMAGE if status else _is_damage(error):
-                whole = self._whole_before(step)
-                if whole is None:
-                    every = self._manager.directory
-                    advice = f"no earlier checkpoint is whole: delete {every} to begin anew"
-                else:
-                    advice = f"delete that directory to go on from step {whole:,}"
-                raise ValueError(
-                    f"{directory} is a damaged checkpoint, or none ({what}); {advice}"
-                ) from error
+                raise self._damaged(step, what) from error
             if type(error) is ValueError and not status:  # the tree or a shape differs
                 raise ValueError(
                     f"the state in {directory} is not like the one to restore: {what}. Use the "
                     "model and optimizer that it was saved with"
                 ) from error
             raise
+
+    def _checksums(self, content: Mapping[str, Any]) -> dict[str, Any]:
+        found = content["checksums"]
+        whole = isinstance(found, dict) and isinstance(found.get("state"), dict)
+        return found if whole else {"state": {}}
+
+    def _damaged(self, step: int, what: str) -> ValueError:
+        """The error of a damaged checkpoint, with the way on."""
+        directory, whole = self._manager.directory / str(step), self._whole_before(step)
+        advice = f"no earlier checkpoint is whole: delete {directory.parent} to begin anew"
+        if whole is not None:
+            advice = f"delete that directory to go on from step {whole:,}"
+        return ValueError(f"{directory} is a damaged checkpoint, or none ({what}); {advice}")
 
     def _whole_before(self, step: int) -> int | None:
         """The latest earlier step whose JSON items, and description of the state, can be read."""
@@ -285,6 +178,11 @@ class Checkpoints:
                     self.restore_json(earlier)
                     return earlier
         return None
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _is_damage(error: Exception) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import grain
 from absl import flags
 
-from pipeline.loading.checkpoint import check_data_state, data_state
+from pipeline.loading.data_state import check_data_state, data_state
 from pipeline.planning.plan import Plan
 from pipeline.storage.interface import AnyCorpus
 

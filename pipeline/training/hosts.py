@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 from etils import epath
 
-from pipeline.loading.checkpoint import differences
+from pipeline.loading.data_state import differences
 
 T = TypeVar("T")
 

@@ -1,0 +1,127 @@
+"""The data state: a step, and the fingerprint of the plan whose steps it counts.
+
+It is small JSON, the same on every host and for any number of hosts:
+
+    {"step": 12, "plans": [{"from": 0, "fingerprint": "plan=2;lengths=…", "corpus": "tokens=…"}]}
+
+A plan that changes (`Plan.after`) has an entry for each of its stages; entries after the first
+have their "changes". Where corpora join, an entry has the fingerprint of all corpora until then.
+`"positions": "restart"` is there if batches are built with that option, and `"order"` if they are
+sliced, shuffled or stacked by Grain: steps are then counted after that.
+"""
+
+from typing import Any
+
+from pipeline.planning.lengths import take_first
+from pipeline.planning.plan import Plan
+from pipeline.storage.interface import AnyCorpus
+
+
+def data_state(
+    step: int, plan: Plan, corpus: AnyCorpus | None = None, positions: str = "continue"
+) -> dict[str, Any]:
+    """The state after `step` batches of `plan`, with tokens of `corpus` and as `positions` says."""
+    entries = [dict(entry) for entry in plan.entries_at(int(step))]
+    for entry, count, before in zip(entries, plan.counts, (0, *plan.counts), strict=False):
+        if count != before and corpus is not None:
+            known = corpus if count == len(corpus) else take_first(corpus, count)
+            entry["corpus"] = known.fingerprint
+    state = {"step": int(step), "plans": entries}
+    return state if positions == "continue" else {**state, "positions": positions}
+
+
+def check_data_state(
+    state: Any, plan: Plan, corpus: AnyCorpus | None = None, positions: str = "continue"
+) -> int:
+    """The step of `state`, if it counts steps of this plan, this corpus and these positions.
+
+    The plan must be the same up to that step. Later stages may differ: a run may change its future.
+
+    Raises:
+        ValueError: `state` is no data state, or belongs to another plan or corpus; the message
+            names each part that differs, with both values.
+    """
+    if not _is_state(state):
+        raise ValueError(
+            f"{str(state)[:200]!r} is not a data state; one looks like "
+            f"{data_state(0, plan)}, and comes from get_state() or a checkpoint's 'data' item"
+        )
+    step, then = state["step"], state["plans"]
+    if type(step) is not int or step < 0:
+        raise ValueError(f"the state's step is {step!r}; it must be a whole number from 0")
+    if corpus is not None and "corpus" not in then[0]:
+        raise ValueError(
+            f"the state of step {step:,} does not say which corpus it belongs to, so it cannot be "
+            "compared; restore it with the plan alone (check_data_state without a corpus)"
+        )
+    if (saved := state.get("positions", "continue")) != positions:
+        raise ValueError(
+            f"the state of step {step:,} was saved with positions={saved!r} and is restored with "
+            f"positions={positions!r}; load with positions={saved!r} to go on, or start anew"
+        )
+    now = data_state(step, plan, corpus)["plans"]
+    if changes := _changes(step, then, now):
+        raise ValueError(
+            f"the state of step {step:,} belongs to another plan or corpus: {'; '.join(changes)}. "
+            "Restore it with what it was saved with, or start anew in another directory"
+        )
+    return step
+
+
+def _is_state(state: Any) -> bool:
+    """Whether `state` has the form of a data state; its step is not checked."""
+    if not isinstance(state, dict) or not {"step", "plans"} <= {*state}:
+        return False
+    plans = state["plans"]
+    if not isinstance(plans, list | tuple) or not plans:
+        return False
+    if not all(isinstance(entry, dict) for entry in plans):
+        return False
+    starts = [entry.get("from") for entry in plans]
+    texts = [entry.get("fingerprint") for entry in plans]
+    texts += [entry["corpus"] for entry in plans if "corpus" in entry]
+    whole = all(type(start) is int for start in starts)
+    text = all(isinstance(each, str) for each in texts)
+    return whole and text and starts == sorted(starts) and starts[0] == 0
+
+
+def _changes(step: int, then: list[dict], now: list[dict]) -> list[str]:
+    """The first difference, before `step`, of the entries of a state and of a plan, in words.
+
+    Two changes at one step are two entries, so entries are compared one by one.
+    """
+    sides = [[entry for entry in some if entry["from"] < max(step, 1)] for some in (then, now)]
+    for number in range(max(map(len, sides))):
+        # A side that has no entry here goes on under its entries before.
+        at = min(side[number]["from"] for side in sides if number < len(side))
+        there = [number < len(side) and side[number]["from"] == at for side in sides]
+        old, new = (
+            [entry for entry in side[: number + 1] if entry["from"] <= at] for side in sides
+        )
+        found = []
+        for what in ("corpus", "fingerprint"):
+            held = [[entry[what] for entry in some if what in entry][-1:] for some in (old, new)]
+            if all(held):
+                found += differences(held[0][0], held[1][0])
+        if not all(there):
+            found = found or [f"its plan changes {'there' if there[0] else 'here'} alone"]
+        if found:
+            return [f"{change} from step {at:,} on" if at else change for change in found]
+    return []
+
+
+def differences(then: str, now: str) -> list[str]:
+    """Each part that differs between two fingerprints, in words.
+
+    >>> differences("plan=1;seed=3;shuffle=yes", "plan=1;seed=4;shuffle=yes")
+    ['seed was 3 and is now 4']
+    """
+    old, new = (
+        {name: value for name, _, value in (part.partition("=") for part in text.split(";"))}
+        for text in (then, now)
+    )
+    return [
+        f"{name} was {old.get(name, 'not given')} and is now {new.get(name, 'not given')}"
+        for name in dict.fromkeys([*old, *new])
+        if old.get(name) != new.get(name)
+    ]
