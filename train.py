@@ -213,8 +213,7 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
         hosts.require_shared(workdir)
         if leads:
             enter(directory_lock(workdir, "training", wait=False))
-        mesh = make_mesh(config.mesh)
-        enter(jax.set_mesh(mesh))
+        enter(jax.set_mesh(mesh := make_mesh(config.mesh)))
         sharding = batch_sharding(mesh)
 
         # The past of a run stands; its future may change.
@@ -301,6 +300,7 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
                 state = initialise(key)
                 if config.start_from:
                     state["params"] = parameters_of(epath.Path(config.start_from), corpus, like)
+                checkpoints.compile(state)
         if leads:
             write_history(workdir, corpus, whole)
 

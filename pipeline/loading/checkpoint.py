@@ -55,6 +55,10 @@ class Checkpoints:
         """The step of the latest checkpoint; None if there is no checkpoint."""
         return self._manager.latest_step()
 
+    def compile(self, state: Any) -> None:
+        """Compiles what `save` computes of `state`, so that the first `save` need not."""
+        checksums(state)
+
     def save(
         self, step: int, state: Any, *, data: dict[str, Any], run: dict[str, Any] | None = None
     ) -> None:
