@@ -2,14 +2,20 @@
 
 import functools
 import json
+import random
+import re
+import sys
+import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from etils import epath
 from flax import nnx
 
 import pipeline
+import train
 from models.config import TransformerConfig
 from models.decoder import Decoder
 from models.encoder import Encoder
@@ -18,8 +24,12 @@ from models.loss import cross_entropy
 from pipeline.atomic import directory_lock
 from pipeline.scoring import parts, table
 from pipeline.scoring.parts import Parts
-from pipeline.scoring.run import weighted_losses
+from pipeline.scoring.run import score_run, weighted_losses
+from pipeline.scoring.table import open_table
 from pipeline.tasks import INPUTS
+from tests.processes import Group, environment, free_port
+from tests.runs import messages, run, summary, tiny
+from tests.test_train import text  # noqa: F401
 
 SHORT = pipeline.Bucket(8, 32), pipeline.Bucket(4, 64)
 LONG = (pipeline.Bucket(4, 208),)
@@ -261,3 +271,64 @@ def test_devices_share_batches_and_a_later_call_keeps_their_rows(corpus, tmp_pat
     assert pipeline.score(corpus, ready, directory=four, **OPTIONS).equals(scores)
     pipeline.score(corpus, ready, directory=one, row_multiple=4, **OPTIONS)
     assert files(one) == files(four)
+
+
+def test_a_run_scores_its_documents_with_its_latest_checkpoint(text, tmp_path):  # noqa: F811
+    parts = {"train__begin": 0.8, "eval__begin": 0.8, "train__end": 1.0, "eval__end": 1.0}
+    small = {"batches__max_buckets": 1, "model__num_layers": 1, "model__width": 32}
+    config = tiny(text, steps=4, checkpoint_every=4, eval_every=4, **parts, **small)
+    steps = train.make_steps, train.parameter_shardings
+    workdir, directory = epath.Path(tmp_path / "run"), tmp_path / "scores"
+    with pytest.raises(ValueError, match=r"--score needs a checkpoint, and .* has none"):
+        score_run(config.copy_and_resolve_references(), workdir, directory, *steps)
+    run(config.copy_and_resolve_references(), workdir)
+    with messages() as said:
+        score_run(config, workdir, directory, *steps)
+    scores = open_table(directory / "scores.arrow")
+    nll, weight = (np.array(scores[name].to_pylist(), float) for name in ("nll", "weight"))
+    assert weight.tolist() == pipeline.Corpus.open(workdir / "corpus/train").lengths.tolist()
+    last = summary(workdir)
+    np.testing.assert_allclose(nll.sum() / weight.sum(), last["eval_loss_last"], rtol=1e-5)
+    bits = re.search(r"32 documents: loss .* ([\d.]+) bits per byte", str(said))
+    assert float(bits[1]) == pytest.approx(last["bits_per_byte"], abs=1e-3)
+
+
+def start(count, folder, corpus, directory, **asked):
+    """Scores a corpus in `count` processes, which have four devices together."""
+    asked |= {"do": "score", "mesh": {"data": 4}, "count": count, "port": free_port()}
+    asked |= {"corpus": str(corpus.directory), "directory": str(directory)}
+    requests = [json.dumps(asked | {"index": index}) for index in range(count)]
+    flags = f"--xla_force_host_platform_device_count={4 // count}"
+    commands = [[sys.executable, "tests/host_worker.py", request] for request in requests]
+    return Group(commands, folder, environment(XLA_FLAGS=flags, NPROC="16"))
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """600 examples, some of them longer than 32."""
+    rng = np.random.default_rng(0)
+    sizes = np.clip(rng.lognormal(2.7, 0.8, 600), 0, 70).astype(int)
+    examples = [rng.integers(1, 99, size) for size in sizes]
+    return pipeline.Corpus.from_arrays(examples, tmp_path_factory.mktemp("many"), vocab_size=99)
+
+
+@pytest.mark.slow
+def test_files_are_equal_on_1_2_and_4_processes_and_after_ten_kills(many, tmp_path):
+    for count in (1, 2, 4):
+        group = start(count, tmp_path / f"logs{count}", many, tmp_path / str(count))
+        assert group.wait() == [0] * count, group.outputs()
+    assert files(tmp_path / "1")["scores.arrow"]
+    assert files(tmp_path / "1") == files(tmp_path / "2") == files(tmp_path / "4")
+    moments, killed = random.Random(0), tmp_path / "killed"
+    for number in range(10):
+        logs = tmp_path / f"kill{number}"
+        # Every other time by two processes, so that each number continues what the other began.
+        group = start(1 + number % 2, logs, many, killed, seconds=0.1)
+        while "BEGUN" not in group.outputs()[0]:
+            time.sleep(0.02)
+        time.sleep(moments.uniform(0, 2.5))
+        assert group.processes[0].poll() is None, group.outputs()
+        group.kill()
+    assert len(list((killed / "parts").glob("0*.npz"))) > 3  # every start went on
+    assert start(1, tmp_path / "last", many, killed).wait() == [0]
+    assert files(killed) == files(tmp_path / "1")
