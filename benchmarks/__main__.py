@@ -13,6 +13,7 @@ from benchmarks.lengths import sample
 
 SECTIONS = (
     *("agreement", "planner", "balance", "loader", "resume", "change", "growth", "end_to_end"),
+    "score",
 )
 
 
