@@ -22,16 +22,19 @@ from models.encoder import Encoder
 from models.encoder_decoder import EncoderDecoder
 from models.loss import cross_entropy
 from pipeline.atomic import directory_lock
+from pipeline.configuration import prepare_corpora
+from pipeline.loading.checkpoint import Checkpoints
 from pipeline.scoring import parts, table
 from pipeline.scoring.parts import Parts
 from pipeline.scoring.run import score_run, weighted_losses
 from pipeline.scoring.table import open_table
 from pipeline.tasks import INPUTS
 from tests.processes import Group, environment, free_port
-from tests.runs import messages, run, summary, tiny
+from tests.runs import messages, tiny
 from tests.test_train import text  # noqa: F401
 
 SHORT = pipeline.Bucket(8, 32), pipeline.Bucket(4, 64)
+SPLIT = (pipeline.Bucket(4, 64),)
 LONG = (pipeline.Bucket(4, 208),)
 PAIRED = (pipeline.Bucket(4, (96, 64)),)
 
@@ -40,7 +43,13 @@ PAIRED = (pipeline.Bucket(4, (96, 64)),)
 def losses(network):
     """A step of a Transformer, and its parameters."""
     config = TransformerConfig(
-        vocab_size=1001, num_layers=1, width=16, num_heads=2, num_kv_heads=1, mlp_width=32
+        vocab_size=1001,
+        num_layers=1,
+        width=16,
+        num_heads=2,
+        num_kv_heads=1,
+        mlp_width=32,
+        attention="dense",
     )
     graph, params = nnx.split(network(config, rngs=nnx.Rngs(0)), nnx.Param)
     fields = ["inputs", "inputs_segment_ids", "inputs_positions"]
@@ -78,8 +87,8 @@ def masked(examples, tmp_path_factory):
 @pytest.mark.parametrize(
     ("given", "network", "buckets", "epoch"),
     [
-        ("corpus", Decoder, LONG, 0),
-        ("corpus", Decoder, SHORT, 0),
+        pytest.param("corpus", Decoder, LONG, 0, marks=pytest.mark.slow),
+        ("corpus", Decoder, SPLIT, 0),
         ("pairs", EncoderDecoder, PAIRED, 0),
         ("masked", Encoder, LONG, 2),
     ],
@@ -274,23 +283,31 @@ def test_devices_share_batches_and_a_later_call_keeps_their_rows(corpus, tmp_pat
 
 
 def test_a_run_scores_its_documents_with_its_latest_checkpoint(text, tmp_path):  # noqa: F811
-    parts = {"train__begin": 0.8, "eval__begin": 0.8, "train__end": 1.0, "eval__end": 1.0}
-    small = {"batches__max_buckets": 1, "model__num_layers": 1, "model__width": 32}
-    config = tiny(text, steps=4, checkpoint_every=4, eval_every=4, **parts, **small)
-    steps = train.make_steps, train.parameter_shardings
+    config = tiny(text, model__num_layers=1, model__width=32, model__attention="dense")
+    makers = train.make_steps, train.parameter_shardings
     workdir, directory = epath.Path(tmp_path / "run"), tmp_path / "scores"
     with pytest.raises(ValueError, match=r"--score needs a checkpoint, and .* has none"):
-        score_run(config.copy_and_resolve_references(), workdir, directory, *steps)
-    run(config.copy_and_resolve_references(), workdir)
+        score_run(config, workdir, directory, *makers)
+    corpus, _ = prepare_corpora(config, workdir / "corpus")
+    config.optimizer.decay_steps = config.steps
+    init, _, loss, _ = train.make_steps(config, corpus, None)
+    state = jax.jit(init)(jax.random.key(1))
+    with Checkpoints(workdir / "checkpoints") as checkpoints:
+        checkpoints.save(7, state, data={"step": 7})
     with messages() as said:
-        score_run(config, workdir, directory, *steps)
+        score_run(config, workdir, directory, *makers)
     scores = open_table(directory / "scores.arrow")
     nll, weight = (np.array(scores[name].to_pylist(), float) for name in ("nll", "weight"))
-    assert weight.tolist() == pipeline.Corpus.open(workdir / "corpus/train").lengths.tolist()
-    last = summary(workdir)
-    np.testing.assert_allclose(nll.sum() / weight.sum(), last["eval_loss_last"], rtol=1e-5)
-    bits = re.search(r"32 documents: loss .* ([\d.]+) bits per byte", str(said))
-    assert float(bits[1]) == pytest.approx(last["bits_per_byte"], abs=1e-3)
+    assert weight.tolist() == corpus.lengths.tolist()
+    batches = pipeline.Batches(corpus, pipeline.Plan(corpus, [pipeline.Bucket(8, 128)]))
+    sums = np.sum([jax.jit(loss)(state["params"], batch) for batch in batches], axis=0)
+    np.testing.assert_allclose([nll.sum(), weight.sum()], sums, rtol=1e-5)
+    mean, bits = sums[0] / sums[1], sums[0] / np.log(2) / corpus.text_bytes
+    assert f"128 documents: loss {mean:.2f}" in str(said)
+    printed = re.search(r"perplexity ([\d.]+), ([\d.]+) bits per byte", str(said))
+    np.testing.assert_allclose(
+        [float(n) for n in printed.groups()], [np.exp(mean), bits], rtol=1e-3
+    )
 
 
 def start(count, folder, corpus, directory, **asked):
