@@ -106,8 +106,9 @@ def score(
             bucket: jax.eval_shape(run, state, specs) for bucket, specs in loader.specs.items()
         }
         values = find_values(outputs, reduce, plan)
-        scores = {"model": model or "not named", "epoch": epoch, **values}
-        scores["positions"] = loader.batches.positions
+        scores = {"model": model or "not named", "epoch": epoch}
+        scores |= {"positions": loader.batches.positions}
+        scores |= {f"value {name}": str(value) for name, value in values.items()}
         manifest = {
             "corpus": corpus.fingerprint,
             "plan": plan.fingerprint,
@@ -116,10 +117,12 @@ def score(
         if past:
             _require_same(directory, past, manifest)
         every = Parts(directory / PARTS, range(plan.first_step(epoch), plan.first_step(epoch + 1)))
-        is_whole = (directory / TABLE).exists()
-        done = len(every.ranges)
-        if not is_whole:
-            done = hosts.main_process_first("reading the parts", every.count)
+
+        def count() -> int:
+            """Parts that are done; all of them where the table is there."""
+            return len(every.ranges) if (directory / TABLE).exists() else every.count()
+
+        done = hosts.main_process_first("reading the scores", count)
         hosts.require_agreement({**manifest, "done": f"parts={done}"})
         if leads and not past:
             kept = {**manifest, "row_multiple": options.get("row_multiple")}
@@ -135,7 +138,7 @@ def score(
             _write_parts(loader, functools.partial(compiled, state), every, done, values)
 
         def finish() -> pa.Table:
-            if leads and not is_whole:
+            if leads and not (directory / TABLE).exists():
                 shape = len(corpus), len(corpus.sides)
                 write_table(directory / TABLE, every, values, shape, manifest)
             if leads:
