@@ -44,6 +44,7 @@ from pipeline.loading.checkpoint import Checkpoints
 from pipeline.loading.sharding import batch_sharding, parts
 from pipeline.planning.checks import require_one_of, require_whole
 from pipeline.report import markdown
+from pipeline.scoring.run import score_run
 from pipeline.training import hosts
 from pipeline.training.accumulation import accumulate
 from pipeline.training.clock import Clock
@@ -62,6 +63,7 @@ HERE = pathlib.Path(__file__).parent
 CONFIG = config_flags.DEFINE_config_file("config", f"{HERE}/configs/quickstart.py")
 WORKDIR = flags.DEFINE_string("workdir", None, "For corpus, checkpoints, metrics: runs/CONFIG.")
 CHANGE = flags.DEFINE_string("change", "", "JSON, options of batches that change from here on.")
+SCORE = flags.DEFINE_string("score", "", "Directory: the loss of each document goes there.")
 PROFILE = flags.DEFINE_string("profile_steps", "", "FIRST:LAST, the steps to trace for a profile.")
 COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0.")
 NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "Number of processes.")
@@ -174,8 +176,7 @@ def make_steps(config: ConfigDict, corpus, sharding):
         new = {"params": params, "optimizer": moments, "updates": state["updates"] + 1}
         # A step that is not finite leaves the state as it was.
         finite = jnp.isfinite(mean) & jnp.isfinite(norm)
-        old = {name: state[name] for name in new}
-        new = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)
+        new = jax.tree.map(functools.partial(jnp.where, finite), new, {k: state[k] for k in new})
         values = {"loss": mean, "gradient_norm": norm, "finite": finite}
         values["learning_rate"] = learning_rate(state["updates"] // config.accumulate)
         if "loss_scale" in state:
@@ -220,10 +221,8 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
         if given["batches"].get("tiers") is None:
             given["batches"]["tiers"] = config.accumulate
         schedule = Schedule({"seed": config.seed, **given["batches"]}, given["schedule"])
-        data: Any = None
-        run = {"config": given, "schedule": None, "record": {}}
-        if first:
-            data, run = checkpoints.restore_json(first)
+        begun: dict[str, Any] = {"config": given, "schedule": None, "record": {}}
+        data, run = checkpoints.restore_json(first) if first else ({}, begun)
         require_same(run, given, MAY_CHANGE)
         schedule.resume(run["schedule"], first, change)
         record = Record(**run["record"])
@@ -379,7 +378,9 @@ def main(_):
             logging.getLogger("pipeline").setLevel(logging.INFO)
         name = pathlib.Path(config_flags.get_config_filename(flags.FLAGS["config"])).stem
         workdir = epath.Path(WORKDIR.value or HERE / "runs" / name)
-        train(CONFIG.value, workdir, change=CHANGE.value, profile=PROFILE.value)
+        if SCORE.value:
+            return score_run(CONFIG.value, workdir, SCORE.value, make_steps, parameter_shardings)
+        return train(CONFIG.value, workdir, change=CHANGE.value, profile=PROFILE.value)
 
 
 def parse(argv):

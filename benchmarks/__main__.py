@@ -16,6 +16,7 @@ from benchmarks.lengths import sample
 
 SECTIONS = (
     *("agreement", "planner", "balance", "loader", "resume", "change", "growth", "end_to_end"),
+    "score",
 )
 # Run only if they are named; and the options that each has.
 NAMED = {

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pipeline.loading.fields import Batch
     from pipeline.loading.loader import Loader, load
     from pipeline.loading.sharding import to_global
+    from pipeline.scoring.score import score
     from pipeline.storage.corpora import Corpora
     from pipeline.storage.corpus import Corpus
     from pipeline.storage.pairs import Pairs
@@ -51,6 +52,7 @@ _MODULES = {
     "prepare": "storage.preparation",
     "prepare_pairs": "storage.preparation",
     "rename": "loading.field_names",
+    "score": "scoring.score",
     "sources": None,
     "tasks": None,
     "templates": None,
@@ -81,6 +83,7 @@ __all__ = [
     "prepare",
     "prepare_pairs",
     "rename",
+    "score",
     "sources",
     "tasks",
     "templates",

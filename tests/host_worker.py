@@ -3,6 +3,7 @@
 import hashlib
 import json
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from etils import epath
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 import pipeline
+import pipeline.scoring.parts
 from pipeline.loading.sharding import batch_sharding
 from pipeline.planning.options import VERSION
 from pipeline.sources import TextFiles
@@ -144,13 +146,44 @@ def count(asked):
     }
 
 
+def score(asked):
+    """Scores a corpus in parts of two steps; each batch takes `seconds` to build."""
+    mesh, _ = layout(asked)
+    pipeline.scoring.parts.STEPS = 2
+    rng = np.random.default_rng(0)
+    params = {name: rng.normal(size=(99, 32)).astype(np.float32) for name in ("in", "out")}
+    read = pipeline.Corpus.read
+
+    def slowly(*arguments):
+        time.sleep(asked.get("seconds", 0))
+        return read(*arguments)
+
+    def step(params, batch):
+        hidden = jnp.tanh(params["in"][batch["inputs"]].cumsum(1))
+        logits = jax.nn.log_softmax(hidden @ params["out"].T)
+        likelihoods = jnp.take_along_axis(logits, batch["targets"][..., None], axis=-1)[..., 0]
+        return {"nll": -likelihoods * batch["loss_weights"]}
+
+    pipeline.Corpus.read = slowly
+    print("BEGUN", flush=True)
+    scores = pipeline.score(
+        asked["corpus"],
+        step,
+        state=params,
+        directory=asked["directory"],
+        mesh=mesh,
+        buckets=[pipeline.Bucket(8, 16), pipeline.Bucket(4, 32)],
+    )
+    return len(scores)
+
+
 def several(asked):
     """The answers to the jobs of a list; `differ` has what one process is asked in its place."""
     own = [job | job.get("differ", {}).get(str(asked["index"]), {}) for job in asked["jobs"]]
     return [DO[job["do"]](job) for job in own]
 
 
-DO = {f.__name__: f for f in (batches, agree, share, prepare, gradients, count, several)}
+DO = {f.__name__: f for f in (batches, agree, share, prepare, gradients, count, score, several)}
 
 
 def main():

@@ -151,15 +151,16 @@ class Progress:
     Args:
         steps: steps of the run.
         step: the step that it goes on from.
+        name: of the work, for the bar.
         enabled: whether to show anything; of several hosts one does.
     """
 
-    def __init__(self, steps: int, step: int, *, enabled: bool = True):
+    def __init__(self, steps: int, step: int, *, name: str = "train", enabled: bool = True):
         self._enabled = enabled
         self._bar = tqdm.tqdm(
             total=steps,
             initial=step,
-            desc="train",
+            desc=name,
             unit="step",
             dynamic_ncols=True,
             disable=not (enabled and sys.stderr.isatty()),

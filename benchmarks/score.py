@@ -1,0 +1,132 @@
+"""Score: examples per second, packed, padded to the longest of a batch, and sorted by length."""
+
+import functools
+import pathlib
+import tempfile
+from collections.abc import Callable
+
+import jax
+import numpy as np
+from flax import nnx
+
+import pipeline
+from benchmarks.lengths import examples_of
+from benchmarks.results import Line, Section
+from benchmarks.turns import best_seconds
+from configs.python_data import Functions
+from models.config import TransformerConfig
+from models.decoder import Decoder
+from models.loss import cross_entropy
+from pipeline.scoring.run import weighted_losses
+from pipeline.sources.source import read_texts
+
+EXAMPLES = 4_096
+ROWS = 32  # in a padded batch, as in sentence-transformers
+TOKENS = 8_192  # in a packed batch
+BYTES_PER_TOKEN = 4  # of an 8k vocabulary, on the standard library
+MODEL = TransformerConfig(
+    vocab_size=256, num_layers=2, width=128, num_heads=4, num_kv_heads=4, mlp_width=384
+)
+
+
+def measure(lengths: np.ndarray) -> Section:
+    """Sums the losses of each example of the lengths given, and of the standard library."""
+    source = Functions("train")
+    texts = read_texts(source, range(min(EXAMPLES, len(source))), "text")
+    functions = np.array([max(len(text.encode()) // BYTES_PER_TOKEN, 1) for text in texts])
+    lines = []
+    for name, each in {"the lengths given": lengths[:EXAMPLES], "functions": functions}.items():
+        lines += _compare(name, each)
+    about = (
+        f"Forward passes of a decoder of {MODEL.num_layers} layers of width {MODEL.width}: the sum "
+        f"of the losses of each of {EXAMPLES:,} examples, in order, without compilation (for "
+        "packed batches: the seconds for twice the examples, less those for once). Others have "
+        f"{ROWS} examples a batch, of lengths rounded up by 4% on average to have few shapes."
+    )
+    return Section("score", about, lines)
+
+
+def _compare(what: str, lengths: np.ndarray) -> list[Line]:
+    examples = examples_of(lengths, MODEL.vocab_size)
+    graph, params = nnx.split(Decoder(MODEL, rngs=nnx.Rngs(0)))
+
+    def loss(params, batch):
+        model = nnx.merge(graph, params)
+        logits = model(batch["inputs"], batch["inputs_segment_ids"], batch["inputs_positions"])
+        return cross_entropy(logits, batch["targets"], batch["loss_weights"])
+
+    losses = weighted_losses(loss)
+    sums = jax.jit(lambda params, batch: losses(params, batch)["nll"].sum(1))
+    with tempfile.TemporaryDirectory() as directory:
+        corpus = pipeline.Corpus.from_arrays(examples, pathlib.Path(directory) / "corpus")
+
+        def packed(times: int) -> np.ndarray:
+            several = pipeline.Corpora({str(number): corpus for number in range(times)})
+            with tempfile.TemporaryDirectory() as scores:
+                table = pipeline.score(
+                    several,
+                    losses,
+                    directory=scores,
+                    state=params,
+                    reduce="sum",
+                    buckets=buckets,
+                )
+                return table["nll"].to_numpy()
+
+        def padded(order: np.ndarray) -> Callable[[], np.ndarray]:
+            return lambda: _padded(sums, params, examples, order)
+
+        buckets = pipeline.fit_buckets(
+            lengths, tokens_per_batch=TOKENS, max_buckets=4, width=MODEL.width
+        )
+        ways = {
+            "packed": functools.partial(packed, 1),
+            "twice": functools.partial(packed, 2),
+            "padded to the longest of a batch": padded(np.arange(len(examples))),
+            "sorted by length, padded": padded(np.argsort(-lengths, kind="stable")),
+        }
+        expected = packed(1)
+        for way in list(ways.values())[2:]:  # these compile
+            np.testing.assert_allclose(way(), expected, rtol=1e-4)
+        seconds = best_seconds(ways, rounds=2)
+        seconds["packed"] = seconds.pop("twice") - seconds["packed"]
+    return [
+        Line(
+            f"{what}, {name}",
+            f"{len(examples) / spent:,.0f} examples/s",
+            "" if name == "packed" else f"packed: {spent / seconds['packed']:.2f}×",
+        )
+        for name, spent in seconds.items()
+    ]
+
+
+def _padded(sums: Callable, params, examples: list[np.ndarray], order: np.ndarray) -> np.ndarray:
+    """The sums of the losses of all examples, in batches of an order."""
+    found, last = np.zeros(len(examples), np.float32), None
+    for begin in range(0, len(order), ROWS):
+        chosen = order[begin : begin + ROWS]
+        values = sums(params, _batch([examples[number] for number in chosen]))
+        if last is not None:  # is fetched while the next batch is computed
+            found[last[0]] = np.asarray(last[1])[: len(last[0])]
+        last = chosen, values
+    if last is not None:
+        found[last[0]] = np.asarray(last[1])[: len(last[0])]
+    return found
+
+
+def _batch(examples: list[np.ndarray]) -> dict[str, np.ndarray]:
+    longest = max(map(len, examples)) - 1
+    step = max(1 << max(longest.bit_length() - 4, 0), 8)
+    length = -(-longest // step) * step
+    tokens = np.zeros((ROWS, length + 1), np.int32)
+    sizes = np.zeros(ROWS, int)
+    for row, example in enumerate(examples):
+        tokens[row, : len(example)], sizes[row] = example, len(example) - 1
+    real = np.arange(length)[None] < sizes[:, None]
+    return {
+        "inputs": np.where(real, tokens[:, :-1], 0),
+        "targets": np.where(real, tokens[:, 1:], 0),
+        "inputs_segment_ids": real.astype(np.int32),
+        "inputs_positions": np.where(real, np.arange(length, dtype=np.int32), 0),
+        "loss_weights": real.astype(np.float32),
+    }

@@ -1,0 +1,221 @@
+"""`score`: what a step makes of each example of a corpus, once and in order."""
+
+import contextlib
+import functools
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import pyarrow as pa
+from etils import epath
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from tqdm.contrib.logging import logging_redirect_tqdm
+
+from pipeline.atomic import atomic_write, directory_lock
+from pipeline.loading.checkpoint import data_state, differences
+from pipeline.loading.loader import Loader, load
+from pipeline.loading.sharding import batch_sharding, parts
+from pipeline.planning.checks import require_whole
+from pipeline.planning.planned import PlannedBatch
+from pipeline.scoring.parts import Parts
+from pipeline.scoring.table import SEGMENTS, VALUE, open_table, write_table
+from pipeline.scoring.values import Value, find_values
+from pipeline.storage.interface import AnyCorpus
+from pipeline.training import hosts
+from pipeline.training.compiled import Compiled
+from pipeline.training.metrics import Progress
+
+TABLE, MANIFEST, PARTS = "scores.arrow", "scores.json", "parts"
+
+# Options of `load` that decide the order of examples, or repeat them.
+FIXED = ("seed", "shuffle", "num_epochs", "tiers", "weights", "by", "ending", "compact")
+
+
+def score(
+    corpus: AnyCorpus | str | os.PathLike,
+    step: Callable,
+    *,
+    directory: epath.PathLike,
+    state: Any = None,
+    model: str = "",
+    reduce: str | None = None,
+    epoch: int = 0,
+    mesh: Mesh | None = None,
+    spec: PartitionSpec | None = None,
+    **options: Any,
+) -> pa.Table:
+    """A table of what `step` returns for each example: one row an example, in order of the corpus.
+
+    `step` runs on packed batches, each example once. It is compiled for every bucket ahead of time.
+    Values are saved every 64 steps: the same call continues where a killed one stopped, with equal
+    results, and returns at once when all is done. On several hosts, all make the same call, with a
+    directory that they share.
+
+    Args:
+        corpus: a corpus, a view of one, pairs, `Corpora`, or a directory, as for `load`.
+        step: `step(batch)`, or with a state `step(state, batch)`; a function for `jax.jit`. It
+            returns a dict of arrays: `[rows, length, …]`, a record for each position (of pairs, of
+            the inputs or of the targets); or `[rows, segments, …]`, a record for each segment of a
+            row, from segment id 1 on, with at least `max_segments` of them.
+        directory: where to write `scores.arrow`.
+        state: a pytree of arrays, such as the parameters of a model; default None. Arrays that
+            `step` refers to itself become constants of each program, which suits small models.
+        model: a name for all that `step` computes; a directory has scores of one model.
+        reduce: "sum" or "mean", of the records of each example. Default None: a list of the records
+            of positions, and the record of a segment itself.
+        epoch: the epoch, which decides the random choices of a view; default 0.
+        mesh: the devices that share a batch; None: the first local device.
+        spec: how `[rows, length]` is divided over the mesh, as for `load`.
+        **options: of `load`: `tokens_per_batch`, `max_length`, `max_segments` and others, but for
+            those of shuffles and mixtures. If `row_multiple` is not given, a call that continues
+            takes that of the first call.
+
+    Returns:
+        A `pyarrow.Table`, mapped into memory, with a column for each value. Floating-point numbers
+        are float32. Examples that are in no batch have nulls.
+
+    Raises:
+        TypeError: an option is not one of these.
+        ValueError: an argument is not as above, a row has more segments than a value has room for,
+            or `directory` has scores of something else.
+        RuntimeError: another process is scoring into `directory`.
+    """
+    if wrong := [name for name in options if name in FIXED]:
+        raise TypeError(f"score() has no option {wrong[0]!r}: it has each example once, in order")
+    epoch, leads = require_whole("epoch", epoch, 0), jax.process_index() == 0
+    directory = epath.Path(directory).expanduser()
+    directory.mkdir(parents=True, exist_ok=True)
+    hosts.require_shared(directory)
+    with contextlib.ExitStack() as stack:
+        enter = stack.enter_context
+        if leads:
+            enter(directory_lock(directory, "scoring", wait=False))
+        past = _read_manifest(directory)
+        if options.get("buckets") is None:
+            multiple = 1 if mesh is None else parts(batch_sharding(mesh, spec))[0]
+            options = {"row_multiple": past.get("row_multiple") or multiple, **options}
+        options |= {"shuffle": False, "num_epochs": epoch + 1}
+        loader = enter(load(corpus, mesh=mesh, spec=spec, **options))
+        corpus, plan = loader.corpus, loader.plan
+        run = _as_step(step, has_state=state is not None)
+        outputs = {
+            bucket: jax.eval_shape(run, state, specs) for bucket, specs in loader.specs.items()
+        }
+        values = find_values(outputs, reduce, plan)
+        scores = {"model": model or "not named", "epoch": epoch}
+        scores |= {"positions": loader.batches.positions}
+        scores |= {f"value {name}": str(value) for name, value in values.items()}
+        manifest = {
+            "corpus": corpus.fingerprint,
+            "plan": plan.fingerprint,
+            "scores": ";".join(f"{name}={value}" for name, value in scores.items()),
+        }
+        if past:
+            _require_same(directory, past, manifest)
+        every = Parts(directory / PARTS, range(plan.first_step(epoch), plan.first_step(epoch + 1)))
+
+        def count() -> int:
+            """Parts that are done; all of them where the table is there."""
+            return len(every.ranges) if (directory / TABLE).exists() else every.count()
+
+        done = hosts.main_process_first("reading the scores", count)
+        hosts.require_agreement({**manifest, "done": f"parts={done}"})
+        if leads and not past:
+            kept = {**manifest, "row_multiple": options.get("row_multiple")}
+            with atomic_write(directory / MANIFEST) as file:
+                file.write((json.dumps(kept, indent=1) + "\n").encode())
+        if done < len(every.ranges):
+            field = next(iter(next(iter(loader.specs.values())).values()))
+            # Each device gets all values: so process 0 writes files that are the same for any
+            # number of hosts.
+            everywhere = NamedSharding(field.sharding.mesh, PartitionSpec())
+            compiled = Compiled(run, state, loader.specs, out_shardings=everywhere)
+            enter(logging_redirect_tqdm())
+            _write_parts(loader, functools.partial(compiled, state), every, done, values)
+
+        def finish() -> pa.Table:
+            if leads and not (directory / TABLE).exists():
+                shape = len(corpus), len(corpus.sides)
+                write_table(directory / TABLE, every, values, shape, manifest)
+            if leads:
+                every.remove()
+            return open_table(directory / TABLE)
+
+        return hosts.main_process_first("writing the scores", finish)
+
+
+def _as_step(step: Callable, has_state: bool) -> Callable:
+    """`step` as a function of a state and a batch."""
+
+    def run(state, batch):
+        return step(state, batch) if has_state else step(batch)
+
+    run.__name__ = getattr(step, "__name__", "step")
+    return run
+
+
+def _write_parts(
+    loader: Loader, step: Callable, every: Parts, done: int, values: Mapping[str, Value]
+) -> None:
+    """Runs the steps of all parts but the first `done`, and writes these parts on process 0."""
+    leads, begin, end = jax.process_index() == 0, every.ranges[0][0], every.ranges[-1][-1] + 1
+    first = every.ranges[done][0]
+    loader.set_state(data_state(first, loader.plan, loader.corpus, loader.batches.positions))
+    results = _run(loader, step, end - first)
+    with Progress(end - begin, first - begin, name="score", enabled=leads) as progress:
+        for number in range(done, len(every.ranges)):
+            found: dict[str, list[np.ndarray]] = {}
+            for now in every.ranges[number]:
+                planned, returned, waited = next(results)
+                jax.block_until_ready(returned)
+                for name, value in values.items() if leads else ():
+                    whole = np.asarray(returned[name].addressable_data(0))
+                    found.setdefault(VALUE + name, []).append(value.cut(whole, planned))
+                found.setdefault(SEGMENTS, []).append(planned.segments)
+                text = f"{planned.bucket}"
+                progress.update(now + 1 - begin, planned.num_tokens, waited, text)
+            if leads:
+                arrays = {name: np.concatenate(pieces) for name, pieces in found.items()}
+                every.write(number, arrays)
+
+
+def _run(
+    loader: Loader, step: Callable, count: int
+) -> Iterator[tuple[PlannedBatch, dict[str, jax.Array], float]]:
+    """Each batch, its values and the seconds of waiting for it, once the next step has begun."""
+    last = None
+    for _ in range(count):
+        begin = time.perf_counter()
+        batch = next(loader)
+        waited = time.perf_counter() - begin
+        now = loader.planned, step(batch), waited
+        if last:
+            yield last
+        last = now
+    if last:
+        yield last
+
+
+def _read_manifest(directory: epath.Path) -> dict[str, Any]:
+    """What the scores in a directory are of; empty where there are none."""
+    if (directory / MANIFEST).exists():
+        return dict(json.loads((directory / MANIFEST).read_text()))
+    if (directory / TABLE).exists():
+        raise ValueError(
+            f"{directory} has {TABLE} and no {MANIFEST}, which says what the scores are of; score "
+            "into another directory"
+        )
+    return {}
+
+
+def _require_same(directory: epath.Path, past: Mapping[str, Any], now: Mapping[str, str]) -> None:
+    """Refuses, with a `ValueError`, a directory that has scores of something else."""
+    if changes := [change for name in now for change in differences(past[name], now[name])]:
+        raise ValueError(
+            f"{directory} has scores of something else: {'; '.join(changes)}. Score into another "
+            "directory, or delete this one"
+        )

@@ -1,0 +1,124 @@
+"""The table of scores: a row for each example, in the order of the corpus, put together of parts.
+
+Records are written to the places of their examples in scratch files, which the system keeps in
+memory as far as there is room, and from there to the table.
+"""
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from etils import epath
+
+from pipeline.atomic import atomic_write, is_local
+from pipeline.scoring.parts import Parts
+from pipeline.scoring.values import Value
+from pipeline.storage.gather import ranges
+
+# Arrays of a part: of each segment the columns of its plan, and the records of each value.
+SEGMENTS, VALUE = "segments", "value:"
+
+# Rows of a record batch of the table.
+ROWS = 1 << 16
+
+
+def open_table(path: epath.Path) -> pa.Table:
+    """The table in a file, mapped where it is local.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    try:
+        if not is_local(path):
+            return pa.ipc.open_file(pa.py_buffer(path.read_bytes())).read_all()
+        with pa.memory_map(os.fspath(path)) as file:
+            return pa.ipc.open_file(file).read_all()
+    except pa.ArrowException as error:
+        raise ValueError(f"{path} is damaged ({error}); delete it, and score again") from error
+
+
+def write_table(
+    path: epath.Path,
+    parts: Parts,
+    values: Mapping[str, Value],
+    shape: tuple[int, int],
+    metadata: Mapping[str, Any],
+) -> None:
+    """Writes the table of all parts; an example that is in none of them has nulls.
+
+    Args:
+        path: of the file.
+        parts: all of them.
+        values: the values in them, by name.
+        shape: examples, which are the rows of the table, and sides: 1, of pairs 2.
+        metadata: is written, as JSON, into the schema.
+    """
+    positions = np.zeros(shape, np.int64)
+    for part in parts:
+        np.add.at(positions, part[SEGMENTS][:, 1], part[SEGMENTS][:, 3:])
+    offsets = np.cumsum(positions, axis=0) - positions
+    with contextlib.ExitStack() as stack:
+        records = {}
+        for name, value in values.items():
+            folder = path.parent if is_local(path) else None
+            scratch = stack.enter_context(tempfile.TemporaryFile(dir=folder))
+            count = int(positions[:, value.side].sum()) if value.ragged else shape[0]
+            size = max(count, 1), *value.shape
+            records[name] = np.memmap(scratch, value.sum_dtype, "w+", shape=size)
+        for part in parts:
+            example, start = part[SEGMENTS][:, 1], part[SEGMENTS][:, 2]
+            for name, value in values.items():
+                if value.ragged:
+                    sizes = part[SEGMENTS][:, 3:][:, value.side]
+                    places = ranges(offsets[example, value.side] + start, sizes)
+                    records[name][places] = part[VALUE + name]
+                else:  # each once, or in the order of the plan, which is always the same
+                    np.add.at(records[name], example, part[VALUE + name])
+        batches = _batches(values, records, positions, offsets)
+        first = next(batches)
+        schema = first.schema.with_metadata({"lockstep": json.dumps(metadata)})
+        with atomic_write(path) as file, pa.ipc.new_file(file, schema) as writer:
+            for batch in (first, *batches):
+                writer.write_batch(batch.replace_schema_metadata(schema.metadata))
+
+
+def _batches(
+    values: Mapping[str, Value],
+    records: Mapping[str, np.ndarray],
+    positions: np.ndarray,
+    offsets: np.ndarray,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of the table."""
+    for first in range(0, len(positions), ROWS):
+        rows = slice(first, first + ROWS)
+        missing = pa.array(~positions[rows].any(axis=1))
+        columns = {}
+        for name, value in values.items():
+            if value.ragged:
+                sizes = positions[rows, value.side]
+                begin = int(offsets[first, value.side])
+                lists = as_column(records[name][begin : begin + int(sizes.sum())])
+                ends = np.concatenate([[0], np.cumsum(sizes)])
+                column = pa.LargeListArray.from_arrays(pa.array(ends), lists)
+            else:
+                column = as_column(value.finish(records[name][rows], positions[rows]))
+            columns[name] = pc.if_else(missing, pa.scalar(None, column.type), column)
+        yield pa.record_batch(columns)
+
+
+def as_column(records: np.ndarray) -> pa.Array:
+    """Records `[n, *shape]` as an Arrow array of numbers, or of lists of fixed size.
+
+    >>> as_column(np.array([[1, 2], [3, 4]])).to_pylist()
+    [[1, 2], [3, 4]]
+    """
+    column = pa.array(np.asarray(records).reshape(-1))
+    for size in reversed(records.shape[1:]):
+        column = pa.FixedSizeListArray.from_arrays(column, size)
+    return column

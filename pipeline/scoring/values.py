@@ -1,0 +1,143 @@
+"""Values: what a step returns, and the part of it that belongs to each segment of a batch."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from pipeline.packing.bucket import Bucket
+from pipeline.planning.checks import require_one_of
+from pipeline.planning.plan import Plan
+from pipeline.planning.planned import PlannedBatch
+from pipeline.storage.gather import ranges
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Value:
+    """One of the values that a step returns: a record for each position, or for each segment.
+
+    Attributes:
+        side: the side of the batch whose positions it has, 0 or, for the targets of pairs, 1; None
+            if it has one record for each segment.
+        shape: of a record.
+        dtype: of the table; float32 for floating point of at most 32 bits.
+        reduce: "sum" or "mean", of the records of an example; None keeps them.
+    """
+
+    side: int | None
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    reduce: str | None
+
+    def __str__(self) -> str:
+        owner = "segment" if self.side is None else ("position", "target position")[self.side]
+        return f"{self.reduce or 'every'} {self.dtype}{[*self.shape] or ''} of a {owner}"
+
+    @property
+    def ragged(self) -> bool:
+        """Whether an example has a list of records, and not one."""
+        return self.side is not None and self.reduce is None
+
+    @property
+    def sum_dtype(self) -> np.dtype:
+        """The type in which records are added up; that of the table where they are not."""
+        if self.reduce is None:
+            return self.dtype
+        return np.dtype(np.float64 if np.issubdtype(self.dtype, np.floating) else np.int64)
+
+    def cut(self, array: np.ndarray, planned: PlannedBatch) -> np.ndarray:
+        """The records of each segment of a batch, or the sum over the positions of each segment.
+
+        Args:
+            array: `[rows, length, *shape]` or `[rows, segments, *shape]`, of the whole batch.
+            planned: the batch.
+
+        Returns:
+            `[positions, *shape]` of a ragged value, otherwise `[segments, *shape]`.
+        """
+        row = planned.segments[:, 0]
+        first = np.searchsorted(row, row)  # of each segment, the first one in its row
+        size = planned.segments[:, -1 if self.side is None else 3 + self.side]
+        if self.side is None:
+            records = array[row, np.arange(len(row)) - first].astype(self.sum_dtype)
+            return records * _outer(size, records) if self.reduce == "mean" else records
+        before = np.cumsum(size) - size
+        begin = row * array.shape[1] + before - before[first]
+        records = array.reshape(-1, *self.shape)[ranges(begin, size)].astype(self.sum_dtype)
+        if self.reduce is None:
+            return records
+        sums = np.zeros((len(size), *self.shape), self.sum_dtype)
+        if len(records):
+            sums[size > 0] = np.add.reduceat(records, before[size > 0])
+        return sums
+
+    def finish(self, sums: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """The records of examples, from their sums and the positions `[examples, sides]`."""
+        if self.reduce == "mean":
+            count = positions[:, -1 if self.side is None else self.side]
+            sums = sums / np.maximum(_outer(count, sums), 1)
+        return sums.astype(self.dtype) if np.issubdtype(self.dtype, np.floating) else sums
+
+
+def _outer(numbers: np.ndarray, records: np.ndarray) -> np.ndarray:
+    """`numbers` `[n]` in a shape to multiply records `[n, *shape]` by."""
+    return numbers.reshape(-1, *[1] * (records.ndim - 1))
+
+
+def find_values(outputs: Mapping[Bucket, Any], reduce: str | None, plan: Plan) -> dict[str, Value]:
+    """The values of a step by name, from the shapes that it returns for each bucket.
+
+    A value whose second axis is the length of the bucket, in every bucket, has a record for each
+    position; any other value has one for each segment.
+
+    Args:
+        outputs: for each bucket, what the step returns, as `jax.ShapeDtypeStruct`s.
+        reduce: "sum", "mean" or None.
+        plan: of the batches.
+
+    Raises:
+        ValueError: the shapes are not as for `score`, a row has more segments than a value has room
+            for, or the pieces of a split example would have a record each.
+    """
+    if reduce is not None:
+        require_one_of("reduce", reduce, ("sum", "mean"))
+    if not all(isinstance(values, dict) and values for values in outputs.values()):
+        raise ValueError('the step must return a dict of arrays, such as {"nll": losses}')
+    return {name: _find(name, outputs, reduce, plan) for name in next(iter(outputs.values()))}
+
+
+def _find(name: str, outputs: Mapping[Bucket, Any], reduce: str | None, plan: Plan) -> Value:
+    arrays = {bucket: values[name] for bucket, values in outputs.items()}
+    for bucket, array in arrays.items():
+        if len(array.shape) < 2 or array.shape[0] != bucket.rows:
+            raise ValueError(
+                f"{name} has shape {array.shape} in bucket {bucket}; it must be [rows, length, …] "
+                "or [rows, segments, …]"
+            )
+    if len(shapes := {array.shape[2:] for array in arrays.values()}) > 1:
+        raise ValueError(f"{name} has records of shapes {shapes}; give all buckets the same one")
+    sides = [
+        side
+        for side in range(len(plan.buckets[0].lengths))
+        if all(array.shape[1] == bucket.lengths[side] for bucket, array in arrays.items())
+    ]
+    most = plan.most_segments()
+    for bucket, array in {} if sides else arrays.items():
+        if array.shape[1] < most[bucket]:
+            raise ValueError(
+                f"{name} has room for {array.shape[1]} segments a row, and rows of bucket {bucket} "
+                f"hold up to {most[bucket]}; make room, or give max_segments={array.shape[1]}"
+            )
+    if not sides and reduce is None and plan.max_position >= max(plan.buckets[-1].lengths):
+        raise ValueError(
+            f"{name} has one record a segment, and some examples are split into several segments; "
+            "give reduce='mean' (weighted by positions) or 'sum', a larger max_length, or "
+            "overflow='truncate'"
+        )
+    dtype = next(iter(arrays.values())).dtype
+    if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize <= 4:
+        dtype = np.float32
+    stored = np.dtype(np.uint8 if dtype == np.dtype(bool) else dtype)
+    return Value(side=sides[-1] if sides else None, shape=shapes.pop(), dtype=stored, reduce=reduce)
