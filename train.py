@@ -257,7 +257,6 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
             plan = whole.onward(first)
             batches = pipeline.Batches(corpus, plan, sharding=sharding).repeat()
             loader = enter(pipeline.Loader(batches, mesh=mesh))
-            # Evaluations are to be compared, so all have the last buckets of the schedule.
             evaluation = Evaluation(held_out, plan.options, mesh=mesh, sharding=sharding)
         agree = {"plan": plan, "corpus": corpus}
         agree |= {"held-out plan": evaluation.plan, "held-out corpus": held_out}

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from pipeline.atomic import atomic_write, directory_lock
-from pipeline.loading.checkpoint import data_state, differences
+from pipeline.loading.data_state import data_state, differences
 from pipeline.loading.loader import Loader, load
 from pipeline.loading.sharding import batch_sharding, parts
 from pipeline.planning.checks import require_whole

@@ -20,7 +20,7 @@ class Evaluation:
         corpus: the held-out corpus, a view of one, or pairs.
         options: the options of the training plan, such as `plan.options`. Evaluations use its
             buckets, its packing and, for pairs, its overflow; other examples that are too long are
-            split.
+            split. For evaluations that compare, give those of the last stage.
         mesh: the mesh of training.
         sharding: the sharding of batches.
 
