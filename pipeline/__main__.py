@@ -189,7 +189,8 @@ def prepare(arguments: argparse.Namespace) -> int:
         return FINE
     if not arguments.into:
         raise ValueError("--into is missing; say in which directory the corpus goes")
-    directory, field = epath.Path(arguments.into).expanduser(), arguments.field
+    directory = epath.Path(arguments.into).expanduser()
+    field: Any = arguments.field
     if arguments.targets:
         field = sources.ParallelText.fields
     fields = {

@@ -79,7 +79,7 @@ def _import_source(path: str, split: str, name: str) -> sources.Source:
             "MODULE:NAME, such as configs.python_data:Functions, and Python must find MODULE in "
             "the current directory or on PYTHONPATH"
         ) from error
-    source = make(split)
+    source: Any = make(split)
     return source if hasattr(source, "fingerprint") else sources.Records(source)
 
 

@@ -17,7 +17,7 @@ import sys
 import types
 import uuid
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -87,7 +87,7 @@ class Description:
             self._say("enum", value.name)
             self.add(kind, f"the class of {place}")
         elif isinstance(value, PLAIN):
-            base = next(each for each in PLAIN if isinstance(value, each))
+            base: Any = next(each for each in PLAIN if isinstance(value, each))
             self._say(kind.__name__, base.__repr__(value))
         elif isinstance(value, CLEAR) or kind.__module__ == "typing":
             self._say(kind.__name__, repr(value))
@@ -144,7 +144,8 @@ class Description:
             self._say(kind.__name__, *sorted(each.digest for each in entries))
         elif is_dataclass(value):
             self.add(kind, f"the class of {place}")
-            fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+            every = dataclasses.fields(cast(Any, value))
+            fields = {field.name: getattr(value, field.name) for field in every}
             if "__dataclass_fields__" not in vars(kind):  # a subclass, with attributes of its own
                 fields |= getattr(value, "__dict__", {})
             for name, entry in fields.items():

@@ -26,8 +26,8 @@ def parse(definition: FunctionType | type | ModuleType) -> Any:
     if isinstance(definition, ModuleType):
         return _strip(ast.parse(inspect.getsource(definition)))
     methods = methods_of(definition) if isinstance(definition, type) else [definition]
+    code: Any = methods[0].__code__ if methods else None
     if methods:  # first, because a notebook knows the source of functions alone
-        code = methods[0].__code__
         lines, line = inspect.findsource(code)[0], code.co_firstlineno
     else:
         lines, at = inspect.findsource(definition)
@@ -101,7 +101,7 @@ class _Strip(ast.NodeTransformer):
         super().generic_visit(node)
         if isinstance(node, Documented) and ast.get_docstring(node, clean=False) is not None:
             node.body[:1] = [] if len(node.body) > 1 else [ast.Pass()]
-        if hasattr(node, "returns"):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             node.returns = None
         if isinstance(node, ast.arg):
             node.annotation = None

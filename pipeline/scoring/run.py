@@ -94,7 +94,9 @@ def score_run(
 
 
 def _report(table: pa.Table, text_bytes: int | None, path: epath.Path) -> None:
-    total, weight = (pc.sum(table[name]).as_py() or 0.0 for name in ("nll", "weight"))
+    total, weight = (
+        pc.call_function("sum", [table[name]]).as_py() or 0.0 for name in ("nll", "weight")
+    )
     mean = total / max(weight, 1e-9)
     said = f"loss {mean:.4f}, perplexity {math.exp(min(mean, 700)):,.2f}"
     if text_bytes:

@@ -108,7 +108,9 @@ def _batches(
                 column = pa.LargeListArray.from_arrays(pa.array(ends), lists)
             else:
                 column = as_column(value.finish(records[name][rows], positions[rows]))
-            columns[name] = pc.if_else(missing, pa.scalar(None, column.type), column)
+            columns[name] = pc.call_function(
+                "if_else", [missing, pa.scalar(None, column.type), column]
+            )
         yield pa.record_batch(columns)
 
 

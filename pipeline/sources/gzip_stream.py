@@ -3,7 +3,7 @@
 import bisect
 import io
 import zlib
-from typing import Any, BinaryIO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 # Compressed bytes that are read at once. They have at most a thousand times as many inside.
 BLOCK = 1 << 16
@@ -33,7 +33,7 @@ class GzipStream(io.RawIOBase):
         OSError: from reading and seeking, when the file is damaged or cut short; it has no `errno`.
     """
 
-    def __init__(self, file: BinaryIO, points: list[Point] | None = None):
+    def __init__(self, file: IO[bytes], points: list[Point] | None = None):
         self._file, self._points = file, points
         self._go_on_from(Point(0, 0, _begin()))
 

@@ -1,6 +1,6 @@
 """Accumulation: one update from the gradients of several batches, as if they were one batch."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -71,4 +71,5 @@ def accumulate(
 
         return jax.lax.cond(state.batches + 1 == batches, apply, wait)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    # The protocol of optax does not say that a keyword may be required.
+    return optax.GradientTransformationExtraArgs(init, cast(Any, update))
