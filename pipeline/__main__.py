@@ -8,6 +8,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from pipeline.commands.arguments import PLANNING, parse
 from pipeline.errors import sentence
