@@ -247,7 +247,9 @@ def filled_templates(place, given):
             progress=False,
             num_workers=0,
         )
-        check_texts(corpus, ["".join(text for text, _ in template(chat)) for chat in chats])
+        # Text that is given as bytes is text to a template, too.
+        read = [{k: v.decode() if isinstance(v, bytes) else v for k, v in c.items()} for c in chats]
+        check_texts(corpus, ["".join(text for text, _ in template(chat)) for chat in read])
 
 
 # ---- corpora

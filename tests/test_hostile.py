@@ -121,6 +121,7 @@ def test_a_damaged_index_is_refused(tmp_path):
         ("plans.json", b'"view": null', b'"view": "a"', "plans.json cannot be read"),
         ("metrics.jsonl", b'"loss"', b'"lows"', "line 1 of .*metrics.jsonl cannot be read: .*loss"),
         ("metrics.jsonl", b'"step": 3', b'"step": {}', "line 4 of .*metrics.jsonl cannot be"),
+        ("metrics.jsonl", b"0.1}", b'[1], "step": [1]}', "line 1 of .*metrics.jsonl cannot be"),
         ("metrics.jsonl", b'"seconds"', b'"second\xff"', "line 1 of .*metrics.jsonl cannot be"),
     ],
 )

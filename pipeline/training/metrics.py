@@ -136,13 +136,15 @@ class MetricsLog:
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
-    """The values of a line of the log; None of one that a kill cut short."""
+    """The values of a line of the log; None of one that a kill cut short, or that is damaged."""
     try:
         values = json.loads(line)
-        values["step"] + values.get("seconds", 0.0)
+        whole = isinstance(values["step"], int) and isinstance(
+            values.get("seconds", 0), int | float
+        )
     except (ValueError, KeyError, TypeError):
         return None
-    return values
+    return values if whole else None
 
 
 class Progress:
