@@ -124,9 +124,11 @@ RUN_PROGRAM = """
             said = [line for line in said if not line.startswith("plan from step")]
             corpus, plan = read_history(epath.Path(place))
             checkpoints = Checkpoints(place / "checkpoints")
-            state, data = checkpoints.restore(like)
-            assert checkpoints.restore_json(8)[1] == {"a": 1}
-            checkpoints.close()
+            try:
+                state, data = checkpoints.restore(like)
+                assert checkpoints.restore_json(8)[1] == {"a": 1}
+            finally:
+                checkpoints.close()
             return said, check_data_state(data, plan, corpus), np.asarray(state["weights"]).tolist()
         except (ValueError, FileNotFoundError, NotAsPlanned) as error:
             assert len(str(error).split()) > 3, error
@@ -331,6 +333,9 @@ def test_a_flipped_bit_of_an_arrow_file_in_place_crashes_nothing(tmp_path, flips
     assert flip(path, flips, 2)
 
 
-@pytest.mark.parametrize("flips", [FLIPS[1]])
+@pytest.mark.parametrize(
+    "flips",
+    [pytest.param(200, marks=pytest.mark.slow), pytest.param(2000, marks=pytest.mark.exhaustive)],
+)
 def test_a_flipped_bit_of_a_work_directory_is_found_or_harmless(tmp_path, flips):
     assert flip(tmp_path, flips, 3, RUN_PROGRAM) > flips / 3
