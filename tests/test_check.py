@@ -35,6 +35,7 @@ def test_check_finds_lengths_that_are_not_those_of_the_tokens(copy):
     np.save(copy / "lengths.npy", lengths)
     manifest = json.loads((copy / "corpus.json").read_text())
     manifest["lengths_digest"] = lengths_lib.digest(lengths)
+    manifest["num_tokens"] += 1
     (copy / "corpus.json").write_text(json.dumps(manifest))
     with pytest.raises(ValueError, match="example 7 has length"):
         check_corpus(Corpus.open(copy), lambda what: None)

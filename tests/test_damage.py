@@ -339,3 +339,12 @@ def test_a_flipped_bit_of_an_arrow_file_in_place_crashes_nothing(tmp_path, flips
 )
 def test_a_flipped_bit_of_a_work_directory_is_found_or_harmless(tmp_path, flips):
     assert flip(tmp_path, flips, 3, RUN_PROGRAM) > flips / 3
+
+
+def test_a_length_that_one_bit_made_huge_is_found_when_a_corpus_is_opened(corpus):
+    path = corpus.directory / "lengths.npy"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1 << 3  # 2**27 positions more, for which planning would take minutes and memory
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"damaged at .*lengths.npy: they sum to 134,.*, not "):
+        Corpus.open(corpus.directory)

@@ -21,6 +21,7 @@ from pipeline.storage.manifest import (
     MANIFEST,
     Manifest,
     damage,
+    read_lengths,
     require_same_origin,
     require_same_part,
     summarise,
@@ -58,7 +59,7 @@ class Corpus(AnyCorpus):
         self.fingerprint = (
             f"tokens={manifest.tokens_digest};tokenizer={tokenizer};task={manifest.task}"
         )
-        self.lengths = _read_lengths(directory / LENGTHS, memory_map, manifest.examples)
+        self.lengths = read_lengths(directory / LENGTHS, manifest, memory_map)
 
     @classmethod
     def open(cls, directory: epath.PathLike, *, memory_map: bool | None = None) -> "Corpus":
@@ -280,21 +281,3 @@ def _require_size(path: epath.Path, size: int) -> None:
         raise damage(path, "it is missing") from None
     if seen != size:
         raise damage(path, f"it has {seen:,} bytes instead of {size:,}")
-
-
-def _read_lengths(path: epath.Path, memory_map: bool, examples: int) -> np.ndarray:
-    try:
-        if memory_map:
-            lengths = np.asarray(np.load(os.fspath(path), mmap_mode="r"))
-        else:
-            with path.open("rb") as file:
-                lengths = np.load(file)
-            lengths.flags.writeable = False
-    except OSError:
-        raise
-    except Exception as error:  # a header is Python, and fails in as many ways
-        raise damage(path, f"it is not an array: {error}") from error
-    if lengths.shape != (examples,) or lengths.dtype != np.dtype("<u4"):
-        seen = f"it has shape {lengths.shape} and dtype {lengths.dtype}"
-        raise damage(path, f"{seen}, not ({examples},) and uint32")
-    return lengths

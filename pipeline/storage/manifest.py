@@ -194,3 +194,29 @@ def damage(path: epath.Path, seen: str) -> ValueError:
         f"the corpus is damaged at {os.fspath(path)}: {seen}. Restore that file from a copy, or "
         f"delete {MANIFEST} and prepare again, which redoes what is not whole"
     )
+
+
+def read_lengths(path: epath.Path, manifest: Manifest, memory_map: bool) -> np.ndarray:
+    """The lengths of a corpus, from the file beside its manifest: uint32 [examples], read-only.
+
+    Raises:
+        ValueError: they are damaged. One changed bit changes their sum, and could make one example
+            so long that planning takes all memory.
+    """
+    try:
+        if memory_map:
+            lengths = np.asarray(np.load(os.fspath(path), mmap_mode="r"))
+        else:
+            with path.open("rb") as file:
+                lengths = np.load(file)
+            lengths.flags.writeable = False
+    except OSError:
+        raise
+    except Exception as error:  # a header is Python, and fails in as many ways
+        raise damage(path, f"it is not an array: {error}") from error
+    if lengths.shape != (manifest.examples,) or lengths.dtype != np.dtype("<u4"):
+        seen = f"it has shape {lengths.shape} and dtype {lengths.dtype}"
+        raise damage(path, f"{seen}, not ({manifest.examples},) and uint32")
+    if (total := int(lengths.sum(dtype=np.int64))) != manifest.num_tokens:
+        raise damage(path, f"they sum to {total:,}, not {manifest.num_tokens:,}")
+    return lengths
