@@ -21,9 +21,7 @@ from pipeline.planning.windows import Windows
 class Source:
     """The rows of one corpus, epoch after epoch, by random access.
 
-    A source may take over from another in the middle of an epoch. Its rows then begin with the
-    remainder: the positions that the other source had not used of its epochs, planned anew. Whole
-    epochs follow.
+    A source may take over from another in mid-epoch. It begins with the remainder, planned anew.
 
     Args:
         lengths: the lengths of the corpus.
@@ -32,10 +30,9 @@ class Source:
         first: the number of its first example in the plan.
         by_row: whether a plan takes single rows, to mix them with rows of other sources. Otherwise
             it takes whole batches, and rows that make no whole batch move to a longer bucket.
-        previous: the source to take over from. It has the same corpus, perhaps with fewer examples,
-            or with fewer left out.
+        previous: the source to take over from, of the same corpus, or of the start of it.
         rows_before: int64 [buckets], the rows of each bucket that were taken from `previous`.
-        left: the positions in these rows that no batch has had, as for `merge_spans`; or None.
+        left: of these rows, the spans no batch has had, and the first epoch not begun; or None.
 
     Attributes:
         lengths, name, first: the arguments.
@@ -60,7 +57,7 @@ class Source:
         by_row: bool = False,
         previous: "Source | None" = None,
         rows_before: np.ndarray | None = None,
-        left: np.ndarray | None = None,
+        left: tuple[np.ndarray, int] | None = None,
     ):
         self.lengths, self.options, self.name, self.first = lengths, options, name, first
         self.by_row, self._previous, self._buckets = by_row, previous, options.buckets
@@ -244,7 +241,9 @@ class Source:
         after_remainder = np.maximum(rows, 0)[in_epoch > 0]
         over = int((after_remainder // in_epoch[in_epoch > 0]).min())
         started = int((-(-after_remainder // in_epoch[in_epoch > 0])).max())
-        parts = [self._spans[:0] if left is None else left]
+        more, begun = left or (self._spans[:0], self.epoch + started)
+        begun = min(max(begun, self.epoch), self.epoch + started)
+        parts = [more]
         if self.remainder is not None:
             used = np.minimum(rows_before, self.remainder_rows)
             pieces = self.remainder.remaining_pieces(self.epoch - 1, used)
@@ -259,7 +258,8 @@ class Source:
             examples, starts = self.whole.pieces.locate(pieces)
             sizes = self.whole.pieces.positions_of(pieces)
             parts.append(_as_spans(epoch, examples, starts, sizes))
-        return merge_spans(np.concatenate(parts)), self.epoch + started
+        spans = merge_spans(np.concatenate(parts))
+        return spans[spans[:, 0] < begun], begun
 
     def expected_positions(self, epoch: int) -> np.ndarray:
         """The positions of each example that batches of an epoch have: int64 [examples, 1 or 2].

@@ -77,30 +77,34 @@ class Tiers:
                 self._cache.pop(oldest, None)
         return found[step - block.start]
 
-    def before(self, step: int) -> tuple[np.ndarray, list[np.ndarray] | None]:
+    def before(self, step: int) -> tuple[np.ndarray, list[tuple[np.ndarray, int]] | None]:
         """The rows that come before a step, and the positions in them that no batch has had.
 
         In the middle of a block these are the rows of the whole block, and the positions in batches
         of its other steps.
 
         Returns:
-            The rows, int64 [buckets, sources]; and for each source its positions, as for
-            `merge_spans`, or None if the step begins a block.
+            The rows, int64 [buckets, sources]; and, unless the step begins a block, for each source
+            its positions, as for `merge_spans`, and the first epoch after those that have begun.
         """
         block = self.block(step)
+        rows = self._timetable.before(block.start - self._start)[1]
         if block.start == step:
-            return self._timetable.before(step - self._start)[1], None
+            return rows, None
         columns = 3 + len(self._options.buckets[-1].lengths)
         left = {source.name: [np.zeros((0, columns), np.int64)] for source in self._sources}
-        for name, rows in (
-            part for each in block[step - block.start :] for part in self.at(each)[1]
-        ):
-            numbers = np.arange(len(rows))
-            spans, epochs = rows.segments(numbers, numbers)
-            spans[:, 0], spans[:, 1] = epochs, spans[:, 1] - rows.first
-            left[name].append(spans)
+        had = {source.name: [np.zeros((0, columns), np.int64)] for source in self._sources}
+        for each in block:
+            for name, part in self.at(each)[1]:
+                (had if each < step else left)[name].append(_as_spans(part))
+        for number, source in enumerate(self._sources):  # the last rows before the block
+            for bucket in np.flatnonzero(rows[:, number]).tolist():
+                (part,) = source.take(bucket, int(rows[bucket, number]) - 1, 1)
+                had[source.name].append(_as_spans(part))
+        begun = [int(np.concatenate(each)[:, 0].max(initial=-1)) + 1 for each in had.values()]
+        spans = [np.concatenate(each) for each in left.values()]
         rows_before = self._timetable.before(block.stop - self._start)[1]
-        return rows_before, [np.concatenate(each) for each in left.values()]
+        return rows_before, list(zip(spans, begun, strict=True))
 
     def _take(self, bucket: int, ranges: Iterable[tuple[int, int, int]]) -> Parts:
         """The rows of a bucket in some ranges, as the timetable gives them."""
@@ -149,3 +153,11 @@ def select(parts: Parts, numbers: np.ndarray) -> Parts:
             found.append((name, dataclasses.replace(rows, numbers=mine)))
         begin += len(rows)
     return found
+
+
+def _as_spans(rows: Rows) -> np.ndarray:
+    """The positions in some rows, as for `merge_spans`."""
+    numbers = np.arange(len(rows))
+    spans, epochs = rows.segments(numbers, numbers)
+    spans[:, 0], spans[:, 1] = epochs, spans[:, 1] - rows.first
+    return spans
