@@ -46,6 +46,7 @@ CORPORA = {"a": np.array([3, 2]), "b": np.array([4])}
             lambda place: Plan(CORPORA, BUCKETS, weights="gsm"),
             "weights is 'gsm'; it must be numbers",
         ),
+        (lambda place: Plan([1], BUCKETS, leave_out=[{}, []]), "leave_out gives object of shape"),
         (lambda place: Plan(CORPORA, BUCKETS, weights={1: 2}), "are for 1, and the corpora are a"),
         (
             lambda place: Plan(CORPORA, BUCKETS, weights={"a": "much", "b": 1}),

@@ -177,7 +177,11 @@ def select(leave_out: LeaveOut, given: Any, count: int) -> np.ndarray:
     Raises:
         ValueError: `leave_out` is none of these, or a number is out of range.
     """
-    found = np.asarray(leave_out(given) if callable(leave_out) else leave_out)
+    chosen = leave_out(given) if callable(leave_out) else leave_out
+    try:
+        found = np.asarray(chosen)
+    except ValueError:  # lists of several lengths
+        found = np.array([chosen], object)
     if found.size == 0:
         return NO_EXAMPLES
     if found.dtype == bool and found.shape == (count,):
