@@ -251,7 +251,7 @@ class Source:
             epochs, examples, first = self._spans[numbers, :3].T
             sizes = self.remainder.pieces.positions_of(pieces)
             parts.append(_as_spans(epochs, examples, first + starts, sizes))
-        for number in range(over, started):
+        for number in range(over, begun - self.epoch):
             epoch = self.epoch + number
             used = np.clip(rows - number * in_epoch, 0, in_epoch)
             pieces = self.whole.remaining_pieces(epoch, used)
