@@ -59,9 +59,7 @@ def imbalance(segments: np.ndarray, rows: int, hosts: int) -> float:
         hosts: the number of hosts, which have contiguous slices of the rows; divides `rows`.
     """
     squares = (segments[:, 3:] ** 2.0).sum(axis=1)
-    costs = np.bincount(segments[:, 0], weights=squares, minlength=rows)
-    shares = costs.reshape(hosts, -1).sum(axis=1)
-    return float(shares.max() / shares.mean())
+    return time_over_ideal([np.bincount(segments[:, 0], weights=squares, minlength=rows)], hosts)
 
 
 def time_over_ideal(batches: Iterable[np.ndarray], groups: int) -> float:
