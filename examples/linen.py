@@ -1,7 +1,7 @@
 """A Flax Linen loop with TrainState and orbax, fed by Lockstep.
 
     pip install lockstep-pipeline flax optax orbax-checkpoint
-    python examples/linen.py --workdir=/tmp/linen
+    python examples/linen.py --workdir=runs/linen
 
 Copy this file, and put your model and your text into it. Run the command again, also after a kill:
 it continues from its last checkpoint, with the same losses. Comments that begin with "Lockstep:"

@@ -1,7 +1,7 @@
 """A loop in the style of Flax's lm1b example: Linen, logical axes, evaluation; fed by Lockstep.
 
     pip install lockstep-pipeline flax optax orbax-checkpoint
-    python examples/lm1b.py --workdir=/tmp/lm1b --num-train-steps=60
+    python examples/lm1b.py --workdir=runs/lm1b --num-train-steps=60
 
 Parameters are sharded by the rules of logical axes, over a mesh with the axes `data` and `fsdp`.
 The evaluation is one pass over a held-out set, in which every host takes the same number of steps

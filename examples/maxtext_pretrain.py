@@ -1,7 +1,7 @@
 """MaxText's own pre-training, model and config, on packed batches of Lockstep.
 
     pip install lockstep-pipeline, and MaxText as docs/own_loop.md says
-    python examples/maxtext_pretrain.py base_output_directory=/tmp/maxtext run_name=first
+    python examples/maxtext_pretrain.py base_output_directory=runs/maxtext run_name=first
 
 Copy this file, and give it a config and a corpus of your own. Further arguments are MaxText's. Run
 the command again, also after a kill: it continues from MaxText's last checkpoint, with the same

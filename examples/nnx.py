@@ -1,7 +1,7 @@
 """A Flax NNX loop with nnx.jit, nnx.Optimizer and orbax, fed by Lockstep.
 
     pip install lockstep-pipeline flax optax orbax-checkpoint
-    python examples/nnx.py --workdir=/tmp/nnx
+    python examples/nnx.py --workdir=runs/nnx
 
 Copy this file, and put your model and your text into it. Run the command again, also after a kill:
 it continues from its last checkpoint, with the same losses. Comments that begin with "Lockstep:"

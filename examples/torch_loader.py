@@ -1,7 +1,7 @@
 """A PyTorch loop: torch's own DataLoader with worker processes, fed by Lockstep. Needs no JAX.
 
     pip install lockstep-pipeline torch
-    python examples/torch_loader.py --workdir=/tmp/torch
+    python examples/torch_loader.py --workdir=runs/torch
 
 Copy this file, and put your model and your text into it. Run the command again, also after a kill:
 it continues from its last checkpoint, with the same losses. Comments that begin with "Lockstep:"

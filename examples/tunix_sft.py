@@ -1,7 +1,7 @@
 """Supervised fine-tuning with Tunix on packed batches: its Llama, its trainer, LoRA; by Lockstep.
 
     pip install lockstep-pipeline google-tunix
-    python examples/tunix_sft.py --workdir=/tmp/tunix
+    python examples/tunix_sft.py --workdir=runs/tunix
 
 Tunix's own SFT has no packing ("Sequence packing is not supported in SFT PeftTrainer yet"); here
 several examples share a row. Copy this file, and load your model and your data in it. Run the
