@@ -1,5 +1,4 @@
 import dataclasses
-import json
 import re
 import shutil
 
@@ -10,6 +9,7 @@ from pipeline import Bucket, Corpora, Corpus, Pairs, Plan
 from pipeline.commands.check import check_corpus, check_plan
 from pipeline.planning import lengths as lengths_lib
 from pipeline.training.ledger import NotAsPlanned
+from tests.test_damage import alter
 
 
 @pytest.fixture
@@ -19,9 +19,7 @@ def copy(corpus, tmp_path):
 
 
 def test_check_finds_an_id_outside_the_vocabulary(copy):
-    manifest = json.loads((copy / "corpus.json").read_text())
-    manifest["vocab_size"] = 900
-    (copy / "corpus.json").write_text(json.dumps(manifest))
+    alter(Corpus.open(copy), lambda manifest: manifest.update(vocab_size=900))
     with pytest.raises(ValueError, match="holds the id") as error:
         check_corpus(Corpus.open(copy), lambda what: None)
     found = re.search(r"(\w+) of example (\d+) holds the id (\d+).*from 0 to 899", str(error.value))
@@ -30,13 +28,11 @@ def test_check_finds_an_id_outside_the_vocabulary(copy):
 
 
 def test_check_finds_lengths_that_are_not_those_of_the_tokens(copy):
-    lengths = np.load(copy / "lengths.npy")
+    corpus, lengths = Corpus.open(copy), np.load(copy / "lengths.npy")
     lengths[7] += 1
     np.save(copy / "lengths.npy", lengths)
-    manifest = json.loads((copy / "corpus.json").read_text())
-    manifest["lengths_digest"] = lengths_lib.digest(lengths)
-    manifest["num_tokens"] += 1
-    (copy / "corpus.json").write_text(json.dumps(manifest))
+    stated = {"lengths_digest": lengths_lib.digest(lengths), "num_tokens": int(lengths.sum())}
+    alter(corpus, lambda manifest: manifest.update(stated))
     with pytest.raises(ValueError, match="example 7 has length"):
         check_corpus(Corpus.open(copy), lambda what: None)
 

@@ -381,7 +381,7 @@ def spoil(corpus, how):
         case "broken manifest":
             manifest.write_text(manifest.read_text()[:200])
         case "manifest of something else":
-            manifest.write_text('{"schema_version": 1}')
+            manifest.write_text('{"schema_version": 2}')
         case "another schema":
             manifest.write_text(json.dumps(about | {"schema_version": 99}))
         case "no manifest":
@@ -397,7 +397,10 @@ def spoil(corpus, how):
         ("lengths of another shape", "damaged at .*lengths.npy: it has shape .29,."),
         ("broken manifest", "damaged at .*corpus.json: it cannot be read"),
         ("manifest of something else", "damaged at .*corpus.json: it does not have"),
-        ("another schema", "schema version 99, and this version of Lockstep reads 1: prepare"),
+        (
+            "another schema",
+            "schema version 99, and this version of Lockstep reads up to 2: prepare",
+        ),
         ("no manifest", "half-written: it has parts but no corpus.json. Prepare it again"),
     ],
 )

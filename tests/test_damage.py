@@ -15,6 +15,7 @@ from pipeline import ragged
 from pipeline.external import InPlace
 from pipeline.sources import Records
 from pipeline.storage.corpus import Corpus
+from pipeline.storage.manifest import json_digest
 from pipeline.tokenizers import Bytes
 
 COUNTS = [5, 30, 0, 12, 40, 1, 33, 20, 9, 50]
@@ -168,11 +169,36 @@ def corpus(tmp_path):
 
 
 def alter(corpus, change):
-    """Changes the manifest of a corpus."""
+    """Changes the manifest of a corpus, and its digest with it."""
     path = corpus.directory / "corpus.json"
     manifest = json.loads(path.read_text())
+    del manifest["digest"]
     change(manifest)
+    manifest["digest"] = json_digest(manifest)
     path.write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("entry", ["tokenizer", "source", "vocab_size", "text_bytes", "digest"])
+def test_a_manifest_with_another_entry_is_refused(tmp_path, entry):
+    corpus = pipeline.prepare(Records(["one", "two"]), Bytes(), tmp_path)
+    path = corpus.directory / "corpus.json"
+    manifest = json.loads(path.read_text())
+    for change in (lambda: manifest.update({entry: None}), lambda: manifest.pop(entry)):
+        change()
+        path.write_text(json.dumps(manifest))
+        with pytest.raises(ValueError, match=r"damaged at .*corpus.json: .*digest"):
+            Corpus.open(tmp_path)
+
+
+def test_a_manifest_of_version_1_has_no_digest_and_is_read(corpus):
+    path = corpus.directory / "corpus.json"
+    manifest = json.loads(path.read_text()) | {"schema_version": 1}
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match=r"damaged at .*corpus.json: .*digest"):
+        Corpus.open(corpus.directory)
+    del manifest["digest"]
+    path.write_text(json.dumps(manifest))
+    assert Corpus.open(corpus.directory).fingerprint == corpus.fingerprint
 
 
 @pytest.mark.parametrize(

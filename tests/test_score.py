@@ -337,15 +337,21 @@ def test_files_are_equal_on_1_2_and_4_processes_and_after_ten_kills(many, tmp_pa
     assert files(tmp_path / "1")["scores.arrow"]
     assert files(tmp_path / "1") == files(tmp_path / "2") == files(tmp_path / "4")
     moments, killed = random.Random(0), tmp_path / "killed"
+
+    def saved():
+        return len(list((killed / "parts").glob("0*.npz")))
+
     for number in range(10):
         logs = tmp_path / f"kill{number}"
         # Every other time by two processes, so that each number continues what the other began.
-        group = start(1 + number % 2, logs, many, killed, seconds=0.1)
-        while "BEGUN" not in group.outputs()[0]:
+        group = start(1 + number % 2, logs, many, killed, seconds=0.2)
+        before, asked = saved(), moments.choice([0, 1, 1, 2])
+        while "BEGUN" not in group.outputs()[0] or saved() < before + asked:
+            assert group.processes[0].poll() is None, group.outputs()
             time.sleep(0.02)
-        time.sleep(moments.uniform(0, 2.5))
+        time.sleep(moments.uniform(0, 0.3))
         assert group.processes[0].poll() is None, group.outputs()
         group.kill()
-    assert len(list((killed / "parts").glob("0*.npz"))) > 3  # every start went on
+    assert saved() > 3  # every start went on
     assert start(1, tmp_path / "last", many, killed).wait() == [0]
     assert files(killed) == files(tmp_path / "1")

@@ -16,7 +16,8 @@ from pipeline.planning import lengths as lengths_module
 from pipeline.storage.parts import Part
 from pipeline.tasks import TASKS
 
-SCHEMA_VERSION = 1
+# Corpora of version 1, which had no digest, are read too.
+SCHEMA_VERSION = 2
 MANIFEST = "corpus.json"
 LENGTHS = "lengths.npy"
 PART_NAME = re.compile(r"part-\d{5,}\.arrow")
@@ -32,7 +33,7 @@ ORIGINS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The content of `corpus.json`.
+    """The content of `corpus.json`, which has a digest of it as well.
 
     Attributes:
         task: the name of one of `pipeline.tasks.TASKS`.
@@ -118,18 +119,16 @@ class Manifest:
             ) from None
         except (ValueError, KeyError, TypeError) as error:
             raise damage(directory / MANIFEST, f"it cannot be read: {error}") from error
-        if version != SCHEMA_VERSION:
+        if version not in range(1, SCHEMA_VERSION + 1):
             raise ValueError(
                 f"the corpus in {place} has schema version {version}, and this version of Lockstep "
-                f"reads {SCHEMA_VERSION}: prepare it anew in another directory, or use the version "
-                "that wrote it"
+                f"reads up to {SCHEMA_VERSION}: prepare it anew in another directory, or use the "
+                "version that wrote it"
             )
         try:
-            known: dict[str, Any] = {
-                field.name: entries[field.name] for field in dataclasses.fields(cls)
-            }
-            known["parts"] = [Part(**part) for part in known["parts"]]
-            return cls(**known)
+            if version > 1 and entries.pop("digest") != json_digest(entries):
+                raise ValueError("its entries are not those that its digest was made of")
+            return cls(**{**entries, "parts": [Part(**part) for part in entries["parts"]]})
         except (KeyError, TypeError) as error:
             seen = f"it does not have what it should: {error!r}"
             raise damage(directory / MANIFEST, seen) from error
@@ -139,7 +138,14 @@ class Manifest:
     def write(self, directory: epath.Path) -> None:
         """Writes it as the last file of a corpus."""
         with atomic_write(directory / MANIFEST) as file:
-            file.write((json.dumps(dataclasses.asdict(self), indent=1) + "\n").encode())
+            entries = dataclasses.asdict(self)
+            entries["digest"] = json_digest(entries)
+            file.write((json.dumps(entries, indent=1) + "\n").encode())
+
+
+def json_digest(document: Any) -> str:
+    """A short hash of a JSON document, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def part_name(number: int) -> str:
