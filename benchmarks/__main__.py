@@ -66,13 +66,14 @@ def main() -> None:
     for name in names:
         module = importlib.import_module(f"benchmarks.{name}")
         options = [getattr(arguments, option) for option in NAMED.get(name, ())]
-        show(module.measure(*(options or [lengths])))
+        show(module.measure(*(options or [lengths])), keep=not arguments.property)
 
 
-def show(section: results.Section) -> None:
-    """Prints a section, and keeps it in `RESULTS.md`."""
+def show(section: results.Section, keep: bool = True) -> None:
+    """Prints a section, and keeps it in `RESULTS.md`; but not one round that is run again."""
     print(section, end="\n\n", flush=True)
-    results.write([section])
+    if keep:
+        results.write([section])
 
 
 if __name__ == "__main__":
