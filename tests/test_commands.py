@@ -83,6 +83,8 @@ def test_each_command_has_help(run, command):
         (["show", "FOLDER/some.npy"], "some.npy holds lengths alone, and show needs tokens"),
         (["check", "FOLDER/some.npy"], "some.npy holds lengths alone, and check needs tokens"),
         (["report", "FOLDER/deep.json"], "deep.json cannot be read: its JSON is nested too deeply"),
+        (["report", "FOLDER/many.json"], "many.json .*9.22e.18 examples is too large a number"),
+        (["report", "FOLDER/far.json"], "far.json .*too large a number"),
         (["report", "FOLDER/long.json"], "long.json does not map length to count .*4300 digits"),
         (["report", "FOLDER/large.json"], "large.json .*too large a number"),
         (["report", "FOLDER/longer.json"], "longer.json .*too large a number"),
@@ -99,6 +101,8 @@ def test_a_mistake_is_answered_with_a_sentence(run, tmp_path, arguments, sentenc
     (tmp_path / "negative.json").write_text('{"5": -3}')
     (tmp_path / "deep.json").write_text("[" * 100_000)
     (tmp_path / "long.json").write_text(f'{{"5": {"9" * 5000}}}')
+    (tmp_path / "many.json").write_text(f'{{"5": {(1 << 63) - 1}}}')
+    (tmp_path / "far.json").write_text('{"4294967296": 1}')
     (tmp_path / "large.json").write_text(f'{{"5": {"9" * 400}}}')
     (tmp_path / "longer.json").write_text(f'{{"{"9" * 400}": 5}}')
     (tmp_path / "empty.py").write_text("")

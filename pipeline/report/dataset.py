@@ -19,6 +19,9 @@ from pipeline.storage.interface import AnyCorpus
 from pipeline.storage.manifest import MANIFEST
 from pipeline.storage.pairs import open_corpus
 
+# The most examples that a file of counts may say there are: 16 GiB of lengths.
+MOST = 1 << 32
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dataset:
@@ -161,6 +164,8 @@ def _from_json(path: epath.Path) -> np.ndarray:
         for length, count in counts.items():
             if length < 0 or not isinstance(count, int) or count < 0:
                 raise ValueError(f"it says {count!r} for length {length}")
+        if (total := float(sum(counts.values()))) > MOST:
+            raise ValueError(f"{total:.3g} examples is too large a number: {MOST:,} is the most")
     except (ValueError, AttributeError, TypeError) as error:
         raise ValueError(
             f"{path} does not map length to count ({error}); it must hold one object of whole "
