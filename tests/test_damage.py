@@ -330,7 +330,7 @@ def test_offsets_of_arrow_files_in_place_are_checked(tmp_path, offsets):
 
 def flip(place, flips, seed, program=PROGRAM):
     command = [sys.executable, "-c", textwrap.dedent(program), str(place), str(flips), str(seed)]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    process = subprocess.run(command, capture_output=True, text=True, timeout=600 + 3 * flips)
     last = process.stdout.splitlines()[-1]
     assert process.returncode == 0, f"after the flip {last}: {process.stderr}"
     return int(last.split()[1])
