@@ -37,7 +37,7 @@ from models.encoder_decoder import EncoderDecoder
 from models.flops import step_flops
 from models.loss import cross_entropy
 from models.parameters import decay_mask, parameter_shardings
-from pipeline.atomic import directory_lock
+from pipeline.atomic import as_path, directory_lock
 from pipeline.configuration import prepare_corpora
 from pipeline.errors import describe
 from pipeline.loading.checkpoint import Checkpoints
@@ -297,7 +297,7 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
             with clock("initialise"):
                 state = initialise(key)
                 if config.start_from:
-                    state["params"] = parameters_of(epath.Path(config.start_from), corpus, like)
+                    state["params"] = parameters_of(as_path(config.start_from), corpus, like)
                 checkpoints.compile(state)
         if leads:
             write_history(workdir, corpus, whole)
@@ -376,7 +376,7 @@ def main(_):
         if jax.process_index() == 0:
             logging.getLogger("pipeline").setLevel(logging.INFO)
         name = pathlib.Path(config_flags.get_config_filename(flags.FLAGS["config"])).stem
-        workdir = epath.Path(WORKDIR.value or HERE / "runs" / name)
+        workdir = as_path(WORKDIR.value or HERE / "runs" / name)
         if SCORE.value:
             return score_run(CONFIG.value, workdir, SCORE.value, make_steps, parameter_shardings)
         return train(CONFIG.value, workdir, change=CHANGE.value, profile=PROFILE.value)

@@ -30,8 +30,7 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False):
     Raises:
         ValueError: the dataset cannot be read, or the options do not go with it.
     """
-    from etils import epath
-
+    from pipeline.atomic import as_path
     from pipeline.report import Options, open_dataset
     from pipeline.report.dataset import from_corpus
     from pipeline.training.history import NAME, read_history
@@ -39,7 +38,7 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False):
     paths = [arguments.data] if isinstance(arguments.data, str) else arguments.data
     given = {name: getattr(arguments, name) for name, _, _ in PLANNING}
     given = {name: value for name, value in given.items() if value is not None}
-    workdir = epath.Path(paths[0]).expanduser()
+    workdir = as_path(paths[0])
     try:
         if len(paths) == 1 and (workdir / NAME).exists():
             if given:
@@ -143,14 +142,13 @@ def show(arguments: argparse.Namespace) -> int:
 
 def check(arguments: argparse.Namespace) -> int:
     """Verifies a corpus and its plan; 1 if something is wrong."""
-    from etils import epath
-
+    from pipeline.atomic import as_path
     from pipeline.commands.check import check_corpus, check_plan
 
     try:
         dataset, options = _open(arguments, tokens=True)
     except ValueError as error:
-        if not epath.Path(arguments.data).is_dir():
+        if not as_path(arguments.data).is_dir():
             raise  # the command is wrong, not a corpus
         raise Found(f"{error}") from error
     plan = dataset.plan or options.plan(dataset.corpus)
@@ -164,13 +162,12 @@ def check(arguments: argparse.Namespace) -> int:
 
 def audit(arguments: argparse.Namespace) -> int:
     """Compares what a run did with its plan; 1 if that differs."""
-    from etils import epath
-
+    from pipeline.atomic import as_path
     from pipeline.training.audit import audit
     from pipeline.training.ledger import NotAsPlanned
 
     try:
-        audit(epath.Path(arguments.workdir).expanduser(), print)
+        audit(as_path(arguments.workdir), print)
     except NotAsPlanned as error:
         raise Found(f"{error}") from error
     return FINE
@@ -178,10 +175,9 @@ def audit(arguments: argparse.Namespace) -> int:
 
 def prepare(arguments: argparse.Namespace) -> int:
     """Prepares a corpus, pairs, or the corpora of a config."""
-    from etils import epath
-
     import pipeline
     from pipeline import sources, tokenizers
+    from pipeline.atomic import as_path
     from pipeline.configuration import open_source
     from pipeline.report import open_dataset
 
@@ -190,7 +186,7 @@ def prepare(arguments: argparse.Namespace) -> int:
         return FINE
     if not arguments.into:
         raise ValueError("--into is missing; say in which directory the corpus goes")
-    directory = epath.Path(arguments.into).expanduser()
+    directory = as_path(arguments.into)
     field: Any = arguments.field
     if arguments.targets:
         field = sources.ParallelText.fields
@@ -239,9 +235,9 @@ def _coloured(when: str) -> bool:
 
 
 def _write(path: str, text: str) -> None:
-    from etils import epath
+    from pipeline.atomic import as_path
 
-    epath.Path(path).expanduser().write_text(text)
+    as_path(path).write_text(text)
     print(f"wrote {path}", file=sys.stderr)
 
 

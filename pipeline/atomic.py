@@ -19,6 +19,21 @@ def is_local(path: epath.PathLike) -> bool:
     return "://" not in os.fspath(path)
 
 
+def as_path(path: epath.PathLike) -> epath.Path:
+    """A path of a user: local, with `~` expanded, or of object storage.
+
+    Raises:
+        ValueError: it has a scheme that nothing here reads.
+    """
+    try:
+        return epath.Path(path).expanduser()
+    except KeyError as error:
+        raise ValueError(
+            f"{os.fspath(path)} is nowhere that can be read; give a local path, or one that begins "
+            "with gs://, s3://, az:// or hf://"
+        ) from error
+
+
 @contextlib.contextmanager
 def atomic_write(path: epath.PathLike) -> Iterator[IO[bytes]]:
     """A binary file to write, which appears under its name only when it is whole.

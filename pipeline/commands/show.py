@@ -2,12 +2,12 @@
 
 import dataclasses
 import itertools
-import os
 from collections.abc import Iterator
 
 import numpy as np
 from etils import epath
 
+from pipeline.atomic import as_path
 from pipeline.extras import require
 from pipeline.loading.collate import collate
 from pipeline.loading.sharding import slice_of_process
@@ -255,7 +255,7 @@ class Shown:
             loc="left",
             fontsize=10,
         )
-        with epath.Path(os.fspath(path)).open("wb") as file:
+        with as_path(path).open("wb") as file:
             drawn.savefig(file, format="png")
 
 

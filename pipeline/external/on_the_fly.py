@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from pipeline.atomic import atomic_write, directory_lock
+from pipeline.atomic import as_path, atomic_write, directory_lock
 from pipeline.external.examples import Examples
 from pipeline.fork import restart_in_children
 from pipeline.planning.lengths import digest
@@ -65,7 +65,7 @@ def index(
         ValueError: the source is empty, a record does not suit, or `directory` holds the index of
             another source, tokenizer or template.
     """
-    directory = epath.Path(directory).expanduser()
+    directory = as_path(directory)
     job = Job(source, tokenizer, field, template, task.has_targets)
     if not (directory / MANIFEST).exists():
         with directory_lock(directory, "measuring lengths"):

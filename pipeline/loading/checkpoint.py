@@ -9,7 +9,7 @@ from typing import Any
 
 from etils import epath
 
-from pipeline.atomic import name_full_disk
+from pipeline.atomic import as_path, is_local, name_full_disk
 from pipeline.loading.checksum import checksums
 
 # Statuses of storage for files that are missing or damaged.
@@ -46,7 +46,7 @@ class Checkpoints:
 
         self._args, self._orbax = ocp.args, ocp
         self._manager = ocp.CheckpointManager(
-            epath.Path(directory).absolute() if "://" not in str(directory) else directory,
+            as_path(directory).absolute() if is_local(directory) else as_path(directory),
             options=ocp.CheckpointManagerOptions(max_to_keep=keep, create=True),
         )
 

@@ -2,7 +2,6 @@
 
 import io
 import itertools
-import os
 import re
 from collections.abc import Callable
 from html import escape
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from pipeline.atomic import as_path
 from pipeline.extras import require
 from pipeline.report.findings import cost_key, ours, rivals
 from pipeline.report.style import LIGHT
@@ -89,7 +89,7 @@ def png(figures: dict[str, Any], path: epath.PathLike) -> None:
         left, right = drawing.subplots(1, 2)
         lengths(left, figures["corpus"])
         strategies(right, figures)
-        with epath.Path(os.fspath(path)).open("wb") as file:
+        with as_path(path).open("wb") as file:
             drawing.savefig(file, format="png")
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from pipeline.atomic import as_path
 from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.plan import Plan
 from pipeline.storage.corpora import Corpora
@@ -99,7 +100,7 @@ def open_dataset(paths: Sequence[str], workdir: str | None = None) -> Dataset:
 
 
 def _open(path: str, workdir: str | None) -> Dataset:
-    place = epath.Path(path).expanduser()
+    place = as_path(path)
     name = os.fspath(path).rstrip("/") or "/"
     if place.suffix in (".npy", ".json", ".py") and not place.exists():
         raise FileNotFoundError(f"there is no file {path}; check the path")
@@ -196,7 +197,7 @@ def _from_config(path: pathlib.Path, workdir: str | None) -> Dataset:
     if not hasattr(module, "get_config"):
         raise ValueError(f"{path} has no function get_config(), which a config must have")
     config = module.get_config()
-    directory = epath.Path(workdir or f"runs/{path.stem}")
+    directory = as_path(workdir or f"runs/{path.stem}")
     corpus, _ = prepare_corpora(config, directory / "corpus")
     options = {**config.batches, **config.get("mixture", {}), "seed": config.seed}
     return from_corpus(corpus, os.fspath(path), options)

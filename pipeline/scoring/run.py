@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from etils import epath
 
+from pipeline.atomic import as_path
 from pipeline.configuration import prepare_corpora
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.loading.loader import LoadOptions
@@ -90,7 +91,7 @@ def score_run(
             mesh=mesh,
             **options,
         )
-    _report(table, corpus.text_bytes, epath.Path(directory) / TABLE)
+    _report(table, corpus.text_bytes, as_path(directory) / TABLE)
 
 
 def _report(table: pa.Table, text_bytes: int | None, path: epath.Path) -> None:

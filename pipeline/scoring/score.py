@@ -15,7 +15,7 @@ from etils import epath
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from pipeline.atomic import atomic_write, directory_lock
+from pipeline.atomic import as_path, atomic_write, directory_lock
 from pipeline.loading.data_state import data_state, differences
 from pipeline.loading.loader import Loader, load
 from pipeline.loading.sharding import batch_sharding, parts
@@ -87,7 +87,7 @@ def score(
     if wrong := [name for name in options if name in FIXED]:
         raise TypeError(f"score() has no option {wrong[0]!r}: it has each example once, in order")
     epoch, leads = require_whole("epoch", epoch, 0), jax.process_index() == 0
-    directory = epath.Path(directory).expanduser()
+    directory = as_path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     hosts.require_shared(directory)
     with contextlib.ExitStack() as stack:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 from etils import epath
 
-from pipeline.atomic import is_local
+from pipeline.atomic import as_path, is_local
 from pipeline.sources.tables import Group, Tables
 
 
@@ -57,7 +57,7 @@ class HuggingFaceDataset(ArrowFiles):
         *,
         columns: Sequence[str] | None = None,
     ):
-        root = epath.Path(directory).expanduser()
+        root = as_path(directory)
         place = root
         if (several := root / "dataset_dict.json").exists():
             splits = json.loads(several.read_text())["splits"]

@@ -12,7 +12,7 @@ from typing import IO, Any
 import pyarrow as pa
 from etils import epath
 
-from pipeline.atomic import is_local
+from pipeline.atomic import as_path, is_local
 from pipeline.fork import restart_in_children
 from pipeline.sources.gzip_stream import GzipStream, Point
 
@@ -92,7 +92,7 @@ def find(paths: Paths) -> list[epath.Path]:
 
 
 def _match(name: str) -> list[epath.Path]:
-    path = epath.Path(name).expanduser()
+    path = as_path(name)
     if path.is_dir():
         raise ValueError(f"{name} is a directory; name its files with a glob such as {name}/*.txt")
     if path.exists():

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from etils import epath
 
+from pipeline.atomic import as_path
 from pipeline.sources import files
 from pipeline.sources.array_records import ArrayRecords
 from pipeline.sources.arrow import ArrowFiles, HuggingFaceDataset
@@ -46,7 +47,7 @@ def open_files(names: Sequence[str], split: str | None = None, kind: str = "") -
         ValueError: there is no such kind, an extension is unknown, files of several kinds are
             mixed, or as the source raises.
     """
-    if len(names) == 1 and epath.Path(names[0]).expanduser().is_dir():
+    if len(names) == 1 and as_path(names[0]).is_dir():
         return HuggingFaceDataset(names[0], split or None)
     if kind and kind not in KINDS:
         raise ValueError(f"kind is {kind!r}; it must be one of {', '.join(KINDS)}")

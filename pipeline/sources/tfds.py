@@ -7,6 +7,7 @@ from typing import Any
 
 from etils import epath
 
+from pipeline.atomic import as_path
 from pipeline.extras import require
 from pipeline.sources import files
 
@@ -26,7 +27,7 @@ class Tfds:
 
     def __init__(self, name: str, split: str, data_dir: epath.PathLike | None = None):
         self.name, self.split = name, split
-        self.data_dir = None if data_dir is None else os.fspath(epath.Path(data_dir).expanduser())
+        self.data_dir = None if data_dir is None else os.fspath(as_path(data_dir))
         self._require_split()
 
     @functools.cached_property

@@ -10,7 +10,7 @@ import numpy as np
 from etils import epath
 
 from pipeline import tokenizers
-from pipeline.atomic import atomic_write, directory_lock, is_local
+from pipeline.atomic import as_path, atomic_write, directory_lock, is_local
 from pipeline.planning import lengths as lengths_module
 from pipeline.planning.checks import require_whole
 from pipeline.ragged import Ragged, assemble_parts, chunk_arrays
@@ -74,7 +74,7 @@ class Corpus(AnyCorpus):
             FileNotFoundError: there is no corpus there.
             ValueError: it is half-written, damaged, or of another schema version.
         """
-        directory = epath.Path(directory).expanduser()
+        directory = as_path(directory)
         manifest = Manifest.read(directory)
         _require_size(directory / LENGTHS, manifest.lengths_bytes)
         for part in manifest.parts:
@@ -106,7 +106,7 @@ class Corpus(AnyCorpus):
             ValueError: an example is not a 1-D array of ids, there is none, or `directory` holds
                 other data.
         """
-        directory = epath.Path(directory).expanduser()
+        directory = as_path(directory)
         vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
         parts = assemble_parts(chunk_arrays(examples, vocab_size, weights))
         origin = {"source": None, "tokenizer": None, "field": None}

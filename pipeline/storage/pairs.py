@@ -8,6 +8,7 @@ import numpy as np
 from etils import epath
 
 from pipeline import tokenizers
+from pipeline.atomic import as_path
 from pipeline.storage.corpus import Corpus
 from pipeline.storage.interface import AnyCorpus
 from pipeline.storage.manifest import MANIFEST
@@ -60,7 +61,7 @@ class Pairs(AnyCorpus):
     @classmethod
     def open(cls, directory: epath.PathLike, *, memory_map: bool | None = None) -> "Pairs":
         """The pairs in `directory`; arguments and errors are those of `Corpus.open`."""
-        sides = (epath.Path(directory).expanduser() / task.name for task in (INPUTS, TARGETS))
+        sides = (as_path(directory) / task.name for task in (INPUTS, TARGETS))
         return cls(*(Corpus.open(side, memory_map=memory_map) for side in sides))
 
     @classmethod
@@ -86,7 +87,7 @@ class Pairs(AnyCorpus):
         return cls(
             *(
                 Corpus.from_arrays(
-                    examples, epath.Path(directory) / task.name, vocab_size=vocab_size, task=task
+                    examples, as_path(directory) / task.name, vocab_size=vocab_size, task=task
                 )
                 for examples, task in ((inputs, INPUTS), (targets, TARGETS))
             )
@@ -123,7 +124,7 @@ class Pairs(AnyCorpus):
 
 def open_corpus(directory: epath.PathLike) -> Corpus | Pairs:
     """The corpus in `directory`, or the pairs."""
-    directory = epath.Path(directory).expanduser()
+    directory = as_path(directory)
     if directory.is_file():
         raise ValueError(
             f"{os.fspath(directory)} is a file; give the directory of a corpus. To make one from "

@@ -7,7 +7,7 @@ from typing import Any
 
 from etils import epath
 
-from pipeline.atomic import directory_lock
+from pipeline.atomic import as_path, directory_lock
 from pipeline.ragged import assemble_parts
 from pipeline.sources import Source
 from pipeline.storage.corpus import Corpus
@@ -58,7 +58,7 @@ def prepare(
         OSError: the disk is full; what is finished is kept.
         RuntimeError: a worker died.
     """
-    directory = epath.Path(directory).expanduser()
+    directory = as_path(directory)
     _require(source, tokenizer)
     job = Job(source, tokenizer, field, template, task.has_targets)
     origin = job.origin
@@ -112,7 +112,7 @@ def prepare_pairs(
         prepare(
             source,
             tokenizer,
-            epath.Path(directory) / task.name,
+            as_path(directory) / task.name,
             field=of_side if isinstance(of_side, str) else "text",
             template=None if isinstance(of_side, str) else of_side,
             task=task,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from pipeline.atomic import atomic_write
+from pipeline.atomic import as_path, atomic_write
 from pipeline.tokenizers.markup import parts_of
 from pipeline.tokenizers.tokenizer import with_marks
 
@@ -36,7 +36,7 @@ class FileTokenizer:
     _warned = False
 
     def __init__(self, path: epath.PathLike, **options: Any):
-        place = epath.Path(path).expanduser()
+        place = as_path(path)
         if not place.exists():
             raise FileNotFoundError(f"there is no {self.kind} tokenizer {os.fspath(place)}")
         self.__setstate__((place.read_bytes(), os.fspath(place), options))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from etils import epath
 
-from pipeline.atomic import atomic_write, directory_lock
+from pipeline.atomic import as_path, atomic_write, directory_lock
 from pipeline.sources.source import Source, read_texts
 from pipeline.tokenizers.sentencepiece import SentencePiece, require_sentencepiece
 from pipeline.tokenizers.tokenizer import BEGIN, END, PAD
@@ -47,7 +47,7 @@ def train_sentencepiece(
     Raises:
         ValueError: `vocab_size` is too large or too small for this text.
     """
-    path = epath.Path(model).expanduser()
+    path = as_path(model)
     fields = [field] if isinstance(field, str) else list(field)
     about = {
         "source": source.fingerprint,

@@ -7,7 +7,7 @@ from typing import Any
 
 from etils import epath
 
-from pipeline.atomic import atomic_write, is_local
+from pipeline.atomic import as_path, atomic_write, is_local
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.planning.plan import Plan
 from pipeline.storage.corpora import Corpora
@@ -61,7 +61,7 @@ def write_history(workdir: epath.PathLike, corpus: Any, plan: Plan) -> None:
             for entry, (_, changes) in zip(plan.entries, plan.changes, strict=True)
         ],
     }
-    directory = epath.Path(workdir)
+    directory = as_path(workdir)
     directory.mkdir(parents=True, exist_ok=True)
     with atomic_write(directory / NAME) as file:
         file.write(json.dumps(content, indent=1).encode())

@@ -13,7 +13,7 @@ from typing import Any
 import tqdm
 from etils import epath
 
-from pipeline.atomic import atomic_write, is_local, name_full_disk
+from pipeline.atomic import as_path, atomic_write, is_local, name_full_disk
 from pipeline.extras import require
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class MetricsLog:
         if not enabled:
             return
         board = require("tensorboardX", extra="train", purpose="MetricsLog")
-        self._workdir, self._remote = epath.Path(workdir), not is_local(workdir)
+        self._workdir, self._remote = as_path(workdir), not is_local(workdir)
         self._path = self._workdir / "metrics.jsonl"
         kept: list[tuple[bytes, dict[str, Any]]] = []
         if step and self._path.exists():
