@@ -60,6 +60,7 @@ def test_an_encoder_decoder_learns_to_fill_gaps(chats, tmp_path):
     assert summary(tmp_path)["compiles_after_start"] == 0
 
 
+@pytest.mark.slow
 def test_the_configurations_of_tasks_prepare_what_they_say(tmp_path, monkeypatch):
     for name, config in (("chat", chat.get_config()), ("masked", masked.get_config())):
         config.train.end = config.eval.end = 0.02
