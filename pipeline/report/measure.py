@@ -9,7 +9,7 @@ from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.lengths import Lengths
 from pipeline.report.dataset import Dataset
 from pipeline.report.epoch import measure_epoch
-from pipeline.report.lockstep import BUCKETS, Planner, compare, padded_pairs
+from pipeline.report.lockstep import BUCKETS, compare, padded_pairs
 from pipeline.report.options import Options
 from pipeline.report.statistics import statistics
 from pipeline.report.strategies import simulate, strategies
@@ -63,9 +63,9 @@ def measure(
     if dataset.plan or options.values.get("buckets"):  # rows are as long as those of the plan
         most = longest if dataset.pairs else longest[0]
         alternatives = options.replace(max_length=most)
-    planner = Planner(Lengths(dataset.lengths), fitted, alternatives, longest)
+    lengths = Lengths(dataset.lengths)
     if dataset.pairs:
-        found = [padded_pairs(planner, width=width)]
+        found = [padded_pairs(lengths, alternatives, longest)]
     else:
         (row,) = longest
         stream = stream_of(sampled, row, options["overflow"], scale)
@@ -74,7 +74,9 @@ def measure(
             progress(each.name)
             found.append(simulate(each, stream, width=width))
     optimal = optimal or options["packing"] == "optimal"
-    ours, figures["left_out"] = compare(planner, width=width, optimal=optimal, progress=progress)
+    ours, figures["left_out"] = compare(
+        lengths, fitted, alternatives, longest, optimal=optimal, progress=progress
+    )
     figures["strategies"] = found + ours
     figures["cost"] = _cost(ours, width)
     return figures
