@@ -1,6 +1,5 @@
 """The report's figures of one epoch of a plan."""
 
-import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,7 +43,8 @@ def measure_epoch(
     first, last = figures.epoch_steps(plan)
     batches = _FirstBatches(plan, first, min(last - first, most_batches or MOST_BATCHES))
     for index, bucket in enumerate(buckets):
-        bucket["documents_per_step"] = batches.documents_per_step(index)
+        documents = batches.documents[batches.order == index]
+        bucket["documents_per_step"] = float(documents.mean()) if len(documents) else None
     return {
         "fingerprint": plan.fingerprint,
         "batches": last - first,
@@ -105,8 +105,7 @@ class _FirstBatches:
         self.order = np.zeros(count, np.int64)
         self.documents = np.zeros(count, np.int64)
         # Real positions and squared segment lengths of each host in each batch.
-        self.tokens = np.zeros((count, self.hosts))
-        self.squares = np.zeros((count, self.hosts))
+        self.tokens, self.squares = np.zeros((2, count, self.hosts))
         self.source_tokens: list[Mapping[str, int]] = []
         # The positions of a row of each batch, and the squared segment lengths of each row.
         self.row_costs: list[tuple[int, np.ndarray]] = []
@@ -115,20 +114,17 @@ class _FirstBatches:
             planned = plan.batch(first + step)
             row, example = planned.segments[:, :2].T
             sides = planned.segments[:, 3:].astype(float)
-            host = row * self.hosts // planned.bucket.rows
+            tokens, squares = (
+                np.bincount(row, (sides**power).sum(axis=1), planned.bucket.rows)
+                for power in (1, 2)
+            )
             self.order[step] = number_of[planned.bucket]
             self.documents[step] = len(np.unique(example))
-            self.tokens[step] = np.bincount(host, sides.sum(axis=1), self.hosts)
-            self.squares[step] = np.bincount(host, (sides**2).sum(axis=1), self.hosts)
+            self.tokens[step] = tokens.reshape(self.hosts, -1).sum(axis=1)
+            self.squares[step] = squares.reshape(self.hosts, -1).sum(axis=1)
             self.source_tokens.append(planned.sources)
-            squares = np.bincount(row, (sides**2).sum(axis=1), planned.bucket.rows)
             self.row_costs.append((sum(planned.bucket.lengths), squares))
             self.contents.append(figures.content(plan, planned) if planned.sources else [])
-
-    def documents_per_step(self, index: int) -> float | None:
-        """Different documents in a batch of a bucket, on average; None without such a batch."""
-        here = self.order == index
-        return float(self.documents[here].mean()) if here.any() else None
 
     def sources(self, plan: Plan) -> list[dict[str, Any]]:
         """What each corpus of a mixture gets of the real positions.
@@ -190,12 +186,3 @@ class _FirstBatches:
                     ratio = time_over_ideal(batches, groups)
                     found.append({"groups": groups, "tiers": tiers * self.tiers, "ratio": ratio})
         return found
-
-
-def runs(order: list[int]) -> list[tuple[int, int]]:
-    """The order of buckets as runs: (bucket, batches of it in a row).
-
-    >>> runs([1, 1, 0, 1])
-    [(1, 2), (0, 1), (1, 1)]
-    """
-    return [(bucket, len(list(group))) for bucket, group in itertools.groupby(order)]

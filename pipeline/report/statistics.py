@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.planning import lengths as lengths_lib
 from pipeline.report.dataset import Dataset
 from pipeline.storage.interface import AnyCorpus
 
@@ -69,22 +68,19 @@ def _histogram(sizes: np.ndarray, counts: np.ndarray) -> dict[str, Any]:
 
 def _sources(dataset: Dataset, side: int) -> list[dict[str, Any]]:
     lengths = dataset.lengths[:, side] if dataset.pairs else dataset.lengths
-    total = sum(int(piece.sum(dtype=np.int64)) for piece in lengths_lib.chunks(lengths))
-    shares, first = [], 0
-    for name, examples in dataset.sources:
-        part = lengths[first : first + examples]
-        first += examples
-        tokens = sum(int(piece.sum(dtype=np.int64)) for piece in lengths_lib.chunks(part))
-        shares.append(
-            {
-                "name": name,
-                "examples": examples,
-                "tokens": tokens,
-                "share_of_examples": examples / max(len(lengths), 1),
-                "share_of_tokens": tokens / max(total, 1),
-            }
-        )
-    return shares
+    ends = np.cumsum([examples for _, examples in dataset.sources])
+    parts = np.split(lengths, ends[:-1])
+    tokens = [int(part.sum(dtype=np.int64)) for part in parts]
+    return [
+        {
+            "name": name,
+            "examples": examples,
+            "tokens": of_source,
+            "share_of_examples": examples / max(len(lengths), 1),
+            "share_of_tokens": of_source / max(sum(tokens), 1),
+        }
+        for (name, examples), of_source in zip(dataset.sources, tokens, strict=True)
+    ]
 
 
 def vocabulary(corpus: AnyCorpus, side: int = 0) -> dict[str, Any]:
