@@ -22,9 +22,7 @@ def check_corpus(corpus: AnyCorpus, report: Callable[[str], None]) -> None:
 
     It checks both sides of pairs, the corpus of a view, and each of several corpora.
 
-    Args:
-        corpus: the corpus; opening it has compared the sizes of its files.
-        report: gets a line for each thing that is right.
+    `report` gets a line for each thing that is right.
 
     Raises:
         ValueError: names the first thing that is wrong, and what to do.
@@ -78,10 +76,7 @@ def check_plan(plan: Plan, epoch: int, report: Callable[[str], None]) -> None:
     The epochs of several corpora end at different steps. So all steps up to the end of the plan's
     epoch are walked, and each epoch of a corpus that ends by then is checked.
 
-    Args:
-        plan: the plan.
-        epoch: the epoch, from 0.
-        report: gets a line for each thing that is right.
+    `report` gets a line for each thing that is right.
 
     Raises:
         ValueError: names the first batch or example that is wrong.

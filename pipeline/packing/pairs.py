@@ -71,12 +71,7 @@ class _RowFiller:
     that fit nowhere would stay candidates. Shares of a row are computed with the four basic
     operations only, so that they are the same on every machine.
 
-    Args:
-        counts: int64 [n], pairs of each size; changed in place.
-        order: the sizes that fit into a row, in descending order.
-        sizes: int64 [n, 2], inputs and targets of each size.
-        limits: int64 [2], positions in a row.
-        max_segments: the most pairs in a row; None for no limit.
+    `counts` is changed in place; `order` has the sizes that fit into a row of `limits`.
     """
 
     def __init__(
@@ -192,14 +187,10 @@ def volume_bound(totals: np.ndarray, buckets: Sequence[Bucket]) -> tuple[float, 
     rows can be full, and the other as full as the ratio of the totals allows. With several buckets,
     the least room is a linear program with two constraints, whose dual has its optimum where two
     constraint lines meet. Sizes that do not add up to full rows would lower the bound; they do not
-    count here.
+    count here. `totals`, int64 [2], are the positions of all inputs and of all targets.
 
     >>> volume_bound(np.array([1000, 600]), [Bucket(1, (100, 100))])
     (0.8, (1.0, 0.6))
-
-    Args:
-        totals: int64 [2], positions of all inputs and of all targets.
-        buckets: buckets of pairs.
     """
     lengths = np.array([bucket.lengths for bucket in buckets], np.float64)
 

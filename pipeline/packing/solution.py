@@ -34,10 +34,6 @@ class Solution:
     1]]]]]}}`. For the digest of each histogram, each bucket has a list of patterns: the number of
     rows, and each length in the row with its number of occurrences.
 
-    Args:
-        content: the content of the file.
-        path: the path or name of the file, for error messages.
-
     Attributes:
         digest: a short hash of the content.
         bound: proven upper bound on the share of positions that any packing of these lengths into
@@ -160,11 +156,7 @@ def load_solution(
 ) -> Solution:
     """The stored solution for some inputs; if there is none, the search runs and is stored.
 
-    Args:
-        store: stores the file.
-        inputs: everything that the solution depends on; its text names the file.
-        search: runs the search.
-        path: the path of the file, for error messages; None for its name.
+    The text of `inputs` names the file; error messages call it `path`, if that is given.
     """
     name = f"packing-{hashlib.sha256(f'{VERSION};{inputs}'.encode()).hexdigest()[:16]}.json"
     return Solution(store(name, lambda: search().content(name)), path or name)
@@ -173,9 +165,7 @@ def load_solution(
 def store_in_file(path: str | os.PathLike, *, allow_other: bool) -> Store:
     """A `Store` that keeps a solution in the file `path`.
 
-    Args:
-        path: the file; made if it is missing.
-        allow_other: if the file holds another solution, use a file of its own beside it.
+    With `allow_other`, a solution other than that of the file has a file of its own beside it.
     """
 
     def store(name: str, make: Callable[[], bytes]) -> bytes:

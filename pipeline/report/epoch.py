@@ -24,10 +24,8 @@ def measure_epoch(
 ) -> dict[str, Any]:
     """What the report's JSON has for a plan.
 
-    Args:
-        plan: the plan.
-        most_batches: batches to build, at most; None: `MOST_BATCHES`.
-        width: width of the model, which weighs attention against the rest.
+    At most `most_batches` are built, by default `MOST_BATCHES`. The `width` of the model weighs
+    attention against the rest.
 
     Returns:
         `fingerprint`, `batches`, `padding` and `tokens` of an epoch; `overlong` examples, their

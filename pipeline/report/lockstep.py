@@ -36,13 +36,9 @@ def compare(
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Figures of Lockstep with several numbers of buckets and each way of packing.
 
-    Args:
-        lengths: the lengths to plan.
-        sample: the lengths to fit buckets to: all, or a sample with the longest.
-        options: those of the report's plan.
-        longest: positions in a row of the longest bucket; for pairs, of inputs and of targets.
-        optimal: include "optimal" also for many different lengths, which may take minutes.
-        progress: called with the name of each step.
+    Buckets are fitted to `sample`: all lengths, or a sample with the longest. `longest` has the
+    positions in a row of the longest bucket; for pairs, of inputs and of targets. `optimal` and
+    `progress` are those of `measure`.
 
     Returns:
         The figures, and a sentence for each way of packing that is left out.

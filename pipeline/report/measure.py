@@ -33,12 +33,8 @@ def measure(
 
     For pairs, `corpus` describes the inputs and `targets` the targets.
 
-    Args:
-        dataset: the data.
-        options: how to fit buckets and plan.
-        sample: examples to simulate other strategies on, at most.
-        optimal: include optimal packing also where it may take minutes.
-        progress: called with the name of each step.
+    Other strategies are simulated on at most `sample` examples. `optimal` includes optimal packing
+    also where it may take minutes. `progress` is called with the name of each step.
     """
     options = options.for_lengths(dataset.lengths)
     progress("planning")

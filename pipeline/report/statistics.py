@@ -19,12 +19,8 @@ def statistics(
 ) -> dict[str, Any]:
     """What the report's JSON has for a dataset, or for one side of pairs.
 
-    Args:
-        dataset: the dataset.
-        side: for pairs, 0 for the inputs and 1 for the targets; else 0.
-        sizes: the different lengths, ascending: int64.
-        counts: how many examples have each: int64.
-        longest: positions of the longest row; longer examples are counted as overlong.
+    `side` is 0, or 1 for the targets of pairs. `counts` says how many examples have each of
+    `sizes`, ascending. Examples longer than `longest`, a row's positions at most, are overlong.
 
     Returns:
         `examples`; `tokens`, positions to train on; `empty` and `overlong` examples; `mean` and
