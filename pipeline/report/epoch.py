@@ -1,5 +1,6 @@
 """The report's figures of one epoch of a plan."""
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,8 +25,10 @@ def measure_epoch(
 ) -> dict[str, Any]:
     """What the report's JSON has for a plan.
 
-    At most `most_batches` are built, by default `MOST_BATCHES`. The `width` of the model weighs
-    attention against the rest.
+    Args:
+        plan: the plan.
+        most_batches: batches to build, at most; None: `MOST_BATCHES`.
+        width: width of the model, which weighs attention against the rest.
 
     Returns:
         `fingerprint`, `batches`, `padding` and `tokens` of an epoch; `overlong` examples, their
@@ -41,8 +44,7 @@ def measure_epoch(
     first, last = figures.epoch_steps(plan)
     batches = _FirstBatches(plan, first, min(last - first, most_batches or MOST_BATCHES))
     for index, bucket in enumerate(buckets):
-        documents = batches.documents[batches.order == index]
-        bucket["documents_per_step"] = float(documents.mean()) if len(documents) else None
+        bucket["documents_per_step"] = batches.documents_per_step(index)
     return {
         "fingerprint": plan.fingerprint,
         "batches": last - first,
@@ -103,7 +105,8 @@ class _FirstBatches:
         self.order = np.zeros(count, np.int64)
         self.documents = np.zeros(count, np.int64)
         # Real positions and squared segment lengths of each host in each batch.
-        self.tokens, self.squares = np.zeros((2, count, self.hosts))
+        self.tokens = np.zeros((count, self.hosts))
+        self.squares = np.zeros((count, self.hosts))
         self.source_tokens: list[Mapping[str, int]] = []
         # The positions of a row of each batch, and the squared segment lengths of each row.
         self.row_costs: list[tuple[int, np.ndarray]] = []
@@ -112,17 +115,20 @@ class _FirstBatches:
             planned = plan.batch(first + step)
             row, example = planned.segments[:, :2].T
             sides = planned.segments[:, 3:].astype(float)
-            tokens, squares = (
-                np.bincount(row, (sides**power).sum(axis=1), planned.bucket.rows)
-                for power in (1, 2)
-            )
+            host = row * self.hosts // planned.bucket.rows
             self.order[step] = number_of[planned.bucket]
             self.documents[step] = len(np.unique(example))
-            self.tokens[step] = tokens.reshape(self.hosts, -1).sum(axis=1)
-            self.squares[step] = squares.reshape(self.hosts, -1).sum(axis=1)
+            self.tokens[step] = np.bincount(host, sides.sum(axis=1), self.hosts)
+            self.squares[step] = np.bincount(host, (sides**2).sum(axis=1), self.hosts)
             self.source_tokens.append(planned.sources)
+            squares = np.bincount(row, (sides**2).sum(axis=1), planned.bucket.rows)
             self.row_costs.append((sum(planned.bucket.lengths), squares))
             self.contents.append(figures.content(plan, planned) if planned.sources else [])
+
+    def documents_per_step(self, index: int) -> float | None:
+        """Different documents in a batch of a bucket, on average; None without such a batch."""
+        here = self.order == index
+        return float(self.documents[here].mean()) if here.any() else None
 
     def sources(self, plan: Plan) -> list[dict[str, Any]]:
         """What each corpus of a mixture gets of the real positions.
@@ -184,3 +190,12 @@ class _FirstBatches:
                     ratio = time_over_ideal(batches, groups)
                     found.append({"groups": groups, "tiers": tiers * self.tiers, "ratio": ratio})
         return found
+
+
+def runs(order: list[int]) -> list[tuple[int, int]]:
+    """The order of buckets as runs: (bucket, batches of it in a row).
+
+    >>> runs([1, 1, 0, 1])
+    [(1, 2), (0, 1), (1, 1)]
+    """
+    return [(bucket, len(list(group))) for bucket, group in itertools.groupby(order)]

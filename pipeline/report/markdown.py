@@ -1,10 +1,8 @@
 """Markdown: the plan as text for TensorBoard, to be written once, at step 0."""
 
-import itertools
-
 from pipeline.planning.plan import Plan
 from pipeline.report import findings, tables
-from pipeline.report.epoch import measure_epoch
+from pipeline.report.epoch import measure_epoch, runs
 from pipeline.report.table import length_of
 
 # Batches that are built for the text, at most: a run should not wait for it.
@@ -20,10 +18,9 @@ def markdown(plan: Plan) -> str:
     figures = measure_epoch(plan, MOST_BATCHES)
     rows = sum(count for _, count in figures["segments_per_row"])
     segments = sum(held * count for held, count in figures["segments_per_row"])
-    runs = [(bucket, len(list(run))) for bucket, run in itertools.groupby(figures["order"])]
     order = ", ".join(
         f"{count} × {length_of(figures['buckets'][bucket]['length'])}"
-        for bucket, count in runs[:12]
+        for bucket, count in runs(figures["order"])[:12]
     )
     paragraphs = [
         f"**{figures['batches']:,} batches** an epoch, **{figures['padding']:.3%} padding**, "

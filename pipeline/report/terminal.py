@@ -1,6 +1,5 @@
 """Terminal: the report as text, as wide as there is room for."""
 
-import functools
 import textwrap
 from typing import Any
 
@@ -14,7 +13,10 @@ def terminal(figures: dict[str, Any], *, width: int = 120, colour: bool = False)
     """The report of `measure` as lines of at most `width` characters where that is possible."""
     bold, green = (f"{code}{{}}{END}".format if colour else str for code in (BOLD, GREEN))
 
-    wrap = functools.partial(textwrap.wrap, width=width)
+    def wrap(text: str, bullet: str = "") -> list[str]:
+        return textwrap.wrap(
+            text, width, initial_indent=bullet, subsequent_indent=" " * len(bullet)
+        )
 
     lines = [bold(figures["name"])]
     for side, name in (("corpus", "inputs"), ("targets", "targets")):
@@ -40,7 +42,7 @@ def terminal(figures: dict[str, Any], *, width: int = 120, colour: bool = False)
         "",
     ]
     for text in (*findings.findings(figures), findings.about_balance(plan["balance"])):
-        lines += wrap(text, initial_indent="· ", subsequent_indent="  ")
+        lines += wrap(text, "· ")
     return "\n".join(lines)
 
 
