@@ -6,10 +6,10 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
-from pipeline.keywords import suggest_fields
+from pipeline.keywords import suggest_keywords
 
 
-@suggest_fields
+@suggest_keywords
 @dataclasses.dataclass(frozen=True, order=True)
 class Bucket:
     """A static batch shape of `rows × length` positions.

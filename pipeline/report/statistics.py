@@ -10,8 +10,9 @@ from pipeline.storage.interface import AnyCorpus
 PERCENTILES = (1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9)
 BINS = 48
 
-# Vocabulary use is counted over examples of about this many tokens, spread over the corpus.
-TOKENS, READ = 1 << 24, 1 << 20
+# Vocabulary use is counted over examples of about this many tokens, spread over the corpus, which
+# are read in so many blocks.
+TOKENS, BLOCKS = 1 << 24, 16
 
 
 def statistics(
@@ -89,16 +90,10 @@ def vocabulary(corpus: AnyCorpus, side: int = 0) -> dict[str, Any]:
     """
     whole = np.asarray(corpus.lengths).reshape(len(corpus), -1)[:, side]
     total = int(whole.sum(dtype=np.int64))
-    step = max(-(-total // TOKENS), 1)
-    examples = np.arange(0, len(corpus), step)
-    lengths = whole[examples].astype(np.int64)
+    examples = np.arange(0, len(corpus), max(-(-total // TOKENS), 1))
     counts = np.zeros(corpus.vocab_size or 1, np.int64)
-    blocks = np.cumsum(lengths) // READ  # about as many tokens are read at a time
-    for block in np.unique(blocks):
-        first, last = np.searchsorted(blocks, [block, block + 1])
-        part = slice(first, last)
-        starts = np.zeros(last - first, np.int64)
-        fields = corpus.sides[side].read(examples[part], starts, lengths[part])
+    for block in np.array_split(examples, BLOCKS):
+        fields = corpus.sides[side].read(block, np.zeros_like(block), whole[block])
         ids = fields["targets" if "targets" in fields else "inputs"]
         more = np.bincount(ids, minlength=len(counts))
         more[: len(counts)] += counts
