@@ -21,7 +21,7 @@ def suggest_option(name: str, options: Collection[str]) -> str:
 
 
 def suggest_keywords(function: F) -> F:
-    """The function or class, which answers an unknown keyword with the nearest that is known.
+    """The function or class, which for an unknown keyword raises a `TypeError` with the nearest.
 
     >>> @suggest_keywords
     ... def plan(*, seed=0): ...

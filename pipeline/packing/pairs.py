@@ -111,7 +111,10 @@ class _RowFiller:
     def fill_row(self, number: int) -> dict[int, int]:
         """The sizes in a row that a pair of size `number` opens, each with its number."""
         room = self._limits - self._sizes[number]
-        full, weight = self._full_row()
+        # The free share of each side in a full row, and the weight of a deviation from it.
+        rows = self._total / self._limits
+        full = 1 - rows / rows.max()
+        weight = 1 / (1 + SLACK * full)
         available = self._available.copy()
         if number in self._place:
             available[self._place[number]] -= 1
@@ -134,12 +137,6 @@ class _RowFiller:
         for size in self._number[places].tolist():
             row[size] = row.get(size, 0) + 1
         return row
-
-    def _full_row(self) -> tuple[np.ndarray, np.ndarray]:
-        """The free share of each side in a full row, and the weight of a deviation from it."""
-        rows = self._total / self._limits
-        full = 1 - rows / rows.max()
-        return full, 1 / (1 + SLACK * full)
 
     def _exchange(self, places, available, room, full, weight) -> bool:
         """Exchanges one of `places` for the best candidate, if that leads closer to a full row."""

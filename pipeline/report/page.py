@@ -21,14 +21,23 @@ def page(figures: dict[str, Any], *, command: str, date: datetime.date) -> str:
     name = escape(figures["name"])
     points = "".join(f"<li>{escape(text)}</li>" for text in findings.findings(figures))
     version = importlib.metadata.version("lockstep-pipeline")
-    sections = "".join(part(figures) for part in (_strategies, _plan, _corpus, _options))
+    options = {**figures["options"], "fingerprint": figures["plan"]["fingerprint"]}
+    sides = {"corpus": "Inputs", "targets": "Targets"}
+    if "targets" not in figures:
+        sides = {"corpus": "The corpus"}
+    sections = [
+        _strategies(figures),
+        _plan(figures),
+        *(_side(title, figures[side]) for side, title in sides.items()),
+        _details("Options of the plan", _definitions(options)),
+    ]
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f'<title>Lockstep: {name}</title><link rel="icon" href="data:,"><style>{STYLE}</style>'
         f'</head><body><h1>{name}</h1><ul class="findings">{points}</ul>'
         f'<p class="soft">Lockstep {escape(version)}, {date}: <code>{escape(command)}</code></p>'
-        f"{sections}</body></html>\n"
+        f"{''.join(sections)}</body></html>\n"
     )
 
 
@@ -117,12 +126,6 @@ def _plan(figures: dict[str, Any]) -> str:
     return _section("The plan", tables.buckets(plan).html(), _paragraph(text), _grid(parts))
 
 
-def _corpus(figures: dict[str, Any]) -> str:
-    if "targets" not in figures:
-        return _side("The corpus", figures["corpus"])
-    return _side("Inputs", figures["corpus"]) + _side("Targets", figures["targets"])
-
-
 def _side(title: str, corpus: dict[str, Any]) -> str:
     parts = [_vocabulary(corpus)]
     if corpus["shortest"] < corpus["longest"]:
@@ -141,8 +144,3 @@ def _vocabulary(corpus: dict[str, Any]) -> str:
         tiles = _tiles(tables.vocabulary(each))
         parts.append(f"<div><h3>{escape(title)}</h3>{tiles}</div>")
     return "".join(parts)
-
-
-def _options(figures: dict[str, Any]) -> str:
-    pairs = {**figures["options"], "fingerprint": figures["plan"]["fingerprint"]}
-    return _details("Options of the plan", _definitions(pairs))

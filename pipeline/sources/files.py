@@ -3,7 +3,6 @@
 import hashlib
 import io
 import os
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
@@ -12,7 +11,7 @@ import pyarrow as pa
 from etils import epath
 
 from pipeline.atomic import is_local
-from pipeline.fork import restart_in_children
+from pipeline.fork import Handles
 from pipeline.sources.gzip_stream import GzipStream, Point
 from pipeline.sources.parts import Parts
 
@@ -22,7 +21,7 @@ SAMPLES, SAMPLE = 16, 1 << 16
 Paths = str | os.PathLike | Sequence[str | os.PathLike]
 
 
-class FileSource(Parts):
+class FileSource(Parts, Handles):
     """A source that reads files; the base of one class for each format.
 
     Args:
@@ -34,20 +33,12 @@ class FileSource(Parts):
 
     format: str  # what the files hold, for people
     prefix: str  # of fingerprints
-    handles: tuple[str, ...] = ()  # attributes that a worker makes for itself
 
     def __init__(self, paths: Paths):
         self.files = find(paths)
         # The stamps of the files when the fingerprint was first asked for, and their digest.
         self._known: tuple[list[tuple[int, int]], str] | None = None
-        self.restart()
-        restart_in_children(self)
-
-    def restart(self) -> None:
-        """Forgets open files, which share their position with the parent; see `pipeline.fork`."""
-        for name in self.handles:
-            self.__dict__.pop(name, None)
-        self._lock = threading.Lock()
+        self.__setstate__({})
 
     @property
     def fingerprint(self) -> str:
@@ -69,15 +60,6 @@ class FileSource(Parts):
                     "read, and open the source anew"
                 )
         return f"{self.prefix}-{self._known[1]}"
-
-    def __getstate__(self) -> dict:
-        leave_out = {*self.handles, "_lock"}
-        return {key: value for key, value in self.__dict__.items() if key not in leave_out}
-
-    def __setstate__(self, state: dict) -> None:
-        self.__dict__.update(state)
-        self.restart()
-        restart_in_children(self)
 
     def __str__(self) -> str:
         more = f" and {len(self.files) - 1:,} more" if len(self.files) > 1 else ""
@@ -117,11 +99,7 @@ def _match(name: str) -> list[epath.Path]:
 def open_file(path: epath.Path, points: list[Point] | None = None) -> Iterator[IO[bytes]]:
     """The content of a file, decompressed if its name ends in `.gz` or `.zst`.
 
-    All but `.zst` can seek.
-
-    Args:
-        path: the file.
-        points: of a `.gz` file, where seeks go on; see `GzipStream`.
+    All but `.zst` can seek; `points` are for `GzipStream`.
 
     Raises:
         ValueError: from reading, when a compressed file is damaged or cut short; names it.
