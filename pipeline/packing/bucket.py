@@ -121,8 +121,8 @@ def as_buckets(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
     longest = tuple(map(max, zip(*(bucket.lengths for bucket in found), strict=True)))
     if not ascending or found[-1].lengths != longest:
         pairs = (
-            "; pairs ascend by the sum of their lengths, and the last must hold all others, so end "
-            f"with one of {longest}"
+            "; those of pairs ascend by their sum, and the last must hold all others, so end with "
+            f"one of {longest}"
         ) * (len(longest) > 1)
         raise ValueError(f"bucket lengths are {lengths}; they must ascend and differ{pairs}")
     return found

@@ -51,9 +51,14 @@ def best_fit_pairs(
     """
     limits = np.array(room)
     fitting = (counts > 0) & (sizes <= limits).all(axis=1)
+    opening = np.flatnonzero(fitting & opens)[::-1].tolist()
+    if max_segments == 1:  # nothing to search
+        patterns = [Pattern(((n, 1),), int(counts[n]), int(sizes[n].sum())) for n in opening]
+        counts[opening] = 0
+        return patterns
     filler = _RowFiller(counts, np.flatnonzero(fitting)[::-1], sizes, limits, max_segments)
     patterns = []
-    for number in np.flatnonzero(fitting & opens)[::-1].tolist():
+    for number in opening:
         while counts[number]:
             row = filler.fill_row(number)
             rows = min(int(counts[size]) // times for size, times in row.items())
