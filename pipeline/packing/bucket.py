@@ -106,7 +106,8 @@ def as_buckets(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
         fine = False
     if not fine:
         raise ValueError(
-            f"buckets is {buckets!r}; it must be a list of pipeline.Bucket(rows=…, length=…)"
+            f"buckets is {buckets!r}; it must be a list, and every entry must be a "
+            "pipeline.Bucket(rows=…, length=…)"
         ) from None
     if not found:
         raise ValueError("buckets is empty; give at least one, or let fit_buckets choose them")
