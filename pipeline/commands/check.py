@@ -48,10 +48,8 @@ def _check_vocabulary(corpus: Corpus, report: Callable[[str], None]) -> None:
     lengths = np.asarray(corpus.lengths).astype(np.int64)
     blocks = np.cumsum(lengths) // READ
     low, high = 0, -1
-    for block in np.unique(blocks):
-        first, last = np.searchsorted(blocks, [block, block + 1])
-        examples = np.arange(first, last)
-        fields = corpus.read(examples, np.zeros_like(examples), lengths[first:last])
+    for examples in np.split(np.arange(len(lengths)), np.flatnonzero(np.diff(blocks)) + 1):
+        fields = corpus.read(examples, np.zeros_like(examples), lengths[examples])
         for name, ids in fields.items():
             if not len(ids) or name == "loss_weights":
                 continue
@@ -59,8 +57,8 @@ def _check_vocabulary(corpus: Corpus, report: Callable[[str], None]) -> None:
             limit = (1 << 31) if corpus.vocab_size is None else corpus.vocab_size
             if low < 0 or high >= limit:
                 where = int(np.flatnonzero((ids < 0) | (ids >= limit))[0])
-                ends = np.cumsum(lengths[first:last])
-                example = first + int(np.searchsorted(ends, where, side="right"))
+                ends = np.cumsum(lengths[examples])
+                example = examples[np.searchsorted(ends, where, side="right")]
                 raise ValueError(
                     f"{name} of example {example:,} holds the id {int(ids[where])}, and ids must "
                     f"be from 0 to {limit - 1:,}; prepare the corpus again with a tokenizer of "
