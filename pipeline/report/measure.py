@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.lengths import Lengths
 from pipeline.report.dataset import Dataset
 from pipeline.report.epoch import measure_epoch
@@ -31,10 +30,9 @@ def measure(
 ) -> dict[str, Any]:
     """The report as JSON: `corpus`, `strategies`, `plan`, `cost` and the `options` behind them.
 
-    For pairs, `corpus` describes the inputs and `targets` the targets.
-
-    Other strategies are simulated on at most `sample` examples. `optimal` includes optimal packing
-    also where it may take minutes. `progress` is called with the name of each step.
+    For pairs, `corpus` describes the inputs and `targets` the targets. Other strategies are
+    simulated on at most `sample` examples. `optimal` includes optimal packing also where it may
+    take minutes. `progress` is called with the name of each step.
     """
     options = options.for_lengths(dataset.lengths)
     progress("planning")
@@ -47,10 +45,8 @@ def measure(
         "plan": measure_epoch(plan, width=width),
     }
     progress("counting")
-    columns = list(dataset.lengths.T) if dataset.pairs else [dataset.lengths]
-    counts = [lengths_lib.histogram(column) for column in columns]
-    for side, name in enumerate(("corpus", "targets")[: len(columns)]):
-        figures[name] = statistics(dataset, side, *counts[side], longest[side])
+    for side, name in enumerate(("corpus", "targets")[: len(longest)]):
+        figures[name] = statistics(dataset, side, longest[side])
     sampled, fitted = draw(dataset.lengths, sample, options["seed"]), dataset.lengths
     scale = len(dataset.lengths) / len(sampled)
     if scale > 1:  # without the longest example, the longest bucket would be shorter
@@ -66,7 +62,8 @@ def measure(
         (row,) = longest
         stream = stream_of(sampled, row, options["overflow"], scale)
         found = []
-        for each in strategies(options["tokens_per_batch"], row, min(row, int(counts[0][0][-1]))):
+        longest_example = min(row, figures["corpus"]["longest"])
+        for each in strategies(options["tokens_per_batch"], row, longest_example):
             progress(each.name)
             found.append(simulate(each, stream, width=width))
     optimal = optimal or options["packing"] == "optimal"

@@ -1,9 +1,11 @@
 """Statistics of a dataset: lengths, sources, and use of the vocabulary."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from pipeline.planning.lengths import histogram
 from pipeline.report.dataset import Dataset
 from pipeline.storage.interface import AnyCorpus
 
@@ -15,19 +17,18 @@ BINS = 48
 TOKENS, BLOCKS = 1 << 24, 16
 
 
-def statistics(
-    dataset: Dataset, side: int, sizes: np.ndarray, counts: np.ndarray, longest: int
-) -> dict[str, Any]:
+def statistics(dataset: Dataset, side: int, longest: int) -> dict[str, Any]:
     """What the report's JSON has for a dataset, or for one side of pairs.
 
-    `side` is 0, or 1 for the targets of pairs. `counts` says how many examples have each of
-    `sizes`, ascending. Examples longer than `longest`, a row's positions at most, are overlong.
+    `side` is 0, or 1 for the targets of pairs; examples are overlong beyond `longest` positions.
 
     Returns:
         `examples`; `tokens`, positions to train on; `empty` and `overlong` examples; `mean` and
         `percentiles` of the lengths above 0; their `histogram`; `sources`, with the share of each;
         and for corpora `vocabulary`.
     """
+    lengths = dataset.lengths.reshape(len(dataset.lengths), -1)[:, side]
+    sizes, counts = histogram(lengths)
     tokens, all_examples = int(counts @ sizes), int(counts.sum())
     overlong = int(counts[sizes > longest].sum())
     sizes, counts = sizes[sizes > 0], counts[sizes > 0]
@@ -44,7 +45,7 @@ def statistics(
         "mean": tokens / examples,
         "percentiles": at,
         "histogram": _histogram(sizes, counts),
-        "sources": _sources(dataset, side),
+        "sources": _sources(dataset.sources, lengths),
         "vocabulary": [vocabulary(corpus, side) for corpus in dataset.corpora],
     }
 
@@ -63,9 +64,8 @@ def _histogram(sizes: np.ndarray, counts: np.ndarray) -> dict[str, Any]:
     return {"edges": edges.tolist(), "examples": examples.tolist(), "tokens": tokens.tolist()}
 
 
-def _sources(dataset: Dataset, side: int) -> list[dict[str, Any]]:
-    lengths = dataset.lengths[:, side] if dataset.pairs else dataset.lengths
-    ends = np.cumsum([examples for _, examples in dataset.sources])
+def _sources(sources: Sequence[tuple[str, int]], lengths: np.ndarray) -> list[dict[str, Any]]:
+    ends = np.cumsum([examples for _, examples in sources])
     parts = np.split(lengths, ends[:-1])
     tokens = [int(part.sum(dtype=np.int64)) for part in parts]
     return [
@@ -76,7 +76,7 @@ def _sources(dataset: Dataset, side: int) -> list[dict[str, Any]]:
             "share_of_examples": examples / max(len(lengths), 1),
             "share_of_tokens": of_source / max(sum(tokens), 1),
         }
-        for (name, examples), of_source in zip(dataset.sources, tokens, strict=True)
+        for (name, examples), of_source in zip(sources, tokens, strict=True)
     ]
 
 

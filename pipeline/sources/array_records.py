@@ -53,8 +53,7 @@ class ArrayRecords(files.FileSource):
         return readers
 
     @property
-    def sizes(self) -> list[int]:
-        """The number of records of each file."""
+    def _sizes(self) -> list[int]:
         return list(map(len, self._readers))
 
     def _read(self, part: int, numbers: Sequence[int]) -> list[dict[str, Any]]:

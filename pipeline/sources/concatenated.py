@@ -24,8 +24,7 @@ class Concatenated(Parts):
         return "+".join(source.fingerprint for source in self.sources)
 
     @property
-    def sizes(self) -> list[int]:
-        """The number of records of each source."""
+    def _sizes(self) -> list[int]:
         return list(map(len, self.sources))
 
     def _read(self, part: int, numbers: Sequence[int]) -> Sequence[Any]:

@@ -89,8 +89,7 @@ class LineSource(files.FileSource):
         return self.keep_blank or bool(line.content)
 
     @property
-    def sizes(self) -> list[int]:
-        """The number of records of each file."""
+    def _sizes(self) -> list[int]:
         return self._index[1]
 
     @functools.cached_property

@@ -42,10 +42,9 @@ class ParallelText(Parts):
         return "parallel-" + "-".join(side.fingerprint for side in self.sides)
 
     @property
-    def sizes(self) -> list[int]:
-        """The number of records, after a check that both sides of each file have as many."""
+    def _sizes(self) -> list[int]:
         inputs, targets = self.sides
-        counts = zip(inputs.sizes, targets.sizes, strict=True)
+        counts = zip(inputs._sizes, targets._sizes, strict=True)
         for number, (of_inputs, of_targets) in enumerate(counts):
             if of_inputs != of_targets:
                 raise ValueError(

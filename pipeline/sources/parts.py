@@ -8,10 +8,10 @@ from typing import Any
 
 
 class Parts:
-    """Records numbered over several parts; a subclass has `sizes`, `_read` and `_where`."""
+    """Records numbered over several parts; a subclass has `_sizes`, `_read` and `_where`."""
 
     @property
-    def sizes(self) -> Sequence[int]:
+    def _sizes(self) -> Sequence[int]:
         """The number of records of each part."""
         raise NotImplementedError
 
@@ -25,7 +25,7 @@ class Parts:
     @functools.cached_property
     def _first(self) -> list[int]:
         """The number of the first record of each part, and of all records."""
-        return [0, *itertools.accumulate(self.sizes)]
+        return [0, *itertools.accumulate(self._sizes)]
 
     def _locate(self, index: int) -> tuple[int, int]:
         """The part that holds a record, and its number there."""

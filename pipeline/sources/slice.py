@@ -34,8 +34,7 @@ class Slice(Parts):
         return int(len(self.source) * fraction)
 
     @property
-    def sizes(self) -> list[int]:
-        """The number of records."""
+    def _sizes(self) -> list[int]:
         return [self._at(self.end) - self._at(self.begin)]
 
     def _read(self, part: int, numbers: Sequence[int]) -> Sequence[Any]:

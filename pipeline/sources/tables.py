@@ -85,8 +85,7 @@ class Tables(files.FileSource):
             yield f"{os.fspath(path)}, from row {before} on,", self._read_group(number)
 
     @property
-    def sizes(self) -> list[int]:
-        """The number of rows of each group."""
+    def _sizes(self) -> list[int]:
         return [rows for _, _, rows, _ in self._groups]
 
     def _read(self, part: int, numbers: Sequence[int]) -> list[dict[str, Any]]:

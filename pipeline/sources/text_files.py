@@ -37,9 +37,8 @@ class TextFiles(LineSource):
         return {"text": line.text()}
 
     @property
-    def sizes(self) -> list[int]:
-        """The number of records of each file."""
-        return [1] * len(self.files) if self.sample_by == "file" else super().sizes
+    def _sizes(self) -> list[int]:
+        return [1] * len(self.files) if self.sample_by == "file" else super()._sizes
 
     def _read(self, part: int, numbers: Sequence[int]) -> list[dict[str, Any]]:
         if self.sample_by == "line":

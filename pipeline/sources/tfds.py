@@ -68,8 +68,7 @@ class Tfds(FileSource):
         return self._builder.as_data_source(split=self.split)
 
     @property
-    def sizes(self) -> list[int]:
-        """The number of records of the split."""
+    def _sizes(self) -> list[int]:
         return [len(self._records)]
 
     def _read(self, part: int, numbers: Sequence[int]) -> Sequence[dict[str, Any]]:

@@ -25,8 +25,7 @@ class FilledSource(Parts):
         return f"{self.source.fingerprint}-{fingerprint(self.template)}"
 
     @property
-    def sizes(self) -> list[int]:
-        """The number of records."""
+    def _sizes(self) -> list[int]:
         return [len(self.source)]
 
     def _read(self, part: int, numbers: Sequence[int]) -> list[dict[str, str]]:
