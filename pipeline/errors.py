@@ -16,9 +16,7 @@ def sentence(error: BaseException, modules: Sequence[ModuleType | str] = ()) -> 
     A mistake is an error of the operating system or of an import; a `RAISED` error of this package;
     and any error that other code raises, in `modules`.
 
-    Args:
-        error: any exception.
-        modules: other packages, and paths of files, whose errors are sentences.
+    `modules` are other packages, and paths of files.
     """
     file = traceback.extract_tb(error.__traceback__)[-1].filename
     places = tuple(each if isinstance(each, str) else each.__path__[0] for each in modules)
@@ -29,15 +27,9 @@ def sentence(error: BaseException, modules: Sequence[ModuleType | str] = ()) -> 
 
 
 def describe(error: BaseException, *, command: str, modules: Sequence[ModuleType | str]) -> int:
-    """Prints an error to stderr, and returns the exit code of the command.
+    """Prints an error to stderr; returns the exit code of `command`, with which a sentence begins.
 
-    Args:
-        error: any exception.
-        command: its name, which begins the sentence.
-        modules: as for `sentence`.
-
-    Returns:
-        2 after a sentence, for a user's mistake; 1 after a traceback, for any other error.
+    It is 2 after a sentence, for a user's mistake; 1 after a traceback, for any other error.
     """
     if (text := sentence(error, modules)) is not None:
         print(f"{command}: {text}", file=sys.stderr)

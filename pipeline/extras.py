@@ -7,13 +7,9 @@ from typing import Any
 def require(module: str, *, extra: str, purpose: str) -> Any:
     """A module that one of the package's extras installs.
 
-    Args:
-        module: its name, as in an import.
-        extra: the extra of `lockstep-pipeline` that installs it.
-        purpose: what needs it, as the beginning of a sentence.
-
     Raises:
-        ImportError: it is not installed; the message names the command that installs it.
+        ImportError: it is not installed; `purpose` says what needs it, as the beginning of a
+            sentence that names the command that installs it.
     """
     try:
         return importlib.import_module(module)

@@ -22,7 +22,6 @@ class Restarts(Protocol):
 
 _objects: "weakref.WeakSet[Restarts]" = weakref.WeakSet()
 
-
 # In a child, what its parent had. Deleting it would wait for threads that are not there.
 _inherited: list[dict[str, Any]] = []
 
@@ -52,3 +51,24 @@ def _unlock_properties() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_restart_all)
+
+
+class Handles:
+    """The base of objects that also a pickled copy makes anew: a lock, and the `handles` named."""
+
+    handles: tuple[str, ...] = ()
+
+    def restart(self) -> None:
+        """See `Restarts`."""
+        for name in self.handles:
+            self.__dict__.pop(name, None)
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        left_out = {*self.handles, "_lock"}
+        return {name: value for name, value in self.__dict__.items() if name not in left_out}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.restart()
+        restart_in_children(self)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection
 from typing import Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable)
-C = TypeVar("C", bound=type)
 
 
 def suggest_option(name: str, options: Collection[str]) -> str:
@@ -22,7 +21,7 @@ def suggest_option(name: str, options: Collection[str]) -> str:
 
 
 def suggest_keywords(function: F) -> F:
-    """The function, which raises a `TypeError` with the nearest keyword for an unknown one.
+    """The function or class, which for an unknown keyword raises a `TypeError` with the nearest.
 
     >>> @suggest_keywords
     ... def plan(*, seed=0): ...
@@ -30,6 +29,9 @@ def suggest_keywords(function: F) -> F:
     Traceback (most recent call last):
     TypeError: plan() has no option 'sed'; did you mean 'seed'? The options are seed
     """
+    if isinstance(function, type):
+        function.__init__ = suggest_keywords(function.__init__)  # type: ignore[misc]
+        return function
     parameters = list(inspect.signature(function).parameters)
     known = [name for name in parameters if name != "self"]
     name = function.__qualname__.removesuffix(".__init__")
@@ -42,9 +44,3 @@ def suggest_keywords(function: F) -> F:
         return function(*arguments, **options)
 
     return cast(F, call)
-
-
-def suggest_fields(kind: C) -> C:
-    """The class, a dataclass, whose `__init__` suggests keywords."""
-    kind.__init__ = suggest_keywords(kind.__init__)  # type: ignore[misc]
-    return kind

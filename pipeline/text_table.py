@@ -10,9 +10,6 @@ def text_table(rows: Sequence[Sequence[str]]) -> list[str]:
     bucket   rows
     8x64    1,024
     all
-
-    Args:
-        rows: the cells of each line, as many in each; the headings come first.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pipeline.packing.cascade import PACKINGS
 from pipeline.planning.lengths import Lengths
 from pipeline.report import Options, simulations
-from pipeline.report.lockstep import Planner, compare, simulation
+from pipeline.report.lockstep import compare, simulation
 from pipeline.report.simulations import Simulation
 from pipeline.report.strategies import HOSTS, Strategy, figures, simulate, strategies
 from pipeline.report.stream import Stream, draw, stream_of
@@ -247,14 +247,15 @@ def test_every_strategy_counts_all_tokens_and_works_on_fewer_examples_than_hosts
             assert all(strategy.run(shard, HOSTS).tokens >= 0 for shard in every.shards(HOSTS))
 
 
-def planner(lengths, options, longest):
-    return Planner(Lengths(np.array(lengths)), np.array(lengths), Options(options), (longest,))
+def compared(lengths, options, longest, **more):
+    array = np.array(lengths)
+    return compare(Lengths(array), array, Options(options), (longest,), **more)
 
 
 def test_lockstep_is_the_plan_itself():
     lengths = np.random.default_rng(0).integers(1, 500, 3000)
     options = {"tokens_per_batch": 2048, "length_multiple": 64}
-    seen, _ = compare(planner(lengths, options, 512), width=1024)
+    seen, _ = compared(lengths, options, 512)
     assert {each["packing"] for each in seen} == set(PACKINGS)
     for each in seen:
         plan = Options({**options, "packing": each["packing"]}).plan(lengths, _buckets(each))
@@ -274,15 +275,14 @@ def _buckets(each):
 
 
 def test_a_way_of_packing_that_is_not_installed_is_left_out_aloud(monkeypatch):
-    def plan(self, buckets, packing):
-        if packing == "none":
+    def plan(self, *arguments):
+        if self["packing"] == "none":
             raise ImportError("that needs something")
-        return real(self, buckets, packing)
+        return real(self, *arguments)
 
-    real = Planner.plan
-    monkeypatch.setattr(Planner, "plan", plan)
-    every = planner(range(1, 100), {"tokens_per_batch": 256}, 128)
-    seen, left_out = compare(every, width=64)
+    real = Options.plan
+    monkeypatch.setattr(Options, "plan", plan)
+    seen, left_out = compared(range(1, 100), {"tokens_per_batch": 256}, 128)
     assert {each["packing"] for each in seen} == set(PACKINGS) - {"none"}
     assert left_out == ["that needs something"]
 
@@ -291,7 +291,7 @@ def test_a_way_of_packing_that_is_not_installed_is_left_out_aloud(monkeypatch):
 def test_optimal_packing_is_simulated_where_it_takes_seconds_or_when_asked(monkeypatch):
     monkeypatch.setattr("pipeline.report.lockstep.OPTIMAL_LENGTHS", 5)
     for lengths, asked, expected in ((6, False, False), (5, False, True), (6, True, True)):
-        every = planner(range(1, lengths + 1), {"tokens_per_batch": 256}, 128)
-        seen, left_out = compare(every, width=64, optimal=asked)
+        options = {"tokens_per_batch": 256}
+        seen, left_out = compared(range(1, lengths + 1), options, 128, optimal=asked)
         assert ("optimal" in {each["packing"] for each in seen}) == expected
         assert any("ask for it with --optimal" in each for each in left_out) != expected

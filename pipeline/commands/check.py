@@ -22,9 +22,7 @@ def check_corpus(corpus: AnyCorpus, report: Callable[[str], None]) -> None:
 
     It checks both sides of pairs, the corpus of a view, and each of several corpora.
 
-    Args:
-        corpus: the corpus; opening it has compared the sizes of its files.
-        report: gets a line for each thing that is right.
+    `report` gets a line for each thing that is right.
 
     Raises:
         ValueError: names the first thing that is wrong, and what to do.
@@ -50,10 +48,8 @@ def _check_vocabulary(corpus: Corpus, report: Callable[[str], None]) -> None:
     lengths = np.asarray(corpus.lengths).astype(np.int64)
     blocks = np.cumsum(lengths) // READ
     low, high = 0, -1
-    for block in np.unique(blocks):
-        first, last = np.searchsorted(blocks, [block, block + 1])
-        examples = np.arange(first, last)
-        fields = corpus.read(examples, np.zeros_like(examples), lengths[first:last])
+    for examples in np.split(np.arange(len(lengths)), np.flatnonzero(np.diff(blocks)) + 1):
+        fields = corpus.read(examples, np.zeros_like(examples), lengths[examples])
         for name, ids in fields.items():
             if not len(ids) or name == "loss_weights":
                 continue
@@ -61,8 +57,8 @@ def _check_vocabulary(corpus: Corpus, report: Callable[[str], None]) -> None:
             limit = (1 << 31) if corpus.vocab_size is None else corpus.vocab_size
             if low < 0 or high >= limit:
                 where = int(np.flatnonzero((ids < 0) | (ids >= limit))[0])
-                ends = np.cumsum(lengths[first:last])
-                example = first + int(np.searchsorted(ends, where, side="right"))
+                ends = np.cumsum(lengths[examples])
+                example = examples[np.searchsorted(ends, where, side="right")]
                 raise ValueError(
                     f"{name} of example {example:,} holds the id {int(ids[where])}, and ids must "
                     f"be from 0 to {limit - 1:,}; prepare the corpus again with a tokenizer of "
@@ -78,10 +74,7 @@ def check_plan(plan: Plan, epoch: int, report: Callable[[str], None]) -> None:
     The epochs of several corpora end at different steps. So all steps up to the end of the plan's
     epoch are walked, and each epoch of a corpus that ends by then is checked.
 
-    Args:
-        plan: the plan.
-        epoch: the epoch, from 0.
-        report: gets a line for each thing that is right.
+    `report` gets a line for each thing that is right.
 
     Raises:
         ValueError: names the first batch or example that is wrong.

@@ -60,12 +60,7 @@ class Segment:
 
 
 class Shown:
-    """A batch of a plan, collated whole as `Batches` does for a single process.
-
-    Args:
-        corpus: where the tokens are.
-        plan: which of them are in which batch.
-        step: which batch, counted from 0 over all epochs.
+    """The batch of a step, from 0 over all epochs, collated as `Batches` does for one process.
 
     Raises:
         ValueError: `step` is negative.
@@ -149,13 +144,8 @@ class Shown:
     ) -> Iterator[str]:
         """The batch as text: every row with a line for each segment, or one row with all its text.
 
-        A small letter stands for positions without loss.
-
-        Args:
-            row: the row to show whole; None for all, each segment cut to a line.
-            width: characters in a line.
-            colour: whether to use ANSI colours.
-            ids: whether to add a line for each field: token ids, targets and weights.
+        A small letter stands for positions without loss. Where all rows are shown, each segment is
+        cut to a line of `width` characters. `ids` adds a line for each field.
 
         Raises:
             ValueError: there is no such row.

@@ -133,7 +133,7 @@ class InPlace(Examples):
         lists = [
             _lists(place, piece)
             for place, table in source.groups()
-            for piece in _chunks(table.column(column))
+            for piece in pa.chunked_array(table.column(column)).chunks
         ]
         kinds = {flat.dtype for flat, _, _ in lists}
         if len(kinds) > 1:
@@ -192,10 +192,6 @@ def _array(path: epath.Path) -> np.ndarray:
             "must be one-dimensional and of integers"
         )
     return array
-
-
-def _chunks(column: pa.Array | pa.ChunkedArray) -> list[pa.Array]:
-    return column.chunks if isinstance(column, pa.ChunkedArray) else [column]
 
 
 def _lists(place: str, column: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import json
 import os
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -16,7 +15,7 @@ from etils import epath
 
 from pipeline.atomic import as_path, atomic_write, directory_lock
 from pipeline.external.examples import Examples
-from pipeline.fork import restart_in_children
+from pipeline.fork import Handles
 from pipeline.planning.lengths import digest
 from pipeline.ragged import Ragged
 from pipeline.sources import Source
@@ -124,10 +123,11 @@ def _read(directory: epath.Path) -> tuple[dict[str, Any], np.ndarray]:
     return origin, counts
 
 
-class OnTheFly(Examples):
+class OnTheFly(Handles, Examples):
     """Examples with known lengths, tokenised when they are read; made by `index`."""
 
     in_memory = False
+    handles = ("_submit", "_running")
 
     def __init__(self, job: Job, counts: np.ndarray, task: Task, readers: int):
         super().__init__(counts, task)
@@ -139,8 +139,7 @@ class OnTheFly(Examples):
             f"tokenizer={job.tokenizer.fingerprint};task={task.name}"
         )
         self.weighted = job.weighted and job.template is not None
-        self.restart()
-        restart_in_children(self)
+        self.__setstate__({})
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -149,7 +148,8 @@ class OnTheFly(Examples):
 
     def restart(self) -> None:
         """Leaves processes to the one that started them; see `pipeline.fork`."""
-        self._lock, self._running = threading.Lock(), contextlib.ExitStack()
+        super().restart()
+        self._running = contextlib.ExitStack()
         self._submit: Callable[[Sequence[int]], Future[Ragged]] | None = None
         weakref.finalize(self, self._running.close)
 
@@ -204,15 +204,6 @@ class OnTheFly(Examples):
         with self._lock:
             self._running.close()
             self._submit = None
-
-    def __getstate__(self) -> dict:
-        left_out = ("_lock", "_submit", "_running")
-        return {name: value for name, value in self.__dict__.items() if name not in left_out}
-
-    def __setstate__(self, state: dict) -> None:
-        self.__dict__.update(state)
-        self.restart()
-        restart_in_children(self)
 
     def __repr__(self) -> str:
         return f"OnTheFly({self._job.source}, {self._job.tokenizer.fingerprint})"

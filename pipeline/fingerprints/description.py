@@ -39,11 +39,7 @@ def is_dataclass(value: Any) -> bool:
 
 
 class Description:
-    """A hash of values and all that they depend on, in the order in which it is found.
-
-    Args:
-        root: the name of what is described, for errors.
-    """
+    """A hash of values and all that they depend on; errors say that `root` has none."""
 
     def __init__(self, root: str):
         self._root = root
@@ -73,11 +69,7 @@ class Description:
         )
 
     def add(self, value: Any, place: str) -> None:
-        """Hashes a value.
-
-        Args:
-            value: anything.
-            place: where it was found, for errors.
+        """Hashes a value that was found at `place`.
 
         Raises:
             ValueError: it depends on something of which nothing is known.

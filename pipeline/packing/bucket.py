@@ -6,10 +6,10 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
-from pipeline.keywords import suggest_fields
+from pipeline.keywords import suggest_keywords
 
 
-@suggest_fields
+@suggest_keywords
 @dataclasses.dataclass(frozen=True, order=True)
 class Bucket:
     """A static batch shape of `rows × length` positions.
@@ -100,35 +100,30 @@ def as_buckets(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
             lengths, and the last bucket holds all others.
     """
     try:
-        buckets = tuple(buckets) if not isinstance(buckets, Bucket) else (buckets,)
+        found = (buckets,) if isinstance(buckets, Bucket) else tuple(buckets)
+        fine = all(isinstance(each, Bucket) for each in found)
     except TypeError:
+        fine = False
+    if not fine:
         raise ValueError(
-            f"buckets is {buckets!r}; it must be a list of pipeline.Bucket(rows=…, length=…)"
+            f"buckets is {buckets!r}; it must be a list, and every entry must be a "
+            "pipeline.Bucket(rows=…, length=…)"
         ) from None
-    if not buckets:
+    if not found:
         raise ValueError("buckets is empty; give at least one, or let fit_buckets choose them")
-    for bucket in buckets:
-        if not isinstance(bucket, Bucket):
-            raise ValueError(
-                f"buckets holds {bucket!r}; every entry must be a pipeline.Bucket(rows=…, length=…)"
-            )
-    lengths = [bucket.length for bucket in buckets]
-    if len({len(bucket.lengths) for bucket in buckets}) > 1:
+    lengths = [bucket.length for bucket in found]
+    if len({len(bucket.lengths) for bucket in found}) > 1:
         raise ValueError(
             f"bucket lengths are {lengths}; they must all be whole numbers, or for pairs all be "
             "(inputs, targets)"
         )
-    order = [(sum(bucket.lengths), *bucket.lengths) for bucket in buckets]
+    order = [(sum(bucket.lengths), *bucket.lengths) for bucket in found]
     ascending = all(earlier < later for earlier, later in itertools.pairwise(order))
-    longest = tuple(map(max, zip(*(bucket.lengths for bucket in buckets), strict=True)))
-    if len(longest) == 1 and not ascending:
-        raise ValueError(
-            f"bucket lengths are {lengths}; they must ascend and differ, so sort the buckets by "
-            "length and keep one for each"
-        )
-    if buckets[-1].lengths != longest or not ascending:
-        raise ValueError(
-            f"bucket lengths are {lengths}; for pairs they must differ and ascend by their sum, "
-            f"and the last must hold all others, so end with one of {longest}"
-        )
-    return buckets
+    longest = tuple(map(max, zip(*(bucket.lengths for bucket in found), strict=True)))
+    if not ascending or found[-1].lengths != longest:
+        pairs = (
+            "; those of pairs ascend by their sum, and the last must hold all others, so end with "
+            f"one of {longest}"
+        ) * (len(longest) > 1)
+        raise ValueError(f"bucket lengths are {lengths}; they must ascend and differ{pairs}")
+    return found

@@ -19,24 +19,6 @@ Attention = Literal["dense", "segment"]
 ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
 
 
-def one_per_row(
-    counts: np.ndarray,
-    room: tuple[int, ...],
-    sizes: np.ndarray,
-    opens: np.ndarray,
-    max_segments: int | None = None,
-) -> list[Pattern]:
-    """Rows of one segment each, for models without segment ids; arguments as for `best_fit`."""
-    del max_segments
-    numbers = np.flatnonzero(opens & (counts > 0) & (sizes <= room).all(axis=1))[::-1]
-    patterns = [
-        Pattern(((number, 1),), int(counts[number]), int(sizes[number].sum()))
-        for number in numbers.tolist()
-    ]
-    counts[numbers] = 0
-    return patterns
-
-
 def pack(
     counts: np.ndarray,
     buckets: Sequence[Bucket],
@@ -60,14 +42,15 @@ def pack(
         buckets: ascending by length; the last holds every segment.
         sizes: for pairs int64 [sizes, 2], the inputs and targets of each size. None: a size is a
             length.
-        packing: "best_fit", "optimal" (best fit after `patterns`) or "none".
+        packing: "best_fit", "optimal" (best fit after `patterns`) or "none" (a segment in a row).
         max_segments: the most segments in one row; None for no limit.
         whole: make whole batches only. The segments of the last, under-filled batch are then in no
             row, and the result's `counts` lack them.
         patterns: for each bucket, patterns to use first, whose segments `counts` includes.
     """
     positions = np.arange(len(counts))[:, None] if sizes is None else sizes
-    search = one_per_row if packing == "none" else best_fit if sizes is None else best_fit_pairs
+    search = best_fit if sizes is None else best_fit_pairs
+    max_segments = 1 if packing == "none" else max_segments
     placed = [list(of_bucket) for of_bucket in patterns or [()] * len(buckets)]
     remaining = counts - count_segments([p for each in placed for p in each], len(counts))
     remaining[0] = 0

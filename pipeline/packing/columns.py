@@ -66,11 +66,9 @@ class Knapsack:
         return np.where(rest >= 0, self._values + layer[np.maximum(rest, 0)], -1.0)
 
     def rows(self, first: np.ndarray, room: np.ndarray) -> np.ndarray:
-        """The best row with a segment of a size, for each of some sizes: int32 [sizes, rows].
+        """The best row of `room` with a segment of the size `first`: int32 [sizes, rows].
 
-        Args:
-            first: the number of the size in each row, int64 [rows].
-            room: the positions of each row, int64 [rows].
+        Both are int64 [rows].
         """
         times = np.zeros((len(self._sizes), len(first)), np.int32)
         column, layer, size = np.arange(len(first)), len(self._worth) - 1, first
@@ -184,9 +182,7 @@ class Columns:
         A segment may take the place of a longer one, so the row of a pattern may have shorter
         segments than the pattern names.
 
-        Args:
-            demand: float64 [sizes], segments of each size.
-            iterations: the most rounds of new patterns.
+        `demand` has the segments of each size, float64 [sizes].
         """
         feasible = self._feasible
         best = feasible @ demand

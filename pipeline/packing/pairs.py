@@ -51,9 +51,14 @@ def best_fit_pairs(
     """
     limits = np.array(room)
     fitting = (counts > 0) & (sizes <= limits).all(axis=1)
+    opening = np.flatnonzero(fitting & opens)[::-1].tolist()
+    if max_segments == 1:  # nothing to search
+        patterns = [Pattern(((n, 1),), int(counts[n]), int(sizes[n].sum())) for n in opening]
+        counts[opening] = 0
+        return patterns
     filler = _RowFiller(counts, np.flatnonzero(fitting)[::-1], sizes, limits, max_segments)
     patterns = []
-    for number in np.flatnonzero(fitting & opens)[::-1].tolist():
+    for number in opening:
         while counts[number]:
             row = filler.fill_row(number)
             rows = min(int(counts[size]) // times for size, times in row.items())
@@ -71,12 +76,7 @@ class _RowFiller:
     that fit nowhere would stay candidates. Shares of a row are computed with the four basic
     operations only, so that they are the same on every machine.
 
-    Args:
-        counts: int64 [n], pairs of each size; changed in place.
-        order: the sizes that fit into a row, in descending order.
-        sizes: int64 [n, 2], inputs and targets of each size.
-        limits: int64 [2], positions in a row.
-        max_segments: the most pairs in a row; None for no limit.
+    `counts` is changed in place; `order` has the sizes that fit into a row of `limits`.
     """
 
     def __init__(
@@ -116,7 +116,10 @@ class _RowFiller:
     def fill_row(self, number: int) -> dict[int, int]:
         """The sizes in a row that a pair of size `number` opens, each with its number."""
         room = self._limits - self._sizes[number]
-        full, weight = self._full_row()
+        # The free share of each side in a full row, and the weight of a deviation from it.
+        rows = self._total / self._limits
+        full = 1 - rows / rows.max()
+        weight = 1 / (1 + SLACK * full)
         available = self._available.copy()
         if number in self._place:
             available[self._place[number]] -= 1
@@ -139,12 +142,6 @@ class _RowFiller:
         for size in self._number[places].tolist():
             row[size] = row.get(size, 0) + 1
         return row
-
-    def _full_row(self) -> tuple[np.ndarray, np.ndarray]:
-        """The free share of each side in a full row, and the weight of a deviation from it."""
-        rows = self._total / self._limits
-        full = 1 - rows / rows.max()
-        return full, 1 / (1 + SLACK * full)
 
     def _exchange(self, places, available, room, full, weight) -> bool:
         """Exchanges one of `places` for the best candidate, if that leads closer to a full row."""
@@ -192,14 +189,10 @@ def volume_bound(totals: np.ndarray, buckets: Sequence[Bucket]) -> tuple[float, 
     rows can be full, and the other as full as the ratio of the totals allows. With several buckets,
     the least room is a linear program with two constraints, whose dual has its optimum where two
     constraint lines meet. Sizes that do not add up to full rows would lower the bound; they do not
-    count here.
+    count here. `totals`, int64 [2], are the positions of all inputs and of all targets.
 
     >>> volume_bound(np.array([1000, 600]), [Bucket(1, (100, 100))])
     (0.8, (1.0, 0.6))
-
-    Args:
-        totals: int64 [2], positions of all inputs and of all targets.
-        buckets: buckets of pairs.
     """
     lengths = np.array([bucket.lengths for bucket in buckets], np.float64)
 

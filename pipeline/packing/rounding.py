@@ -21,17 +21,7 @@ ENOUGH = 1e-4
 
 
 class SegmentStock:
-    """The segments that have no row yet, and the rows made so far.
-
-    Args:
-        counts: int64 [longest + 1], segments of each length.
-        rooms: positions in a row of each bucket.
-        most: the most segments in a row; None for no limit.
-
-    Attributes:
-        counts: the remaining segments of each length.
-        patterns: the rows of each bucket.
-    """
+    """The number of segments of each length that have no row yet, and the rows of each bucket."""
 
     def __init__(self, counts: np.ndarray, rooms: np.ndarray, most: int | None):
         self.counts = counts.tolist()
@@ -44,12 +34,9 @@ class SegmentStock:
     def place(self, places: list[tuple[int, int]], index: int, rows: int, loss: int) -> int:
         """Fills up to `rows` rows of bucket number `index`; returns how many it filled.
 
-        Args:
-            places: lengths, the longest first, each with its number of places in a row. A place
-                takes the longest segment that fits into it; more such segments fill the rest.
-            index: the number of the bucket.
-            rows: how many rows to fill.
-            loss: the most positions of padding in a row beyond those that `places` leave.
+        `places` has lengths, the longest first, each with its number of places in a row. A place
+        takes the longest segment that fits into it; more such segments fill the rest. A row has at
+        most `loss` positions of padding beyond those that `places` leave.
         """
         padding = max(self._rooms[index] - sum(size * times for size, times in places), 0)
         done = 0
@@ -96,11 +83,8 @@ def round_rows(columns: Columns, counts: np.ndarray) -> list[list[Pattern]]:
     """Patterns of each bucket, with whole rows, at nearly the cost of the program's solution.
 
     Each round makes the whole part of the program's rows, then one row for each of the largest
-    fractions. Segments may remain at the end.
-
-    Args:
-        columns: the linear program, with patterns that solve it.
-        counts: int64 [longest + 1], segments of each length.
+    fractions. Segments may remain at the end. `counts` has the segments of each length, int64
+    [longest + 1].
     """
     stock = SegmentStock(counts, columns.rooms, columns.most)
     loss, total = LOSS, 0.0

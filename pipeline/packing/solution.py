@@ -1,5 +1,6 @@
 """Solutions: the patterns that packing="optimal" found, stored and then an input of a plan."""
 
+import functools
 import hashlib
 import json
 import os
@@ -33,10 +34,6 @@ class Solution:
     The file is JSON: `{"name": …, "bound": 0.9988, "patterns": {DIGEST: [[[3, [[120, 4], [32,
     1]]]]]}}`. For the digest of each histogram, each bucket has a list of patterns: the number of
     rows, and each length in the row with its number of occurrences.
-
-    Args:
-        content: the content of the file.
-        path: the path or name of the file, for error messages.
 
     Attributes:
         digest: a short hash of the content.
@@ -101,21 +98,31 @@ class Search:
     ) -> Packed:
         """Packs a histogram and records its patterns; arguments as for `cascade.pack`."""
         best = pack(counts, buckets, packing="best_fit", max_segments=max_segments)
+        optimal = functools.partial(
+            pack, counts, buckets, packing="optimal", max_segments=max_segments
+        )
         if 0 < np.count_nonzero(counts) <= SIZES:
-            positions, other = _generate(counts, buckets, best, max_segments)
-            self._positions = self._positions or positions
+            other = optimal(patterns=self._generate(counts, best, max_segments))
             best = min(best, other, key=_cost)
         self._patterns[_digest(counts)] = [
             [[pattern.rows, pattern.pieces] for pattern in of_bucket] for of_bucket in best.patterns
         ]
-        return pack(
-            counts,
-            buckets,
-            packing="optimal",
-            max_segments=max_segments,
-            whole=whole,
-            patterns=best.patterns,
-        )
+        return optimal(whole=whole, patterns=best.patterns)
+
+    def _generate(
+        self, counts: np.ndarray, start: Packed, max_segments: int | None
+    ) -> list[list[Pattern]]:
+        """The rows that column generation finds, beginning with the patterns of `start`."""
+        rooms = np.array([bucket.length for bucket in start.buckets])
+        # The bound counts positions. The rows minimise the model's cost: with positions alone,
+        # short buckets would stay empty.
+        costs = [rooms.astype(float), row_cost(rooms)] if len(rooms) > 1 else [rooms.astype(float)]
+        programs = [Columns(counts, rooms, cost, max_segments) for cost in costs]
+        for program in programs:
+            program.add(start.patterns)
+            program.solve(program.demand(counts))
+        self._positions = self._positions or programs[0]
+        return round_rows(programs[-1], counts)
 
     def content(self, name: str) -> bytes:
         """The content of the file `name`, as `Solution` reads it."""
@@ -124,29 +131,6 @@ class Search:
         least = self._positions.bound(self.counts) if self._positions else tokens
         bound = min(tokens / least, 1.0)
         return json.dumps({"name": name, "bound": bound, "patterns": self._patterns}).encode()
-
-
-def _generate(
-    counts: np.ndarray, buckets: Sequence[Bucket], start: Packed, max_segments: int | None
-) -> tuple[Columns, Packed]:
-    """The linear program that bounds positions, and the rows that column generation finds.
-
-    `start` is a packing whose patterns the programs begin with.
-    """
-    rooms = np.array([bucket.length for bucket in buckets])
-    # The bound counts positions. The rows minimise the model's cost: with positions alone, short
-    # buckets would stay empty.
-    positions, model = (
-        Columns(counts, rooms, costs, max_segments)
-        for costs in (rooms.astype(float), row_cost(rooms))
-    )
-    for program in (positions, model) if len(buckets) > 1 else (positions,):
-        program.add(start.patterns)
-        program.solve(program.demand(counts))
-    patterns = round_rows(model if len(buckets) > 1 else positions, counts)
-    return positions, pack(
-        counts, buckets, packing="optimal", max_segments=max_segments, patterns=patterns
-    )
 
 
 def _cost(packed: Packed) -> float:
@@ -160,11 +144,7 @@ def load_solution(
 ) -> Solution:
     """The stored solution for some inputs; if there is none, the search runs and is stored.
 
-    Args:
-        store: stores the file.
-        inputs: everything that the solution depends on; its text names the file.
-        search: runs the search.
-        path: the path of the file, for error messages; None for its name.
+    The text of `inputs` names the file; error messages call it `path`, if that is given.
     """
     name = f"packing-{hashlib.sha256(f'{VERSION};{inputs}'.encode()).hexdigest()[:16]}.json"
     return Solution(store(name, lambda: search().content(name)), path or name)
@@ -173,9 +153,7 @@ def load_solution(
 def store_in_file(path: str | os.PathLike, *, allow_other: bool) -> Store:
     """A `Store` that keeps a solution in the file `path`.
 
-    Args:
-        path: the file; made if it is missing.
-        allow_other: if the file holds another solution, use a file of its own beside it.
+    With `allow_other`, a solution other than that of the file has a file of its own beside it.
     """
 
     def store(name: str, make: Callable[[], bytes]) -> bytes:

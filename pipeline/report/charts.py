@@ -3,6 +3,7 @@
 import io
 import itertools
 import re
+import textwrap
 from collections.abc import Callable
 from html import escape
 from typing import Any
@@ -52,11 +53,8 @@ def require_matplotlib() -> Any:
 def svg(draw: Callable[[Any, dict], None], figures: dict[str, Any], height: int, label: str) -> str:
     """A chart as an SVG element, whose colours follow the light or dark style of the page.
 
-    Args:
-        draw: one of the functions below.
-        figures: what it draws.
-        height: in pixels, beside a width of 400.
-        label: a description for screen readers.
+    `draw` is one of the functions below, and draws `figures`; `height` is in pixels, beside a width
+    of 400; `label` is for screen readers.
     """
     with require_matplotlib().rc_context(PARAMETERS):
         from matplotlib.figure import Figure
@@ -107,11 +105,9 @@ def tokens_by_length(axes, figures: dict[str, Any]) -> None:
 
 
 def _histogram(axes, binned: dict[str, Any], values: str, marks: dict[str, int]) -> None:
-    from matplotlib import ticker
+    from matplotlib.ticker import EngFormatter
 
-    edges = binned["edges"]
-    widths = [end - start for start, end in itertools.pairwise(edges)]
-    axes.bar(edges[:-1], binned[values], widths, align="edge", color=LIGHT["bar"])
+    axes.stairs(binned[values], binned["edges"], fill=True, color=LIGHT["bar"])
     for (name, length), colour in zip(marks.items(), itertools.cycle(SERIES), strict=False):
         axes.axvline(length, color=colour, linestyle="--", label=name)
     axes.set_xscale("log")
@@ -119,7 +115,7 @@ def _histogram(axes, binned: dict[str, Any], values: str, marks: dict[str, int])
     axes.set_ylabel(f"{values} in a column")
     _legend(axes, columns=4)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(ticker.EngFormatter(sep=""))
+        axis.set_major_formatter(EngFormatter(sep=""))
 
 
 def strategies(axes, figures: dict[str, Any]) -> None:
@@ -137,7 +133,8 @@ def strategies(axes, figures: dict[str, Any]) -> None:
     axes.barh(places, work - positions, left=positions, color=LIGHT["c1"], label="attention")
     # Bars of the weakest strategies may run off the chart, so that the strongest can be compared.
     axes.set_xlim(0, min(work.max(), 2.5 * work.min()))
-    axes.set_yticks(places, [_two_lines(row["name"]) for row in rows], color=LIGHT["ink"])
+    names = [textwrap.fill(row["name"], 20, break_on_hyphens=False) for row in rows]
+    axes.set_yticks(places, names, color=LIGHT["ink"])
     values = axes.secondary_yaxis("right")
     texts = [f"{row[cost]:.2f}\n{percent(row['padding'])} padding" for row in rows]
     values.set_yticks(places, texts, color=LIGHT["ink"])
@@ -190,14 +187,3 @@ def bucket_order(axes, plan: dict[str, Any]) -> None:
 
 def _legend(axes, columns: int) -> None:
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=columns, columnspacing=1)
-
-
-def _two_lines(name: str) -> str:
-    """A name broken at the space nearest to its middle.
-
-    >>> _two_lines("padded to the longest of all")
-    'padded to the\\nlongest of all'
-    """
-    spaces = [at for at, letter in enumerate(name) if letter == " "]
-    middle = min(spaces, key=lambda at: abs(at - len(name) / 2), default=None)
-    return name if middle is None else f"{name[:middle]}\n{name[middle + 1 :]}"

@@ -1,10 +1,10 @@
 """Datasets for the commands: corpora, the corpus of a config, or lengths alone."""
 
 import dataclasses
-import importlib.util
 import json
 import os
 import pathlib
+import runpy
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -179,24 +179,20 @@ def _from_json(path: epath.Path) -> np.ndarray:
 def _from_config(path: pathlib.Path, workdir: str | None) -> Dataset:
     from pipeline.configuration import prepare_corpora
 
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
     # A config may import others: beside it, and those of a clone that this package lies in.
     for place in (path.resolve().parent, pathlib.Path(__file__).parents[2]):
         if os.fspath(place) not in sys.path:
             sys.path.append(os.fspath(place))
     try:
-        spec.loader.exec_module(module)
+        module = runpy.run_path(os.fspath(path), run_name=path.stem)
     except ImportError as error:
         raise ImportError(
             f"{path} cannot be imported: {error}. Python looks in the current directory, in that "
             "of the config, and in those that PYTHONPATH names"
         ) from error
-    if not hasattr(module, "get_config"):
+    if "get_config" not in module:
         raise ValueError(f"{path} has no function get_config(), which a config must have")
-    config = module.get_config()
+    config = module["get_config"]()
     directory = as_path(workdir or f"runs/{path.stem}")
     corpus, _ = prepare_corpora(config, directory / "corpus")
     options = {**config.batches, **config.get("mixture", {}), "seed": config.seed}

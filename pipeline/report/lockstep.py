@@ -1,6 +1,5 @@
 """Lockstep's rows of the comparison: plans with other numbers of buckets and ways of packing."""
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -22,76 +21,45 @@ BUCKETS = (1, 2, 3, 4, 6)
 # "optimal" is included without --optimal up to so many different lengths: it takes some seconds.
 OPTIMAL_LENGTHS = 512
 
-
-@dataclasses.dataclass(frozen=True)
-class Planner:
-    """Makes plans that differ from the report's plan in buckets or packing.
-
-    Attributes:
-        lengths: the lengths to plan.
-        sample: the lengths to fit buckets to: all, or a sample with the longest.
-        options: the other options.
-        longest: positions in a row of the longest bucket; for pairs, of inputs and of targets.
-    """
-
-    lengths: Lengths
-    sample: np.ndarray
-    options: Options
-    longest: tuple[int, ...]
-
-    def plan(self, buckets: tuple[Bucket, ...], packing: str) -> Plan:
-        """The plan over these buckets, in which each example comes once an epoch."""
-        plain = self.options.replace(packing=packing, weights=None, by=None, ending=None)
-        return plain.plan(self.lengths, buckets)
-
-    def fit(self, most: int, packing: str, hosts: int = 1) -> tuple[Bucket, ...]:
-        """At most `most` buckets, whose rows `hosts` can share."""
-        multiple = math.lcm(self.options["row_multiple"], hosts)
-        unit = self.options["length_multiple"]
-        row = sum(-(-length // unit) * unit for length in self.longest)
-        options = self.options.replace(
-            buckets=None,
-            max_buckets=most,
-            packing=packing,
-            row_multiple=multiple,
-            tokens_per_batch=max(self.options["tokens_per_batch"], multiple * row),
-            weights=None,
-            by=None,
-        )
-        return options.fit(self.sample)
-
-    def sets(self, numbers: tuple[int, ...], packing: str) -> dict[tuple[Bucket, ...], int]:
-        """The different sets of buckets for these numbers, each with the number it is for."""
-        found: dict[tuple[Bucket, ...], int] = {}
-        for most in numbers:
-            found.setdefault(self.fit(most, packing), most)
-        return found
+# Each example comes once an epoch, also in the plan of a mixture that is compared.
+PLAIN: dict[str, Any] = {"weights": None, "by": None, "ending": None}
 
 
 def compare(
-    planner: Planner,
+    lengths: Lengths,
+    sample: np.ndarray,
+    options: Options,
+    longest: tuple[int, ...],
     *,
-    width: int,
     optimal: bool = False,
     progress: Callable[[str], None] = lambda text: None,
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Figures of Lockstep with several numbers of buckets and each way of packing.
 
-    Args:
-        planner: makes the plans.
-        width: width of the model.
-        optimal: include "optimal" also for many different lengths, which may take minutes.
-        progress: called with the name of each step.
+    Buckets are fitted to `sample`: all lengths, or a sample with the longest. `longest` has the
+    positions in a row of the longest bucket; for pairs, of inputs and of targets. `optimal` and
+    `progress` are those of `measure`.
 
     Returns:
         The figures, and a sentence for each way of packing that is left out.
     """
+
+    def fit(most: int, packing: str, hosts: int = 1) -> tuple[Bucket, ...]:
+        """At most `most` buckets, whose rows `hosts` can share."""
+        multiple = math.lcm(options["row_multiple"], hosts)
+        unit = options["length_multiple"]
+        row = sum(-(-length // unit) * unit for length in longest)
+        budget = max(options["tokens_per_batch"], multiple * row)
+        changes = {"row_multiple": multiple, "tokens_per_batch": budget, "packing": packing}
+        return options.replace(buckets=None, max_buckets=most, **PLAIN, **changes).fit(sample)
+
     found: list[dict[str, Any]] = []
     left_out: list[str] = []
-    pairs = len(planner.longest) > 1
-    different = 0 if pairs else len(histogram(planner.lengths.array)[0])
+    pairs = len(longest) > 1
+    different = 0 if pairs else len(histogram(lengths.array)[0])
     progress("fitting buckets")
-    packed, unpacked = planner.sets(BUCKETS, "best_fit"), planner.sets((4,), "none")
+    # The different sets of buckets, each with the least number that gives it.
+    packed = {fit(most, "best_fit"): most for most in reversed(BUCKETS)}
     others = [name for name in PACKINGS if name not in ("best_fit", "none") and not pairs]
     for packing in ("best_fit", *others, "none"):
         if packing == "optimal" and different > OPTIMAL_LENGTHS and not optimal:
@@ -100,40 +68,40 @@ def compare(
                 f"{different:,} different lengths; ask for it with --optimal"
             )
             continue
-        for buckets, most in (unpacked if packing == "none" else packed).items():
+        plain = options.replace(packing=packing, **PLAIN)
+        sets = {fit(4, "none"): 4} if packing == "none" else packed
+        for buckets, most in reversed(sets.items()):
             how = {"best_fit": "", "none": ", one example a row"}.get(packing, f", {packing}")
             name = f"Lockstep, {len(buckets)} bucket{'s' * (len(buckets) > 1)}{how}"
             progress(name)
             try:
-                plan = planner.plan(buckets, packing)
+                plan = shared = plain.plan(lengths, buckets)
             except ImportError as error:
                 left_out.append(str(error))
                 break
             # All hosts run every step of one plan, each on its own rows.
-            shared = plan
             if any(bucket.rows % HOSTS for bucket in buckets):
-                shared = planner.plan(planner.fit(most, packing, HOSTS), packing)
+                shared = plain.plan(lengths, fit(most, packing, HOSTS))
             row = figures(
                 name,
                 ", ".join(f"{b.rows} rows × {length_of(b.length)}" for b in buckets),
                 simulation(plan),
-                width=width,
+                width=options["width"],
                 hosts=[shared.num_batches()] * HOSTS,
             )
             found.append(row | {"packing": packing, "buckets": [b.as_json for b in buckets]})
     return found, left_out
 
 
-def padded_pairs(planner: Planner, *, width: int) -> dict[str, Any]:
+def padded_pairs(lengths: Lengths, options: Options, longest: tuple[int, ...]) -> dict[str, Any]:
     """Figures of pairs padded to the longest inputs and the longest targets, one in a row."""
-    rows = max(planner.options["tokens_per_batch"] // sum(planner.longest), 1)
-    bucket = Bucket(rows, planner.longest)
-    plan = planner.plan((bucket,), "none")
+    bucket = Bucket(max(options["tokens_per_batch"] // sum(longest), 1), longest)
+    plan = options.replace(packing="none", **PLAIN).plan(lengths, (bucket,))
     return figures(
         "padded to the longest of all",
         f"every row {length_of(bucket.length)} long, one pair in a row",
         simulation(plan),
-        width=width,
+        width=options["width"],
         hosts=[plan.num_batches()] * HOSTS,
     )
 

@@ -5,11 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.lengths import Lengths
 from pipeline.report.dataset import Dataset
 from pipeline.report.epoch import measure_epoch
-from pipeline.report.lockstep import BUCKETS, Planner, compare, padded_pairs
+from pipeline.report.lockstep import BUCKETS, compare, padded_pairs
 from pipeline.report.options import Options
 from pipeline.report.statistics import statistics
 from pipeline.report.strategies import simulate, strategies
@@ -31,14 +30,9 @@ def measure(
 ) -> dict[str, Any]:
     """The report as JSON: `corpus`, `strategies`, `plan`, `cost` and the `options` behind them.
 
-    For pairs, `corpus` describes the inputs and `targets` the targets.
-
-    Args:
-        dataset: the data.
-        options: how to fit buckets and plan.
-        sample: examples to simulate other strategies on, at most.
-        optimal: include optimal packing also where it may take minutes.
-        progress: called with the name of each step.
+    For pairs, `corpus` describes the inputs and `targets` the targets. Other strategies are
+    simulated on at most `sample` examples. `optimal` includes optimal packing also where it may
+    take minutes. `progress` is called with the name of each step.
     """
     options = options.for_lengths(dataset.lengths)
     progress("planning")
@@ -51,10 +45,8 @@ def measure(
         "plan": measure_epoch(plan, width=width),
     }
     progress("counting")
-    columns = list(dataset.lengths.T) if dataset.pairs else [dataset.lengths]
-    counts = [lengths_lib.histogram(column) for column in columns]
-    for side, name in enumerate(("corpus", "targets")[: len(columns)]):
-        figures[name] = statistics(dataset, side, *counts[side], longest[side])
+    for side, name in enumerate(("corpus", "targets")[: len(longest)]):
+        figures[name] = statistics(dataset, side, longest[side])
     sampled, fitted = draw(dataset.lengths, sample, options["seed"]), dataset.lengths
     scale = len(dataset.lengths) / len(sampled)
     if scale > 1:  # without the longest example, the longest bucket would be shorter
@@ -63,18 +55,21 @@ def measure(
     if dataset.plan or options.values.get("buckets"):  # rows are as long as those of the plan
         most = longest if dataset.pairs else longest[0]
         alternatives = options.replace(max_length=most)
-    planner = Planner(Lengths(dataset.lengths), fitted, alternatives, longest)
+    lengths = Lengths(dataset.lengths)
     if dataset.pairs:
-        found = [padded_pairs(planner, width=width)]
+        found = [padded_pairs(lengths, alternatives, longest)]
     else:
         (row,) = longest
         stream = stream_of(sampled, row, options["overflow"], scale)
         found = []
-        for each in strategies(options["tokens_per_batch"], row, min(row, int(counts[0][0][-1]))):
+        longest_example = min(row, figures["corpus"]["longest"])
+        for each in strategies(options["tokens_per_batch"], row, longest_example):
             progress(each.name)
             found.append(simulate(each, stream, width=width))
     optimal = optimal or options["packing"] == "optimal"
-    ours, figures["left_out"] = compare(planner, width=width, optimal=optimal, progress=progress)
+    ours, figures["left_out"] = compare(
+        lengths, fitted, alternatives, longest, optimal=optimal, progress=progress
+    )
     figures["strategies"] = found + ours
     figures["cost"] = _cost(ours, width)
     return figures

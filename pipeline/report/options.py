@@ -6,7 +6,7 @@ from typing import Any
 
 from pipeline.keywords import suggest_option
 from pipeline.packing.bucket import Bucket
-from pipeline.planning.checks import list_keywords
+from pipeline.planning.checks import list_keywords, select_options
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.lengths import as_lengths
 from pipeline.planning.plan import Plan
@@ -76,14 +76,11 @@ class Options:
         """The `buckets` given, or those that `fit_buckets` chooses for `lengths`."""
         if self.values.get("buckets"):
             return tuple(self.values["buckets"])
-        return fit_buckets(lengths, **self._arguments(FITTING))
+        return fit_buckets(lengths, **select_options(FITTING, self.values))
 
     def plan(self, lengths, buckets: tuple[Bucket, ...] | None = None) -> Plan:
         """The plan of `lengths` over `buckets`, by default those of `fit`.
 
         With weights, `lengths` are several corpora.
         """
-        return Plan(lengths, buckets or self.fit(lengths), **self._arguments(PLANNING))
-
-    def _arguments(self, names: tuple[str, ...]) -> dict[str, Any]:
-        return {name: self.values[name] for name in names if self.values.get(name) is not None}
+        return Plan(lengths, buckets or self.fit(lengths), **select_options(PLANNING, self.values))

@@ -13,10 +13,7 @@ from pipeline.report.style import STYLE
 def page(figures: dict[str, Any], *, command: str, date: datetime.date) -> str:
     """The report of `measure` as an HTML document.
 
-    Args:
-        figures: the report.
-        command: the command that made it.
-        date: the day on which it was made.
+    `command` is the command that made it, and `date` the day.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -24,14 +21,23 @@ def page(figures: dict[str, Any], *, command: str, date: datetime.date) -> str:
     name = escape(figures["name"])
     points = "".join(f"<li>{escape(text)}</li>" for text in findings.findings(figures))
     version = importlib.metadata.version("lockstep-pipeline")
-    sections = "".join(part(figures) for part in (_strategies, _plan, _corpus, _options))
+    options = {**figures["options"], "fingerprint": figures["plan"]["fingerprint"]}
+    sides = {"corpus": "Inputs", "targets": "Targets"}
+    if "targets" not in figures:
+        sides = {"corpus": "The corpus"}
+    sections = [
+        _strategies(figures),
+        _plan(figures),
+        *(_side(title, figures[side]) for side, title in sides.items()),
+        _details("Options of the plan", _definitions(options)),
+    ]
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f'<title>Lockstep: {name}</title><link rel="icon" href="data:,"><style>{STYLE}</style>'
         f'</head><body><h1>{name}</h1><ul class="findings">{points}</ul>'
         f'<p class="soft">Lockstep {escape(version)}, {date}: <code>{escape(command)}</code></p>'
-        f"{sections}</body></html>\n"
+        f"{''.join(sections)}</body></html>\n"
     )
 
 
@@ -120,29 +126,12 @@ def _plan(figures: dict[str, Any]) -> str:
     return _section("The plan", tables.buckets(plan).html(), _paragraph(text), _grid(parts))
 
 
-def _corpus(figures: dict[str, Any]) -> str:
-    if "targets" not in figures:
-        return _side("The corpus", figures["corpus"])
-    return _side("Inputs", figures["corpus"]) + _side("Targets", figures["targets"])
-
-
 def _side(title: str, corpus: dict[str, Any]) -> str:
-    at = corpus["percentiles"]
-    shown = ("5", "50", "90", "99")
-    tiles = [
-        (f"{corpus['examples']:,}", "examples"),
-        (f"{corpus['tokens']:,}", "tokens to train on"),
-        (f"{corpus['mean']:,.1f}", "mean length"),
-        (" · ".join(f"{at[p]:,}" for p in shown), f"percentiles {', '.join(shown)}"),
-        (f"{corpus['longest']:,}", "longest"),
-        (f"{corpus['overlong']:,}", f"over {corpus['longest_row']:,} positions"),
-        (f"{corpus['empty']:,}", "with nothing to train on"),
-    ]
     parts = [_vocabulary(corpus)]
     if corpus["shortest"] < corpus["longest"]:
         parts = [_chart("Examples by length", charts.lengths, corpus), *parts]
     sources = tables.sources(corpus).html() if len(corpus["sources"]) > 1 else ""
-    return _section(title, _tiles(tiles), sources, _grid(parts))
+    return _section(title, _tiles(tables.corpus(corpus)), sources, _grid(parts))
 
 
 def _vocabulary(corpus: dict[str, Any]) -> str:
@@ -151,23 +140,7 @@ def _vocabulary(corpus: dict[str, Any]) -> str:
     if len(names) == 1 or len(names) > len(corpus["vocabulary"]):
         names = [""]
     for name, each in zip(names, corpus["vocabulary"], strict=False):
-        size = each["size"]
-        share = f" of {size:,} ({each['used'] / size:.1%})" if size else ""
         title = f"Vocabulary of {name}" if name else "Vocabulary"
-        tiles = [
-            (f"{each['used']:,}", f"ids used{share}"),
-            (f"{each['rare']:,}", "ids used fewer than ten times"),
-            (f"{each['half']:,}", "ids make half of all tokens"),
-            (f"{each['entropy']:.2f} bits", "entropy of single tokens"),
-        ]
-        if text := each["text_bytes_per_token"]:
-            tiles.append((f"{text:.2f} bytes", "of text a token"))
-        if each["tokens"] < each["of"]:
-            tiles.append((f"{each['tokens']:,}", "tokens counted"))
-        parts.append(f"<div><h3>{escape(title)}</h3>{_tiles(tiles)}</div>")
+        tiles = _tiles(tables.vocabulary(each))
+        parts.append(f"<div><h3>{escape(title)}</h3>{tiles}</div>")
     return "".join(parts)
-
-
-def _options(figures: dict[str, Any]) -> str:
-    pairs = {**figures["options"], "fingerprint": figures["plan"]["fingerprint"]}
-    return _details("Options of the plan", _definitions(pairs))

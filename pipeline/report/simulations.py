@@ -88,11 +88,7 @@ def pad_batches(stream: Stream, *, rows: int, window: int, length: int | None = 
     >>> simulation.rows.tolist(), simulation.lengths.tolist()
     ([2, 2], [2, 5])
 
-    Args:
-        stream: the examples.
-        rows: examples in a batch.
-        window: examples that are sorted together.
-        length: positions to pad every row to; None: the longest example of its batch.
+    Batches have `rows` examples; `length` pads all rows alike, instead.
     """
     pieces = stream.pieces
     ordered = pieces[np.lexsort((pieces, np.arange(len(pieces)) // window))]
@@ -126,10 +122,7 @@ def bucket_by_length(stream: Stream, *, budget: int, ends: tuple[int, ...]) -> S
     still wait at the end make smaller batches. To resume, everything since the oldest waiting
     example is read again.
 
-    Args:
-        stream: the examples.
-        budget: positions in a batch, at most.
-        ends: the longest length of each bucket, ascending.
+    `ends` are the longest lengths of the buckets, ascending.
     """
     bucket = np.searchsorted(ends, stream.pieces)
     sizes, reread = [], 0

@@ -1,37 +1,34 @@
 """Statistics of a dataset: lengths, sources, and use of the vocabulary."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from pipeline.planning import lengths as lengths_lib
+from pipeline.planning.lengths import histogram
 from pipeline.report.dataset import Dataset
 from pipeline.storage.interface import AnyCorpus
 
 PERCENTILES = (1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9)
 BINS = 48
 
-# Vocabulary use is counted over examples of about this many tokens, spread over the corpus.
-TOKENS, READ = 1 << 24, 1 << 20
+# Vocabulary use is counted over examples of about this many tokens, spread over the corpus, which
+# are read in so many blocks.
+TOKENS, BLOCKS = 1 << 24, 16
 
 
-def statistics(
-    dataset: Dataset, side: int, sizes: np.ndarray, counts: np.ndarray, longest: int
-) -> dict[str, Any]:
+def statistics(dataset: Dataset, side: int, longest: int) -> dict[str, Any]:
     """What the report's JSON has for a dataset, or for one side of pairs.
 
-    Args:
-        dataset: the dataset.
-        side: for pairs, 0 for the inputs and 1 for the targets; else 0.
-        sizes: the different lengths, ascending: int64.
-        counts: how many examples have each: int64.
-        longest: positions of the longest row; longer examples are counted as overlong.
+    `side` is 0, or 1 for the targets of pairs; examples are overlong beyond `longest` positions.
 
     Returns:
         `examples`; `tokens`, positions to train on; `empty` and `overlong` examples; `mean` and
         `percentiles` of the lengths above 0; their `histogram`; `sources`, with the share of each;
         and for corpora `vocabulary`.
     """
+    lengths = dataset.lengths.reshape(len(dataset.lengths), -1)[:, side]
+    sizes, counts = histogram(lengths)
     tokens, all_examples = int(counts @ sizes), int(counts.sum())
     overlong = int(counts[sizes > longest].sum())
     sizes, counts = sizes[sizes > 0], counts[sizes > 0]
@@ -48,7 +45,7 @@ def statistics(
         "mean": tokens / examples,
         "percentiles": at,
         "histogram": _histogram(sizes, counts),
-        "sources": _sources(dataset, side),
+        "sources": _sources(dataset.sources, lengths),
         "vocabulary": [vocabulary(corpus, side) for corpus in dataset.corpora],
     }
 
@@ -67,24 +64,20 @@ def _histogram(sizes: np.ndarray, counts: np.ndarray) -> dict[str, Any]:
     return {"edges": edges.tolist(), "examples": examples.tolist(), "tokens": tokens.tolist()}
 
 
-def _sources(dataset: Dataset, side: int) -> list[dict[str, Any]]:
-    lengths = dataset.lengths[:, side] if dataset.pairs else dataset.lengths
-    total = sum(int(piece.sum(dtype=np.int64)) for piece in lengths_lib.chunks(lengths))
-    shares, first = [], 0
-    for name, examples in dataset.sources:
-        part = lengths[first : first + examples]
-        first += examples
-        tokens = sum(int(piece.sum(dtype=np.int64)) for piece in lengths_lib.chunks(part))
-        shares.append(
-            {
-                "name": name,
-                "examples": examples,
-                "tokens": tokens,
-                "share_of_examples": examples / max(len(lengths), 1),
-                "share_of_tokens": tokens / max(total, 1),
-            }
-        )
-    return shares
+def _sources(sources: Sequence[tuple[str, int]], lengths: np.ndarray) -> list[dict[str, Any]]:
+    ends = np.cumsum([examples for _, examples in sources])
+    parts = np.split(lengths, ends[:-1])
+    tokens = [int(part.sum(dtype=np.int64)) for part in parts]
+    return [
+        {
+            "name": name,
+            "examples": examples,
+            "tokens": of_source,
+            "share_of_examples": examples / max(len(lengths), 1),
+            "share_of_tokens": of_source / max(sum(tokens), 1),
+        }
+        for (name, examples), of_source in zip(sources, tokens, strict=True)
+    ]
 
 
 def vocabulary(corpus: AnyCorpus, side: int = 0) -> dict[str, Any]:
@@ -97,16 +90,10 @@ def vocabulary(corpus: AnyCorpus, side: int = 0) -> dict[str, Any]:
     """
     whole = np.asarray(corpus.lengths).reshape(len(corpus), -1)[:, side]
     total = int(whole.sum(dtype=np.int64))
-    step = max(-(-total // TOKENS), 1)
-    examples = np.arange(0, len(corpus), step)
-    lengths = whole[examples].astype(np.int64)
+    examples = np.arange(0, len(corpus), max(-(-total // TOKENS), 1))
     counts = np.zeros(corpus.vocab_size or 1, np.int64)
-    blocks = np.cumsum(lengths) // READ  # about as many tokens are read at a time
-    for block in np.unique(blocks):
-        first, last = np.searchsorted(blocks, [block, block + 1])
-        part = slice(first, last)
-        starts = np.zeros(last - first, np.int64)
-        fields = corpus.sides[side].read(examples[part], starts, lengths[part])
+    for block in np.array_split(examples, BLOCKS):
+        fields = corpus.sides[side].read(block, np.zeros_like(block), whole[block])
         ids = fields["targets" if "targets" in fields else "inputs"]
         more = np.bincount(ids, minlength=len(counts))
         more[: len(counts)] += counts

@@ -42,10 +42,8 @@ class Strategy:
 def strategies(budget: int, longest: int, longest_example: int) -> list[Strategy]:
     """The strategies of other libraries.
 
-    Args:
-        budget: positions in a global batch, for strategies that count them.
-        longest: positions in a row, for strategies that fill rows.
-        longest_example: positions of the longest example, for strategies that pad.
+    Some count the positions of a batch, up to `budget`; some fill rows of `longest` positions; and
+    some pad to the longest example.
     """
     rows = {"rows": max(budget // longest, 1)}
     ends = tuple(sorted({max(longest >> shift, 1) for shift in range(6)}))
@@ -99,13 +97,7 @@ def strategies(budget: int, longest: int, longest_example: int) -> list[Strategy
 
 
 def simulate(strategy: Strategy, stream: Stream, *, width: int) -> dict[str, Any]:
-    """The figures of a strategy on a stream, scaled up to all data if the stream is a sample.
-
-    Args:
-        strategy: what to simulate.
-        stream: the examples.
-        width: width of the model, for the cost of attention.
-    """
+    """The figures of a strategy on a stream, scaled up to all data if the stream is a sample."""
     return figures(
         strategy.name,
         strategy.about,
@@ -129,14 +121,8 @@ def figures(
 ) -> dict[str, Any]:
     """What the report's JSON has for a strategy.
 
-    Args:
-        name: the name of the strategy.
-        about: its parameters.
-        simulation: its batches.
-        width: width of the model.
-        hosts: batches of each host; of the sample, if there is one.
-        sample: how many examples were simulated, if not all.
-        scale: all examples as a multiple of these.
+    `hosts` has the batches of each host. If only a `sample` of so many examples was simulated,
+    these batches are of the sample, and `scale` says how many times as many examples there are.
 
     Returns:
         For an epoch: `padding` (0 to 1); `batches` and `cut` documents (estimates for a `sample`);

@@ -63,11 +63,8 @@ def stream_of(lengths: np.ndarray, longest: int, overflow: str, scale: float = 1
     >>> stream_of(np.array([3, 0, 9, 2]), 4, "truncate").documents.tolist()
     [3, 4, 2]
 
-    Args:
-        lengths: positions of each example, integers [n].
-        longest: positions in a row.
-        overflow: as for `Plan`: "split", "truncate" or "drop" documents longer than a row.
-        scale: all examples as a multiple of these.
+    Documents longer than `longest`, the positions in a row, are split, truncated or dropped, as
+    the `overflow` of `Plan` says.
     """
     documents = lengths.astype(np.int64)
     if overflow == "truncate":

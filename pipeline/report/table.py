@@ -58,15 +58,10 @@ class Table:
     def _cells(self) -> list[list[str]]:
         return [[column.format(row) for column in self.columns] for row in self.rows]
 
-    def _widths(self) -> list[int]:
-        heads = [(column.name, column.unit) for column in self.columns]
-        columns = zip(heads, zip(*self._cells(), strict=True), strict=True)
-        return [max(map(len, (*head, *cells))) for head, cells in columns]
-
     def fit(self, width: int) -> "Table":
         """The table without as many of its last columns as lines of `width` need."""
         table = self
-        while sum(table._widths()) + 2 * len(table.columns) - 2 > width and len(table.columns) > 2:
+        while max(map(len, table.text())) > width and len(table.columns) > 2:
             table = dataclasses.replace(table, columns=table.columns[:-1])
         return table
 
@@ -75,10 +70,11 @@ class Table:
         heads = [[column.name for column in self.columns]]
         if any(column.unit for column in self.columns):
             heads.append([column.unit for column in self.columns])
-        lines, width = text_table([*heads, *self._cells()]), self._widths()[0]
-        for number, row in enumerate(self.rows, len(heads)):
+        cells = self._cells()
+        lines = text_table([*heads, *cells])
+        for number, (row, (name, *_)) in enumerate(zip(self.rows, cells, strict=True), len(heads)):
             if self.emphasized(row):
-                lines[number] = paint(lines[number][:width]) + lines[number][width:]
+                lines[number] = paint(name) + lines[number][len(name) :]
         return lines
 
     def markdown(self) -> list[str]:

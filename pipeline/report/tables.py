@@ -1,4 +1,4 @@
-"""The report's tables: strategies, the buckets of a plan, and the sources of a dataset."""
+"""The report's tables, and the single figures of a dataset, for a terminal and for the page."""
 
 from typing import Any
 
@@ -106,3 +106,35 @@ def sources(corpus: dict[str, Any]) -> Table:
         Column("share", lambda row: percent(row["share_of_tokens"]), "of tokens"),
     ]
     return Table(columns, corpus["sources"])
+
+
+def corpus(corpus: dict[str, Any]) -> list[tuple[str, str]]:
+    """The figures of a dataset, each with what it counts."""
+    shown = ("5", "50", "90", "99")
+    percentiles = " · ".join(f"{corpus['percentiles'][p]:,}" for p in shown)
+    return [
+        (f"{corpus['examples']:,}", "examples"),
+        (f"{corpus['tokens']:,}", "tokens to train on"),
+        (f"{corpus['mean']:,.1f}", "mean length"),
+        (percentiles, f"percentiles {', '.join(shown)}"),
+        (f"{corpus['longest']:,}", "longest"),
+        (f"{corpus['overlong']:,}", f"over {corpus['longest_row']:,} positions"),
+        (f"{corpus['empty']:,}", "with nothing to train on"),
+    ]
+
+
+def vocabulary(counted: dict[str, Any]) -> list[tuple[str, str]]:
+    """The figures of the use of a vocabulary, each with what it counts."""
+    size = counted["size"]
+    share = f" of {size:,} ({counted['used'] / size:.1%})" if size else ""
+    found = [
+        (f"{counted['used']:,}", f"ids used{share}"),
+        (f"{counted['rare']:,}", "ids used fewer than ten times"),
+        (f"{counted['half']:,}", "ids make half of all tokens"),
+        (f"{counted['entropy']:.2f} bits", "entropy of single tokens"),
+    ]
+    if text := counted["text_bytes_per_token"]:
+        found.append((f"{text:.2f} bytes", "of text a token"))
+    if counted["tokens"] < counted["of"]:
+        found.append((f"{counted['tokens']:,}", "tokens counted"))
+    return found

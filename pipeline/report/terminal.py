@@ -10,19 +10,8 @@ BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 def terminal(figures: dict[str, Any], *, width: int = 120, colour: bool = False) -> str:
-    """The report of `measure` as lines of at most `width` characters where that is possible.
-
-    Args:
-        figures: the report.
-        width: characters in a line.
-        colour: whether to use ANSI colours.
-    """
-
-    def bold(text: str) -> str:
-        return f"{BOLD}{text}{END}" if colour else text
-
-    def green(text: str) -> str:
-        return f"{GREEN}{text}{END}" if colour else text
+    """The report of `measure` as lines of at most `width` characters where that is possible."""
+    bold, green = (f"{code}{{}}{END}".format if colour else str for code in (BOLD, GREEN))
 
     def wrap(text: str, bullet: str = "") -> list[str]:
         return textwrap.wrap(
@@ -33,8 +22,9 @@ def terminal(figures: dict[str, Any], *, width: int = 120, colour: bool = False)
     for side, name in (("corpus", "inputs"), ("targets", "targets")):
         if side in figures:
             lines += [bold(name)] if "targets" in figures else []
-            for text in _corpus(figures[side]):
-                lines += wrap(text)
+            counted = [tables.vocabulary(each) for each in figures[side]["vocabulary"]]
+            for facts in (tables.corpus(figures[side]), *counted):
+                lines += wrap("; ".join(f"{value} {name}" for value, name in facts))
             if len(figures[side]["sources"]) > 1:
                 lines += tables.sources(figures[side]).text()
             lines.append(_histogram(figures[side]["histogram"]))
@@ -54,25 +44,6 @@ def terminal(figures: dict[str, Any], *, width: int = 120, colour: bool = False)
     for text in (*findings.findings(figures), findings.about_balance(plan["balance"])):
         lines += wrap(text, "· ")
     return "\n".join(lines)
-
-
-def _corpus(corpus: dict[str, Any]) -> list[str]:
-    at = corpus["percentiles"]
-    lines = [
-        f"{corpus['examples']:,} examples, {corpus['tokens']:,} tokens to train on; "
-        f"{corpus['empty']:,} too short, {corpus['overlong']:,} longer than a row of "
-        f"{corpus['longest_row']:,}",
-        f"lengths: mean {corpus['mean']:,.1f}, "
-        + ", ".join(f"p{p} {at[p]:,}" for p in ("5", "50", "90", "99"))
-        + f", longest {corpus['longest']:,}",
-    ]
-    for each in corpus["vocabulary"]:
-        size = f" of {each['size']:,}" if each["size"] else ""
-        lines.append(
-            f"vocabulary: {each['used']:,}{size} ids used, {each['rare']:,} fewer than ten times; "
-            f"{each['half']:,} make half of all tokens; entropy {each['entropy']:.2f} bits"
-        )
-    return lines
 
 
 def _histogram(binned: dict[str, Any]) -> str:

@@ -1,7 +1,6 @@
 """ArrayRecord: files of records that are read at random, many at a time."""
 
 import functools
-import itertools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -53,47 +52,32 @@ class ArrayRecords(files.FileSource):
                 ) from error
         return readers
 
-    @functools.cached_property
-    def _first(self) -> list[int]:
-        """The number of the first record of each file, and of all records."""
-        return [0, *itertools.accumulate(map(len, self._readers))]
+    @property
+    def _sizes(self) -> list[int]:
+        return list(map(len, self._readers))
 
-    def __len__(self) -> int:
-        return self._first[-1]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """The records with these numbers, in one request for each file."""
-        requests: dict[int, list[tuple[int, int]]] = {}
-        for place, index in enumerate(indices):
-            number, within = files.locate(self._first, index)
-            requests.setdefault(number, []).append((place, within))
-        contents: list[bytes] = [b""] * len(indices)
-        for number, request in requests.items():
-            places, numbers = zip(*request, strict=True)
-            try:
-                records = self._readers[number].__getitems__(numbers)
-            except (RuntimeError, ValueError) as error:
-                raise ValueError(
-                    f"{os.fspath(self.files[number])} cannot be read from record {min(numbers)} "
-                    f"to {max(numbers)}: {error}. It is damaged; fetch it again"
-                ) from error
-            for place, record in zip(places, records, strict=True):
-                contents[place] = record
-        return [self._parse(*pair) for pair in zip(indices, contents, strict=True)]
-
-    def _parse(self, index: int, content: bytes) -> dict[str, Any]:
+    def _read(self, part: int, numbers: Sequence[int]) -> list[dict[str, Any]]:
+        try:
+            contents = self._readers[part].__getitems__(numbers)
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(
+                f"{os.fspath(self.files[part])} cannot be read from record {min(numbers)} "
+                f"to {max(numbers)}: {error}. It is damaged; fetch it again"
+            ) from error
         if self.parse is None:
-            return {"text": content}
+            return [{"text": content} for content in contents]
+        return [self._parse(part, *pair) for pair in zip(numbers, contents, strict=True)]
+
+    def _parse(self, part: int, number: int, content: bytes) -> dict[str, Any]:
+        assert self.parse is not None
         try:
             return self.parse(content)
         except Exception as error:
             name = getattr(self.parse, "__qualname__", self._parser)
             raise ValueError(
-                f"{self.where(index)} cannot be parsed by {name}: {error!r}; "
+                f"{self._where(part, number)} cannot be parsed by {name}: {error!r}; "
                 "mend the record, or give another parse="
             ) from error
 
-    def where(self, index: int) -> str:
-        """The file of a record, and its number there."""
-        number, within = files.locate(self._first, index)
-        return f"{os.fspath(self.files[number])}, record {within}"
+    def _where(self, part: int, number: int) -> str:
+        return f"{os.fspath(self.files[part])}, record {number}"

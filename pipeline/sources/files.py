@@ -1,10 +1,8 @@
 """Files of a source: found by name or glob, decompressed while read, told apart by content."""
 
-import bisect
 import hashlib
 import io
 import os
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
@@ -13,8 +11,9 @@ import pyarrow as pa
 from etils import epath
 
 from pipeline.atomic import as_path, is_local
-from pipeline.fork import restart_in_children
+from pipeline.fork import Handles
 from pipeline.sources.gzip_stream import GzipStream, Point
+from pipeline.sources.parts import Parts
 
 # A fingerprint reads this many samples of a file, spread evenly; smaller files are read whole.
 SAMPLES, SAMPLE = 16, 1 << 16
@@ -22,7 +21,7 @@ SAMPLES, SAMPLE = 16, 1 << 16
 Paths = str | os.PathLike | Sequence[str | os.PathLike]
 
 
-class FileSource:
+class FileSource(Parts, Handles):
     """A source that reads files; the base of one class for each format.
 
     Args:
@@ -34,44 +33,33 @@ class FileSource:
 
     format: str  # what the files hold, for people
     prefix: str  # of fingerprints
-    handles: tuple[str, ...] = ()  # attributes that a worker makes for itself
 
     def __init__(self, paths: Paths):
         self.files = find(paths)
-        self._content = Content(self.files)
-        self.restart()
-        restart_in_children(self)
-
-    def restart(self) -> None:
-        """Forgets open files, which share their position with the parent; see `pipeline.fork`."""
-        for name in self.handles:
-            self.__dict__.pop(name, None)
-        self._lock = threading.Lock()
+        # The stamps of the files when the fingerprint was first asked for, and their digest.
+        self._known: tuple[list[tuple[int, int]], str] | None = None
+        self.__setstate__({})
 
     @property
     def fingerprint(self) -> str:
         """See `Source`; from names, sizes and content samples of the files.
 
         Raises:
-            ValueError: a file changed since the first time; names it.
+            ValueError: the size of a file, or the time of its last change, is not what it was the
+                first time; names the file.
         """
-        return f"{self.prefix}-{self._content.digest}"
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """The records with these numbers."""
-        raise NotImplementedError
-
-    def __getstate__(self) -> dict:
-        leave_out = {*self.handles, "_lock"}
-        return {key: value for key, value in self.__dict__.items() if key not in leave_out}
-
-    def __setstate__(self, state: dict) -> None:
-        self.__dict__.update(state)
-        self.restart()
-        restart_in_children(self)
+        stamps = [_stamp(path) for path in self.files]
+        if self._known is None:
+            self._known = stamps, digest(self.files)
+        for path, then, now in zip(self.files, self._known[0], stamps, strict=True):
+            if then != now:
+                seen = f"has {now[0]:,}, written at another time" if any(now) else "is gone"
+                raise ValueError(
+                    f"{os.fspath(path)} changed after this source was first used: it had "
+                    f"{then[0]:,} bytes, and {seen}. Let nothing write to files while they are "
+                    "read, and open the source anew"
+                )
+        return f"{self.prefix}-{self._known[1]}"
 
     def __str__(self) -> str:
         more = f" and {len(self.files) - 1:,} more" if len(self.files) > 1 else ""
@@ -111,11 +99,7 @@ def _match(name: str) -> list[epath.Path]:
 def open_file(path: epath.Path, points: list[Point] | None = None) -> Iterator[IO[bytes]]:
     """The content of a file, decompressed if its name ends in `.gz` or `.zst`.
 
-    All but `.zst` can seek.
-
-    Args:
-        path: the file.
-        points: of a `.gz` file, where seeks go on; see `GzipStream`.
+    All but `.zst` can seek; `points` are for `GzipStream`.
 
     Raises:
         ValueError: from reading, when a compressed file is damaged or cut short; names it.
@@ -159,39 +143,6 @@ def digest(files: Iterable[epath.Path]) -> str:
     return sha.hexdigest()[:12]
 
 
-class Content:
-    """The content of files, as it was when somebody first asked for the digest.
-
-    Args:
-        paths: the files, in order.
-    """
-
-    def __init__(self, paths: Iterable[epath.Path]):
-        self._paths = list(paths)
-        self._known: tuple[list[tuple[int, int]], str] | None = None
-
-    @property
-    def digest(self) -> str:
-        """See `digest`.
-
-        Raises:
-            ValueError: the size of a file, or the time of its last change, is not what it was the
-                first time; names the file.
-        """
-        stamps = [_stamp(path) for path in self._paths]
-        if self._known is None:
-            self._known = stamps, digest(self._paths)
-        for path, then, now in zip(self._paths, self._known[0], stamps, strict=True):
-            if then != now:
-                seen = f"has {now[0]:,}, written at another time" if any(now) else "is gone"
-                raise ValueError(
-                    f"{os.fspath(path)} changed after this source was first used: it had "
-                    f"{then[0]:,} bytes, and {seen}. Let nothing write to files while they are "
-                    "read, and open the source anew"
-                )
-        return self._known[1]
-
-
 def _stamp(path: epath.Path) -> tuple[int, int]:
     """The size of a file and the time of its last change, 0 of one that is gone."""
     try:
@@ -201,22 +152,3 @@ def _stamp(path: epath.Path) -> tuple[int, int]:
         return path.stat().length, path.stat().mtime
     except FileNotFoundError:
         return 0, 0
-
-
-def locate(first: Sequence[int], index: int) -> tuple[int, int]:
-    """The part that holds record `index`, and the record's number in that part.
-
-    >>> locate([0, 3, 3, 5], 4)
-    (2, 1)
-
-    Args:
-        first: the number of the first record of each part, ascending from 0, and of all records.
-        index: the record.
-
-    Raises:
-        IndexError: there is no such record.
-    """
-    if not 0 <= index < first[-1]:
-        raise IndexError(f"record {index} of {first[-1]:,}")
-    number = bisect.bisect_right(first, index) - 1
-    return number, index - first[number]

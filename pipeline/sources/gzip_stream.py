@@ -24,10 +24,8 @@ class Point(NamedTuple):
 class GzipStream(io.RawIOBase):
     """The content of a `.gz` file with one or several members, which can seek.
 
-    Args:
-        file: the file, opened at its beginning.
-        points: where a seek may go on, ascending; reading beyond the last adds more. None: there
-            are none, and a seek backward starts at the beginning.
+    A seek goes on from one of `points`, ascending; reading beyond the last adds more. If they are
+    None, a seek backward starts at the beginning.
 
     Raises:
         OSError: from reading and seeking, when the file is damaged or cut short; it has no `errno`.

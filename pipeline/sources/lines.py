@@ -61,12 +61,12 @@ class LineSource(files.FileSource):
 
     @functools.cached_property
     def _index(self) -> tuple[list[list[tuple[int, int]]], list[int], int]:
-        """Marks of each file, the number of its first record and of all records, blank lines.
+        """Marks of each file, the number of its records, and of all blank lines.
 
         A mark is the (offset, line number) of every 32nd line that is a record.
         """
         marks: list[list[tuple[int, int]]] = []
-        first, blank = [0], 0
+        sizes, blank = [], 0
         for path in self.files:
             marks.append([])
             count = 0
@@ -77,8 +77,8 @@ class LineSource(files.FileSource):
                 if count % STRIDE == 0:
                     marks[-1].append((line.offset, line.number))
                 count += 1
-            first.append(first[-1] + count)
-        return marks, first, blank
+            sizes.append(count)
+        return marks, sizes, blank
 
     @functools.cached_property
     def _cursor(self) -> tuple[int, int, Iterator[Line]]:
@@ -89,9 +89,8 @@ class LineSource(files.FileSource):
         return self.keep_blank or bool(line.content)
 
     @property
-    def lines_per_file(self) -> list[int]:
-        """The number of records of each file."""
-        return [last - first for first, last in itertools.pairwise(self._index[1])]
+    def _sizes(self) -> list[int]:
+        return self._index[1]
 
     @functools.cached_property
     def _points(self) -> dict[int, list[Point]]:
@@ -103,34 +102,24 @@ class LineSource(files.FileSource):
         """How many lines were skipped because they are blank."""
         return self._index[2]
 
-    def __len__(self) -> int:
-        return self._index[1][-1]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """The records with these numbers."""
-        records: list[dict[str, Any]] = [{}] * len(indices)
-        # In the order of the file: `.zst` is read from its start for each step backward.
+    def _read(self, part: int, numbers: Sequence[int]) -> list[dict[str, Any]]:
         with self._lock:
-            for place in sorted(range(len(indices)), key=indices.__getitem__):
-                records[place] = self._parse(self._read_line(indices[place]))
-        return records
+            return [self._parse(self._read_line(part, number)) for number in numbers]
 
-    def where(self, index: int) -> str:
-        """The file of a record, and its line."""
+    def _where(self, part: int, number: int) -> str:
         with self._lock:
-            return str(self._read_line(index))
+            return str(self._read_line(part, number))
 
-    def _read_line(self, index: int) -> Line:
-        marks, first, _ = self._index
-        file, within = files.locate(first, index)
+    def _read_line(self, file: int, number: int) -> Line:
+        marks = self._index[0][file]
         latest, following, lines = self._cursor
         del self._cursor  # should reading fail
-        path, skip = self.files[file], index - following
-        rank, rest = divmod(within, STRIDE)
-        mark = marks[file][rank]
+        path, skip = self.files[file], number - following
+        rank, rest = divmod(number, STRIDE)
+        mark = marks[rank]
         goes_on = file == latest and skip >= 0
         if goes_on and skip >= STRIDE:
-            goes_on = not _is_far(path, marks[file][(within - skip) // STRIDE], mark)
+            goes_on = not _is_far(path, marks[following // STRIDE], mark)
         if not goes_on:
             scan = _scan(path, *mark, self._points[file])
             lines, skip = filter(self._is_record, scan), rest
@@ -139,7 +128,7 @@ class LineSource(files.FileSource):
             raise ValueError(
                 f"{os.fspath(path)} has fewer lines than when it was opened; open the source anew"
             )
-        self._cursor = file, index + 1, lines
+        self._cursor = file, number + 1, lines
         return line
 
 

@@ -1,16 +1,16 @@
 """Parallel text: two texts of which line i of one belongs to line i of the other."""
 
-import functools
 import os
 from collections.abc import Sequence
 from typing import Any
 
 from pipeline.sources import files
+from pipeline.sources.parts import Parts
 from pipeline.sources.source import read_texts, where
 from pipeline.sources.text_files import TextFiles
 
 
-class ParallelText:
+class ParallelText(Parts):
     """Records `{"inputs": …, "targets": …}`: line i of one text and line i of another.
 
     A blank line is an empty text, so that the lines after it stay beside each other.
@@ -41,14 +41,10 @@ class ParallelText:
         """See `Source`."""
         return "parallel-" + "-".join(side.fingerprint for side in self.sides)
 
-    def __len__(self) -> int:
-        return self._number
-
-    @functools.cached_property
-    def _number(self) -> int:
-        """The number of records, after a check that both sides have as many."""
+    @property
+    def _sizes(self) -> list[int]:
         inputs, targets = self.sides
-        counts = zip(inputs.lines_per_file, targets.lines_per_file, strict=True)
+        counts = zip(inputs._sizes, targets._sizes, strict=True)
         for number, (of_inputs, of_targets) in enumerate(counts):
             if of_inputs != of_targets:
                 raise ValueError(
@@ -56,19 +52,14 @@ class ParallelText:
                     f"{os.fspath(targets.files[number])} has {of_targets:,}, blank ones counted; "
                     "parallel texts need as many lines of both, line i with line i"
                 )
-        return len(inputs)
+        return [len(inputs)]
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """The records with these numbers; cheapest ascending, as of `TextFiles`."""
-        texts = (read_texts(side, indices, "text") for side in self.sides)
+    def _read(self, part: int, numbers: Sequence[int]) -> list[dict[str, Any]]:
+        texts = (read_texts(side, numbers, "text") for side in self.sides)
         return [dict(zip(self.fields, pair, strict=True)) for pair in zip(*texts, strict=True)]
 
-    def where(self, index: int) -> str:
-        """The file and line of both texts of a record."""
-        return " and ".join(where(side, index) for side in self.sides)
+    def _where(self, part: int, number: int) -> str:
+        return " and ".join(where(side, number) for side in self.sides)
 
     def __str__(self) -> str:
         return " beside ".join(map(str, self.sides))

@@ -1,12 +1,13 @@
 """A slice of a source, by fractions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from pipeline.sources.parts import Parts
 from pipeline.sources.source import Source, read_records, where
 
 
-class Slice:
+class Slice(Parts):
     """The records of `source` from fraction `begin` up to fraction `end`.
 
     Slices that share a bound share no record and leave none out.
@@ -25,33 +26,23 @@ class Slice:
         self.source, self.begin, self.end = source, begin, end
 
     @property
-    def _bounds(self) -> tuple[int, int]:
-        return int(len(self.source) * self.begin), int(len(self.source) * self.end)
-
-    @property
     def fingerprint(self) -> str:
         """See `Source`."""
         return f"{self.source.fingerprint}[{self.begin}:{self.end}]"
 
-    def __len__(self) -> int:
-        begin, end = self._bounds
-        return end - begin
+    def _at(self, fraction: float) -> int:
+        return int(len(self.source) * fraction)
 
-    def __getitem__(self, index: int) -> Mapping[str, Any]:
-        return self.source[self._within(index)]
+    @property
+    def _sizes(self) -> list[int]:
+        return [self._at(self.end) - self._at(self.begin)]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Mapping[str, Any]]:
-        """The records with these numbers."""
-        return read_records(self.source, [self._within(index) for index in indices])
+    def _read(self, part: int, numbers: Sequence[int]) -> Sequence[Any]:
+        first = self._at(self.begin)
+        return read_records(self.source, [first + number for number in numbers])
 
-    def where(self, index: int) -> str:
-        """Where the source says that the record came from."""
-        return where(self.source, self._within(index))
-
-    def _within(self, index: int) -> int:
-        if not 0 <= index < len(self):
-            raise IndexError(f"record {index} of {len(self):,}")
-        return self._bounds[0] + index
+    def _where(self, part: int, number: int) -> str:
+        return where(self.source, self._at(self.begin) + number)
 
     def __str__(self) -> str:
         return f"{self.begin:.1%} to {self.end:.1%} of {self.source}"

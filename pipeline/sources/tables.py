@@ -30,7 +30,7 @@ class Tables(files.FileSource):
         ValueError: from reading, when a file is damaged, or has no such column; names it.
     """
 
-    handles = ("_tables", "_groups", "_first", "_latest")
+    handles = ("_groups", "_first", "_latest")
 
     def __init__(self, paths: files.Paths, *, columns: Sequence[str] | None = None):
         super().__init__(paths)
@@ -43,9 +43,9 @@ class Tables(files.FileSource):
         raise NotImplementedError
 
     @functools.cached_property
-    def _tables(self) -> list[tuple[list[int], Callable[[int], Group]]]:
-        """Of each file, the rows of each group and the function that reads one."""
-        tables = []
+    def _groups(self) -> list[tuple[epath.Path, int, int, Callable[[], Group]]]:
+        """Of each group: its file, the rows of the file before it, its rows, and how to read it."""
+        groups: list[tuple[epath.Path, int, int, Callable[[], Group]]] = []
         for path in self.files:
             names, rows, read = self._guard(path, self._open, path)
             if missing := [name for name in self.columns or () if name not in names]:
@@ -53,22 +53,10 @@ class Tables(files.FileSource):
                     f"{os.fspath(path)} has no column {missing[0]!r} (its columns: "
                     f"{', '.join(names)}); name some of them with columns="
                 )
-            tables.append((rows, read))
-        return tables
-
-    @functools.cached_property
-    def _groups(self) -> list[tuple[int, int, int]]:
-        """Of each group: its file, its number there, and how many rows of the file precede it."""
-        return [
-            (number, group, before)
-            for number, (rows, _) in enumerate(self._tables)
-            for group, before in enumerate([0, *itertools.accumulate(rows)][:-1])
-        ]
-
-    @functools.cached_property
-    def _first(self) -> list[int]:
-        """The number of the first row of each group, and of all rows."""
-        return [0, *itertools.accumulate(n for rows, _ in self._tables for n in rows)]
+            before = itertools.accumulate(rows, initial=0)
+            for number, (count, first) in enumerate(zip(rows, before, strict=False)):
+                groups.append((path, first, count, functools.partial(read, number)))
+        return groups
 
     @functools.cached_property
     def _latest(self) -> dict[int, Group]:
@@ -84,41 +72,31 @@ class Tables(files.FileSource):
                 "another format; fetch it again, or check its name"
             ) from error
 
-    def _read(self, number: int) -> Group:
-        file, group, _ = self._groups[number]
-        read = self._guard(self.files[file], self._tables[file][1], group)
+    def _read_group(self, number: int) -> Group:
+        path, _, _, read = self._groups[number]
+        group = self._guard(path, read)
         # Arrow trusts the offsets of a file, and would read outside of it.
-        self._guard(self.files[file], functools.partial(read.validate, full=True))
-        return read
+        self._guard(path, functools.partial(group.validate, full=True))
+        return group
 
     def groups(self) -> Iterator[tuple[str, Group]]:
         """Each group of rows in order, with its place in words; none of them stays in memory."""
-        for number, (file, _, before) in enumerate(self._groups):
-            yield f"{os.fspath(self.files[file])}, from row {before} on,", self._read(number)
+        for number, (path, before, _, _) in enumerate(self._groups):
+            yield f"{os.fspath(path)}, from row {before} on,", self._read_group(number)
 
-    def __len__(self) -> int:
-        return self._first[-1]
+    @property
+    def _sizes(self) -> list[int]:
+        return [rows for _, _, rows, _ in self._groups]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """The records with these numbers; a group is read once for all of its rows."""
-        places = [files.locate(self._first, index) for index in indices]
-        records: list[dict[str, Any]] = [{}] * len(places)
-        order = sorted(range(len(places)), key=places.__getitem__)
-        for number, members in itertools.groupby(order, key=lambda at: places[at][0]):
-            at = list(members)
-            with self._lock:
-                if number not in self._latest:
-                    group = self._read(number)
-                    self._latest.clear()
-                    self._latest[number] = group
-                group = self._latest[number]
-            rows = np.array([places[each][1] for each in at], np.int64)
-            for each, record in zip(at, group.take(rows).to_pylist(), strict=True):
-                records[each] = record
-        return records
+    def _read(self, part: int, numbers: Sequence[int]) -> list[dict[str, Any]]:
+        with self._lock:
+            if part not in self._latest:
+                group = self._read_group(part)
+                self._latest.clear()
+                self._latest[part] = group
+            group = self._latest[part]
+        return group.take(np.array(numbers, np.int64)).to_pylist()
 
-    def where(self, index: int) -> str:
-        """The file of a record, and its row there, from 0."""
-        number, within = files.locate(self._first, index)
-        file, _, before = self._groups[number]
-        return f"{os.fspath(self.files[file])}, row {before + within}"
+    def _where(self, part: int, number: int) -> str:
+        path, before, _, _ = self._groups[part]
+        return f"{os.fspath(path)}, row {before + number}"

@@ -36,18 +36,18 @@ class TextFiles(LineSource):
     def _parse(self, line: Line) -> dict[str, Any]:
         return {"text": line.text()}
 
-    def __len__(self) -> int:
-        return len(self.files) if self.sample_by == "file" else super().__len__()
+    @property
+    def _sizes(self) -> list[int]:
+        return [1] * len(self.files) if self.sample_by == "file" else super()._sizes
 
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """The records with these numbers."""
+    def _read(self, part: int, numbers: Sequence[int]) -> list[dict[str, Any]]:
         if self.sample_by == "line":
-            return super().__getitems__(indices)
-        return [{"text": _read_text(self.files[index])} for index in indices]
+            return super()._read(part, numbers)
+        return [{"text": _read_text(self.files[part])} for _ in numbers]
 
-    def where(self, index: int) -> str:
-        """The file of a record, and its line."""
-        return os.fspath(self.files[index]) if self.sample_by == "file" else super().where(index)
+    def _where(self, part: int, number: int) -> str:
+        by_file = self.sample_by == "file"
+        return os.fspath(self.files[part]) if by_file else super()._where(part, number)
 
 
 def _read_text(path: epath.Path) -> str:

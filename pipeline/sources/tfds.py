@@ -9,11 +9,13 @@ from etils import epath
 
 from pipeline.atomic import as_path
 from pipeline.extras import require
-from pipeline.sources import files
+from pipeline.sources.files import FileSource
 
 
-class Tfds:
+class Tfds(FileSource):
     """Records of a split of a data set that TFDS prepared with `file_format="array_record"`.
+
+    Text is `bytes`, as TFDS gives it.
 
     Args:
         name: as TFDS spells it: `name`, `name/config`, `name:1.0.0` or `name/config:1.0.0`.
@@ -25,10 +27,29 @@ class Tfds:
         ValueError: it has no such split, or its files have no random access.
     """
 
+    handles = ("_builder", "_records", "_first")
+
     def __init__(self, name: str, split: str, data_dir: epath.PathLike | None = None):
         self.name, self.split = name, split
         self.data_dir = None if data_dir is None else os.fspath(as_path(data_dir))
-        self._require_split()
+        info = self._builder.info
+        kind = info.file_format.value if info.file_format else "unknown"
+        if kind != "array_record":
+            raise ValueError(
+                f"the data set {name} was prepared as {kind}, which cannot be read at random "
+                "without TensorFlow; prepare it again with file_format='array_record'"
+            )
+        try:
+            known = info.splits[split]
+        except (KeyError, ValueError) as error:
+            raise ValueError(
+                f"the data set {name} has no split {split!r}; its splits are "
+                f"{', '.join(info.splits)}, or parts of them such as train[:90%]"
+            ) from error
+        if not known.num_examples:
+            raise ValueError(f"the split {split!r} of {name} is empty")
+        self.prefix = f"tfds-{info.full_name}-{split}"
+        super().__init__([piece.filename for piece in known.file_instructions])
 
     @functools.cached_property
     def _builder(self) -> Any:
@@ -43,59 +64,19 @@ class Tfds:
                 ".download_and_prepare(); a data set with configs is named name/config"
             ) from error
 
-    def _require_split(self) -> None:
-        info = self._builder.info
-        kind = info.file_format.value if info.file_format else "unknown"
-        if kind != "array_record":
-            raise ValueError(
-                f"the data set {self.name} was prepared as {kind}, which cannot be read at random "
-                "without TensorFlow; prepare it again with file_format='array_record'"
-            )
-        try:
-            known = info.splits[self.split].num_examples
-        except (KeyError, ValueError) as error:
-            raise ValueError(
-                f"the data set {self.name} has no split {self.split!r}; its splits are "
-                f"{', '.join(info.splits)}, or parts of them such as train[:90%]"
-            ) from error
-        if not known:
-            raise ValueError(f"the split {self.split!r} of {self.name} is empty")
-
     @functools.cached_property
     def _records(self) -> Any:
         return self._builder.as_data_source(split=self.split)
 
-    @functools.cached_property
-    def _content(self) -> files.Content:
-        pieces = self._builder.info.splits[self.split].file_instructions
-        return files.Content(epath.Path(piece.filename) for piece in pieces)
-
     @property
-    def fingerprint(self) -> str:
-        """See `Source`; from the version, the split, and content samples of its files.
+    def _sizes(self) -> list[int]:
+        return [len(self._records)]
 
-        Raises:
-            ValueError: a file changed since the first time; names it.
-        """
-        return f"tfds-{self._builder.info.full_name}-{self.split}-{self._content.digest}"
+    def _read(self, part: int, numbers: Sequence[int]) -> Sequence[dict[str, Any]]:
+        return self._records.__getitems__(numbers)
 
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """The records with these numbers; text is `bytes`, as TFDS gives it."""
-        return self._records.__getitems__([int(index) for index in indices])
-
-    def where(self, index: int) -> str:
-        """The data set, the split and the number of a record."""
-        return f"record {index} of {self}"
-
-    def __getstate__(self) -> dict:
-        handles = ("_builder", "_records")
-        return {key: value for key, value in self.__dict__.items() if key not in handles}
+    def _where(self, part: int, number: int) -> str:
+        return f"record {number} of {self}"
 
     def __str__(self) -> str:
         return f"{self.name}, split {self.split}"

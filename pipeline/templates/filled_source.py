@@ -1,14 +1,14 @@
 """FilledSource: the text that a template makes of each record, for training a tokenizer on it."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from pipeline.fingerprints import fingerprint
+from pipeline.sources.parts import Parts
 from pipeline.sources.source import Source, where
 from pipeline.templates.template import Template, fill
 
 
-class FilledSource:
+class FilledSource(Parts):
     """Records `{"text": …}`: all spans of each record of a source, one after another.
 
     >>> from pipeline.templates.answer import Answer
@@ -24,20 +24,16 @@ class FilledSource:
         """See `Source`."""
         return f"{self.source.fingerprint}-{fingerprint(self.template)}"
 
-    def __len__(self) -> int:
-        return len(self.source)
+    @property
+    def _sizes(self) -> list[int]:
+        return [len(self.source)]
 
-    def __getitem__(self, index: int) -> Mapping[str, Any]:
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Mapping[str, Any]]:
-        """The records with these numbers."""
-        filled = fill(self.template, self.source, indices)
+    def _read(self, part: int, numbers: Sequence[int]) -> list[dict[str, str]]:
+        filled = fill(self.template, self.source, numbers)
         return [{"text": "".join(text for text, _ in spans)} for spans in filled]
 
-    def where(self, index: int) -> str:
-        """Where the source says that the record came from."""
-        return where(self.source, index)
+    def _where(self, part: int, number: int) -> str:
+        return where(self.source, number)
 
     def __str__(self) -> str:
         return f"{self.source}, by a template"

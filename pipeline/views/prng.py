@@ -34,13 +34,6 @@ def draw(
     >>> parts = draw(0, 3, np.array([7, 7]), np.array([3, 0]), np.array([2, 3]))
     >>> whole[3:].tolist() == parts[:2].tolist(), whole[:3].tolist() == parts[2:].tolist()
     (True, True)
-
-    Args:
-        seed: of the run, from 0.
-        epoch: from 0.
-        examples: from 0, [n].
-        starts: from 0, [n].
-        sizes: at least 1 each, [n].
     """
     keys = np.array([seed], np.uint64)
     for number in (np.array([epoch]), examples):

@@ -143,11 +143,7 @@ class SpanCorruption(View):
         return latest[2]
 
     def corrupt(self, pairs: np.ndarray, epoch: int) -> tuple[np.ndarray, ...]:
-        """Whole pairs, with the random choices of an epoch.
-
-        Args:
-            pairs: numbers of pairs of at least two tokens, int64 [n].
-            epoch: from 0.
+        """Whole pairs of at least two tokens, with the random choices of an epoch.
 
         Returns:
             Inputs of all pairs one after another, the first place of each, targets with the start
@@ -188,11 +184,7 @@ class SpanCorruption(View):
     def _runs(
         self, totals: np.ndarray, parts: np.ndarray, pairs: np.ndarray, epoch: int, stream: int
     ) -> np.ndarray:
-        """The sizes of `parts` runs of `totals` tokens each, all ways being equally likely.
-
-        Returns:
-            The sizes of the runs of all pairs, one after another: int64 [sum(parts)].
-        """
+        """The sizes of `parts` runs of `totals` tokens in all, every division equally likely."""
         group = np.repeat(np.arange(len(totals), dtype=np.uint64), totals)
         bits = prng.draw(self.seed, epoch, pairs, np.full(len(pairs), stream), totals)
         begins = np.cumsum(totals) - totals
