@@ -142,7 +142,7 @@ def test_renamed_fields_of_pairs_keep_the_length_of_their_side(pairs, plan):
     spec = PartitionSpec("data", "sequence")
 
     def rename(batch):
-        return pipeline.rename(batch, "t5x")
+        return {f"my_{name}": values for name, values in batch.items()}
 
     whole = Batches(pairs, plan, transform=rename)
     batches = Batches(

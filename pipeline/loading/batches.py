@@ -74,6 +74,8 @@ class Batches(StepDataset):
 
     Attributes:
         blocks: the `Block` that this process builds, by bucket (of pairs, by side of a bucket).
+        origin: what a state belongs to. `origin.state(step)` is the data state after `step`
+            batches, and `origin.step(state)` its step, for loops without an iterator.
 
     Raises:
         ValueError: an argument is not as above, both `sharding` and `process_count` are given, the
