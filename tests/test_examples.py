@@ -51,6 +51,19 @@ def write_and_print(self, metrics, step, metric_type="train"):
 MetricLogger.write_metrics = write_and_print
 """
 
+# Tunix shows losses in a progress bar, rounded.
+PRINT_TUNIX_LOSSES = """
+from tunix.sft.peft_trainer import PeftTrainer
+
+write = PeftTrainer._write_metrics
+
+def write_and_print(self, metrics):
+    write(self, metrics)
+    print("step", metrics.step - 1, "loss", float(metrics.loss))
+
+PeftTrainer._write_metrics = write_and_print
+"""
+
 
 def run_example(name, arguments, folder, *, kill_at=-1, checkpoint="", blocked="", code=""):
     """Runs one to its end, or to a step; returns losses and shapes of its steps, and its output."""
@@ -130,7 +143,17 @@ def test_a_torch_loop_needs_no_jax(workers, tmp_path):
 @pytest.mark.slow
 def test_tunix_trains_a_llama_with_lora_on_packed_rows(tmp_path):
     pytest.importorskip("tunix")
-    _, outputs = check_example("tunix_sft", [f"--workdir={tmp_path}/run"], tmp_path)
+    arguments = [f"--workdir={tmp_path}/run"]
+    _, outputs = check_example("tunix_sft", arguments, tmp_path, code=PRINT_TUNIX_LOSSES)
+    for said in outputs:
+        check_compilations(said, "_train_step", 3)
+
+
+@pytest.mark.slow
+def test_tunix_prefers_answers_in_three_shapes(tmp_path):
+    pytest.importorskip("tunix")
+    arguments = [f"--workdir={tmp_path}/run"]
+    _, outputs = check_example("tunix_dpo", arguments, tmp_path, "run/10", code=PRINT_TUNIX_LOSSES)
     for said in outputs:
         check_compilations(said, "_train_step", 3)
 
