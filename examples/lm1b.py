@@ -22,6 +22,7 @@ import orbax.checkpoint as ocp
 from flax import linen as nn
 from flax.linen.spmd import logical_to_mesh_sharding
 from flax.training.train_state import TrainState
+from jax.sharding import NamedSharding, PartitionSpec
 
 import pipeline
 from pipeline.sources import Records, Slice
@@ -167,11 +168,11 @@ def eval_step(state, batch):
     return compute_metrics(state.apply_fn({"params": state.params}, batch), batch)
 
 
-def evaluate(compiled_eval_step, state, make_eval_loader):
+def evaluate(compiled_eval_step, state, eval_batches, mesh):
     """Metrics of the held-out set."""
     sums = None
     # Lockstep: a finite pass ends at the same step on every host.
-    with make_eval_loader() as loader:
+    with pipeline.Loader(eval_batches, mesh=mesh) as loader:
         for batch in loader:
             metrics = jax.device_get(compiled_eval_step(state, batch))
             sums = metrics if sums is None else jax.tree.map(lambda x, y: x + y, sums, metrics)
@@ -224,17 +225,14 @@ def train_and_evaluate(config):
         seed=config.seed,
     )
 
-    def make_eval_loader():
-        # Lockstep: one epoch in the same shapes; examples keep their order.
-        return pipeline.load(
-            held_out, mesh=mesh, buckets=loader.plan.buckets, num_epochs=1, shuffle=False
-        )
+    # Lockstep: one epoch of the held-out set in the same shapes; examples keep their order.
+    eval_plan = pipeline.Plan(held_out, loader.plan.buckets, shuffle=False)
+    rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+    eval_batches = pipeline.Batches(held_out, eval_plan, sharding=rows)
 
     with loader, ocp.CheckpointManager(config.workdir / "checkpoints") as manager:
         # Lockstep: the table of positions is as large as either plan needs.
-        with make_eval_loader() as eval_loader:
-            eval_specs = eval_loader.specs
-            positions = max(loader.plan.max_position, eval_loader.plan.max_position) + 1
+        positions = max(loader.plan.max_position, eval_plan.max_position) + 1
         vocab_size = -(-(corpus.vocab_size or 0) // 64) * 64  # so that it divides over the mesh
         model = TransformerLM(config, vocab_size, positions)
         # Lockstep: specs has the shapes of every bucket; any one will do to initialise.
@@ -255,7 +253,7 @@ def train_and_evaluate(config):
         compiled_train_step = pipeline.Compiled(
             train_step, state, loader.specs, donate=True, out_shardings=(shardings, None)
         )
-        compiled_eval_step = pipeline.Compiled(eval_step, state, eval_specs)
+        compiled_eval_step = pipeline.Compiled(eval_step, state, eval_batches.specs(mesh))
         for step in range(first, config.num_train_steps):
             batch = next(loader)
             state, metrics = compiled_train_step(state, batch)
@@ -263,7 +261,7 @@ def train_and_evaluate(config):
             loss = normalize(metrics)["loss"]
             print("step", step, "shape", batch["inputs"].shape, "loss", loss)
             if done % config.eval_every_steps == 0 or ends:
-                held_out_metrics = evaluate(compiled_eval_step, state, make_eval_loader)
+                held_out_metrics = evaluate(compiled_eval_step, state, eval_batches, mesh)
                 print("after step", step, "held out", held_out_metrics)
             if done % config.checkpoint_every_steps == 0 or ends:
                 items = ocp.args.Composite(

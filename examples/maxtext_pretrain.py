@@ -13,7 +13,6 @@ import email
 import pathlib
 import sys
 
-import grain
 import maxtext
 from maxtext.input_pipeline import input_pipeline_interface
 from maxtext.trainers.pre_train import train
@@ -55,47 +54,51 @@ def make_corpora(directory):
     )
 
 
-def make_dataset(config, mesh, corpus, buckets, *, num_epochs, **options):
-    """A Grain data set of global batches, under MaxText's names."""
-    plan = pipeline.Plan(corpus, buckets, **options)
-    # Lockstep: each process builds the rows and columns that its devices hold, whatever the mesh.
-    sharding = get_input_data_sharding(config, mesh)
-    batches = pipeline.Batches(corpus, plan, sharding=sharding).repeat(num_epochs)
-
-    def to_maxtext(built):
-        planned, batch = built
-        # Lockstep: targets of weight 0 get the segment id 0, by which MaxText leaves them out.
-        fields = pipeline.rename(batch, "maxtext")
-        return pipeline.to_global(fields, mesh, spec=sharding.spec, shape=planned.bucket.shape)
-
-    return batches.with_plans().to_iter_dataset().map(to_maxtext)
+def rename(batch):
+    """A batch under MaxText's names."""
+    # Lockstep: targets of weight 0 get the segment id 0, by which MaxText leaves them out.
+    return pipeline.rename(batch, "maxtext")
 
 
 def make_train_iterator(config, mesh, process_indices):
     """What MaxText calls for its training data: a Grain iterator, endless."""
-    corpus = pipeline.Corpus.open(config.grain_train_files)
     rows, length = config.global_batch_size_to_load, config.max_target_length
     # Lockstep: two shapes of as many positions. MaxText compiles its own, the longest, before the
     # first step, and the other one when its first batch comes.
-    buckets = pipeline.fit_buckets(
-        corpus,
+    return pipeline.load(
+        config.grain_train_files,
+        mesh=mesh,
+        # Lockstep: each process builds the rows and columns that its devices hold.
+        spec=get_input_data_sharding(config, mesh).spec,
         tokens_per_batch=rows * length,
         max_length=length,
         max_buckets=2,
         row_multiple=rows,
         width=config.emb_dim,
+        seed=config.data_shuffle_seed,
+        transform=rename,
     )
-    seed = config.data_shuffle_seed
-    batches = make_dataset(config, mesh, corpus, buckets, num_epochs=None, seed=seed)
-    return iter(grain.experimental.ThreadPrefetchIterDataset(batches, prefetch_buffer_size=2))
 
 
-def make_eval_iterator(config, mesh, process_indices):
-    """What MaxText calls for its evaluation: an iterable that begins anew each time."""
-    corpus = pipeline.Corpus.open(config.grain_eval_files)
-    bucket = pipeline.Bucket(config.global_batch_size_to_load_eval, config.max_target_length)
-    # Lockstep: one pass, in which every host takes the same number of steps.
-    return make_dataset(config, mesh, corpus, [bucket], num_epochs=1, shuffle=False)
+class Evaluation:
+    """What MaxText iterates over in each evaluation: one pass, the same each time."""
+
+    def __init__(self, config, mesh, process_indices):
+        self.config, self.mesh = config, mesh
+
+    def __iter__(self):
+        config = self.config
+        shape = config.global_batch_size_to_load_eval, config.max_target_length
+        # Lockstep: a finite pass ends at the same step on every host.
+        return pipeline.load(
+            config.grain_eval_files,
+            mesh=self.mesh,
+            spec=get_input_data_sharding(config, self.mesh).spec,
+            buckets=[pipeline.Bucket(*shape)],
+            num_epochs=1,
+            shuffle=False,
+            transform=rename,
+        )
 
 
 def main(overrides):
@@ -105,7 +108,7 @@ def main(overrides):
     # Lockstep: stands in for MaxText's own Grain pipeline, so MaxText stores its data state, a
     # step and a fingerprint of the plan, in the checkpoint's item `iter`.
     input_pipeline_interface.make_grain_train_iterator = make_train_iterator
-    input_pipeline_interface.make_grain_eval_iterator = make_eval_iterator
+    input_pipeline_interface.make_grain_eval_iterator = Evaluation
     data = {
         "dataset_type": "grain",
         "grain_train_files": corpus.directory,

@@ -5,8 +5,7 @@
 
 Copy this file, and put your model and your text into it. Run the command again, also after a kill:
 it continues from its last checkpoint, with the same losses. Comments that begin with "Lockstep:"
-say what the line below does. The data set has `state_dict` and `load_state_dict`, as torchdata's
-StatefulDataLoader asks for.
+say what the line below does.
 """
 
 import argparse
@@ -16,53 +15,13 @@ import pathlib
 
 import torch
 from torch.nn import functional
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader
 
 import pipeline
-from pipeline.loading.collate import collate
-from pipeline.loading.data_state import check_data_state, data_state
-from pipeline.loading.sharding import slice_of_process
 from pipeline.sources import Records
 from pipeline.tokenizers import Bytes
 
 WIDTH = 32
-
-
-class PackedBatches(IterableDataset):
-    """The batches of a plan, endless: dicts of tensors `[rows of this rank, length]`.
-
-    Worker `w` of `n` builds every n-th batch, so the DataLoader gives them in the plan's order.
-
-    Args:
-        corpus: where the tokens are.
-        plan: which tokens are in which batch.
-        rank, world_size: build the rows of this rank, as torch.distributed counts them.
-    """
-
-    def __init__(self, corpus, plan, rank=0, world_size=1):
-        self.corpus, self.plan, self.rank, self.world_size = corpus, plan, rank, world_size
-        self.step = 0  # the next batch of worker 0
-
-    def __iter__(self):
-        worker = get_worker_info()
-        index, count = (worker.id, worker.num_workers) if worker else (0, 1)
-        while True:
-            # Lockstep: any step of any epoch at once; every rank gets the same shape.
-            planned = self.plan.batch(self.step + index)
-            # Lockstep: the rows of this rank, as NumPy arrays.
-            block = slice_of_process(planned.bucket.shape, self.rank, self.world_size)
-            batch = collate(self.corpus, planned, block)
-            self.step += count
-            yield {name: torch.from_numpy(values) for name, values in batch.items()}
-
-    def state_dict(self, step=None):
-        """The state after `step` batches; None: after those that this copy has built."""
-        # Lockstep: the step and a fingerprint of the plan, the same on every rank.
-        return data_state(self.step if step is None else step, self.plan, self.corpus)
-
-    def load_state_dict(self, state):
-        """Goes on after the batches of `state`; a ValueError says which setting has changed."""
-        self.step = check_data_state(state, self.plan, self.corpus)
 
 
 class Model(torch.nn.Module):
@@ -113,7 +72,9 @@ def train(workdir, steps, save_every, workers):
         corpus, tokens_per_batch=2048, max_buckets=4, max_length=256, width=WIDTH
     )
     plan = pipeline.Plan(corpus, buckets, seed=0)
-    data = PackedBatches(corpus, plan)
+    # Lockstep: `batches[step]` is a dict of NumPy arrays, for any step of any epoch. On several
+    # ranks, process_index=rank and process_count=world_size give the rows of one rank.
+    batches = pipeline.Batches(corpus, plan)
 
     torch.manual_seed(0)
     # Lockstep: the table of positions is as large as the plan needs.
@@ -124,13 +85,13 @@ def train(workdir, steps, save_every, workers):
         saved = torch.load(path)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
-        data.load_state_dict(saved["data"])
-        first = data.step
+        # Lockstep: the next step, or an error that says which setting or text has changed.
+        first = batches.origin.step(saved["data"])
 
-    # Lockstep: batch_size=None, because the batches are made already.
-    batches = iter(DataLoader(data, batch_size=None, num_workers=workers))
-    for step in range(first, steps):
-        batch = next(batches)
+    # Lockstep: batch_size=None, because an item is a whole batch.
+    remaining = range(first, steps)
+    loader = DataLoader(batches, batch_size=None, sampler=remaining, num_workers=workers)
+    for step, batch in zip(remaining, loader, strict=True):
         optimizer.zero_grad()
         loss = mean_loss(model, batch)
         loss.backward()
@@ -138,8 +99,8 @@ def train(workdir, steps, save_every, workers):
         print("step", step, "shape", tuple(batch["inputs"].shape), "loss", loss.item())
         if (step + 1) % save_every == 0 or step + 1 == steps:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            # Lockstep: counts what this loop has used; the workers are batches ahead.
-            state["data"] = data.state_dict(step + 1)
+            # Lockstep: the step and a fingerprint of the plan, the same on every rank.
+            state["data"] = batches.origin.state(step + 1)
             torch.save(state, workdir / "checkpoint.new")
             os.replace(workdir / "checkpoint.new", path)  # whole or not at all
 

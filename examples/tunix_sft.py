@@ -119,20 +119,6 @@ class Data(hooks.DataHooks):
         """No evaluation here."""
 
 
-class Report(hooks.TrainingHooks):
-    """Prints the losses."""
-
-    def on_train_step_end(self, train_ctx, train_step, train_loss):
-        """Called one step late, so that the devices need not wait."""
-        print("step", train_step - 1, "loss", float(train_loss))
-
-    def on_train_start(self, train_ctx): ...
-    def on_train_end(self, train_ctx): ...
-    def on_train_step_start(self, train_ctx): ...
-    def on_eval_step_start(self, train_ctx): ...
-    def on_eval_step_end(self, train_ctx, eval_loss): ...
-
-
 def train(workdir, steps, save_every):
     """Trains from the last checkpoint in `workdir`, or from the beginning, to `steps`."""
     auto = (jax.sharding.AxisType.Auto,) * 2
@@ -161,7 +147,6 @@ def train(workdir, steps, save_every):
         trainer = Trainer(loader, model, optax.adamw(1e-2), config)
         trainer.with_loss_fn(mean_loss).with_gen_model_input_fn(model_input)
         trainer.with_data_hooks(Data(loader))
-        trainer.with_training_hooks(Report())
         trainer.train(loader)
 
 

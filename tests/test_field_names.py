@@ -26,10 +26,7 @@ PAIR = ALONE | {
 
 
 def lists(renamed):
-    return {
-        name: lists(values) if isinstance(values, dict) else values.tolist()
-        for name, values in renamed.items()
-    }
+    return {name: values.tolist() for name, values in renamed.items()}
 
 
 def test_maxtext_has_segments_for_both_sides_and_weights_of_zero_folded_in():
@@ -43,26 +40,6 @@ def test_maxtext_has_segments_for_both_sides_and_weights_of_zero_folded_in():
         "targets_position": [[0, 1, 0, 0]],
     }
     assert all(values.dtype == np.int32 for values in renamed.values())
-
-
-def test_t5x_keeps_weights_even_fractional_ones():
-    half = BATCH | {"loss_weights": BATCH["loss_weights"] / 2}
-    assert lists(pipeline.rename(half, "t5x")) == {
-        "decoder_input_tokens": [[5, 6, 7, 0]],
-        "decoder_target_tokens": [[6, 7, 8, 0]],
-        "decoder_segment_ids": [[1, 1, 2, 0]],
-        "decoder_positions": [[0, 1, 0, 0]],
-        "decoder_loss_weights": [[0, 0.5, 0.5, 0]],
-    }
-
-
-def test_axlearn_does_not_count_negative_labels():
-    assert lists(pipeline.rename(BATCH, "axlearn")) == {
-        "input_ids": [[5, 6, 7, 0]],
-        "input_segment_ids": [[1, 1, 2, 0]],
-        "input_positions": [[0, 1, 0, 0]],
-        "target_labels": [[-1, 7, 8, -1]],
-    }
 
 
 def test_huggingface_has_labels_that_it_shifts_and_labels_that_it_does_not():
@@ -86,25 +63,7 @@ def test_tunix_has_the_whole_example_and_a_mask_of_what_is_learned():
     assert tokens[:, 1:][mask[:, 1:]].tolist() == [7, 8]
 
 
-def test_pairs_have_names_on_both_sides():
-    assert lists(pipeline.rename(PAIR, "t5x")) == {
-        "encoder_input_tokens": [[5, 6, 7, 0]],
-        "encoder_segment_ids": [[1, 1, 1, 0]],
-        "encoder_positions": [[0, 1, 2, 0]],
-        "decoder_input_tokens": [[1, 6, 0]],
-        "decoder_target_tokens": [[6, 2, 0]],
-        "decoder_segment_ids": [[1, 1, 0]],
-        "decoder_positions": [[0, 1, 0]],
-        "decoder_loss_weights": [[1, 1, 0]],
-    }
-    nested = lists(pipeline.rename(PAIR, "axlearn"))
-    assert nested["source"]["input_ids"] == [[5, 6, 7, 0]]
-    assert nested["target"] == {
-        "input_ids": [[1, 6, 0]],
-        "input_segment_ids": [[1, 1, 0]],
-        "positions": [[0, 1, 0]],
-    }
-    assert nested["target_labels"] == [[6, 2, -1]]
+def test_huggingface_has_names_for_both_sides_of_pairs():
     assert lists(pipeline.rename(PAIR, "huggingface")) == {
         "input_ids": [[5, 6, 7, 0]],
         "attention_mask": [[1, 1, 1, 0]],
@@ -117,13 +76,9 @@ def test_pairs_have_names_on_both_sides():
 @pytest.mark.parametrize(
     ("batch", "convention", "message"),
     [
-        (BATCH | {"images": BATCH["inputs"]}, "t5x", "no name for images"),
+        (BATCH | {"images": BATCH["inputs"]}, "maxtext", "no name for images"),
         (BATCH | {"segments": BATCH["inputs"]}, "maxtext", "call `expand` on a compact batch"),
-        (
-            BATCH,
-            "keras",
-            "convention is 'keras'; .* one of maxtext, t5x, axlearn, tunix, huggingface",
-        ),
+        (BATCH, "t5x", "convention is 't5x'; .* one of maxtext, tunix, huggingface"),
         (BATCH, "tunix", "row 0 holds 2 segments.* packing='none'"),
         (PAIR, "maxtext", "no name for decoder_inputs"),
         (PAIR, "tunix", "no name for decoder_inputs"),
@@ -139,7 +94,7 @@ def test_pairs_have_names_on_both_sides():
         ),
         *(
             (ALONE | {"loss_weights": ALONE["loss_weights"] / 2}, name, r"loss_weights holds 0\.5")
-            for name in ("maxtext", "axlearn", "tunix", "huggingface")
+            for name in ("maxtext", "tunix", "huggingface")
         ),
     ],
 )
@@ -176,12 +131,124 @@ def test_transforms_on_batches_are_grains_own(corpus):
 
 def test_a_mapped_iterator_resumes_with_the_state_of_the_plan(corpus):
     batches = pipeline.Batches(corpus, pipeline.Plan(corpus, [Bucket(8, 64)]))
-    mapped = batches.to_iter_dataset().map(lambda batch: pipeline.rename(batch, "t5x"))
+    mapped = batches.to_iter_dataset().map(lambda batch: pipeline.rename(batch, "maxtext"))
     steps = iter(mapped)
-    first = [next(steps)["decoder_input_tokens"] for _ in range(3)]
+    first = [next(steps)["inputs"] for _ in range(3)]
     again = iter(mapped)
     next(again)
     state = again.get_state()
     fresh = iter(mapped)
     fresh.set_state(state)
-    assert (next(fresh)["decoder_input_tokens"] == first[1]).all()
+    assert (next(fresh)["inputs"] == first[1]).all()
+
+
+SIZES = np.random.default_rng(0).integers(2, 30, 40)
+EXAMPLES = [np.arange(1, size + 1, dtype=np.int32) * size % 89 + 1 for size in SIZES]
+
+
+def mean_of_all(mean_loss, batches):
+    """The mean loss of all tokens of some batches."""
+    counts = [batch["loss_weights"].sum() for batch in batches]
+    return np.average([float(mean_loss(batch)) for batch in batches], weights=counts)
+
+
+@pytest.mark.slow
+def test_transformers_sees_in_a_row_what_it_sees_in_single_examples(tmp_path):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+
+    def mean_loss(model, fields, **options):
+        tensors = {name: torch.tensor(values).long() for name, values in fields.items()}
+        with torch.no_grad():
+            return model(**tensors, **options).loss
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=90,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+    )
+    llama = transformers.LlamaForCausalLM(config)
+    corpus = pipeline.Corpus.from_arrays(EXAMPLES, tmp_path / "corpus", vocab_size=90)
+    packed, single = (
+        mean_of_all(
+            lambda batch: mean_loss(llama, pipeline.rename(batch, "huggingface"), use_cache=False),
+            pipeline.Batches(corpus, pipeline.Plan(corpus, [Bucket(4, 32)], packing=packing)),
+        )
+        for packing in ("best_fit", "none")
+    )
+    assert packed == pytest.approx(single, rel=1e-6)
+
+    config = transformers.T5Config(
+        vocab_size=90, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2, dropout_rate=0
+    )
+    t5 = transformers.T5ForConditionalGeneration(config)
+    pairs = pipeline.Pairs.from_arrays(EXAMPLES, EXAMPLES[::-1], tmp_path / "pairs")
+    padded = [*pipeline.Batches(pairs, pipeline.Plan(pairs, [Bucket(8, (32, 32))], packing="none"))]
+    alone = []
+    for batch in padded:
+        for row in np.flatnonzero(batch["loss_weights"].sum(axis=1)):
+            sizes = {
+                name: batch[f"{'inputs' if name[:6] == 'inputs' else 'targets'}_segment_ids"][row]
+                for name in batch
+            }
+            alone.append({name: batch[name][[row], : size.sum()] for name, size in sizes.items()})
+    in_rows, one_by_one = (
+        mean_of_all(lambda batch: mean_loss(t5, pipeline.rename(batch, "huggingface")), batches)
+        for batches in (padded, alone)
+    )
+    assert in_rows == pytest.approx(one_by_one, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_tunix_has_the_loss_of_the_weighted_targets(tmp_path):
+    pytest.importorskip("tunix")
+    import jax.numpy as jnp
+    import optax
+    from flax import nnx
+    from tunix.models.llama3.model import Llama3, ModelConfig
+    from tunix.sft import peft_trainer, utils
+
+    config = ModelConfig(
+        num_layers=2,
+        vocab_size=90,
+        embed_dim=32,
+        hidden_dim=64,
+        num_heads=2,
+        head_dim=16,
+        num_kv_heads=2,
+        rope_theta=10_000,
+        norm_eps=1e-5,
+    )
+    model = Llama3(config, rngs=nnx.Rngs(0))
+
+    def theirs(batch):
+        given = pipeline.rename(batch, "tunix")
+        real = jnp.asarray(given["input_tokens"] != 0)
+        return peft_trainer._default_loss_fn(
+            model,
+            jnp.asarray(given["input_tokens"]),
+            jnp.asarray(given["input_mask"]),
+            utils.build_positions_from_mask(real),
+            utils.make_causal_attn_mask(real),
+        )
+
+    def ours(batch):
+        ids, positions = batch["inputs_segment_ids"], batch["inputs_positions"]
+        mask = (ids[:, :, None] == ids[:, None, :]) & (positions[:, :, None] >= positions[:, None])
+        logits, _ = model(jnp.asarray(batch["inputs"]), jnp.asarray(positions), None, mask)
+        each = optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"])
+        return (each * batch["loss_weights"]).sum() / batch["loss_weights"].sum()
+
+    weights = [np.arange(len(example)) > len(example) // 3 for example in EXAMPLES]
+    corpus = pipeline.Corpus.from_arrays(
+        EXAMPLES, tmp_path / "corpus", vocab_size=90, weights=weights
+    )
+    alone, packed = (
+        pipeline.Batches(corpus, pipeline.Plan(corpus, [Bucket(4, 32)], packing=packing))
+        for packing in ("none", "best_fit")
+    )
+    assert mean_of_all(theirs, alone) == pytest.approx(mean_of_all(ours, alone), rel=1e-5)
+    assert mean_of_all(theirs, alone) == pytest.approx(mean_of_all(ours, packed), rel=1e-5)

@@ -1,7 +1,9 @@
+import importlib
 import json
 import pickle
 import pydoc
 import re
+import sys
 
 import grain
 import jax
@@ -316,6 +318,59 @@ def test_what_is_no_corpus_is_refused_with_what_makes_one():
 def test_a_loader_of_transformed_batches_says_what_to_do_instead(corpus, buckets):
     with pytest.raises(TypeError, match=r"takes Batches\. Transform batches inside"):
         Loader(Batches(corpus, Plan(corpus, buckets)).map(dict))
+
+
+@pytest.mark.parametrize("name", ["rows", "length alone"])
+def test_a_loader_transfers_what_a_transform_returns_and_its_specs_say_so(corpus, buckets, name):
+    def transform(batch):
+        renamed = pipeline.rename(batch, "maxtext")
+        ids = batch["inputs_segment_ids"]
+        return renamed | {"most": ids.max(axis=1), "mask": ids[:, :, None] == ids[:, None, :]}
+
+    mesh, spec = MESHES[name]
+    plan = Plan(corpus, buckets)
+    whole = Batches(corpus, plan, transform=transform)
+    options = {"buckets": buckets, "mesh": mesh, "spec": spec, "num_epochs": 1}
+    with pipeline.load(corpus, transform=transform, **options) as loader:
+        assert loader.specs == loader.batches.specs(mesh, spec)
+        count = pipeline.Compiled(lambda total, batch: total + batch["most"].sum(), 0, loader.specs)
+        for step, batch in enumerate(loader):
+            assert_same(batch, whole[step])
+            assert count(0, batch) == whole[step]["most"].sum()
+        with pytest.raises(ValueError, match="seed was 1 and is now 0"):
+            loader.set_state(data_state(2, Plan(corpus, buckets, seed=1), corpus))
+    elements = grain.experimental.get_element_spec(whole)
+    assert {
+        bucket: {name: each.shape for name, each in fields.items()}
+        for bucket, fields in elements.items()
+    } == {
+        bucket: {name: each.shape for name, each in fields.items()}
+        for bucket, fields in loader.specs.items()
+    }
+
+
+def test_a_transform_to_rows_of_another_length_is_refused(corpus, buckets):
+    with pytest.raises(
+        ValueError, match=r"longer has shape \(16, 17\).* as many rows and positions"
+    ):
+        pipeline.load(
+            corpus, buckets=buckets, transform=lambda batch: {"longer": np.zeros((16, 17))}
+        )
+
+
+def test_batches_need_no_jax(corpus, buckets, monkeypatch):
+    plan = Plan(corpus, buckets)
+    here = Batches(corpus, plan, process_index=1, process_count=2)
+    monkeypatch.setattr(pipeline, "loading", pipeline.loading)  # to come back to it
+    for name in [name for name in sys.modules if name.startswith("pipeline.loading")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "jax", None)
+    without = importlib.import_module("pipeline.loading.batches").Batches
+    assert without is not Batches
+    batches = without(corpus, plan, process_index=1, process_count=2)
+    iterator = iter(batches)
+    iterator.set_state(json.loads(json.dumps(here.origin.state(3))))
+    assert_same(next(iterator), here[3])
 
 
 def test_a_loader_that_is_closed_says_so(corpus, buckets):

@@ -137,6 +137,25 @@ def test_global_arrays_are_those_of_one_device_under_any_mesh(pairs, plan, mesh,
         assert equal(pipeline.to_global(batches[step], mesh, spec=spec, shape=shape), arrays)
 
 
+def test_renamed_fields_of_pairs_keep_the_length_of_their_side(pairs, plan):
+    mesh = auto_mesh((2, 2), ("data", "sequence"))
+    spec = PartitionSpec("data", "sequence")
+
+    def rename(batch):
+        return {f"my_{name}": values for name, values in batch.items()}
+
+    whole = Batches(pairs, plan, transform=rename)
+    batches = Batches(
+        pairs, plan, transform=rename, sharding=jax.sharding.NamedSharding(mesh, spec)
+    )
+    with pipeline.Loader(batches, mesh=mesh, spec=spec) as loader:
+        for step, batch in enumerate(loader):
+            assert_same(batch, whole[step])
+            assert {name: a.shape for name, a in batch.items()} == {
+                name: each.shape for name, each in loader.specs[plan.batch(step).bucket].items()
+            }
+
+
 def test_the_state_restores_at_every_step_in_any_order(pairs, plan):
     batches = Batches(pairs, plan).repeat(2)
     iterator = iter(batches.to_iter_dataset())

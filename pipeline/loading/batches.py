@@ -1,18 +1,26 @@
 """Batches: the batches of a plan as a Grain data set."""
 
+import contextlib
 import copy
 import hashlib
 import sys
-from typing import Any, SupportsIndex, overload
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import grain
-import jax
 import numpy as np
 
 from pipeline.loading.collate import POSITIONS, Positions, collate, collate_pairs
 from pipeline.loading.fields import Batch
 from pipeline.loading.iteration import NO_RUNS, Origin
-from pipeline.loading.sharding import Block, block_of_sharding, slice_of_process
+from pipeline.loading.sharding import (
+    Block,
+    batch_mesh,
+    batch_sharding,
+    block_of_sharding,
+    field_layout,
+    slice_of_process,
+)
 from pipeline.loading.steps import StepDataset, check_repeat
 from pipeline.packing.bucket import Bucket
 from pipeline.planning.checks import require_one_of
@@ -20,6 +28,15 @@ from pipeline.planning.lengths import HasCorpora
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 from pipeline.storage.interface import AnyCorpus
+
+if TYPE_CHECKING:
+    import jax
+
+TraceAnnotation: Any = contextlib.nullcontext
+with contextlib.suppress(ImportError):  # batches are for programs without JAX as well
+    from jax.profiler import TraceAnnotation
+
+Transform = Callable[[Batch[np.ndarray]], Mapping[str, Any]]
 
 # Building a batch from memory takes about a millisecond, in many short calls of NumPy, each of
 # which takes the interpreter's lock: on two cores, one thread is a tenth to a quarter faster than
@@ -51,9 +68,14 @@ class Batches(StepDataset):
             positions and weights; `pipeline.expand` makes these inside the compiled step.
         positions: where a later piece of a split example begins: "continue" where the last piece
             ended, or "restart" at 0, so that no position reaches the length of its row.
+        transform: a function of each batch that returns another dict of arrays, for example
+            `lambda batch: pipeline.rename(batch, "maxtext")`; None: batches are as above. Unlike
+            functions of a later `map`, a `Loader` and `specs` know it. It must accept empty rows.
 
     Attributes:
         blocks: the `Block` that this process builds, by bucket (of pairs, by side of a bucket).
+        origin: what a state belongs to. `origin.state(step)` is the data state after `step`
+            batches, and `origin.step(state)` its step, for loops without an iterator.
 
     Raises:
         ValueError: an argument is not as above, both `sharding` and `process_count` are given, the
@@ -65,11 +87,12 @@ class Batches(StepDataset):
         corpus: AnyCorpus,
         plan: Plan,
         *,
-        sharding: jax.sharding.NamedSharding | None = None,
+        sharding: "jax.sharding.NamedSharding | None" = None,
         process_index: int = 0,
         process_count: int = 1,
         compact: bool = False,
         positions: Positions = "continue",
+        transform: Transform | None = None,
     ):
         super().__init__()
         if len(corpus) != plan.num_examples:
@@ -98,6 +121,7 @@ class Batches(StepDataset):
         self.positions: Positions = positions
         self.origin = Origin(plan, corpus, positions)
         self.read_options = FROM_MEMORY if corpus.in_memory else WAITING
+        self._transform_batch = transform
         self._epochs: int | None = 1
         self._planned = False
         self.blocks: dict[Bucket, Block] = {
@@ -136,9 +160,9 @@ class Batches(StepDataset):
     def __getitem__(self, step: Any) -> Any:
         if isinstance(step, slice):
             return self.slice(step)
-        with jax.profiler.TraceAnnotation("plan"):
+        with TraceAnnotation("plan"):
             planned = self.plan.batch(step)
-        with jax.profiler.TraceAnnotation("collate"):
+        with TraceAnnotation("collate"):
             batch = self._collate(planned)
         return (planned, batch) if self._planned else batch
 
@@ -148,32 +172,57 @@ class Batches(StepDataset):
         batches._planned = True
         return batches
 
-    def empty(self, bucket: Bucket) -> dict[str, np.ndarray]:
+    def specs(
+        self,
+        mesh: "jax.sharding.Mesh | None" = None,
+        spec: "jax.sharding.PartitionSpec | None" = None,
+    ) -> "dict[Bucket, dict[str, jax.ShapeDtypeStruct]]":
+        """For each bucket that the plan uses, the global shape, dtype and sharding of each field.
+
+        What to compile a step for, as `Loader.specs`. Arguments are those of `Loader`.
+        """
+        import jax
+
+        sharding = batch_sharding(batch_mesh(mesh), spec)
+        specs: dict[Bucket, dict[str, jax.ShapeDtypeStruct]] = {}
+        for bucket, fields in self._empty_batches():
+            specs[bucket] = {}
+            for name, values in fields.items():
+                _, shape, of_field = field_layout(name, values, bucket.shape, sharding)
+                specs[bucket][name] = jax.ShapeDtypeStruct(shape, values.dtype, sharding=of_field)
+        return specs
+
+    def empty(self, bucket: Bucket) -> Mapping[str, np.ndarray]:
         """A batch of padding alone: the fields, shapes and dtypes of this process's batches."""
         return self._collate(PlannedBatch(bucket, np.zeros((0, 3 + len(bucket.lengths)), np.int64)))
+
+    def _empty_batches(self) -> Iterator[tuple[Bucket, Mapping[str, np.ndarray]]]:
+        """Each bucket that the plan uses, and an empty batch of it."""
+        for bucket, number in self.plan.batches_per_bucket.items():
+            if number:
+                yield bucket, self.empty(bucket)
 
     @property
     def _element_spec(self) -> dict[Bucket, dict[str, grain.experimental.ShapeDtypeStruct]]:
         spec = grain.experimental.ShapeDtypeStruct
         return {
-            bucket: {
-                name: spec(field.shape, field.dtype) for name, field in self.empty(bucket).items()
-            }
-            for bucket, number in self.plan.batches_per_bucket.items()
-            if number
+            bucket: {name: spec(field.shape, field.dtype) for name, field in fields.items()}
+            for bucket, fields in self._empty_batches()
         }
 
-    def _collate(self, planned: PlannedBatch) -> dict[str, np.ndarray]:
+    def _collate(self, planned: PlannedBatch) -> Mapping[str, Any]:
         bucket, sides = planned.bucket, self.corpus.sides
         if len(sides) == 2:  # never split, so positions begin at 0 either way
-            return collate_pairs(sides, planned, self.blocks)
-        return collate(
-            sides[0],
-            planned,
-            self.blocks[bucket],
-            max_segments=self._max_segments.get(bucket),
-            positions=self.positions,
-        )
+            batch: Any = collate_pairs(sides, planned, self.blocks)
+        else:
+            batch = collate(
+                sides[0],
+                planned,
+                self.blocks[bucket],
+                max_segments=self._max_segments.get(bucket),
+                positions=self.positions,
+            )
+        return batch if self._transform_batch is None else self._transform_batch(batch)
 
     def repeat(self, num_epochs: int | None = None, **options: Any) -> "Batches":
         """The batches of `num_epochs` epochs; None: endless, or until the plan ends."""

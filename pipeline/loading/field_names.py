@@ -1,13 +1,10 @@
-"""Batches with the field names of other trainers, checked against what these publish.
+"""Batches with the field names of other trainers, checked against these themselves.
 
 - MaxText 0.2.5: the keys of `get_shaped_batch` in `utils/maxtext_utils.py`; in
   `trainers/pre_train/train.py` the loss of a position counts where `targets_segmentation` is not 0.
-- T5X: the standard features in the docstring of seqio's `feature_converters.py`.
-- axlearn: `forward` of `axlearn/common/causal_lm.py`, and `predict` of `encoder_decoder.py`;
-  negative `target_labels` do not count.
 - Tunix 0.1.7: `TrainingInput` and `_default_loss_fn` in `tunix/sft/peft_trainer.py`, which shifts
   tokens and mask by one itself.
-- Hugging Face: `ForCausalLMLoss` in transformers' `loss_utils.py`, where labels of -100 do not
+- Hugging Face, transformers 5.23: `ForCausalLMLoss` in `loss_utils.py`, where labels of -100 do not
   count and `shift_labels` are not shifted again; `find_packed_sequence_indices` in
   `masking_utils.py`, which tells packed examples apart by their positions.
 """
@@ -19,7 +16,7 @@ import numpy as np
 
 Fields = Mapping[str, Any]
 
-Convention = Literal["maxtext", "t5x", "axlearn", "tunix", "huggingface"]
+Convention = Literal["maxtext", "tunix", "huggingface"]
 
 # Tokens, segment ids and positions of each side of a batch.
 INPUTS = ("inputs", "inputs_segment_ids", "inputs_positions")
@@ -30,14 +27,16 @@ LOSS = ("targets", "loss_weights")
 def rename(batch: Fields, convention: Convention) -> dict[str, Any]:
     """The fields of a batch under the names of another trainer.
 
-    `batches.map(lambda batch: rename(batch, "maxtext"))` applies it to all. A trainer without loss
-    weights gets weights of 0 in the field that its loss looks at: segment ids of 0 (MaxText),
-    labels of -1 (axlearn) or -100 (Hugging Face), a mask of False (Tunix). Rows for Tunix are one
-    position longer, since it takes inputs and targets from the same tokens.
+    `load(…, transform=lambda batch: rename(batch, "maxtext"))` applies it to all. These trainers
+    have no loss weights, and get weights of 0 in the field that their loss looks at: segment ids of
+    0 (MaxText), a mask of False (Tunix), or labels of -100 (Hugging Face). Rows for Tunix are one
+    position longer, since it takes inputs and targets from the same tokens; so give it NumPy
+    batches, `Batches(…).map(…)`, which it transfers itself. Call models of transformers with
+    `use_cache=False`: with a cache, they let all examples of a row attend to each other.
 
     Args:
         batch: NumPy arrays `[rows, length]`, as `Batches` gives them, of a decoder or of pairs.
-        convention: "maxtext", "t5x", "axlearn", "tunix" or "huggingface".
+        convention: "maxtext", "tunix" or "huggingface".
 
     Raises:
         ValueError: the convention is unknown, or cannot carry the batch: a field without a name
@@ -58,11 +57,11 @@ def rename(batch: Fields, convention: Convention) -> dict[str, Any]:
             raise ValueError(
                 f"{convention} has no name for {name}; it has one for {', '.join(known)}{advice}"
             )
-    return CONVENTIONS[convention](batch, TARGETS if pairs else INPUTS)
+    return CONVENTIONS[convention](batch)
 
 
-def _maxtext(batch: Fields, decoder: tuple[str, ...]) -> dict[str, Any]:
-    tokens, ids, positions = (batch[name] for name in decoder)
+def _maxtext(batch: Fields) -> dict[str, Any]:
+    tokens, ids, positions = (batch[name] for name in INPUTS)
     return {
         "inputs": tokens,
         "targets": batch["targets"],
@@ -73,29 +72,8 @@ def _maxtext(batch: Fields, decoder: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def _t5x(batch: Fields, decoder: tuple[str, ...]) -> dict[str, Any]:
-    sides = {"decoder": decoder} if decoder == INPUTS else {"encoder": INPUTS, "decoder": decoder}
-    fields = {"decoder_target_tokens": "targets", "decoder_loss_weights": "loss_weights"}
-    for side, names in sides.items():
-        theirs = (f"{side}_{field}" for field in ("input_tokens", "segment_ids", "positions"))
-        fields |= dict(zip(theirs, names, strict=True))
-    return {new: batch[old] for new, old in fields.items() if old in batch}
-
-
-def _axlearn(batch: Fields, decoder: tuple[str, ...]) -> dict[str, Any]:
-    labels = {"target_labels": _labels(batch, decoder, "axlearn", -1)}
-    if decoder == INPUTS:
-        names = ("input_ids", "input_segment_ids", "input_positions")
-        return {new: batch[old] for new, old in zip(names, INPUTS, strict=True)} | labels
-    names = ("input_ids", "input_segment_ids", "positions")
-    return {
-        side: {new: batch[old] for new, old in zip(names, ours, strict=True)}
-        for side, ours in (("source", INPUTS), ("target", decoder))
-    } | labels
-
-
-def _tunix(batch: Fields, decoder: tuple[str, ...]) -> dict[str, Any]:
-    inputs, ids, positions = (batch[name] for name in decoder)
+def _tunix(batch: Fields) -> dict[str, Any]:
+    inputs, ids, positions = (batch[name] for name in INPUTS)
     _require_one_segment(ids, "tunix")
     _require_from_start(ids, positions, "tunix")
     # Each row has its tokens t0 … tn: the inputs, and the last target after them.
@@ -108,10 +86,12 @@ def _tunix(batch: Fields, decoder: tuple[str, ...]) -> dict[str, Any]:
     return {"input_tokens": tokens, "input_mask": mask}
 
 
-def _huggingface(batch: Fields, decoder: tuple[str, ...]) -> dict[str, Any]:
-    labels = _labels(batch, decoder, "huggingface", -100)
+def _huggingface(batch: Fields) -> dict[str, Any]:
+    pairs, targets = "decoder_inputs" in batch, batch["targets"]
     ids = batch["inputs_segment_ids"]
-    if decoder == TARGETS:  # nothing there keeps packed pairs apart
+    counts = _counts(batch, batch["targets_segment_ids"] if pairs else ids, "huggingface")
+    labels = np.where(counts, targets, -100).astype(targets.dtype)
+    if pairs:  # nothing there keeps packed pairs apart
         _require_one_segment(ids, "huggingface")
         return {
             "input_ids": batch["inputs"],
@@ -131,8 +111,8 @@ def _huggingface(batch: Fields, decoder: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-CONVENTIONS: dict[str, Callable[[Fields, tuple[str, ...]], dict[str, Any]]] = dict(
-    zip(get_args(Convention), (_maxtext, _t5x, _axlearn, _tunix, _huggingface), strict=True)
+CONVENTIONS: dict[str, Callable[[Fields], dict[str, Any]]] = dict(
+    zip(get_args(Convention), (_maxtext, _tunix, _huggingface), strict=True)
 )
 
 
@@ -142,16 +122,10 @@ def _counts(batch: Fields, ids: np.ndarray, convention: str) -> np.ndarray:
     wrong = weights[(weights != 0) & (weights != 1)]
     if len(wrong):
         raise ValueError(
-            f"loss_weights holds {wrong[0]}, and the loss of {convention} knows only 0 and 1; use "
-            "a convention with weights (t5x), or round them in a map before"
+            f"loss_weights holds {wrong[0]}, and the loss of {convention} knows only 0 and 1; "
+            "round them before"
         )
     return (weights > 0) & (ids > 0)
-
-
-def _labels(batch: Fields, decoder: tuple[str, ...], convention: str, ignored: int) -> np.ndarray:
-    """The targets where the loss counts, elsewhere `ignored`."""
-    counts = _counts(batch, batch[decoder[1]], convention)
-    return np.where(counts, batch["targets"], ignored).astype(batch["targets"].dtype)
 
 
 def _require_one_segment(ids: np.ndarray, convention: str) -> None:

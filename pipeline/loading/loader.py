@@ -10,11 +10,11 @@ import jax
 import numpy as np
 
 from pipeline.keywords import suggest_option
-from pipeline.loading.batches import WAITING, Batches
+from pipeline.loading.batches import WAITING, Batches, Transform
 from pipeline.loading.collate import Positions
 from pipeline.loading.fields import Batch
 from pipeline.loading.iteration import AT_ONCE
-from pipeline.loading.sharding import batch_sharding, field_layout, parts, to_global
+from pipeline.loading.sharding import batch_mesh, batch_sharding, parts, to_global
 from pipeline.packing.bucket import Bucket
 from pipeline.packing.cascade import Attention, Packing
 from pipeline.planning.checks import list_keywords, select_options
@@ -95,17 +95,15 @@ class Loader(grain.DatasetIterator):
         if not isinstance(batches, Batches):
             raise TypeError(
                 f"batches is a {type(batches).__name__}; a Loader takes Batches. Transform batches "
-                "inside the compiled step, or iterate over batches.map(…) and call to_global"
+                "inside the compiled step, or by a function, Batches(…, transform=function)"
             )
         # Closed, and forgotten, at the latest when Python begins to end: Grain's iterators close
         # themselves when they are deleted, and fail after their modules are gone.
         self._open: list[grain.DatasetIterator] = []
         self._close = weakref.finalize(self, _close, self._open)
         self.batches, self.plan, self.corpus = batches, batches.plan, batches.corpus
-        mesh = _one_device() if mesh is None else mesh
-        sharding = batch_sharding(mesh, spec)
-        used = [bucket for bucket, number in self.plan.batches_per_bucket.items() if number]
-        self.specs = {bucket: _specs(batches, bucket, sharding) for bucket in used}
+        mesh = batch_mesh(mesh)
+        self.specs = batches.specs(mesh, spec)
 
         def transfer(
             built: tuple[PlannedBatch, Batch[np.ndarray]],
@@ -172,21 +170,6 @@ def _close(iterators: list[grain.DatasetIterator]) -> None:
         iterators.pop().close()
 
 
-def _specs(
-    batches: Batches, bucket: Bucket, sharding: jax.sharding.NamedSharding
-) -> dict[str, jax.ShapeDtypeStruct]:
-    specs = {}
-    for name, values in batches.empty(bucket).items():
-        shape, of_field = field_layout(name, values, bucket.shape, sharding)
-        specs[name] = jax.ShapeDtypeStruct(shape, values.dtype, sharding=of_field)
-    return specs
-
-
-def _one_device() -> jax.sharding.Mesh:
-    auto = (jax.sharding.AxisType.Auto,)
-    return jax.make_mesh((1,), ("data",), axis_types=auto, devices=jax.local_devices()[:1])
-
-
 def load(
     corpus: AnyCorpus | str | os.PathLike,
     *,
@@ -197,6 +180,7 @@ def load(
     prefetch: int = 2,
     compact: bool = False,
     positions: Positions = "continue",
+    transform: Transform | None = None,
     **options: Unpack[LoadOptions],
 ) -> Loader:
     """An iterator over the batches of a corpus: planned, packed and on the devices.
@@ -223,6 +207,8 @@ def load(
             `pipeline.expand(batch)` inside the step. Not for pairs.
         positions: a later piece of a split example goes on with its positions ("continue"), or
             begins at 0 ("restart").
+        transform: a function of each batch of NumPy arrays before its transfer, which returns a
+            dict of arrays; for example `lambda batch: pipeline.rename(batch, "maxtext")`.
         **options: of `fit_buckets` and `Plan`, which say more; defaults in brackets.
             To fit buckets (positions are of both sides of pairs together):
             tokens_per_batch: the most positions in a global batch.
@@ -268,11 +254,18 @@ def load(
         )
     if options.get("weights") is not None and not isinstance(corpus, HasCorpora):
         raise ValueError("weights are for several corpora; join them: Corpora({'name': corpus})")
-    mesh = _one_device() if mesh is None else mesh
+    mesh = batch_mesh(mesh)
     sharding = batch_sharding(mesh, spec)
     if buckets is None:
         fitting = {"max_buckets": 4, "row_multiple": parts(sharding)[0], **options}
         buckets = fit_buckets(corpus, **select_options(FITTING, fitting))
     plan = Plan(corpus, buckets, **select_options(PLANNING, options))
-    batches = Batches(corpus, plan, sharding=sharding, compact=compact, positions=positions)
+    batches = Batches(
+        corpus,
+        plan,
+        sharding=sharding,
+        compact=compact,
+        positions=positions,
+        transform=transform,
+    )
     return Loader(batches.repeat(num_epochs), mesh=mesh, spec=spec, prefetch=prefetch)

@@ -30,11 +30,13 @@ class Block:
         """The number of rows and of columns."""
         return len(self.rows), self.columns[1] - self.columns[0]
 
-    def within(self, index: tuple[slice, ...]) -> tuple:
-        """`index`, slices of the global batch, as an index into this block."""
+    def within(self, index: tuple[slice, ...]) -> tuple[slice, ...]:
+        """`index`, slices of a global array, as an index into this block; not 2-D: rows alone."""
         first, last = index[0].start or 0, index[0].stop
         top = int(np.searchsorted(self.rows, first))
         bottom = len(self.rows) if last is None else int(np.searchsorted(self.rows, last))
+        if len(index) != 2:
+            return (slice(top, bottom),)
         left, right, _ = index[1].indices(self.columns[1])
         return slice(top, bottom), slice(left - self.columns[0], right - self.columns[0])
 
@@ -102,6 +104,16 @@ def _does_not_divide(shape: tuple[int, int], multiple: int, over: str) -> ValueE
     )
 
 
+def batch_mesh(mesh: "Mesh | None") -> "Mesh":
+    """The mesh that is given; without one, the first local device."""
+    if mesh is not None:
+        return mesh
+    import jax
+
+    auto, devices = (jax.sharding.AxisType.Auto,), jax.local_devices()[:1]
+    return jax.make_mesh((1,), ("data",), axis_types=auto, devices=devices)
+
+
 def batch_sharding(mesh: "Mesh", spec: "PartitionSpec | None" = None) -> "NamedSharding":
     """The sharding of batches: rows over the mesh's `data` and `fsdp` axes, or as `spec` says.
 
@@ -121,34 +133,37 @@ def batch_sharding(mesh: "Mesh", spec: "PartitionSpec | None" = None) -> "NamedS
     return jax.sharding.NamedSharding(mesh, spec)
 
 
-# In batches of pairs, these fields have the length of the inputs, others that of the targets.
-INPUTS_SIDE = ("inputs", "inputs_segment_ids", "inputs_positions")
-
-
-def shape_of_field(name: str, shape: tuple[int, Any]) -> tuple[int, int]:
-    """Rows and positions of a field, from the shape of a bucket: `(rows, length)`.
-
-    >>> shape_of_field("targets", (8, (512, 128)))
-    (8, 128)
-    """
-    rows, length = shape
-    return rows, length[name not in INPUTS_SIDE] if isinstance(length, tuple) else length
-
-
 def field_layout(
     name: str, local: np.ndarray, shape: tuple[int, Any], sharding: "NamedSharding"
-) -> tuple[tuple, Any]:
-    """The global shape and the sharding of a field.
+) -> "tuple[Block, tuple[int, ...], NamedSharding]":
+    """What this process holds of a field, and the field's global shape and sharding.
 
-    A field `[rows, positions]` has the sharding of batches. A field of more dimensions (`segments`
-    of compact batches) belongs to whole rows, and has the sharding of rows alone.
+    A field `[rows, positions]` has the sharding of batches. In batches of pairs it belongs to the
+    side of the bucket that has as many positions here. A field of other dimensions (`segments` of
+    compact batches) belongs to whole rows, and has the sharding of rows alone.
+
+    Raises:
+        ValueError: this process holds another part of a batch of `shape`.
     """
     import jax
 
-    if local.ndim == 2:
-        return shape_of_field(name, shape), sharding
-    spec = jax.sharding.PartitionSpec(*sharding.spec[:1])
-    return (shape[0], *local.shape[1:]), jax.sharding.NamedSharding(sharding.mesh, spec)
+    rows, lengths = shape[0], shape[1] if isinstance(shape[1], tuple) else (shape[1],)
+    blocks = {(rows, length): block_of_sharding(sharding, (rows, length)) for length in lengths}
+    if local.ndim != 2:
+        block = blocks[rows, lengths[0]]
+        if len(local) == len(block.rows):
+            spec = jax.sharding.PartitionSpec(*sharding.spec[:1])
+            by_row = jax.sharding.NamedSharding(sharding.mesh, spec)
+            return block, (rows, *local.shape[1:]), by_row
+    for side, block in blocks.items():
+        if local.shape == block.shape:
+            return block, side, sharding
+    held = " or ".join(str(block.shape) for block in blocks.values())
+    raise ValueError(
+        f"{name} has shape {local.shape}, but of a global batch of {shape} this process holds "
+        f"{held}; build batches with Batches(…, sharding=…) for the same mesh, and transform them "
+        "to fields of as many rows and positions"
+    )
 
 
 def to_global(
@@ -191,20 +206,13 @@ def to_global(
             shape = rows, (length, batch["decoder_inputs"].shape[1])
     arrays: dict[str, jax.Array] = {}
     for name in batch if fields is None else fields:
-        local, block = batch[name], block_of_sharding(sharding, shape_of_field(name, shape))
-        if len(local) != len(block.rows) or (local.ndim == 2 and local.shape != block.shape):
-            raise ValueError(
-                f"{name} has shape {local.shape}, but of a global batch of "
-                f"{shape_of_field(name, shape)} this process "
-                f"holds {block.shape}; build batches with Batches(…, sharding=…) for the same mesh"
-            )
-        arrays[name] = jax.make_array_from_callback(
-            *field_layout(name, local, shape, sharding), functools.partial(_part, local, block)
-        )
+        local = batch[name]
+        block, of_field, placed = field_layout(name, local, shape, sharding)
+        part = functools.partial(_part, local, block)
+        arrays[name] = jax.make_array_from_callback(of_field, placed, part)
     return arrays
 
 
 def _part(local: np.ndarray, block: Block, index: tuple[slice, ...] | None) -> np.ndarray:
     assert index is not None, "JAX names the part of every sharded array"
-    rows, columns = block.within(index)
-    return local[rows] if local.ndim > 2 else local[rows, columns]
+    return local[block.within(index)]

@@ -42,8 +42,7 @@ class Evaluation:
             overflow=options.overflow if np.ndim(corpus.lengths) == 2 else "split",
         )
         self._batches = Batches(corpus, self.plan, sharding=sharding)
-        with Loader(self._batches, mesh=mesh) as loader:
-            self.specs = loader.specs
+        self.specs = self._batches.specs(mesh)
 
     def sums(self, step: Callable, params: Any) -> tuple[float, float]:
         """The sums over all batches of the two numbers that `step(params, batch)` returns.

@@ -1,0 +1,120 @@
+"""Preference tuning with Tunix's DPO trainer, in a few shapes in place of the longest; by Lockstep.
+
+    pip install lockstep-pipeline google-tunix
+    python examples/tunix_dpo.py --workdir=runs/dpo
+
+Tunix's DPO sums the log probabilities of a row, so a row holds one prompt with its two responses,
+and cannot be packed. Here rows of similar lengths share a batch. Copy this file, and load your
+model and your data in it. Run the command again, also after a kill: it continues from Tunix's last
+checkpoint, with the same losses. Comments that begin with "Lockstep:" say what the line below does.
+"""
+
+import argparse
+import email
+import pathlib
+import re
+
+import jax
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+from flax import nnx
+from tunix.models.llama3.model import Llama3, ModelConfig
+from tunix.rl import reshard
+from tunix.sft import hooks
+from tunix.sft.dpo.dpo_trainer import DPOTrainer, DPOTrainingConfig
+
+import pipeline
+from pipeline.loading.data_state import check_data_state, data_state
+
+SIDES = ("prompt", "chosen", "rejected")
+
+
+def make_examples():
+    """Questions about Python's own email package; rejected are capitals, about another function."""
+    files = sorted(pathlib.Path(email.__file__).parent.glob("*.py"))
+    pattern = re.compile(r'def (\w+)\(.*?\):\n\s+"""(.{,300}?)"""', re.S)
+    found = [pair for file in files for pair in pattern.findall(file.read_text("utf-8"))]
+    prompts = [f"What does {name} do?\n" for name, _ in found]
+    chosen = [text.strip() for _, text in found]
+    texts = zip(prompts, chosen, map(str.upper, chosen[1:] + chosen[:1]), strict=True)
+    # The ids of bytes, from 1 up.
+    return [[np.frombuffer(text.encode(), np.uint8) + 1 for text in three] for three in texts]
+
+
+def make_model(mesh):
+    """A tiny Llama; for a real one, load a checkpoint here."""
+    heads = {"num_heads": 2, "head_dim": 16, "num_kv_heads": 2}
+    sizes = {"num_layers": 1, "vocab_size": 257, "embed_dim": 32, "hidden_dim": 64} | heads
+    model = Llama3(ModelConfig(**sizes, rope_theta=10_000, norm_eps=1e-5), rngs=nnx.Rngs(0))
+    return reshard.reshard_model_to_mesh(model, mesh)
+
+
+class Preferences(hooks.DataHooks):
+    """Gives the trainer the batch of its step, with the names of Tunix's `TrainingInput`."""
+
+    def __init__(self, examples, plan):
+        self.examples, self.plan = examples, plan
+
+    def load_next_train_batch(self, trainer):
+        """Ids and masks of this host's rows: int32 `[rows, positions]`."""
+        # Lockstep: any step at once: which example is in which row, and one of a few shapes.
+        planned = self.plan.batch(trainer.iter_steps)
+        rows, (prompt, response) = planned.bucket.shape
+        ids = [np.zeros((rows, length), np.int32) for length in (prompt, response, response)]
+        for row, example in planned.segments[:, :2]:
+            for side, tokens in enumerate(self.examples[example]):
+                size = len(tokens)  # Tunix wants the padding of a prompt before it
+                ids[side][row, slice(size) if side else slice(-size, None)] = tokens
+        mine = np.split(np.arange(rows), jax.process_count())[jax.process_index()]
+        batch = {f"{side}_ids": each[mine] for side, each in zip(SIDES, ids, strict=True)}
+        return batch | {f"{side}_mask": np.sign(batch[f"{side}_ids"]) for side in SIDES}
+
+    def load_next_eval_batch(self, trainer):
+        """No evaluation here."""
+
+
+class Trainer(DPOTrainer):
+    """A DPOTrainer that goes on with the same plan alone."""
+
+    def __init__(self, plan, *arguments):
+        self.plan = plan
+        super().__init__(*arguments)
+        if self.train_steps:
+            # Lockstep: an error says which setting or length has changed.
+            check_data_state(self._restored_custom_metadata["data"], plan)
+
+    def custom_checkpoint_metadata(self):
+        """What Tunix stores beside the parameters."""
+        # Lockstep: the step and a fingerprint of the plan, the same on every host.
+        return {"data": data_state(self.iter_steps, self.plan)}
+
+
+def train(workdir, steps):
+    """Trains from the last checkpoint in `workdir`, or from the beginning, to `steps`."""
+    auto = (jax.sharding.AxisType.Auto,) * 2
+    mesh = jax.make_mesh((jax.device_count(), 1), ("fsdp", "tp"), axis_types=auto)
+    examples = make_examples()
+    # Lockstep: two lengths of an example, of its prompt and of its longer response.
+    lengths = [(len(prompt), max(map(len, responses))) for prompt, *responses in examples]
+    # Lockstep: a few shapes, and one example in a row.
+    shapes = {"tokens_per_batch": 2048, "length_multiple": 32, "row_multiple": jax.device_count()}
+    buckets = pipeline.fit_buckets(lengths, max_buckets=3, packing="none", **shapes)
+    plan = pipeline.Plan(lengths, buckets, packing="none", seed=0)
+    print(plan)
+    # Tunix saves a last checkpoint without `custom_checkpoint_metadata`, unless a rule saves it.
+    rules = ocp.checkpoint_managers
+    when = [rules.FixedIntervalPolicy(10), rules.SpecificStepsPolicy({steps})]
+    saving = ocp.CheckpointManagerOptions(save_decision_policy=rules.AnySavePolicy(when))
+    where = {"checkpoint_root_directory": str(workdir), "checkpointing_options": saving}
+    config = DPOTrainingConfig(eval_every_n_steps=steps, max_steps=steps, **where)
+    with mesh:  # where Tunix looks for its mesh
+        trainer = Trainer(plan, make_model(mesh), make_model(mesh), optax.adamw(1e-3), config)
+        trainer.with_data_hooks(Preferences(examples, plan))
+        trainer.train(())
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--workdir", type=pathlib.Path, required=True)
+    train(parser.parse_args().workdir.absolute(), steps=40)
