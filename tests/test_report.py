@@ -265,10 +265,10 @@ def test_the_strongest_other_strategy_is_named_with_its_drawbacks(figures):
 
 def test_a_million_lengths_take_seconds():
     lengths = np.clip(np.random.default_rng(0).lognormal(4.2, 0.9, 1_164_464), 3, 512)
-    began = time.monotonic()
+    began = time.process_time()
     options = Options({"tokens_per_batch": 16_384})
     seen = measure(from_lengths("lengths", lengths.astype(np.uint32)), options, sample=50_000)
-    assert time.monotonic() - began < 20
+    assert time.process_time() - began < 20
     padding = {each["name"]: each["padding"] for each in seen["strategies"]}
     assert (
         padding["padded to the longest of all"]
