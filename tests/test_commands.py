@@ -357,6 +357,12 @@ def test_of_pairs_check_verifies_both_sides_and_the_plan(run, pairs, tmp_path):
     assert re.search("wrong: the corpus is damaged at .*targets", err)
 
 
+def test_pairs_are_not_split_even_if_asked(run, pairs):
+    status, out, err = run("report", pairs.directory, "--overflow", "split", *PAIRED)
+    assert (status, out) == (WRONG, "")
+    assert "overflow is 'split'; a target cut in two would lose its inputs" in err
+
+
 def test_of_pairs_report_tells_of_both_sides(run, pairs):
     status, out, err = run("report", pairs.directory, "--json", *PAIRED)
     assert (status, err) == (FINE, "")

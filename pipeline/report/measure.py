@@ -60,7 +60,7 @@ def measure(
         found = [padded_pairs(lengths, alternatives, longest)]
     else:
         (row,) = longest
-        stream = stream_of(sampled, row, options["overflow"], scale)
+        stream = stream_of(sampled, row, options.values.get("overflow"), scale)
         found = []
         longest_example = min(row, figures["corpus"]["longest"])
         for each in strategies(options["tokens_per_batch"], row, longest_example):

@@ -20,7 +20,6 @@ DEFAULTS: dict[str, Any] = {
     "length_multiple": 128,
     "row_multiple": 1,
     "packing": "best_fit",
-    "overflow": "split",
     "attention": "dense",
     "width": 1024,
     "seed": 0,
@@ -61,10 +60,10 @@ class Options:
         """A copy in which the longest row fits into a batch.
 
         Without `max_length`, rows are no longer than a batch, and the plan's `overflow` says what
-        becomes of longer examples. Pairs cannot be split: for them the default is "error".
+        becomes of longer examples.
         """
         if as_lengths(lengths).ndim == 2:
-            return self.replace(overflow="error") if self["overflow"] == "split" else self
+            return self
         most = self["tokens_per_batch"] // self["row_multiple"]
         most -= most % self["length_multiple"]
         longest = int(as_lengths(lengths).max(initial=0))

@@ -57,7 +57,9 @@ def draw(lengths: np.ndarray, sample: int, seed: int) -> np.ndarray:
     return np.asarray(lengths)[(bits % np.uint64(count)).astype(np.int64)]
 
 
-def stream_of(lengths: np.ndarray, longest: int, overflow: str, scale: float = 1.0) -> Stream:
+def stream_of(
+    lengths: np.ndarray, longest: int, overflow: str | None, scale: float = 1.0
+) -> Stream:
     """The stream of these lengths, without empty ones.
 
     >>> stream_of(np.array([3, 0, 9, 2]), 4, "truncate").documents.tolist()
