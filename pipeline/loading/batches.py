@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from pipeline.loading.collate import POSITIONS, Positions, collate, collate_pairs
+from pipeline.loading.context import CONTEXT_ORDERS, ContextOrder
 from pipeline.loading.fields import Batch
 from pipeline.loading.iteration import NO_RUNS, Origin
 from pipeline.loading.sharding import Block, block_of_sharding, slice_of_process
@@ -51,6 +52,9 @@ class Batches(StepDataset):
             positions and weights; `pipeline.expand` makes these inside the compiled step.
         positions: where a later piece of a split example begins: "continue" where the last piece
             ended, or "restart" at 0, so that no position reaches the length of its row.
+        context_order: the order of the columns of a row whose length `sharding` divides:
+            "contiguous" (default), or "zigzag" or "striped", with which each part of a row costs
+            about the same in causal attention. All fields are laid out alike.
 
     Attributes:
         blocks: the `Block` that this process builds, by bucket (of pairs, by side of a bucket).
@@ -70,6 +74,7 @@ class Batches(StepDataset):
         process_count: int = 1,
         compact: bool = False,
         positions: Positions = "continue",
+        context_order: ContextOrder = "contiguous",
     ):
         super().__init__()
         if len(corpus) != plan.num_examples:
@@ -90,6 +95,12 @@ class Batches(StepDataset):
         if compact and sides == 2:
             raise ValueError("batches of pairs are not made compact; leave out compact=True")
         require_one_of("positions", positions, POSITIONS)
+        require_one_of("context_order", context_order, CONTEXT_ORDERS)
+        if compact and context_order != "contiguous":
+            raise ValueError(
+                f"compact batches have contiguous rows, and context_order is {context_order!r}; "
+                "leave out compact=True"
+            )
         if sharding is not None and process_count != 1:
             raise ValueError(
                 "both sharding and process_count say which rows to build; give one of them"
@@ -103,7 +114,7 @@ class Batches(StepDataset):
         self.blocks: dict[Bucket, Block] = {
             side: slice_of_process(side.shape, process_index, process_count)
             if sharding is None
-            else block_of_sharding(sharding, side.shape)
+            else block_of_sharding(sharding, side.shape, context_order)
             for bucket in plan.buckets
             for side in bucket.sides
         }

@@ -1,5 +1,6 @@
 """Collation: the arrays of a batch from its planned segments, without a loop over segments."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
@@ -48,6 +49,10 @@ def collate(
         `inputs_positions` (int32) and `loss_weights` (float32), each `[rows, length]` of the block.
         A compact batch has `segments` in place of the last three: see `pipeline.loading.compact`.
     """
+    if block.order is not None:
+        whole = dataclasses.replace(block, columns=(0, planned.bucket.shape[1]), order=None)
+        batch = collate(corpus, planned, whole, positions=positions)
+        return {name: values[:, block.order] for name, values in batch.items()}
     height, width = block.shape
     in_rows = _in_rows(planned, block.rows, positions)
     row, column, ids, example, start, position, size, epoch = _in_columns(in_rows, block.columns)
