@@ -215,8 +215,8 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
         if leads:
             enter(directory_lock(workdir, "training", wait=False))
         enter(jax.set_mesh(mesh := make_mesh(config.mesh)))
-        sharding = batch_sharding(mesh)
-        layout = {"sharding": sharding, "context_order": config.context_order}
+        layout = {"sharding": batch_sharding(mesh), "context_order": config.context_order}
+        multiple = multiples(**layout)
 
         # The past of a run stands; its future may change.
         if given["batches"].get("tiers") is None:
@@ -252,8 +252,8 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
         corpus = corpus if mixture else schedule.select(corpus)
         log.info(f"{corpus}")
         with clock("plan"):
-            whole = schedule.plan(corpus, mixture, row_multiple=multiples(**layout)[0])
-            schedule.check(whole, first, config.steps, multiples(**layout))
+            whole = schedule.plan(corpus, mixture, row_multiple=multiple[0])
+            schedule.check(whole, first, config.steps, multiple)
             plan = whole.onward(first)
             batches = pipeline.Batches(corpus, plan, **layout).repeat()
             loader = enter(pipeline.Loader(batches, mesh=mesh))
@@ -264,7 +264,7 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
         log.info(f"{plan}")
 
         # The model, and its steps compiled for every bucket.
-        init, train_step, eval_step, flops = make_steps(config, corpus, sharding)
+        init, train_step, eval_step, flops = make_steps(config, corpus, layout["sharding"])
         key = jax.random.key(config.seed)
         shardings = parameter_shardings(jax.eval_shape(init, key), mesh)
         initialise = jax.jit(init, out_shardings=shardings)

@@ -146,6 +146,8 @@ def test_rows_that_do_not_divide_over_other_devices_show_the_change_that_helps()
         first.check(plan, 0, 100, (3, 1))
     with pytest.raises(ValueError, match=r"--change='{\"row_multiple\": 3}', from step 5 on"):
         first.check(plan, 5, 100, (3, 1))
+    with pytest.raises(ValueError, match=r"lengths of the buckets .*batches.length_multiple=7"):
+        first.check(plan, 0, 100, (1, 7))
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,19 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from pipeline.planning.checks import require_one_of
+
 ContextOrder = Literal["contiguous", "zigzag", "striped"]
 CONTEXT_ORDERS: tuple[ContextOrder, ...] = get_args(ContextOrder)
 
 
 def num_chunks(order: ContextOrder, parts: int) -> int:
-    """The number that a length must be a multiple of, to be divided into `parts` in this order."""
+    """The number that a length must be a multiple of, to be divided into `parts` in this order.
+
+    Raises:
+        ValueError: there is no such order.
+    """
+    require_one_of("context_order", order, CONTEXT_ORDERS)
     return 2 * parts if order == "zigzag" and parts > 1 else parts
 
 
