@@ -119,6 +119,7 @@ def test_pairs_have_names_on_both_sides():
     [
         (BATCH | {"images": BATCH["inputs"]}, "t5x", "no name for images"),
         (BATCH | {"segments": BATCH["inputs"]}, "maxtext", "call `expand` on a compact batch"),
+        (BATCH, "thd", "not compact, and thd needs .*compact=True"),
         (
             BATCH,
             "keras",

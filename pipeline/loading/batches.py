@@ -48,8 +48,9 @@ class Batches(StepDataset):
             builds exactly the rows and columns that its devices hold.
         process_index, process_count: in place of `sharding`: build the rows
             `[p·rows/P, (p+1)·rows/P)` of process `p` of `P`; default all rows.
-        compact: give `segments`, int32 `[rows, most segments, 2]`, in place of segment ids,
-            positions and weights; `pipeline.expand` makes these inside the compiled step.
+        compact: give `segments`, int32 `[rows, most segments, 2]` (of pairs `inputs_segments` and
+            `targets_segments`), in place of segment ids, positions and weights; `pipeline.expand`
+            makes these inside the compiled step.
         positions: where a later piece of a split example begins: "continue" where the last piece
             ended, or "restart" at 0, so that no position reaches the length of its row.
         context_order: the order of the columns of a row whose length `sharding` divides:
@@ -92,8 +93,6 @@ class Batches(StepDataset):
                 "corpora joined, Corpora({'first': corpus, 'new': …}), so that a state can tell "
                 "what was there"
             )
-        if compact and sides == 2:
-            raise ValueError("batches of pairs are not made compact; leave out compact=True")
         require_one_of("positions", positions, POSITIONS)
         require_one_of("context_order", context_order, CONTEXT_ORDERS)
         if compact and context_order != "contiguous":
@@ -176,13 +175,14 @@ class Batches(StepDataset):
 
     def _collate(self, planned: PlannedBatch) -> dict[str, np.ndarray]:
         bucket, sides = planned.bucket, self.corpus.sides
+        most = self._max_segments.get(bucket)
         if len(sides) == 2:  # never split, so positions begin at 0 either way
-            return collate_pairs(sides, planned, self.blocks)
+            return collate_pairs(sides, planned, self.blocks, max_segments=most)
         return collate(
             sides[0],
             planned,
             self.blocks[bucket],
-            max_segments=self._max_segments.get(bucket),
+            max_segments=most,
             positions=self.positions,
         )
 

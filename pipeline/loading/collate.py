@@ -82,7 +82,11 @@ def collate(
 
 
 def collate_pairs(
-    sides: Sequence[Readable], planned: PlannedBatch, blocks: Mapping[Bucket, Block]
+    sides: Sequence[Readable],
+    planned: PlannedBatch,
+    blocks: Mapping[Bucket, Block],
+    *,
+    max_segments: int | None = None,
 ) -> dict[str, np.ndarray]:
     """The arrays of a planned batch of pairs; both sides of a pair have the same segment id.
 
@@ -95,17 +99,23 @@ def collate_pairs(
         sides: inputs and targets.
         planned: the segments of the global batch.
         blocks: the rows and columns to build, for the bucket of each side.
+        max_segments: as for `collate`.
 
     Returns:
         `inputs`, `inputs_segment_ids` and `inputs_positions` (int32, `[rows, length]` of the
         inputs' block); `decoder_inputs`, `targets`, `targets_segment_ids`, `targets_positions`
-        (int32) and `loss_weights` (float32), of the targets' block.
+        (int32) and `loss_weights` (float32), of the targets' block. A compact batch has
+        `inputs_segments` and `targets_segments` in place of segment ids, positions and weights.
     """
     inputs, targets = (
-        collate(corpus, side, blocks[side.bucket])
+        collate(corpus, side, blocks[side.bucket], max_segments=max_segments)
         for corpus, side in zip(sides, planned.sides, strict=True)
     )
-    del inputs["loss_weights"]
+    inputs.pop("loss_weights", None)
+    if max_segments is not None:
+        inputs[f"inputs_{SEGMENTS}"] = inputs.pop(SEGMENTS)
+        targets[f"targets_{SEGMENTS}"] = targets.pop(SEGMENTS)
+        return inputs | targets
     for field in ("segment_ids", "positions"):
         targets[f"targets_{field}"] = targets.pop(f"inputs_{field}")
     targets["loss_weights"] = targets.pop("loss_weights")  # the last, as in other batches

@@ -10,6 +10,8 @@
 - Hugging Face: `ForCausalLMLoss` in transformers' `loss_utils.py`, where labels of -100 do not
   count and `shift_labels` are not shifted again; `find_packed_sequence_indices` in
   `masking_utils.py`, which tells packed examples apart by their positions.
+- "thd": `DotProductAttention` of Transformer Engine and `PackedSeqParams` of Megatron-LM;
+  `flash_attn_varlen_func` of FlashAttention calls `_kv` `_k`.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,9 +19,11 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from pipeline.loading.compact import SIDES, flatten
+
 Fields = Mapping[str, Any]
 
-Convention = Literal["maxtext", "t5x", "axlearn", "tunix", "huggingface"]
+Convention = Literal["maxtext", "t5x", "axlearn", "tunix", "huggingface", "thd"]
 
 # Tokens, segment ids and positions of each side of a batch.
 INPUTS = ("inputs", "inputs_segment_ids", "inputs_positions")
@@ -36,8 +40,11 @@ def rename(batch: Fields, convention: Convention) -> dict[str, Any]:
     position longer, since it takes inputs and targets from the same tokens.
 
     Args:
-        batch: NumPy arrays `[rows, length]`, as `Batches` gives them, of a decoder or of pairs.
-        convention: "maxtext", "t5x", "axlearn", "tunix" or "huggingface".
+        batch: NumPy arrays `[rows, length]`, as `Batches` gives them, of a decoder or of pairs. For
+            "thd" a compact batch, of NumPy or JAX arrays.
+        convention: "maxtext", "t5x", "axlearn", "tunix", "huggingface", or "thd": rows one after
+            another and `cu_seqlens_q`, `cu_seqlens_kv`, `max_seqlen_q` and `max_seqlen_kv`, which
+            attention kernels of variable length take.
 
     Raises:
         ValueError: the convention is unknown, or cannot carry the batch: a field without a name
@@ -51,10 +58,10 @@ def rename(batch: Fields, convention: Convention) -> dict[str, Any]:
     pairs = "decoder_inputs" in batch
     if pairs and convention in ("maxtext", "tunix"):
         raise ValueError(f"{convention} has no name for decoder_inputs: it trains decoders alone")
-    known = (*INPUTS, *LOSS, *(TARGETS if pairs else ()))
+    known = (*INPUTS, *LOSS, *(TARGETS if pairs else ()), *(SIDES if convention == "thd" else ()))
     for name in batch:
         if name not in known:
-            advice = "; call `expand` on a compact batch" if name == "segments" else ""
+            advice = "; call `expand` on a compact batch" if name in SIDES else ""
             raise ValueError(
                 f"{convention} has no name for {name}; it has one for {', '.join(known)}{advice}"
             )
@@ -131,8 +138,12 @@ def _huggingface(batch: Fields, decoder: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
+def _thd(batch: Fields, decoder: tuple[str, ...]) -> dict[str, Any]:
+    return flatten(batch)
+
+
 CONVENTIONS: dict[str, Callable[[Fields, tuple[str, ...]], dict[str, Any]]] = dict(
-    zip(get_args(Convention), (_maxtext, _t5x, _axlearn, _tunix, _huggingface), strict=True)
+    zip(get_args(Convention), (_maxtext, _t5x, _axlearn, _tunix, _huggingface, _thd), strict=True)
 )
 
 

@@ -225,7 +225,7 @@ def load(
         num_epochs: passes through the corpus; None: endless, or until the plan ends.
         prefetch: batches kept ready on the devices (2).
         compact: give `segments` in place of segment ids, positions and weights; call
-            `pipeline.expand(batch)` inside the step. Not for pairs.
+            `pipeline.expand(batch)` inside the step.
         positions: a later piece of a split example goes on with its positions ("continue"), or
             begins at 0 ("restart").
         context_order: the order of the columns of a row whose length is divided over the mesh:
