@@ -118,11 +118,17 @@ def test_a_kernel_that_reads_this_alone_gives_the_losses_of_the_model(
 
 def losses(network, arguments, batch):
     """The weighted loss of each position, from arguments of the model and the fields of a batch."""
-    logits = jax.jit(lambda *given: network(MODEL, rngs=nnx.Rngs(0))(*given))(*arguments)
-    assert np.isfinite(logits).all()
-    shape = logits.shape[:2]
-    nll = token_losses(logits, batch["targets"].reshape(shape))
-    return np.asarray(batch["loss_weights"].reshape(shape) * nll)
+    graph, shapes = nnx.split(nnx.eval_shape(lambda: network(MODEL, rngs=nnx.Rngs(0))))
+    rng = np.random.default_rng(0)
+    state = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32) / 4, shapes)
+
+    @jax.jit
+    def nll(state, targets, weights, *arguments):
+        logits = nnx.merge(graph, state)(*arguments)
+        shape = logits.shape[:2]
+        return weights.reshape(shape) * token_losses(logits, targets.reshape(shape))
+
+    return np.asarray(nll(state, batch["targets"], batch["loss_weights"], *arguments))
 
 
 def test_boundaries_in_a_compiled_step_are_those_of_numpy(pairs):

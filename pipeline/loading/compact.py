@@ -62,29 +62,43 @@ def expand(batch: Mapping[str, Any]) -> Batch[Any]:
     fields, ids = dict(batch), None
     for name, (tokens, side) in SIDES.items():
         if name in fields:
-            ids, positions = _spread(fields.pop(name), fields[tokens].shape[1])
+            ids, positions = _columns(fields.pop(name), fields[tokens].shape[1])
             fields |= {f"{side}_segment_ids": ids, f"{side}_positions": positions}
     if ids is not None:  # the last are those of the side with targets
         fields.setdefault("loss_weights", (ids > 0).astype(np.float32))
     return cast(Batch[Any], fields)  # it may be of any corpus
 
 
-def _spread(segments: Any, length: int) -> tuple[Any, Any]:
+def _columns(segments: Any, length: int) -> tuple[Any, Any]:
     """Segment ids and positions, int32 [rows, length], of boundaries [rows, most, 2]."""
-    xp = _namespace(segments)
-    sizes, start = segments[..., 0], segments[..., 1]
-    begin = xp.cumsum(sizes, axis=1, dtype=np.int32) - sizes
-    place = xp.arange(length, dtype=np.int32)
-    # The id of a column is the number of segments that begin at it or before it. Its position is
-    # the column, moved by `ahead` of its segment: the sum of what each of them adds to it. Those
-    # that are not used begin after the last column with tokens.
-    ahead = start - begin
-    more = xp.concatenate([ahead[:, :1], ahead[:, 1:] - ahead[:, :-1]], axis=1)
-    reached = begin[:, :, None] <= place
-    real = place < xp.sum(sizes, axis=1, keepdims=True)
-    ids = xp.sum(reached, axis=1, dtype=np.int32)
-    positions = place + xp.sum(xp.where(reached, more[:, :, None], 0), axis=1, dtype=np.int32)
-    return xp.where(real, ids, 0), xp.where(real, positions, 0)
+    xp, sizes, start = _namespace(segments), segments[..., 0], segments[..., 1]
+    ends = _ends(sizes, length)
+    ids = xp.broadcast_to(xp.arange(1, ends.shape[1], dtype=np.int32), sizes.shape)
+    ids, ahead = (
+        _spread(xp.pad(values, ((0, 0), (0, 1))), ends, length)  # 0 for the padding
+        for values in (ids, start - ends[:, :-1] + sizes)
+    )
+    return ids, xp.where(ids > 0, xp.arange(length, dtype=np.int32) + ahead, 0)
+
+
+def _ends(sizes: Any, length: int) -> Any:
+    """One past the last column of each segment of a row, then of its padding: [rows, most + 1]."""
+    xp = _namespace(sizes)
+    ends = xp.cumsum(sizes, axis=1, dtype=np.int32)
+    return xp.concatenate([ends, xp.full_like(ends, length, shape=(len(ends), 1))], axis=1)
+
+
+def _spread(values: Any, ends: Any, length: int) -> Any:
+    """The values of segments and padding, repeated over their columns: int32 [rows, length]."""
+    xp = _namespace(values)
+    begin = xp.pad(ends, ((0, 0), (1, 0)))[:, :-1]
+    if xp is np:
+        return np.repeat(values.ravel(), (ends - begin).ravel()).reshape(-1, length)
+    # A column has the value of the last segment that begins at it or before it: the sum of what
+    # each of these adds to the value before. Unlike `repeat`, this needs no other row.
+    more = values - xp.pad(values, ((0, 0), (1, 0)))[:, :-1]
+    reached = begin[:, :, None] <= xp.arange(length, dtype=np.int32)
+    return xp.sum(xp.where(reached, more[:, :, None], 0), axis=1, dtype=np.int32)
 
 
 def flatten(batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,11 +132,9 @@ def flatten(batch: Mapping[str, Any]) -> dict[str, Any]:
     }
     for side, name in (("q", names[-1]), ("kv", names[0])):
         sizes, length = batch[name][..., 0], batch[SIDES[name][0]].shape[1]
-        xp, rows = _namespace(sizes), len(sizes)
-        ends = xp.cumsum(sizes, axis=1, dtype=np.int32)
-        ends = xp.concatenate([ends, xp.full((rows, 1), length, np.int32)], axis=1)
-        ends += length * xp.arange(rows, dtype=np.int32)[:, None]
-        flat[f"cu_seqlens_{side}"] = xp.concatenate([xp.zeros(1, np.int32), ends.reshape(-1)])
+        xp, before = _namespace(sizes), length * np.arange(len(sizes), dtype=np.int32)[:, None]
+        ends = (_ends(sizes, length) + before).reshape(-1)
+        flat[f"cu_seqlens_{side}"] = xp.pad(ends, (1, 0))
         flat[f"max_seqlen_{side}"] = length
     return flat
 
