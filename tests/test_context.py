@@ -70,6 +70,23 @@ def test_a_process_that_holds_a_part_of_the_length_builds_the_columns_of_that_pa
     np.testing.assert_array_equal(part, whole[:, column_order(order, 64, 4)[32:48]])
 
 
+def test_lengths_divide_or_are_refused_with_the_multiple_that_would_do(corpus):
+    options = {"mesh": mesh_of(context=3), "context_order": "zigzag"}
+    with pipeline.load(corpus, tokens_per_batch=1024, **options) as loader:
+        assert [bucket.length for bucket in loader.plan.buckets] == [384]
+        assert len(next(loader)["inputs"].addressable_shards) == 3
+    with pytest.raises(
+        ValueError, match=r"zigzag order; .* a multiple of 6 \(fit_buckets: length_mul"
+    ):
+        pipeline.load(corpus, buckets=[Bucket(2, 64)], **options)
+    with pytest.raises(ValueError, match="leave out compact=True"):
+        pipeline.load(corpus, buckets=[Bucket(2, 66)], compact=True, **options)
+    with pytest.raises(ValueError, match="context_order is 'zig'; it must be one of contiguous"):
+        Batches(corpus, Plan(corpus, [Bucket(2, 66)]), context_order="zig")
+    with pytest.raises(TypeError, match="no option 'context_order'"):
+        pipeline.score(corpus, len, directory="nowhere", buckets=[Bucket(2, 66)], **options)
+
+
 def cost_over_ideal(lengths, length, parts, order):
     """The cost of the costliest part of a row over the mean of its parts, over all rows."""
     plan = Plan(lengths, [Bucket(4, length)])

@@ -154,8 +154,7 @@ def test_lengths_that_do_not_divide_show_the_option_that_helps(text, tmp_path): 
 
 @pytest.mark.slow
 def test_a_run_goes_on_with_the_length_divided_and_in_any_order(text, tmp_path):  # noqa: F811
-    small = {**SMALL, "model__attention": "blocked", "batches__row_multiple": 4}
-    small["optimizer__decay_steps"] = 12
+    small = {**SMALL, "batches__row_multiple": 4, "optimizer__decay_steps": 12}
     run(tiny(text, **small, steps=12), tmp_path / "rows")
     context = {**small, "mesh__data": 1, "mesh__context": 4}
     run(tiny(text, **context, steps=8, context_order="zigzag"), tmp_path / "length")

@@ -105,8 +105,8 @@ def flatten(batch: Mapping[str, Any]) -> dict[str, Any]:
     """A compact batch in THD layout: rows one after another, and where its sequences begin.
 
     A row of length 6 with segments of 3 and 2 positions, where 3 is the most, has
-    `cu_seqlens_q = [0, 3, 5, 5, 6]`. Sequences that are not used have length 0, and the last of
-    each row is its padding: every position is in a sequence, so kernels leave none undefined.
+    `cu_seqlens_q = [0, 3, 5, 5, 6]`. Unused sequences have length 0. The last
+    of each row is its padding: every position is in a sequence, so kernels leave none undefined.
 
     Args:
         batch: as `load(…, compact=True)` gives it; NumPy or JAX arrays, also in a compiled step.
