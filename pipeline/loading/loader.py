@@ -224,8 +224,8 @@ def load(
             length over `context`, as far as the mesh has these axes.
         num_epochs: passes through the corpus; None: endless, or until the plan ends.
         prefetch: batches kept ready on the devices (2).
-        compact: give `segments` in place of segment ids, positions and weights; call
-            `pipeline.expand(batch)` inside the step.
+        compact: give `segments` (of pairs, `inputs_segments` and `targets_segments`) in place of
+            segment ids, positions and weights; call `pipeline.expand(batch)` inside the step.
         positions: a later piece of a split example goes on with its positions ("continue"), or
             begins at 0 ("restart").
         context_order: the order of the columns of a row whose length is divided over the mesh:
