@@ -49,7 +49,7 @@ def collate(
         `inputs_positions` (int32) and `loss_weights` (float32), each `[rows, length]` of the block.
         A compact batch has `segments` in place of the last three: see `pipeline.loading.compact`.
     """
-    if block.order is not None:
+    if block.order is not None:  # its columns may be from anywhere in the row
         whole = dataclasses.replace(block, columns=(0, planned.bucket.shape[1]), order=None)
         batch = collate(corpus, planned, whole, positions=positions)
         return {name: values[:, block.order] for name, values in batch.items()}

@@ -45,7 +45,7 @@ def column_order(order: ContextOrder, length: int, parts: int) -> np.ndarray:
         parts: the number of parts, from 1.
     """
     columns = np.arange(length)
-    if order == "contiguous" or parts == 1:
+    if order == "contiguous":
         return columns
     if order == "striped":
         return columns.reshape(-1, parts).T.ravel()

@@ -91,9 +91,9 @@ def block_of_sharding(
     rows.flags.writeable = False  # all batches of the shape share it
     spans = [index[1].indices(shape[1]) for index in indices]
     columns = min(span[0] for span in spans), max(span[1] for span in spans)
-    order = None
-    if context_order != "contiguous":
-        order = column_order(context_order, shape[1], parts(sharding)[1])[slice(*columns)]
+    order, (_, length_parts) = None, parts(sharding)
+    if context_order != "contiguous" and length_parts > 1:
+        order = column_order(context_order, shape[1], length_parts)[slice(*columns)]
     return Block(rows, columns, order)
 
 
