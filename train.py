@@ -41,7 +41,7 @@ from pipeline.atomic import as_path, directory_lock
 from pipeline.configuration import prepare_corpora
 from pipeline.errors import describe
 from pipeline.loading.checkpoint import Checkpoints
-from pipeline.loading.sharding import batch_sharding, parts
+from pipeline.loading.sharding import batch_sharding, multiples
 from pipeline.planning.checks import require_one_of, require_whole
 from pipeline.report import markdown
 from pipeline.scoring.run import score_run
@@ -74,8 +74,8 @@ VERSION = flags.DEFINE_bool("version", False, "Print the version and exit.")
 # A run may go on with other values of these fields. `batches`, `seed` and `schedule` change as the
 # schedule says; any other change makes it another run.
 MAY_CHANGE = (
-    *("steps", "mesh", "microbatches", "memory_budget", "skip_steps", "on_nonfinite"),
-    *("eval_every", "checkpoint_every", "keep", "on_compile", "peak_flops"),
+    *("steps", "mesh", "context_order", "microbatches", "memory_budget", "skip_steps"),
+    *("on_nonfinite", "eval_every", "checkpoint_every", "keep", "on_compile", "peak_flops"),
     *("optimizer.decay_steps", "mixture", "sources", "added", "batches", "seed", "schedule"),
 )
 
@@ -215,7 +215,8 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
         if leads:
             enter(directory_lock(workdir, "training", wait=False))
         enter(jax.set_mesh(mesh := make_mesh(config.mesh)))
-        sharding = batch_sharding(mesh)
+        layout = {"sharding": batch_sharding(mesh), "context_order": config.context_order}
+        multiple = multiples(**layout)
 
         # The past of a run stands; its future may change.
         if given["batches"].get("tiers") is None:
@@ -251,20 +252,19 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
         corpus = corpus if mixture else schedule.select(corpus)
         log.info(f"{corpus}")
         with clock("plan"):
-            row_multiple = parts(sharding)[0]
-            whole = schedule.plan(corpus, mixture, row_multiple=row_multiple)
-            schedule.check(whole, first, config.steps, row_multiple)
+            whole = schedule.plan(corpus, mixture, row_multiple=multiple[0])
+            schedule.check(whole, first, config.steps, multiple)
             plan = whole.onward(first)
-            batches = pipeline.Batches(corpus, plan, sharding=sharding).repeat()
+            batches = pipeline.Batches(corpus, plan, **layout).repeat()
             loader = enter(pipeline.Loader(batches, mesh=mesh))
-            evaluation = Evaluation(held_out, plan.options, mesh=mesh, sharding=sharding)
+            evaluation = Evaluation(held_out, plan.options, mesh=mesh, **layout)
         agree = {"plan": plan, "corpus": corpus}
         agree |= {"held-out plan": evaluation.plan, "held-out corpus": held_out}
         hosts.require_agreement({name: each.fingerprint for name, each in agree.items()})
         log.info(f"{plan}")
 
         # The model, and its steps compiled for every bucket.
-        init, train_step, eval_step, flops = make_steps(config, corpus, sharding)
+        init, train_step, eval_step, flops = make_steps(config, corpus, layout["sharding"])
         key = jax.random.key(config.seed)
         shardings = parameter_shardings(jax.eval_shape(init, key), mesh)
         initialise = jax.jit(init, out_shardings=shardings)

@@ -82,7 +82,9 @@ def get_config() -> ConfigDict:
 
     config.optimizer.loss_scale = 2.0**15  # to begin with; only float16 has one
 
-    config.mesh = ConfigDict({"data": -1, "fsdp": 1, "tensor": 1})  # -1: all devices left
+    # Devices along each axis; -1: all that are left. `context` divides the length of rows.
+    config.mesh = ConfigDict({"data": -1, "fsdp": 1, "context": 1, "tensor": 1})
+    config.context_order = "contiguous"  # or "zigzag", "striped": parts of a row that cost alike
 
     # Parts of each batch that are computed one after another. Not given: for each bucket as few as
     # fit the memory.

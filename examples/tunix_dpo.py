@@ -98,8 +98,14 @@ def train(workdir, steps):
     # Lockstep: two lengths of an example, of its prompt and of its longer response.
     lengths = [(len(prompt), max(map(len, responses))) for prompt, *responses in examples]
     # Lockstep: a few shapes, and one example in a row.
-    shapes = {"tokens_per_batch": 2048, "length_multiple": 32, "row_multiple": jax.device_count()}
-    buckets = pipeline.fit_buckets(lengths, max_buckets=3, packing="none", **shapes)
+    buckets = pipeline.fit_buckets(
+        lengths,
+        tokens_per_batch=2048,
+        max_buckets=3,
+        packing="none",
+        length_multiple=32,
+        row_multiple=jax.device_count(),
+    )
     plan = pipeline.Plan(lengths, buckets, packing="none", seed=0)
     print(plan)
     # Tunix saves a last checkpoint without `custom_checkpoint_metadata`, unless a rule saves it.

@@ -4,7 +4,6 @@ Shape letters are explained in `models/__init__.py`.
 """
 
 import logging
-from collections.abc import Callable
 from functools import cache
 
 import jax
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from models.blocked import blocked_attention
-from models.mesh import per_device
+from models.mesh import per_device, splits_length
 from models.segments import visible
 from models.splash import splash_attention, splash_available
 
@@ -26,6 +25,7 @@ def segment_attention(
     *,
     q_segment_ids: Array,
     kv_segment_ids: Array | None = None,
+    positions: Array | None = None,
     causal: bool = True,
     window: int | None = None,
     implementation: str = "auto",
@@ -39,12 +39,18 @@ def segment_attention(
 
     For segment ids [1, 1, 2, 2, 0], causal, the places seen are 0 | 0 1 | 2 | 2 3 | none.
 
+    Under a mesh with an axis `context`, each device computes its part of a row's queries against
+    all keys. The columns of a row may then be in any order: in place of places in the row,
+    `positions` of one segment are compared.
+
     Args:
         q: queries [B, L, N, K], floating point.
         k: keys [B, S, G, K]; N is a multiple of G, and N/G neighbouring query heads share a key.
         v: values [B, S, G, K].
         q_segment_ids: int [B, L].
         kv_segment_ids: int [B, S]; left out, the queries' ids.
+        positions: int [B, L], ascending in each segment, of queries and keys alike; needed for
+            causal order and windows under a mesh with an axis `context`, else not used.
         causal: compare places in the row; needs L = S.
         window: at least 1; needs L = S.
         implementation: one of `IMPLEMENTATIONS`; "auto" chooses.
@@ -55,26 +61,49 @@ def segment_attention(
     itself = kv_segment_ids is None
     kv_segment_ids = q_segment_ids if kv_segment_ids is None else kv_segment_ids
     _check(q, k, v, q_segment_ids, kv_segment_ids, causal, window, implementation)
-    by_place_across = not itself and (causal or window is not None)
+    by_place, any_order = causal or window is not None, splits_length()
+    if by_place and any_order and (positions is None or not itself):
+        raise ValueError(
+            "the mesh splits rows over 'context', so that their columns may be in any order, and "
+            "causal order and windows compare positions: give positions, and no kv_segment_ids."
+        )
+    no_splash = ""
+    if by_place and not itself:
+        no_splash = "splash compares places in self-attention only: leave kv_segment_ids out"
+    elif any_order:
+        no_splash = "splash wants whole rows, and the mesh splits them over 'context'"
     if implementation == "auto":
         implementation, why = choose(jax.default_backend(), q.dtype, q.shape[1], k.shape[1])
-        if implementation == "splash" and by_place_across:
-            implementation, why = "blocked", "splash compares places in self-attention only"
+        if implementation == "splash" and no_splash:
+            implementation, why = "blocked", no_splash
         _say(implementation, why, q.shape[1], k.shape[1])
-    if implementation == "splash" and by_place_across:
-        raise ValueError(
-            "implementation is 'splash', which knows causal order and windows only where queries "
-            "and keys have the same segment ids: leave kv_segment_ids out, or use 'blocked'."
+    if implementation == "splash" and no_splash:
+        raise ValueError(f"implementation is 'splash', but {no_splash}; or use 'blocked'.")
+    if implementation == "splash":
+        return per_device(
+            lambda q, q_ids, k, v, kv_ids: splash_attention(q, k, v, q_ids, kv_ids, causal, window),
+            (q, q_segment_ids),
+            (k, v, kv_segment_ids),
         )
-    arrays = q, k, v, q_segment_ids, kv_segment_ids
+    positions = positions if any_order and itself else None
     if implementation == "dense":
-        return dense_attention(*arrays, causal, window)
-    sparse: dict[str, Callable[..., Array]] = {
-        "blocked": blocked_attention,
-        "splash": splash_attention,
-    }
-    attend = sparse[implementation]
-    return per_device(lambda *local: attend(*local, causal, window), *arrays)
+        return dense_attention(q, k, v, q_segment_ids, kv_segment_ids, positions, causal, window)
+    places_BL = jnp.broadcast_to(jnp.arange(q.shape[1]), q_segment_ids.shape)
+    keys: tuple[Array, ...] = (k, v, kv_segment_ids)
+    if any_order:
+        # Sorted by segment and position, keys are in one piece for each segment.
+        minor = jnp.zeros_like(kv_segment_ids) if positions is None else positions
+        order_BS = jnp.lexsort((minor, kv_segment_ids))
+        places_BL = places_BL if positions is None else jnp.argsort(order_BS)
+        keys = *keys, order_BS
+
+    def attend(q, q_ids, places, k, v, kv_ids, *order):
+        if order:
+            kv_ids = jnp.take_along_axis(kv_ids, order[0], axis=1)
+            k, v = (jnp.take_along_axis(x, order[0][:, :, None, None], axis=1) for x in (k, v))
+        return blocked_attention(q, k, v, q_ids, kv_ids, places, causal, window)
+
+    return per_device(attend, (q, q_segment_ids, places_BL), keys)
 
 
 def choose(platform: str, dtype: jnp.dtype, q_length: int, kv_length: int) -> tuple[str, str]:
@@ -121,10 +150,13 @@ def dense_attention(
     v_BSGK: Array,
     q_ids_BL: Array,
     kv_ids_BS: Array,
+    positions_BL: Array | None,
     causal: bool,
     window: int | None,
 ) -> Array:
     """Return what `segment_attention` promises by masking all L×S scores: right, but never cheap.
+
+    `positions_BL`, of queries and keys alike, are compared in place of places in the row.
 
     Softmax over a row in which everything is masked gives the mean of all values, and its gradient
     would reach the keys; so such rows are replaced by zeros, which cuts both. XLA has no float16
@@ -133,7 +165,8 @@ def dense_attention(
     dtype = q_BLNK.dtype
     if dtype == jnp.float16 and jax.default_backend() == "cpu":
         q_BLNK, k_BSGK, v_BSGK = (x.astype(jnp.float32) for x in (q_BLNK, k_BSGK, v_BSGK))
-    places = jnp.arange(q_BLNK.shape[1]), jnp.arange(k_BSGK.shape[1])
+    places = [jnp.arange(ids.shape[1]) for ids in (q_ids_BL, kv_ids_BS)]
+    places = places if positions_BL is None else [positions_BL, positions_BL]
     seen_BLS = visible(q_ids_BL, kv_ids_BS, *places, causal=causal, window=window)
     out_BLNK = jax.nn.dot_product_attention(q_BLNK, k_BSGK, v_BSGK, mask=seen_BLS[:, None])
     return jnp.where(seen_BLS.any(axis=-1)[:, :, None, None], out_BLNK, 0).astype(dtype)

@@ -20,61 +20,67 @@ from models.segments import reach, visible
 NOTHING = -1e30  # below every score, yet finite: exp(NOTHING − NOTHING) is not NaN
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(5, 6))
+@partial(jax.custom_vjp, nondiff_argnums=(6, 7))
 def blocked_attention(
     q_BLNK: Array,
     k_BSGK: Array,
     v_BSGK: Array,
     q_ids_BL: Array,
     kv_ids_BS: Array,
+    q_places_BL: Array,
     causal: bool,
     window: int | None,
 ) -> Array:
     """Return what `segment_attention` promises, in time that grows with what queries see.
 
-    Reverse-mode derivatives only.
+    Key i is at place i of its row, query i at `q_places_BL[:, i]`. Reverse-mode derivatives only.
     """
-    return _forward(q_BLNK, k_BSGK, v_BSGK, q_ids_BL, kv_ids_BS, causal, window)[0]
+    ids_and_places = q_ids_BL, kv_ids_BS, q_places_BL
+    return _forward(q_BLNK, k_BSGK, v_BSGK, *ids_and_places, causal, window)[0]
 
 
-def _forward(q_BLNK, k_BSGK, v_BSGK, q_ids_BL, kv_ids_BS, causal, window):
+def _forward(q_BLNK, k_BSGK, v_BSGK, q_ids_BL, kv_ids_BS, q_places_BL, causal, window):
     B, L, N, K = q_BLNK.shape
-    ranges, q_ids_BIQ = _ranges(q_ids_BL, kv_ids_BS, causal, window)
+    ranges, *ids_and_places = _ranges(q_ids_BL, kv_ids_BS, q_places_BL, causal, window)
     q_BIQGHK = _blocks(q_BLNK, k_BSGK.shape[2])
     row = partial(_forward_row, causal=causal, window=window)
-    out, lse = _each_row(row, ranges, q_BIQGHK, q_ids_BIQ, k_BSGK, v_BSGK, kv_ids_BS)
+    out, lse = _each_row(row, ranges, q_BIQGHK, *ids_and_places, k_BSGK, v_BSGK, kv_ids_BS)
     out_BLNK = out.reshape(B, -1, N, K)[:, :L]
-    return out_BLNK, (q_BLNK, k_BSGK, v_BSGK, q_ids_BL, kv_ids_BS, out_BLNK, lse)
+    saved = q_BLNK, k_BSGK, v_BSGK, q_ids_BL, kv_ids_BS, q_places_BL, out_BLNK, lse
+    return out_BLNK, saved
 
 
 def _backward(causal, window, saved, g_BLNK):
-    q_BLNK, k_BSGK, v_BSGK, q_ids_BL, kv_ids_BS, out_BLNK, lse_BIQGH = saved
+    q_BLNK, k_BSGK, v_BSGK, q_ids_BL, kv_ids_BS, q_places_BL, out_BLNK, lse_BIQGH = saved
     B, L, N, K = q_BLNK.shape
     G = k_BSGK.shape[2]
-    ranges, q_ids_BIQ = _ranges(q_ids_BL, kv_ids_BS, causal, window)
+    ranges, *ids_and_places = _ranges(q_ids_BL, kv_ids_BS, q_places_BL, causal, window)
     delta_BLN = jnp.sum(out_BLNK.astype(jnp.float32) * g_BLNK.astype(jnp.float32), axis=-1)
     q_BIQGHK, delta_BIQGH, g_BIQGHK = (_blocks(x, G) for x in (q_BLNK, delta_BLN, g_BLNK))
     row = partial(_backward_row, causal=causal, window=window)
-    rows = q_BIQGHK, q_ids_BIQ, k_BSGK, v_BSGK, kv_ids_BS, lse_BIQGH, delta_BIQGH, g_BIQGHK
+    of_queries = lse_BIQGH, delta_BIQGH, g_BIQGHK
+    rows = q_BIQGHK, *ids_and_places, k_BSGK, v_BSGK, kv_ids_BS, *of_queries
     dq, dk_BSGK, dv_BSGK = _each_row(row, ranges, *rows)
-    return dq.reshape(B, -1, N, K)[:, :L], dk_BSGK, dv_BSGK, None, None
+    return dq.reshape(B, -1, N, K)[:, :L], dk_BSGK, dv_BSGK, None, None, None
 
 
 blocked_attention.defvjp(_forward, _backward)
 
 
-def _forward_row(starts_I, counts_I, q_IQGHK, q_ids_IQ, k_SGK, v_SGK, kv_ids_S, *, causal, window):
+def _forward_row(
+    starts_I, counts_I, q_IQGHK, q_ids_IQ, q_places_IQ, k_SGK, v_SGK, kv_ids_S, *, causal, window
+):
     """Return the outputs [I, Q, G, H, K] of one row, and the ln of their normalisers."""
     _, Q, G, H, K = q_IQGHK.shape
 
     def queries(block):
-        index, start, count, q_QGHK, q_ids_Q = block
+        start, count, q_QGHK, q_ids_Q, q_places_Q = block
         q_GHQK = jnp.moveaxis(q_QGHK, 0, 2)
 
         def keys(j, carry):
             peak_GHQ, sum_GHQ, out_GHQK = carry
             k_TGK, v_TGK, seen_QT, _ = _fetch(
-                k_SGK, v_SGK, kv_ids_S, start, j, q_ids_Q, index * Q, causal, window
+                k_SGK, v_SGK, kv_ids_S, start, j, q_ids_Q, q_places_Q, causal, window
             )
             scores_GHQT = jnp.where(seen_QT, _scores(q_GHQK, k_TGK), NOTHING)
             new_peak = jnp.maximum(peak_GHQ, scores_GHQT.max(axis=-1))
@@ -95,13 +101,12 @@ def _forward_row(starts_I, counts_I, q_IQGHK, q_ids_IQ, k_SGK, v_SGK, kv_ids_S, 
         lse_QGH = jnp.moveaxis(peak_GHQ + jnp.log(sum_GHQ), 2, 0)
         return out_QGHK.astype(q_IQGHK.dtype), lse_QGH
 
-    indices = jnp.arange(q_IQGHK.shape[0])
-    return jax.lax.map(queries, (indices, starts_I, counts_I, q_IQGHK, q_ids_IQ))
+    return jax.lax.map(queries, (starts_I, counts_I, q_IQGHK, q_ids_IQ, q_places_IQ))
 
 
 def _backward_row(
-    starts_I, counts_I, q_IQGHK, q_ids_IQ, k_SGK, v_SGK, kv_ids_S, lse_IQGH, delta_IQGH, g_IQGHK,
-    *, causal, window,
+    starts_I, counts_I, q_IQGHK, q_ids_IQ, q_places_IQ, k_SGK, v_SGK, kv_ids_S, lse_IQGH,
+    delta_IQGH, g_IQGHK, *, causal, window,
 ):  # fmt: skip
     """Return the gradients of one row for queries [I, Q, G, H, K], keys and values [S, G, K].
 
@@ -111,14 +116,14 @@ def _backward_row(
     _, Q, G, H, K = q_IQGHK.shape
 
     def queries(dkv, block):
-        index, start, count, q_QGHK, q_ids_Q, lse_QGH, delta_QGH, g_QGHK = block
+        start, count, q_QGHK, q_ids_Q, q_places_Q, lse_QGH, delta_QGH, g_QGHK = block
         lse_GHQ1, delta_GHQ1 = (jnp.moveaxis(x, 0, 2)[..., None] for x in (lse_QGH, delta_QGH))
         q_GHQK, g_GHQK = (jnp.moveaxis(x, 0, 2) for x in (q_QGHK, g_QGHK))
 
         def keys(j, carry):
             dk_SGK, dv_SGK, dq_GHQK = carry
             k_TGK, v_TGK, seen_QT, place = _fetch(
-                k_SGK, v_SGK, kv_ids_S, start, j, q_ids_Q, index * Q, causal, window
+                k_SGK, v_SGK, kv_ids_S, start, j, q_ids_Q, q_places_Q, causal, window
             )
             weights = jnp.where(seen_QT, jnp.exp(_scores(q_GHQK, k_TGK) - lse_GHQ1), 0)
             dv_TGK = _product("GHQT,GHQK->TGK", weights.astype(g_GHQK.dtype), g_GHQK)
@@ -133,16 +138,14 @@ def _backward_row(
         return tuple(dkv), jnp.moveaxis(dq_GHQK, 2, 0).astype(q_IQGHK.dtype)
 
     zeros = jnp.zeros(k_SGK.shape, jnp.float32)
-    indices = jnp.arange(q_IQGHK.shape[0])
+    of_queries = q_IQGHK, q_ids_IQ, q_places_IQ, lse_IQGH, delta_IQGH, g_IQGHK
     (dk_SGK, dv_SGK), dq_IQGHK = jax.lax.scan(
-        queries,
-        (zeros, zeros),
-        (indices, starts_I, counts_I, q_IQGHK, q_ids_IQ, lse_IQGH, delta_IQGH, g_IQGHK),
+        queries, (zeros, zeros), (starts_I, counts_I, *of_queries)
     )
     return dq_IQGHK, dk_SGK.astype(k_SGK.dtype), dv_SGK.astype(v_SGK.dtype)
 
 
-def _fetch(k_SGK, v_SGK, kv_ids_S, start, j, q_ids_Q, q_place, causal, window):
+def _fetch(k_SGK, v_SGK, kv_ids_S, start, j, q_ids_Q, q_places_Q, causal, window):
     """Return the j-th block of keys and values from `start` on, what is seen of it, its place.
 
     The last block of a row is moved back so that it ends with the row; what it then shares with
@@ -154,9 +157,9 @@ def _fetch(k_SGK, v_SGK, kv_ids_S, start, j, q_ids_Q, q_place, causal, window):
     k_TGK, v_TGK, kv_ids_T = (
         jax.lax.dynamic_slice_in_dim(x, place, T) for x in (k_SGK, v_SGK, kv_ids_S)
     )
-    q_places, kv_places = q_place + jnp.arange(q_ids_Q.shape[0]), place + jnp.arange(T)
-    seen_QT = visible(q_ids_Q, kv_ids_T, q_places, kv_places, causal=causal, window=window)
-    return k_TGK, v_TGK, seen_QT & (kv_places >= wanted), place
+    places_T = place + jnp.arange(T)
+    seen_QT = visible(q_ids_Q, kv_ids_T, q_places_Q, places_T, causal=causal, window=window)
+    return k_TGK, v_TGK, seen_QT & (places_T >= wanted), place
 
 
 def _scores(q_GHQK, k_TGK):
@@ -191,15 +194,17 @@ def _blocks(x, num_kv_heads=None):
     return x.reshape(B, -1, Q, *heads, *rest[1:])
 
 
-def _ranges(q_ids_BL, kv_ids_BS, causal, window):
-    """Return, for each block of queries, its first key and number of key blocks; and the ids."""
-    q_ids_BIQ = _blocks(q_ids_BL)
+def _ranges(q_ids_BL, kv_ids_BS, q_places_BL, causal, window):
+    """Return, for each block of queries, its first key and number of key blocks; ids; places."""
+    q_ids_BIQ, q_places_BIQ = _blocks(q_ids_BL), _blocks(q_places_BL)
+    q_ids_BL, q_places_BL = (x.reshape(len(x), -1) for x in (q_ids_BIQ, q_places_BIQ))
     row_reach = jax.vmap(partial(reach, causal=causal, window=window))
-    reach_BL = row_reach(q_ids_BIQ.reshape(len(q_ids_BIQ), -1), kv_ids_BS)
+    reach_BL = row_reach(q_ids_BL, kv_ids_BS, q_places_BL)
     first_BIQ, stop_BIQ = (x.reshape(q_ids_BIQ.shape) for x in reach_BL)
     first_BI, stop_BI = first_BIQ.min(axis=-1), stop_BIQ.max(axis=-1)
     T = _block(kv_ids_BS.shape[1])
-    return (first_BI, jnp.maximum(0, (stop_BI - first_BI + T - 1) // T)), q_ids_BIQ
+    counts_BI = jnp.maximum(0, (stop_BI - first_BI + T - 1) // T)
+    return (first_BI, counts_BI), q_ids_BIQ, q_places_BIQ
 
 
 def _each_row(f, ranges, *arrays):

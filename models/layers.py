@@ -71,6 +71,7 @@ class Attention(nnx.Module):
             rotate(k_BLGK, positions_BL, self.config.rope_theta),
             v_BLGK,
             q_segment_ids=segment_ids_BL,
+            positions=positions_BL,
             causal=self.causal,
             window=self.config.window,
             implementation=self.config.attention,

@@ -1,10 +1,10 @@
-"""What a mesh changes: rows and heads are split over devices, and the compiler is told so.
+"""What a mesh changes: rows, positions and heads are split over devices; the compiler is told so.
 
 The mesh is the one of the surrounding `jax.set_mesh`; without one, nothing here does anything.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,45 +12,61 @@ from jax import Array
 from jax.sharding import AxisType, PartitionSpec
 
 ROW_AXES = ("data", "fsdp")
+LENGTH_AXIS = "context"
 HEAD_AXIS = "tensor"
 
 
-def split_rows(x: Array) -> Array:
-    """Return x with its rows (dimension 0) split over `data` and `fsdp`, and nothing else.
+def splits_length() -> bool:
+    """Return whether the mesh splits rows along their length, over `context`.
+
+    If so, the columns of a row may be in any order: only segment ids and positions tell what is
+    before what.
+    """
+    return LENGTH_AXIS in _axis_sizes()
+
+
+def split_batch(x: Array) -> Array:
+    """Return x [B, L, …], rows split over `data` and `fsdp`, positions over `context`, no more.
 
     Said of the residual stream, it makes the compiler gather a layer's weights along `fsdp`,
     which is what that axis is for; left alone, it may rather move activations about.
     """
-    rows = _row_axes(x.shape[0], _axis_sizes())
-    return jax.lax.with_sharding_constraint(x, PartitionSpec(rows)) if rows else x
+    sizes = _axis_sizes()
+    rows, length = _row_axes(x.shape[0], sizes), _axis(LENGTH_AXIS, x.shape[1], sizes)
+    if not rows and not length:
+        return x
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(rows or None, length))
 
 
-def per_device(f: Callable[..., Any], *arrays: Array) -> Any:
-    """Return f(*arrays), computed by every device on its own rows and heads.
+def per_device(f: Callable[..., Any], queries: Sequence[Array], keys: Sequence[Array]) -> Any:
+    """Return f(*queries, *keys), computed by every device for its own rows, queries and heads.
 
     Every array that goes in or comes out has rows in dimension 0 (split over `data` and `fsdp`)
-    and, if it has three dimensions or more, heads in dimension 2 (split over `tensor`); f must
-    treat rows and heads independently. Under plain `jit` the partitioner cannot know that of a
-    loop with dynamic slices, and gathers its operands on every device.
+    and, if it has three dimensions or more, heads in dimension 2 (split over `tensor`). Queries,
+    and what comes out, have positions in dimension 1 (split over `context`); each device has the
+    keys of whole rows, gathered along that axis. f must treat rows, queries and heads
+    independently. Under plain `jit` the partitioner cannot know that of a loop with dynamic
+    slices, and gathers its operands on every device.
 
     With axes that are already manual (inside a `shard_map`), or where an axis does not divide its
     dimension, f sees the whole of it.
     """
-    sizes = _axis_sizes()
+    sizes, arrays = _axis_sizes(), (*queries, *keys)
     rows = _row_axes(arrays[0].shape[0], sizes)
+    length = _axis(LENGTH_AXIS, arrays[0].shape[1], sizes)
     num_heads = math.gcd(*(array.shape[2] for array in arrays if array.ndim > 2))
-    heads = HEAD_AXIS if HEAD_AXIS in sizes and num_heads % sizes[HEAD_AXIS] == 0 else None
-    if not rows and not heads:
+    heads = _axis(HEAD_AXIS, num_heads, sizes)
+    if not rows and not length and not heads:
         return f(*arrays)
 
-    def spec(array):
-        return PartitionSpec(*(rows or None, None, heads)[: array.ndim])
+    def spec(array, length=length):
+        return PartitionSpec(*(rows or None, length, heads)[: array.ndim])
 
     return jax.shard_map(
         f,
-        in_specs=tuple(map(spec, arrays)),
+        in_specs=(*map(spec, queries), *(spec(array, None) for array in keys)),
         out_specs=jax.tree.map(spec, jax.eval_shape(f, *arrays)),
-        axis_names=set(rows) | ({heads} if heads else set()),
+        axis_names={*rows, length, heads} - {None},
         check_vma=False,
     )(*arrays)
 
@@ -60,6 +76,11 @@ def _axis_sizes() -> dict[str, int]:
     mesh = jax.sharding.get_abstract_mesh()
     axes = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
     return {name: size for name, size, kind in axes if size > 1 and kind == AxisType.Auto}
+
+
+def _axis(name: str, size: int, sizes: dict[str, int]) -> str | None:
+    """Return the axis, if there is one and it divides a dimension of that size."""
+    return name if name in sizes and size % sizes[name] == 0 else None
 
 
 def _row_axes(num_rows: int, sizes: dict[str, int]) -> tuple[str, ...]:

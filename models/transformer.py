@@ -13,7 +13,7 @@ from jax import Array
 
 from models.config import TransformerConfig
 from models.layers import Attention, RMSNorm, SwiGLU
-from models.mesh import split_rows
+from models.mesh import split_batch
 
 # Small, as in GPT-2: with shared input and output vectors, larger ones would make a fresh model
 # sure that each token repeats itself, and the first loss far above ln(vocab_size).
@@ -30,7 +30,7 @@ class Embedding(nnx.Module):
 
     def __call__(self, tokens_BL: Array) -> Array:
         """Return [B, L, D] in the compute dtype."""
-        return split_rows(self.table[...].astype(self.dtype)[tokens_BL])
+        return split_batch(self.table[...].astype(self.dtype)[tokens_BL])
 
     def logits(self, x_BLD: Array) -> Array:
         """Return float32 [B, L, V]."""
@@ -99,7 +99,7 @@ class Transformer(nnx.Module):
 
         def run(x_BLD, parameters):
             layer = nnx.merge(graph, parameters)
-            return split_rows(layer(x_BLD, segment_ids_BL, positions_BL, memory)), None
+            return split_batch(layer(x_BLD, segment_ids_BL, positions_BL, memory)), None
 
         if self.config.remat:
             run = jax.checkpoint(run, prevent_cse=not scan)

@@ -26,6 +26,19 @@ def test_spread_inside_a_compiled_step_gives_the_same_batch(corpus, buckets, pac
         assert_same(step(batch), whole[number])
 
 
+def test_pairs_expand_to_the_same_batch_on_the_host_and_in_a_compiled_step(pairs):
+    plan = Plan(pairs, [Bucket(8, (48, 32))], overflow="truncate")
+    whole, compact = Batches(pairs, plan), Batches(pairs, plan, compact=True)
+    step = jax.jit(pipeline.expand)
+    tokens = {"inputs", "decoder_inputs", "targets"}
+    for number in range(len(whole)):
+        batch = compact[number]
+        assert set(batch) == tokens | {"inputs_segments", "targets_segments"}
+        assert_same(step(batch), whole[number])
+        assert_same(pipeline.expand(batch), whole[number])
+    assert all(isinstance(values, np.ndarray) for values in pipeline.expand(batch).values())
+
+
 def test_shapes_are_those_of_the_bucket_whatever_the_batch(corpus, buckets):
     plan = Plan(corpus, buckets)
     compact = Batches(corpus, plan, compact=True)

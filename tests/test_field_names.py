@@ -78,7 +78,8 @@ def test_huggingface_has_names_for_both_sides_of_pairs():
     [
         (BATCH | {"images": BATCH["inputs"]}, "maxtext", "no name for images"),
         (BATCH | {"segments": BATCH["inputs"]}, "maxtext", "call `expand` on a compact batch"),
-        (BATCH, "t5x", "convention is 't5x'; .* one of maxtext, tunix, huggingface"),
+        (BATCH, "t5x", "convention is 't5x'; .* one of maxtext, tunix, huggingface, thd"),
+        (BATCH, "thd", "not compact, and thd needs .*compact=True"),
         (BATCH, "tunix", "row 0 holds 2 segments.* packing='none'"),
         (PAIR, "maxtext", "no name for decoder_inputs"),
         (PAIR, "tunix", "no name for decoder_inputs"),

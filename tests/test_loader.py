@@ -165,7 +165,7 @@ def test_wrong_ways_to_ask_for_batches_get_a_sentence(corpus, buckets):
         Batches(corpus, Plan([1, 2], buckets))
     with pytest.raises(ValueError, match="repeat them once"):
         Batches(corpus, plan).repeat(2).repeat(2)
-    with pytest.raises(ValueError, match="neither 'data' nor 'fsdp'"):
+    with pytest.raises(ValueError, match="none of 'data', 'fsdp' and 'context'"):
         pipeline.to_global({}, auto_mesh((4,), ("x",)))
     with pytest.raises(ValueError, match="this process holds"):
         pipeline.to_global({"inputs": np.zeros((2, 8))}, MESHES["rows"][0], shape=(8, 8))

@@ -280,8 +280,6 @@ def test_what_does_not_belong_together_is_refused(pairs, sides, plan, tmp_path):
     fewer = Pairs.from_arrays(sides[0][:9], sides[1][:9], tmp_path / "fewer")
     with pytest.raises(ValueError, match="there are 9 inputs and 300 targets"):
         Pairs(fewer.inputs, pairs.targets)
-    with pytest.raises(ValueError, match="are not made compact"):
-        Batches(pairs, plan, compact=True)
     with pytest.raises(ValueError, match=re.escape("it must be one of truncate, drop, error")):
         pipeline.load(pairs, buckets=BUCKETS, overflow="split")
     with pytest.raises(ValueError, match="give a longer bucket, or overflow='truncate' or 'drop'"):

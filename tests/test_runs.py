@@ -125,6 +125,7 @@ def test_a_change_needs_a_word_and_is_told_before_it_is_made(
         ({"optimizer__warmup_steps": 30}, "warm-up takes some of these, or 0"),
         ({"model__attention": "foo"}, "attention is 'foo'"),
         ({"mesh__data": 3}, "does not fit 4 devices"),
+        ({"context_order": "zig"}, "context_order is 'zig'; it must be one of contiguous, zigzag"),
         ({"batches__packing": "bestfit"}, "packing is 'bestfit'; it must be one of"),
         ({"batches__overflow": "wrap"}, "overflow is 'wrap'; it must be one of"),
         ({"batches__tokens_per_batch": 0}, "tokens_per_batch"),
@@ -142,6 +143,31 @@ def test_bad_options_are_refused_before_anything_is_prepared(
         run(tiny(text, **fields), tmp_path)
     assert sentence in str(error.value)
     assert not (tmp_path / "corpus").exists()
+
+
+def test_lengths_that_do_not_divide_show_the_option_that_helps(text, tmp_path):  # noqa: F811
+    config = tiny(text, **SMALL, mesh__data=1, mesh__context=4, context_order="zigzag")
+    config.batches.update(length_multiple=4, max_length=100, max_buckets=1)
+    with pytest.raises(ValueError, match=r"over 8 .*batches.length_multiple=8"):
+        run(config, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_the_length_divided_and_in_any_order(text, tmp_path):  # noqa: F811
+    small = {**SMALL, "batches__row_multiple": 4, "optimizer__decay_steps": 12}
+    run(tiny(text, **small, steps=12), tmp_path / "rows")
+    context = {**small, "mesh__data": 1, "mesh__context": 4}
+    run(tiny(text, **context, steps=8, context_order="zigzag"), tmp_path / "length")
+    context["mesh__context"], context["mesh__data"] = 2, 2
+    run(tiny(text, **context, steps=12, context_order="striped"), tmp_path / "length")
+    ours, theirs = (steps(tmp_path / name) for name in ("length", "rows"))
+    assert [line["bucket"] for line in ours] == [line["bucket"] for line in theirs]
+    for name in ("loss", "gradient_norm"):
+        np.testing.assert_allclose(
+            [line[name] for line in ours], [line[name] for line in theirs], rtol=1e-4
+        )
+    ours, theirs = (summary(tmp_path / name)["eval_loss_last"] for name in ("length", "rows"))
+    assert ours == pytest.approx(theirs, rel=1e-4)
 
 
 def test_a_budget_that_no_bucket_meets_ends_the_run_before_its_first_step(text, tmp_path):  # noqa: F811

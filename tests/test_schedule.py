@@ -141,11 +141,13 @@ def test_the_future_of_a_schedule_may_change_and_its_past_may_not():
 
 def test_rows_that_do_not_divide_over_other_devices_show_the_change_that_helps():
     first, plan = planned([])
-    first.check(plan, 0, 100, 2)
+    first.check(plan, 0, 100, (2, 1))
     with pytest.raises(ValueError, match=r"8x32 .*over 3 groups.*--config.batches.row_multiple=3"):
-        first.check(plan, 0, 100, 3)
+        first.check(plan, 0, 100, (3, 1))
     with pytest.raises(ValueError, match=r"--change='{\"row_multiple\": 3}', from step 5 on"):
-        first.check(plan, 5, 100, 3)
+        first.check(plan, 5, 100, (3, 1))
+    with pytest.raises(ValueError, match=r"lengths of the buckets .*batches.length_multiple=7"):
+        first.check(plan, 0, 100, (1, 7))
 
 
 @pytest.mark.parametrize(

@@ -280,6 +280,11 @@ def test_devices_share_batches_and_a_later_call_keeps_their_rows(corpus, tmp_pat
     assert pipeline.score(corpus, ready, directory=four, **OPTIONS).equals(scores)
     pipeline.score(corpus, ready, directory=one, row_multiple=4, **OPTIONS)
     assert files(one) == files(four)
+    mesh = jax.make_mesh((4,), ("context",), axis_types=auto)
+    pipeline.score(
+        corpus, ready, directory=tmp_path / "length", mesh=mesh, row_multiple=4, **OPTIONS
+    )
+    assert files(tmp_path / "length") == files(four)
 
 
 def test_a_run_scores_its_documents_with_its_latest_checkpoint(text, tmp_path):  # noqa: F811

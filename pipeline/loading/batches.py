@@ -11,6 +11,7 @@ import grain
 import numpy as np
 
 from pipeline.loading.collate import POSITIONS, Positions, collate, collate_pairs
+from pipeline.loading.context import CONTEXT_ORDERS, ContextOrder
 from pipeline.loading.fields import Batch
 from pipeline.loading.iteration import NO_RUNS, Origin
 from pipeline.loading.sharding import (
@@ -64,13 +65,17 @@ class Batches(StepDataset):
             builds exactly the rows and columns that its devices hold.
         process_index, process_count: in place of `sharding`: build the rows
             `[p·rows/P, (p+1)·rows/P)` of process `p` of `P`; default all rows.
-        compact: give `segments`, int32 `[rows, most segments, 2]`, in place of segment ids,
-            positions and weights; `pipeline.expand` makes these inside the compiled step.
+        compact: give `segments`, int32 `[rows, most segments, 2]` (of pairs `inputs_segments` and
+            `targets_segments`), in place of segment ids, positions and weights; `pipeline.expand`
+            makes these inside the compiled step.
         positions: where a later piece of a split example begins: "continue" where the last piece
             ended, or "restart" at 0, so that no position reaches the length of its row.
         transform: a function of each batch that returns another dict of arrays, for example
             `lambda batch: pipeline.rename(batch, "maxtext")`; None: batches are as above. Unlike
             functions of a later `map`, a `Loader` and `specs` know it. It must accept empty rows.
+        context_order: the order of the columns of a row whose length `sharding` divides:
+            "contiguous" (default), or "zigzag" or "striped", with which each part of a row costs
+            about the same in causal attention. All fields are laid out alike.
 
     Attributes:
         blocks: the `Block` that this process builds, by bucket (of pairs, by side of a bucket).
@@ -93,6 +98,7 @@ class Batches(StepDataset):
         compact: bool = False,
         positions: Positions = "continue",
         transform: Transform | None = None,
+        context_order: ContextOrder = "contiguous",
     ):
         super().__init__()
         if len(corpus) != plan.num_examples:
@@ -110,9 +116,13 @@ class Batches(StepDataset):
                 "corpora joined, Corpora({'first': corpus, 'new': …}), so that a state can tell "
                 "what was there"
             )
-        if compact and sides == 2:
-            raise ValueError("batches of pairs are not made compact; leave out compact=True")
         require_one_of("positions", positions, POSITIONS)
+        require_one_of("context_order", context_order, CONTEXT_ORDERS)
+        if compact and context_order != "contiguous":
+            raise ValueError(
+                f"compact batches have contiguous rows, and context_order is {context_order!r}; "
+                "leave out compact=True"
+            )
         if sharding is not None and process_count != 1:
             raise ValueError(
                 "both sharding and process_count say which rows to build; give one of them"
@@ -127,7 +137,7 @@ class Batches(StepDataset):
         self.blocks: dict[Bucket, Block] = {
             side: slice_of_process(side.shape, process_index, process_count)
             if sharding is None
-            else block_of_sharding(sharding, side.shape)
+            else block_of_sharding(sharding, side.shape, context_order)
             for bucket in plan.buckets
             for side in bucket.sides
         }
@@ -212,14 +222,15 @@ class Batches(StepDataset):
 
     def _collate(self, planned: PlannedBatch) -> Mapping[str, Any]:
         bucket, sides = planned.bucket, self.corpus.sides
+        most = self._max_segments.get(bucket)
         if len(sides) == 2:  # never split, so positions begin at 0 either way
-            batch: Any = collate_pairs(sides, planned, self.blocks)
+            batch: Any = collate_pairs(sides, planned, self.blocks, max_segments=most)
         else:
             batch = collate(
                 sides[0],
                 planned,
                 self.blocks[bucket],
-                max_segments=self._max_segments.get(bucket),
+                max_segments=most,
                 positions=self.positions,
             )
         return batch if self._transform_batch is None else self._transform_batch(batch)

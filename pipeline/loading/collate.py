@@ -1,5 +1,6 @@
 """Collation: the arrays of a batch from its planned segments, without a loop over segments."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
@@ -48,6 +49,10 @@ def collate(
         `inputs_positions` (int32) and `loss_weights` (float32), each `[rows, length]` of the block.
         A compact batch has `segments` in place of the last three: see `pipeline.loading.compact`.
     """
+    if block.order is not None:  # its columns may be from anywhere in the row
+        whole = dataclasses.replace(block, columns=(0, planned.bucket.shape[1]), order=None)
+        batch = collate(corpus, planned, whole, positions=positions)
+        return {name: values[:, block.order] for name, values in batch.items()}
     height, width = block.shape
     in_rows = _in_rows(planned, block.rows, positions)
     row, column, ids, example, start, position, size, epoch = _in_columns(in_rows, block.columns)
@@ -77,7 +82,11 @@ def collate(
 
 
 def collate_pairs(
-    sides: Sequence[Readable], planned: PlannedBatch, blocks: Mapping[Bucket, Block]
+    sides: Sequence[Readable],
+    planned: PlannedBatch,
+    blocks: Mapping[Bucket, Block],
+    *,
+    max_segments: int | None = None,
 ) -> dict[str, np.ndarray]:
     """The arrays of a planned batch of pairs; both sides of a pair have the same segment id.
 
@@ -90,17 +99,23 @@ def collate_pairs(
         sides: inputs and targets.
         planned: the segments of the global batch.
         blocks: the rows and columns to build, for the bucket of each side.
+        max_segments: as for `collate`.
 
     Returns:
         `inputs`, `inputs_segment_ids` and `inputs_positions` (int32, `[rows, length]` of the
         inputs' block); `decoder_inputs`, `targets`, `targets_segment_ids`, `targets_positions`
-        (int32) and `loss_weights` (float32), of the targets' block.
+        (int32) and `loss_weights` (float32), of the targets' block. A compact batch has
+        `inputs_segments` and `targets_segments` in place of segment ids, positions and weights.
     """
     inputs, targets = (
-        collate(corpus, side, blocks[side.bucket])
+        collate(corpus, side, blocks[side.bucket], max_segments=max_segments)
         for corpus, side in zip(sides, planned.sides, strict=True)
     )
-    del inputs["loss_weights"]
+    inputs.pop("loss_weights", None)
+    if max_segments is not None:
+        inputs[f"inputs_{SEGMENTS}"] = inputs.pop(SEGMENTS)
+        targets[f"targets_{SEGMENTS}"] = targets.pop(SEGMENTS)
+        return inputs | targets
     for field in ("segment_ids", "positions"):
         targets[f"targets_{field}"] = targets.pop(f"inputs_{field}")
     targets["loss_weights"] = targets.pop("loss_weights")  # the last, as in other batches

@@ -7,6 +7,8 @@
 - Hugging Face, transformers 5.23: `ForCausalLMLoss` in `loss_utils.py`, where labels of -100 do not
   count and `shift_labels` are not shifted again; `find_packed_sequence_indices` in
   `masking_utils.py`, which tells packed examples apart by their positions.
+- "thd": `DotProductAttention` of Transformer Engine and `PackedSeqParams` of Megatron-LM;
+  `flash_attn_varlen_func` of FlashAttention calls `_kv` `_k`.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,9 +16,11 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from pipeline.loading.compact import SIDES, flatten
+
 Fields = Mapping[str, Any]
 
-Convention = Literal["maxtext", "tunix", "huggingface"]
+Convention = Literal["maxtext", "tunix", "huggingface", "thd"]
 
 # Tokens, segment ids and positions of each side of a batch.
 INPUTS = ("inputs", "inputs_segment_ids", "inputs_positions")
@@ -35,8 +39,11 @@ def rename(batch: Fields, convention: Convention) -> dict[str, Any]:
     `use_cache=False`: with a cache, they let all examples of a row attend to each other.
 
     Args:
-        batch: NumPy arrays `[rows, length]`, as `Batches` gives them, of a decoder or of pairs.
-        convention: "maxtext", "tunix" or "huggingface".
+        batch: NumPy arrays `[rows, length]`, as `Batches` gives them, of a decoder or of pairs. For
+            "thd" a compact batch, of NumPy or JAX arrays.
+        convention: "maxtext", "tunix", "huggingface", or "thd": rows one after
+            another and `cu_seqlens_q`, `cu_seqlens_kv`, `max_seqlen_q` and `max_seqlen_kv`, which
+            attention kernels of variable length take.
 
     Raises:
         ValueError: the convention is unknown, or cannot carry the batch: a field without a name
@@ -50,10 +57,10 @@ def rename(batch: Fields, convention: Convention) -> dict[str, Any]:
     pairs = "decoder_inputs" in batch
     if pairs and convention in ("maxtext", "tunix"):
         raise ValueError(f"{convention} has no name for decoder_inputs: it trains decoders alone")
-    known = (*INPUTS, *LOSS, *(TARGETS if pairs else ()))
+    known = (*INPUTS, *LOSS, *(TARGETS if pairs else ()), *(SIDES if convention == "thd" else ()))
     for name in batch:
         if name not in known:
-            advice = "; call `expand` on a compact batch" if name == "segments" else ""
+            advice = "; call `expand` on a compact batch" if name in SIDES else ""
             raise ValueError(
                 f"{convention} has no name for {name}; it has one for {', '.join(known)}{advice}"
             )
@@ -112,7 +119,7 @@ def _huggingface(batch: Fields) -> dict[str, Any]:
 
 
 CONVENTIONS: dict[str, Callable[[Fields], dict[str, Any]]] = dict(
-    zip(get_args(Convention), (_maxtext, _tunix, _huggingface), strict=True)
+    zip(get_args(Convention), (_maxtext, _tunix, _huggingface, flatten), strict=True)
 )
 
 

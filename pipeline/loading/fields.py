@@ -25,3 +25,5 @@ class Batch(TypedDict, Generic[Array]):
     targets_positions: Array
     # of compact batches, in place of segment ids, positions and weights: see `expand`
     segments: NotRequired[Array]
+    inputs_segments: NotRequired[Array]
+    targets_segments: NotRequired[Array]

@@ -1,5 +1,6 @@
 """The loader: an iterator that keeps batches coming to the devices, and `load`, which makes one."""
 
+import math
 import os
 import weakref
 from collections.abc import Callable, Iterable
@@ -12,9 +13,10 @@ import numpy as np
 from pipeline.keywords import suggest_option
 from pipeline.loading.batches import WAITING, Batches, Transform
 from pipeline.loading.collate import Positions
+from pipeline.loading.context import ContextOrder
 from pipeline.loading.fields import Batch
 from pipeline.loading.iteration import AT_ONCE
-from pipeline.loading.sharding import batch_mesh, batch_sharding, parts, to_global
+from pipeline.loading.sharding import batch_mesh, batch_sharding, multiples, to_global
 from pipeline.packing.bucket import Bucket
 from pipeline.packing.cascade import Attention, Packing
 from pipeline.planning.checks import list_keywords, select_options
@@ -67,7 +69,8 @@ class Loader(grain.DatasetIterator):
     Args:
         batches: what to load; made with the sharding of `mesh` and `spec` if there is a mesh.
         mesh: a `jax.sharding.Mesh`; None: all arrays are on the first local device.
-        spec: a `PartitionSpec` of `[rows, length]`; None: rows over the axes `data` and `fsdp`.
+        spec: a `PartitionSpec` of `[rows, length]`; None: rows over the axes `data` and `fsdp`,
+            length over `context`.
         prefetch: batches kept ready on the devices.
 
     Attributes:
@@ -181,6 +184,7 @@ def load(
     compact: bool = False,
     positions: Positions = "continue",
     transform: Transform | None = None,
+    context_order: ContextOrder = "contiguous",
     **options: Unpack[LoadOptions],
 ) -> Loader:
     """An iterator over the batches of a corpus: planned, packed and on the devices.
@@ -200,15 +204,18 @@ def load(
         corpus: a corpus, a view of one, pairs, `Corpora`, or the directory of a corpus or of pairs.
         buckets: the shapes; None: fitted, for which `tokens_per_batch` is needed.
         mesh: the devices that share a batch; None: the first local device.
-        spec: how `[rows, length]` is divided over the mesh; None: rows over `data` and `fsdp`.
+        spec: how `[rows, length]` is divided over the mesh; None: rows over `data` and `fsdp`,
+            length over `context`, as far as the mesh has these axes.
         num_epochs: passes through the corpus; None: endless, or until the plan ends.
         prefetch: batches kept ready on the devices (2).
-        compact: give `segments` in place of segment ids, positions and weights; call
-            `pipeline.expand(batch)` inside the step. Not for pairs.
+        compact: give `segments` (of pairs, `inputs_segments` and `targets_segments`) in place of
+            segment ids, positions and weights; call `pipeline.expand(batch)` inside the step.
         positions: a later piece of a split example goes on with its positions ("continue"), or
             begins at 0 ("restart").
         transform: a function of each batch of NumPy arrays before its transfer, which returns a
             dict of arrays; for example `lambda batch: pipeline.rename(batch, "maxtext")`.
+        context_order: the order of the columns of a row whose length is divided over the mesh:
+            "contiguous", "zigzag" or "striped" (contiguous); see `Batches`.
         **options: of `fit_buckets` and `Plan`, which say more; defaults in brackets.
             To fit buckets (positions are of both sides of pairs together):
             tokens_per_batch: the most positions in a global batch.
@@ -216,7 +223,7 @@ def load(
             max_length: positions in the longest row, of pairs (inputs, targets), rounded up to
                 `length_multiple` (longest example).
             length_multiple, row_multiple: bucket lengths are multiples of so many positions (128),
-                and rows of so many (the number of parts into which the mesh divides them).
+                and rows of so many (of both, as many as the mesh can divide).
             attention, width: "dense" or "segment" (dense), and the width of the model (1024).
             To plan:
             packing: "best_fit", "optimal" or "none", one example in a row (best_fit).
@@ -257,7 +264,9 @@ def load(
     mesh = batch_mesh(mesh)
     sharding = batch_sharding(mesh, spec)
     if buckets is None:
-        fitting = {"max_buckets": 4, "row_multiple": parts(sharding)[0], **options}
+        rows, length = multiples(sharding, context_order)
+        multiple = {"row_multiple": rows, "length_multiple": math.lcm(128, length)}
+        fitting = {"max_buckets": 4, **multiple, **options}
         buckets = fit_buckets(corpus, **select_options(FITTING, fitting))
     plan = Plan(corpus, buckets, **select_options(PLANNING, options))
     batches = Batches(
@@ -267,5 +276,6 @@ def load(
         compact=compact,
         positions=positions,
         transform=transform,
+        context_order=context_order,
     )
     return Loader(batches.repeat(num_epochs), mesh=mesh, spec=spec, prefetch=prefetch)

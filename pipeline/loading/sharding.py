@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipeline.loading.context import ContextOrder, column_order, num_chunks
+
 if TYPE_CHECKING:
     import jax
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -20,10 +22,13 @@ class Block:
     Attributes:
         rows: the rows in the global batch, ascending, int64 [n].
         columns: the first column and one past the last.
+        order: for each of these columns, the column of the planned row that it holds, int64
+            [columns]; None: itself.
     """
 
     rows: np.ndarray
     columns: tuple[int, int]
+    order: np.ndarray | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -60,23 +65,26 @@ def slice_of_process(shape: tuple[int, int], process_index: int, process_count: 
 
 
 @functools.lru_cache(maxsize=256)
-def block_of_sharding(sharding: "NamedSharding", shape: tuple[int, int]) -> Block:
+def block_of_sharding(
+    sharding: "NamedSharding", shape: tuple[int, int], context_order: ContextOrder = "contiguous"
+) -> Block:
     """The rows and columns that this process's devices hold under `sharding`.
 
     They come from the sharding's own index map, which knows any order of the mesh, replicas and a
-    sharded length axis.
+    sharded length axis; over that, the columns of a row are in `context_order`.
 
     Raises:
         ValueError: the rows, or the positions, do not divide over the sharding.
     """
-    row_parts, length_parts = parts(sharding)
-    if shape[0] % row_parts:
-        raise _does_not_divide(shape, row_parts, f"{sharding.spec} of {sharding.mesh}")
-    if shape[1] % length_parts:
+    row_multiple, length_multiple = multiples(sharding, context_order)
+    over = f"{sharding.spec} of {sharding.mesh}"
+    if shape[0] % row_multiple:
+        raise _does_not_divide(shape, row_multiple, over)
+    if shape[1] % length_multiple:
         raise ValueError(
-            f"a bucket of {shape[0]} rows × {shape[1]} does not divide over {sharding.spec} of "
-            f"{sharding.mesh}; make the length of every bucket a multiple of {length_parts} "
-            f"(fit_buckets: length_multiple={length_parts})"
+            f"a bucket of {shape[0]} rows × {shape[1]} does not divide over {over}, columns in "
+            f"{context_order} order; make the length of every bucket a multiple of "
+            f"{length_multiple} (fit_buckets: length_multiple={length_multiple})"
         )
     # The annotation of JAX allows None, which no sharding of a mesh has.
     every = sharding.addressable_devices_indices_map(shape).values()
@@ -84,7 +92,11 @@ def block_of_sharding(sharding: "NamedSharding", shape: tuple[int, int]) -> Bloc
     rows = np.unique(np.concatenate([np.arange(*index[0].indices(shape[0])) for index in indices]))
     rows.flags.writeable = False  # all batches of the shape share it
     spans = [index[1].indices(shape[1]) for index in indices]
-    return Block(rows, (min(span[0] for span in spans), max(span[1] for span in spans)))
+    columns = min(span[0] for span in spans), max(span[1] for span in spans)
+    order, (_, length_parts) = None, parts(sharding)
+    if context_order != "contiguous" and length_parts > 1:
+        order = column_order(context_order, shape[1], length_parts)[slice(*columns)]
+    return Block(rows, columns, order)
 
 
 def parts(sharding: "NamedSharding | None") -> tuple[int, int]:
@@ -95,6 +107,12 @@ def parts(sharding: "NamedSharding | None") -> tuple[int, int]:
     axes = [() if axis is None else axis if isinstance(axis, tuple) else (axis,) for axis in spec]
     rows, length = (math.prod(sharding.mesh.shape[name] for name in names) for names in axes)
     return rows, length
+
+
+def multiples(sharding: "NamedSharding | None", context_order: ContextOrder) -> tuple[int, int]:
+    """What the rows and the lengths of all buckets must be multiples of."""
+    rows, length = parts(sharding)
+    return rows, num_chunks(context_order, length)
 
 
 def _does_not_divide(shape: tuple[int, int], multiple: int, over: str) -> ValueError:
@@ -115,21 +133,25 @@ def batch_mesh(mesh: "Mesh | None") -> "Mesh":
 
 
 def batch_sharding(mesh: "Mesh", spec: "PartitionSpec | None" = None) -> "NamedSharding":
-    """The sharding of batches: rows over the mesh's `data` and `fsdp` axes, or as `spec` says.
+    """The sharding of batches over the axes of a mesh, or as `spec` says.
+
+    Rows are divided over `data` and `fsdp`, their length over `context`, as far as the mesh has
+    these axes.
 
     Raises:
-        ValueError: the mesh has neither axis and no `spec` is given.
+        ValueError: the mesh has none of them and no `spec` is given.
     """
     import jax
 
     if spec is None:
         axes = tuple(axis for axis in ("data", "fsdp") if axis in mesh.axis_names)
-        if not axes:
+        length = ("context",) if "context" in mesh.axis_names else ()
+        if not axes and not length:
             raise ValueError(
-                f"the mesh has the axes {mesh.axis_names}, neither 'data' nor 'fsdp'; say with "
-                "spec=jax.sharding.PartitionSpec(…) over which of them the rows are divided"
+                f"the mesh has the axes {mesh.axis_names}, none of 'data', 'fsdp' and 'context'; "
+                "say with spec=jax.sharding.PartitionSpec(…) over which of them batches are divided"
             )
-        spec = jax.sharding.PartitionSpec(axes)
+        spec = jax.sharding.PartitionSpec(axes, *length)
     return jax.sharding.NamedSharding(mesh, spec)
 
 
@@ -179,7 +201,7 @@ def to_global(
     Args:
         batch: arrays `[rows, positions]` of this process, as `Batches(…, sharding=…)` builds them.
         mesh: a `jax.sharding.Mesh`.
-        spec: a `PartitionSpec`; None: rows over the axes `data` and `fsdp`, length unsharded.
+        spec: a `PartitionSpec`; None: rows over the axes `data` and `fsdp`, length over `context`.
         shape: `(rows, length)` of the global batch, as its bucket has it; not needed with one
             process.
         fields: the fields to transfer; None: all of them.

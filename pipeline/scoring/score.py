@@ -31,8 +31,9 @@ from pipeline.training.metrics import Progress
 
 TABLE, MANIFEST, PARTS = "scores.arrow", "scores.json", "parts"
 
-# Options of `load` that decide the order of examples, or repeat them.
-FIXED = ("seed", "shuffle", "num_epochs", "tiers", "weights", "by", "ending", "compact")
+# Options of `load` that decide the order of examples, repeat them, or lay batches out otherwise.
+FIXED = ("seed", "shuffle", "num_epochs", "tiers", "weights", "by", "ending",
+         "compact", "context_order")  # fmt: skip
 
 
 def score(

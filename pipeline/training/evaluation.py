@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from pipeline.loading.batches import Batches
+from pipeline.loading.context import ContextOrder
 from pipeline.loading.loader import Loader
 from pipeline.packing.bucket import Bucket
 from pipeline.planning.options import Options
@@ -23,6 +24,7 @@ class Evaluation:
             split. For evaluations that compare, give those of the last stage.
         mesh: the mesh of training.
         sharding: the sharding of batches.
+        context_order: as for `Batches`.
 
     Attributes:
         corpus: the argument.
@@ -32,7 +34,15 @@ class Evaluation:
 
     specs: Mapping[Bucket, Mapping[str, jax.ShapeDtypeStruct]]
 
-    def __init__(self, corpus: Any, options: Options, *, mesh: jax.sharding.Mesh, sharding: Any):
+    def __init__(
+        self,
+        corpus: Any,
+        options: Options,
+        *,
+        mesh: jax.sharding.Mesh,
+        sharding: Any,
+        context_order: ContextOrder = "contiguous",
+    ):
         self.corpus, self._mesh = corpus, mesh
         self.plan = Plan(
             corpus,
@@ -41,7 +51,7 @@ class Evaluation:
             packing=options.packing,
             overflow=options.overflow if np.ndim(corpus.lengths) == 2 else "split",
         )
-        self._batches = Batches(corpus, self.plan, sharding=sharding)
+        self._batches = Batches(corpus, self.plan, sharding=sharding, context_order=context_order)
         self.specs = self._batches.specs(mesh)
 
     def sums(self, step: Callable, params: Any) -> tuple[float, float]:

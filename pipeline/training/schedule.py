@@ -236,14 +236,14 @@ class Schedule:
                 logger.info("changed %s", self._describe(number, plan))
         return plan
 
-    def check(self, plan: Plan, step: int, steps: int, row_multiple: int) -> None:
+    def check(self, plan: Plan, step: int, steps: int, multiples: tuple[int, int]) -> None:
         """Refuses a plan that ends too early, or whose batches do not divide over the devices.
 
         Args:
             plan: from `plan`.
             step: the step that the run goes on from.
             steps: steps of the run.
-            row_multiple: parts that the rows of each batch are divided into.
+            multiples: what the rows and the lengths of all buckets must be multiples of.
 
         Raises:
             ValueError: as above.
@@ -253,16 +253,18 @@ class Schedule:
                 f"steps is {steps:,} and the plan ends after {plan.num_batches():,}; ask for "
                 "fewer, or repeat sources with --config.mixture.ending=repeat"
             )
-        wrong = [str(each) for each in plan.onward(step).buckets if each.rows % row_multiple]
-        if wrong:
-            how = f"--config.batches.row_multiple={row_multiple}"
-            if step:
-                change = json.dumps({"row_multiple": row_multiple})
-                how = f"--change='{change}', from step {step:,} on"
-            raise ValueError(
-                f"the rows of the buckets {', '.join(wrong)} do not divide over {row_multiple} "
-                f"groups of devices; use another number of devices, or {how}"
-            )
+        sizes = {bucket: ((bucket.rows,), bucket.lengths) for bucket in plan.onward(step).buckets}
+        for side, (what, multiple) in enumerate(zip(("row", "length"), multiples, strict=True)):
+            wrong = [str(b) for b, each in sizes.items() if any(n % multiple for n in each[side])]
+            if wrong:
+                how = f"--config.batches.{what}_multiple={multiple}"
+                if step:
+                    change = json.dumps({f"{what}_multiple": multiple})
+                    how = f"--change='{change}', from step {step:,} on"
+                raise ValueError(
+                    f"the {what}s of the buckets {', '.join(wrong)} do not divide over {multiple} "
+                    f"groups of devices; use another number of devices, or {how}"
+                )
 
     def _resolve(self, number: int, corpus: Any, mixture: Mapping[str, Any]) -> None:
         entry = self.entries[number]

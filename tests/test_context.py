@@ -1,0 +1,208 @@
+"""Context parallelism: the order of columns, the cost of each part, and models that train so."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import pipeline
+from models.attention import segment_attention
+from models.config import TransformerConfig
+from models.decoder import Decoder
+from models.encoder import Encoder
+from models.encoder_decoder import EncoderDecoder
+from models.loss import cross_entropy
+from pipeline import Batches, Bucket, Plan
+from pipeline.loading.context import CONTEXT_ORDERS, column_order
+from pipeline.loading.sharding import batch_sharding
+
+MODEL = {"vocab_size": 1000, "num_layers": 1, "width": 16, "num_heads": 4, "num_kv_heads": 2}
+MODEL |= {"mlp_width": 16}
+FIELDS = ("inputs", "inputs_segment_ids", "inputs_positions")
+OF_TARGETS = ("decoder_inputs", "targets_segment_ids", "targets_positions")
+
+
+def mesh_of(**axes):
+    devices = jax.devices()[: np.prod([*axes.values()])]
+    auto = (AxisType.Auto,) * len(axes)
+    return jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=auto, devices=devices)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quickly_compiled():
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.mark.parametrize("order", CONTEXT_ORDERS)
+def test_every_field_of_a_batch_is_laid_out_alike(corpus, pairs, buckets, order):
+    mesh = mesh_of(data=2, context=2)
+    sharding = batch_sharding(mesh)
+    assert sharding.spec == PartitionSpec(("data",), "context")
+    for data, shapes in ((corpus, buckets), (pairs, [Bucket(4, (64, 32))])):
+        plan = Plan(data, shapes, overflow="truncate")
+        whole = Batches(data, plan)[1]
+        laid = Batches(data, plan, sharding=sharding, context_order=order)[1]
+        assert [*laid] == [*whole]
+        for name, values in whole.items():
+            columns = column_order(order, values.shape[1], 2)
+            assert sorted(columns) == [*range(values.shape[1])]
+            np.testing.assert_array_equal(laid[name], values[:, columns], name)
+
+
+@pytest.mark.parametrize("order", CONTEXT_ORDERS)
+def test_a_process_that_holds_a_part_of_the_length_builds_the_columns_of_that_part(corpus, order):
+    sharding = batch_sharding(mesh_of(data=1, context=4))
+    plan = Plan(corpus, [Bucket(4, 64)])
+    whole = Batches(corpus, plan)[0]["inputs"]
+
+    class ThirdDevice:
+        spec, mesh = sharding.spec, sharding.mesh
+
+        def addressable_devices_indices_map(self, shape):
+            return {2: sharding.devices_indices_map(shape)[jax.devices()[2]]}
+
+    part = Batches(corpus, plan, sharding=ThirdDevice(), context_order=order)[0]["inputs"]
+    np.testing.assert_array_equal(part, whole[:, column_order(order, 64, 4)[32:48]])
+
+
+def test_lengths_divide_or_are_refused_with_the_multiple_that_would_do(corpus):
+    options = {"mesh": mesh_of(context=3), "context_order": "zigzag"}
+    with pipeline.load(corpus, tokens_per_batch=1024, **options) as loader:
+        assert [bucket.length for bucket in loader.plan.buckets] == [384]
+        assert len(next(loader)["inputs"].addressable_shards) == 3
+    with pytest.raises(
+        ValueError, match=r"zigzag order; .* a multiple of 6 \(fit_buckets: length_mul"
+    ):
+        pipeline.load(corpus, buckets=[Bucket(2, 64)], **options)
+    with pytest.raises(ValueError, match="leave out compact=True"):
+        pipeline.load(corpus, buckets=[Bucket(2, 66)], compact=True, **options)
+    with pytest.raises(ValueError, match="context_order is 'zig'; it must be one of contiguous"):
+        Batches(corpus, Plan(corpus, [Bucket(2, 66)]), context_order="zig")
+    with pytest.raises(TypeError, match="no option 'context_order'"):
+        pipeline.score(corpus, len, directory="nowhere", buckets=[Bucket(2, 66)], **options)
+
+
+def cost_over_ideal(lengths, length, parts, order):
+    """The cost of the costliest part of a row over the mean of its parts, over all rows."""
+    plan = Plan(lengths, [Bucket(4, length)])
+    costliest = total = 0
+    for step in range(plan.num_batches()):
+        segments = plan.batch(step).segments
+        for row in range(4):
+            sizes = segments[segments[:, 0] == row, 3]
+            keys = np.concatenate([np.arange(1, size + 1) for size in sizes] or [[]])
+            keys = np.pad(keys, (0, length - len(keys)))[column_order(order, length, parts)]
+            costs = keys.reshape(parts, -1).sum(axis=1)
+            costliest, total = costliest + costs.max(), total + costs.mean()
+    return costliest / total
+
+
+def test_parts_of_a_row_cost_alike_where_contiguous_ones_do_not():
+    whole = functools.partial(cost_over_ideal, [4096] * 8, 4096, 4)
+    assert whole("contiguous") == pytest.approx(1.75, abs=0.01)
+    assert whole("zigzag") == pytest.approx(1, abs=1e-3)
+    assert whole("striped") < 1.001
+    lengths = np.clip(np.random.default_rng(0).lognormal(6, 1.3, 1000), 1, 4096).astype(int)
+    packed = functools.partial(cost_over_ideal, lengths, 4096, 4)
+    assert packed("contiguous") == pytest.approx(1.55, abs=0.01)
+    # Zigzag suits one segment; the halves of a packed row are of different ones.
+    assert packed("zigzag") == pytest.approx(1.24, abs=0.01)
+    assert packed("striped") < 1.002
+
+
+def model_of(kind, attention, **options):
+    """The parameters of a model, and the function of them and a batch that gives its loss."""
+    config = TransformerConfig(**MODEL, attention=attention, **options)
+    network = {"pairs": EncoderDecoder, "encoder": Encoder, "decoder": Decoder}[kind]
+    graph, state = nnx.split(network(config, rngs=nnx.Rngs(0)))
+
+    def loss(state, batch):
+        fields = FIELDS + OF_TARGETS * (kind == "pairs")
+        logits = nnx.merge(graph, state)(*(batch[name] for name in fields))
+        return cross_entropy(logits, batch["targets"], batch["loss_weights"]).total
+
+    return state, loss
+
+
+def assert_trains_alike(data, bucket, mesh, kind, attention, **options):
+    """Compares loss and gradients in every order with those of contiguous rows on one device."""
+    plan = Plan(data, [bucket], overflow="truncate", max_segments=9)
+    state, loss = model_of(kind, attention, **options)
+    expected = jax.jit(jax.value_and_grad(loss))(state, Batches(data, plan)[0])
+    sharding = batch_sharding(mesh)
+    with jax.set_mesh(mesh):
+        step = jax.jit(jax.value_and_grad(loss), in_shardings=(None, sharding))
+        for order in CONTEXT_ORDERS:
+            batches = Batches(data, plan, sharding=sharding, context_order=order)
+            found = step(state, pipeline.to_global(batches[0], mesh))
+            for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+                assert abs(a - b).max() < 1e-5 * abs(b).max(), order
+
+
+def test_attention_compares_positions_where_the_mesh_divides_rows():
+    mesh = mesh_of(data=1, context=4)
+    ids = np.repeat([[1, 2, 3, 0], [1, 2, 3, 4]], [9, 27, 20, 8], axis=1)
+    positions = np.tile(np.concatenate([np.arange(n) + 5 for n in (9, 27, 20, 8)]), (2, 1))
+    rng = np.random.default_rng(0)
+    q, k, v, g = (rng.normal(size=(2, 64, n, 8)).astype(np.float32) for n in (2, 1, 1, 2))
+
+    @functools.partial(jax.jit, static_argnames="name")
+    def attend(q, k, v, g, ids, positions, name):
+        def attention(q, k, v):
+            options = {"positions": positions, "window": 20, "implementation": name}
+            return segment_attention(q, k, v, q_segment_ids=ids, **options)
+
+        out, pull_back = jax.vjp(attention, q, k, v)
+        return out, *pull_back(g)
+
+    expected = attend(q, k, v, g, ids, positions, "dense")
+    sharding = batch_sharding(mesh)
+    with jax.set_mesh(mesh):
+        for order in CONTEXT_ORDERS:
+            columns = column_order(order, 64, 4)
+            laid = [x[:, columns] for x in (q, k, v, g, ids, positions)]
+            found = attend(*jax.device_put(laid, sharding), "blocked")
+            assert found[0].sharding.is_equivalent_to(NamedSharding(mesh, sharding.spec), 4)
+            for name, a, b in zip(("out", "dq", "dk", "dv"), found, expected, strict=True):
+                np.testing.assert_allclose(a, b[:, columns], atol=1e-5, err_msg=f"{name}, {order}")
+
+
+@pytest.mark.slow
+def test_memory_of_activations_falls_with_the_axis():
+    state, loss = model_of("decoder", "blocked", scan_layers=True)
+    found = []
+    for parts in (1, 2, 4):
+        mesh = mesh_of(data=1, context=parts)
+        sharding = batch_sharding(mesh)
+        fields = dict.fromkeys((*FIELDS, "targets"), "int32") | {"loss_weights": "float32"}
+        batch = {
+            name: jax.ShapeDtypeStruct((2, 2048), dtype, sharding=sharding)
+            for name, dtype in fields.items()
+        }
+        with jax.set_mesh(mesh):
+            compiled = jax.jit(jax.value_and_grad(loss)).lower(state, batch).compile()
+        found.append(compiled.memory_analysis().temp_size_in_bytes)
+    print("bytes of activations on each of 1, 2 and 4 devices:", found)
+    assert found[0] > 1.8 * found[1] > 3.3 * found[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "attention", "options"),
+    [
+        ("decoder", "dense", {"window": 9}),
+        ("decoder", "blocked", {"window": 9, "scan_layers": True, "remat": True}),
+        ("encoder", "blocked", {}),
+        ("pairs", "dense", {}),
+        ("pairs", "blocked", {}),
+    ],
+)
+def test_every_model_trains_alike_in_every_order(corpus, pairs, kind, attention, options):
+    data, bucket = (pairs, Bucket(4, (256, 128))) if kind == "pairs" else (corpus, Bucket(4, 512))
+    mesh = mesh_of(context=2, tensor=2) if kind == "pairs" else mesh_of(data=1, context=4)
+    assert_trains_alike(data, bucket, mesh, kind, attention, **options)
