@@ -358,7 +358,7 @@ def test_of_pairs_check_verifies_both_sides_and_the_plan(run, pairs, tmp_path):
 
 
 def test_pairs_are_not_split_even_if_asked(run, pairs):
-    status, out, err = run("report", pairs.directory, "--overflow", "split", *PAIRED)
+    status, out, err = run("report", pairs.directory, *PAIRED, "--overflow", "split")
     assert (status, out) == (WRONG, "")
     assert "overflow is 'split'; a target cut in two would lose its inputs" in err
 
