@@ -50,16 +50,21 @@ def make_model(mesh):
     return reshard.reshard_model_to_mesh(model, mesh)
 
 
-class Preferences(hooks.DataHooks):
-    """Gives the trainer the batch of its step, with the names of Tunix's `TrainingInput`."""
+class Trainer(DPOTrainer, hooks.DataHooks):
+    """A DPOTrainer that builds the batch of its step, and goes on with the same plan alone."""
 
-    def __init__(self, examples, plan):
+    def __init__(self, examples, plan, *arguments):
         self.examples, self.plan = examples, plan
+        super().__init__(*arguments)
+        self.with_data_hooks(self)
+        if self.train_steps:
+            # Lockstep: an error says which setting or length has changed.
+            check_data_state(self._restored_custom_metadata["data"], plan)
 
     def load_next_train_batch(self, trainer):
         """Ids and masks of this host's rows: int32 `[rows, positions]`."""
         # Lockstep: any step at once: which example is in which row, and one of a few shapes.
-        planned = self.plan.batch(trainer.iter_steps)
+        planned = self.plan.batch(self.iter_steps)
         rows, (prompt, response) = planned.bucket.shape
         ids = [np.zeros((rows, length), np.int32) for length in (prompt, response, response)]
         for row, example in planned.segments[:, :2]:
@@ -70,19 +75,7 @@ class Preferences(hooks.DataHooks):
         batch = {f"{side}_ids": each[mine] for side, each in zip(SIDES, ids, strict=True)}
         return batch | {f"{side}_mask": np.sign(batch[f"{side}_ids"]) for side in SIDES}
 
-    def load_next_eval_batch(self, trainer):
-        """No evaluation here."""
-
-
-class Trainer(DPOTrainer):
-    """A DPOTrainer that goes on with the same plan alone."""
-
-    def __init__(self, plan, *arguments):
-        self.plan = plan
-        super().__init__(*arguments)
-        if self.train_steps:
-            # Lockstep: an error says which setting or length has changed.
-            check_data_state(self._restored_custom_metadata["data"], plan)
+    def load_next_eval_batch(self, trainer): ...
 
     def custom_checkpoint_metadata(self):
         """What Tunix stores beside the parameters."""
@@ -102,22 +95,19 @@ def train(workdir, steps):
         lengths,
         tokens_per_batch=2048,
         max_buckets=3,
-        packing="none",
         length_multiple=32,
         row_multiple=jax.device_count(),
+        packing="none",
     )
     plan = pipeline.Plan(lengths, buckets, packing="none", seed=0)
-    print(plan)
-    # Tunix saves a last checkpoint without `custom_checkpoint_metadata`, unless a rule saves it.
-    rules = ocp.checkpoint_managers
-    when = [rules.FixedIntervalPolicy(10), rules.SpecificStepsPolicy({steps})]
-    saving = ocp.CheckpointManagerOptions(save_decision_policy=rules.AnySavePolicy(when))
+    # Tunix saves a last checkpoint without `custom_checkpoint_metadata`, unless this one saves it.
+    policy = ocp.checkpoint_managers.FixedIntervalPolicy(10)
+    saving = ocp.CheckpointManagerOptions(save_decision_policy=policy)
     where = {"checkpoint_root_directory": str(workdir), "checkpointing_options": saving}
     config = DPOTrainingConfig(eval_every_n_steps=steps, max_steps=steps, **where)
     with mesh:  # where Tunix looks for its mesh
-        trainer = Trainer(plan, make_model(mesh), make_model(mesh), optax.adamw(1e-3), config)
-        trainer.with_data_hooks(Preferences(examples, plan))
-        trainer.train(())
+        models = make_model(mesh), make_model(mesh)  # to train, and for reference
+        Trainer(examples, plan, *models, optax.adamw(1e-3), config).train(())
 
 
 if __name__ == "__main__":

@@ -349,6 +349,11 @@ def test_a_loader_transfers_what_a_transform_returns_and_its_specs_say_so(corpus
     }
 
 
+def test_a_transform_must_return_a_dict(corpus, buckets):
+    with pytest.raises(TypeError, match="transform returned a NoneType; it must return a dict"):
+        pipeline.load(corpus, buckets=buckets, transform=lambda batch: None)
+
+
 def test_a_transform_to_rows_of_another_length_is_refused(corpus, buckets):
     with pytest.raises(
         ValueError, match=r"longer has shape \(16, 17\).* as many rows and positions"

@@ -233,7 +233,14 @@ class Batches(StepDataset):
                 max_segments=most,
                 positions=self.positions,
             )
-        return batch if self._transform_batch is None else self._transform_batch(batch)
+        if self._transform_batch is None:
+            return batch
+        fields = self._transform_batch(batch)
+        if not isinstance(fields, Mapping):
+            raise TypeError(
+                f"transform returned a {type(fields).__name__}; it must return a dict of arrays"
+            )
+        return fields
 
     def repeat(self, num_epochs: int | None = None, **options: Any) -> "Batches":
         """The batches of `num_epochs` epochs; None: endless, or until the plan ends."""
