@@ -27,7 +27,7 @@ from pipeline.tokenizers import Bytes
 
 ROWS, LENGTH = 16, 512  # of a batch, where an input path has one shape
 DOCUMENTS = 3_000
-STEPS, ROUNDS = 12, 4  # different batches, and how often each is a step
+STEPS, ROUNDS = 6, 3  # different batches, and how often each is a step
 
 COLUMNS = (
     "input path",

@@ -62,9 +62,9 @@ class InputPath:
         """A batch, from what the iterator gives."""
         return element
 
-    def shape(self, element: Any) -> tuple[int, ...]:
+    def shape(self, element: Any, batch: Batch) -> tuple[int, ...]:
         """The shape that a step is compiled for, if it takes what the iterator gives."""
-        return self.convert(element)["inputs"].shape
+        return batch["inputs"].shape
 
     def state(self, iterator: Any, steps: int) -> Any:
         """What a checkpoint holds for this host after `steps` batches. None: there is no state."""

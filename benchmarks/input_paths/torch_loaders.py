@@ -38,7 +38,7 @@ class Torch(InputPath):
         """What is loaded, and in which order, for batches of `rows` on each host."""
         raise NotImplementedError
 
-    def shape(self, element):
+    def shape(self, element, batch):
         return tuple(element[0]["input_ids"].shape)
 
     def state(self, iterator, steps):
@@ -63,10 +63,9 @@ class Torch(InputPath):
                     row[: len(part)] = part
                 return rows
 
-            tokens, labels = (
-                unflatten(fields[name][0], PADDING) for name in ("input_ids", "labels")
+            tokens, labels, positions = (
+                unflatten(fields[name][0]) for name in ("input_ids", "labels", "position_ids")
             )
-            positions = unflatten(fields["position_ids"][0], 0)
             segments = np.cumsum((positions == 0) & (tokens > PADDING), 1) * (tokens > PADDING)
         # The loss of transformers compares the logits of a position with the label of the next.
         after = np.pad(labels[:, 1:], ((0, 0), (0, 1)), constant_values=-100)
