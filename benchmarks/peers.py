@@ -87,7 +87,8 @@ def measure(text: str | None, interpreters: list[str]) -> Section:
         "token that is trained to predict another document's, and that attend to another. "
         "In an epoch of two hosts, which ends with the host that ends first, and in one that two "
         "hosts begin and one ends: documents of which nothing is trained on, not all, or "
-        f"something twice. {', '.join(f'{name} {number}' for name, number in versions.items())}."
+        f"something twice. The machine had a load of {os.getloadavg()[0]:.0f} at the end. "
+        f"{', '.join(f'{name} {number}' for name, number in versions.items())}."
     )
     lines = []
     for name, result in results.items():
