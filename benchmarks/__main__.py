@@ -6,6 +6,7 @@ python -m benchmarks --lengths FILE        # lengths as in FILE instead of logno
 python -m benchmarks fuzz --minutes 20     # hostile inputs, in search of what should not be
 python -m benchmarks kills                 # processes killed at random, which must end the same
 python -m benchmarks soak                  # many batches, in constant memory
+python -m benchmarks peers --text FILE     # beside other input paths, see benchmarks/peers.py
 """
 
 import argparse
@@ -24,6 +25,7 @@ NAMED = {
     "fuzz": ("minutes", "seed", "property"),
     "kills": ("prepare", "train", "seed"),
     "soak": ("batches",),
+    "peers": ("text", "interpreter"),
 }
 
 
@@ -55,6 +57,16 @@ def main() -> None:
     parser.add_argument("--prepare", type=int, default=350, help="for kills: of preparations (350)")
     parser.add_argument("--train", type=int, default=150, help="for kills: of train.py (150)")
     parser.add_argument("--batches", type=int, default=100_000, help="for soak (100000)")
+    parser.add_argument(
+        "--text", metavar="FILE", help="for peers: a document a line (functions of this Python)"
+    )
+    parser.add_argument(
+        "--interpreter",
+        metavar="LIBRARY=PYTHON",
+        action="append",
+        default=[],
+        help="for peers: where grain, maxtext, trl or infinibatch is installed (this Python)",
+    )
     arguments = parser.parse_args()
     if wrong := set(arguments.sections) - {*SECTIONS, *NAMED}:
         there = ", ".join([*SECTIONS, *NAMED])
@@ -66,7 +78,8 @@ def main() -> None:
     for name in names:
         module = importlib.import_module(f"benchmarks.{name}")
         options = [getattr(arguments, option) for option in NAMED.get(name, ())]
-        show(module.measure(*(options or [lengths])), keep=not arguments.property)
+        given = options if name in NAMED else [lengths]
+        show(module.measure(*given), keep=not arguments.property)
 
 
 def show(section: results.Section, keep: bool = True) -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from benchmarks import peers
+from benchmarks import packers
 from benchmarks.results import Line, Section
 from pipeline.report import simulations
 from pipeline.report.stream import Stream
@@ -27,9 +27,9 @@ def measure(lengths: np.ndarray) -> Section:
     lines = []
     for name, pack in (("first fit", simulations.first_fit), ("best fit", simulations.best_fit)):
         simulation = pack(Stream(some, longest), rows=1, length=longest, open_rows=OPEN_ROWS)
-        fill = peers.grain_fill(some, longest, packer=name, bins=OPEN_ROWS)
+        fill = packers.grain_fill(some, longest, packer=name, bins=OPEN_ROWS)
         lines.append(_compare(f"Grain, {name}", simulation.positions, int(some.sum() / fill)))
-    ahead, made_by = peers.read_ahead(lengths, TOKENS, READ_AHEAD)
+    ahead, made_by = packers.read_ahead(lengths, TOKENS, READ_AHEAD)
     if made_by == "infinibatch":
         stream = Stream(lengths, longest)
         simulation = simulations.token_budget(stream, budget=TOKENS, window=READ_AHEAD)

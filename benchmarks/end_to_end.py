@@ -11,7 +11,7 @@ import optax
 from flax import nnx
 
 import pipeline
-from benchmarks import peers
+from benchmarks import packers
 from benchmarks.results import Line, Section
 from models.config import TransformerConfig
 from models.decoder import Decoder
@@ -46,7 +46,7 @@ def measure(lengths: np.ndarray) -> Section:
             corpus, tokens_per_batch=TOKENS, max_buckets=4, width=MODEL.width
         )
         batches = pipeline.Batches(corpus, pipeline.Plan(corpus, buckets)).repeat()
-        packed = peers.grain_packed(documents, longest).batch(TOKENS // longest).map(_weighted)
+        packed = packers.grain_packed(documents, longest).batch(TOKENS // longest).map(_weighted)
         ways = {
             "Lockstep": batches.to_iter_dataset(),
             "Grain best fit, 32 bins": packed,
@@ -80,15 +80,19 @@ def measure(lengths: np.ndarray) -> Section:
 class Run:
     """One model in training; `rate` leaves out the steps that compiled.
 
+    Args:
+        batches: what it trains on.
+        model: its sizes.
+
     Attributes:
         tokens: real tokens so far.
         compiles: how often the step was compiled.
         compiling: seconds of the steps that compiled.
     """
 
-    def __init__(self, batches: Iterator[Batch]):
+    def __init__(self, batches: Iterator[Batch], model: TransformerConfig = MODEL):
         self._batches = batches
-        graph, self._params = nnx.split(Decoder(MODEL, rngs=nnx.Rngs(0)))
+        graph, self._params = nnx.split(Decoder(model, rngs=nnx.Rngs(0)))
         optimizer = optax.adamw(3e-3)
         self._moments = optimizer.init(self._params)
         self._seconds, self._counted = 0.0, 0

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 import pipeline
-from benchmarks import peers
+from benchmarks import packers
 from benchmarks.lengths import examples_of
 from benchmarks.results import Line, Section
 from benchmarks.turns import best_seconds
@@ -60,7 +60,7 @@ def measure(lengths: np.ndarray) -> Section:
 
         def grain():
             nonlocal tokens_by_grain
-            rows = peers.grain_packed(examples[:GRAIN_EXAMPLES], longest)
+            rows = packers.grain_packed(examples[:GRAIN_EXAMPLES], longest)
             stacked = rows.batch(TOKENS // longest).map(_weighted)
             tokens_by_grain = sum(int(batch["loss_weights"].sum()) for batch in stacked)
 

@@ -12,7 +12,7 @@ import pathlib
 import numpy as np
 
 import pipeline
-from benchmarks import peers
+from benchmarks import packers
 from benchmarks.lengths import sample
 from pipeline.report import simulations
 from pipeline.report.charts import PARAMETERS, require_matplotlib
@@ -36,7 +36,7 @@ def simulate(lengths: np.ndarray) -> list[tuple[str, int, float]]:
         "windows of 320 sorted, batches of 32": simulations.pad_batches(
             stream, rows=32, window=320
         ),
-        "read-ahead, token budget": peers.read_ahead(lengths, TOKENS)[0],
+        "read-ahead, token budget": packers.read_ahead(lengths, TOKENS)[0],
     }
     buckets = pipeline.fit_buckets(
         lengths, tokens_per_batch=TOKENS, max_buckets=4, max_length=LONGEST
@@ -45,11 +45,11 @@ def simulate(lengths: np.ndarray) -> list[tuple[str, int, float]]:
         f"Lockstep, {packing.replace('_', ' ')}": pipeline.Plan(lengths, buckets, packing=packing)
         for packing in ("best_fit", "optimal")
     }
-    grain = peers.grain_fill(lengths[:GRAIN_EXAMPLES], LONGEST, packer="best fit", bins=32)
+    grain = packers.grain_fill(lengths[:GRAIN_EXAMPLES], LONGEST, packer="best fit", bins=32)
     return sorted(
         [
             *((name, s.shapes, 1 - s.tokens / s.positions) for name, s in simulated.items()),
-            ("contiguous next fit", 1, 1 - total / (peers.next_fit(order, LONGEST) * LONGEST)),
+            ("contiguous next fit", 1, 1 - total / (packers.next_fit(order, LONGEST) * LONGEST)),
             ("Grain best fit, 32 bins", 1, 1 - grain),
             *((name, len(buckets), plan.padding) for name, plan in plans.items()),
         ],

@@ -1,80 +1,170 @@
-"""How others make batches: Grain's packers, read-ahead batches, contiguous next fit."""
+"""Beside other input paths: the same documents, model and optimizer, an epoch of each.
 
-from collections.abc import Sequence
+python -m benchmarks peers --text FILE --interpreter trl=OTHER/bin/python
 
-import grain
+Each path runs in a process of its own, because no environment holds all of these libraries, and
+leaves its batches in a file. Then one process trains a model on each, step by step in turns.
+"""
+
+import dataclasses
+import itertools
+import os
+import pathlib
+import pickle
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
 import numpy as np
 
-from pipeline.report import simulations
-from pipeline.report.simulations import Simulation
-from pipeline.report.stream import Stream
+from benchmarks.account import account, numbered
+from benchmarks.end_to_end import MODEL, Run
+from benchmarks.input_paths import BEGIN, PATHS, Batch
+from benchmarks.results import Section
+from configs.python_data import Functions
+from pipeline.tokenizers import Bytes
 
-# Elements in memory need no threads: with them, each element costs twice as much.
-READ = grain.ReadOptions(num_threads=0, prefetch_buffer_size=16)
+ROWS, LENGTH = 16, 512  # of a batch, where an input path has one shape
+DOCUMENTS = 3_000
+STEPS, ROUNDS = 6, 3  # different batches, and how often each is a step
 
-PACKERS = {
-    "first fit": grain.experimental.FirstFitPackIterDataset,
-    "best fit": grain.experimental.BestFitPackIterDataset,
-}
-
-
-def grain_packed(
-    examples: Sequence[np.ndarray], length: int, *, packer: str = "best fit", bins: int = 32
-) -> grain.IterDataset:
-    """Grain's packed rows of causal examples, shuffled: inputs, targets, segment ids, positions."""
-    causal = grain.MapDataset.source(examples).shuffle(seed=0).map(_shifted)
-    rows = causal.to_iter_dataset(READ)
-    lengths = {"inputs": length, "targets": length}
-    return PACKERS[packer](rows, length_struct=lengths, num_packing_bins=bins)
-
-
-def _shifted(example: np.ndarray) -> dict[str, np.ndarray]:
-    return {"inputs": example[:-1], "targets": example[1:]}
-
-
-def grain_fill(lengths: np.ndarray, length: int, *, packer: str, bins: int) -> float:
-    """The share of positions that are real when Grain packs examples of these lengths."""
-    blank = np.zeros(length + 1, np.int32)
-    rows = grain_packed([blank[: size + 1] for size in lengths], length, packer=packer, bins=bins)
-    return int(lengths.sum()) / (sum(1 for _ in rows) * length)
+COLUMNS = (
+    "input path",
+    "trained tokens/s",
+    "makes tokens/s",
+    "padding",
+    "steps",
+    "shapes",
+    "predict another",
+    "see another",
+    "untrained tokens",
+    "2 hosts: lost, cut, repeated",
+    "2 hosts, then 1: lost, cut, repeated",
+)
 
 
-def read_ahead(lengths: np.ndarray, budget: int, window: int = 10_000) -> tuple[Simulation, str]:
-    """Batches of like lengths, in a random order of examples, and who made them.
+def measure(text: str | None, interpreters: list[str]) -> Section:
+    """Runs all input paths whose library is there.
 
-    infinibatch if it is installed (`pip install infinibatch`); otherwise the report's simulation.
+    Args:
+        text: a file; each line longer than two characters is a document. None: functions of the
+            standard library.
+        interpreters: "LIBRARY=PYTHON", for libraries in another environment.
     """
-    items = np.random.default_rng(0).permutation(lengths)
-    try:
-        from infinibatch import iterators
-    except ImportError:
-        stream = Stream(items, int(lengths.max()))
-        return simulations.token_budget(stream, budget=budget, window=window), "simulated"
-    batches = list(
-        iterators.BucketedReadaheadBatchIterator(
-            iterators.NativeCheckpointableIterator(items.tolist()),
-            read_ahead=window,
-            key=int,
-            batch_size=lambda longest: budget // longest,
-            seed=0,
-        )
+    pythons = dict(each.split("=", 1) for each in interpreters)
+    if unknown := pythons.keys() - {library for library, *_ in PATHS.values()}:
+        raise SystemExit(f"--interpreter names no library of an input path: {', '.join(unknown)}")
+    documents, subject = _documents(text)
+    sizes = np.array([len(document) for document in documents])
+    ids = np.concatenate([[0, BEGIN], *(document[1:] for document in documents)]).astype(np.int32)
+    with tempfile.TemporaryDirectory() as folder:
+        stored = np.concatenate(numbered(sizes))
+        np.savez(f"{folder}/documents.npz", ids=stored, sizes=sizes, rows=ROWS, length=LENGTH)
+        results = {
+            name: _result(name, folder, pythons.get(library, sys.executable))
+            for name, (library, *_) in PATHS.items()
+        }
+    there = {name: result for name, result in results.items() if "batches" in result}
+    model = dataclasses.replace(MODEL, vocab_size=Bytes.vocab_size)
+    runs = {}
+    for name, result in there.items():
+        some = np.linspace(0, len(result["batches"]) - 1, STEPS).astype(int)
+        batches = [_readable(result["batches"][step], ids) for step in some]
+        runs[name] = Run(itertools.cycle(batches), model)
+    for _ in range(STEPS * ROUNDS):
+        for run in runs.values():
+            run.step()
+    versions = {}
+    for result in there.values():
+        versions |= result["versions"]
+    about = (
+        f"{len(documents):,} {subject}, {int((sizes - 1).sum()):,} tokens to predict, the longest "
+        f"{int(sizes.max() - 1):,}; rows of {LENGTH}, {ROWS} of them in a batch, or as many "
+        "positions. Tokens of which a step trains the prediction, in a second of steps of a "
+        f"decoder of {MODEL.num_layers} layers of width {MODEL.width} without compilation, all "
+        "paths in turns; and of making batches alone, each in its own process. Documents with a "
+        "token that is trained to predict another document's, and that attend to another. "
+        "In an epoch of two hosts, which ends with the host that ends first, and in one that two "
+        "hosts begin and one ends: documents of which nothing is trained on, not all, or "
+        f"something twice. The machine had a load of {os.getloadavg()[0]:.0f} at the end. "
+        f"{', '.join(f'{name} {number}' for name, number in versions.items())}."
     )
-    simulation = Simulation(
-        rows=np.array([len(batch) for batch in batches]),
-        lengths=np.array([max(batch) for batch in batches]),
-        tokens=int(lengths.sum()),
-        squares=int(np.square(lengths).sum()),
-        cut=0,
-        reread=window,
-    )
-    return simulation, "infinibatch"
+    lines = []
+    for name, result in results.items():
+        if name in runs:
+            lines.append(_line(name, result, runs[name].rate / runs["Lockstep"].rate, sizes))
+        else:
+            lines.append((name, f"not installed: {result['missing']}", *[""] * (len(COLUMNS) - 2)))
+    of = "functions" if text is None else pathlib.Path(text).name
+    return Section(f"peers: {of}", about, lines, COLUMNS)
 
 
-def next_fit(lengths: np.ndarray, length: int) -> int:
-    """Rows that contiguous next fit needs: an example that does not fit closes the row."""
-    rows, room = 0, 0
-    for size in lengths.tolist():
-        if size > room:
-            rows, room = rows + 1, length
-        room -= size
-    return rows
+def _documents(text: str | None) -> tuple[list[np.ndarray], str]:
+    """Some documents as ids of bytes, and what they are."""
+    if text is None:
+        texts, subject = [record["text"] for record in Functions("train")], "functions"
+    else:
+        lines = pathlib.Path(text).read_text().splitlines()
+        texts, subject = [line for line in lines if len(line) > 2], "lines"
+    some = np.random.default_rng(0).permutation(len(texts))[:DOCUMENTS]
+    ids, counts = Bytes().encode_batch([texts[number] for number in some])
+    return np.split(ids, np.cumsum(counts)[:-1]), subject
+
+
+def _result(name: str, folder: str, python: str) -> dict[str, Any]:
+    """What `benchmarks.input_paths` says of this path, run by `python`."""
+    root = str(pathlib.Path(__file__).parent.parent)
+    environment = os.environ | {"PYTHONPATH": root, "JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1"}
+    command = [python, "-m", "benchmarks.input_paths", name, folder]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{name} failed:\n{done.stderr[-2000:]}")
+    return pickle.loads(pathlib.Path(folder, f"{name}.pickle").read_bytes())
+
+
+def _readable(batch: Batch, ids: np.ndarray) -> Batch:
+    """A batch of the ids of bytes, for the model."""
+    integers = {name: np.asarray(field, np.int32) for name, field in batch.items()}
+    return integers | {
+        "inputs": ids[integers["inputs"]],
+        "targets": ids[integers["targets"]],
+        "loss_weights": np.asarray(batch["loss_weights"], np.float32),
+    }
+
+
+def _line(name: str, result: dict[str, Any], ratio: float, sizes: np.ndarray) -> tuple[str, ...]:
+    batches, half = result["batches"], result["half"]
+    positions = sum(batch["inputs"].size for batch in batches)
+    real = sum(int((batch["inputs_segment_ids"] > 0).sum()) for batch in batches)
+    tokens = sum(float(batch["loss_weights"].sum()) for batch in batches)
+    epoch = account(batches, sizes)
+    hosts = result["hosts"]
+    steps = min(map(len, hosts))
+    pairs = list(zip(*hosts, strict=False))
+    unlike = sum(one["inputs"].shape != other["inputs"].shape for one, other in pairs)
+    together = account([batch for pair in pairs for batch in pair], sizes)
+    on_two = f"{together.lost}, {together.cut}, {together.repeated}"
+    if any(len(each) != steps for each in hosts):
+        on_two += f"; {' and '.join(str(len(each)) for each in hosts)} steps"
+    if unlike:
+        on_two += f"; shapes differ at {unlike} of {steps} steps"
+    after = result["remark"]
+    if result["resumed"] is not None:
+        before = [batch for pair in pairs[:half] for batch in pair]
+        resumed = account([*before, *result["resumed"]], sizes)
+        after = f"{resumed.lost}, {resumed.cut}, {resumed.repeated}"
+        after += f" ({result['remark']})" if result["remark"] else ""
+    return (
+        name,
+        f"{ratio:.2f}× Lockstep's",
+        f"{tokens / result['seconds'] / 1e6:.2f} M",
+        f"{1 - real / positions:.2%}",
+        f"{len(batches):,}",
+        f"{result['shapes']}",
+        f"{epoch.crossing:,}",
+        f"{epoch.mixed:,}",
+        f"{epoch.missing:.2%}",
+        on_two,
+        after,
+    )

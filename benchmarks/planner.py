@@ -5,7 +5,7 @@ import time
 import numpy as np
 
 import pipeline
-from benchmarks import peers
+from benchmarks import packers
 from benchmarks.results import Line, Section
 from benchmarks.turns import best_seconds
 from pipeline.report.simulations import Simulation
@@ -27,10 +27,10 @@ def measure(lengths: np.ndarray) -> Section:
         pipeline.Plan(lengths, buckets).batch(0)
 
     def infinibatch():
-        batches[:] = [peers.read_ahead(lengths, TOKENS)]
+        batches[:] = [packers.read_ahead(lengths, TOKENS)]
 
     def next_fit():
-        rows[:] = [peers.next_fit(np.random.default_rng(0).permutation(lengths), longest)]
+        rows[:] = [packers.next_fit(np.random.default_rng(0).permutation(lengths), longest)]
 
     def argsort():
         np.argsort(np.random.default_rng(0).random(len(lengths)))
@@ -80,8 +80,8 @@ def measure(lengths: np.ndarray) -> Section:
             f"{(1 - total / (rows[0] * longest)) / plan.padding:.0f}× Lockstep's",
         ),
     ]
-    for packer in peers.PACKERS:
-        fill = peers.grain_fill(lengths[:GRAIN_EXAMPLES], longest, packer=packer, bins=32)
+    for packer in packers.PACKERS:
+        fill = packers.grain_fill(lengths[:GRAIN_EXAMPLES], longest, packer=packer, bins=32)
         lines.append(
             Line(
                 f"Grain {packer}, 32 bins: padding, one shape",

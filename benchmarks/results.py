@@ -5,6 +5,8 @@ import datetime
 import os
 import pathlib
 import platform
+from collections.abc import Sequence
+from typing import NamedTuple
 
 PATH = pathlib.Path(__file__).with_name("RESULTS.md")
 
@@ -15,8 +17,7 @@ All figures of a section come from one run, contenders taking turns, so compare 
 """
 
 
-@dataclasses.dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """One thing that was measured: what, the figure with its unit, and the figure compared."""
 
     what: str
@@ -26,33 +27,38 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """The lines of one benchmark, under a heading and a sentence about how it was measured."""
+    """The lines of one benchmark, under a name and a sentence about how it was measured.
+
+    Attributes:
+        columns: their names, one for each entry of a line.
+    """
 
     name: str
     about: str
-    lines: list[Line]
+    lines: Sequence[tuple[str, ...]]
+    columns: tuple[str, ...] = ("measured", "figure", "compared")
 
     def __str__(self) -> str:
-        widths = [
-            max(len(getattr(line, field)) for line in self.lines) for field in ("what", "figure")
-        ]
-        rows = [
-            f"  {line.what:<{widths[0]}}  {line.figure:>{widths[1]}}  {line.compared}".rstrip()
-            for line in self.lines
-        ]
+        # A table of Line explains itself.
+        table = self.lines if len(self.columns) == 3 else [self.columns, *self.lines]
+        first, *others = (max(map(len, column)) for column in zip(*table, strict=True))
+        rows = []
+        for what, *figures, last in table:
+            middle = (f"{each:>{width}}" for each, width in zip(figures, others, strict=False))
+            rows.append("  ".join([f"  {what:<{first}}", *middle, last]).rstrip())
         return "\n".join([f"{self.name}: {self.about}", *rows])
 
     def as_markdown(self) -> str:
         """The section as it stands in `RESULTS.md`."""
-        rows = [f"| {line.what} | {line.figure} | {line.compared} |" for line in self.lines]
+        rows = [f"| {' | '.join(line)} |" for line in self.lines]
         return "\n".join(
             [
                 f"## {self.name}",
                 "",
                 f"{self.about} {datetime.date.today()}, {machine()}.",
                 "",
-                "| measured | figure | compared |",
-                "| --- | ---: | :--- |",
+                f"| {' | '.join(self.columns)} |",
+                f"| --- | {'---: | ' * (len(self.columns) - 2)}:--- |",
                 *rows,
                 "",
             ]

@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 import pipeline
-from benchmarks import peers
+from benchmarks import packers
 from benchmarks.lengths import examples_of
 from benchmarks.results import Line, Section
 
@@ -39,7 +39,7 @@ def measure(lengths: np.ndarray) -> Section:
         compared = f"{seconds / ours[0][0]:.2f}× the time at step {STEPS[0]}, state {size} bytes"
         lines.append(Line(f"Lockstep, step {step:,}", f"{seconds * 1e3:.1f} ms", compared))
     for bins in BINS:
-        pack = functools.partial(peers.grain_packed, examples, longest, bins=bins)
+        pack = functools.partial(packers.grain_packed, examples, longest, bins=bins)
         rows = iter(pack())
         for _ in range(STEPS[0]):
             next(rows)

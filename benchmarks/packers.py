@@ -1,0 +1,80 @@
+"""How others make batches: Grain's packers, read-ahead batches, contiguous next fit."""
+
+from collections.abc import Sequence
+
+import grain
+import numpy as np
+
+from pipeline.report import simulations
+from pipeline.report.simulations import Simulation
+from pipeline.report.stream import Stream
+
+# Elements in memory need no threads: with them, each element costs twice as much.
+READ = grain.ReadOptions(num_threads=0, prefetch_buffer_size=16)
+
+PACKERS = {
+    "first fit": grain.experimental.FirstFitPackIterDataset,
+    "best fit": grain.experimental.BestFitPackIterDataset,
+}
+
+
+def grain_packed(
+    examples: Sequence[np.ndarray], length: int, *, packer: str = "best fit", bins: int = 32
+) -> grain.IterDataset:
+    """Grain's packed rows of causal examples, shuffled: inputs, targets, segment ids, positions."""
+    causal = grain.MapDataset.source(examples).shuffle(seed=0).map(_shifted)
+    rows = causal.to_iter_dataset(READ)
+    lengths = {"inputs": length, "targets": length}
+    return PACKERS[packer](rows, length_struct=lengths, num_packing_bins=bins)
+
+
+def _shifted(example: np.ndarray) -> dict[str, np.ndarray]:
+    return {"inputs": example[:-1], "targets": example[1:]}
+
+
+def grain_fill(lengths: np.ndarray, length: int, *, packer: str, bins: int) -> float:
+    """The share of positions that are real when Grain packs examples of these lengths."""
+    blank = np.zeros(length + 1, np.int32)
+    rows = grain_packed([blank[: size + 1] for size in lengths], length, packer=packer, bins=bins)
+    return int(lengths.sum()) / (sum(1 for _ in rows) * length)
+
+
+def read_ahead(lengths: np.ndarray, budget: int, window: int = 10_000) -> tuple[Simulation, str]:
+    """Batches of like lengths, in a random order of examples, and who made them.
+
+    infinibatch if it is installed (`pip install infinibatch`); otherwise the report's simulation.
+    """
+    items = np.random.default_rng(0).permutation(lengths)
+    try:
+        from infinibatch import iterators
+    except ImportError:
+        stream = Stream(items, int(lengths.max()))
+        return simulations.token_budget(stream, budget=budget, window=window), "simulated"
+    batches = list(
+        iterators.BucketedReadaheadBatchIterator(
+            iterators.NativeCheckpointableIterator(items.tolist()),
+            read_ahead=window,
+            key=int,
+            batch_size=lambda longest: budget // longest,
+            seed=0,
+        )
+    )
+    simulation = Simulation(
+        rows=np.array([len(batch) for batch in batches]),
+        lengths=np.array([max(batch) for batch in batches]),
+        tokens=int(lengths.sum()),
+        squares=int(np.square(lengths).sum()),
+        cut=0,
+        reread=window,
+    )
+    return simulation, "infinibatch"
+
+
+def next_fit(lengths: np.ndarray, length: int) -> int:
+    """Rows that contiguous next fit needs: an example that does not fit closes the row."""
+    rows, room = 0, 0
+    for size in lengths.tolist():
+        if size > room:
+            rows, room = rows + 1, length
+        room -= size
+    return rows

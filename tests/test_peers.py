@@ -1,0 +1,195 @@
+"""Beside other input paths: the account of every token, and the tests of others."""
+
+import itertools
+import json
+
+import grain
+import numpy as np
+import pytest
+from grain._src.python.dataset.transformations import testing_util
+
+import pipeline
+from benchmarks import peers
+from benchmarks.account import Account, account, numbered
+from benchmarks.input_paths.__main__ import run
+from pipeline.tasks import INPUTS
+
+NOTHING = Account(crossing=0, mixed=0, lost=0, cut=0, repeated=0, missing=0.0)
+
+
+def batch_of(inputs, targets, segments):
+    fields = {"inputs": inputs, "targets": targets, "inputs_segment_ids": segments}
+    arrays = {name: np.array([row]) for name, row in fields.items()}
+    return arrays | {"loss_weights": arrays["targets"] > 0}
+
+
+def test_an_account_tells_what_became_of_each_document():
+    sizes = np.array([4, 3])
+    assert [each.tolist() for each in numbered(sizes)] == [[1, 2, 3, 4], [1, 5, 6]]
+    first = batch_of([1, 2, 3], [2, 3, 4], [1, 1, 1])
+    second = batch_of([1, 5, 0], [5, 6, 0], [1, 1, 0])
+    assert account([first, second], sizes) == NOTHING
+    assert account([first], sizes) == Account(0, 0, lost=1, cut=0, repeated=0, missing=0.4)
+    assert account([first, second, second], sizes).repeated == 1
+    cut = batch_of([1, 2, 0], [2, 3, 0], [1, 1, 0])
+    assert account([cut, second], sizes) == Account(0, 0, 0, cut=1, repeated=0, missing=0.2)
+    # A row that is shifted as a whole: 4 predicts the next document's mark, which may see it.
+    wrapped = batch_of([1, 2, 3, 4, 1, 5], [2, 3, 4, 1, 5, 6], [1, 1, 1, 1, 1, 1])
+    assert account([wrapped], sizes) == Account(1, 1, 0, 0, 0, 0.0)
+    packed = batch_of([1, 2, 3, 4, 1, 5], [2, 3, 4, 1, 5, 6], [1, 1, 1, 1, 2, 2])
+    assert account([packed], sizes) == Account(1, 0, 0, 0, 0, 0.0)
+    # The end of one document is no prediction of the middle of another.
+    assert account([batch_of([4], [5], [1])], sizes).crossing == 1
+
+
+@pytest.fixture(scope="module")
+def sizes():
+    return np.random.default_rng(0).integers(3, 60, 40)
+
+
+def test_no_token_is_lost_or_repeated_on_one_host_on_two_and_on_one_again(sizes):
+    result = run("Lockstep", numbered(sizes), rows=8, length=32)
+    one, other = result["hosts"]
+    half = result["half"]
+    assert 0 < half < len(one) == len(other)
+    assert [batch["inputs"].shape for batch in one] == [batch["inputs"].shape for batch in other]
+    for batches in (
+        result["batches"],
+        one + other,
+        one[:half] + other[:half] + result["resumed"],
+    ):
+        assert account(batches, sizes) == NOTHING
+
+
+def test_grain_keeps_all_tokens_but_not_on_another_number_of_hosts(sizes):
+    result = run("Grain, concat then split", numbered(sizes), rows=8, length=32)
+    assert account(result["batches"], sizes) == NOTHING
+    seen = [batch for host in result["hosts"] for batch in host[: result["half"]]]
+    assert account(seen + result["resumed"], sizes) != NOTHING
+
+
+def test_a_path_whose_library_is_not_there_says_so(tmp_path, monkeypatch):
+    from benchmarks.input_paths import PATHS, __main__
+
+    monkeypatch.setitem(PATHS, "Absent", ("absent", "absent:Absent", {}))
+    np.savez(tmp_path / "documents.npz", ids=[1, 2], sizes=[2], rows=2, length=8)
+    __main__.main("Absent", str(tmp_path))
+    assert b"benchmarks.input_paths.absent" in (tmp_path / "Absent.pickle").read_bytes()
+
+
+@pytest.mark.slow
+def test_the_table_has_a_line_for_each_path(tmp_path, monkeypatch):
+    for name, value in {"STEPS": 1, "ROUNDS": 2, "ROWS": 2, "LENGTH": 128}.items():
+        monkeypatch.setattr(peers, name, value)
+    (tmp_path / "text").write_text("\n".join("a short line " * (1 + n % 20) for n in range(60)))
+    section = peers.measure(str(tmp_path / "text"), [])
+    assert [line[0] for line in section.lines] == [*peers.PATHS]
+    assert all(len(line) == len(peers.COLUMNS) for line in section.lines)
+    lockstep = dict(zip(peers.COLUMNS, section.lines[0], strict=True))
+    assert lockstep["trained tokens/s"] == "1.00× Lockstep's"
+    assert lockstep["2 hosts, then 1: lost, cut, repeated"] == "0, 0, 0"
+    with pytest.raises(SystemExit, match="no library of an input path: tlr"):
+        peers.measure(None, ["tlr=python"])
+
+
+# What MaxText asks of its own input pipeline.
+
+
+def test_maxtext_fields_have_one_shape_and_are_equal_when_made_anew(tmp_path):
+    corpus = pipeline.Corpus.from_arrays([range(1, size) for size in range(4, 30)], tmp_path)
+
+    def load():
+        plan = pipeline.Plan(corpus, [pipeline.Bucket(rows=2, length=32)])
+        steps = pipeline.Batches(corpus, plan).to_iter_dataset()
+        return steps.map(lambda batch: pipeline.rename(batch, "maxtext"))
+
+    once = load()
+    for batches in zip(once, once, load(), strict=True):
+        for side, suffix in itertools.product(("inputs", "targets"), ("", "_segmentation")):
+            name = side + suffix
+            assert {batch[name].shape for batch in batches} == {(2, 32)}
+            assert all((batch[name] == batches[0][name]).all() for batch in batches)
+        assert len(batches[0]) == 6
+        real = batches[0]["targets_segmentation"] > 0
+        assert (batches[0]["targets_segmentation"] == batches[0]["inputs_segmentation"])[real].all()
+
+
+# Grain's tests of its packers, as far as they are about 1-D tokens.
+
+
+class LockstepRows(grain.IterDataset):
+    """Rows in place of Grain's, from all elements at once; `folder` is set by the tests."""
+
+    folder = None
+
+    def __init__(self, parent, *, length_struct, max_sequences_per_bin=None, **_):
+        super().__init__(parent)
+        self._lengths, self._most = length_struct, max_sequences_per_bin
+
+    def __iter__(self):
+        elements = list(itertools.islice(iter(self._parent), 200))
+        sides = [[element[name] for element in elements] for name in self._lengths]
+        digest = f"{hash(json.dumps([[each.tolist() for each in side] for side in sides]))}"
+        if len(sides) == 1:
+            corpus = pipeline.Corpus.from_arrays(*sides, self.folder / digest, task=INPUTS)
+        else:  # a decoder's side begins with a mark
+            marked = [np.concatenate([[1], each]) for each in sides[1]]
+            corpus = pipeline.Pairs.from_arrays(sides[0], marked, self.folder / digest)
+        lengths = tuple(self._lengths.values())
+        bucket = pipeline.Bucket(1, lengths if len(sides) > 1 else lengths[0])
+        plan = pipeline.Plan(corpus, [bucket], shuffle=False, max_segments=self._most)
+        names = list(zip(("inputs", "targets"), self._lengths, strict=False))
+        fields = [
+            (ours + end, theirs + end)
+            for ours, theirs in names
+            for end in ("", "_segment_ids", "_positions")
+        ]
+        rows = pipeline.Batches(corpus, plan).map(
+            lambda batch: {theirs: batch[ours][0] for ours, theirs in fields}
+        )
+        return iter(rows.to_iter_dataset())
+
+
+ENDS = ("", "_positions")
+
+
+def segments_of(rows):
+    """What is packed together, in any order: for each row, the tokens of its segments."""
+    packed = []
+    for row in rows:
+        names = sorted(name for name in row if f"{name}_segment_ids" in row)
+        ids = {name: row[f"{name}_segment_ids"] for name in names}
+        segments = []
+        for number in range(1, 1 + max(int(each.max()) for each in ids.values())):
+            here = {name: ids[name] == number for name in names}
+            segments.append(
+                [
+                    (name, len(row[name]), *(row[name + end][here[name]].tolist() for end in ENDS))
+                    for name in names
+                ]
+            )
+        packed.append(sorted(segments))
+    return sorted(packed)
+
+
+def assert_equal_segments(rows, expected):
+    assert segments_of(rows) == segments_of(expected)
+
+
+# They need floats, more dimensions, nesting, alignment, meta features, or an error's very words.
+NOT_TOKENS = (
+    *("bfloat16", "meta_feature", "nested_feature", "alignment", "epoch_aware", "invalid_value"),
+    *("two_dimensional", "with_zeros", "raw_ints"),
+)
+
+
+@pytest.mark.slow
+class TestGrainsBestFit(testing_util.BaseBestFitPackIterDatasetTest):
+    packer_cls = LockstepRows
+
+    @pytest.fixture(autouse=True)
+    def _lockstep(self, tmp_path, monkeypatch):
+        if any(word in self._testMethodName for word in NOT_TOKENS):
+            pytest.skip("not about tokens")
+        monkeypatch.setattr(LockstepRows, "folder", tmp_path)
+        monkeypatch.setattr(testing_util, "_assert_trees_equal", assert_equal_segments)
