@@ -6,6 +6,7 @@ python -m benchmarks --lengths FILE        # lengths as in FILE instead of logno
 python -m benchmarks fuzz --minutes 20     # hostile inputs, in search of what should not be
 python -m benchmarks kills                 # processes killed at random, which must end the same
 python -m benchmarks soak                  # many batches, in constant memory
+python -m benchmarks tiers                 # steps of several processes, with and without tiers
 """
 
 import argparse
@@ -18,12 +19,16 @@ SECTIONS = (
     *("agreement", "planner", "balance", "loader", "resume", "change", "growth", "end_to_end"),
     "score",
 )
-# Run only if they are named; and the options that each has.
-NAMED = {
+# Run only if they are named.
+NAMED = ("scale", "fuzz", "kills", "soak", "tiers")
+# The options that a section has; of the sections that run by default, beside the lengths.
+OPTIONS = {
+    "balance": ("histogram",),
     "scale": ("examples",),
     "fuzz": ("minutes", "seed", "property"),
     "kills": ("prepare", "train", "seed"),
     "soak": ("batches",),
+    "tiers": ("processes",),
 }
 
 
@@ -46,7 +51,9 @@ def main() -> None:
         "--histogram",
         metavar="FILE",
         action="append",
-        help='JSON, a list or {"counts": a list}: entry i counts the examples of length i + 1',
+        default=[],
+        help='JSON, a list or {"counts": a list}: entry i counts the examples of length i + 1; '
+        "alone or for balance",
     )
     parser.add_argument("--examples", type=int, default=1_000_000_000, help="for scale (10⁹)")
     parser.add_argument("--minutes", type=float, default=20, help="for fuzz (20)")
@@ -55,18 +62,21 @@ def main() -> None:
     parser.add_argument("--prepare", type=int, default=350, help="for kills: of preparations (350)")
     parser.add_argument("--train", type=int, default=150, help="for kills: of train.py (150)")
     parser.add_argument("--batches", type=int, default=100_000, help="for soak (100000)")
+    parser.add_argument(
+        "--processes", type=int, nargs="+", default=[2, 4], help="for tiers: how many (2 4)"
+    )
     arguments = parser.parse_args()
     if wrong := set(arguments.sections) - {*SECTIONS, *NAMED}:
         there = ", ".join([*SECTIONS, *NAMED])
         parser.error(f"no section {', '.join(wrong)}; there are {there}")
     names = arguments.sections or (() if arguments.histogram else SECTIONS)
-    lengths = sample(arguments.lengths) if {*SECTIONS} & {*names} else None
-    if arguments.histogram:
+    given = [sample(arguments.lengths)] if {*SECTIONS} & {*names} else []
+    if arguments.histogram and not arguments.sections:
         show(histograms.measure(arguments.histogram))
     for name in names:
         module = importlib.import_module(f"benchmarks.{name}")
-        options = [getattr(arguments, option) for option in NAMED.get(name, ())]
-        show(module.measure(*(options or [lengths])))
+        options = [getattr(arguments, option) for option in OPTIONS.get(name, ())]
+        show(module.measure(*(given if name in SECTIONS else []), *options))
 
 
 def show(section: results.Section) -> None:
