@@ -1,4 +1,4 @@
-"""Tiers: seconds per step of real processes with one row each, joined over loopback.
+"""Tiers: time per step of real processes with one row each, joined over loopback.
 
     python -m benchmarks tiers --processes 2 4
 
@@ -54,10 +54,10 @@ def measure(processes: list[int]) -> Section:
             lines.append(_line(count, _run(count, folder)))
     return Section(
         "tiers",
-        f"Mean seconds per step of a decoder of one layer of width "
-        f"{MODEL.width}, blocked attention, rows of {LENGTH:,} positions, lognormal lengths; one "
-        f"process with one thread for each row, joined over loopback. {BLOCKS} blocks of {TIERS} "
-        "steps with tiers and without, taking turns in one run.",
+        f"Time per step with tiers={TIERS} over that without: a decoder of one layer of width "
+        f"{MODEL.width}, blocked attention, rows of {LENGTH:,} positions, lognormal lengths; a "
+        f"process with one thread for each row, joined over loopback. Steps: {BLOCKS * TIERS} with "
+        "tiers and as many without, taking turns in one run.",
         lines,
     )
 
@@ -83,9 +83,9 @@ def _line(count: int, found: dict[str, dict[str, list[float]]]) -> Line:
     plain, tiers = "1", f"{TIERS}"
     return Line(
         f"{count} processes, tiers={TIERS}",
-        f"{seconds[tiers] * 1e3:.0f} ms a step",
-        f"{seconds[tiers] / seconds[plain]:.2f}× the {seconds[plain] * 1e3:.0f} ms without tiers; "
-        f"over ideal {ideal[tiers]:.2f} and {ideal[plain]:.2f} at width {MODEL.width}",
+        f"{seconds[tiers] / seconds[plain]:.2f}×",
+        f"{seconds[tiers] * 1e3:,.0f} ms against {seconds[plain] * 1e3:,.0f} ms; over ideal "
+        f"{ideal[tiers]:.2f} against {ideal[plain]:.2f}, as the plan counts it",
     )
 
 
