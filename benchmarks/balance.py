@@ -1,6 +1,7 @@
 """Balance: how long steps take over the least possible time, when every device has its own rows."""
 
 import functools
+import time
 
 import numpy as np
 
@@ -16,7 +17,7 @@ TIERS = 16
 MORE = 64
 BUFFER = 64  # rows among which other libraries balance
 GREEDY = 20_000  # rows that are balanced in a buffer, which takes time in Python
-STEPS, ROUNDS = 128, 5  # that are timed
+STEPS, ROUNDS = 128, 9  # that are timed
 
 # Devices, and rows of each.
 LAYOUTS = ((32, 1), (128, 1), (32, 4), (32, 8))
@@ -47,7 +48,7 @@ def measure(lengths: np.ndarray, histograms: list[str]) -> Section:
         "balance",
         f"Time of the steps of an epoch with tiers={TIERS} over that of evenly shared work (1 is "
         f"perfect), for devices × rows of each, attention that skips other segments, width "
-        f"{WIDTH:,}; and the time to make a plan with its first batch, and {STEPS} batches, with "
+        f"{WIDTH:,}; and the CPU time of a plan with its first batch, and of {STEPS} batches, with "
         "tiers over that without, taking turns.",
         lines,
     )
@@ -77,7 +78,7 @@ def _compare(what: str, lengths: np.ndarray, bucket: pipeline.Bucket, devices: i
     ratios = []
     for work in (plan, batches):
         turns = {f"{tiers}": functools.partial(work, tiers) for tiers in (1, TIERS)}
-        seconds = best_seconds(turns, ROUNDS)
+        seconds = best_seconds(turns, ROUNDS, time.process_time)
         ratios.append(seconds[f"{TIERS}"] / seconds["1"])
     return Line(
         what,
