@@ -7,6 +7,7 @@ python -m benchmarks fuzz --minutes 20     # hostile inputs, in search of what s
 python -m benchmarks kills                 # processes killed at random, which must end the same
 python -m benchmarks soak                  # many batches, in constant memory
 python -m benchmarks peers --text FILE     # beside other input paths, see benchmarks/peers.py
+python -m benchmarks tiers                 # steps of several processes, with and without tiers
 """
 
 import argparse
@@ -19,13 +20,17 @@ SECTIONS = (
     *("agreement", "planner", "balance", "loader", "resume", "change", "growth", "end_to_end"),
     "score",
 )
-# Run only if they are named; and the options that each has.
-NAMED = {
+# Run only if they are named.
+NAMED = ("scale", "fuzz", "kills", "soak", "peers", "tiers")
+# The options that a section has; of the sections that run by default, beside the lengths.
+OPTIONS = {
+    "balance": ("histogram",),
     "scale": ("examples",),
     "fuzz": ("minutes", "seed", "property"),
     "kills": ("prepare", "train", "seed"),
     "soak": ("batches",),
     "peers": ("text", "interpreter"),
+    "tiers": ("processes",),
 }
 
 
@@ -48,7 +53,9 @@ def main() -> None:
         "--histogram",
         metavar="FILE",
         action="append",
-        help='JSON, a list or {"counts": a list}: entry i counts the examples of length i + 1',
+        default=[],
+        help='JSON, a list or {"counts": a list}: entry i counts the examples of length i + 1; '
+        "alone or for balance",
     )
     parser.add_argument("--examples", type=int, default=1_000_000_000, help="for scale (10⁹)")
     parser.add_argument("--minutes", type=float, default=20, help="for fuzz (20)")
@@ -67,19 +74,22 @@ def main() -> None:
         default=[],
         help="for peers: where grain, maxtext, trl or infinibatch is installed (this Python)",
     )
+    parser.add_argument(
+        "--processes", type=int, nargs="+", default=[2, 4], help="for tiers: how many (2 4)"
+    )
     arguments = parser.parse_args()
     if wrong := set(arguments.sections) - {*SECTIONS, *NAMED}:
         there = ", ".join([*SECTIONS, *NAMED])
         parser.error(f"no section {', '.join(wrong)}; there are {there}")
     names = arguments.sections or (() if arguments.histogram else SECTIONS)
-    lengths = sample(arguments.lengths) if {*SECTIONS} & {*names} else None
-    if arguments.histogram:
+    given = [sample(arguments.lengths)] if {*SECTIONS} & {*names} else []
+    if arguments.histogram and not arguments.sections:
         show(histograms.measure(arguments.histogram))
     for name in names:
         module = importlib.import_module(f"benchmarks.{name}")
-        options = [getattr(arguments, option) for option in NAMED.get(name, ())]
-        given = options if name in NAMED else [lengths]
-        show(module.measure(*given), keep=not arguments.property)
+        options = [getattr(arguments, option) for option in OPTIONS.get(name, ())]
+        lengths = given if name in SECTIONS else []
+        show(module.measure(*lengths, *options), keep=not arguments.property)
 
 
 def show(section: results.Section, keep: bool = True) -> None:

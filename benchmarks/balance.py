@@ -1,35 +1,43 @@
 """Balance: how long steps take over the least possible time, when every device has its own rows."""
 
+import functools
 import time
-from collections.abc import Callable
 
 import numpy as np
 
 import pipeline
+from benchmarks.histograms import lengths_of
 from benchmarks.results import Line, Section
-from pipeline.planning.balance import time_over_ideal
+from benchmarks.turns import best_seconds
+from pipeline.planning.balance import row_costs, time_over_ideal
 
 EXAMPLES = 1_000_000
 WIDTH = 4096  # of the model: a row costs L + Σ l² / (6 · WIDTH), the FLOPs of a whole layer
 TIERS = 16
 MORE = 64
 BUFFER = 64  # rows among which other libraries balance
+GREEDY = 20_000  # rows that are balanced in a buffer, which takes time in Python
+STEPS, ROUNDS = 128, 9  # that are timed
 
 # Devices, and rows of each.
 LAYOUTS = ((32, 1), (128, 1), (32, 4), (32, 8))
 
 
-def measure(lengths: np.ndarray) -> Section:
+def measure(lengths: np.ndarray, histograms: list[str]) -> Section:
     """Compares plans with and without tiers, random rows and rows balanced in a buffer."""
     rng = np.random.default_rng(0)
     short, long = rng.lognormal(6, 1, EXAMPLES), rng.lognormal(10.5, 0.8, EXAMPLES)
     data = {
         "lognormal up to 32,768": np.clip(rng.lognormal(6.5, 1.3, EXAMPLES), 1, 32_768),
+        "a narrower one": np.clip(rng.lognormal(6.5, 1, EXAMPLES), 1, 32_768),
         "3% long, up to 131,072": np.clip(
             np.where(rng.random(EXAMPLES) < 0.03, long, short), 1, 131_072
         ),
         "the lengths given": lengths[:EXAMPLES],
     }
+    for path in histograms:
+        name, counted = lengths_of(path)
+        data[name] = rng.choice(counted, EXAMPLES // 4)  # with many rows each
     lines = []
     for name, each in data.items():
         longest = int(each.max())
@@ -40,47 +48,49 @@ def measure(lengths: np.ndarray) -> Section:
         "balance",
         f"Time of the steps of an epoch with tiers={TIERS} over that of evenly shared work (1 is "
         f"perfect), for devices × rows of each, attention that skips other segments, width "
-        f"{WIDTH:,}; planning and batches with tiers over those without.",
+        f"{WIDTH:,}; and the CPU time of a plan with its first batch, and of {STEPS} batches, with "
+        "tiers over that without, taking turns.",
         lines,
     )
 
 
 def _compare(what: str, lengths: np.ndarray, bucket: pipeline.Bucket, devices: int) -> Line:
-    plain, seconds = _costs(lengths, bucket, 1)
-    tiers, with_tiers = _costs(lengths, bucket, TIERS)
-    rows = np.concatenate(plain)
+    plans = {k: pipeline.Plan(lengths, [bucket], tiers=k) for k in (1, TIERS, MORE)}
+    costs = {k: _costs(plan) for k, plan in plans.items()}
+    rows = np.concatenate(costs[1])
     rows = np.random.default_rng(1).permutation(rows)[: len(rows) // bucket.rows * bucket.rows]
     contenders: dict[str, list[np.ndarray]] = {
         "random": list(rows.reshape(-1, bucket.rows)),
         f"greedy over {max(BUFFER, bucket.rows)} rows": _greedy(rows, bucket.rows, devices),
-        "without tiers": plain,
-        f"tiers={MORE}": _costs(lengths, bucket, MORE)[0],
+        "without tiers": costs[1],
+        f"tiers={MORE}": costs[MORE],
     }
     others = [f"{name} {time_over_ideal(b, devices):.3f}" for name, b in contenders.items()]
-    ratios = [after / before for before, after in zip(seconds, with_tiers, strict=True)]
+    steps = min(STEPS, plans[1].num_batches())
+
+    def plan(tiers: int) -> None:
+        pipeline.Plan(lengths, [bucket], tiers=tiers).batch(0)
+
+    def batches(tiers: int) -> None:
+        for step in range(steps):
+            plans[tiers].batch(step)
+
+    ratios = []
+    for work in (plan, batches):
+        turns = {f"{tiers}": functools.partial(work, tiers) for tiers in (1, TIERS)}
+        seconds = best_seconds(turns, ROUNDS, time.process_time)
+        ratios.append(seconds[f"{TIERS}"] / seconds["1"])
     return Line(
         what,
-        f"{time_over_ideal(tiers, devices):.3f}",
+        f"{time_over_ideal(costs[TIERS], devices):.3f}",
         f"{', '.join(others)}; plan {ratios[0]:.2f}×, batches {ratios[1]:.2f}×",
     )
 
 
-def _costs(
-    lengths: np.ndarray, bucket: pipeline.Bucket, tiers: int
-) -> tuple[list[np.ndarray], tuple[float, float]]:
-    """The cost of each row of each batch of an epoch; the seconds for the plan and its batches."""
-    plan, planning = _timed(lambda: pipeline.Plan(lengths, [bucket], tiers=tiers))
-    batches, building = _timed(lambda: [plan.batch(step) for step in range(plan.num_batches())])
-    costs = []
-    for batch in batches:
-        squares = np.bincount(batch.segments[:, 0], batch.segments[:, 3] ** 2.0, bucket.rows)
-        costs.append(bucket.length + squares / (6 * WIDTH))
-    return costs, (planning, building)
-
-
-def _timed(function: Callable) -> tuple:
-    start = time.perf_counter()
-    return function(), time.perf_counter() - start
+def _costs(plan: pipeline.Plan) -> list[np.ndarray]:
+    """The cost of each row of each batch of an epoch."""
+    batches = map(plan.batch, range(plan.num_batches()))
+    return [row_costs(each.bucket, each.segments, WIDTH) for each in batches]
 
 
 def _greedy(rows: np.ndarray, batch: int, devices: int) -> list[np.ndarray]:
@@ -90,7 +100,7 @@ def _greedy(rows: np.ndarray, batch: int, devices: int) -> list[np.ndarray]:
     """
     size = max(BUFFER, batch) // batch * batch
     found = []
-    for first in range(0, len(rows) - size + 1, size):
+    for first in range(0, min(len(rows), GREEDY) - size + 1, size):
         shares: list[list[float]] = [[] for _ in range(size // batch * devices)]
         for cost in -np.sort(-rows[first : first + size]):
             open_ = [share for share in shares if len(share) < batch // devices]

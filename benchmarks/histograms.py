@@ -14,7 +14,7 @@ def measure(paths: list[str]) -> Section:
     """Packs each histogram into rows of its longest length, and checks the plan as a partition."""
     lines = []
     for path in paths:
-        name, lengths = _lengths(path)
+        name, lengths = lengths_of(path)
         longest = int(lengths.max())
         for packing in ("best_fit", "optimal"):
             begin = time.perf_counter()
@@ -37,7 +37,7 @@ def measure(paths: list[str]) -> Section:
     )
 
 
-def _lengths(path: str) -> tuple[str, np.ndarray]:
+def lengths_of(path: str) -> tuple[str, np.ndarray]:
     """The name of a histogram, and its lengths in a random order.
 
     The file is JSON: a list whose entry `i` counts the examples of length `i + 1`, or an object

@@ -103,6 +103,29 @@ def test_every_figure_of_the_plan_is_a_count_over_the_real_batches(figures, corp
         assert seen["balance"][name]["worst"] == pytest.approx(ratio[:, index].max())
 
 
+def test_the_mean_lengths_of_random_batches_vary_as_by_chance():
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(1, 200, 40_000)
+    plan = Plan(lengths, [Bucket(20, 256)], packing="none")
+    seen = measure_epoch(plan)["mean_length"]
+    assert seen["ratio"] == pytest.approx(1, abs=0.05)
+    assert seen["correlation"] == pytest.approx(0, abs=0.07)
+
+
+def test_the_mean_lengths_of_sorted_batches_vary_more_and_neighbours_are_alike():
+    lengths = np.sort(np.random.default_rng(0).integers(1, 200, 4_000))
+    plan = Plan(lengths, [Bucket(20, 256)], packing="none", shuffle=False)
+    seen = measure_epoch(plan)["mean_length"]
+    means = lengths.reshape(-1, 20).mean(axis=1)
+    assert seen["ratio"] == pytest.approx(means.std() / (lengths.std() / np.sqrt(20)), rel=0.01)
+    assert seen["correlation"] > 0.99
+
+
+def test_the_mean_length_of_equal_examples_does_not_vary():
+    seen = measure_epoch(Plan(np.full(100, 10), [Bucket(2, 20)]))["mean_length"]
+    assert seen == {"ratio": None, "correlation": None}
+
+
 def test_every_figure_of_lockstep_is_a_count_over_the_real_batches(figures, corpus):
     ours = [each for each in figures["strategies"] if each["name"].startswith("Lockstep")]
     assert len(ours) > 4

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from pipeline import Batches, Bucket, Corpus, Plan
-from pipeline.planning.balance import sort_rows, time_over_ideal
+from pipeline.planning.balance import row_costs, sort_rows, time_over_ideal
+from pipeline.report import tables
+from pipeline.report.epoch import measure_epoch
 
 LENGTHS = np.clip(np.random.default_rng(0).lognormal(3, 1.2, 900), 1, 256).astype(int)
 PAIRS = np.stack([LENGTHS, np.maximum(LENGTHS // 2, 1)], axis=1)
@@ -79,6 +81,38 @@ def test_what_the_report_says_of_tiers_is_what_a_plan_with_tiers_has():
         said = sort_rows([costs_of(plain.batch(step)) for step in range(first, first + 4)])
         real = [costs_of(tiers.batch(step)) for step in range(first, first + 4)]
         assert sorted(each.tolist() for each in said) == sorted(each.tolist() for each in real)
+
+
+def test_a_printed_plan_compares_numbers_of_tiers_and_says_which_to_choose():
+    plans = {k: Plan(LENGTHS, [Bucket(32, 256)], tiers=k) for k in (1, 4)}
+    text = str(plans[1])
+    for k, plan in plans.items():
+        assert plan.num_batches() <= 64
+        batches = [plan.batch(step) for step in range(plan.num_batches())]
+        costs = [row_costs(each.bucket, each.segments) for each in batches]
+        (line,) = (line for line in text.split("\n") if line.startswith(f"tiers={k} "))
+        ratios = [time_over_ideal(costs, groups) for groups in (8, 32)]
+        assert [*map(float, line.split()[1:])] == pytest.approx(ratios, abs=0.002)
+    assert "tiers=1 " not in str(plans[4])
+    assert "needs no tiers" in text
+    choice = int(text.partition(" times with tiers=")[2].partition(".")[0])
+    assert choice in (4, 16)
+
+
+def test_a_printed_plan_of_rows_that_cost_the_same_asks_for_no_tiers():
+    text = str(Plan(np.full(400, 256), [Bucket(8, 256)]))
+    assert "8 groups of rows take 1.000 times the least time, and tiers gain nothing" in text
+
+
+def test_the_report_shows_the_time_over_ideal_for_each_number_of_groups():
+    plan = Plan(LENGTHS, [Bucket(128, 256)])
+    found = measure_epoch(plan)["balance"]["over_ideal"]
+    assert {(each["tiers"], each["groups"]) for each in found} == set(
+        itertools.product((1, 4, 16), (8, 32, 128))
+    )
+    heads, _, *rows = tables.tiers(found).text()
+    assert heads.split("  ")[-1].strip() == "128 groups"
+    assert [len(row.split()) for row in rows] == [4, 4]
 
 
 def test_a_change_in_the_middle_of_a_block_loses_and_repeats_nothing():

@@ -1,9 +1,16 @@
 """Balance: rows in an order in which devices have about the same work, and measures of it."""
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
+
+from pipeline.packing.bucket import Bucket
+
+# Numbers of groups of rows, such as devices, and of steps in a block of tiers, that are compared.
+GROUPS = (8, 32, 128, 1024)
+TIERS = (1, 4, 16)
 
 
 @functools.cache
@@ -45,6 +52,24 @@ def balance(costs: np.ndarray, total: int) -> tuple[np.ndarray, np.ndarray]:
         return ranked[rank], np.arange(total)
     places = (rank < len(costs)).nonzero()[0]
     return ranked[rank[places]], places
+
+
+def row_costs(bucket: Bucket, segments: np.ndarray, width: int = 1024) -> np.ndarray:
+    """The cost of each row of a batch with attention that skips other segments: float64 [rows].
+
+    A row of `L` positions with segments of `l` positions costs `L + Σ l² / (6 · width)`, as
+    `fit_buckets` counts it.
+
+    >>> row_costs(Bucket(2, 12), np.array([[0, 0, 0, 12], [1, 1, 0, 6]]), width=1).tolist()
+    [36.0, 18.0]
+
+    Args:
+        bucket: the shape of the batch.
+        segments: int64 [n, 4] or [n, 5], as in `PlannedBatch`.
+        width: the width of the model.
+    """
+    squares = (segments[:, 3:] ** 2.0).sum(axis=1)
+    return sum(bucket.lengths) + np.bincount(segments[:, 0], squares, bucket.rows) / (6 * width)
 
 
 def imbalance(segments: np.ndarray, rows: int, hosts: int) -> float:
@@ -90,3 +115,64 @@ def sort_rows(batches: list[np.ndarray]) -> list[np.ndarray]:
     """
     ranked = -np.sort(-np.concatenate(batches))
     return [each[even_order(len(each))] for each in np.split(ranked, len(batches))]
+
+
+def compare_tiers(
+    batches: Sequence[tuple[Bucket, np.ndarray]], tiers: int = 1
+) -> list[dict[str, Any]]:
+    """`time_over_ideal` of consecutive batches, as they are and if they were dealt as tiers.
+
+    Args:
+        batches: the bucket of each batch, and the cost of each of its rows.
+        tiers: the option of the plan that has the batches; above 1, they are not dealt again.
+
+    Returns:
+        Dicts of `groups`, `tiers` and `ratio`, for numbers of groups that divide the rows of all.
+    """
+    found = []
+    for steps in TIERS if tiers == 1 else (1,):
+        dealt: list[np.ndarray] = []
+        for first in range(0, len(batches), steps):
+            of_bucket: dict[Bucket, list[np.ndarray]] = {}
+            for bucket, costs in batches[first : first + steps]:
+                of_bucket.setdefault(bucket, []).append(costs)
+            dealt += [each for same in of_bucket.values() for each in sort_rows(same)]
+        for groups in GROUPS:
+            if all(len(each) % groups == 0 for each in dealt):
+                ratio = time_over_ideal(dealt, groups)
+                found.append({"groups": groups, "tiers": steps * tiers, "ratio": ratio})
+    return found
+
+
+def tiers_table(over_ideal: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """The figures of `compare_tiers` as cells, the headings first; empty without figures.
+
+    >>> tiers_table([{"groups": 8, "tiers": 4, "ratio": 1.5}])
+    [['time over ideal', '8 groups'], ['tiers=4', '1.500']]
+    """
+    rows: dict[int, list[str]] = {}
+    for each in over_ideal:
+        rows.setdefault(each["tiers"], [f"tiers={each['tiers']}"]).append(f"{each['ratio']:.3f}")
+    groups = dict.fromkeys(f"{each['groups']:,} groups" for each in over_ideal)
+    return [["time over ideal", *groups], *rows.values()] if rows else []
+
+
+def about_tiers(over_ideal: Sequence[dict[str, Any]]) -> str:
+    """Which number of tiers to choose, from the figures of `compare_tiers`; may be empty."""
+    if not over_ideal:
+        return ""
+    groups = max(each["groups"] for each in over_ideal)
+    ratios = {each["tiers"]: each["ratio"] for each in over_ideal if each["groups"] == groups}
+    least = min(ratios)
+    enough = min(tiers for tiers in ratios if ratios[tiers] <= min(ratios.values()) * 1.01)
+    text = (
+        f"With attention that skips other segments, steps of {groups:,} groups of rows take "
+        f"{ratios[least]:.3f} times the least time"
+    )
+    if enough > least:
+        text += f", and {ratios[enough]:.3f} times with tiers={enough}"
+    elif least == 1:
+        text += ", and tiers gain nothing"
+    else:
+        text += f" (tiers={least})"
+    return f"{text}. Attention over whole rows needs no tiers: all rows cost the same."

@@ -8,6 +8,7 @@ import numpy as np
 
 from pipeline.packing.pairs import volume_bound
 from pipeline.planning import figures
+from pipeline.planning.balance import about_tiers, compare_tiers, row_costs, tiers_table
 from pipeline.planning.options import Options
 from pipeline.planning.planned import PlannedBatch
 from pipeline.planning.stage import Stage
@@ -67,16 +68,20 @@ def heading(before: Stage, stage: Stage) -> str:
 def table(plan: Stages, batch: Callable[[int], PlannedBatch]) -> str:
     """The table of an epoch of the last stage.
 
-    Each bucket has a line with its batches, rows, fill and tokens. With one corpus, padding follows
-    beside that of one example per row, and with packing="optimal" the proven bound. With several,
-    each has a line with its weight, its share of real positions, and how far the shares of a few
-    steps are off its weight. At the end are the numbers of empty and of overlong examples.
+    Each bucket has a line with its batches, rows, fill and tokens. Then comes the time of the first
+    steps over the least time, for attention that skips other segments and a model of width 1,024.
+    With one corpus, padding follows beside that of one example per row, and with packing="optimal"
+    the proven bound. With several, each has a line with its weight, its share of real positions,
+    and how far the shares of a few steps are off its weight. At the end are the numbers of empty
+    and of overlong examples.
 
     Args:
         plan: the plan.
         batch: the batch of a step.
     """
-    lines = _bucket_lines(plan, batch)
+    first, last = figures.epoch_steps(plan)
+    batches = [batch(step) for step in range(first, min(first + COMPARED, last))]
+    lines = _bucket_lines(plan, batches) + _tiers_lines(plan, batches)
     lines += _padding_lines(plan) if plan.stages[-1].weights is None else _corpus_lines(plan, batch)
     losses, options = figures.losses(plan), plan.stages[-1].options
     if losses.left_out:
@@ -91,9 +96,7 @@ def table(plan: Stages, batch: Callable[[int], PlannedBatch]) -> str:
     return "\n".join(lines)
 
 
-def _bucket_lines(plan: Stages, batch: Callable[[int], PlannedBatch]) -> list[str]:
-    first, last = figures.epoch_steps(plan)
-    batches = map(batch, range(first, min(first + COMPARED, last)))
+def _bucket_lines(plan: Stages, batches: list[PlannedBatch]) -> list[str]:
     busiest, packed = figures.imbalance(batches, HOSTS), figures.packed(plan)
     lines = [["bucket", "batches", "rows", "fill", "tokens", f"busiest of {HOSTS}"]]
     total = np.zeros(4, np.int64)
@@ -106,6 +109,12 @@ def _bucket_lines(plan: Stages, batch: Callable[[int], PlannedBatch]) -> list[st
         lines.append(_counts(str(bucket), counts, even))
         total += counts
     return text_table([*lines, _counts("epoch", total, "")])
+
+
+def _tiers_lines(plan: Stages, batches: list[PlannedBatch]) -> list[str]:
+    costs = [(each.bucket, row_costs(each.bucket, each.segments)) for each in batches]
+    over_ideal = compare_tiers(costs, plan.stages[-1].options.tiers)
+    return [*text_table(tiers_table(over_ideal)), about_tiers(over_ideal)] if over_ideal else []
 
 
 def _padding_lines(plan: Stages) -> list[str]:

@@ -48,7 +48,7 @@ class Tiers:
     ):
         self._start, self._sources, self._timetable = start, sources, timetable
         self._options = options
-        self._cache: dict[int, list[tuple[int, Parts, int]]] = {}
+        self._cache: dict[int, tuple[int, Parts, int]] = {}  # by step
 
     def block(self, step: int) -> range:
         """The steps of the plan that share their rows with `step`; none if the stage ends there."""
@@ -66,16 +66,17 @@ class Tiers:
 
     def at(self, step: int) -> tuple[int, Parts, int]:
         """The number of a step's bucket, its rows, and its epoch."""
+        if (found := self._cache.get(step)) is not None:
+            return found
         block = self.block(step)
         if len(block) <= 1:
             bucket, ranges, epoch = self._timetable.at(step - self._start)
             return bucket, self._take(bucket, ranges), epoch
-        found = self._cache.get(block.start)
-        if found is None:
-            found = self._cache[block.start] = self._sort(block)
-            for oldest in list(self._cache)[:-CACHED_BLOCKS]:
-                self._cache.pop(oldest, None)
-        return found[step - block.start]
+        steps = self._sort(block)
+        self._cache.update(zip(block, steps, strict=True))
+        for oldest in list(self._cache)[: -CACHED_BLOCKS * self._options.tiers]:
+            self._cache.pop(oldest, None)
+        return steps[step - block.start]
 
     def before(self, step: int) -> tuple[np.ndarray, list[tuple[np.ndarray, int]] | None]:
         """The rows that come before a step, and the positions in them that no batch has had.
@@ -147,7 +148,7 @@ def select(parts: Parts, numbers: np.ndarray) -> Parts:
     found: Parts = []
     begin = 0
     for name, rows in parts:
-        low, high = np.searchsorted(numbers, [begin, begin + len(rows)])
+        low, high = numbers.searchsorted((begin, begin + len(rows))).tolist()
         if low < high:
             mine = rows.numbers[numbers[low:high] - begin]
             found.append((name, dataclasses.replace(rows, numbers=mine)))

@@ -8,6 +8,7 @@ same number of batches, and arithmetic gives the window of a step.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -121,7 +122,7 @@ class Windows:
     def __len__(self) -> int:
         return len(self._kind)
 
-    @property
+    @functools.cached_property
     def steps(self) -> int:
         """Batches in an epoch."""
         return int(self.batches.sum())

@@ -1,23 +1,21 @@
 """The report's figures of one epoch of a plan."""
 
 import itertools
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from pipeline.packing.bucket import Bucket
 from pipeline.planning import figures
-from pipeline.planning.balance import sort_rows, time_over_ideal
+from pipeline.planning.balance import compare_tiers, row_costs
 from pipeline.planning.plan import Plan
 
 # Some figures need every batch; in a longer epoch they are those of its first batches.
 MOST_BATCHES = 10_000
 
 HOSTS = 8
-
-# Numbers of groups of rows, such as devices, and of steps in a block of tiers, that are compared.
-GROUPS = (8, 32, 128, 1024)
-TIERS = (1, 4, 16)
 
 
 def measure_epoch(
@@ -35,14 +33,15 @@ def measure_epoch(
         `overflow` and the number of positions `lost`; `sides`, the fill of each side of pairs;
         `segments_per_row`, pairs of a number of segments and a number of rows; `walked`, the number
         of batches built for the following figures; `order`, their buckets as indices; `balance`
-        over hosts, with `over_ideal`; `sources` of a mixture; and `buckets`, each with its `rows`,
+        over hosts, with `over_ideal`; `mean_length`, with the `ratio` and the `correlation` of
+        `spread_of_means`; `sources` of a mixture; and `buckets`, each with its `rows`,
         `length` (for pairs both), `batches`, `fill`, `tokens`, `segments`, and the means
         `tokens_per_step` and `documents_per_step`.
     """
     buckets, histogram = _buckets(plan)
     lost = figures.losses(plan)
     first, last = figures.epoch_steps(plan)
-    batches = _FirstBatches(plan, first, min(last - first, most_batches or MOST_BATCHES))
+    batches = _FirstBatches(plan, first, min(last - first, most_batches or MOST_BATCHES), width)
     for index, bucket in enumerate(buckets):
         bucket["documents_per_step"] = batches.documents_per_step(index)
     return {
@@ -58,7 +57,8 @@ def measure_epoch(
         "segments_per_row": histogram,
         "walked": len(batches.order),
         "order": batches.order.tolist(),
-        "balance": batches.balance() | {"over_ideal": batches.over_ideal(width)},
+        "balance": batches.balance(),
+        "mean_length": spread_of_means(batches.order, batches.moments),
         "sources": batches.sources(plan) if len(plan.names) > 1 else [],
     }
 
@@ -97,7 +97,7 @@ def _buckets(plan: Plan) -> tuple[list[dict[str, Any]], list[list[int]]]:
 class _FirstBatches:
     """The first batches of an epoch, one by one."""
 
-    def __init__(self, plan: Plan, first: int, count: int):
+    def __init__(self, plan: Plan, first: int, count: int, width: int):
         stages = [stage for stage, _, _ in plan.stages_between(first, first + count)]
         number_of = {b: index for stage in stages for index, b in enumerate(stage.options.buckets)}
         self.first, self.count, self.tiers = first, count, plan.options.tiers
@@ -107,9 +107,9 @@ class _FirstBatches:
         # Real positions and squared segment lengths of each host in each batch.
         self.tokens = np.zeros((count, self.hosts))
         self.squares = np.zeros((count, self.hosts))
+        self.moments = np.zeros((count, 3))  # for `spread_of_means`; NaN unless all rows are used
         self.source_tokens: list[Mapping[str, int]] = []
-        # The positions of a row of each batch, and the squared segment lengths of each row.
-        self.row_costs: list[tuple[int, np.ndarray]] = []
+        self.row_costs: list[tuple[Bucket, np.ndarray]] = []
         self.contents: list[list[int]] = []  # as `figures.content`
         for step in range(count):
             planned = plan.batch(first + step)
@@ -121,8 +121,12 @@ class _FirstBatches:
             self.tokens[step] = np.bincount(host, sides.sum(axis=1), self.hosts)
             self.squares[step] = np.bincount(host, (sides**2).sum(axis=1), self.hosts)
             self.source_tokens.append(planned.sources)
-            squares = np.bincount(row, (sides**2).sum(axis=1), planned.bucket.rows)
-            self.row_costs.append((sum(planned.bucket.lengths), squares))
+            costs = row_costs(planned.bucket, planned.segments, width)
+            self.row_costs.append((planned.bucket, costs))
+            lengths = sides.sum(axis=1)
+            moments = len(lengths), lengths.sum(), (lengths**2).sum()
+            full = np.count_nonzero(np.diff(row)) + 1 == planned.bucket.rows
+            self.moments[step] = moments if full else math.nan
             self.contents.append(figures.content(plan, planned) if planned.sources else [])
 
     def documents_per_step(self, index: int) -> float | None:
@@ -160,36 +164,47 @@ class _FirstBatches:
     def balance(self) -> dict[str, Any]:
         """The work of the busiest host ÷ that of the mean host, over all steps.
 
-        The last, under-filled batch of an epoch counts like any other.
+        The last, under-filled batch of an epoch counts like any other. `over_ideal` is that of
+        `compare_tiers`.
         """
         balance: dict[str, Any] = {"hosts": self.hosts}
         for name, values in (("tokens", self.tokens), ("attention", self.squares)):
             ratio = values.max(axis=1) / values.mean(axis=1)
             balance[name] = {"mean": float(ratio.mean()), "worst": float(ratio.max())}
-        return balance
+        return balance | {"over_ideal": compare_tiers(self.row_costs, self.tiers)}
 
-    def over_ideal(self, width: int) -> list[dict[str, Any]]:
-        """The time of the steps over that of evenly shared work, with some numbers of `tiers`.
 
-        The cost of a row is `L + Σ l² / (6 · width)`, for a row of `L` positions with segments of
-        `l` positions, between which attention is skipped. A list of `groups` of rows, `tiers` and
-        `ratio`, for numbers of groups that divide the rows of all batches. For a plan with tiers,
-        only its own number.
-        """
-        costs = [length + squares / (6 * width) for length, squares in self.row_costs]
-        found = []
-        for tiers in TIERS if self.tiers == 1 else (1,):
-            batches: list[np.ndarray] = []
-            for first in range(0, self.count, tiers):
-                of_bucket: dict[int, list[np.ndarray]] = {}
-                for step in range(first, min(first + tiers, self.count)):
-                    of_bucket.setdefault(int(self.order[step]), []).append(costs[step])
-                batches += [each for same in of_bucket.values() for each in sort_rows(same)]
-            for groups in GROUPS:
-                if all(len(each) % groups == 0 for each in batches):
-                    ratio = time_over_ideal(batches, groups)
-                    found.append({"groups": groups, "tiers": tiers * self.tiers, "ratio": ratio})
-        return found
+def spread_of_means(buckets: np.ndarray, moments: np.ndarray) -> dict[str, float | None]:
+    """How much the mean length of a batch's segments varies, compared with random batches.
+
+    Random batches have as many segments, drawn at random from all of their bucket.
+
+    Args:
+        buckets: the bucket of each batch, as an index: int64 [batches].
+        moments: the number of segments of each batch, the sum of their lengths, and that of their
+            squared lengths: float64 [batches, 3]; NaN for batches to leave out.
+
+    Returns:
+        `ratio`: the standard deviation of the means over that of random batches; `correlation`,
+        between neighbouring batches. None if too few batches tell.
+    """
+    scores = np.full(len(buckets), np.nan)  # deviations of the means, with the variance 1 by chance
+    full = ~np.isnan(moments[:, 0])
+    for bucket in np.unique(buckets[full]):
+        here = full & (buckets == bucket)
+        number, total, squares = moments[here].T
+        every = number.sum()
+        mean = total.sum() / every
+        variance = squares.sum() / every - mean**2
+        if len(number) > 1 and variance > 1e-9 * mean**2:
+            chance = variance * (1 / number - 1 / every)
+            scores[here] = (total / number - mean) / np.sqrt(chance)
+    pairs = np.stack([scores[:-1], scores[1:]])
+    pairs = pairs[:, ~np.isnan(pairs).any(axis=0)]
+    if pairs.shape[1] < 2 or not pairs.std(axis=1).all():
+        return {"ratio": None, "correlation": None}
+    ratio = float(np.sqrt(np.nanmean(scores**2)))
+    return {"ratio": ratio, "correlation": float(np.corrcoef(pairs)[0, 1])}
 
 
 def runs(order: list[int]) -> list[tuple[int, int]]:

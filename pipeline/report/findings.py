@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from pipeline.planning.balance import about_tiers
 from pipeline.planning.figures import RUN
 from pipeline.report.table import length_of, percent
 
@@ -13,6 +14,7 @@ def findings(figures: dict[str, Any]) -> list[str]:
         about_rival(figures),
         *about_buckets(figures["cost"]),
         *about_sources(figures["plan"]),
+        *about_lengths(figures["plan"]["mean_length"]),
         *about_losses(figures),
     ]
 
@@ -112,6 +114,17 @@ def about_buckets(cost: dict[str, Any]) -> list[str]:
     ]
 
 
+def about_lengths(mean_length: dict[str, float | None]) -> list[str]:
+    """How much the mean length of a batch varies; empty if too few batches tell."""
+    if mean_length["ratio"] is None:
+        return []
+    return [
+        "The mean length of the documents in a batch varies "
+        f"{mean_length['ratio']:.2f} times as much as in random batches (standard deviation within "
+        f"a bucket), and neighbouring batches correlate by {mean_length['correlation']:.2f}."
+    ]
+
+
 def about_losses(figures: dict[str, Any]) -> list[str]:
     """Examples that are split, truncated, dropped or empty."""
     plan, empty = figures["plan"], figures["corpus"]["empty"]
@@ -156,26 +169,6 @@ def about_balance(balance: dict[str, Any]) -> str:
         f"{attention['worst']:.2f})."
     )
     return f"{text} {about_tiers(balance['over_ideal'])}".strip()
-
-
-def about_tiers(over_ideal: list[dict[str, Any]]) -> str:
-    """Which number of tiers to choose for attention that skips other segments."""
-    if not over_ideal:
-        return ""
-    groups = max(each["groups"] for each in over_ideal)
-    ratios = {each["tiers"]: each["ratio"] for each in over_ideal if each["groups"] == groups}
-    least = min(ratios)
-    enough = min(tiers for tiers in ratios if ratios[tiers] <= min(ratios.values()) * 1.01)
-    text = (
-        f"With attention that skips other segments, steps of {groups:,} groups of rows take "
-        f"{ratios[least]:.3f} times the least time"
-    )
-    if enough == least:
-        return f"{text} (tiers={least})."
-    return (
-        f"{text}, and {ratios[enough]:.3f} times with tiers={enough}. With attention over whole "
-        "rows all rows cost the same, and tiers change nothing."
-    )
 
 
 def _listed(items: list[str]) -> str:

@@ -116,6 +116,9 @@ def _plan(figures: dict[str, Any]) -> str:
         parts.append(_chart("Buckets of the first steps", charts.bucket_order, plan, height))
     if len(plan["segments_per_row"]) > 1:
         parts.append(_chart("Segments in a row", charts.segments_per_row, plan))
+    found = [tables.buckets(plan).html()]
+    if over_ideal := plan["balance"]["over_ideal"]:
+        found.append(tables.tiers(over_ideal).html())
     text = findings.about_balance(plan["balance"])
     if plan["walked"] < plan["batches"]:
         text += (
@@ -123,7 +126,7 @@ def _plan(figures: dict[str, Any]) -> str:
             f"the first {plan['walked']:,} of {plan['batches']:,} batches; everything else over "
             "all."
         )
-    return _section("The plan", tables.buckets(plan).html(), _paragraph(text), _grid(parts))
+    return _section("The plan", *found, _paragraph(text), _grid(parts))
 
 
 def _side(title: str, corpus: dict[str, Any]) -> str:

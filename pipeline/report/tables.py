@@ -1,7 +1,10 @@
 """The report's tables, and the single figures of a dataset, for a terminal and for the page."""
 
+import operator
+from collections.abc import Sequence
 from typing import Any
 
+from pipeline.planning.balance import tiers_table
 from pipeline.report.table import Column, Row, Table, length_of, number, percent
 
 
@@ -95,6 +98,13 @@ def buckets(plan: dict[str, Any]) -> Table:
         Column("segments", lambda row: number(row["segments"]), "an epoch"),
     ]
     return Table(columns, plan["buckets"])
+
+
+def tiers(over_ideal: Sequence[dict[str, Any]]) -> Table:
+    """A row for each number of tiers, a column for each number of groups of rows."""
+    heads, *rows = tiers_table(over_ideal) or [["time over ideal"]]
+    columns = [Column(name, operator.itemgetter(name)) for name in heads]
+    return Table(columns, [dict(zip(heads, row, strict=True)) for row in rows])
 
 
 def sources(corpus: dict[str, Any]) -> Table:

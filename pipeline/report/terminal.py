@@ -43,6 +43,8 @@ def terminal(figures: dict[str, Any], *, width: int = 120, colour: bool = False)
     ]
     for text in (*findings.findings(figures), findings.about_balance(plan["balance"])):
         lines += wrap(text, "· ")
+    if over_ideal := plan["balance"]["over_ideal"]:
+        lines += ["", *tables.tiers(over_ideal).text()]
     return "\n".join(lines)
 
 
