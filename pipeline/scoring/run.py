@@ -12,9 +12,8 @@ from etils import epath
 
 from pipeline.configuration import prepare_corpora
 from pipeline.loading.checkpoint import Checkpoints
-from pipeline.loading.loader import LoadOptions
 from pipeline.loading.sharding import batch_sharding
-from pipeline.scoring.score import FIXED, TABLE, score
+from pipeline.scoring.score import TABLE, ScoreOptions, score
 from pipeline.training import hosts
 from pipeline.training.mesh import make_mesh
 from pipeline.training.segments import position_losses
@@ -74,7 +73,7 @@ def score_run(
         options = {
             name: value
             for name, value in config.batches.items()
-            if value is not None and name in LoadOptions.__annotations__ and name not in FIXED
+            if value is not None and name in ScoreOptions.__annotations__
         }
         table = score(
             corpus,

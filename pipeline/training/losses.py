@@ -98,6 +98,7 @@ def losses(workdir: epath.PathLike) -> Losses:
             f"there are no losses in {workdir / NAME}; train.py writes them as it saves, and a "
             "loop of your own if its steps give `segments` (pipeline.training.segments)"
         )
-    columns = [np.concatenate(column) for column in zip(*found, strict=True)]
+    example, epoch, step, loss, weight = map(np.concatenate, zip(*found, strict=True))
     first = corpus.first if isinstance(corpus, Corpora) else np.zeros(1, int)
-    return Losses(*columns, np.searchsorted(first, columns[0], side="right") - 1)
+    owner = np.searchsorted(first, example, side="right") - 1
+    return Losses(example, epoch, step, loss, weight, owner)

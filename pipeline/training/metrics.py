@@ -28,9 +28,9 @@ EVERY = 10.0
 class MetricsLog:
     """A JSON line for each step in `metrics.jsonl`, and the same numbers for TensorBoard.
 
-    The losses of segments go to a `LossLog`, where a step has them. A resumed run takes back what
-    it has of steps that it will run again, so that the log has each step once. Object storage cannot append: there both are kept on this machine and uploaded
-    whole by `flush`.
+    The losses of segments go to a `LossLog`, where steps give them. A resumed run takes back what
+    it has of steps that it will run again, so that each step is there once. Object storage cannot
+    append: there lines and events are kept on this machine and uploaded whole by `flush`.
 
     Args:
         workdir: where to write; made if it is missing.

@@ -78,7 +78,7 @@ class Record:
     def evaluate(
         self, step: int, total: float, weight: float, text_bytes: int | None
     ) -> dict[str, float | None]:
-        """Records and logs an evaluation; values that are not finite become None, as JSON has no NaN.
+        """Records and logs an evaluation; values that are not finite become None (no JSON).
 
         Args:
             step: steps trained before it.
