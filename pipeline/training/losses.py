@@ -25,6 +25,8 @@ class Losses(NamedTuple):
         loss: Σ weight · nll, in nats: float32 [segments].
         weight: Σ weight: float32 [segments].
         corpus: which of several corpora the example is of, from 0: int64 [segments].
+        usual: the mean loss of its corpus over this step and the 16 before and after, in nats, which
+            falls as the run learns: float64 [segments].
     """
 
     example: np.ndarray
@@ -33,32 +35,44 @@ class Losses(NamedTuple):
     loss: np.ndarray
     weight: np.ndarray
     corpus: np.ndarray
+    usual: np.ndarray
 
     def select(self, which: np.ndarray) -> "Losses":
         """Some of the segments: a bool for each, or their places."""
         return Losses(*(column[which] for column in self))
 
-    def expected(self) -> np.ndarray:
-        """The mean loss at the time of each segment, in nats: float64 [segments].
+    def documents(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Each example once, over all its segments.
 
-        It is that of its corpus over the 16 steps before and after, so it falls as the run learns.
+        Returns:
+            Numbers, ascending, int64 [examples]; mean losses, by weight, in nats; and by how much
+            they are above what is usual, which makes examples of any step and corpus comparable:
+            float64 [examples].
         """
-        names, corpus = np.unique(self.corpus, return_inverse=True)
-        first, last = (int(self.step.min()), int(self.step.max())) if len(self.step) else (0, 0)
-        shape = len(names), last - first + 1
-        place = np.ravel_multi_index((corpus, self.step - first), shape)
-        finite = np.isfinite(self.loss)
-        loss, weight = (
-            np.bincount(place, np.where(finite, each, 0), shape[0] * shape[1]).reshape(shape)
-            for each in (self.loss, self.weight)
+        numbers, at = np.unique(self.example, return_inverse=True)
+        total, usual, weight = (
+            np.bincount(at, each, len(numbers))
+            for each in (self.loss, self.weight * self.usual, self.weight)
         )
-        ends = np.arange(shape[1])
-        begin, end = np.maximum(ends - AROUND, 0), np.minimum(ends + AROUND + 1, shape[1])
-        sums = []
-        for each in (loss, weight):
-            before = np.pad(np.cumsum(each, axis=1), ((0, 0), (1, 0)))
-            sums.append((before[:, end] - before[:, begin]).ravel()[place])
-        return sums[0] / np.maximum(sums[1], 1e-9)
+        weight = np.maximum(weight, 1e-9)
+        return numbers, total / weight, (total - usual) / weight
+
+
+def _usual(
+    corpus: np.ndarray, step: np.ndarray, loss: np.ndarray, weight: np.ndarray
+) -> np.ndarray:
+    """The column `usual`; losses that are not finite do not count."""
+    shape = int(corpus.max()) + 1, int(step[-1] - step[0]) + 1
+    place = corpus * shape[1] + step - step[0]
+    ends = np.arange(shape[1])
+    begin, end = np.maximum(ends - AROUND, 0), np.minimum(ends + AROUND + 1, shape[1])
+    sums = []
+    for each in (loss, weight):
+        counted = np.where(np.isfinite(loss), each, 0)
+        of_steps = np.bincount(place, counted, shape[0] * shape[1]).reshape(shape)
+        before = np.pad(np.cumsum(of_steps, axis=1), ((0, 0), (1, 0)))
+        sums.append((before[:, end] - before[:, begin]).ravel()[place])
+    return sums[0] / np.maximum(sums[1], 1e-9)
 
 
 def losses(workdir: epath.PathLike) -> Losses:
@@ -98,7 +112,9 @@ def losses(workdir: epath.PathLike) -> Losses:
             f"there are no losses in {workdir / NAME}; train.py writes them as it saves, and a "
             "loop of your own if its steps give `segments` (pipeline.training.segments)"
         )
-    example, epoch, step, loss, weight = map(np.concatenate, zip(*found, strict=True))
+    columns = [np.concatenate(column) for column in zip(*found, strict=True)]
+    example, epoch, step, loss, weight = columns
     first = corpus.first if isinstance(corpus, Corpora) else np.zeros(1, int)
     owner = np.searchsorted(first, example, side="right") - 1
-    return Losses(example, epoch, step, loss, weight, owner)
+    usual = _usual(owner, step, loss, weight)
+    return Losses(example, epoch, step, loss, weight, owner, usual)
