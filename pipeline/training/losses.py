@@ -10,7 +10,7 @@ from pipeline.training.history import read_history
 from pipeline.training.loss_log import NAME, read_sums
 
 # Steps before and after a step over which the mean loss at that step is taken.
-AROUND = 16
+AROUND = 8
 
 
 class Losses(NamedTuple):
@@ -25,8 +25,8 @@ class Losses(NamedTuple):
         loss: Σ weight · nll, in nats: float32 [segments].
         weight: Σ weight: float32 [segments].
         corpus: which of several corpora the example is of, from 0: int64 [segments].
-        usual: the mean loss of its corpus over this step and the 16 before and after, in nats, which
-            falls as the run learns: float64 [segments].
+        usual: the mean loss of its corpus over this step, the 8 before and the 8 after, in nats,
+            which falls as the run learns: float64 [segments].
     """
 
     example: np.ndarray
@@ -113,8 +113,7 @@ def losses(workdir: epath.PathLike) -> Losses:
             "loop of your own if its steps give `segments` (pipeline.training.segments)"
         )
     columns = [np.concatenate(column) for column in zip(*found, strict=True)]
-    example, epoch, step, loss, weight = columns
     first = corpus.first if isinstance(corpus, Corpora) else np.zeros(1, int)
-    owner = np.searchsorted(first, example, side="right") - 1
-    usual = _usual(owner, step, loss, weight)
-    return Losses(example, epoch, step, loss, weight, owner, usual)
+    owner = np.searchsorted(first, columns[0], side="right") - 1
+    columns += owner, _usual(owner, *columns[2:])
+    return Losses(*columns)
