@@ -164,8 +164,8 @@ def parser() -> argparse.ArgumentParser:
     flag = add(
         "why",
         "which documents a loss is from, beside what they lost before",
-        "Losses are\nmeans in nats, by weight; the usual one is that of the same corpus at that time, "
-        "8 steps before to\n8 steps after. Documents whose loss was not finite come first.",
+        "Losses are\nmeans in nats; the usual one is that of the same corpus at that time, "
+        "from 8 steps before\nto 8 after. Documents whose loss was not finite come first.",
     )
     flag("workdir", help="the work directory of a run, with plans.json and losses/")
     group = commands.choices["why"].add_mutually_exclusive_group(required=True)
