@@ -6,6 +6,7 @@ python -m benchmarks --lengths FILE        # lengths as in FILE instead of logno
 python -m benchmarks fuzz --minutes 20     # hostile inputs, in search of what should not be
 python -m benchmarks kills                 # processes killed at random, which must end the same
 python -m benchmarks soak                  # many batches, in constant memory
+python -m benchmarks why                   # spoilt documents, found by their losses
 """
 
 import argparse
@@ -24,6 +25,7 @@ NAMED = {
     "fuzz": ("minutes", "seed", "property"),
     "kills": ("prepare", "train", "seed"),
     "soak": ("batches",),
+    "why": ("steps",),
 }
 
 
@@ -55,6 +57,7 @@ def main() -> None:
     parser.add_argument("--prepare", type=int, default=350, help="for kills: of preparations (350)")
     parser.add_argument("--train", type=int, default=150, help="for kills: of train.py (150)")
     parser.add_argument("--batches", type=int, default=100_000, help="for soak (100000)")
+    parser.add_argument("--steps", type=int, default=400, help="for why (400)")
     arguments = parser.parse_args()
     if wrong := set(arguments.sections) - {*SECTIONS, *NAMED}:
         there = ", ".join([*SECTIONS, *NAMED])
