@@ -78,7 +78,7 @@ class Record:
     def evaluate(
         self, step: int, total: float, weight: float, text_bytes: int | None
     ) -> dict[str, float | None]:
-        """Records and logs an evaluation; values that are not finite become None (no JSON).
+        """Records and logs an evaluation; what is not finite becomes None, as JSON has no NaN.
 
         Args:
             step: steps trained before it.
