@@ -33,34 +33,34 @@ def measure(steps: int) -> Section:
     texts = chance.sample(read_texts(source, range(len(source)), "text"), DOCUMENTS)
     long = [number for number, text in enumerate(texts) if len(text) > 200]
     spoilt = chance.sample(long, PLANTED)
-    ways = {"words shuffled": _shuffle, "other letters": _replace, "one line repeated": _repeat}
-    planted = {number: list(ways)[at % len(ways)] for at, number in enumerate(spoilt)}
+    planted = {number: list(WAYS)[at % len(WAYS)] for at, number in enumerate(spoilt)}
     for number, way in planted.items():
-        texts[number] = ways[way](texts[number], chance)
+        texts[number] = WAYS[way](texts[number], chance)
     with tempfile.TemporaryDirectory() as folder:
         workdir, file = epath.Path(folder) / "run", pathlib.Path(folder) / "documents.jsonl"
         file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
         config = _config(str(file), steps)
         train.train(config, workdir)
-        found = losses(workdir)
-        numbers, _, excess = found.documents()
-        first = numbers[np.argsort(-excess)[:SHOWN]]
-        size = sum(path.stat().st_size for path in (workdir / "losses").iterdir())
-        cost = _cost(config, workdir)
+        return _tell(config, workdir, planted)
+
+
+def _tell(config, workdir: epath.Path, planted: dict[int, str]) -> Section:
+    """What the losses of a run say of planted documents, with the ways in which they are spoilt."""
+    found = losses(workdir)
+    numbers, _, excess = found.documents()
+    first = numbers[np.argsort(-excess)[:SHOWN]].tolist()
+    each = {way: [number in first for number in planted if planted[number] == way] for way in WAYS}
+    size = sum(path.stat().length for path in (workdir / "losses").iterdir())
     lines = [
         Line(
             f"planted documents among the first {SHOWN} of `why --worst`",
-            f"{np.isin(first, spoilt).sum()} of {PLANTED}",
-            ", ".join(
-                f"{way}: {sum(planted.get(n) == way for n in first.tolist())} of "
-                f"{[*planted.values()].count(way)}"
-                for way in ways
-            ),
+            f"{sum(map(sum, each.values()))} of {PLANTED}",
+            ", ".join(f"{way}: {sum(seen)} of {len(seen)}" for way, seen in each.items()),
         ),
         Line(
             "the log of losses, of the time of a step",
-            f"{cost:.2%}",
-            "sums, transfer and order, one after the other",
+            f"{_cost(config, workdir):.3%}",
+            "sums, transfer, order",
         ),
         Line(
             "the log of losses on disk",
@@ -69,9 +69,9 @@ def measure(steps: int) -> Section:
         ),
     ]
     about = (
-        f"{DOCUMENTS:,} functions of the standard library, {PLANTED} of them spoilt, in {steps} "
-        f"steps of the quickstart's model with two layers, {found.epoch.max()} epochs and a part. "
-        f"The time is the least of {ROUNDS}, in turns with steps; the files are written with "
+        f"{DOCUMENTS:,} functions of the standard library, {PLANTED} of them spoilt. "
+        f"{found.step[-1] + 1} steps of the quickstart's model with two layers are "
+        f"{found.epoch.max()} epochs and a part. The time is the least of {ROUNDS}, in turns with steps; the files are written with "
         "checkpoints."
     )
     return Section("why", about, lines)
@@ -90,6 +90,9 @@ def _replace(text: str, chance: random.Random) -> str:
 def _repeat(text: str, chance: random.Random) -> str:
     line = max(text.splitlines(), key=len)
     return "\n".join([line] * (len(text) // len(line) + 1))
+
+
+WAYS = {"words shuffled": _shuffle, "other letters": _replace, "one line repeated": _repeat}
 
 
 def _config(file: str, steps: int):
