@@ -71,8 +71,8 @@ def _tell(config, workdir: epath.Path, planted: dict[int, str]) -> Section:
     about = (
         f"{DOCUMENTS:,} functions of the standard library, {PLANTED} of them spoilt. "
         f"{found.step[-1] + 1} steps of the quickstart's model with two layers are "
-        f"{found.epoch.max()} epochs and a part. The time is the least of {ROUNDS}, in turns with steps; the files are written with "
-        "checkpoints."
+        f"{found.epoch.max()} epochs and a part. The time is the least of {ROUNDS}, "
+        "in turns with steps; the files are written with checkpoints."
     )
     return Section("why", about, lines)
 
