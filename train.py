@@ -57,6 +57,7 @@ from pipeline.training.microbatches import summed, summed_gradients
 from pipeline.training.record import Record, unigram_entropy
 from pipeline.training.run_config import flatten, require_same
 from pipeline.training.schedule import Schedule
+from pipeline.training.segments import by_segment
 from pipeline.training.step_log import StepLog
 
 HERE = pathlib.Path(__file__).parent
@@ -140,8 +141,8 @@ def make_optimizer(config: ConfigDict):
     return optax.chain(optax.clip_by_global_norm(spec.clip), adamw), rate
 
 
-def make_steps(config: ConfigDict, corpus, sharding):
-    """`init`, `train_step` and `eval_step` of the model and optimizer, and `flops`."""
+def make_steps(config: ConfigDict, corpus, sharding, most_segments=1):
+    """`init`, `train_step`, `eval_step`, `flops`; rows trained on have at most `most_segments`."""
     make_params, loss, flops = make_model(config, corpus)
     optimizer, learning_rate = make_optimizer(config)
     optimizer = accumulate(optimizer, config.accumulate)
@@ -159,12 +160,13 @@ def make_steps(config: ConfigDict, corpus, sharding):
     def train_step(state, batch, microbatches=1):
         # The scale is meant for mean losses, and these are sums.
         scale = state["loss_scale"].scale / batch["targets"].size if "loss_scale" in state else 1.0
+        sums, batch = by_segment(loss, batch, most_segments)
 
         def scaled(params, microbatch):
-            total, weight = loss(params, microbatch)
-            return total * scale, weight
+            total, weights = sums(params, microbatch)
+            return total * scale, weights
 
-        total, weight, gradients = summed_gradients(
+        total, (weight, segments), gradients = summed_gradients(
             scaled, state["params"], batch, microbatches=microbatches, sharding=sharding
         )
         tokens = jnp.maximum(weight, 1)
@@ -177,7 +179,7 @@ def make_steps(config: ConfigDict, corpus, sharding):
         # A step that is not finite leaves the state as it was.
         finite = jnp.isfinite(mean) & jnp.isfinite(norm)
         new = jax.tree.map(functools.partial(jnp.where, finite), new, {k: state[k] for k in new})
-        values = {"loss": mean, "gradient_norm": norm, "finite": finite}
+        values = {"loss": mean, "gradient_norm": norm, "finite": finite, "segments": segments}
         values["learning_rate"] = learning_rate(state["updates"] // config.accumulate)
         if "loss_scale" in state:
             # A scale adjusts itself to the gradient that it gives: here 1 or, as in this step, NaN.
@@ -264,7 +266,8 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
         log.info(f"{plan}")
 
         # The model, and its steps compiled for every bucket.
-        init, train_step, eval_step, flops = make_steps(config, corpus, layout["sharding"])
+        most = max(plan.most_segments().values())
+        init, train_step, eval_step, flops = make_steps(config, corpus, layout["sharding"], most)
         key = jax.random.key(config.seed)
         shardings = parameter_shardings(jax.eval_shape(init, key), mesh)
         initialise = jax.jit(init, out_shardings=shardings)
@@ -277,7 +280,7 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
                 donate=True,
                 microbatches=config.microbatches or "auto",
                 budget=config.memory_budget,
-                out_shardings=(shardings, None),
+                out_shardings=(shardings, jax.NamedSharding(mesh, jax.P())),
             )
             eval_step = pipeline.Compiled(
                 eval_step,
@@ -320,9 +323,6 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
                 total, weight = evaluation.sums(eval_step, state["params"])
             values = record.evaluate(step, total, weight, held_out.text_bytes)
             metrics.write({"step": step, **values})
-            text = ", ".join(f"{k} {v:.4f}" for k, v in values.items() if v is not None)
-            entropy = record.unigram_entropy
-            log.info(f"step {step:,}: {text or 'not finite'} (unigram entropy {entropy:.4f})")
 
         def save(step):
             with clock("save"):

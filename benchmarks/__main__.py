@@ -8,6 +8,7 @@ python -m benchmarks kills                 # processes killed at random, which m
 python -m benchmarks soak                  # many batches, in constant memory
 python -m benchmarks peers --text FILE     # beside other input paths, see benchmarks/peers.py
 python -m benchmarks tiers                 # steps of several processes, with and without tiers
+python -m benchmarks why                   # spoilt documents, found by their losses
 """
 
 import argparse
@@ -21,7 +22,7 @@ SECTIONS = (
     "score",
 )
 # Run only if they are named.
-NAMED = ("scale", "fuzz", "kills", "soak", "peers", "tiers")
+NAMED = ("scale", "fuzz", "kills", "soak", "peers", "tiers", "why")
 # The options that a section has; of the sections that run by default, beside the lengths.
 OPTIONS = {
     "balance": ("histogram",),
@@ -31,6 +32,7 @@ OPTIONS = {
     "soak": ("batches",),
     "peers": ("text", "interpreter"),
     "tiers": ("processes",),
+    "why": ("steps",),
 }
 
 
@@ -77,6 +79,7 @@ def main() -> None:
     parser.add_argument(
         "--processes", type=int, nargs="+", default=[2, 4], help="for tiers: how many (2 4)"
     )
+    parser.add_argument("--steps", type=int, default=400, help="for why (400)")
     arguments = parser.parse_args()
     if wrong := set(arguments.sections) - {*SECTIONS, *NAMED}:
         there = ", ".join([*SECTIONS, *NAMED])

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pipeline.storage.preparation import prepare, prepare_pairs
     from pipeline.training.compile_log import CompileGuard
     from pipeline.training.compiled import Compiled
+    from pipeline.training.losses import losses
     from pipeline.views import Masked, SpanCorruption
 
 # The module of each name that is imported when first used; None: the name is a module.
@@ -50,6 +51,7 @@ _MODULES = {
     "expand": "loading.compact",
     "index": "external",
     "load": "loading.loader",
+    "losses": "training.losses",
     "prepare": "storage.preparation",
     "prepare_pairs": "storage.preparation",
     "rename": "loading.field_names",
@@ -82,6 +84,7 @@ __all__ = [
     "fit_buckets",
     "index",
     "load",
+    "losses",
     "prepare",
     "prepare_pairs",
     "rename",

@@ -173,6 +173,21 @@ def audit(arguments: argparse.Namespace) -> int:
     return FINE
 
 
+def why(arguments: argparse.Namespace) -> int:
+    """Prints which documents a loss is from."""
+    from etils import epath
+
+    from pipeline.commands.why import Why
+
+    width = shutil.get_terminal_size((110, 40)).columns
+    told = Why(epath.Path(arguments.workdir).expanduser(), width)
+    ways = {"step": told.step, "worst": told.worst, "document": told.document}
+    ((name, number),) = ((n, v) for n, v in vars(arguments).items() if n in ways and v is not None)
+    for line in ways[name](number):
+        print(line)
+    return FINE
+
+
 def prepare(arguments: argparse.Namespace) -> int:
     """Prepares a corpus, pairs, or the corpora of a config."""
     import pipeline
@@ -247,6 +262,7 @@ COMMANDS = {
     "show": show,
     "check": check,
     "audit": audit,
+    "why": why,
     "prepare": prepare,
 }
 

@@ -143,3 +143,15 @@ def load_each(corpus: pipeline.Corpus, pairs: pipeline.Pairs, mesh: jax.sharding
     pipeline.rename(batches[0], "max_text")  # mistake: maxtext
     loader.set_state("state.json")  # mistake: a file
     pipeline.CompileGuard("train_step", on_compile="ignore")  # mistake: stop or warn
+
+
+def score_each(pairs: pipeline.Pairs, mesh: jax.sharding.Mesh) -> None:
+    buckets = [pipeline.Bucket(2, (8, 4))]
+    pipeline.score(pairs, lambda batch: batch, directory="a", buckets=buckets, mesh=mesh)
+    pipeline.score("corpus", dict, directory="b", tokens_per_batch=4096, leave_out=[3])
+    found = pipeline.losses("runs/mine")
+    found.select(found.epoch == 0).documents()[2].max()
+    pipeline.score("corpus", dict, directory="c", max_lenght=512)  # mistake: max_length
+    pipeline.score("corpus", dict, directory="d", tokens_per_batch="4k")  # mistake: text
+    pipeline.score("corpus", dict, directory="e", shuffle=True)  # mistake: it is in order
+    found.lost.sum()  # mistake: loss

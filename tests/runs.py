@@ -4,11 +4,14 @@ import contextlib
 import importlib
 import json
 import logging
+import math
 import os
 
 import jax
+import pytest
 from etils import epath
 
+import pipeline
 import train
 
 # What depends on the clock.
@@ -74,6 +77,23 @@ def lines(workdir):
 def steps(workdir):
     """The lines of steps that ran."""
     return [line for line in lines(workdir) if "loss" in line]
+
+
+def segment_losses(workdir):
+    """The losses of segments, which add up to the loss of each step in the log."""
+    found = pipeline.losses(workdir)
+    logged = {line["step"]: line["loss"] for line in steps(workdir)}
+    assert sorted(set(found.step.tolist())) == sorted(logged)
+    for step, loss in logged.items():
+        here = found.select(found.step == step)
+        mean = here.loss.sum(dtype=float) / here.weight.sum(dtype=float)
+        assert math.isnan(mean) if loss is None else mean == pytest.approx(loss, rel=1e-6)
+    return found
+
+
+def loss_files(workdir):
+    """The names of the files of losses, with digests of their content."""
+    return sorted(path.name for path in (workdir / "losses").iterdir())
 
 
 def summary(workdir):

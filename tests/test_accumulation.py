@@ -12,7 +12,7 @@ from etils import epath
 import train
 from pipeline.training.accumulation import accumulate
 from pipeline.training.history import read_history
-from tests.runs import lines, run, steps, tiny
+from tests.runs import lines, run, segment_losses, steps, tiny
 
 BATCHES = 4
 
@@ -77,6 +77,10 @@ def test_the_program_makes_an_update_of_each_block_of_tiers(text, tmp_path):
             config = tiny(text, steps=8, accumulate=BATCHES, checkpoint_every=100)
             run(config, tmp_path / "parts")
     assert not stops
+    for one, other in zip(
+        segment_losses(tmp_path / "parts"), segment_losses(tmp_path / "whole"), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
     whole, parts = (
         [line["loss"] for line in steps(tmp_path / name)] for name in ("whole", "parts")
     )

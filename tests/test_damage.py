@@ -101,6 +101,7 @@ RUN_PROGRAM = """
     from pipeline.loading.data_state import check_data_state, data_state
     from pipeline.training.audit import NotAsPlanned, audit
     from pipeline.training.history import read_history, write_history
+    from pipeline.training.losses import losses
     from pipeline.training.metrics import MetricsLog
 
     place, flips, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
@@ -110,6 +111,7 @@ RUN_PROGRAM = """
     with MetricsLog(epath.Path(place), 0) as log:
         for step in range(8):
             log.write({"step": step, "batch": plan.batch(step).digest, "loss": 1.5})
+            log.write_losses(step, plan.batch(step), np.full((2, 2, 8), step, np.float32))
     like = {"weights": jnp.zeros((20, 50))}
     with Checkpoints(place / "checkpoints") as checkpoints:
         for step in (4, 8):
@@ -130,6 +132,7 @@ RUN_PROGRAM = """
                 assert checkpoints.restore_json(8)[1] == {"a": 1}
             finally:
                 checkpoints.close()
+            said.append(str(losses(place)))
             return said, check_data_state(data, plan, corpus), np.asarray(state["weights"]).tolist()
         except (ValueError, FileNotFoundError, NotAsPlanned) as error:
             assert len(str(error).split()) > 3, error

@@ -11,6 +11,7 @@ import pytest
 
 import pipeline
 import train
+from pipeline.__main__ import main
 from pipeline.atomic import directory_lock
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.training import hosts
@@ -155,7 +156,7 @@ def test_told_to_stop_it_saves_at_once_and_each_evaluation_is_logged_once(
 
 
 def test_a_loss_that_is_not_finite_stops_with_the_documents_or_is_skipped(
-    config, tmp_path, monkeypatch
+    config, tmp_path, monkeypatch, capsys
 ):
     make_model = train.make_model
 
@@ -164,7 +165,8 @@ def test_a_loss_that_is_not_finite_stops_with_the_documents_or_is_skipped(
 
         def wrong(params, batch):
             total, weight = loss(params, batch)
-            return jnp.where(params["count"] > 7, jnp.nan, total), weight
+            late = (params["count"] > 7) & (batch["inputs_positions"] == 60)
+            return total + (jnp.where(late, jnp.nan, 0) * batch["loss_weights"]).sum(), weight
 
         return init, wrong, flops
 
@@ -172,11 +174,23 @@ def test_a_loss_that_is_not_finite_stops_with_the_documents_or_is_skipped(
     with pytest.raises(FloatingPointError, match=r"at step 8, .*--config.skip_steps='\(8,\)'"):
         run(config, tmp_path)
     assert Checkpoints(tmp_path / "checkpoints").latest == 6  # what was being saved is saved
+    _, plan = read_history(train.epath.Path(tmp_path))
+    assert main(["why", str(tmp_path), "--step", "8"]) == 0
+    head, _, *told = capsys.readouterr().out.splitlines()
+    assert head.endswith("loss nan")
+    documents, first, count = plan.batch(8).segments[:, 1:].T
+    long = documents[(first <= 60) & (first + count > 60)].tolist()
+    assert 0 < len(long) < len(documents)
+    assert {int(line.split()[0]) for line in told[: len(long)]} == set(long)
+    assert [" nan " in line for line in told] == [at < len(long) for at in range(len(told))]
     config.on_nonfinite = "skip"
     assert "no update: loss nan" in run(config, tmp_path)
     assert summary(tmp_path)["skipped_steps"] == 4
     last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["eval_loss"] is None
+    found = pipeline.losses(tmp_path)
+    assert np.isfinite(found.usual).all()
+    assert set(found.step[np.isnan(found.loss)].tolist()) == {8, 9, 10, 11}
 
 
 def test_the_seconds_of_all_phases_are_those_that_have_passed(config, tmp_path):
@@ -201,6 +215,8 @@ def test_steps_to_skip_are_left_out_and_the_others_keep_their_batches(config, tm
     assert list(skipped) == [2, 4]
     assert some | skipped == whole
     assert not some.keys() & skipped.keys()
+    assert set(pipeline.losses(tmp_path / "some").step.tolist()) == {0, 1, 3, *range(5, 12)}
+    assert main(["why", str(tmp_path / "some"), "--step", "4"]) == 2
 
 
 def test_a_finished_run_says_so_and_goes_on_when_it_is_given_more_steps(config, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from pipeline.__main__ import main
 from pipeline.sources import Concatenated
 from pipeline.sources.source import read_texts, where
-from tests.runs import run, steps, summary, tiny
+from tests.runs import run, segment_losses, steps, summary, tiny
 
 ROOT = pathlib.Path(__file__).parent.parent
 CONFIG = ROOT / "tests/mixture_config.py"
@@ -77,6 +77,10 @@ def test_a_run_goes_on_under_other_weights_when_a_phase_says_so(
     assert "plan from step 15 on: weights=first:0 second:0 another:1" in said
     assert "left out from step 18 on, as asked: 7" in said
     assert "all 22 batches are those that were planned" in said
+    # Another comes last in the plan, as it joined last.
+    assert set(segment_losses(tmp_path).corpus.tolist()) == {0, 1, 2}
+    assert main(["why", str(tmp_path), "--step", "17"]) == 0
+    assert " another " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("missing", ["mixture", "sources"])

@@ -16,7 +16,7 @@ from models.flops import pair_flops, training_flops
 from pipeline import Batches, Bucket, Pairs, Plan
 from pipeline.configuration import prepare_corpora
 from pipeline.training.history import read_history
-from tests.runs import run, steps, summary, tiny
+from tests.runs import run, segment_losses, steps, summary, tiny
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +53,7 @@ def test_the_training_program_learns_pairs_and_goes_on_where_it_stopped(text, tm
     assert [line["batch"] for line in steps(tmp_path)] == [
         plan.batch(step).digest for step in range(16)
     ]
+    segment_losses(tmp_path)
 
 
 def test_a_packed_pair_has_the_losses_that_it_has_alone(tmp_path):

@@ -94,7 +94,7 @@ def test_a_snippet_runs(snippet, files, tmp_path, monkeypatch, capsys):
 def test_audit_and_show_accept_the_work_directory_of_an_own_loop(
     files, tmp_path, monkeypatch, capsys
 ):
-    (snippet,) = (each for each in SNIPPETS if "write_history(" in each.content)
+    (snippet,) = (each for each in SNIPPETS if "StepLog(" in each.content)
     assert "ml_collections" not in snippet.content
     shutil.copytree(files, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)

@@ -11,7 +11,7 @@ from etils import epath
 import train
 from pipeline.__main__ import main
 from tests.processes import ROOT, TIME_LIMIT, environment
-from tests.runs import lines, messages, run, steps, summary, tiny
+from tests.runs import lines, messages, run, segment_losses, steps, summary, tiny
 from tests.test_train import text  # noqa: F401
 
 SMALL = {"model__num_layers": 1, "model__width": 32, "model__attention": "dense"}
@@ -37,6 +37,9 @@ def test_microbatches_train_like_the_whole_batch(text, tmp_path):  # noqa: F811
         [line["loss"] for line in steps(tmp_path / name)] for name in ("split", "whole")
     )
     np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    ours, theirs = (segment_losses(tmp_path / name) for name in ("split", "whole"))
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4)
 
 
 def test_the_held_out_unigram_entropy_is_that_of_the_bytes(text, tmp_path):  # noqa: F811

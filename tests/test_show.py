@@ -14,7 +14,7 @@ from pipeline import (
     tasks,
     templates,
 )
-from pipeline.commands.show import COLOURS, Shown, _printable, pixels
+from pipeline.commands.show import COLOURS, Shown, pixels, printable
 from pipeline.packing.bucket import Bucket
 from pipeline.sources import Records, TextFiles
 from pipeline.tokenizers import Bytes
@@ -182,7 +182,7 @@ def test_without_a_tokenizer_ids_are_shown(tmp_path):
 
 
 def test_text_cannot_command_the_terminal():
-    assert _printable("a\033[2Jb\r\nc\td") == "a\ufffd[2Jb\nc\td"
+    assert printable("a\033[2Jb\r\nc\td") == "a\ufffd[2Jb\nc\td"
 
 
 def test_empty_rows_are_all_padding(texts):

@@ -8,11 +8,12 @@ from etils import epath
 from ml_collections import ConfigDict, config_flags
 
 from configs import chat, masked, quickstart
+from pipeline.__main__ import main
 from pipeline.configuration import open_template, prepare_corpora
 from pipeline.templates import Answer, Chat
 from pipeline.training.history import read_history
 from pipeline.views import Masked
-from tests.runs import run, steps, summary, tiny
+from tests.runs import run, segment_losses, steps, summary, tiny
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +44,16 @@ def test_a_masked_encoder_learns_and_goes_on_where_it_stopped(chats, tmp_path):
     corpus, plan = read_history(epath.Path(tmp_path))
     assert isinstance(corpus, Masked)
     assert plan.batch(13).num_tokens
+    segment_losses(tmp_path)
 
 
 def test_chats_are_learnt_and_a_run_may_begin_with_the_parameters_of_another(chats, tmp_path):
     run(of(chats, "chat"), tmp_path / "one")
     one = summary(tmp_path / "one")
     assert one["eval_loss_last"] < one["eval_loss_first"]
+    found = segment_losses(tmp_path / "one")  # of the assistant's words alone
+    corpus, _ = read_history(epath.Path(tmp_path / "one"))
+    assert (found.weight < corpus.lengths[found.example]).all()
     output = run(of(chats, "chat", start_from=str(tmp_path / "one")), tmp_path / "two")
     assert f"parameters are those of step 12 of {tmp_path / 'one'}" in output
     assert summary(tmp_path / "two")["eval_loss_first"] == one["eval_loss_last"]
@@ -58,6 +63,8 @@ def test_an_encoder_decoder_learns_to_fill_gaps(chats, tmp_path):
     run(of(chats, "corrupted"), tmp_path)
     assert summary(tmp_path)["eval_loss_last"] < summary(tmp_path)["eval_loss_first"]
     assert summary(tmp_path)["compiles_after_start"] == 0
+    segment_losses(tmp_path)
+    assert main(["why", str(tmp_path), "--worst", "2"]) == 0
 
 
 @pytest.mark.slow

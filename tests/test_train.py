@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.processes import environment
-from tests.runs import lines, summary
+from tests.runs import lines, loss_files, segment_losses, summary
 
 ROOT = pathlib.Path(__file__).parent.parent
 TIME_LIMIT = 240  # seconds for one start
@@ -103,6 +103,7 @@ def test_a_run_learns_and_says_how_much(uninterrupted):
     assert [line["step"] for line in evaluations] == [0, 10, 20, 30]
     assert evaluations[-1]["bits_per_byte"] == values["bits_per_byte"]
     assert "padding" in output
+    segment_losses(workdir)
     assert list((workdir / "tensorboard").iterdir())
 
 
@@ -121,6 +122,7 @@ def test_killed_at_a_random_step_it_continues_bit_for_bit(uninterrupted, text, t
     assert "resumed: step" in output
     assert lines(tmp_path) == lines(workdir)
     assert summary(tmp_path) == summary(workdir)
+    assert loss_files(tmp_path) == loss_files(workdir)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from pipeline import Bucket, Corpus, Plan
 from pipeline.loading.checkpoint import Checkpoints
 from tests.processes import TIME_LIMIT, Group, environment, free_port
-from tests.runs import steps, summary
+from tests.runs import segment_losses, steps, summary
 from tests.test_train import text  # noqa: F401
 
 
@@ -90,6 +90,8 @@ def assert_same_run(workdir, alone):
     np.testing.assert_allclose(
         [line["loss"] for line in ours], [line["loss"] for line in theirs], rtol=1e-5
     )
+    for one, other in zip(segment_losses(workdir), segment_losses(alone), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4)
     for name in ("eval_loss_first", "eval_loss_last"):
         assert summary(workdir)[name] == pytest.approx(summary(alone)[name], rel=1e-5)
 

@@ -10,7 +10,7 @@ import pytest
 from pipeline.__main__ import main
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.training.hosts import StopSignals
-from tests.runs import run, steps, summary, tiny
+from tests.runs import run, segment_losses, steps, summary, tiny
 from tests.test_train import text  # noqa: F401
 
 SMALL = {"model__num_layers": 1, "model__width": 32, "model__attention": "dense"}
@@ -56,6 +56,7 @@ def test_all_shapes_of_a_schedule_are_compiled_before_step_0_and_the_loss_falls(
     assert max(length for _, length in shapes[9:]) == 256
     assert summary(workdir)["compiles_after_start"] == 0, output
     assert log[-1]["loss"] < log[0]["loss"] - 1
+    segment_losses(workdir)
 
 
 def test_the_audit_of_a_run_that_changed_and_was_killed_passes(ramped):

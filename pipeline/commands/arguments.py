@@ -14,7 +14,8 @@ from pipeline.planning.pieces import OVERFLOWS
 ABOUT = """\
 Look before you train. A corpus is prepared once; then report shows what padding costs on it and
 what Lockstep saves, buckets chooses shapes, show prints a batch, and check verifies everything.
-Afterwards, audit compares what was trained on with what was planned.
+Afterwards, audit compares what was trained on with what was planned, and why names the documents
+that a loss is from.
 
   python -m pipeline prepare 'data/*.jsonl.gz' --into corpus
   python -m pipeline report corpus --html report.html
@@ -22,6 +23,7 @@ Afterwards, audit compares what was trained on with what was planned.
   python -m pipeline show corpus --step 100 | less -R
   python -m pipeline check corpus
   python -m pipeline audit runs/mine
+  python -m pipeline why runs/mine --worst 20
 """
 
 CODES = """\
@@ -158,6 +160,19 @@ def parser() -> argparse.ArgumentParser:
         "changes of the plan.",
     )
     flag("workdir", help="the work directory of a run, with plans.json and metrics.jsonl")
+
+    flag = add(
+        "why",
+        "which documents a loss is from, beside what they lost before",
+        "Losses are\nmeans in nats; the usual one is that of the same corpus at that time, "
+        "from 8 steps before\nto 8 after. Documents whose loss was not finite come first.",
+    )
+    flag("workdir", help="the work directory of a run, with plans.json and losses/")
+    group = commands.choices["why"].add_mutually_exclusive_group(required=True)
+    group.add_argument("--step", type=_whole, help="the documents of a step, by loss")
+    worst = "the N documents of the run that are the most above what is usual, over all epochs"
+    group.add_argument("--worst", type=_count, metavar="N", help=worst)
+    group.add_argument("--document", type=_whole, metavar="N", help="the history of a document")
 
     flag = add(
         "prepare",

@@ -198,7 +198,7 @@ class Shown:
             about = f"  {segment.name} example {segment.example:,}, positions {first:,} to {last:,}"
             if name != "inputs":
                 about += f", weights {segment.fields['loss_weights'].sum():g}"
-            text = _printable(self.text(segment, side))
+            text = printable(self.text(segment, side))
             if whole:
                 yield f"{_paint(about, segment, colour)}, columns {segment.columns[0]:,} on:"
                 yield _paint(text, segment, colour)
@@ -270,7 +270,7 @@ def _paint(text: str, segment: Segment, colour: bool) -> str:
     return f"\033[{code}m{text}\033[0m" if colour else text
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Text that cannot command a terminal: control characters become U+FFFD."""
     return "".join(
         c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text.replace("\r\n", "\n")

@@ -32,8 +32,8 @@ from pipeline.storage.pairs import open_corpus
 FITTING, PLANNING = list_keywords(fit_buckets), list_keywords(Plan)
 
 
-class LoadOptions(TypedDict, total=False):
-    """The options that `load` hands on to `fit_buckets` and `Plan`, for type checkers."""
+class OrderedOptions(TypedDict, total=False):
+    """The options of `fit_buckets` and `Plan` that leave examples in order, for type checkers."""
 
     tokens_per_batch: int
     max_buckets: int
@@ -43,17 +43,22 @@ class LoadOptions(TypedDict, total=False):
     attention: Attention
     width: int
     packing: Packing
+    overflow: Overflow | None
+    window: int
+    max_segments: int | None
+    leave_out: LeaveOut
+    patterns: str | os.PathLike | None
+
+
+class LoadOptions(OrderedOptions, total=False):
+    """The options that `load` hands on to `fit_buckets` and `Plan`, for type checkers."""
+
     weights: Weights | None
     by: By
     ending: Ending
     seed: int
     shuffle: bool
-    overflow: Overflow | None
-    window: int
-    max_segments: int | None
     tiers: int
-    leave_out: LeaveOut
-    patterns: str | os.PathLike | None
 
 
 class Loader(grain.DatasetIterator):

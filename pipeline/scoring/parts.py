@@ -1,13 +1,12 @@
 """Parts: the values of fixed ranges of steps on disk, until all of them are there."""
 
-import hashlib
 import io
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 from etils import epath
 
-from pipeline.atomic import atomic_write
+from pipeline.training.step_files import StepFiles
 
 # The steps of a part; a run that was killed repeats less than a part. Nothing else decides the
 # ranges, so every number of hosts writes the same parts.
@@ -15,10 +14,9 @@ STEPS = 64
 
 
 class Parts:
-    """The parts of a range of steps: files `FIRST-LAST-DIGEST.npz` that never change.
+    """The parts of a range of steps: files that never change.
 
-    A part has arrays with a line for each segment. The digest is of the bytes of the file, so that
-    a damaged part counts as missing.
+    A part has arrays with a line for each segment. A damaged part counts as missing.
 
     Args:
         directory: where they are; nothing else may be there.
@@ -29,12 +27,12 @@ class Parts:
     """
 
     def __init__(self, directory: epath.Path, steps: range):
-        self._directory = directory
+        self._files = StepFiles(directory, "npz")
         self.ranges = [steps[at : at + STEPS] for at in range(0, len(steps), STEPS)]
 
     def count(self) -> int:
         """How many parts, from the first one on, are whole."""
-        contents = map(self._read, self.ranges)
+        contents = map(self._files.read, self.ranges)
         return next((n for n, each in enumerate(contents) if each is None), len(self.ranges))
 
     def __iter__(self) -> Iterator[Mapping[str, np.ndarray]]:
@@ -44,37 +42,20 @@ class Parts:
             ValueError: one is missing or damaged.
         """
         for steps in self.ranges:
-            if (content := self._read(steps)) is None:
+            if (content := self._files.read(steps)) is None:
                 raise ValueError(
-                    f"the scores of steps {steps[0]:,} to {steps[-1]:,} in {self._directory} are "
-                    "missing or damaged; score again, which runs these steps again"
+                    f"the scores of steps {steps[0]:,} to {steps[-1]:,} in {self._files.directory} "
+                    "are missing or damaged; score again, which runs these steps again"
                 )
             yield np.load(io.BytesIO(content))
 
     def write(self, number: int, arrays: Mapping[str, np.ndarray]) -> None:
         """Writes a part, whole or not at all."""
-        self._directory.mkdir(exist_ok=True)
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **arrays)
-        with atomic_write(self._directory / _name(self.ranges[number], buffer.getvalue())) as file:
-            file.write(buffer.getbuffer())
+        self._files.write(self.ranges[number], buffer.getvalue())
 
     def remove(self) -> None:
         """Removes all parts, and the files of interrupted writes."""
-        if self._directory.exists():
-            self._directory.rmtree()
-
-    def _read(self, steps: range) -> bytes | None:
-        for path in self._directory.glob(f"{_range(steps)}-*.npz"):
-            content = path.read_bytes()
-            if path.name == _name(steps, content):
-                return content
-        return None
-
-
-def _range(steps: range) -> str:
-    return f"{steps[0]:09d}-{steps[-1]:09d}"
-
-
-def _name(steps: range, content: bytes) -> str:
-    return f"{_range(steps)}-{hashlib.sha256(content).hexdigest()[:16]}.npz"
+        if self._files.directory.exists():
+            self._files.directory.rmtree()

@@ -13,11 +13,11 @@ from etils import epath
 from pipeline.atomic import as_path
 from pipeline.configuration import prepare_corpora
 from pipeline.loading.checkpoint import Checkpoints
-from pipeline.loading.loader import LoadOptions
 from pipeline.loading.sharding import batch_sharding
-from pipeline.scoring.score import FIXED, TABLE, score
+from pipeline.scoring.score import TABLE, ScoreOptions, score
 from pipeline.training import hosts
 from pipeline.training.mesh import make_mesh
+from pipeline.training.segments import position_losses
 
 logger = logging.getLogger(__name__)
 
@@ -25,21 +25,16 @@ logger = logging.getLogger(__name__)
 def weighted_losses(loss: Callable) -> Callable:
     """The step `(params, batch)` of a loss that gives the weighted loss of each position.
 
-    The loss is linear in the weights, so that its gradient by them is the loss of each position.
-
     Args:
-        loss: from parameters and a batch to Σ weight · nll and Σ weight, float32 scalars.
+        loss: as for `position_losses`.
 
     Returns:
         A step that returns `nll`, weight · nll, and `weight`, float32 `[rows, length]`.
     """
 
     def losses(params, batch):
-        def total(weights):
-            return loss(params, {**batch, "loss_weights": weights})[0]
-
-        weights = batch["loss_weights"]
-        return {"nll": weights * jax.grad(total)(weights), "weight": weights}
+        _, _, nll = position_losses(loss, params, batch)
+        return {"nll": nll, "weight": batch["loss_weights"]}
 
     return losses
 
@@ -79,7 +74,7 @@ def score_run(
         options = {
             name: value
             for name, value in config.batches.items()
-            if value is not None and name in LoadOptions.__annotations__ and name not in FIXED
+            if value is not None and name in ScoreOptions.__annotations__
         }
         table = score(
             corpus,

@@ -5,8 +5,8 @@ import functools
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Unpack
 
 import jax
 import numpy as np
@@ -16,9 +16,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from pipeline.atomic import as_path, atomic_write, directory_lock
+from pipeline.loading.collate import Positions
 from pipeline.loading.data_state import data_state, differences
-from pipeline.loading.loader import Loader, load
+from pipeline.loading.loader import Loader, OrderedOptions, load
 from pipeline.loading.sharding import batch_sharding, parts
+from pipeline.packing.bucket import Bucket
 from pipeline.planning.checks import require_whole
 from pipeline.planning.planned import PlannedBatch
 from pipeline.scoring.parts import Parts
@@ -36,6 +38,14 @@ FIXED = ("seed", "shuffle", "num_epochs", "tiers", "weights", "by", "ending",
          "compact", "context_order")  # fmt: skip
 
 
+class ScoreOptions(OrderedOptions, total=False):
+    """The options that `score` hands on to `load`, for type checkers."""
+
+    buckets: Iterable[Bucket] | None
+    prefetch: int
+    positions: Positions
+
+
 def score(
     corpus: AnyCorpus | str | os.PathLike,
     step: Callable,
@@ -47,7 +57,7 @@ def score(
     epoch: int = 0,
     mesh: Mesh | None = None,
     spec: PartitionSpec | None = None,
-    **options: Any,
+    **options: Unpack[ScoreOptions],
 ) -> pa.Table:
     """A table of what `step` returns for each example: one row an example, in order of the corpus.
 
@@ -98,9 +108,10 @@ def score(
         past = _read_manifest(directory)
         if options.get("buckets") is None:
             multiple = 1 if mesh is None else parts(batch_sharding(mesh, spec))[0]
-            options = {"row_multiple": past.get("row_multiple") or multiple, **options}
-        options |= {"shuffle": False, "num_epochs": epoch + 1}
-        loader = enter(load(corpus, mesh=mesh, spec=spec, **options))
+            options.setdefault("row_multiple", past.get("row_multiple") or multiple)
+        loader = enter(
+            load(corpus, mesh=mesh, spec=spec, shuffle=False, num_epochs=epoch + 1, **options)
+        )
         corpus, plan = loader.corpus, loader.plan
         run = _as_step(step, has_state=state is not None)
         outputs = {

@@ -18,6 +18,8 @@ from pipeline.packing.bucket import Bucket
 from pipeline.planning.plan import Plan
 from pipeline.training.history import read_history
 from pipeline.training.ledger import Ledger, NotAsPlanned, some
+from pipeline.training.loss_log import NAME
+from pipeline.training.losses import losses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +75,29 @@ def audit(workdir: epath.Path, report: Callable[[str], None]) -> None:
         ledger.add(planned)
     steps = len(logged.digests)
     ledger.finish(steps)
+    asked = [
+        (step, changes["leave_out"]) for step, changes in plan.changes if "leave_out" in changes
+    ]
+    for step, numbers in asked:
+        reason = _reason(workdir, step, numbers)
+        report(f"left out from step {step:,} on, as asked: {some(np.array(numbers))}{reason}")
     _report_omissions(plan, np.asarray(corpus.lengths), ledger.times, logged, report)
     report(f"all {steps:,} batches are those that were planned, each once and in order")
+
+
+def _reason(workdir: epath.Path, step: int, numbers: list[int]) -> str:
+    """Why documents are left out from a step on, where the losses before it say so."""
+    if not (workdir / NAME).exists():
+        return ""
+    found = losses(workdir)
+    documents, _, excess = found.select(found.step < step).documents()
+    least = excess[np.isin(documents, numbers)].min(initial=np.inf)
+    if not 0 < least < np.inf:
+        return ""
+    return (
+        f"; until then their losses were at least {least:.3f} above the usual, and those of "
+        f"{np.mean(excess < least):.1%} of all documents less"
+    )
 
 
 def _report_omissions(
@@ -85,9 +108,6 @@ def _report_omissions(
     report: Callable[[str], None],
 ) -> None:
     """What was left out, and why; what was repeated, and how often."""
-    for step, changes in plan.changes:
-        if more := changes.get("leave_out"):
-            report(f"left out from step {step:,} on, as asked: {some(np.array(more))}")
     for stage in plan.stages:
         done = {"truncate": "cut", "drop": "dropped"}.get(str(stage.options.overflow))
         numbers = [source.whole.pieces.overlong + source.first for source in stage.sources]

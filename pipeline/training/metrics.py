@@ -10,11 +10,14 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import tqdm
 from etils import epath
 
 from pipeline.atomic import as_path, atomic_write, is_local, name_full_disk
 from pipeline.extras import require
+from pipeline.planning.planned import PlannedBatch
+from pipeline.training.loss_log import LossLog
 
 logger = logging.getLogger(__name__)
 
@@ -25,9 +28,9 @@ EVERY = 10.0
 class MetricsLog:
     """A JSON line for each step in `metrics.jsonl`, and the same numbers for TensorBoard.
 
-    A resumed run takes back the lines of steps that it will run again, so that the file has each
-    step once. Object storage cannot append: there both are kept on this machine and uploaded
-    whole by `flush`.
+    The losses of segments go to a `LossLog`, where steps give them. A resumed run takes back what
+    it has of steps that it will run again, so that each step is there once. Object storage cannot
+    append: there lines and events are kept on this machine and uploaded whole by `flush`.
 
     Args:
         workdir: where to write; made if it is missing.
@@ -56,6 +59,7 @@ class MetricsLog:
         board = require("tensorboardX", extra="train", purpose="MetricsLog")
         self._workdir, self._remote = as_path(workdir), not is_local(workdir)
         self._path = self._workdir / "metrics.jsonl"
+        self._losses = LossLog(self._workdir, step)
         kept: list[tuple[bytes, dict[str, Any]]] = []
         if step and self._path.exists():
             for line in self._path.read_bytes().splitlines():
@@ -91,6 +95,11 @@ class MetricsLog:
             self._file.write(json.dumps(values) + "\n")
             self._draw(values)
 
+    def write_losses(self, step: int, planned: PlannedBatch, sums: np.ndarray) -> None:
+        """Writes the losses of the segments of a step, as `LossLog.add` takes them."""
+        if self._enabled:
+            self._losses.add(step, planned, sums)
+
     def _draw(self, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
             if name != "step" and isinstance(value, (int, float)):
@@ -105,6 +114,7 @@ class MetricsLog:
         """Makes what was written so far outlive the process."""
         if not self._enabled:
             return
+        self._losses.flush()
         with name_full_disk(self._path):
             self._file.flush()
             self._board.flush()

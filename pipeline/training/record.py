@@ -78,7 +78,7 @@ class Record:
     def evaluate(
         self, step: int, total: float, weight: float, text_bytes: int | None
     ) -> dict[str, float | None]:
-        """Records an evaluation; values that are not finite become None, as JSON has no NaN.
+        """Records and logs an evaluation; what is not finite becomes None, as JSON has no NaN.
 
         Args:
             step: steps trained before it.
@@ -91,6 +91,9 @@ class Record:
             values["bits_per_byte"] = total / math.log(2) / text_bytes
         finite = {name: each if math.isfinite(each) else None for name, each in values.items()}
         self.evaluations[str(step)] = finite
+        text = ", ".join(f"{name} {each:.4f}" for name, each in finite.items() if each is not None)
+        entropy = f" (unigram entropy {self.unigram_entropy:.4f})" if self.unigram_entropy else ""
+        logger.info("step %s: %s%s", f"{step:,}", text or "not finite", entropy)
         return finite
 
     @property

@@ -72,7 +72,7 @@ class StepLog:
             planned: its batch.
             values: scalars, among them `loss`. The bool `finite` says whether the step changed the
                 parameters; without it, whether the loss is finite. `gradient_norm` is named if a
-                step is not finite.
+                step is not finite. `segments`, of `sum_segments`, goes to the log of losses.
 
         Raises:
             FloatingPointError: the step before was not finite, and `on_nonfinite` is "stop"; names
@@ -94,7 +94,10 @@ class StepLog:
 
     def _write(self, step: int, planned: PlannedBatch, values: dict[str, jax.Array]) -> None:
         with self._clock("train"):
-            numbers = {name: each.item() for name, each in jax.device_get(values).items()}
+            arrays = jax.device_get(values)
+        if (sums := arrays.pop("segments", None)) is not None:
+            self._log.write_losses(step, planned, sums)
+        numbers = {name: each.item() for name, each in arrays.items()}
         documents = np.unique(planned.segments[:, 1])
         train, wait = self._clock["train"], self._clock["wait"]
         waited = wait - self._wait
