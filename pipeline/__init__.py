@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pipeline.scoring.score import score
     from pipeline.storage.corpora import Corpora
     from pipeline.storage.corpus import Corpus
+    from pipeline.storage.duplicates import duplicates
     from pipeline.storage.pairs import Pairs
     from pipeline.storage.preparation import prepare, prepare_pairs
     from pipeline.training.compile_log import CompileGuard
@@ -46,6 +47,7 @@ _MODULES = {
     "Masked": "views",
     "Pairs": "storage.pairs",
     "SpanCorruption": "views",
+    "duplicates": "storage.duplicates",
     "expand": "loading.compact",
     "index": "external",
     "load": "loading.loader",
@@ -76,6 +78,7 @@ __all__ = [
     "Plan",
     "PlannedBatch",
     "SpanCorruption",
+    "duplicates",
     "expand",
     "fit_buckets",
     "index",

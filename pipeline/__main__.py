@@ -145,7 +145,7 @@ def check(arguments: argparse.Namespace) -> int:
     """Verifies a corpus and its plan; 1 if something is wrong."""
     from etils import epath
 
-    from pipeline.commands.check import check_corpus, check_plan
+    from pipeline.commands.check import check_corpus, check_duplicates, check_plan
 
     try:
         dataset, options = _open(arguments, tokens=True)
@@ -156,6 +156,7 @@ def check(arguments: argparse.Namespace) -> int:
     plan = dataset.plan or options.plan(dataset.corpus)
     try:
         check_corpus(dataset.corpus, print)
+        check_duplicates(dataset.corpus, print)
         check_plan(plan, arguments.epoch, print)
     except ValueError as error:
         raise Found(f"{error}") from error

@@ -145,8 +145,8 @@ def parser() -> argparse.ArgumentParser:
     flag = add(
         "check",
         "verify a corpus, and that its plan is a partition",
-        "Reads all files:\ndigests, offsets, fingerprint, ids against the vocabulary; then walks "
-        "one epoch of the plan.",
+        "Reads all files:\ndigests, offsets, fingerprint, ids against the vocabulary, exact "
+        "copies; then walks\none epoch of the plan.",
         TOKENS,
     )
     flag("--epoch", type=_whole, default=0, help="the epoch to walk (0)")
