@@ -8,7 +8,6 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from pipeline.commands.arguments import PLANNING, parse
 from pipeline.errors import sentence
@@ -179,50 +178,10 @@ def audit(arguments: argparse.Namespace) -> int:
 
 def prepare(arguments: argparse.Namespace) -> int:
     """Prepares a corpus, pairs, or the corpora of a config."""
-    from etils import epath
+    from pipeline.commands.prepare import prepare_config, prepare_files
 
-    import pipeline
-    from pipeline import sources, tokenizers
-    from pipeline.configuration import open_source
-    from pipeline.report import open_dataset
-
-    if [os.path.splitext(each)[1] for each in arguments.source] == [".py"]:
-        print(open_dataset(arguments.source, arguments.workdir).corpus)
-        return FINE
-    if not arguments.into:
-        raise ValueError("--into is missing; say in which directory the corpus goes")
-    directory = epath.Path(arguments.into).expanduser()
-    field: Any = arguments.field
-    if arguments.targets:
-        field = sources.ParallelText.fields
-    fields = {
-        "tfds": arguments.tfds or "",
-        "files": ",".join(arguments.source),
-        "split": arguments.split,
-        "kind": arguments.kind or "",
-        "targets": ",".join(arguments.targets or ()),
-        "begin": arguments.begin,
-        "end": arguments.end,
-    }
-    source = open_source(fields, "the command")
-    marks = {"begin": not arguments.no_marks, "end": not arguments.no_marks}
-    name = arguments.tokenizer
-    tokenizer: tokenizers.Tokenizer
-    if name == "bytes":
-        tokenizer = tokenizers.Bytes(**marks)
-    elif name == "sentencepiece":
-        model, size = directory / "tokenizer.model", arguments.vocab_size
-        tokenizer = tokenizers.train_sentencepiece(source, size, model, field=field, **marks)
-    elif name.endswith(".json"):
-        tokenizer = tokenizers.HuggingFace(name, **marks)
-    else:
-        tokenizer = tokenizers.SentencePiece(name, **marks)
-    workers = arguments.workers
-    if arguments.targets:
-        print(pipeline.prepare_pairs(source, tokenizer, directory, num_workers=workers))
-    else:
-        print(pipeline.prepare(source, tokenizer, directory, field=field, num_workers=workers))
-    print(f"\nnow look at it: python -m pipeline report {arguments.into}")
+    config = [os.path.splitext(each)[1] for each in arguments.source] == [".py"]
+    print((prepare_config if config else prepare_files)(arguments))
     return FINE
 
 

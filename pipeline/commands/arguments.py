@@ -195,6 +195,16 @@ def parser() -> argparse.ArgumentParser:
     flag("--no-marks", action="store_true", help="mark no begin and end of texts")
     flag("--workers", type=_count, help="processes (as many as CPUs, if worth it)")
     flag("--workdir", help="for a config: where it runs (runs/NAME)")
+    engines = ("processes", "beam", "ray")
+    flag("--engine", choices=engines, default="processes", help="what runs the work (processes)")
+    flag("--engine-options", metavar="TEXT", help="flags of Beam, as one text; or Ray's address")
+    flag("--task", type=_whole, metavar="I", help="do share I only, from 0; see --of")
+    flag(
+        "--of",
+        type=_count,
+        metavar="N",
+        help="of N shares, which may run anywhere; without --task and --of, assemble the corpus",
+    )
     return whole
 
 

@@ -156,12 +156,13 @@ def prepare_share(
     field: str = "text",
     template: Template | None = None,
     task: Task = CAUSAL,
-    num_workers: int | None = None,
+    engine: Engine | None = None,
     progress: bool = True,
 ) -> None:
     """Tokenises one of several shares of the records, in which `prepare` then finds its work done.
 
-    Shares may run on any machines that see `source` and `directory`, in any order and at once.
+    Shares may run on any machines that see `source` and `directory`, in any order and at once. If
+    none has, `prepare` still does all of it.
 
     Args:
         source: as for `prepare`, and so all other arguments.
@@ -171,7 +172,7 @@ def prepare_share(
         field: as for `prepare`.
         template: as for `prepare`.
         task: as for `prepare`.
-        num_workers: as for `prepare`.
+        engine: as for `prepare`; by default this machine's processes.
         progress: as for `prepare`.
 
     Raises:
@@ -188,8 +189,9 @@ def prepare_share(
     files, ranges = RangeFiles.of(job, directory), divide_records(len(source))
     mine = ranges[len(ranges) * number // shares : len(ranges) * (number + 1) // shares]
     (directory / RANGES).mkdir(parents=True, exist_ok=True)
+    job.require_unchanged()
     name = f"share {number} of {shares}"
-    run_ranges(Processes(num_workers), Tokenisation(job, files), mine, name=name, progress=progress)
+    run_ranges(engine or Processes(), Tokenisation(job, files), mine, name=name, progress=progress)
     try:
         job.require_unchanged()
     except ValueError:
