@@ -78,13 +78,21 @@ class Job:
         Raises:
             ValueError: an id is outside the vocabulary of the tokenizer, or is that of a special
                 token and should not be; names the record.
+            Exception: what the source, the template or the tokenizer raises; a note has the number
+                of the record.
         """
-        try:
-            return self._run_first(records)
-        except MarkError as error:
-            if len(records) > 1:  # find out which
-                return self.run_first(records[:1])
-            raise ValueError(f"{where(self.source, records[0])}: {error}") from error
+        while True:
+            try:
+                return self._run_first(records)
+            except OSError:  # of no record
+                raise
+            except Exception as error:
+                if len(records) == 1:
+                    if isinstance(error, MarkError):
+                        raise ValueError(f"{where(self.source, records[0])}: {error}") from error
+                    error.add_note(f"This was record {records[0]:,} of {self.source}, from 0.")
+                    raise
+            records = records[: len(records) // 2]  # to find out which
 
     def _run_first(self, records: Sequence[int]) -> Ragged:
         groups = _divide(records)
