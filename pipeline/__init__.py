@@ -14,7 +14,7 @@ from pipeline.planning.planned import PlannedBatch
 
 if TYPE_CHECKING:
     __version__: str
-    from pipeline import sources, tasks, templates, tokenizers
+    from pipeline import engines, sources, tasks, templates, tokenizers
     from pipeline.external import InPlace, index
     from pipeline.fingerprints import Function
     from pipeline.loading.batches import Batches
@@ -48,6 +48,7 @@ _MODULES = {
     "Pairs": "storage.pairs",
     "SpanCorruption": "views",
     "duplicates": "storage.duplicates",
+    "engines": None,
     "expand": "loading.compact",
     "index": "external",
     "load": "loading.loader",
@@ -79,6 +80,7 @@ __all__ = [
     "PlannedBatch",
     "SpanCorruption",
     "duplicates",
+    "engines",
     "expand",
     "fit_buckets",
     "index",
