@@ -77,9 +77,7 @@ def prepare(
     origin = job.origin
     # A finished corpus needs no lock, and may lie where nothing can be written.
     if not (directory / MANIFEST).exists():
-        # A worker that runs the script that started it would wait for this lock for ever.
-        if getattr(multiprocessing.current_process(), "_inheriting", False):
-            raise RuntimeError(f"prepare was called by the import of a script: {GUARD}")
+        _refuse_import()
         with directory_lock(directory, "preparing a corpus"):
             if not (directory / MANIFEST).exists():
                 _prepare(job, task, directory, engine, progress)
@@ -161,8 +159,8 @@ def prepare_share(
 ) -> None:
     """Tokenises one of several shares of the records, in which `prepare` then finds its work done.
 
-    Shares may run on any machines that see `source` and `directory`, in any order and at once. If
-    none has, `prepare` still does all of it.
+    Shares may run on any machines that see `source` and `directory`, in any order and at once.
+    `prepare` itself does what they leave undone.
 
     Args:
         source: as for `prepare`, and so all other arguments.
@@ -186,6 +184,7 @@ def prepare_share(
     job = Job(source, tokenizer, field, template, task.has_targets)
     if (directory / MANIFEST).exists():
         return
+    _refuse_import()
     files, ranges = RangeFiles.of(job, directory), divide_records(len(source))
     mine = ranges[len(ranges) * number // shares : len(ranges) * (number + 1) // shares]
     (directory / RANGES).mkdir(parents=True, exist_ok=True)
@@ -198,6 +197,12 @@ def prepare_share(
         for records in mine:
             files.remove(records)
         raise
+
+
+def _refuse_import() -> None:
+    """Ends a worker that runs the script that started it, and would wait for it for ever."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RuntimeError(f"prepare was called by the import of a script: {GUARD}")
 
 
 def _as_directory(directory: epath.PathLike) -> epath.Path:
