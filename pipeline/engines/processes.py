@@ -105,7 +105,7 @@ class _Descriptor:
 
     number: int
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return _receive, (reduction.DupFd(self.number),)
 
 
