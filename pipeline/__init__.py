@@ -15,7 +15,7 @@ from pipeline.planning.planned import PlannedBatch
 
 if TYPE_CHECKING:
     __version__: str
-    from pipeline import sources, tasks, templates, tokenizers
+    from pipeline import engines, sources, tasks, templates, tokenizers
     from pipeline.external import InPlace, index
     from pipeline.fingerprints import Function
     from pipeline.loading.batches import Batches
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pipeline.scoring.score import score
     from pipeline.storage.corpora import Corpora
     from pipeline.storage.corpus import Corpus
+    from pipeline.storage.duplicates import duplicates
     from pipeline.storage.pairs import Pairs
     from pipeline.storage.preparation import prepare, prepare_pairs
     from pipeline.training.compile_log import CompileGuard
@@ -48,6 +49,8 @@ _MODULES = {
     "Masked": "views",
     "Pairs": "storage.pairs",
     "SpanCorruption": "views",
+    "duplicates": "storage.duplicates",
+    "engines": None,
     "expand": "loading.compact",
     "index": "external",
     "load": "loading.loader",
@@ -80,6 +83,8 @@ __all__ = [
     "PlannedBatch",
     "SpanCorruption",
     "calibrate",
+    "duplicates",
+    "engines",
     "expand",
     "fit_buckets",
     "index",

@@ -8,7 +8,6 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from pipeline.commands.arguments import PLANNING, parse
 from pipeline.errors import sentence
@@ -143,7 +142,7 @@ def show(arguments: argparse.Namespace) -> int:
 def check(arguments: argparse.Namespace) -> int:
     """Verifies a corpus and its plan; 1 if something is wrong."""
     from pipeline.atomic import as_path
-    from pipeline.commands.check import check_corpus, check_plan
+    from pipeline.commands.check import check_corpus, check_duplicates, check_plan
 
     try:
         dataset, options = _open(arguments, tokens=True)
@@ -154,6 +153,7 @@ def check(arguments: argparse.Namespace) -> int:
     plan = dataset.plan or options.plan(dataset.corpus)
     try:
         check_corpus(dataset.corpus, print)
+        check_duplicates(dataset.corpus, print)
         check_plan(plan, arguments.epoch, print)
     except ValueError as error:
         raise Found(f"{error}") from error
@@ -175,12 +175,11 @@ def audit(arguments: argparse.Namespace) -> int:
 
 def why(arguments: argparse.Namespace) -> int:
     """Prints which documents a loss is from."""
-    from etils import epath
-
+    from pipeline.atomic import as_path
     from pipeline.commands.why import Why
 
     width = shutil.get_terminal_size((110, 40)).columns
-    told = Why(epath.Path(arguments.workdir).expanduser(), width)
+    told = Why(as_path(arguments.workdir), width)
     ways = {"step": told.step, "worst": told.worst, "document": told.document}
     ((name, number),) = ((n, v) for n, v in vars(arguments).items() if n in ways and v is not None)
     for line in ways[name](number):
@@ -190,49 +189,10 @@ def why(arguments: argparse.Namespace) -> int:
 
 def prepare(arguments: argparse.Namespace) -> int:
     """Prepares a corpus, pairs, or the corpora of a config."""
-    import pipeline
-    from pipeline import sources, tokenizers
-    from pipeline.atomic import as_path
-    from pipeline.configuration import open_source
-    from pipeline.report import open_dataset
+    from pipeline.commands.prepare import prepare_config, prepare_files
 
-    if [os.path.splitext(each)[1] for each in arguments.source] == [".py"]:
-        print(open_dataset(arguments.source, arguments.workdir).corpus)
-        return FINE
-    if not arguments.into:
-        raise ValueError("--into is missing; say in which directory the corpus goes")
-    directory = as_path(arguments.into)
-    field: Any = arguments.field
-    if arguments.targets:
-        field = sources.ParallelText.fields
-    fields = {
-        "tfds": arguments.tfds or "",
-        "files": ",".join(arguments.source),
-        "split": arguments.split,
-        "kind": arguments.kind or "",
-        "targets": ",".join(arguments.targets or ()),
-        "begin": arguments.begin,
-        "end": arguments.end,
-    }
-    source = open_source(fields, "the command")
-    marks = {"begin": not arguments.no_marks, "end": not arguments.no_marks}
-    name = arguments.tokenizer
-    tokenizer: tokenizers.Tokenizer
-    if name == "bytes":
-        tokenizer = tokenizers.Bytes(**marks)
-    elif name == "sentencepiece":
-        model, size = directory / "tokenizer.model", arguments.vocab_size
-        tokenizer = tokenizers.train_sentencepiece(source, size, model, field=field, **marks)
-    elif name.endswith(".json"):
-        tokenizer = tokenizers.HuggingFace(name, **marks)
-    else:
-        tokenizer = tokenizers.SentencePiece(name, **marks)
-    workers = arguments.workers
-    if arguments.targets:
-        print(pipeline.prepare_pairs(source, tokenizer, directory, num_workers=workers))
-    else:
-        print(pipeline.prepare(source, tokenizer, directory, field=field, num_workers=workers))
-    print(f"\nnow look at it: python -m pipeline report {arguments.into}")
+    config = [os.path.splitext(each)[1] for each in arguments.source] == [".py"]
+    print((prepare_config if config else prepare_files)(arguments))
     return FINE
 
 

@@ -6,6 +6,7 @@ import fcntl
 import glob
 import logging
 import os
+import uuid
 from collections.abc import Iterator
 from typing import IO
 
@@ -35,24 +36,34 @@ def as_path(path: epath.PathLike) -> epath.Path:
 
 
 @contextlib.contextmanager
-def atomic_write(path: epath.PathLike) -> Iterator[IO[bytes]]:
+def atomic_write(
+    path: epath.PathLike, *, shared: bool = False, durable: bool = True
+) -> Iterator[IO[bytes]]:
     """A binary file to write, which appears under its name only when it is whole.
 
     Bytes go to a temporary name in the same directory. On a local disk they reach the disk itself
     before the file is renamed. When the block raises, nothing is left; what a killed process left
     of the same file is removed.
 
+    Args:
+        path: the file.
+        shared: whether processes of other machines may write it at the same time. What a killed
+            process left then stays.
+        durable: whether the bytes are to reach the disk itself, so that the file is whole also
+            after a loss of power.
+
     Raises:
         OSError: the disk is full or cannot be written; the message names the file.
     """
     path = epath.Path(path)
-    temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
-    if is_local(path):
+    owner = uuid.uuid4().hex if shared else os.getpid()
+    temporary = path.parent / f".{path.name}.{owner}.tmp"
+    if is_local(path) and not shared:
         _remove_leftovers(path)
     try:
         with temporary.open("wb") as file:
             yield file
-            if is_local(path):
+            if is_local(path) and durable:
                 file.flush()
                 os.fsync(file.fileno())
         temporary.replace(path)
@@ -62,7 +73,7 @@ def atomic_write(path: epath.PathLike) -> Iterator[IO[bytes]]:
         if isinstance(error, OSError):
             raise _write_error(path, error.errno, error.strerror or str(error)) from error
         raise
-    if is_local(path):
+    if is_local(path) and durable:
         directory = os.open(path.parent, os.O_RDONLY)
         try:
             with contextlib.suppress(OSError):  # some network file systems cannot

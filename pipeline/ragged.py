@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,20 +49,16 @@ class Ragged:
             sha.update(np.ascontiguousarray(self.weights, "<f4").data)
         return sha.hexdigest()
 
-    def split(self, examples: int) -> tuple["Ragged", "Ragged"]:
-        """The first `examples` and the rest, as views."""
-        at = int(self.counts[:examples].sum())
-        return self._slice(slice(examples), slice(at)), self._slice(
-            slice(examples, None), slice(at, None)
-        )
-
-    def _slice(self, examples: slice, tokens: slice) -> "Ragged":
+    def slice(self, first: int, last: int) -> "Ragged":
+        """The examples from `first` up to `last`, as views."""
+        begin = int(self.counts[:first].sum())
+        tokens = slice(begin, begin + int(self.counts[first:last].sum()))
         flat = self.flat[tokens]
         weights = None if self.weights is None else self.weights[tokens]
         if not len(flat):  # empty views would keep all tokens in memory
             flat, weights = flat.copy(), None if weights is None else weights.copy()
-        texts = None if self.text_bytes is None else self.text_bytes[examples]
-        return Ragged(flat, self.counts[examples], texts, weights)
+        texts = None if self.text_bytes is None else self.text_bytes[first:last]
+        return Ragged(flat, self.counts[first:last], texts, weights)
 
     @classmethod
     def concatenate(cls, chunks: Sequence["Ragged"]) -> "Ragged":
@@ -79,26 +75,54 @@ class Ragged:
         )
 
 
+class Piece(NamedTuple):
+    """Consecutive examples of one chunk of several: of chunk `number`, from `first` to `last`."""
+
+    number: int
+    first: int
+    last: int
+
+
+def divide(counts: Iterable[np.ndarray]) -> Iterator[list[Piece]]:
+    """The pieces of each part.
+
+    >>> [[tuple(piece) for piece in part] for part in divide([np.array([TOKENS_PER_PART, 7, 5])])]
+    [[(0, 0, 1)], [(0, 1, 3)]]
+
+    Args:
+        counts: the tokens of each example, chunk by chunk.
+    """
+    pieces: list[Piece] = []
+    examples = tokens = 0
+    for number, chunk in enumerate(counts):
+        first, ends = 0, np.cumsum(chunk, dtype=np.int64)
+        while first < len(chunk):
+            before = int(ends[first - 1]) if first else 0
+            full = int(np.searchsorted(ends, before + TOKENS_PER_PART - tokens)) + 1
+            last = min(full, first + EXAMPLES_PER_PART - examples, len(chunk))
+            pieces.append(Piece(number, first, last))
+            examples, tokens = examples + last - first, tokens + int(ends[last - 1]) - before
+            if tokens >= TOKENS_PER_PART or examples == EXAMPLES_PER_PART:
+                yield pieces
+                pieces, examples, tokens = [], 0, 0
+            first = last
+    if pieces:
+        yield pieces
+
+
 def assemble_parts(chunks: Iterable[Ragged]) -> Iterator[Ragged]:
     """The same examples, divided anew: one `Ragged` for each part."""
-    held: list[Ragged] = []
-    examples = tokens = 0
-    for chunk in chunks:
-        while len(chunk.counts):
-            ends = np.cumsum(chunk.counts)
-            full = int(np.searchsorted(ends, TOKENS_PER_PART - tokens)) + 1
-            take = min(full, EXAMPLES_PER_PART - examples)
-            closes = take <= len(ends)
-            head, chunk = chunk.split(min(take, len(ends)))
-            held.append(head)
-            examples, tokens = examples + len(head.counts), tokens + len(head.flat)
-            del head
-            if closes:
-                part = [Ragged.concatenate(held)]
-                held, examples, tokens = [], 0, 0
-                yield part.pop()  # this generator keeps nothing of it
-    if held:
-        yield Ragged.concatenate(held)
+    held: dict[int, Ragged] = {}
+
+    def hold() -> Iterator[np.ndarray]:
+        for number, chunk in enumerate(chunks):
+            held[number] = chunk
+            yield chunk.counts
+
+    for pieces in divide(hold()):
+        yield Ragged.concatenate([held[number].slice(*ends) for number, *ends in pieces])
+        for number in [number for number in held if number < pieces[-1].number]:
+            del held[number]
 
 
 def chunk_arrays(

@@ -75,10 +75,10 @@ class Preparation(Trial):
     def run(self, folder: Path) -> None:
         from pipeline import Corpus, index, prepare, prepare_pairs, ragged
         from pipeline.sources import JsonLines
-        from pipeline.storage import tokenisation
+        from pipeline.storage import ranges
         from pipeline.tokenizers import Bytes
 
-        ragged.TOKENS_PER_PART, tokenisation.RECORDS, ragged.CHUNK = 1500, 8, 700
+        ragged.TOKENS_PER_PART, ranges.RECORDS, ragged.CHUNK = 1500, 8, 700
         if self.kind == "from_arrays":
             texts = [json.loads(line)["text"] for line in self.text.read_text().splitlines()]
             Corpus.from_arrays([list(text.encode()) for text in texts], folder)

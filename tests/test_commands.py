@@ -346,7 +346,12 @@ def test_of_pairs_check_verifies_both_sides_and_the_plan(run, pairs, tmp_path):
     status, out, err = run("check", pairs.directory, "--epoch", 1, *PAIRED)
     assert (status, err) == (FINE, "")
     corpus = ["files:", "offsets:", "fingerprint:", "vocabulary"]
-    assert [line.split()[0] for line in out.splitlines()] == 2 * corpus + ["plan:", "plan:"]
+    assert [line.split()[0] for line in out.splitlines()] == [
+        *(2 * corpus),
+        "duplicates:",
+        "plan:",
+        "plan:",
+    ]
     lengths = pairs.lengths[pairs.lengths[:, 1] > 0]
     assert f"plan: epoch 1: {lengths.sum():,} positions, each once" in out
     shutil.copytree(pairs.directory, tmp_path / "copy")
@@ -520,6 +525,7 @@ def test_prepare_then_check(run, tmp_path):
         "offsets:",
         "fingerprint:",
         "vocabulary",
+        "duplicates:",
         "plan:",
         "plan:",
     ]

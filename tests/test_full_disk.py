@@ -3,7 +3,7 @@
 import pytest
 
 from pipeline import ragged
-from pipeline.storage import tokenisation
+from pipeline.storage import ranges
 from tests.disk import Disk, fails
 from tests.kills import Preparation, write_documents
 
@@ -13,7 +13,7 @@ PAGE = 4096
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     # Trials set these, in processes of their own.
-    for module, name in ((ragged, "TOKENS_PER_PART"), (ragged, "CHUNK"), (tokenisation, "RECORDS")):
+    for module, name in ((ragged, "TOKENS_PER_PART"), (ragged, "CHUNK"), (ranges, "RECORDS")):
         monkeypatch.setattr(module, name, getattr(module, name))
 
 

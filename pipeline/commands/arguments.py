@@ -147,8 +147,8 @@ def parser() -> argparse.ArgumentParser:
     flag = add(
         "check",
         "verify a corpus, and that its plan is a partition",
-        "Reads all files:\ndigests, offsets, fingerprint, ids against the vocabulary; then walks "
-        "one epoch of the plan.",
+        "Reads all files:\ndigests, offsets, fingerprint, ids against the vocabulary, exact "
+        "copies; then walks\none epoch of the plan.",
         TOKENS,
     )
     flag("--epoch", type=_whole, default=0, help="the epoch to walk (0)")
@@ -210,6 +210,16 @@ def parser() -> argparse.ArgumentParser:
     flag("--no-marks", action="store_true", help="mark no begin and end of texts")
     flag("--workers", type=_count, help="processes (as many as CPUs, if worth it)")
     flag("--workdir", help="for a config: where it runs (runs/NAME)")
+    engines = ("processes", "beam", "ray")
+    flag("--engine", choices=engines, default="processes", help="what runs the work (processes)")
+    flag("--engine-options", metavar="TEXT", help="flags of Beam, as one text; or Ray's address")
+    flag("--task", type=_whole, metavar="I", help="do share I only, from 0; see --of")
+    flag(
+        "--of",
+        type=_count,
+        metavar="N",
+        help="of N shares, which may run anywhere; without --task and --of, assemble the corpus",
+    )
     return whole
 
 

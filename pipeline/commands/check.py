@@ -8,6 +8,7 @@ from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 from pipeline.storage.corpora import Corpora
 from pipeline.storage.corpus import Corpus
+from pipeline.storage.duplicates import duplicates
 from pipeline.storage.interface import AnyCorpus
 from pipeline.storage.pairs import Pairs
 from pipeline.training.ledger import Ledger
@@ -66,6 +67,19 @@ def _check_vocabulary(corpus: Corpus, report: Callable[[str], None]) -> None:
                 )
     size = "of unknown size" if corpus.vocab_size is None else f"of {corpus.vocab_size:,}"
     report(f"vocabulary {size}: ids are from {low} to {high:,}")
+
+
+def check_duplicates(corpus: AnyCorpus, report: Callable[[str], None]) -> None:
+    """Counts the examples that are exact copies of earlier ones, which is no error.
+
+    Args:
+        corpus: the corpus.
+        report: gets a line with their number.
+    """
+    hint = "; pipeline.duplicates(corpus), given as leave_out, leaves them out of a plan"
+    found = len(duplicates(corpus))
+    said = f"{found:,} of {len(corpus):,} examples are exact copies of earlier ones"
+    report(f"duplicates: {said}{hint if found else ''}")
 
 
 def check_plan(plan: Plan, epoch: int, report: Callable[[str], None]) -> None:

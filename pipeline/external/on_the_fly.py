@@ -1,6 +1,7 @@
 """Text that is tokenised when batches are built; only lengths are on disk."""
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -14,6 +15,8 @@ import numpy as np
 from etils import epath
 
 from pipeline.atomic import as_path, atomic_write, directory_lock
+from pipeline.engines import Processes
+from pipeline.engines.processes import GUARD, workers
 from pipeline.external.examples import Examples
 from pipeline.fork import Handles
 from pipeline.planning.lengths import digest
@@ -22,7 +25,8 @@ from pipeline.sources import Source
 from pipeline.sources.source import where
 from pipeline.storage.gather import gather
 from pipeline.storage.manifest import require_same_origin
-from pipeline.storage.tokenisation import GUARD, Job, tokenise, workers
+from pipeline.storage.ranges import Receipt, divide_records, run_ranges
+from pipeline.storage.tokenisation import Job
 from pipeline.tasks import CAUSAL, Task
 from pipeline.templates import Template
 from pipeline.tokenizers import Tokenizer
@@ -80,15 +84,31 @@ def index(
     return OnTheFly(job, counts, task, readers)
 
 
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """Counts the tokens of ranges of records."""
+
+    job: Job
+
+    def __call__(self, records: range) -> Receipt:
+        """The receipt of a range; its tokens are kept nowhere."""
+        counts = [chunk.counts.astype(np.uint32) for chunk in self.job.chunks(records)]
+        return Receipt(records, np.concatenate(counts))
+
+
 def _measure(job: Job, directory: epath.Path, num_workers: int | None, progress: bool) -> None:
     if not len(job.source):
         raise ValueError(f"the source is empty ({job.source}); check that it names the right files")
     job.require_unchanged()
-    chunks = tokenise(job, num_workers, name="measuring", progress=progress)
-    with contextlib.closing(chunks):
-        counts = [chunk.counts for chunk in chunks]
+    receipts = run_ranges(
+        Processes(num_workers),
+        Measurement(job),
+        divide_records(len(job.source)),
+        name="measuring",
+        progress=progress,
+    )
     job.require_unchanged()
-    every = np.concatenate(counts).astype(np.uint32)
+    every = np.concatenate([receipt.counts for receipt in receipts])
     with atomic_write(directory / COUNTS) as file:
         np.save(file, every)
     with atomic_write(directory / MANIFEST) as file:
@@ -184,7 +204,7 @@ class OnTheFly(Handles, Examples):
             return self._job.run(examples.tolist())
         with self._lock:
             if self._submit is None:
-                self._submit = self._running.enter_context(workers(self._job, self._readers))
+                self._submit = self._running.enter_context(workers(self._job.run, self._readers))
             submit = self._submit
         # Shares of about as many tokens each.
         before = np.cumsum(self._counts[examples])

@@ -20,6 +20,7 @@ from pipeline.tasks import TASKS
 SCHEMA_VERSION = 2
 MANIFEST = "corpus.json"
 LENGTHS = "lengths.npy"
+RANGES = "ranges"
 PART_NAME = re.compile(r"part-\d{5,}\.arrow")
 
 # The things a corpus is made from, in words. Corpora are interchangeable when these agree.
@@ -108,7 +109,7 @@ class Manifest:
             entries = json.loads((directory / MANIFEST).read_text())
             version = entries["schema_version"]
         except FileNotFoundError:
-            if directory.exists() and any(directory.glob("part-*.arrow")):
+            if any(any(directory.glob(each)) for each in ("part-*.arrow", RANGES)):
                 raise ValueError(
                     f"the corpus in {place} is half-written: it has parts but no {MANIFEST}. "
                     "Prepare it again with the same source and tokenizer, and it goes on from there"

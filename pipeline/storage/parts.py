@@ -12,6 +12,16 @@ from etils import epath
 from pipeline.atomic import atomic_write, is_local
 from pipeline.ragged import Ragged
 
+# What Arrow writes does not depend on the defaults of its version, nor on its environment.
+WRITE = pa.ipc.IpcWriteOptions(
+    metadata_version=pa.ipc.MetadataVersion.V5,
+    allow_64bit=False,
+    use_legacy_format=False,
+    compression=None,
+    emit_dictionary_deltas=False,
+    unify_dictionaries=False,
+)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part:
@@ -89,24 +99,18 @@ class PartFile:
 
     def _parse(self, name: str, content: pa.Buffer) -> None:
         reader = pa.ipc.open_file(content)
-        batch = reader.get_batch(0)
-        column = _lists(batch, "tokens", pa.int32())
-        _, offsets, _, tokens = column.buffers()
-        self.offsets = np.frombuffer(offsets, np.int64, len(column) + 1)
-        self.tokens = np.frombuffer(tokens, np.int32, len(column.values))
-        self.weights = weights_at = None
-        if "weights" in batch.schema.names:
-            weights = _lists(batch, "weights", pa.float32()).buffers()[3]
-            self.weights = np.frombuffer(weights, np.float32, len(self.tokens))
-            weights_at = weights.address - content.address
+        self.offsets, self.tokens, self.weights = read_lists(reader.get_batch(0))
+        weights_at = None
+        if self.weights is not None:
+            weights_at = self.weights.ctypes.data - content.address
         self.metadata: dict = json.loads(reader.schema.metadata[b"lockstep"])
         self.part = Part(
             file=name,
-            examples=len(column),
+            examples=len(self.offsets) - 1,
             tokens=len(self.tokens),
             bytes=content.size,
-            offsets_at=offsets.address - content.address,
-            tokens_at=tokens.address - content.address,
+            offsets_at=self.offsets.ctypes.data - content.address,
+            tokens_at=self.tokens.ctypes.data - content.address,
             sha256=self.metadata["sha256"],
             weights_at=weights_at,
         )
@@ -117,13 +121,50 @@ class PartFile:
         Raises:
             ValueError: offsets do not ascend from 0 to the number of tokens.
         """
-        counts = np.diff(self.offsets)
-        if self.offsets[0] or self.offsets[-1] != len(self.tokens) or counts.min(initial=0) < 0:
-            raise ValueError(
-                f"the offsets of {self.part.file} do not ascend from 0 to its {len(self.tokens):,}"
-                " tokens"
-            )
-        return Ragged(self.tokens, counts, None, self.weights)
+        return as_ragged(self.part.file, self.offsets, self.tokens, self.weights)
+
+    def verify(self) -> Ragged:
+        """The examples, compared with their digest.
+
+        Raises:
+            ValueError: they are not what was written.
+        """
+        examples = self.read()
+        if examples.digest != self.part.sha256:
+            raise ValueError("its digest differs")
+        return examples
+
+
+def as_ragged(
+    name: str, offsets: np.ndarray, tokens: np.ndarray, weights: np.ndarray | None
+) -> Ragged:
+    """Lists of the file `name` as `Ragged`, without a copy.
+
+    Raises:
+        ValueError: offsets do not ascend from 0 to the number of tokens.
+    """
+    counts = np.diff(offsets)
+    if offsets[0] or offsets[-1] != len(tokens) or counts.min(initial=0) < 0:
+        raise ValueError(
+            f"the offsets of {name} do not ascend from 0 to its {len(tokens):,} tokens"
+        )
+    return Ragged(tokens, counts, None, weights)
+
+
+def read_lists(batch: pa.RecordBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Offsets, tokens and weights (None where there are none) of a batch, without a copy.
+
+    Raises:
+        ValueError: a column is missing or of another type.
+    """
+    column = _lists(batch, "tokens", pa.int32())
+    _, offsets, _, tokens = column.buffers()
+    flat = np.frombuffer(tokens, np.int32, len(column.values))
+    weights = None
+    if "weights" in batch.schema.names:
+        values = _lists(batch, "weights", pa.float32()).buffers()[3]
+        weights = np.frombuffer(values, np.float32, len(flat))
+    return np.frombuffer(offsets, np.int64, len(column) + 1), flat, weights
 
 
 def _lists(batch: pa.RecordBatch, name: str, item: pa.DataType) -> pa.LargeListArray:
@@ -133,33 +174,57 @@ def _lists(batch: pa.RecordBatch, name: str, item: pa.DataType) -> pa.LargeListA
     return column
 
 
-def write_part(path: epath.Path, examples: Ragged, metadata: Mapping[str, object]) -> Part:
-    """Writes one part, whole or not at all, with `metadata` as JSON in its Arrow schema."""
+def write_lists(examples: Ragged) -> dict[str, pa.Array]:
+    """The columns of some examples: tokens, and weights where there are some."""
     offsets = np.zeros(len(examples.counts) + 1, np.int64)
     np.cumsum(examples.counts, out=offsets[1:])
     values = {"tokens": pa.array(examples.flat, pa.int32())}
     if examples.weights is not None:
         values["weights"] = pa.array(examples.weights, pa.float32())
-    columns = {
+    return {
         name: pa.LargeListArray.from_arrays(pa.array(offsets), column)
         for name, column in values.items()
     }
+
+
+def write_part(path: epath.Path, examples: Ragged, metadata: Mapping[str, object]) -> Part:
+    """Writes one part, whole or not at all, with `metadata` as JSON in its Arrow schema."""
+    columns = write_lists(examples)
     schema = pa.schema(
         [pa.field(name, column.type) for name, column in columns.items()],
         metadata={"lockstep": json.dumps(metadata)},
     )
     batch = pa.record_batch(list(columns.values()), schema=schema)
     if is_local(path):  # in no memory but the file's
-        with atomic_write(path) as file, pa.ipc.new_file(file, schema) as writer:
+        with (
+            atomic_write(path, shared=True) as file,
+            pa.ipc.new_file(file, schema, options=WRITE) as writer,
+        ):
             writer.write_batch(batch)
         return read_part(path).part
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, schema) as writer:
+    with pa.ipc.new_file(sink, schema, options=WRITE) as writer:
         writer.write_batch(batch)
     content = sink.getvalue()
-    with atomic_write(path) as file:
+    with atomic_write(path, shared=True) as file:
         file.write(content)
     return PartFile(path.name, content).part
+
+
+def read_content(path: epath.Path) -> pa.Buffer:
+    """The bytes of a file, mapped where it is local.
+
+    Raises:
+        ValueError: the file cannot be read.
+    """
+    try:
+        if not is_local(path):
+            return pa.py_buffer(path.read_bytes())
+        # Arrow's maps outlive their files; Python's each hold one open, and 1,024 is a limit.
+        with pa.memory_map(os.fspath(path)) as file:
+            return file.read_buffer()
+    except (OSError, pa.ArrowException) as error:
+        raise ValueError(f"{os.fspath(path)} cannot be read: {error}") from error
 
 
 def read_part(path: epath.Path) -> PartFile:
@@ -168,13 +233,4 @@ def read_part(path: epath.Path) -> PartFile:
     Raises:
         ValueError: the file is not a whole part.
     """
-    try:
-        if is_local(path):
-            # Arrow's maps outlive their files; Python's each hold one open, and 1,024 is a limit.
-            with pa.memory_map(os.fspath(path)) as file:
-                content = file.read_buffer()
-        else:
-            content = pa.py_buffer(path.read_bytes())
-    except (OSError, pa.ArrowException) as error:
-        raise ValueError(f"{os.fspath(path)} cannot be read: {error}") from error
-    return PartFile(path.name, content)
+    return PartFile(path.name, read_content(path))

@@ -1,19 +1,27 @@
 """Prepare: text to a corpus; once, in parallel, and from where it was interrupted."""
 
-import contextlib
 import multiprocessing
 import os
 from typing import Any
 
 from etils import epath
 
-from pipeline.atomic import as_path, directory_lock
-from pipeline.ragged import assemble_parts
+from pipeline.atomic import as_path, directory_lock, is_local
+from pipeline.engines import Engine, Processes
+from pipeline.engines.processes import GUARD
 from pipeline.sources import Source
+from pipeline.storage.assembly import assemble
 from pipeline.storage.corpus import Corpus
-from pipeline.storage.manifest import MANIFEST, require_same_origin
+from pipeline.storage.manifest import MANIFEST, RANGES, require_same_origin
 from pipeline.storage.pairs import Pairs
-from pipeline.storage.tokenisation import GUARD, Job, tokenise
+from pipeline.storage.ranges import (
+    RangeFiles,
+    Tokenisation,
+    clear_ranges,
+    divide_records,
+    run_ranges,
+)
+from pipeline.storage.tokenisation import Job
 from pipeline.storage.writer import Writer
 from pipeline.tasks import CAUSAL, INPUTS, TARGETS, Task
 from pipeline.templates import Template
@@ -29,14 +37,16 @@ def prepare(
     template: Template | None = None,
     task: Task = CAUSAL,
     num_workers: int | None = None,
+    engine: Engine | None = None,
     progress: bool = True,
 ) -> Corpus:
     """The corpus of `source`, tokenised into `directory`; opened at once if it is there already.
 
-    It may be killed at any time: run again, it keeps the parts that are whole and does the rest,
+    It may be killed at any time: run again, it keeps the files that are whole and does the rest,
     and the corpus is the same, bit for bit, as if nothing had happened. When several processes of
     a machine (or of a shared file system) ask for it together, one prepares it and the others
-    wait. The corpus does not depend on `num_workers`.
+    wait. The corpus does not depend on `num_workers` or on `engine`. On the way, the tokens are
+    also in `directory`/ranges; both together take the space of the corpus, and of a part or two.
 
     Args:
         source: records by number; see `pipeline.sources`.
@@ -49,6 +59,8 @@ def prepare(
         num_workers: processes to tokenise in; 0 or 1 mean in this one. By default as many as
             there are CPUs, if there is enough to do. They start by `spawn`, so a script must
             guard its main part with `if __name__ == "__main__":`.
+        engine: what runs the work in place of these processes, on one machine or on many; see
+            `pipeline.engines`.
         progress: whether to show a progress bar.
 
     Raises:
@@ -58,18 +70,17 @@ def prepare(
         OSError: the disk is full; what is finished is kept.
         RuntimeError: a worker died.
     """
-    directory = as_path(directory)
+    directory = _as_directory(directory)
     _require(source, tokenizer)
+    engine = _as_engine(engine, num_workers)
     job = Job(source, tokenizer, field, template, task.has_targets)
     origin = job.origin
     # A finished corpus needs no lock, and may lie where nothing can be written.
     if not (directory / MANIFEST).exists():
-        # A worker that runs the script that started it would wait for this lock for ever.
-        if getattr(multiprocessing.current_process(), "_inheriting", False):
-            raise RuntimeError(f"prepare was called by the import of a script: {GUARD}")
+        _refuse_import()
         with directory_lock(directory, "preparing a corpus"):
             if not (directory / MANIFEST).exists():
-                _prepare(job, task, directory, num_workers, progress)
+                _prepare(job, task, directory, engine, progress)
     corpus = Corpus.open(directory)
     require_same_origin(directory, corpus.origin, origin)
     corpus.require_task(task)
@@ -83,6 +94,7 @@ def prepare_pairs(
     *,
     fields: tuple[str | Template, str | Template] = ("inputs", "targets"),
     num_workers: int | None = None,
+    engine: Engine | None = None,
     progress: bool = True,
 ) -> Pairs:
     """The pairs of `source`, for sequence to sequence: two corpora, one for each side.
@@ -95,6 +107,7 @@ def prepare_pairs(
         fields: the fields of each record that hold inputs and targets, or templates; the template
             of the targets decides which of them are learnt. Default: "inputs" and "targets".
         num_workers: as for `prepare`.
+        engine: as for `prepare`.
         progress: as for `prepare`.
 
     Raises:
@@ -117,6 +130,7 @@ def prepare_pairs(
             template=None if isinstance(of_side, str) else of_side,
             task=task,
             num_workers=num_workers,
+            engine=engine,
             progress=progress,
         )
         for of_side, task in zip(fields, (INPUTS, TARGETS), strict=True)
@@ -129,6 +143,83 @@ def prepare_pairs(
             "again"
         )
     return Pairs(inputs, targets)
+
+
+def prepare_share(
+    source: Source,
+    tokenizer: Tokenizer,
+    directory: epath.PathLike,
+    share: tuple[int, int],
+    *,
+    field: str = "text",
+    template: Template | None = None,
+    task: Task = CAUSAL,
+    engine: Engine | None = None,
+    progress: bool = True,
+) -> None:
+    """Tokenises one of several shares of the records, in which `prepare` then finds its work done.
+
+    Shares may run on any machines that see `source` and `directory`, in any order and at once.
+    `prepare` itself does what they leave undone.
+
+    Args:
+        source: as for `prepare`, and so all other arguments.
+        tokenizer: as for `prepare`.
+        directory: as for `prepare`.
+        share: its number, from 0, and the number of shares.
+        field: as for `prepare`.
+        template: as for `prepare`.
+        task: as for `prepare`.
+        engine: as for `prepare`; by default this machine's processes.
+        progress: as for `prepare`.
+
+    Raises:
+        ValueError: there is no such share, or what `prepare` raises.
+    """
+    directory = _as_directory(directory)
+    _require(source, tokenizer)
+    number, shares = share
+    if not 0 <= number < shares:
+        raise ValueError(f"share is {share}; of {shares} shares the numbers are 0 to {shares - 1}")
+    job = Job(source, tokenizer, field, template, task.has_targets)
+    if (directory / MANIFEST).exists():
+        return
+    _refuse_import()
+    files, ranges = RangeFiles.of(job, directory), divide_records(len(source))
+    mine = ranges[len(ranges) * number // shares : len(ranges) * (number + 1) // shares]
+    (directory / RANGES).mkdir(parents=True, exist_ok=True)
+    job.require_unchanged()
+    name = f"share {number} of {shares}"
+    run_ranges(engine or Processes(), Tokenisation(job, files), mine, name=name, progress=progress)
+    try:
+        job.require_unchanged()
+    except ValueError:
+        for records in mine:
+            files.remove(records)
+        raise
+
+
+def _refuse_import() -> None:
+    """Ends a worker that runs the script that started it, and would wait for it for ever."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RuntimeError(f"prepare was called by the import of a script: {GUARD}")
+
+
+def _as_directory(directory: epath.PathLike) -> epath.Path:
+    """An absolute path: other processes may work elsewhere."""
+    path = as_path(directory)
+    return path.absolute() if is_local(path) else path
+
+
+def _as_engine(engine: Engine | None, num_workers: int | None) -> Engine:
+    if engine is None:
+        return Processes(num_workers)
+    if num_workers is not None:
+        raise ValueError(
+            f"num_workers is {num_workers} and engine is {engine}; num_workers is the number of "
+            "this machine's processes, so give one of both"
+        )
+    return engine
 
 
 def _require(source: Any, tokenizer: Any) -> None:
@@ -144,9 +235,7 @@ def _require(source: Any, tokenizer: Any) -> None:
         )
 
 
-def _prepare(
-    job: Job, task: Task, directory: epath.Path, num_workers: int | None, progress: bool
-) -> None:
+def _prepare(job: Job, task: Task, directory: epath.Path, engine: Engine, progress: bool) -> None:
     documents = len(job.source)
     if not documents:
         raise ValueError(
@@ -155,29 +244,30 @@ def _prepare(
         )
     job.require_unchanged()  # a fingerprint that is never the same twice, before any work
     writer = Writer(directory, task, job.origin)
-    chunks = tokenise(
-        job,
-        num_workers,
+    files = RangeFiles.of(job, directory)
+    (directory / RANGES).mkdir(exist_ok=True)
+    receipts = run_ranges(
+        engine,
+        Tokenisation(job, files),
+        [records for records in divide_records(documents) if records.stop > writer.examples],
         name="preparing",
         progress=progress,
         done=writer.examples,
         tokens=writer.tokens,
     )
-    # Closing the chunks ends the workers at once, also when a part cannot be written.
-    with contextlib.closing(chunks):
-        for part in assemble_parts(chunks):
-            writer.add(part)
-            del part  # before the next is read
     try:
         job.require_unchanged()
     except ValueError:
-        writer.discard()  # some parts may be of before the edit and some of after it
+        writer.discard()  # some may be of before the edit and some of after it
+        clear_ranges(directory)
         raise
+    assemble(writer, files, receipts, engine, progress)
     if job.template is not None and task.has_targets and not any(writer.text_bytes):
         raise ValueError(
             f"nothing of any of the {documents:,} records is learnt: all weights that the template "
             "gives are 0. Check which parts of a record it is to train on"
         )
+    clear_ranges(directory)
     writer.finish(
         vocab_size=job.tokenizer.vocab_size,
         tokenizer=job.tokenizer.save(directory),

@@ -23,9 +23,9 @@ from pipeline.storage.manifest import (
 from pipeline.storage.parts import Part, PartFile, read_part, write_part
 from pipeline.tasks import Task
 
-# Temporary names that a writer makes; see `pipeline.atomic.atomic_write`.
+# Temporary names of files of a corpus; see `pipeline.atomic.atomic_write`.
 TEMPORARY = re.compile(
-    rf"\.({PART_NAME.pattern}|{re.escape(LENGTHS)}|{re.escape(MANIFEST)})\.\d+\.tmp"
+    rf"\.({PART_NAME.pattern}|{re.escape(LENGTHS)}|{re.escape(MANIFEST)})\.[0-9a-f]+\.tmp"
 )
 
 
@@ -67,12 +67,10 @@ class Writer:
             if path.name != part_name(number) or file is None or not resume:
                 break
             try:
-                examples = file.read()
-                if examples.digest != file.part.sha256:
-                    break
+                counts = file.verify().counts
             except ValueError:
                 break
-            self._append(file.part, examples.counts, file.metadata["text_bytes"])
+            self.append(file.part, counts, file.metadata["text_bytes"])
         for path in list(files)[len(self.parts) :]:
             path.unlink()
         for path in self.directory.glob(".*.tmp"):
@@ -101,17 +99,17 @@ class Writer:
                 )
         return files
 
-    def _append(self, part: Part, counts: np.ndarray, text_bytes: int | None) -> None:
+    def append(self, part: Part, counts: np.ndarray, text_bytes: int | None) -> None:
+        """Takes over the next part, which is on disk."""
         self.parts.append(part)
         self._counts.append(counts.astype(np.uint32))
         self.text_bytes.append(text_bytes)
 
     def add(self, examples: Ragged) -> None:
         """Writes the next part."""
-        text = None if examples.text_bytes is None else int(examples.text_bytes.sum())
-        metadata = {"origin": self.origin, "sha256": examples.digest, "text_bytes": text}
         path = self.directory / part_name(len(self.parts))
-        self._append(write_part(path, examples, metadata), examples.counts, text)
+        part, text_bytes = write_examples(path, examples, self.origin)
+        self.append(part, examples.counts, text_bytes)
 
     def discard(self) -> None:
         """Removes the parts."""
@@ -139,3 +137,12 @@ class Writer:
             parts=self.parts,
             **summarise(lengths, self.text_bytes),
         ).write(self.directory)
+
+
+def write_examples(
+    path: epath.Path, examples: Ragged, origin: Mapping[str, Any]
+) -> tuple[Part, int | None]:
+    """Writes a part; returns what it is, and the UTF-8 bytes of its learnt text."""
+    text = None if examples.text_bytes is None else int(examples.text_bytes.sum())
+    metadata = {"origin": dict(origin), "sha256": examples.digest, "text_bytes": text}
+    return write_part(path, examples, metadata), text

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from etils import epath
 
+from pipeline.atomic import as_path
 from pipeline.storage.corpora import Corpora
 from pipeline.training.history import read_history
 from pipeline.training.loss_log import NAME, read_sums
@@ -94,7 +95,7 @@ def losses(workdir: epath.PathLike) -> Losses:
         FileNotFoundError: there is no run, or it has no losses.
         ValueError: what is there cannot be read, or its batches cannot be planned again.
     """
-    workdir = epath.Path(workdir).expanduser()
+    workdir = as_path(workdir)
     corpus, plan = read_history(workdir)
     found = []
     for step, sums in read_sums(workdir):

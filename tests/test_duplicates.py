@@ -1,0 +1,71 @@
+import numpy as np
+import pytest
+
+import pipeline
+from pipeline.commands.check import check_duplicates
+from pipeline.storage import duplicates as module
+from pipeline.tasks import INPUTS
+
+EXAMPLES = [[1, 5, 2], [1, 5], [1, 5, 2], [1], [1], [5, 2], [1, 6, 2], [1, 5, 2], [1, 5]]
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    return pipeline.Corpus.from_arrays(EXAMPLES, tmp_path / "corpus")
+
+
+def test_later_copies_are_found_and_left_out_of_a_plan(corpus, monkeypatch):
+    assert pipeline.duplicates(corpus).tolist() == [2, 7, 8]  # not 4, which is in no batch
+    monkeypatch.setattr(module, "READ", 3)  # blocks of one or two examples
+    assert pipeline.duplicates(corpus).tolist() == [2, 7, 8]
+    buckets = [pipeline.Bucket(rows=1, length=4)]
+    for chosen in (pipeline.duplicates, pipeline.duplicates(corpus)):
+        plan = pipeline.Plan(corpus, buckets, leave_out=chosen)
+        batches = [plan.batch(step) for step in range(plan.num_batches())]
+        seen = sorted(example for batch in batches for example in batch.segments[:, 1].tolist())
+        assert seen == [0, 1, 5, 6]
+
+
+def test_random_examples_have_the_copies_that_a_dict_finds(tmp_path):
+    rng = np.random.default_rng(0)
+    examples = [rng.integers(0, 3, rng.integers(2, 6)).tolist() for _ in range(400)]
+    corpus = pipeline.Corpus.from_arrays(examples, tmp_path)
+    first: dict = {}
+    expected = [
+        n for n, example in enumerate(map(tuple, examples)) if first.setdefault(example, n) != n
+    ]
+    assert pipeline.duplicates(corpus).tolist() == expected
+
+
+def test_copies_have_the_same_weights(tmp_path):
+    weights = [[1] * len(example) for example in EXAMPLES]
+    weights[2] = [1, 1, 0.5]
+    corpus = pipeline.Corpus.from_arrays(EXAMPLES, tmp_path, weights=weights)
+    assert pipeline.duplicates(corpus).tolist() == [7, 8]
+
+
+def test_copies_among_pairs_agree_on_both_sides(tmp_path):
+    inputs, targets = [[5], [5, 6], [5], [5], [5, 6]], [[1, 6, 7], [1, 7], [1, 6, 7], [1, 8], [1]]
+    pairs = pipeline.Pairs.from_arrays(inputs, targets, tmp_path)
+    assert pipeline.duplicates(pairs).tolist() == [2]
+
+
+def test_copies_are_found_across_corpora_and_beneath_views(tmp_path):
+    one, other = (
+        pipeline.Corpus.from_arrays(some, tmp_path / name, vocab_size=9, task=INPUTS)
+        for name, some in (("one", EXAMPLES[:3]), ("other", EXAMPLES[5:]))
+    )
+    both = pipeline.Corpora({"one": one, "other": other})
+    assert pipeline.duplicates(both).tolist() == [2, 5, 6]
+    view = pipeline.Masked(one, mask_id=8)
+    assert pipeline.duplicates(view).tolist() == [2]
+    views = pipeline.Corpora({"one": view, "other": pipeline.Masked(other, mask_id=8)})
+    assert pipeline.duplicates(views).tolist() == [2, 5, 6]
+
+
+def test_check_counts_copies(corpus, tmp_path):
+    told: list[str] = []
+    check_duplicates(corpus, told.append)
+    assert told[0].startswith("duplicates: 3 of 9 examples are exact copies of earlier ones; ")
+    check_duplicates(pipeline.Corpus.from_arrays([[1, 2]], tmp_path / "none"), told.append)
+    assert told[1] == "duplicates: 0 of 1 examples are exact copies of earlier ones"
