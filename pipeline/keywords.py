@@ -31,7 +31,7 @@ def suggest_keywords(function: F) -> F:
     """
     if isinstance(function, type):
         function.__init__ = suggest_keywords(function.__init__)  # type: ignore[misc]
-        return function
+        return cast(F, function)
     parameters = list(inspect.signature(function).parameters)
     known = [name for name in parameters if name != "self"]
     name = function.__qualname__.removesuffix(".__init__")

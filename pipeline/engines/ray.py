@@ -58,6 +58,4 @@ def _run(held: list[Any], task: Any) -> Any:
 @functools.lru_cache(1)
 def _fetch(reference: Any) -> Callable[[Any], Any]:
     """The function; a worker unpickles it once and not for every task."""
-    import ray
-
-    return ray.get(reference)
+    return require("ray", extra="ray", purpose="engines.Ray").get(reference)

@@ -103,7 +103,7 @@ def as_buckets(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
         found = (buckets,) if isinstance(buckets, Bucket) else tuple(buckets)
         fine = all(isinstance(each, Bucket) for each in found)
     except TypeError:
-        fine = False
+        found, fine = (), False
     if not fine:
         raise ValueError(
             f"buckets is {buckets!r}; it must be a list, and every entry must be a "
