@@ -92,6 +92,17 @@ def test_an_engine_that_dies_anywhere_is_followed_by_another(source, tmp_path):
         assert contents(directory) == contents(tmp_path / "whole")
 
 
+def test_files_of_others_in_the_folder_of_ranges_stay(source, tmp_path):
+    folder = tmp_path / "corpus" / "ranges"
+    folder.mkdir(parents=True)
+    (folder / "mine.arrow").write_text("mine")
+    with pytest.raises(RuntimeError, match="ended without"):
+        prepare(source, Bytes(), tmp_path / "corpus", engine=Broken(2), progress=False)
+    assert len([*folder.iterdir()]) == 3
+    prepare(source, Bytes(), tmp_path / "corpus", progress=False)
+    assert [path.name for path in folder.iterdir()] == ["mine.arrow"]
+
+
 @pytest.mark.parametrize(
     ("after", "sentence"),
     [

@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,9 @@ from pipeline.storage.tokenisation import Job
 
 # A source has about `COUNT` ranges, unless these would be smaller or larger than the other two.
 COUNT, RECORDS, MOST = 1024, 512, 8192
+
+# Names of files of ranges, also while they are written; other files in their folder are left alone.
+NAME = re.compile(r"[0-9a-f]{12}-\d{12}-\d{12}\.arrow|\.[-0-9a-f]{38}\.arrow\.[0-9a-f]+\.tmp")
 
 
 def divide_records(documents: int) -> list[range]:
@@ -205,8 +209,9 @@ def _digest(chunk: Ragged) -> str:
 
 def clear_ranges(directory: epath.Path) -> None:
     """Removes the files of all ranges beside a corpus, also of those that were given up."""
-    for pattern in ("*.arrow", ".*.arrow.*.tmp"):
-        for path in (directory / RANGES).glob(pattern):
+    folder = directory / RANGES
+    for path in folder.iterdir() if folder.exists() else ():
+        if NAME.fullmatch(path.name):
             path.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):
-        (directory / RANGES).rmdir()
+    with contextlib.suppress(OSError, ValueError):
+        folder.rmdir()
