@@ -40,10 +40,11 @@ def rename(batch: Fields, convention: Convention) -> dict[str, Any]:
 
     Args:
         batch: NumPy arrays `[rows, length]`, as `Batches` gives them, of a decoder or of pairs. For
-            "thd" a compact batch, of NumPy or JAX arrays.
-        convention: "maxtext", "tunix", "huggingface", or "thd": rows one after
-            another and `cu_seqlens_q`, `cu_seqlens_kv`, `max_seqlen_q` and `max_seqlen_kv`, which
-            attention kernels of variable length take.
+            "thd" a compact batch, of NumPy or JAX arrays. For "tunix" and "huggingface", which
+            shift columns, whole rows with columns in order.
+        convention: "maxtext", "tunix", "huggingface", or "thd": rows one after another and
+            `cu_seqlens_q`, `cu_seqlens_kv`, `max_seqlen_q` and `max_seqlen_kv`, which attention
+            kernels of variable length take.
 
     Raises:
         ValueError: the convention is unknown, or cannot carry the batch: a field without a name
