@@ -234,8 +234,14 @@ def test_lengths_never_depend_on_the_epoch_and_long_texts_are_cut(corpus):
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda c: Masked(c, rate=1.0), r"rate is 1\.0; it must be above 0 and below 1"),
-        (lambda c: SpanCorruption(c, max_length=2), "max_length is 2; max_length is at least 3"),
+        (lambda c: Masked(c, rate=1.0), r"rate is 1\.0; it must be a number above 0 and below 1"),
+        (lambda c: Masked(c, rate="0.1"), "rate is '0.1'; it must be a number above"),
+        (lambda c: Masked(c, mask_id=[]), r"mask_id is \[\]; it must be a whole number from 0 up"),
+        (lambda c: Masked(c, keep_ids=["a"]), "an id of keep_ids is 'a'; it must be a whole"),
+        (lambda c: Masked(c, seed=-1), "seed is -1; it must be a whole number from 0 up"),
+        (lambda c: SpanCorruption(c, max_length=2), "max_length is 2; it must be a whole number"),
+        (lambda c: SpanCorruption(c, max_length=9, mean_span=[]), r"mean_span is \[\]; it must be"),
+        (lambda c: SpanCorruption(c, max_length=9, end_id="e"), "end_id is 'e'; it must be a"),
         (lambda c: SpanCorruption(c, max_length=9, density=0), "density is 0;"),
         (
             lambda c: SpanCorruption(c, max_length=99, sentinels=[7]),

@@ -30,6 +30,17 @@ def require_index(step: Any) -> int:
     return operator.index(step)
 
 
+def require_share(name: str, value: Any) -> float:
+    """`value` as a float.
+
+    Raises:
+        ValueError: `value` is not a number above 0 and below 1.
+    """
+    if not issubclass(type(value), numbers.Real) or not 0 < value < 1:
+        raise ValueError(f"{name} is {value!r}; it must be a number above 0 and below 1")
+    return float(value)
+
+
 def require_one_of(name: str, value: Any, allowed: Collection[str]) -> None:
     """Checks that `value` is one of the allowed strings.
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.planning.checks import require_share, require_whole
 from pipeline.storage.corpus import Corpus
 from pipeline.storage.gather import as_pieces
 from pipeline.views import prng
@@ -47,13 +48,13 @@ class Masked(View):
         keep_ids: Sequence[int] | None = None,
     ):
         super().__init__(corpus)
-        if not 0 < rate < 1:
-            raise ValueError(f"rate is {rate}; it must be above 0 and below 1")
         if mask_id is None:
             mask_id = require_vocabulary(corpus, "mask_id")
-        self.mask_id, self.rate, self.seed = int(mask_id), float(rate), int(seed)
+        self.mask_id, self.rate = require_whole("mask_id", mask_id, 0), require_share("rate", rate)
+        self.seed = require_whole("seed", seed, 0)
         marks = [mark for mark in self.marks if mark is not None]
-        self.keep_ids = sorted({*(marks if keep_ids is None else keep_ids)})
+        kept = marks if keep_ids is None else keep_ids
+        self.keep_ids = sorted({require_whole("an id of keep_ids", each, 0) for each in kept})
         self.lengths, self.num_tokens = corpus.lengths, corpus.num_tokens
         self.vocab_size = self._num_ids = max(corpus.vocab_size or 0, self.mask_id + 1)
         self._describe(

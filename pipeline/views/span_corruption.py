@@ -1,10 +1,12 @@
 """Span corruption: spans of text are taken out, and the model is asked for them."""
 
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from pipeline.planning.checks import require_share, require_whole
 from pipeline.storage.corpus import Corpus
 from pipeline.storage.gather import as_pieces, gather, ranges, require_within
 from pipeline.tasks import INPUTS, TARGETS
@@ -61,24 +63,18 @@ class SpanCorruption(View):
         seed: int = 0,
     ):
         super().__init__(corpus)
-        for name, value, fine in (
-            ("max_length", max_length, max_length >= 3),
-            ("density", density, 0 < density < 1),
-            ("mean_span", mean_span, mean_span >= 1),
-        ):
-            if not fine:
-                raise ValueError(
-                    f"{name} is {value}; max_length is at least 3, density above 0 and below 1, "
-                    "mean_span at least 1"
-                )
+        self.max_length = require_whole("max_length", max_length, 3)
+        self.density, self.mean_span = require_share("density", density), mean_span
+        if not issubclass(type(mean_span), numbers.Real) or not mean_span >= 1:
+            raise ValueError(f"mean_span is {mean_span!r}; it must be a number from 1 up")
         begin, end = marks = self.marks
         end = end if end_id is None else end_id
         if end is None:
             raise ValueError(f"{corpus!r} has no tokenizer with an end mark; give end_id=")
-        self.end_id = int(end)
-        self.start_id = int(start_id if start_id is not None else begin or 0)
-        self.max_length, self.density, self.mean_span = int(max_length), density, mean_span
-        self.seed = int(seed)
+        self.end_id = require_whole("end_id", end, 0)
+        start = start_id if start_id is not None else begin or 0
+        self.start_id = require_whole("start_id", start, 0)
+        self.seed = require_whole("seed", seed, 0)
         # Marks before and after a text are not part of it.
         self._before = int(begin is not None)
         around = sum(mark is not None for mark in marks)
