@@ -3,7 +3,6 @@
 python -m benchmarks soak --batches 100000
 """
 
-import sys
 import tempfile
 
 from benchmarks.results import Line, Section
@@ -24,4 +23,4 @@ def measure(batches: int) -> Section:
         Line("threads", f"{last.threads}", f"{first.threads} after a tenth"),
         Line("open files", f"{last.files}", f"{first.files} after a tenth"),
     ]
-    return Section("soak", f"Small batches of a small corpus, Python {sys.version_info[1]}.", lines)
+    return Section("soak", "Small batches of a small corpus.", lines)

@@ -55,6 +55,7 @@ def test_an_update_of_several_batches_is_that_of_one_batch_with_all_rows():
     assert not np.allclose(ends[0]["w"], start["w"])
 
 
+@pytest.mark.slow
 def test_the_program_makes_an_update_of_each_block_of_tiers(text, tmp_path):
     config = tiny(text, steps=8, accumulate=BATCHES, checkpoint_every=100)
     run(config, tmp_path / "whole")

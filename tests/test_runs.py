@@ -17,6 +17,7 @@ from tests.test_train import text  # noqa: F401
 SMALL = {"model__num_layers": 1, "model__width": 32, "model__attention": "dense"}
 
 
+@pytest.mark.slow
 def test_a_loss_scale_that_is_too_large_falls_while_training_goes_on(text, tmp_path):  # noqa: F811
     run(tiny(text, **SMALL, model__dtype="float16", optimizer__loss_scale=1e9), tmp_path)
     log = [line for line in lines(tmp_path) if "loss_scale" in line]
@@ -60,6 +61,7 @@ def test_a_profile_has_the_phases_of_a_step(text, tmp_path):  # noqa: F811
         assert name in trace.read_bytes()
 
 
+@pytest.mark.slow
 def test_the_learning_rate_has_a_length_of_its_own(text, tmp_path):  # noqa: F811
     def rates():
         return [line["learning_rate"] for line in steps(tmp_path)]
