@@ -45,6 +45,7 @@ def test_report_check_and_show_take_the_config_of_a_mixture(text, tmp_path, monk
     assert "first has 75" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_under_other_weights_when_a_phase_says_so(
     text, tmp_path, monkeypatch, capsys
 ):

@@ -167,6 +167,7 @@ def test_a_split_document_keeps_its_positions_but_loses_sight_of_the_first_piece
     np.testing.assert_allclose(near, far, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_scanned_and_rematerialised_layers_compute_the_same():
     config = replace(CONFIG, scan_layers=False, remat=True)
     state = split_model("decoder", config)[1]

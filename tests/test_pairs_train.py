@@ -33,6 +33,7 @@ def text(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_the_training_program_learns_pairs_and_goes_on_where_it_stopped(text, tmp_path):
     output = run(tiny(text, "tiny_pairs_config"), tmp_path)
     values, log = summary(tmp_path), steps(tmp_path)

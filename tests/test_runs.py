@@ -29,6 +29,7 @@ def test_a_loss_scale_that_is_too_large_falls_while_training_goes_on(text, tmp_p
     assert summary(tmp_path)["eval_loss_last"] < summary(tmp_path)["eval_loss_first"]
 
 
+@pytest.mark.slow
 def test_microbatches_train_like_the_whole_batch(text, tmp_path):  # noqa: F811
     run(tiny(text, **SMALL, steps=10), tmp_path / "whole")
     assert "in 2 microbatches" in run(

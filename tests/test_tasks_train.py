@@ -33,6 +33,7 @@ def of(chats, task, **fields):
     return tiny(chats, "tiny_tasks_config", task, **fields)
 
 
+@pytest.mark.slow
 def test_a_masked_encoder_learns_and_goes_on_where_it_stopped(chats, tmp_path):
     run(of(chats, "masked"), tmp_path)
     assert summary(tmp_path)["eval_loss_last"] < summary(tmp_path)["eval_loss_first"]

@@ -149,6 +149,7 @@ def test_sigkill_to_one_of_four_ends_the_others_and_three_continue(
     assert_every_example_once(tmp_path)
 
 
+@pytest.mark.slow
 def test_rows_that_do_not_divide_name_the_multiple_to_use(alone, text, tmp_path):  # noqa: F811
     group = start(text, tmp_path, 5)
     codes = group.wait()
