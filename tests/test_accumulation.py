@@ -93,7 +93,7 @@ def test_steps_that_make_no_whole_update_are_refused(text, tmp_path):
         run(tiny(text, steps=10, accumulate=BATCHES), tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_loss_curves_with_and_without_tiers_agree(text, tmp_path):
     def curve(seed, tiers, accumulate):
         name = f"{seed}-{tiers}-{accumulate}"
