@@ -13,7 +13,7 @@ from pipeline import Bucket, Plan
 from pipeline.planning import figures
 from pipeline.training.ledger import Ledger
 
-EXAMPLES = 60
+EXAMPLES = 40
 STEPS = 90  # of plans that do not end, at most
 
 TEXT = (
