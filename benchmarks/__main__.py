@@ -32,7 +32,7 @@ OPTIONS = {
     "soak": ("batches",),
     "peers": ("text", "interpreter"),
     "tiers": ("processes",),
-    "why": ("steps",),
+    "why": ("steps", "seed"),
 }
 
 
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=1_000_000_000, help="for scale (10⁹)")
     parser.add_argument("--minutes", type=float, default=20, help="for fuzz (20)")
     parser.add_argument("--property", help="for fuzz: one round of this property alone")
-    parser.add_argument("--seed", type=int, default=0, help="for fuzz and kills (0)")
+    parser.add_argument("--seed", type=int, default=0, help="for fuzz, kills and why (0)")
     parser.add_argument("--prepare", type=int, default=350, help="for kills: of preparations (350)")
     parser.add_argument("--train", type=int, default=150, help="for kills: of train.py (150)")
     parser.add_argument("--batches", type=int, default=100_000, help="for soak (100000)")

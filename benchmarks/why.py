@@ -27,9 +27,9 @@ PLANTED, SHOWN = 20, 40
 ROUNDS = 15
 
 
-def measure(steps: int) -> Section:
+def measure(steps: int, seed: int) -> Section:
     """Trains on functions of the standard library, some of which are spoilt."""
-    source, chance = Functions("train"), random.Random(0)
+    source, chance = Functions("train"), random.Random(seed)
     texts = chance.sample(read_texts(source, range(len(source)), "text"), DOCUMENTS)
     long = [number for number, text in enumerate(texts) if len(text) > 200]
     spoilt = chance.sample(long, PLANTED)
@@ -41,10 +41,10 @@ def measure(steps: int) -> Section:
         file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
         config = _config(str(file), steps)
         train.train(config, workdir)
-        return _tell(config, workdir, planted)
+        return _tell(config, workdir, planted, seed)
 
 
-def _tell(config, workdir: epath.Path, planted: dict[int, str]) -> Section:
+def _tell(config, workdir: epath.Path, planted: dict[int, str], seed: int) -> Section:
     """What the losses of a run say of planted documents, with the ways in which they are spoilt."""
     found = losses(workdir)
     numbers, _, excess = found.documents()
@@ -69,7 +69,7 @@ def _tell(config, workdir: epath.Path, planted: dict[int, str]) -> Section:
         ),
     ]
     about = (
-        f"{DOCUMENTS:,} functions of the standard library, {PLANTED} of them spoilt. "
+        f"{DOCUMENTS:,} functions of the standard library, {PLANTED} of them spoilt (seed {seed}). "
         f"{found.step[-1] + 1} steps of the quickstart's model with two layers are "
         f"{found.epoch.max()} epochs and a part. The time is the least of {ROUNDS}, "
         "in turns with steps; the files are written with checkpoints."
