@@ -2,6 +2,7 @@ import json
 import random
 import sys
 
+import numpy as np
 import pytest
 
 import pipeline
@@ -154,6 +155,48 @@ def test_a_record_that_fails_is_named_whatever_it_raises(source, tmp_path):
     with pytest.raises(ZeroDivisionError) as error:
         prepare(source, Fragile(), tmp_path / "corpus", progress=False)
     assert f"This was record 57 of {source}, from 0." in error.value.__notes__
+
+
+class Choosy(Bytes):
+    """Fails where a text has an x."""
+
+    def encode_batch(self, texts):
+        if any("x" in text for text in texts):
+            raise ZeroDivisionError("deep inside")
+        return super().encode_batch(texts)
+
+
+def test_records_that_fail_may_be_left_without_tokens_and_are_told(tmp_path, caplog):
+    texts = ["x" if number in (0, 57, 58, 99) else f"record {number}" for number in range(100)]
+    source = Records([{"text": text} for text in texts])
+    corpus = prepare(source, Choosy(), tmp_path / "one", on_error="skip", progress=False)
+    failed = np.flatnonzero(corpus.lengths == 0)
+    assert failed.tolist() == [0, 57, 58, 99]
+    assert corpus.tokenizer.decode(corpus[59]["targets"]) == "record 59"
+    assert "record 57 failed and gets no tokens: deep inside" in caplog.text
+    assert "4 of 100 records have no tokens" in caplog.text
+    assert "numbers 0, 57, 58, 99" in caplog.text
+    prepare(source, Choosy(), tmp_path / "two", on_error="skip", engine=Twice(), progress=False)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    with pytest.raises(ValueError, match="made with another on_error: there skip, now None"):
+        prepare(source, Choosy(), tmp_path / "one", progress=False)
+    weighted = prepare(
+        source,
+        Choosy(),
+        tmp_path / "weighted",
+        template=lambda record: [("a", 0.0), (record["text"], 1.0)],
+        on_error="skip",
+        progress=False,
+    )
+    assert np.flatnonzero(weighted.lengths == 0).tolist() == failed.tolist()
+
+
+def test_where_all_records_fail_nothing_is_prepared(tmp_path):
+    source = Records([{"text": "x"}, {"text": "xx"}])
+    with pytest.raises(ValueError, match=r"no record of .* has tokens; the log says why"):
+        prepare(source, Choosy(), tmp_path, on_error="skip", progress=False)
+    with pytest.raises(ValueError, match="on_error is 'ignore'; it must be one of raise, skip"):
+        prepare(source, Choosy(), tmp_path, on_error="ignore", progress=False)
 
 
 def test_the_number_of_workers_is_not_that_of_an_engine(source, tmp_path):

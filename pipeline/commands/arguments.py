@@ -208,6 +208,9 @@ def parser() -> argparse.ArgumentParser:
     )
     flag("--vocab-size", type=_count, default=8192, help="when training (8192)")
     flag("--no-marks", action="store_true", help="mark no begin and end of texts")
+    choices = ("raise", "skip")
+    about = "raise ends at a record that fails; skip leaves it without tokens and goes on (raise)"
+    flag("--on-error", choices=choices, default="raise", help=about)
     flag("--workers", type=_count, help="processes (as many as CPUs, if worth it)")
     flag("--workdir", help="for a config: where it runs (runs/NAME)")
     engines = ("processes", "beam", "ray")

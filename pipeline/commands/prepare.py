@@ -22,10 +22,10 @@ def prepare_config(arguments: argparse.Namespace) -> str:
     Raises:
         ValueError: an option does not go with a config.
     """
-    if arguments.engine != "processes" or arguments.of is not None:
+    if (arguments.engine, arguments.of, arguments.on_error) != ("processes", None, "raise"):
         raise ValueError(
-            "--engine and --task go with files, and the source is a config; prepare its files into "
-            "the directory that the config's run then finds them in"
+            "--engine, --task and --on-error go with files, and the source is a config; prepare "
+            "its files into the directory that the config's run then finds them in"
         )
     return str(open_dataset(arguments.source, arguments.workdir).corpus)
 
@@ -54,23 +54,24 @@ def prepare_files(arguments: argparse.Namespace) -> str:
         "the command",
     )
     tokenizer = _tokenizer(arguments, source, field, directory)
+    options: Any = {"engine": engine, "on_error": arguments.on_error}
     if arguments.of is not None:
         share = arguments.task, arguments.of
         if isinstance(field, str):
-            prepare_share(source, tokenizer, directory, share, field=field, engine=engine)
+            prepare_share(source, tokenizer, directory, share, field=field, **options)
         else:
             for each, task in zip(field, (INPUTS, TARGETS), strict=True):
                 place = directory / task.name
-                prepare_share(source, tokenizer, place, share, field=each, task=task, engine=engine)
+                prepare_share(source, tokenizer, place, share, field=each, task=task, **options)
         return (
             f"task {arguments.task} of {arguments.of} is done. When all are, the same command "
             "without --task and --of assembles the corpus"
         )
     corpus: Any
     if isinstance(field, str):
-        corpus = pipeline.prepare(source, tokenizer, directory, field=field, engine=engine)
+        corpus = pipeline.prepare(source, tokenizer, directory, field=field, **options)
     else:
-        corpus = pipeline.prepare_pairs(source, tokenizer, directory, engine=engine)
+        corpus = pipeline.prepare_pairs(source, tokenizer, directory, **options)
     return f"{corpus}\n\nnow look at it: python -m pipeline report {arguments.into}"
 
 

@@ -29,6 +29,7 @@ ORIGINS = {
     "tokenizer": "tokenizer",
     "field": "field of the records",
     "template": "template",
+    "on_error": "on_error",
 }
 
 

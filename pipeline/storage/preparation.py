@@ -1,5 +1,6 @@
 """Prepare: text to a corpus; once, in parallel, and from where it was interrupted."""
 
+import logging
 import multiprocessing
 import os
 from typing import Any
@@ -21,11 +22,13 @@ from pipeline.storage.ranges import (
     divide_records,
     run_ranges,
 )
-from pipeline.storage.tokenisation import Job
+from pipeline.storage.tokenisation import Job, OnError
 from pipeline.storage.writer import Writer
 from pipeline.tasks import CAUSAL, INPUTS, TARGETS, Task
 from pipeline.templates import Template
 from pipeline.tokenizers import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 def prepare(
@@ -36,6 +39,7 @@ def prepare(
     field: str = "text",
     template: Template | None = None,
     task: Task = CAUSAL,
+    on_error: OnError = "raise",
     num_workers: int | None = None,
     engine: Engine | None = None,
     progress: bool = True,
@@ -56,6 +60,8 @@ def prepare(
         template: in place of `field`, a function from a record to spans of text with loss weights;
             see `pipeline.templates`.
         task: decides the fields and the lengths; see `pipeline.tasks`.
+        on_error: "raise" (default) ends the work at the first record that fails. "skip" makes it an
+            example without tokens, which no batch has, and logs why and how many there are.
         num_workers: processes to tokenise in; 0 or 1 mean in this one. By default as many as
             there are CPUs, if there is enough to do. They start by `spawn`, so a script must
             guard its main part with `if __name__ == "__main__":`.
@@ -64,16 +70,16 @@ def prepare(
         progress: whether to show a progress bar.
 
     Raises:
-        ValueError: the source is empty, a record is not text, an id is outside the vocabulary, or
-            `directory` holds a corpus of another source, tokenizer, template or task; or the source
-            was edited while it was read, and then no part is kept.
+        ValueError: the source is empty, a record is not text, an id is outside the vocabulary, all
+            records failed, or `directory` holds a corpus of another source, tokenizer, template or
+            task; or the source was edited while it was read, and then no part is kept.
         OSError: the disk is full; what is finished is kept.
         RuntimeError: a worker died.
     """
     directory = _as_directory(directory)
     _require(source, tokenizer)
     engine = _as_engine(engine, num_workers)
-    job = Job(source, tokenizer, field, template, task.has_targets)
+    job = Job(source, tokenizer, field, template, task.has_targets, on_error)
     origin = job.origin
     # A finished corpus needs no lock, and may lie where nothing can be written.
     if not (directory / MANIFEST).exists():
@@ -93,6 +99,7 @@ def prepare_pairs(
     directory: epath.PathLike,
     *,
     fields: tuple[str | Template, str | Template] = ("inputs", "targets"),
+    on_error: OnError = "raise",
     num_workers: int | None = None,
     engine: Engine | None = None,
     progress: bool = True,
@@ -106,6 +113,7 @@ def prepare_pairs(
         directory: where to write; each side is prepared as by `prepare`.
         fields: the fields of each record that hold inputs and targets, or templates; the template
             of the targets decides which of them are learnt. Default: "inputs" and "targets".
+        on_error: as for `prepare`.
         num_workers: as for `prepare`.
         engine: as for `prepare`.
         progress: as for `prepare`.
@@ -129,6 +137,7 @@ def prepare_pairs(
             field=of_side if isinstance(of_side, str) else "text",
             template=None if isinstance(of_side, str) else of_side,
             task=task,
+            on_error=on_error,
             num_workers=num_workers,
             engine=engine,
             progress=progress,
@@ -154,6 +163,7 @@ def prepare_share(
     field: str = "text",
     template: Template | None = None,
     task: Task = CAUSAL,
+    on_error: OnError = "raise",
     engine: Engine | None = None,
     progress: bool = True,
 ) -> None:
@@ -170,6 +180,7 @@ def prepare_share(
         field: as for `prepare`.
         template: as for `prepare`.
         task: as for `prepare`.
+        on_error: as for `prepare`.
         engine: as for `prepare`; by default this machine's processes.
         progress: as for `prepare`.
 
@@ -181,7 +192,7 @@ def prepare_share(
     number, shares = share
     if not 0 <= number < shares:
         raise ValueError(f"share is {share}; of {shares} shares the numbers are 0 to {shares - 1}")
-    job = Job(source, tokenizer, field, template, task.has_targets)
+    job = Job(source, tokenizer, field, template, task.has_targets, on_error)
     if (directory / MANIFEST).exists():
         return
     _refuse_import()
@@ -262,6 +273,13 @@ def _prepare(job: Job, task: Task, directory: epath.Path, engine: Engine, progre
         clear_ranges(directory)
         raise
     assemble(writer, files, receipts, engine, progress)
+    if job.on_error == "skip" and len(failed := writer.find_empty()):
+        if len(failed) == documents:
+            writer.discard()
+            raise ValueError(f"no record of {job.source} has tokens; the log says why")
+        first = ", ".join(f"{number:,}" for number in failed[:10]) + ", …" * (len(failed) > 10)
+        text = "%s of %s records have no tokens, for they are empty or failed: numbers %s"
+        logger.warning(text, f"{len(failed):,}", f"{documents:,}", first)
     if job.template is not None and task.has_targets and not any(writer.text_bytes):
         raise ValueError(
             f"nothing of any of the {documents:,} records is learnt: all weights that the template "

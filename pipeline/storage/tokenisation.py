@@ -3,18 +3,24 @@
 import dataclasses
 import functools
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from typing import Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 
 from pipeline import templates
+from pipeline.planning.checks import require_one_of
 from pipeline.ragged import Ragged
 from pipeline.sources import Source
 from pipeline.sources.source import read_texts, where
 from pipeline.templates import Template
 from pipeline.tokenizers import Tokenizer
 from pipeline.tokenizers.markup import MarkError
+
+logger = logging.getLogger(__name__)
+
+OnError: TypeAlias = Literal["raise", "skip"]
 
 # Records are read in groups of up to `GROUP`, until there are `TEXT` characters, or tokens by a
 # template, which make a chunk. None of this changes a result.
@@ -27,7 +33,8 @@ T = TypeVar("T")
 class Job:
     """Reads and tokenises records by number; every worker gets a copy of it.
 
-    Where `weighted` is False, the weights that a template gives are left out.
+    Where `weighted` is False, the weights that a template gives are left out. Where `on_error` is
+    "skip", a record that fails becomes an example without tokens.
     """
 
     source: Source
@@ -35,6 +42,10 @@ class Job:
     field: str
     template: Template | None = None
     weighted: bool = True
+    on_error: OnError = "raise"
+
+    def __post_init__(self) -> None:
+        require_one_of("on_error", self.on_error, get_args(OnError))
 
     @functools.cached_property
     def origin(self) -> dict[str, str | None]:
@@ -43,12 +54,13 @@ class Job:
         They are those of when they were first asked for.
         """
         template = None if self.template is None else templates.fingerprint(self.template)
-        return {
+        origin = {
             "source": self.source.fingerprint,
             "tokenizer": self.tokenizer.fingerprint,
             "field": self.field if template is None else None,
             "template": template,
         }
+        return origin if self.on_error == "raise" else origin | {"on_error": self.on_error}
 
     def require_unchanged(self) -> None:
         """Refuses, with a `ValueError`, a source that was edited since `origin` was first read."""
@@ -88,11 +100,21 @@ class Job:
                 raise
             except Exception as error:
                 if len(records) == 1:
+                    if self.on_error == "skip":
+                        place = where(self.source, records[0])
+                        logger.warning("%s failed and gets no tokens: %s", place, error)
+                        return self._make_empty()
                     if isinstance(error, MarkError):
                         raise ValueError(f"{where(self.source, records[0])}: {error}") from error
                     error.add_note(f"This was record {records[0]:,} of {self.source}, from 0.")
                     raise
             records = records[: len(records) // 2]  # to find out which
+
+    def _make_empty(self) -> Ragged:
+        """One example without tokens."""
+        one = np.zeros(1, np.int64)
+        weights = np.zeros(0, np.float32) if self.template and self.weighted else None
+        return Ragged(np.zeros(0, np.int32), one, one, weights)
 
     def _run_first(self, records: Sequence[int]) -> Ragged:
         groups = _divide(records)

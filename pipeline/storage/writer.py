@@ -61,6 +61,10 @@ class Writer:
         """How many tokens are on disk."""
         return sum(part.tokens for part in self.parts)
 
+    def find_empty(self) -> np.ndarray:
+        """The numbers of the examples on disk that have no tokens: int64."""
+        return np.flatnonzero(np.concatenate(self._counts) == 0)
+
     def _keep_whole_parts(self, resume: bool) -> None:
         files = self._find_parts()
         for number, (path, file) in enumerate(files.items()):
