@@ -47,6 +47,8 @@ class Corpora(AnyCorpus):
         self._sides = tuple(map(CorporaSide, zip(*(c.sides for c in self._all), strict=True)))
         self.vocab_size = self._all[0].vocab_size
         self.in_memory = all(corpus.in_memory for corpus in self._all)
+        files = [corpus.files for corpus in self._all if corpus.files is not None]
+        self.files = np.concatenate(files) if len(files) == len(self._all) else None
         texts = [corpus.text_bytes for corpus in self._all if corpus.text_bytes is not None]
         self.text_bytes = sum(texts) if len(texts) == len(self._all) else None
         self.fingerprint = _fingerprint(self.corpora)

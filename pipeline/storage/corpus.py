@@ -47,6 +47,7 @@ class Corpus(AnyCorpus):
         fingerprint: says which tokens these are, part by part, so that a refusal can say which
             part changed. It depends on content alone: not on paths, times, or worker processes.
         in_memory: whether tokens are read from memory, and not over a network.
+        files: the examples in each part, int64 [parts].
     """
 
     def __init__(self, directory: epath.Path, manifest: Manifest, memory_map: bool):
@@ -55,6 +56,7 @@ class Corpus(AnyCorpus):
         self.weighted = manifest.parts[0].weights_at is not None
         self.in_memory, self.num_tokens = memory_map, manifest.num_tokens
         self.text_bytes, self.vocab_size = manifest.text_bytes, manifest.vocab_size
+        self.files = np.array([part.examples for part in manifest.parts], np.int64)
         tokenizer = self.origin["tokenizer"] or "none"
         self.fingerprint = (
             f"tokens={manifest.tokens_digest};tokenizer={tokenizer};task={manifest.task}"

@@ -40,6 +40,8 @@ class AnyCorpus:
         vocab_size: token ids are below this; None if nobody said.
         text_bytes: UTF-8 bytes of the text that is learnt; None if unknown.
         in_memory: whether reading never waits for a network or a tokenizer.
+        files: the examples in each file that holds tokens, in order: int64 `[files]`. A large
+            corpus is planned in windows of whole files. None: there are no such files.
     """
 
     lengths: np.ndarray
@@ -47,6 +49,7 @@ class AnyCorpus:
     vocab_size: int | None = None
     text_bytes: int | None = None
     in_memory: bool = True
+    files: np.ndarray | None = None
 
     @property
     def tokenizer(self) -> Tokenizer | None:

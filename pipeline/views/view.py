@@ -38,7 +38,7 @@ class View(AnyCorpus):
                 f"{type(self).__name__} needs tokens as they are, and {corpus!r} has those of the "
                 f"task {corpus.task.name!r}; prepare it with task=pipeline.tasks.INPUTS"
             )
-        self.corpus, self.in_memory = corpus, corpus.in_memory
+        self.corpus, self.in_memory, self.files = corpus, corpus.in_memory, corpus.files
 
     @property
     def marks(self) -> tuple[int | None, int | None]:
