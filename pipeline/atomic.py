@@ -12,6 +12,8 @@ from typing import IO
 
 from etils import epath
 
+from pipeline import objects
+
 logger = logging.getLogger(__name__)
 
 
@@ -26,6 +28,8 @@ def as_path(path: epath.PathLike) -> epath.Path:
     Raises:
         ValueError: it has a scheme that nothing here reads.
     """
+    if os.fspath(path).startswith(objects.SCHEMES):
+        objects.register()
     try:
         return epath.Path(path).expanduser()
     except KeyError as error:
@@ -43,7 +47,7 @@ def atomic_write(
 
     Bytes go to a temporary name in the same directory. On a local disk they reach the disk itself
     before the file is renamed. When the block raises, nothing is left; what a killed process left
-    of the same file is removed.
+    of the same file is removed. In object storage, the object is written when the block ends.
 
     Args:
         path: the file.
@@ -55,7 +59,11 @@ def atomic_write(
     Raises:
         OSError: the disk is full or cannot be written; the message names the file.
     """
-    path = epath.Path(path)
+    path = as_path(path)
+    if isinstance(path, objects.ObjectPath):
+        with path.open("wb") as file:
+            yield file
+        return
     owner = uuid.uuid4().hex if shared else os.getpid()
     temporary = path.parent / f".{path.name}.{owner}.tmp"
     if is_local(path) and not shared:
@@ -138,7 +146,7 @@ def directory_lock(directory: epath.PathLike, doing: str, *, wait: bool = True) 
         RuntimeError: another process holds the lock, and `wait` is False.
         ValueError: the lock file is a symbolic link.
     """
-    directory = epath.Path(directory)
+    directory = as_path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     if not is_local(directory):
         yield

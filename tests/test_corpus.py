@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline import ragged
+from pipeline.objects import transfers
 from pipeline.planning import lengths
-from pipeline.storage import readers
 from pipeline.storage.corpus import Corpus
 from pipeline.storage.gather import gather
 
@@ -244,11 +244,9 @@ def test_neighbouring_pieces_are_fetched_as_one_range(directory, monkeypatch):
     corpus = Corpus.open(directory, memory_map=False)
     corpus.read([1, 7], [0, 0], [1, 1])  # fetches the offsets of both parts
     fetched = []
-    fetch = readers.RangedReader._fetch
+    fetch = transfers._get_piece
     monkeypatch.setattr(
-        readers.RangedReader,
-        "_fetch",
-        lambda self, *place: fetched.append(place) or fetch(self, *place),
+        transfers, "_get_piece", lambda piece: fetched.append(piece) or fetch(piece)
     )
     picked, starts, wanted = [7, 1, 2, 1], [1, 0, 0, 2], [3, 6, 10, 2]
     assert same(corpus.read(picked, starts, wanted), naive(picked, starts, wanted))

@@ -88,7 +88,7 @@ def _match(name: str) -> list[epath.Path]:
     wild = next((n for n, part in enumerate(path.parts) if any(c in part for c in "*?[")), None)
     if wild is None:
         raise FileNotFoundError(f"there is no file {name}; check the path")
-    base = epath.Path(*path.parts[:wild])
+    base = path.parents[len(path.parts) - wild - 1]
     files = sorted(f for f in base.glob("/".join(path.parts[wild:])) if not f.is_dir())
     if not files:
         raise FileNotFoundError(f"no file matches {name}; check the path and the pattern")

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from etils import epath
 
+from pipeline import objects
 from pipeline.atomic import atomic_write, is_local
 from pipeline.ragged import Ragged
 
@@ -218,6 +219,8 @@ def read_content(path: epath.Path) -> pa.Buffer:
         ValueError: the file cannot be read.
     """
     try:
+        if isinstance(path, objects.ObjectPath):
+            return pa.py_buffer(objects.get(path))
         if not is_local(path):
             return pa.py_buffer(path.read_bytes())
         # Arrow's maps outlive their files; Python's each hold one open, and 1,024 is a limit.

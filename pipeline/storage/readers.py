@@ -1,22 +1,16 @@
 """Readers of the parts of a corpus: from memory maps, or by ranges of bytes."""
 
 import os
-import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyarrow as pa
 from etils import epath
 
-from pipeline.fork import restart_in_children
+from pipeline import objects
 from pipeline.storage.gather import gather, span
 from pipeline.storage.manifest import damage, require_same_part
 from pipeline.storage.parts import Part, PartFile, read_part
-
-# Ranges of a part closer than this many bytes are read as one: they cost less than a request.
-NEIGHBOURS = 1 << 16
-CONNECTIONS = 16
 
 
 class Reader:
@@ -100,19 +94,13 @@ class RangedReader(Reader):
     def __init__(self, directory: epath.Path, parts: Sequence[Part]):
         super().__init__(directory, parts)
         self._offsets: dict[int, np.ndarray] = {}
-        self.restart()
-        restart_in_children(self)
-
-    def restart(self) -> None:
-        """Starts its threads anew; see `pipeline.fork`."""
-        self._threads = ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="corpus-ranges")
-        self._lock = threading.Lock()
 
     def _edges(self, part, number):
         begins, ends = np.empty(len(part), np.int64), np.empty(len(part), np.int64)
         touched = np.unique(part)
-        for each, offsets in zip(touched, self._threads.map(self._load, touched), strict=True):
-            here = part == each
+        self._load([each for each in touched if each not in self._offsets])
+        for each in touched:
+            here, offsets = part == each, self._offsets[each]
             begins[here], ends[here] = offsets[number[here]], offsets[number[here] + 1]
         return begins, ends
 
@@ -121,41 +109,25 @@ class RangedReader(Reader):
         if not len(part):
             return {field: np.zeros(0, dtype) for field in shifts}
         places = np.array([getattr(each, f"{column}_at") for each in self._parts], np.int64)
+        begins = places[part] + 4 * first
         counts = lengths + max(shifts.values())
-        values, first = self._fetch_pieces(part, places[part] + 4 * first, counts)
-        return gather(values.view(dtype), first, lengths, reach, shifts)
+        pieces = self._fetch(part, begins, begins + 4 * counts)
+        values = np.concatenate([np.frombuffer(each, dtype) for each in pieces])
+        return gather(values, np.cumsum(counts) - counts, lengths, reach, shifts)
 
-    def _fetch_pieces(
-        self, part: np.ndarray, begin: np.ndarray, counts: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """`counts` times four bytes from each place of a part, and where each begins in them."""
-        # Byte ranges in order of file and place, joined with their neighbours.
-        end = begin + 4 * counts
-        order = np.lexsort((begin, part))
-        files, begin, end = part[order], begin[order], end[order]
-        # Pieces may lie inside one another: a range reaches as far as any piece before it.
-        far = np.maximum.accumulate(end + files * (1 << 48)) - files * (1 << 48)
-        new = np.ones(len(order), bool)
-        new[1:] = (files[1:] != files[:-1]) | (begin[1:] > far[:-1] + NEIGHBOURS)
-        heads = np.flatnonzero(new)
-        tails = np.append(heads[1:], len(order)) - 1
-        fetched = self._threads.map(self._fetch, files[heads], begin[heads], far[tails])
-        flat = np.concatenate(list(fetched))
-
-        sizes = (far[tails] - begin[heads]) // 4
-        bases = np.cumsum(sizes) - sizes
-        which = np.cumsum(new) - 1
-        first = np.empty(len(order), np.int64)
-        first[order] = bases[which] + (begin - begin[heads][which]) // 4
-        return flat, first
-
-    def _load(self, number: int) -> np.ndarray:
-        """The offsets of a part, after its header was compared with the manifest."""
-        if (known := self._offsets.get(number)) is None:
-            part = self._parts[number]
-            head = self._bytes(part, 0, part.offsets_at + 8 * (part.examples + 1))
-            last = max(part.tokens_at, part.weights_at or 0) + 4 * part.tokens
-            footer = self._bytes(part, last, part.bytes)
+    def _load(self, numbers: Sequence[int]) -> None:
+        """Fetches the offsets of some parts, and compares their headers with the manifest."""
+        parts = [self._parts[number] for number in numbers]
+        heads = [part.offsets_at + 8 * (part.examples + 1) for part in parts]
+        lasts = [max(part.tokens_at, part.weights_at or 0) + 4 * part.tokens for part in parts]
+        found = self._fetch(
+            [*numbers, *numbers],
+            [0] * len(parts) + lasts,
+            [*heads, *(part.bytes for part in parts)],
+        )
+        for number, part, last, head, footer in zip(
+            numbers, parts, lasts, found, found[len(parts) :], strict=False
+        ):
             # The file with zeros for its tokens, which parsing does not touch, nor the system
             # allocate.
             content = np.zeros(part.bytes, np.uint8)
@@ -165,20 +137,9 @@ class RangedReader(Reader):
                 require_same_part(part, PartFile(part.file, pa.py_buffer(content)).part)
             except ValueError as error:
                 raise damage(self._directory / part.file, str(error)) from error
-            with self._lock:
-                known = self._offsets.setdefault(
-                    number, np.frombuffer(head, np.int64, offset=part.offsets_at)
-                )
-        return known
+            self._offsets[number] = np.frombuffer(head, np.int64, offset=part.offsets_at).copy()
 
-    def _fetch(self, number: int, begin: int, end: int) -> np.ndarray:
-        return np.frombuffer(self._bytes(self._parts[number], begin, end), np.int32)
-
-    def _bytes(self, part: Part, begin: int, end: int) -> bytes:
-        path = self._directory / part.file
-        with path.open("rb") as file:
-            file.seek(int(begin))
-            raw = file.read(int(end - begin))
-        if len(raw) != end - begin:
-            raise OSError(f"{os.fspath(path)} ends before byte {end}: the corpus is damaged")
-        return raw
+    def _fetch(self, part: Sequence[int], begins, ends) -> list[memoryview]:
+        """Bytes of parts, from each of `begins` to each of `ends`."""
+        paths = [os.fspath(self._directory / each.file) for each in self._parts]
+        return objects.get_ranges([paths[number] for number in part], begins, ends)
