@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from pipeline import tokenizers
+from pipeline.storage.cache import PartCache
 from pipeline.storage.gather import as_pieces, gather
 from pipeline.storage.interface import AnyCorpus, Readable
 
@@ -55,6 +56,15 @@ class Corpora(AnyCorpus):
 
     def __len__(self) -> int:
         return int(self.first[-1])
+
+    @property
+    def caches(self) -> tuple[tuple[PartCache, int], ...]:
+        """See `AnyCorpus`."""
+        first, found = 0, []
+        for corpus in self._all:
+            found += [(cache, first + number) for cache, number in corpus.caches]
+            first += 0 if corpus.files is None else len(corpus.files)
+        return tuple(found)
 
     def begin(self, examples: int) -> AnyCorpus:
         """Those of the corpora that together have the first `examples` examples.

@@ -7,6 +7,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
+from pipeline.storage.cache import PartCache
 from pipeline.tokenizers import Tokenizer
 
 
@@ -50,6 +51,11 @@ class AnyCorpus:
     text_bytes: int | None = None
     in_memory: bool = True
     files: np.ndarray | None = None
+
+    @property
+    def caches(self) -> tuple[tuple[PartCache, int], ...]:
+        """The caches that parts are fetched into, each with the number of its first file."""
+        return ()
 
     @property
     def tokenizer(self) -> Tokenizer | None:

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from etils import epath
 
+from pipeline.storage.cache import PartCache
 from pipeline.storage.corpus import Corpus
 from pipeline.storage.interface import AnyCorpus
 from pipeline.tasks import INPUTS
@@ -50,6 +51,11 @@ class View(AnyCorpus):
     def tokenizer(self) -> Tokenizer | None:
         """See `Corpus`. Ids that the view added are not its own."""
         return self.corpus.tokenizer
+
+    @property
+    def caches(self) -> tuple[tuple[PartCache, int], ...]:
+        """See `AnyCorpus`."""
+        return self.corpus.caches
 
     def keep(self, name: str, make: Callable[[], bytes]) -> bytes:
         """See `AnyCorpus`."""
