@@ -3,12 +3,15 @@
 import contextlib
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from etils import epath
 
+from pipeline import objects
 from pipeline.atomic import as_path, is_local, name_full_disk
 from pipeline.loading.checksum import checksums
 
@@ -37,22 +40,34 @@ class Checkpoints:
     orbax reads one without Lockstep: see docs/reports.md.
 
     Args:
-        directory: local, or object storage that orbax can write (`gs://…`).
+        directory: local, or object storage. Of several processes, `gs://…` can be written, and no
+            other object storage: orbax writes the arrays of each process there by itself. Elsewhere
+            it writes to a temporary directory, from where checkpoints are uploaded in the
+            background.
         keep: how many of the latest checkpoints stay.
+
+    Raises:
+        ValueError: several processes are to write where only one can.
     """
 
     def __init__(self, directory: epath.PathLike, *, keep: int = 3):
         import orbax.checkpoint as ocp
 
         self._args, self._orbax = ocp.args, ocp
+        place = as_path(directory)
+        self._directory = place.absolute() if is_local(directory) else place
+        self._mirror = _mirror(place) if isinstance(place, objects.ObjectPath) else None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
+        self._upload: Future | None = None
         self._manager = ocp.CheckpointManager(
-            as_path(directory).absolute() if is_local(directory) else as_path(directory),
+            self._mirror.local if self._mirror else self._directory,
             options=ocp.CheckpointManagerOptions(max_to_keep=keep, create=True),
         )
 
     @property
     def latest(self) -> int | None:
         """The step of the latest checkpoint; None if there is no checkpoint."""
+        self._wait()
         return self._manager.latest_step()
 
     def compile(self, state: Any) -> None:
@@ -73,12 +88,15 @@ class Checkpoints:
         Raises:
             OSError: the disk is full; also for the checkpoint before, which is written meanwhile.
         """
+        self._wait()
         args = self._args
         content = {"data": data, "run": run or {}}
         content["checksums"] = {"state": checksums(state), "json": _digest(content)}
         items = {name: args.JsonSave(each) for name, each in content.items()}
-        with name_full_disk(self._manager.directory):
+        with name_full_disk(self._directory):
             self._manager.save(step, args=args.Composite(state=args.StandardSave(state), **items))
+        if self._mirror:
+            self._upload = self._thread.submit(self._push, self._mirror)
 
     def restore(self, like: Any, step: int | None = None) -> tuple[Any, dict[str, Any]]:
         """The state and the data state of a checkpoint.
@@ -92,7 +110,7 @@ class Checkpoints:
             ValueError: there is no checkpoint, it is damaged, or its state is not `like` this one.
         """
         if step is None and (step := self.latest) is None:
-            raise ValueError(f"there is no checkpoint in {self._manager.directory}")
+            raise ValueError(f"there is no checkpoint in {self._directory}")
         data, _ = self.restore_json(step)
         return self.restore_state(step, like), data
 
@@ -130,8 +148,10 @@ class Checkpoints:
 
     def close(self) -> None:
         """Waits until everything is saved, and lets go of the directory."""
-        with name_full_disk(self._manager.directory):
+        self._wait()
+        with name_full_disk(self._directory):
             self._manager.close()
+        self._thread.shutdown()
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -142,9 +162,23 @@ class Checkpoints:
         if kind is None or issubclass(kind, FloatingPointError):
             self.close()
 
+    def _push(self, mirror: objects.Mirror) -> None:
+        with name_full_disk(self._directory):
+            self._manager.wait_until_finished()
+        mirror.push()
+
+    def _wait(self) -> None:
+        """Waits for an upload; while it runs, nothing else may use the manager."""
+        if upload := self._upload:
+            self._upload = None
+            upload.result()
+
     def _restore(self, step: int, **items: Any) -> Any:
         """Items of a checkpoint; errors of orbax become sentences."""
-        directory = self._manager.directory / str(step)
+        self._wait()
+        if self._mirror:
+            self._mirror.fetch(str(step))
+        directory = self._directory / str(step)
         try:
             return self._manager.restore(step, args=self._args.Composite(**items))
         except Exception as error:
@@ -167,7 +201,7 @@ class Checkpoints:
 
     def _damaged(self, step: int, what: str) -> ValueError:
         """The error of a damaged checkpoint, with the way on."""
-        directory, whole = self._manager.directory / str(step), self._whole_before(step)
+        directory, whole = self._directory / str(step), self._whole_before(step)
         advice = f"no earlier checkpoint is whole: delete {directory.parent} to begin anew"
         if whole is not None:
             advice = f"delete that directory to go on from step {whole:,}"
@@ -177,11 +211,28 @@ class Checkpoints:
         """The latest earlier step whose JSON items, and description of the state, can be read."""
         for earlier in sorted(self._manager.all_steps(), reverse=True):
             if earlier < step:
+                if self._mirror:
+                    self._mirror.fetch(str(earlier))
                 with contextlib.suppress(Exception), self._orbax.StandardCheckpointer() as reader:
                     reader.metadata(self._manager.directory / str(earlier) / "state")
                     self.restore_json(earlier)
                     return earlier
         return None
+
+
+def _mirror(directory: objects.ObjectPath) -> objects.Mirror | None:
+    """A mirror of object storage that orbax cannot write to; None where it can."""
+    if os.fspath(directory).startswith("gs://"):
+        return None
+    import jax
+
+    if (count := jax.process_count()) > 1:
+        raise ValueError(
+            f"{count} processes cannot write checkpoints to {directory}: each writes arrays of its "
+            "own, for which orbax knows gs:// and file systems. Give a directory there, such as a "
+            "file system that all processes share"
+        )
+    return objects.Mirror(directory)
 
 
 def _digest(content: Mapping[str, Any]) -> str:

@@ -8,11 +8,13 @@ A path names a bucket and a key, as `s3://mine/corpus/lengths.npy`. Reading and 
     put(path, content)                   writes an object, whole or not at all
     put(path, content, if_absent=True)   the same, unless there is one; says which it was
 
-and `head`, `children`, `keys`, `copy` and `delete`; `ObjectPath` is a path that has the methods of
-`etils.epath`. Large objects are read and written in pieces, many at once. A request that fails for
-a reason that may pass (a status of 5xx or 429, a connection that is cut or says nothing for 30
-seconds) is made again, 12 times within about a minute and a half; the log says so, every ten
-seconds at most. Other errors are sentences:
+and `head`, `children`, `keys`, `copy` and `delete`. `ObjectPath` is a path that has the methods of
+`etils.epath`, and `Mirror` a local directory whose folders are kept there.
+
+Large objects are read and written in pieces, many at once. A request that fails for a reason that
+may pass (a status of 5xx or 429, a connection that is cut or says nothing for 30 seconds) is made
+again, 12 times within about a minute and a half; the log says so, every ten seconds at most. Other
+errors are sentences:
 
     FileNotFoundError   there is no such object
     PermissionError     there are no credentials, or they do not suffice
@@ -22,6 +24,7 @@ seconds at most. Other errors are sentences:
 Credentials come from where each cloud's own programs look for them; see docs/scale.md.
 """
 
+from pipeline.objects.mirror import Mirror
 from pipeline.objects.path import ObjectPath, register
 from pipeline.objects.requests import SCHEMES
 from pipeline.objects.transfers import (
@@ -40,6 +43,7 @@ from pipeline.objects.transfers import (
 __all__ = [
     "SCHEMES",
     "Head",
+    "Mirror",
     "ObjectPath",
     "children",
     "copy",

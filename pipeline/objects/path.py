@@ -120,9 +120,9 @@ class ObjectPath(PosixGPath):
         return len(data)
 
     def mkdir(self, mode: int | None = None, parents: bool = False, exist_ok: bool = False) -> None:
-        """Does nothing, or raises a `FileExistsError` for an object or what must not exist."""
+        """Does nothing, or raises a `FileExistsError` for what must not exist."""
         del mode, parents
-        if self.is_file() or (not exist_ok and self.is_dir()):
+        if not exist_ok and self.exists():
             raise FileExistsError(f"{self} exists")
 
     def rmdir(self) -> None:

@@ -38,7 +38,7 @@ def request(
     call: Callable[[Any, str], Any],
     *,
     patient: bool = False,
-    listing: bool = False,
+    bucket_only: bool = False,
 ) -> Any:
     """What `call(store, key)` returns, made again while the storage fails.
 
@@ -47,7 +47,7 @@ def request(
         call: makes one request.
         patient: whether `call` makes many, each of which is to be made again by itself; the log
             says nothing of those.
-        listing: whether it lists a folder, so that "not found" means the bucket.
+        bucket_only: whether it lists or writes, so that "not found" means the bucket.
 
     Raises:
         FileNotFoundError: there is no such object.
@@ -63,7 +63,7 @@ def request(
             return call(store, key)
         except (errors, OSError) as error:
             reason = str(error).partition("\n\nDebug source")[0][:300]
-            if refusal := _refusal(place, bucket, error, reason, attempt, listing):
+            if refusal := _refusal(place, bucket, error, reason, attempt, bucket_only):
                 raise refusal from error
             if attempt == TRIES:
                 raise OSError(
@@ -76,7 +76,7 @@ def request(
 
 
 def _refusal(
-    place: str, bucket: str, error: Exception, reason: str, attempt: int, listing: bool
+    place: str, bucket: str, error: Exception, reason: str, attempt: int, bucket_only: bool
 ) -> OSError | None:
     """The sentence for an error that will not pass; None of one that may."""
     kind, found = type(error).__name__, re.search(r"status code: (\d{3})", reason)
@@ -91,7 +91,7 @@ def _refusal(
             "GOOGLE_APPLICATION_CREDENTIALS, for "
             f"az:// AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY ({reason})"
         )
-    if "NoSuchBucket" in reason or "NoSuchContainer" in reason or (listing and status == 404):
+    if "NoSuchBucket" in reason or "NoSuchContainer" in reason or (bucket_only and status == 404):
         return OSError(
             f"there is no bucket {bucket}, in which {place} is to be; create it, or check its name "
             "and the address of the storage"
@@ -109,6 +109,8 @@ def _refusal(
         )
     if status in (301, 307, 308):
         return OSError(f"{bucket} is in another region; set AWS_REGION to that one ({reason})")
+    if status == 416:
+        return OSError(f"{place} ends before what is to be read of it; it changed since")
     if status is not None and 400 <= status < 500 and status not in (408, 425, 429):
         return OSError(f"the storage refused a request for {place}: {reason}")
     return None

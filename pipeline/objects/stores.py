@@ -17,7 +17,7 @@ def find_address(bucket: str) -> str | None:
 
 def open_bucket(bucket: str, retries: int, address: str | None) -> Any:
     """The store of a bucket at an address."""
-    from obstore.store import from_url
+    from obstore import store
 
     config: dict[str, Any] = {}
     if bucket.startswith("s3://"):
@@ -32,7 +32,8 @@ def open_bucket(bucket: str, retries: int, address: str | None) -> Any:
     client: dict[str, Any] = {"timeout": "10 minutes", "connect_timeout": "10s"}
     client |= {"read_timeout": "30s", "allow_http": str(address).startswith("http://")}
     repeated = {"max_retries": retries}
-    return from_url(bucket, client_options=client, retry_config=repeated, **config)
+    make: Any = store.from_url  # has a signature for each cloud
+    return make(bucket, client_options=client, retry_config=repeated, **config)
 
 
 def _profile() -> dict[str, Any]:

@@ -95,7 +95,9 @@ def _get_piece(piece: tuple[str, int, int]) -> Buffer:
     else:
         content = request(path, lambda store, key: store.get_range(key, start=begin, end=end))
     if len(content) != end - begin:
-        raise OSError(f"{path} ends before byte {end:,}; it is not what it was when it was written")
+        raise OSError(
+            f"{path} ends before byte {end:,}, up to which it is to be read; it changed since"
+        )
     return content
 
 
@@ -158,7 +160,7 @@ def put(path: str | os.PathLike, content: Buffer, *, if_absent: bool = False) ->
 
     try:
         # The parts of a large object are sent again by themselves, not all of them.
-        request(path, attempt, patient="chunk_size" in options)
+        request(path, attempt, patient="chunk_size" in options, bucket_only=True)
     except FileExistsError:
         # An attempt that failed may have been heard.
         if not failed or hasattr(content, "read") or get(path) != content:
@@ -174,7 +176,9 @@ def head(path: str | os.PathLike) -> Head:
 
 def children(path: str | os.PathLike) -> tuple[dict[str, Head], list[str]]:
     """What is in a folder: the objects there, by name, and the names of the folders there."""
-    found = request(path, lambda store, key: store.list_with_delimiter(key or None), listing=True)
+    found = request(
+        path, lambda store, key: store.list_with_delimiter(key or None), bucket_only=True
+    )
     objects = {
         each["path"].rpartition("/")[2]: Head(each["size"], each["last_modified"].timestamp())
         for each in found["objects"]
@@ -191,7 +195,7 @@ def keys(path: str | os.PathLike, *, limit: int | None = None) -> list[str]:
         metas = stream.collect() if limit is None else next(iter(stream), [])[:limit]
         return [f"{root}/{each['path']}" for each in metas]
 
-    return request(path, attempt, listing=True)
+    return request(path, attempt, bucket_only=True)
 
 
 def copy(path: str | os.PathLike, other: str | os.PathLike) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -119,10 +120,11 @@ class MetricsLog:
             self._file.flush()
             self._board.flush()
         if self._remote:
-            (self._here / "metrics.jsonl").copy(self._path, overwrite=True)
-            (self._workdir / "tensorboard").mkdir(parents=True, exist_ok=True)
-            for path in (self._here / "tensorboard").iterdir():
-                path.copy(self._workdir / "tensorboard" / path.name, overwrite=True)
+            for path in (self._here / "metrics.jsonl", *(self._here / "tensorboard").iterdir()):
+                remote = self._workdir / path.relative_to(self._here)
+                remote.parent.mkdir(parents=True, exist_ok=True)
+                with atomic_write(remote) as file:
+                    shutil.copyfileobj(path.open("rb"), file)
 
     def close(self) -> None:
         """Flushes and closes the files."""

