@@ -243,22 +243,33 @@ class PartCache(Handles):
     def _make_room(
         self, number: int, needed: np.ndarray, here: dict[int, int], reserved: dict[int, int]
     ) -> bool:
-        """Removes parts that are needed later than part `number`, until there is room for it."""
+        """Removes parts until there is room for part `number`; False, and none, if there are none.
+
+        Args:
+            number: of the part.
+            needed: for each part, the number of the window that needs it first.
+            here: the sizes of the parts that are there.
+            reserved: the sizes of the files of parts that are being fetched, or were by a process
+                that was killed.
+        """
         room = self.max_bytes - sum(here.values()) - sum(reserved.values())
-        for other in sorted(reserved):
-            if other != number and room < self._sizes[number] and not self._is_locked(other):
+        for other in reserved:
+            if other == number or not self._is_locked(other):
                 self._remove(FETCHING.format(part_name(other)))
                 room += reserved[other]
-        room += reserved.get(number, 0)
-        for other in sorted(here, key=lambda each: (needed[each], each), reverse=True):
-            if room >= self._sizes[number]:
-                break
-            if needed[other] <= needed[number]:
-                return False
+        out = self._removable(number, needed, here)
+        sizes = np.cumsum([0, *(here[other] for other in out)])
+        if room + sizes[-1] < self._sizes[number]:
+            return False
+        for other in out[: int(np.searchsorted(sizes, self._sizes[number] - room))]:
             self._remove(part_name(other))
             self._files.pop(other, None)
-            room += here[other]
-        return bool(room >= self._sizes[number])
+        return True
+
+    def _removable(self, number: int, needed: np.ndarray, here: dict[int, int]) -> list[int]:
+        """The parts that may make way for part `number`; the first one first."""
+        later = [other for other in here if needed[other] > needed[number]]
+        return sorted(later, key=lambda other: (needed[other], other), reverse=True)
 
     def _is_locked(self, number: int) -> bool:
         """Whether a process is fetching a part."""
