@@ -75,7 +75,7 @@ VERSION = flags.DEFINE_bool("version", False, "Print the version and exit.")
 # A run may go on with other values of these fields. `batches`, `seed` and `schedule` change as the
 # schedule says; any other change makes it another run.
 MAY_CHANGE = (
-    *("steps", "mesh", "context_order", "microbatches", "memory_budget", "skip_steps"),
+    *("steps", "mesh", "context_order", "microbatches", "memory_budget", "skip_steps", "cache"),
     *("on_nonfinite", "eval_every", "checkpoint_every", "keep", "on_compile", "peak_flops"),
     *("optimizer.decay_steps", "mixture", "sources", "added", "batches", "seed", "schedule"),
 )
@@ -314,8 +314,10 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
         clock.add("lost", metrics.lost)
         progress = enter(Progress(config.steps, first, enabled=leads))
         profiler = enter(Profile(profile, workdir / "profile"))
-        options = {"peak_flops": config.peak_flops, "on_nonfinite": config.on_nonfinite}
-        step_log = StepLog(metrics, progress, record, clock, flops=flops, **options)
+        more = {"flops": flops, "peak_flops": config.peak_flops, "traffic": loader.traffic}
+        step_log = StepLog(
+            metrics, progress, record, clock, on_nonfinite=config.on_nonfinite, **more
+        )
         signals = enter(hosts.StopSignals())
 
         def evaluate(step):
