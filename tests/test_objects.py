@@ -374,10 +374,11 @@ def test_scores_in_a_bucket_are_those_on_disk(place, corpus, tmp_path):
     assert contents(place / "s").keys() == contents(tmp_path / "s").keys()
 
 
+@pytest.mark.slow
 def test_a_run_in_a_failing_bucket_trains_as_on_disk(
     server,
     place,
-    text,
+    text,  # noqa: F811
     tmp_path,
     monkeypatch,
 ):
@@ -401,7 +402,7 @@ def test_a_run_in_a_failing_bucket_trains_as_on_disk(
 def test_killed_with_its_work_directory_in_a_bucket_a_run_continues_bit_for_bit(
     server,
     place,
-    text,
+    text,  # noqa: F811
     tmp_path,
 ):
     code, output = run_program(text, tmp_path / "run")
