@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import hashlib
+import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 import grain
 import numpy as np
 
+from pipeline.loading.ahead import ReadAhead
 from pipeline.loading.collate import POSITIONS, Positions, collate, collate_pairs
 from pipeline.loading.context import CONTEXT_ORDERS, ContextOrder
 from pipeline.loading.fields import Batch
@@ -131,7 +133,7 @@ class Batches(StepDataset):
         self.positions: Positions = positions
         self.origin = Origin(plan, corpus, positions)
         self.read_options = FROM_MEMORY if corpus.in_memory else WAITING
-        self._transform_batch = transform
+        self._transform_batch, self._ahead = transform, ReadAhead(corpus, plan)
         self._epochs: int | None = 1
         self._planned = False
         self.blocks: dict[Bucket, Block] = {
@@ -172,6 +174,7 @@ class Batches(StepDataset):
             return self.slice(step)
         with TraceAnnotation("plan"):
             planned = self.plan.batch(step)
+        self._ahead.begin(operator.index(step))
         with TraceAnnotation("collate"):
             batch = self._collate(planned)
         return (planned, batch) if self._planned else batch

@@ -1,6 +1,5 @@
 """Packing a histogram of sizes into rows of several buckets, from the longest bucket down."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Literal, get_args
 
@@ -27,6 +26,7 @@ def pack(
     packing: Packing = "best_fit",
     max_segments: int | None = None,
     whole: bool = False,
+    surplus: Sequence[int] | None = None,
     patterns: Sequence[Sequence[Pattern]] | None = None,
 ) -> Packed:
     """Packs a histogram into rows of the buckets.
@@ -46,6 +46,8 @@ def pack(
         max_segments: the most segments in one row; None for no limit.
         whole: make whole batches only. The segments of the last, under-filled batch are then in no
             row, and the result's `counts` lack them.
+        surplus: for each bucket, the surplus rows to pack again into a longer one, where batches go
+            on after these rows. None: as many as make no whole batch.
         patterns: for each bucket, patterns to use first, whose segments `counts` includes.
     """
     positions = np.arange(len(counts))[:, None] if sizes is None else sizes
@@ -60,31 +62,38 @@ def pack(
         placed[index] += search(remaining, buckets[index].lengths, positions, opens, max_segments)
     assert not remaining.any(), "the last bucket holds every segment"
     for index, bucket in enumerate(buckets[:-1]):
-        placed[index], surplus = _split_surplus(placed[index], bucket.rows)
-        if surplus:
-            moved = count_segments(surplus, len(counts))
+        many = surplus[index] if surplus else _count_rows(placed[index]) % bucket.rows
+        placed[index], moving = _split_surplus(placed[index], many)
+        if moving:
+            moved = count_segments(moving, len(counts))
             longer = range(index + 1, len(buckets))
             to = next(i for i in longer if np.all(bucket.lengths <= np.array(buckets[i].lengths)))
             placed[to] += search(moved, buckets[to].lengths, positions, moved > 0, max_segments)
     result = counts.copy()
     result[0] = 0
     if whole:
-        placed[-1], surplus = _split_surplus(placed[-1], buckets[-1].rows)
-        result -= count_segments(surplus, len(counts))
+        many = _count_rows(placed[-1]) % buckets[-1].rows
+        placed[-1], moving = _split_surplus(placed[-1], many)
+        result -= count_segments(moving, len(counts))
     return Packed(tuple(buckets), tuple(map(tuple, placed)), result)
 
 
-def _split_surplus(patterns: list[Pattern], rows: int) -> tuple[list[Pattern], list[Pattern]]:
-    """Splits off the emptiest rows, so that the number of other rows is a multiple of `rows`."""
-    surplus = sum(pattern.rows for pattern in patterns) % rows
+def _count_rows(patterns: list[Pattern]) -> int:
+    return sum(pattern.rows for pattern in patterns)
+
+
+def _split_surplus(patterns: list[Pattern], surplus: int) -> tuple[list[Pattern], list[Pattern]]:
+    """Splits off the emptiest `surplus` rows."""
     stay, go = [], []
     for pattern in sorted(patterns, key=lambda pattern: pattern.fill):
         moved = min(surplus, pattern.rows)
         surplus -= moved
-        if moved:
-            go.append(dataclasses.replace(pattern, rows=moved))
+        if not moved:
+            stay.append(pattern)
+            continue
+        go.append(pattern._replace(rows=moved))
         if pattern.rows > moved:
-            stay.append(dataclasses.replace(pattern, rows=pattern.rows - moved))
+            stay.append(pattern._replace(rows=pattern.rows - moved))
     return stay, go
 
 

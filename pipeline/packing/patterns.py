@@ -6,14 +6,14 @@ pattern, so the cost grows with the number of patterns and not with the number o
 
 import dataclasses
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
 from pipeline.packing.bucket import Bucket
 
 
-@dataclasses.dataclass(frozen=True)
-class Pattern:
+class Pattern(NamedTuple):
     """The content of a row, and the number of rows that have this content.
 
     Attributes:
@@ -105,58 +105,46 @@ def best_fit(
     """
     del sizes
     (length,) = room
-    limit = max_segments or length
-    # An entry stands for rows with the same content: (pieces as a linked list, segments, rows).
-    # `open_rows` maps the free room of a row to its entries; bit r of `rooms` is set if
-    # `open_rows[r]` is not empty.
+    limit, may_open = max_segments or length, opens.tolist()
+    # An entry stands for rows with the same content: (pieces, segments, rows). `open_rows` maps the
+    # free room of a row to its entries; bit r of `rooms` is set if `open_rows[r]` is not empty.
     open_rows: dict[int, list] = {}
     rooms = 0
     closed: list = []
-
-    def add(entry, room):
-        nonlocal rooms
-        if room == 0 or entry[1] >= limit:
-            closed.append((entry, room))
-        else:
-            open_rows.setdefault(room, []).append(entry)
-            rooms |= 1 << room
-
-    def place(chain, segments, rows, room, size, count):
-        """Puts up to `count` segments of `size` into `rows` equal rows; returns the rest."""
-        each = min(room // size, limit - segments)
-        whole = min(rows, count // each)
-        if whole:
-            add(((chain, size, each), segments + each, whole), room - each * size)
-            count -= whole * each
-            rows -= whole
-        if rows and count:  # fewer than `each` remain, for one more row
-            add(((chain, size, count), segments + count, 1), room - count * size)
-            rows, count = rows - 1, 0
-        if rows:
-            add((chain, segments, rows), room)
-        return count
-
-    for size in np.flatnonzero(counts[: length + 1])[::-1].tolist():
-        if size == 0:
-            break
+    for size in np.flatnonzero(counts[1 : length + 1])[::-1].tolist():
+        size += 1
         count = int(counts[size])
-        while count and (fitting := rooms >> size):
-            free = size + (fitting & -fitting).bit_length() - 1
-            chain, segments, rows = open_rows[free].pop()
-            if not open_rows[free]:
-                rooms &= ~(1 << free)
-            count = place(chain, segments, rows, free, size, count)
-        if count and opens[size]:
-            each = min(length // size, limit)
-            count = place(None, 0, -(-count // each), length, size, count)
+        while count:
+            if fitting := rooms >> size:
+                free = size + (fitting & -fitting).bit_length() - 1
+                entries = open_rows[free]
+                pieces, segments, rows = entries.pop()
+                if not entries:
+                    rooms ^= 1 << free
+                each = min(free // size, limit - segments)
+            elif may_open[size]:
+                pieces, segments, free = (), 0, length
+                each = min(length // size, limit)
+                rows = -(-count // each)
+            else:
+                break
+            # Rows with `each` more segments; one with fewer, if they run out; rows as they were.
+            full = min(rows, count // each)
+            fewer = count - full * each if full < rows else 0
+            for more, many in (
+                (each, full),
+                (fewer, int(fewer > 0)),
+                (0, rows - full - (fewer > 0)),
+            ):
+                if many:
+                    entry = ((*pieces, (size, more)) if more else pieces), segments + more, many
+                    left = free - more * size
+                    if left == 0 or segments + more >= limit:
+                        closed.append((entry, left))
+                    else:
+                        open_rows.setdefault(left, []).append(entry)
+                        rooms |= 1 << left
+            count -= full * each + fewer
         counts[size] = count
-    entries = closed + [(entry, free) for free in sorted(open_rows) for entry in open_rows[free]]
-    return [Pattern(_unlink(chain), rows, length - free) for (chain, _, rows), free in entries]
-
-
-def _unlink(chain) -> tuple[tuple[int, int], ...]:
-    pieces = []
-    while chain:
-        chain, size, times = chain
-        pieces.append((size, times))
-    return tuple(reversed(pieces))
+    still = [(entry, free) for free in sorted(open_rows) for entry in open_rows[free]]
+    return [Pattern(pieces, rows, length - free) for (pieces, _, rows), free in closed + still]

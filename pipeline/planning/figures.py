@@ -137,18 +137,26 @@ def whole_epochs(plan: Stages, step: int) -> dict[str, int]:
     return found
 
 
-def packed(plan: Stages) -> dict[Bucket, list[tuple[float, int, Packed]]]:
-    """The packed histograms that an epoch has for each bucket.
+def packed(plan: Stages) -> Iterator[tuple[Windows, list[tuple[Bucket, float]], Packed]]:
+    """The packed histograms of an epoch, one after another.
 
-    Each is a tuple: how often the epoch has it, the bucket's index in it, and the histogram.
+    Each comes with its windows, and with its buckets and how often the epoch has their rows.
     """
-    found: dict[Bucket, list[tuple[float, int, Packed]]] = {}
     for stage, begin, end in plan.stages_between(*epoch_steps(plan)):
         for _, windows, epochs in _count_epochs(stage, begin, end):
-            for kind in windows.kinds:
-                for index, bucket in enumerate(stage.options.buckets):
-                    times = float(epochs[index]) * kind.number
-                    found.setdefault(bucket, []).append((times, index, kind.slots.packed))
+            for kind, histogram in zip(windows.kinds, windows.packed(), strict=True):
+                times = (epochs * kind.number).tolist()
+                yield windows, list(zip(stage.options.buckets, times, strict=True)), histogram
+
+
+def rows_and_tokens(plan: Stages) -> dict[Bucket, np.ndarray]:
+    """The rows of each bucket in an epoch, and the real positions in them: float64 [2]."""
+    found: dict[Bucket, np.ndarray] = {}
+    for stage, begin, end in plan.stages_between(*epoch_steps(plan)):
+        for _, windows, epochs in _count_epochs(stage, begin, end):
+            both = np.stack([windows.rows, windows.real], axis=1) * epochs[:, None]
+            for bucket, values in zip(stage.options.buckets, both, strict=True):
+                found[bucket] = found.get(bucket, np.zeros(2)) + values
     return found
 
 
@@ -172,14 +180,12 @@ def padding(plan: Stages) -> float:
 def side_fills(plan: Stages) -> tuple[float, ...]:
     """The share of an epoch's positions in use; for pairs, that of the inputs and the targets."""
     used: Any = 0.0
-    for stage, begin, end in plan.stages_between(*epoch_steps(plan)):
-        for _, windows, epochs in _count_epochs(stage, begin, end):
-            for kind in windows.kinds:
-                for index, patterns in enumerate(kind.slots.packed.patterns):
-                    for pattern in patterns:
-                        sizes, times = np.array(pattern.pieces).T
-                        sides = times @ windows.pieces.positions(sizes)
-                        used = used + sides * (pattern.rows * kind.number * epochs[index])
+    for windows, buckets, histogram in packed(plan):
+        for (_, times), patterns in zip(buckets, histogram.patterns, strict=True):
+            for pattern in patterns:
+                sizes, pieces = np.array(pattern.pieces).T
+                sides = pieces @ windows.pieces.positions(sizes)
+                used = used + sides * (pattern.rows * times)
     positions = sum(
         n * bucket.rows * np.array(bucket.lengths) for bucket, n in epoch_batches(plan).items()
     )

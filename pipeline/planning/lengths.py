@@ -43,6 +43,16 @@ class StoresFiles(Protocol):
 
 
 @runtime_checkable
+class HasFiles(Protocol):
+    """A corpus whose examples may lie in files, which can be fetched one by one."""
+
+    @property
+    def files(self) -> np.ndarray | None:
+        """The examples in each file, in order: int64 [files]; None if there are no files."""
+        ...
+
+
+@runtime_checkable
 class HasCorpora(Protocol):
     """Several corpora by name that act as one; their examples are numbered consecutively."""
 
@@ -86,9 +96,11 @@ class Lengths:
     Args:
         given: an integer array `[n]`, for pairs `[n, 2]`; or a corpus.
         left_out: int64, the numbers of the examples to leave out, ascending.
+        files: the examples in each file that has them, int64 [files]; a corpus gives its own.
 
     Attributes:
         given: the argument.
+        files: the argument; None if there are no files.
         left_out: the argument.
         array: the lengths; 0 for examples that are left out.
 
@@ -96,8 +108,11 @@ class Lengths:
         ValueError: `given` is not as above.
     """
 
-    def __init__(self, given: Any, left_out: np.ndarray = NO_EXAMPLES):
+    def __init__(
+        self, given: Any, left_out: np.ndarray = NO_EXAMPLES, files: np.ndarray | None = None
+    ):
         self.given, self.left_out = given, left_out
+        self.files = given.files if isinstance(given, HasFiles) else files
         self._all = as_lengths(given)
         self.array = self._all
         if len(left_out):

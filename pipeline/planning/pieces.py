@@ -4,7 +4,7 @@ An overlong example is longer than the longest bucket. This is the only module w
 rule, which decides the pieces of such examples and the positions that they lose.
 """
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -91,6 +91,18 @@ class Pieces:
         rest = np.pad(rest, (0, -len(rest) % size)).reshape(-1, size)
         found[~inside] = rest[numbers[~inside] - whole]
         return found
+
+    def of_examples(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+        """The pieces of the examples `begin` to `end`, and their sizes."""
+        numbers, sizes = np.arange(begin, end), self._clipped(self._stored[begin:end])
+        first, last = self._later[0].searchsorted((begin, end)).tolist()
+        if first == last:
+            return numbers, sizes
+        later = np.arange(first, last)
+        return (
+            np.concatenate([numbers, len(self._stored) + later]),
+            np.concatenate([sizes, self._later[2, later]]),
+        )
 
     def locate(self, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray | int]:
         """The example and the first position of each of `pieces`."""
@@ -238,3 +250,24 @@ def trainable_positions(lengths: np.ndarray) -> np.ndarray:
     sizes = lengths.astype(np.int64)
     sizes = sizes if sizes.ndim == 2 else sizes[:, None]
     return np.where(sizes[:, -1:] > 0, sizes, 0)
+
+
+def as_spans(epochs: Any, examples: np.ndarray, starts: Any, sizes: np.ndarray) -> np.ndarray:
+    """Spans as for `merge_spans`; an epoch or a start may be one number for all."""
+    spans = np.empty((len(examples), 3 + sizes.shape[1]), np.int64)
+    spans[:, 0], spans[:, 1], spans[:, 2], spans[:, 3:] = epochs, examples, starts, sizes
+    return spans
+
+
+def file_runs(spans: np.ndarray, files: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+    """The file of each run of spans in one file, and the number of spans in the run.
+
+    Args:
+        spans: as for `merge_spans`.
+        files: int64, the examples of each file; None (no files) gives no runs, and None.
+    """
+    if files is None:
+        return lengths_lib.NO_EXAMPLES, None
+    of_span = np.searchsorted(np.cumsum(files), spans[:, 1], side="right")
+    starts = np.flatnonzero(np.diff(of_span, prepend=-1))
+    return of_span[starts], np.diff(starts, append=len(spans))

@@ -12,9 +12,17 @@ from pipeline.packing.cascade import pack
 from pipeline.packing.patterns import Packed
 from pipeline.packing.solution import Search, Solution, load_solution, store_in_file
 from pipeline.planning.assignment import Rows
-from pipeline.planning.lengths import Lengths
+from pipeline.planning.lengths import NO_EXAMPLES, Lengths, digest
 from pipeline.planning.options import VERSION, Options
-from pipeline.planning.pieces import Pieces, cut, merge_spans, trainable_positions
+from pipeline.planning.packer import Packer
+from pipeline.planning.pieces import (
+    Pieces,
+    as_spans,
+    cut,
+    file_runs,
+    merge_spans,
+    trainable_positions,
+)
 from pipeline.planning.windows import Windows
 
 
@@ -38,6 +46,7 @@ class Source:
         lengths, name, first: the arguments.
         whole: the windows of whole epochs.
         remainder: the windows of the remainder; None if there is none.
+        remainder_files: int64, the file of the corpus for each file in which the remainder lies.
         epoch: the number of the first whole epoch.
         open_epochs: the epochs before it of which positions remained.
         solution: the patterns of whole epochs with packing="optimal"; else None.
@@ -80,6 +89,7 @@ class Source:
         self.whole, self.solution = self._make_windows(pieces, lengths, self._buckets)
         self.epoch, self.open_epochs = 0, ()
         self.remainder: Windows | None = None
+        self.remainder_files = NO_EXAMPLES
         self._spans = self._lost = np.zeros((0, 3 + len(longest.lengths)), np.int64)
         self._remainder_solution: Solution | None = None
         if previous is not None:
@@ -97,30 +107,24 @@ class Source:
             buckets: the buckets that may have rows; the windows have all buckets of the source.
         """
         options = self.options
-        fixed: dict[str, Any] = {"buckets": buckets, "max_segments": options.max_segments}
+        fixed: dict[str, Any] = {"max_segments": options.max_segments}
         if pieces.table is not None:
             fixed["sizes"] = pieces.table
 
-        def make(search: Callable[..., Packed]) -> Windows:
-            def pack_all(counts: np.ndarray, *, whole: bool) -> Packed:
-                packed = search(counts, whole=whole, **fixed)
-                if len(buckets) == len(self._buckets):
-                    return packed
-                patterns = dict(zip(buckets, packed.patterns, strict=True))
-                every = tuple(patterns.get(bucket, ()) for bucket in self._buckets)
-                return Packed(self._buckets, every, packed.counts)
-
+        def make(search: Callable[..., Packed], files: np.ndarray | None = None) -> Windows:
             return Windows(
                 pieces,
-                pack_all,
+                Packer(search, self._buckets, buckets, fixed),
+                [bucket.rows for bucket in self._buckets],
                 seed=options.seed,
                 shuffle=options.shuffle,
                 window=options.window,
                 by_row=self.by_row,
+                files=files,
             )
 
-        if options.packing != "optimal":
-            return make(functools.partial(pack, packing=options.packing)), None
+        if options.packing != "optimal":  # which solves one histogram, shared by all windows
+            return make(functools.partial(pack, packing=options.packing), lengths.files), None
         inputs = {
             "plan": VERSION,
             "lengths": lengths.digest,
@@ -152,7 +156,7 @@ class Source:
         new = np.arange(len(previous.lengths), len(self.lengths))
         if self.open_epochs and len(new):  # new examples join the latest epoch in progress
             sizes = trainable_positions(self.lengths.array[new])
-            joining = _as_spans(self.epoch - 1, new, 0, sizes)
+            joining = as_spans(self.epoch - 1, new, 0, sizes)
             spans = np.concatenate([spans, joining[sizes.any(axis=1)]])
         if len(self.lengths.left_out):
             stays = ~np.isin(spans[:, 1], self.lengths.left_out)
@@ -167,8 +171,9 @@ class Source:
         self._lost = np.concatenate([self._lost, lost[lost[:, 3:].any(axis=1)]])
         self._last = (spans[:, 2:3] + sizes).max(initial=0, where=sizes > 0) - 1
         if pieces.longest:
+            self.remainder_files, files = file_runs(spans, self.lengths.files)
             self.remainder, self._remainder_solution = self._make_windows(
-                pieces, Lengths(lengths), buckets
+                pieces, Lengths(lengths, files=files), buckets
             )
 
     def _cut_remainder(self, lengths: np.ndarray) -> tuple[Pieces, tuple[Bucket, ...]]:
@@ -197,6 +202,8 @@ class Source:
     def fingerprint_parts(self) -> dict[str, Any]:
         """The source's parts of a fingerprint, by name."""
         parts = {"lengths": self.lengths.digest, "window": self._window(self.whole.pieces)}
+        if self.whole.files is not None and self.lengths.files is not None:
+            parts["window"] = f"{parts['window']} of files {digest(self.lengths.files)}"
         if self.solution is not None:
             parts["patterns"] = self.solution.digest
         if self._remainder_solution is not None:
@@ -250,14 +257,14 @@ class Source:
             numbers, starts = self.remainder.pieces.locate(pieces)
             epochs, examples, first = self._spans[numbers, :3].T
             sizes = self.remainder.pieces.positions_of(pieces)
-            parts.append(_as_spans(epochs, examples, first + starts, sizes))
+            parts.append(as_spans(epochs, examples, first + starts, sizes))
         for number in range(over, begun - self.epoch):
             epoch = self.epoch + number
             used = np.clip(rows - number * in_epoch, 0, in_epoch)
             pieces = self.whole.remaining_pieces(epoch, used)
             examples, starts = self.whole.pieces.locate(pieces)
             sizes = self.whole.pieces.positions_of(pieces)
-            parts.append(_as_spans(epoch, examples, starts, sizes))
+            parts.append(as_spans(epoch, examples, starts, sizes))
         spans = merge_spans(np.concatenate(parts))
         return spans[spans[:, 0] < begun], begun
 
@@ -291,10 +298,3 @@ class Source:
             return min(self.open_epochs)
         used = self.whole.rows > 0
         return self.epoch + int((rows[used] // self.whole.rows[used]).min())
-
-
-def _as_spans(epochs: Any, examples: np.ndarray, starts: Any, sizes: np.ndarray) -> np.ndarray:
-    """Spans as for `merge_spans`; an epoch or a start may be one number for all."""
-    spans = np.empty((len(examples), 3 + sizes.shape[1]), np.int64)
-    spans[:, 0], spans[:, 1], spans[:, 2], spans[:, 3:] = epochs, examples, starts, sizes
-    return spans

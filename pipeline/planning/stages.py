@@ -185,7 +185,7 @@ class Stages:
         most = {bucket: 1 for stage in self.stages for bucket in stage.options.buckets}
         for stage in self.stages:
             windows = [w for each in stage.sources for w in (each.remainder, each.whole)]
-            for kind in (kind for each in windows if each is not None for kind in each.kinds):
-                for index, bucket in enumerate(stage.options.buckets):
-                    most[bucket] = max(most[bucket], kind.slots.packed.most_segments(index))
+            for each in (each for each in windows if each is not None):
+                for bucket, number in zip(stage.options.buckets, each.most_segments, strict=True):
+                    most[bucket] = max(most[bucket], number)
         return most

@@ -97,13 +97,11 @@ def table(plan: Stages, batch: Callable[[int], PlannedBatch]) -> str:
 
 
 def _bucket_lines(plan: Stages, batches: list[PlannedBatch]) -> list[str]:
-    busiest, packed = figures.imbalance(batches, HOSTS), figures.packed(plan)
+    busiest, contents = figures.imbalance(batches, HOSTS), figures.rows_and_tokens(plan)
     lines = [["bucket", "batches", "rows", "fill", "tokens", f"busiest of {HOSTS}"]]
     total = np.zeros(4, np.int64)
     for bucket, number in figures.epoch_batches(plan).items():
-        of_bucket = packed.get(bucket, [])
-        rows = round(sum(times * each.rows(index) for times, index, each in of_bucket))
-        real = round(sum(times * each.real(index) for times, index, each in of_bucket))
+        rows, real = contents.get(bucket, np.zeros(2)).round().astype(int).tolist()
         counts = np.array([number, rows, real, number * bucket.positions])
         even = f"{busiest[bucket]:.3f}×" if bucket in busiest else "–"
         lines.append(_counts(str(bucket), counts, even))

@@ -72,9 +72,9 @@ class EpochTimetable:
         self._latest: tuple[Any, Any] = None, None
 
     def _locate(self, step: int) -> tuple[Windows, int, int, int, np.ndarray]:
-        """The windows with a step, its epoch, the window's place, the step in it, rows before it.
+        """The windows with a step, its epoch, the window's place, the step in it, and rows.
 
-        The rows before the window are int64 [buckets].
+        The rows are those before the epoch: int64 [buckets].
         """
         source = self._source
         if source.remainder is not None and step < self._remainder:
@@ -84,10 +84,8 @@ class EpochTimetable:
             windows, epoch = source.whole, source.epoch + epochs
             rows = source.remainder_rows + epochs * source.whole.rows
         order = windows.order(epoch)
-        place = int(order.steps.searchsorted(within, side="right"))
-        if place:
-            within, rows = within - int(order.steps[place - 1]), rows + order.rows[:, place - 1]
-        return windows, epoch, place, within, rows
+        place = int(order.steps.searchsorted(within, side="right")) - 1
+        return windows, epoch, place, within - int(order.steps[place]), rows
 
     def at(self, step: int) -> tuple[int, list[tuple[int, int, int]], int]:
         """See `Timetable`."""
@@ -95,22 +93,24 @@ class EpochTimetable:
         buckets, numbers = self._order(windows, epoch, place)
         bucket, number = int(buckets[within]), int(numbers[within])
         height = int(self._heights[bucket])
-        count = min(height, int(windows.rows_at(epoch, place)[bucket]) - number * height)
-        return bucket, [(0, int(rows[bucket]) + number * height, count)], epoch
+        begin, end = windows.order(epoch).starts[bucket, place : place + 2].tolist()
+        first = begin + number * height
+        return bucket, [(0, int(rows[bucket]) + first, min(height, end - first))], epoch
 
     def _order(self, windows: Windows, epoch: int, place: int) -> tuple[np.ndarray, np.ndarray]:
         """The bucket of each step of a window, and its number among the bucket's batches there."""
         key = windows is self._source.whole, windows.order(epoch).epoch, place
         latest = self._latest
         if latest[0] != key:
-            batches, offsets = windows.batches_at(epoch, place), windows.offsets(epoch, place)
-            latest = self._latest = key, interleave(batches, offsets)
+            before, after = windows.order(epoch).batches[:, place : place + 2].T
+            latest = self._latest = key, interleave(after - before, windows.offsets(epoch, place))
         return latest[1]
 
     def before(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """See `Timetable`."""
         windows, epoch, place, within, rows = self._locate(step)
-        batches = windows.batches_at(epoch, slice(place)).sum(axis=1)
+        order = windows.order(epoch)
+        batches, rows = order.batches[:, place].copy(), rows + order.starts[:, place]
         if windows is self._source.whole:
             batches += (epoch - self._source.epoch) * windows.batches
             if self._source.remainder is not None:
@@ -118,8 +118,8 @@ class EpochTimetable:
         if not within:
             return batches, rows[:, None]
         here = np.bincount(self._order(windows, epoch, place)[0][:within], minlength=len(rows))
-        in_window = np.minimum(here * self._heights, windows.rows_at(epoch, place))
-        return batches + here, (rows + in_window)[:, None]
+        room = order.starts[:, place + 1] - order.starts[:, place]
+        return batches + here, (rows + np.minimum(here * self._heights, room))[:, None]
 
     def used(self, first: int, last: int | None) -> np.ndarray:
         """See `Timetable`."""

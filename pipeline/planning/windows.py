@@ -1,41 +1,28 @@
 """Windows: the pieces that are packed together, and the order of windows and rows in an epoch.
 
-A corpus no larger than a window is one window. A larger corpus is divided once: the pieces of each
-size are spread evenly over the windows, so that these share one histogram and one search for
-patterns. Each window has whole batches only. The rest (remainders of sizes, and the last batch of
-each window) is divided into windows in the same way, until it fits into one. So every epoch has the
-same number of batches, and arithmetic gives the window of a step.
+The division (`pipeline.planning.division`) fixes the windows and their rows once. So every epoch
+has the same number of batches, and arithmetic gives the window of a step.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from pipeline.packing.patterns import Packed
 from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.assignment import Assignment, AssignmentCache, Slots
+from pipeline.planning.division import divide
 from pipeline.planning.order import Purpose, permutation, random_bits, sort_by_group
-from pipeline.planning.partition import Partition
+from pipeline.planning.packer import Pack
 from pipeline.planning.pieces import Pieces
 
+# Packed histograms that are kept; others are packed again when they are needed.
+RECENT = 8
 
-@dataclasses.dataclass(frozen=True)
-class WindowKind:
-    """Windows with the same histogram and the same rows.
-
-    Attributes:
-        number: the number of such windows.
-        slots: the rows of each window.
-        first: int64 [longest + 1], the rank of the first piece of each size in the first window.
-            Each window takes the next `slots.packed.counts` ranks of each size.
-    """
-
-    number: int
-    slots: Slots
-    first: np.ndarray
+Value = TypeVar("Value")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,14 +32,21 @@ class WindowOrder:
     Attributes:
         epoch: the epoch.
         windows: int64 [windows], the numbers of the windows, in order.
-        steps: int64 [windows], the step after the last step of each.
-        rows: int64 [buckets, windows], the row after the last row of each, for each bucket.
+        rows: int64 [buckets, windows + 1], the rows of each bucket before each window, and all.
+        batches: the same for batches. A batch belongs to the window that has its first row.
+        starts: int64 [buckets, windows + 1], the rows before the first batch of each window.
     """
 
     epoch: int
     windows: np.ndarray
-    steps: np.ndarray
     rows: np.ndarray
+    batches: np.ndarray
+    starts: np.ndarray
+
+    @functools.cached_property
+    def steps(self) -> np.ndarray:
+        """The steps before each window, and all: int64 [windows + 1]."""
+        return self.batches.sum(axis=0)
 
 
 class Windows:
@@ -60,64 +54,85 @@ class Windows:
 
     Args:
         pieces: the pieces.
-        search: packs a histogram: `search(counts, whole=…)`, as `pipeline.packing.cascade.pack`.
+        pack: packs a histogram.
+        heights: the rows in a batch of each bucket.
         seed: the seed of every shuffle.
         shuffle: False makes every epoch the same.
         window: the most pieces in a window.
         by_row: whether a plan takes single rows instead of batches, at the same pace in every
             bucket. All windows then have about the same number of rows of each bucket, so that all
             buckets are in the same window at a time.
+        files: the examples of each file that has them, int64; None if that is unknown.
 
     Attributes:
         pieces: the argument.
+        files: for each window, the numbers of its files; None if windows are not made of files.
         kinds: the kinds of windows, in order of the windows' numbers.
         counts: int64 [longest + 1], pieces of each size.
         rows: int64 [buckets], rows of each bucket in an epoch.
         batches: int64 [buckets], batches of each bucket in an epoch.
         real: int64 [buckets], real positions in the rows of each bucket in an epoch.
+        most_segments: the most segments in a row of each bucket; at least 1.
     """
 
     def __init__(
         self,
         pieces: Pieces,
-        search: Callable[..., Packed],
+        pack: Pack,
+        heights: Sequence[int],
         *,
         seed: int,
         shuffle: bool,
         window: int,
         by_row: bool = False,
+        files: np.ndarray | None = None,
     ):
-        self.pieces, self._seed, self._shuffle = pieces, seed, shuffle
-        self._partition: Partition | None = None
-        if len(pieces) > window:
-            self._partition = Partition(pieces, window, seed if shuffle else None)
-            self.counts = self._partition.counts
-        else:
-            sizes, found = lengths_lib.histogram(pieces.sizes())
-            self.counts = np.zeros(int(sizes.max(initial=0)) + 1, np.int64)
-            self.counts[sizes] = found
-        counts = self.counts.copy()
-        counts[0] = 0
-        number = -(-int(counts.sum()) // window) if self._partition else 1
-        divide = _divide_evenly if by_row and number > 1 else _divide_into_batches
-        self.kinds = [
-            WindowKind(number, Slots(packed, pieces.positions), first)
-            for number, packed, first in divide(counts, search, number, window)
-        ]
-        # The kind of each window, by its number; batches and rows of each bucket in it.
+        self.pieces, self._pack, self._heights = pieces, pack, np.array(heights)
+        self._seed, self._shuffle = seed, shuffle
+        self._packed: dict[Any, Packed] = {}
+        self._slots: dict[int, Slots] = {}
+        self._division = divide(
+            pieces,
+            window,
+            seed if shuffle else None,
+            by_row=by_row,
+            files=files,
+            heights=heights,
+        )
+        self.counts, self.files = self._division.counts, self._division.files
+        self.kinds = list(self._division.kinds(self._pack_once))
+        # The kind of each window, by its number; rows and batches of each bucket in it.
         numbers = np.array([kind.number for kind in self.kinds])
         self._kind = np.repeat(np.arange(len(self.kinds)), numbers)
-        all_packed = [kind.slots.packed for kind in self.kinds]
-        buckets = range(len(all_packed[0].buckets))
-        batches, rows, real = (
-            np.array([[of(packed, i) for packed in all_packed] for i in buckets])
-            for of in (Packed.batches, Packed.rows, Packed.real)
+        rows, real, segments = (
+            np.stack([getattr(kind, name) for kind in self.kinds], axis=1)
+            for name in ("rows", "real", "most_segments")
         )
-        self._batches, self._rows = batches[:, self._kind], rows[:, self._kind]
-        self.batches, self.rows, self.real = batches @ numbers, rows @ numbers, real @ numbers
+        self._rows = rows[:, self._kind]
+        self.rows, self.real = rows @ numbers, real @ numbers
+        self.most_segments = segments.max(axis=1).tolist()
         self._latest: WindowOrder | None = None
+        self.batches = self.order(0).batches[:, -1]
         # The current window, the next one, and the last one for readers that lag behind.
         self._cache = AssignmentCache(self.assign, 3)
+
+    def _pack_once(
+        self, counts: np.ndarray, *, whole: bool = False, surplus: Sequence[int] | None = None
+    ) -> Packed:
+        key = counts.tobytes(), whole, surplus
+        return _keep(self._packed, key, lambda: self._pack(counts, whole=whole, surplus=surplus))
+
+    def packed(self) -> Iterator[Packed]:
+        """The packed histogram of each of `kinds`."""
+        return (kind.packed(self._pack_once) for kind in self.kinds)
+
+    def _slots_of(self, window: int) -> Slots:
+        kind = int(self._kind[window])
+        return _keep(
+            self._slots,
+            kind,
+            lambda: Slots(self.kinds[kind].packed(self._pack_once), self.pieces.positions),
+        )
 
     def __len__(self) -> int:
         return len(self._kind)
@@ -137,21 +152,17 @@ class Windows:
                 order = permutation(
                     random_bits(self._seed, Purpose.WINDOWS, len(self), epoch=epoch)
                 )
-            steps = np.cumsum(self._batches.sum(axis=0)[order])
-            rows = np.cumsum(self._rows[:, order], axis=1)
-            latest = self._latest = WindowOrder(epoch, order, steps, rows)
+            rows = np.pad(np.cumsum(self._rows[:, order], axis=1), ((0, 0), (1, 0)))
+            height = self._heights[:, None]
+            if self.files is None:  # the last batch of a window may not be full
+                batches = np.diff(rows) + height - 1
+                batches = np.pad(np.cumsum(batches // height, axis=1), ((0, 0), (1, 0)))
+                starts = rows
+            else:  # batches go on from window to window
+                batches = -(-rows // height)
+                starts = np.minimum(batches * height, self.rows[:, None])
+            latest = self._latest = WindowOrder(epoch, order, rows, batches, starts)
         return latest
-
-    def batches_at(self, epoch: int, place: int | slice) -> np.ndarray:
-        """Batches of each bucket in the window at `place` of an epoch's order: int64 [buckets].
-
-        For a slice of places [buckets, places].
-        """
-        return self._batches[:, self.order(epoch).windows[place]]
-
-    def rows_at(self, epoch: int, place: int) -> np.ndarray:
-        """Rows of each bucket in the window at `place` of an epoch's order: int64 [buckets]."""
-        return self._rows[:, self.order(epoch).windows[place]]
 
     def offsets(self, epoch: int, place: int) -> list[int]:
         """For each bucket, the offset of its batches in the window, as `interleave` takes it."""
@@ -172,12 +183,12 @@ class Windows:
             The window, and the numbers of the rows in it.
         """
         order = self.order(epoch)
-        ends = order.rows[bucket]
-        place = int(ends.searchsorted(first, side="right"))
-        begin = int(ends[place - 1]) if place else 0
-        end = min(first + count, int(ends[place]))
+        edges = order.rows[bucket]
+        place = int(edges.searchsorted(first, side="right")) - 1
+        begin, last = edges[place : place + 2].tolist()
+        end = min(first + count, last)
         assignment = self._cache.get(order.epoch, place)
-        if 2 * (end - begin) > ends[place] - begin:
+        if 2 * (end - begin) > last - begin:
             more, following = divmod(place + 1, len(self))
             self._cache.prepare((order.epoch + more) if self._shuffle else 0, following)
         return assignment, assignment.rows[bucket][first - begin : end - begin]
@@ -188,10 +199,10 @@ class Windows:
         Assigns only windows of which some rows, but not all, are before.
         """
         order = self.order(epoch)
-        begins = order.rows - self._rows[:, order.windows]
-        has_rows = order.rows > begins
+        begins, ends = order.rows[:, :-1], order.rows[:, 1:]
+        has_rows = ends > begins
         untouched = np.all(~has_rows | (rows_before[:, None] <= begins), axis=0)
-        over = (~has_rows | (rows_before[:, None] >= order.rows)).all(axis=0)
+        over = (~has_rows | (rows_before[:, None] >= ends)).all(axis=0)
         found = [lengths_lib.NO_EXAMPLES]
         for place in np.flatnonzero(~over).tolist():
             if untouched[place]:
@@ -206,17 +217,15 @@ class Windows:
 
     def _members(self, window: int) -> tuple[np.ndarray | None, np.ndarray]:
         """The pieces of a window and their sizes; None for all pieces in order."""
-        if self._partition is None:
-            return None, self.pieces.sizes()
-        kind = self.kinds[self._kind[window]]
-        share = kind.slots.packed.counts
+        kind, share = self.kinds[self._kind[window]], self._slots_of(window).packed.counts
         nth = window - int(np.searchsorted(self._kind, self._kind[window]))
-        return self._partition.members(kind.first + nth * share, share)
+        first = None if kind.first is None else kind.first + nth * share
+        return self._division.members(window, first, share)
 
     def assign(self, epoch: int, place: int) -> Assignment:
         """Assigns the window at `place` of an epoch's order; a pure function."""
         window = int(self.order(epoch).windows[place])
-        slots = self.kinds[self._kind[window]].slots
+        slots = self._slots_of(window)
         members, sizes = self._members(window)
         bits = None
         if self._shuffle:
@@ -239,49 +248,10 @@ class Windows:
         return random_bits(self._seed, purpose, count, epoch=epoch, window=window, bucket=bucket)
 
 
-def _divide_into_batches(
-    counts: np.ndarray, search: Callable[..., Packed], number: int, window: int
-) -> list[tuple[int, Packed, np.ndarray]]:
-    """Divides a histogram into kinds of windows, with whole batches but in the last window.
-
-    Args:
-        counts: int64 [longest + 1], pieces of each size.
-        search: as for `Windows`.
-        number: the number of windows.
-        window: the most pieces in a window.
-
-    Returns:
-        As in `WindowKind`: the number of windows, the rows of each, and the first ranks.
-    """
-    kinds = []
-    first = np.zeros_like(counts)
-    while True:
-        packed = search(counts // number, whole=number > 1)
-        while number > 1 and not packed.counts.any():
-            # A window has no piece of any size, or no whole batch: use fewer windows.
-            number //= 2
-            packed = search(counts // number, whole=number > 1)
-        if packed.counts.any():
-            kinds.append((number, packed, first))
-        first = first + number * packed.counts
-        counts = counts - number * packed.counts
-        if number == 1:
-            return kinds
-        number = max(-(-int(counts.sum()) // window), 1)
-
-
-def _divide_evenly(
-    counts: np.ndarray, search: Callable[..., Packed], number: int, window: int
-) -> list[tuple[int, Packed, np.ndarray]]:
-    """Divides a histogram into windows whose counts of each size differ by at most one.
-
-    Each window is a kind of its own. Arguments and result as for `_divide_into_batches`.
-    """
-    del window
-    # Fibonacci hashing of the size decides which windows have one more piece of it.
-    phase = np.arange(len(counts), dtype=np.uint64) * np.uint64(0x9E3779B1) % np.uint64(1 << 32)
-    phase = (phase * np.uint64(number) >> np.uint64(32)).astype(np.int64)
-    edges = [(window * counts + phase) // number for window in range(number + 1)]
-    packed = [search(last - first, whole=False) for first, last in pairwise(edges)]
-    found = zip(packed, edges, strict=False)
-    return [(1, each, first) for each, first in found if each.counts.any()]
+def _keep(recent: dict[Any, Value], key: Any, make: Callable[[], Value]) -> Value:
+    """The value of `key`, made anew unless it is one of the recent ones."""
+    if (found := recent.get(key)) is None:
+        found = recent[key] = make()
+        for oldest in list(recent)[:-RECENT]:
+            recent.pop(oldest, None)
+    return found

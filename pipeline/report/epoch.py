@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -65,21 +66,19 @@ def measure_epoch(
 
 def _buckets(plan: Plan) -> tuple[list[dict[str, Any]], list[list[int]]]:
     """Each bucket's figures, and `[segments, rows]` pairs, both from the packed histograms."""
-    buckets = []
-    per_row: dict[int, int] = {}
-    histograms = figures.packed(plan)
-    for bucket, batches in figures.epoch_batches(plan).items():
-        tokens = segments = rows = 0
-        for number, index, packed in histograms.get(bucket, ()):
-            tokens += round(number * packed.real(index))
-            segments += round(number * packed.segments(index))
-            rows += round(number * packed.rows(index))
+    per_row: Counter[int] = Counter()
+    segments: Counter[Bucket] = Counter()
+    for _, of_histogram, packed in figures.packed(plan):
+        for index, (bucket, times) in enumerate(of_histogram):
+            segments[bucket] += round(times * packed.segments(index))
             for pattern in packed.patterns[index]:
-                count = pattern.segments
-                per_row[count] = per_row.get(count, 0) + round(number * pattern.rows)
-        empty = batches * bucket.rows - rows
-        if empty:
-            per_row[0] = per_row.get(0, 0) + empty
+                per_row[pattern.segments] += round(times * pattern.rows)
+    contents = figures.rows_and_tokens(plan)
+    buckets = []
+    for bucket, batches in figures.epoch_batches(plan).items():
+        rows, tokens = contents.get(bucket, np.zeros(2)).round().astype(int).tolist()
+        if empty := batches * bucket.rows - rows:
+            per_row[0] += empty
         buckets.append(
             {
                 "rows": bucket.rows,
@@ -87,7 +86,7 @@ def _buckets(plan: Plan) -> tuple[list[dict[str, Any]], list[list[int]]]:
                 "batches": batches,
                 "fill": tokens / (batches * bucket.positions) if batches else None,
                 "tokens": tokens,
-                "segments": segments,
+                "segments": segments[bucket],
                 "tokens_per_step": tokens / batches if batches else None,
             }
         )

@@ -127,8 +127,8 @@ def _squares(plan: Plan) -> int:
     """What attention inside segments computes in an epoch of a plan of one corpus."""
     (source,) = plan.stages[-1].sources
     total = 0
-    for kind in source.whole.kinds:
-        counts = kind.slots.packed.counts
+    for kind, packed in zip(source.whole.kinds, source.whole.packed(), strict=True):
+        counts = packed.counts
         sides = source.whole.pieces.positions(np.arange(len(counts)))
         scores = sides[:, 0] ** 2
         if sides.shape[1] == 2:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from pipeline import tokenizers
+from pipeline.storage.cache import PartCache
 from pipeline.storage.gather import as_pieces, gather
 from pipeline.storage.interface import AnyCorpus, Readable
 
@@ -47,12 +48,23 @@ class Corpora(AnyCorpus):
         self._sides = tuple(map(CorporaSide, zip(*(c.sides for c in self._all), strict=True)))
         self.vocab_size = self._all[0].vocab_size
         self.in_memory = all(corpus.in_memory for corpus in self._all)
+        files = [corpus.files for corpus in self._all if corpus.files is not None]
+        self.files = np.concatenate(files) if len(files) == len(self._all) else None
         texts = [corpus.text_bytes for corpus in self._all if corpus.text_bytes is not None]
         self.text_bytes = sum(texts) if len(texts) == len(self._all) else None
         self.fingerprint = _fingerprint(self.corpora)
 
     def __len__(self) -> int:
         return int(self.first[-1])
+
+    @property
+    def caches(self) -> tuple[tuple[PartCache, int], ...]:
+        """See `AnyCorpus`."""
+        first, found = 0, []
+        for corpus in self._all:
+            found += [(cache, first + number) for cache, number in corpus.caches]
+            first += 0 if corpus.files is None else len(corpus.files)
+        return tuple(found)
 
     def begin(self, examples: int) -> AnyCorpus:
         """Those of the corpora that together have the first `examples` examples.

@@ -3,6 +3,7 @@
 import errno
 import functools
 import os
+import pathlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,6 +15,7 @@ from pipeline.atomic import as_path, atomic_write, directory_lock, is_local
 from pipeline.planning import lengths as lengths_module
 from pipeline.planning.checks import require_whole
 from pipeline.ragged import Ragged, assemble_parts, chunk_arrays
+from pipeline.storage.cache import PartCache
 from pipeline.storage.gather import as_pieces, require_within
 from pipeline.storage.interface import AnyCorpus
 from pipeline.storage.manifest import (
@@ -23,11 +25,9 @@ from pipeline.storage.manifest import (
     damage,
     read_lengths,
     require_same_origin,
-    require_same_part,
     summarise,
 )
-from pipeline.storage.parts import read_part
-from pipeline.storage.readers import MappedReader, RangedReader
+from pipeline.storage.readers import CachedReader, MappedReader, RangedReader
 from pipeline.storage.writer import Writer
 from pipeline.tasks import CAUSAL, TASKS, Task
 
@@ -47,39 +47,71 @@ class Corpus(AnyCorpus):
         fingerprint: says which tokens these are, part by part, so that a refusal can say which
             part changed. It depends on content alone: not on paths, times, or worker processes.
         in_memory: whether tokens are read from memory, and not over a network.
+        files: the examples in each part, int64 [parts].
     """
 
-    def __init__(self, directory: epath.Path, manifest: Manifest, memory_map: bool):
-        self.directory, self._manifest = directory, manifest
+    def __init__(
+        self,
+        directory: epath.Path,
+        manifest: Manifest,
+        memory_map: bool,
+        cache: PartCache | None = None,
+    ):
+        self.directory, self._manifest, self._cache = directory, manifest, cache
         self.task, self.origin = TASKS[manifest.task], manifest.origin
         self.weighted = manifest.parts[0].weights_at is not None
         self.in_memory, self.num_tokens = memory_map, manifest.num_tokens
         self.text_bytes, self.vocab_size = manifest.text_bytes, manifest.vocab_size
+        self.files = np.array([part.examples for part in manifest.parts], np.int64)
         tokenizer = self.origin["tokenizer"] or "none"
         self.fingerprint = (
             f"tokens={manifest.tokens_digest};tokenizer={tokenizer};task={manifest.task}"
         )
-        self.lengths = read_lengths(directory / LENGTHS, manifest, memory_map)
+        lengths = directory / LENGTHS if cache is None else cache.copy(LENGTHS)
+        self.lengths = read_lengths(lengths, manifest, memory_map or cache is not None)
 
     @classmethod
-    def open(cls, directory: epath.PathLike, *, memory_map: bool | None = None) -> "Corpus":
+    def open(
+        cls,
+        directory: epath.PathLike,
+        *,
+        memory_map: bool | None = None,
+        cache: str | os.PathLike | None = None,
+        cache_bytes: int | None = None,
+    ) -> "Corpus":
         """The corpus in `directory`, after cheap checks that all of it is there.
 
         Args:
             directory: a local path, or one of object storage (`gs://…`).
             memory_map: whether to map the files or to read ranges of them; by default, mapped
-                where they are local.
+                where they are local and there is no `cache`.
+            cache: a local directory, in which batches find the parts of a corpus of object storage.
+                Each part is fetched before the plan needs it. All processes of a machine may share
+                one. Default None: batches read ranges of bytes.
+            cache_bytes: the most bytes of the parts in `cache`. Two windows of the plan should have
+                room. Default None: half of what is free on its disk.
 
         Raises:
             FileNotFoundError: there is no corpus there.
-            ValueError: it is half-written, damaged, or of another schema version.
+            ValueError: it is half-written, damaged, or of another schema version, or the arguments
+                contradict each other.
         """
+        if cache is None and cache_bytes is not None:
+            raise ValueError(f"cache_bytes is {cache_bytes}, and there is no cache=; give both")
+        if cache is not None and (memory_map or not is_local(cache)):
+            raise ValueError(
+                f"cache is {os.fspath(cache)} and memory_map is {memory_map}; the cache is a local "
+                "directory, and its parts are mapped, so leave memory_map out"
+            )
         directory = as_path(directory)
         manifest = Manifest.read(directory)
-        _require_size(directory / LENGTHS, manifest.lengths_bytes)
-        for part in manifest.parts:
-            _require_size(directory / part.file, part.bytes)
-        return cls(directory, manifest, is_local(directory) if memory_map is None else memory_map)
+        manifest.require_files(directory)
+        if cache is None:
+            mapped = is_local(directory) if memory_map is None else memory_map
+            return cls(directory, manifest, mapped)
+        place = pathlib.Path(cache).expanduser() / manifest.tokens_digest
+        parts = PartCache(directory, manifest.parts, place, cache_bytes)
+        return cls(directory, manifest, False, parts)
 
     @classmethod
     def from_arrays(
@@ -154,8 +186,15 @@ class Corpus(AnyCorpus):
 
     @functools.cached_property
     def _reader(self) -> MappedReader | RangedReader:
+        if self._cache is not None:
+            return CachedReader(self.directory, self._manifest.parts, self._cache)
         reader = MappedReader if self.in_memory else RangedReader
         return reader(self.directory, self._manifest.parts)
+
+    @property
+    def caches(self) -> tuple[tuple[PartCache, int], ...]:
+        """See `AnyCorpus`."""
+        return () if self._cache is None else ((self._cache, 0),)
 
     @property
     def tokenizer(self) -> tokenizers.Tokenizer | None:
@@ -201,18 +240,7 @@ class Corpus(AnyCorpus):
         manifest = self._manifest
         if lengths_module.digest(self.lengths) != manifest.lengths_digest:
             raise damage(self.directory / LENGTHS, "its digest differs")
-        parts, texts = [], []
-        for part in manifest.parts:
-            path = self.directory / part.file
-            try:
-                file = read_part(path)
-                require_same_origin(self.directory, self.origin, file.metadata["origin"])
-                parts.append(self.task.lengths(file.verify().counts))
-                texts.append(file.metadata["text_bytes"])
-                require_same_part(part, file.part)
-            except (ValueError, LookupError) as error:
-                raise damage(path, str(error)) from error
-        lengths = np.concatenate(parts)
+        lengths, texts = manifest.verify_parts(self.directory)
         for at in np.flatnonzero(lengths != self.lengths)[:1]:
             seen = f"example {at:,} has length {self.lengths[at]:,}, by its tokens {lengths[at]:,}"
             raise damage(self.directory / LENGTHS, seen)
@@ -245,8 +273,10 @@ class Corpus(AnyCorpus):
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        place = os.fspath(self.directory)
-        return functools.partial(Corpus.open, place, memory_map=self.in_memory), ()
+        options: dict[str, Any] = {"memory_map": self.in_memory}
+        if (kept := self._cache) is not None:
+            options = {"cache": os.fspath(kept.directory.parent), "cache_bytes": kept.max_bytes}
+        return functools.partial(Corpus.open, os.fspath(self.directory), **options), ()
 
     def __repr__(self) -> str:
         return f"Corpus.open({os.fspath(self.directory)!r})"
@@ -268,13 +298,3 @@ class Corpus(AnyCorpus):
                 f"fingerprint  {self.fingerprint}",
             ]
         )
-
-
-def _require_size(path: epath.Path, size: int) -> None:
-    """Refuses a file that is missing or of another size than recorded."""
-    try:
-        seen = path.stat().length
-    except FileNotFoundError:
-        raise damage(path, "it is missing") from None
-    if seen != size:
-        raise damage(path, f"it has {seen:,} bytes instead of {size:,}")

@@ -7,6 +7,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
+from pipeline.storage.cache import PartCache
 from pipeline.tokenizers import Tokenizer
 
 
@@ -40,6 +41,8 @@ class AnyCorpus:
         vocab_size: token ids are below this; None if nobody said.
         text_bytes: UTF-8 bytes of the text that is learnt; None if unknown.
         in_memory: whether reading never waits for a network or a tokenizer.
+        files: the examples in each file that holds tokens, in order: int64 `[files]`. A large
+            corpus is planned in windows of whole files. None: there are no such files.
     """
 
     lengths: np.ndarray
@@ -47,6 +50,12 @@ class AnyCorpus:
     vocab_size: int | None = None
     text_bytes: int | None = None
     in_memory: bool = True
+    files: np.ndarray | None = None
+
+    @property
+    def caches(self) -> tuple[tuple[PartCache, int], ...]:
+        """The caches that parts are fetched into, each with the number of its first file."""
+        return ()
 
     @property
     def tokenizer(self) -> Tokenizer | None:

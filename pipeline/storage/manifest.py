@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from pipeline import objects
 from pipeline.atomic import atomic_write
 from pipeline.planning import lengths as lengths_module
-from pipeline.storage.parts import Part
+from pipeline.storage.parts import Part, read_part
 from pipeline.tasks import TASKS
 
 # Corpora of version 1, which had no digest, are read too.
@@ -136,6 +137,47 @@ class Manifest:
             raise damage(directory / MANIFEST, seen) from error
         except ValueError as error:
             raise damage(directory / MANIFEST, str(error)) from error
+
+    def require_files(self, directory: epath.Path) -> None:
+        """Refuses a directory in which a file is missing or of another size than recorded.
+
+        Raises:
+            ValueError: names the file.
+        """
+        sizes = {LENGTHS: self.lengths_bytes} | {part.file: part.bytes for part in self.parts}
+        here: Mapping[str, objects.Head] | None = None
+        if isinstance(directory, objects.ObjectPath):  # which lists all sizes at once
+            here = objects.children(directory)[0]
+        for name, size in sizes.items():
+            path = directory / name
+            try:
+                seen = path.stat().length if here is None else here[name].size
+            except (FileNotFoundError, KeyError):
+                raise damage(path, "it is missing") from None
+            if seen != size:
+                raise damage(path, f"it has {seen:,} bytes instead of {size:,}")
+
+    def verify_parts(self, directory: epath.Path) -> tuple[np.ndarray, list[int | None]]:
+        """Reads all parts and compares them with their digests.
+
+        Returns:
+            The lengths by the tokens, uint32 [examples], and the bytes of text of each part.
+
+        Raises:
+            ValueError: names the first part that is not what was written.
+        """
+        lengths, texts = [], []
+        for part in self.parts:
+            path = directory / part.file
+            try:
+                file = read_part(path)
+                require_same_origin(directory, self.origin, file.metadata["origin"])
+                lengths.append(TASKS[self.task].lengths(file.verify().counts))
+                texts.append(file.metadata["text_bytes"])
+                require_same_part(part, file.part)
+            except (ValueError, LookupError) as error:
+                raise damage(path, str(error)) from error
+        return np.concatenate(lengths), texts
 
     def write(self, directory: epath.Path) -> None:
         """Writes it as the last file of a corpus."""

@@ -1,6 +1,7 @@
 """Readers of the parts of a corpus: from memory maps, or by ranges of bytes."""
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -8,6 +9,7 @@ import pyarrow as pa
 from etils import epath
 
 from pipeline import objects
+from pipeline.storage.cache import PartCache
 from pipeline.storage.gather import gather, span
 from pipeline.storage.manifest import damage, require_same_part
 from pipeline.storage.parts import Part, PartFile, read_part
@@ -105,15 +107,17 @@ class RangedReader(Reader):
         return begins, ends
 
     def _gather(self, column, part, first, lengths, reach, shifts):
+        counts = lengths + max(shifts.values())
+        values = self._fetch_values(column, part, first, counts)
+        return gather(values, np.cumsum(counts) - counts, lengths, reach, shifts)
+
+    def _fetch_values(self, column: str, part, first, counts) -> np.ndarray:
+        """`counts` values of a column from each place `first` of a part on, one after another."""
         dtype = np.float32 if column == "weights" else np.int32
-        if not len(part):
-            return {field: np.zeros(0, dtype) for field in shifts}
         places = np.array([getattr(each, f"{column}_at") for each in self._parts], np.int64)
         begins = places[part] + 4 * first
-        counts = lengths + max(shifts.values())
         pieces = self._fetch(part, begins, begins + 4 * counts)
-        values = np.concatenate([np.frombuffer(each, dtype) for each in pieces])
-        return gather(values, np.cumsum(counts) - counts, lengths, reach, shifts)
+        return np.concatenate([np.zeros(0, dtype), *(np.frombuffer(e, dtype) for e in pieces)])
 
     def _load(self, numbers: Sequence[int]) -> None:
         """Fetches the offsets of some parts, and compares their headers with the manifest."""
@@ -139,7 +143,50 @@ class RangedReader(Reader):
                 raise damage(self._directory / part.file, str(error)) from error
             self._offsets[number] = np.frombuffer(head, np.int64, offset=part.offsets_at).copy()
 
-    def _fetch(self, part: Sequence[int], begins, ends) -> list[memoryview]:
+    def _fetch(self, part: Sequence[int] | np.ndarray, begins, ends) -> list[memoryview]:
         """Bytes of parts, from each of `begins` to each of `ends`."""
         paths = [os.fspath(self._directory / each.file) for each in self._parts]
         return objects.get_ranges([paths[number] for number in part], begins, ends)
+
+
+class CachedReader(RangedReader):
+    """Reads the parts that a cache has from their maps, and the others by ranges."""
+
+    def __init__(self, directory: epath.Path, parts: Sequence[Part], cache: PartCache):
+        super().__init__(directory, parts)
+        self._cache = cache
+
+    def _edges(self, part, number):
+        touched, which = np.unique(part, return_inverse=True)
+        files = [self._cache.file(each) for each in touched.tolist()]
+        pairs = list(zip(touched.tolist(), files, strict=True))
+        self._load([each for each, file in pairs if file is None and each not in self._offsets])
+        known = [file.offsets if file else self._offsets[each] for each, file in pairs]
+        offsets, places = span(known or [np.zeros(0, np.int64)])
+        at = places[which] + number
+        return offsets.take(at), offsets.take(at + 1)
+
+    def _gather(self, column, part, first, lengths, reach, shifts):
+        touched, which = np.unique(part, return_inverse=True)
+        files = [self._cache.file(each) for each in touched.tolist()]
+        away = np.array([file is None for file in files], bool)[which]
+        counts = (lengths + max(shifts.values()))[away]
+        if column == "tokens":
+            self._cache.count(hits=len(part) - len(counts), misses=len(counts))
+        # What ranges give is one more array, in which pieces lie one after another.
+        fetched = self._fetch_values(column, part[away], first[away], counts)
+        arrays = [fetched if file is None else getattr(file, column) for file in files] or [fetched]
+        values, places = span(arrays)
+        begin = places[which] + first
+        begin[away] = places[which][away] + np.cumsum(counts) - counts
+        ends = places[which] + np.array([len(each) for each in arrays])[which]
+        return gather(values, begin, lengths, reach, shifts, ends)
+
+    def _fetch(self, part, begins, ends):
+        if not len(part):
+            return []
+        begin = time.perf_counter()
+        found = super()._fetch(part, begins, ends)
+        waited = time.perf_counter() - begin
+        self._cache.count(ranged=sum(map(len, found)), stalls=1, waited=waited)
+        return found

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from etils import epath
 
+from pipeline.storage.cache import PartCache
 from pipeline.storage.corpus import Corpus
 from pipeline.storage.interface import AnyCorpus
 from pipeline.tasks import INPUTS
@@ -38,7 +39,7 @@ class View(AnyCorpus):
                 f"{type(self).__name__} needs tokens as they are, and {corpus!r} has those of the "
                 f"task {corpus.task.name!r}; prepare it with task=pipeline.tasks.INPUTS"
             )
-        self.corpus, self.in_memory = corpus, corpus.in_memory
+        self.corpus, self.in_memory, self.files = corpus, corpus.in_memory, corpus.files
 
     @property
     def marks(self) -> tuple[int | None, int | None]:
@@ -50,6 +51,11 @@ class View(AnyCorpus):
     def tokenizer(self) -> Tokenizer | None:
         """See `Corpus`. Ids that the view added are not its own."""
         return self.corpus.tokenizer
+
+    @property
+    def caches(self) -> tuple[tuple[PartCache, int], ...]:
+        """See `AnyCorpus`."""
+        return self.corpus.caches
 
     def keep(self, name: str, make: Callable[[], bytes]) -> bytes:
         """See `AnyCorpus`."""

@@ -1,0 +1,271 @@
+"""Divisions: a division says which pieces of a corpus are planned together, in windows.
+
+A corpus no larger than a window is one window (`Undivided`). A larger one is divided once:
+
+- `FileDivision`: each window has whole files, chosen at random. Batches then need few files at a
+  time, which are known ahead. For corpora of many files.
+- `SizeDivision`: the pieces of each size are spread evenly over all windows. For other lengths.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+
+from pipeline.packing.patterns import Packed
+from pipeline.planning import lengths as lengths_lib
+from pipeline.planning.order import Purpose, permutation, random_bits
+from pipeline.planning.packer import Pack
+from pipeline.planning.partition import Partition
+from pipeline.planning.pieces import Pieces
+
+# The files of a window are at least so many, so that it mixes examples of all parts of a corpus.
+FILES = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class WindowKind:
+    """Windows with the same histogram and the same rows.
+
+    Args:
+        pack: packs the histogram.
+        number: the number of such windows.
+        counts: int64 [sizes], the histogram.
+        whole, surplus: arguments of `pack`.
+        first: int64 [sizes], the rank of the first piece of each size in the first window, for
+            `SizeDivision`. Each window takes the next ranks.
+
+    Attributes:
+        rows, real, most_segments: of each bucket, as `Packed` has them.
+    """
+
+    pack: dataclasses.InitVar[Pack]
+    number: int
+    counts: np.ndarray
+    whole: bool = False
+    surplus: tuple[int, ...] | None = None
+    first: np.ndarray | None = None
+    rows: np.ndarray = dataclasses.field(init=False)
+    real: np.ndarray = dataclasses.field(init=False)
+    most_segments: np.ndarray = dataclasses.field(init=False)
+
+    def __post_init__(self, pack: Pack) -> None:
+        packed = self.packed(pack)
+        for name in ("rows", "real", "most_segments"):
+            of_bucket = getattr(packed, name)
+            values = np.array([of_bucket(index) for index in range(len(packed.buckets))])
+            object.__setattr__(self, name, values)
+
+    def packed(self, pack: Pack) -> Packed:
+        """The packed histogram of each window."""
+        return pack(self.counts, whole=self.whole, surplus=self.surplus)
+
+
+class Division(Protocol):
+    """The windows of some pieces.
+
+    Attributes:
+        counts: int64 [longest + 1], the pieces of each size.
+        files: for each window, the numbers of its files; None if windows are not made of files.
+    """
+
+    counts: np.ndarray
+    files: list[np.ndarray] | None
+
+    def kinds(self, pack: Pack) -> Iterator[WindowKind]:
+        """The kinds of windows, in order of the windows' numbers."""
+        ...
+
+    def members(
+        self, window: int, first: np.ndarray | None, share: np.ndarray
+    ) -> tuple[np.ndarray | None, np.ndarray]:
+        """The pieces of a window and their sizes; None for all pieces in order.
+
+        Args:
+            window: its number.
+            first: int64 [sizes], the rank of its first piece of each size, if it has ranks.
+            share: int64 [sizes], its pieces of each size.
+        """
+        ...
+
+
+class Undivided:
+    """One window. Implements `Division`."""
+
+    files: list[np.ndarray] | None = None
+
+    def __init__(self, pieces: Pieces):
+        self._pieces = pieces
+        sizes, found = lengths_lib.histogram(pieces.sizes())
+        self.counts = np.zeros(int(sizes.max(initial=0)) + 1, np.int64)
+        self.counts[sizes] = found
+
+    def kinds(self, pack: Pack) -> Iterator[WindowKind]:
+        """See `Division`."""
+        yield WindowKind(pack, 1, _without_empty(self.counts))
+
+    def members(
+        self, window: int, first: np.ndarray | None, share: np.ndarray
+    ) -> tuple[np.ndarray | None, np.ndarray]:
+        """See `Division`."""
+        return None, self._pieces.sizes()
+
+
+class SizeDivision:
+    """Windows with evenly divided histograms. Implements `Division`.
+
+    For batches, windows share one histogram, one search for patterns, and have whole batches only.
+    The rest (remainders of sizes, and the last batch of each window) is divided in the same way,
+    until it fits into one window. For rows, the histograms differ by up to one piece of each size.
+
+    Args:
+        pieces: the pieces.
+        window: the most pieces in a window.
+        seed: decides which pieces are in which window; None for their order.
+        by_row: whether a plan takes single rows.
+    """
+
+    files: list[np.ndarray] | None = None
+
+    def __init__(self, pieces: Pieces, window: int, seed: int | None, by_row: bool):
+        self._partition, self._window = Partition(pieces, window, seed), window
+        self.counts = self._partition.counts
+        number = -(-int(self.counts[1:].sum()) // window)
+        self._number, self._by_row = number, by_row and number > 1
+
+    def kinds(self, pack: Pack) -> Iterator[WindowKind]:
+        """See `Division`."""
+        return self._divide_rows(pack) if self._by_row else self._divide_batches(pack)
+
+    def _divide_batches(self, pack: Pack) -> Iterator[WindowKind]:
+        counts, number = _without_empty(self.counts), self._number
+        first = np.zeros_like(counts)
+        while True:
+            packed = pack(counts // number, whole=number > 1)
+            while number > 1 and not packed.counts.any():
+                # A window has no piece of any size, or no whole batch: use fewer windows.
+                number //= 2
+                packed = pack(counts // number, whole=number > 1)
+            if packed.counts.any():
+                yield WindowKind(pack, number, counts // number, number > 1, first=first)
+            first = first + number * packed.counts
+            counts = counts - number * packed.counts
+            if number == 1:
+                return
+            number = max(-(-int(counts.sum()) // self._window), 1)
+
+    def _divide_rows(self, pack: Pack) -> Iterator[WindowKind]:
+        counts, number = _without_empty(self.counts), self._number
+        # Fibonacci hashing of the size decides which windows have one more piece of it.
+        phase = np.arange(len(counts), dtype=np.uint64) * np.uint64(0x9E3779B1) % np.uint64(1 << 32)
+        phase = (phase * np.uint64(number) >> np.uint64(32)).astype(np.int64)
+        edges = ((window * counts + phase) // number for window in range(number + 1))
+        for begin, end in pairwise(edges):
+            if (share := end - begin).any():
+                yield WindowKind(pack, 1, share, first=begin)
+
+    def members(
+        self, window: int, first: np.ndarray | None, share: np.ndarray
+    ) -> tuple[np.ndarray | None, np.ndarray]:
+        """See `Division`."""
+        assert first is not None, "windows of sizes have ranks"
+        return self._partition.members(first, share)
+
+
+class FileDivision:
+    """Windows of whole files, dealt to them at random. Implements `Division`.
+
+    Each window has its own histogram and its own search for patterns. Batches go on from a window
+    to the next, so only the last batch of each bucket in an epoch could lack rows. `surplus` moves
+    the rows of these to longer buckets, up to the longest.
+
+    Args:
+        pieces: the pieces.
+        files: int64 [files], the examples of each file.
+        window: pieces in a window; to end with a file, it may have some more.
+        seed: decides which files are in which window; None for their order.
+        heights: the rows in a batch of each bucket.
+    """
+
+    def __init__(
+        self,
+        pieces: Pieces,
+        files: np.ndarray,
+        window: int,
+        seed: int | None,
+        heights: Sequence[int],
+    ):
+        self._pieces, self._heights = pieces, heights
+        self._edges = np.cumsum([0, *files])
+        order = np.arange(len(files))
+        if seed is not None:
+            order = permutation(random_bits(seed, Purpose.PARTITION, len(files)))
+        # A file is in the window in which its middle would be, if all windows were equal.
+        middle = 2 * np.cumsum(files[order]) - files[order]
+        total = int(self._edges[-1])
+        place = middle * -(-total // window) // (2 * total)
+        size = pieces.longest + 1
+        self.files: list[np.ndarray] | None = []
+        self._histograms: list[np.ndarray] = []
+        self.counts = np.zeros(size, np.int64)
+        for numbers in np.split(order, np.flatnonzero(np.diff(place)) + 1):
+            numbers = np.sort(numbers)
+            counts = np.zeros(size, np.int64)
+            for _, sizes in self._read(numbers):
+                counts += np.bincount(sizes, minlength=size)
+            self.counts += counts
+            if (counts := _without_empty(counts)).any():
+                self.files.append(numbers)
+                self._histograms.append(counts)
+
+    def _read(self, files: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The pieces of some files, and their sizes."""
+        for file in files:
+            yield self._pieces.of_examples(int(self._edges[file]), int(self._edges[file + 1]))
+
+    def kinds(self, pack: Pack) -> Iterator[WindowKind]:
+        """See `Division`."""
+        none = (0,) * len(self._heights)
+        kinds = [WindowKind(pack, 1, counts, surplus=none) for counts in self._histograms]
+        for bucket, height in enumerate(self._heights[:-1]):
+            missing = sum(int(kind.rows[bucket]) for kind in kinds) % height
+            for window in reversed(range(len(kinds))):
+                if moved := min(missing, int(kinds[window].rows[bucket])):
+                    surplus = list(kinds[window].surplus or none)
+                    surplus[bucket], missing = moved, missing - moved
+                    counts = self._histograms[window]
+                    kinds[window] = WindowKind(pack, 1, counts, surplus=tuple(surplus))
+        yield from kinds
+
+    def members(
+        self, window: int, first: np.ndarray | None, share: np.ndarray
+    ) -> tuple[np.ndarray | None, np.ndarray]:
+        """See `Division`."""
+        assert self.files is not None, "windows of files have files"
+        pieces, sizes = zip(*self._read(self.files[window]), strict=True)
+        return np.concatenate(pieces), np.concatenate(sizes)
+
+
+def divide(
+    pieces: Pieces,
+    window: int,
+    seed: int | None,
+    *,
+    by_row: bool,
+    files: np.ndarray | None,
+    heights: Sequence[int],
+) -> Division:
+    """The division of some pieces into windows of up to `window` pieces; see the classes."""
+    if len(pieces) <= window:
+        return Undivided(pieces)
+    if files is not None and FILES * int(files.max()) <= window:
+        return FileDivision(pieces, files, window, seed, heights)
+    return SizeDivision(pieces, window, seed, by_row)
+
+
+def _without_empty(counts: np.ndarray) -> np.ndarray:
+    counts = counts.copy()
+    counts[0] = 0
+    return counts

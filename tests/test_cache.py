@@ -1,0 +1,222 @@
+"""The cache of parts: fetched before batches need them, bounded, and shared by processes."""
+
+import fcntl
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import pipeline
+from pipeline import Batches, Bucket, Corpora, Corpus, Plan
+from pipeline.planning.ahead import files_ahead
+
+BUCKETS = Bucket(16, 128), Bucket(8, 256)
+WINDOW = 400  # five parts or so
+
+
+def examples(seed, number=2400):
+    rng = np.random.default_rng(seed)
+    lengths = np.clip(rng.lognormal(4, 0.8, number), 2, 256).astype(int)
+    return [rng.integers(1, 1000, length).astype(np.int32) for length in lengths]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """A corpus of some thirty parts of about 20 kB."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipeline.ragged.TOKENS_PER_PART", 5000)
+        made = Corpus.from_arrays(examples(0), tmp_path_factory.mktemp("cache") / "corpus")
+    assert 25 < len(made.files) < 60
+    assert 4 * max(made.files) <= WINDOW
+    return made
+
+
+def size_of(corpus):
+    return sum(path.stat().length for path in corpus.directory.glob("part-*"))
+
+
+def cached(corpus, directory, share=0.25):
+    return Corpus.open(corpus.directory, cache=directory, cache_bytes=int(share * size_of(corpus)))
+
+
+def used(directory):
+    (place,) = directory.iterdir()
+    with (place / ".lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return sum(path.stat().st_size for path in place.glob("*part-*"))
+
+
+def wait_for(condition, seconds=20):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "in vain"
+        time.sleep(0.01)
+
+
+def assert_same(one, other):
+    assert one.keys() == other.keys()
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name])
+
+
+def test_batches_of_three_epochs_are_those_of_the_corpus_within_the_room(corpus, tmp_path):
+    mine = cached(corpus, tmp_path, 0.45)
+    ((cache, _),) = mine.caches
+    plan = Plan(mine, BUCKETS, window=WINDOW)
+    whole, batches = Batches(corpus, plan), Batches(mine, plan)
+    assert plan.fingerprint == Plan(corpus, BUCKETS, window=WINDOW).fingerprint
+    assert_same(mine.read([7], [0], [2]), corpus.read([7], [0], [2]))
+    assert cache.traffic.misses == 1  # nothing is there
+    ends = []
+    for step in range(3 * plan.num_batches()):
+        windows = files_ahead(plan, step)[""]
+        assert_same(batches[step], whole[step])
+        now = np.concatenate(windows[:2]).tolist()
+        wait_for(lambda now=now: all(cache.file(part) for part in now))
+        if step == 0:
+            warm = cache.traffic.misses
+        assert used(tmp_path) <= cache.max_bytes
+        if step % plan.num_batches() == 0:
+            ends.append(cache.traffic.fetched)
+    assert cache.traffic.misses - warm < 0.01 * cache.traffic.hits
+    # Some parts were kept from one epoch for the next.
+    assert cache.traffic.fetched - ends[1] < 1.95 * size_of(corpus)
+
+
+def test_the_part_that_is_not_needed_for_longest_makes_way(corpus, tmp_path):
+    mine = cached(corpus, tmp_path, 0.5)
+    ((cache, _),) = mine.caches
+    order = np.random.default_rng(3).permutation(len(corpus.files))
+    demand = [[each] for each in order]
+    cache.follow(lambda: [np.array(each) for each in demand])
+    wait_for(lambda: used(tmp_path) > 0.45 * size_of(corpus))
+    time.sleep(0.5)
+    here = {int(path.name[5:10]) for path in tmp_path.glob("*/part-*")}
+    assert set(order[: len(here) - 1].tolist()) <= here
+    demand.reverse()
+    wait_for(lambda: cache.file(order[-1]) is not None)
+    wait_for(
+        lambda: (
+            set(order[-len(here) + 2 :].tolist())
+            <= {int(path.name[5:10]) for path in tmp_path.glob("*/part-*")}
+        )
+    )
+    assert used(tmp_path) <= cache.max_bytes
+    demand.clear()
+
+
+def test_a_window_larger_than_the_room_is_read_by_ranges_and_the_log_says_so(
+    corpus, tmp_path, caplog
+):
+    mine = cached(corpus, tmp_path, 0.08)
+    plan = Plan(mine, BUCKETS, window=WINDOW)
+    whole, batches = Batches(corpus, plan), Batches(mine, plan)
+    for step in range(40):
+        assert_same(batches[step], whole[step])
+    wait_for(lambda: "give the plan a smaller window=" in caplog.text)
+    assert used(tmp_path) <= mine.caches[0][0].max_bytes
+
+
+def test_a_damaged_copy_is_fetched_again(corpus, tmp_path, caplog):
+    mine = cached(corpus, tmp_path, 2)
+    ((cache, _),) = mine.caches
+    every = np.arange(len(corpus.files))
+    cache.follow(lambda: [every])
+    wait_for(lambda: all(cache.file(part) for part in every.tolist()))
+    path = next(tmp_path.glob("*/part-00003.arrow"))
+    again = cached(corpus, tmp_path, 2)
+    path.write_bytes(path.read_bytes()[:-40])
+    got = again.read(np.arange(len(corpus)), 0 * np.arange(len(corpus)), corpus.lengths)
+    assert "part-00003.arrow is removed and fetched again" in caplog.text
+    numbers = np.arange(len(corpus))
+    assert_same(got, corpus.read(numbers, 0 * numbers, corpus.lengths))
+    wait_for(path.exists)
+
+
+def test_corpora_and_mixtures_use_the_caches_of_all(corpus, tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipeline.ragged.TOKENS_PER_PART", 5000)
+        second = Corpus.from_arrays(examples(7, 1500), tmp_path / "second")
+    plain = Corpora({"a": corpus, "b": second})
+    mine = Corpora({"a": cached(corpus, tmp_path / "c"), "b": cached(second, tmp_path / "c")})
+    assert [first for _, first in mine.caches] == [0, len(corpus.files)]
+    for options in ({}, {"weights": {"a": 1, "b": 3}}):
+        plan = Plan(mine, BUCKETS, window=2 * WINDOW, **options)
+        whole, batches = Batches(plain, plan), Batches(mine, plan)
+        for step in range(30):
+            assert_same(batches[step], whole[step])
+    for cache, _ in mine.caches:
+        wait_for(lambda cache=cache: cache.traffic.fetched > 0)
+
+
+def test_a_pickled_corpus_has_the_same_cache(corpus, tmp_path):
+    mine = cached(corpus, tmp_path)
+    again = pickle.loads(pickle.dumps(mine))
+    assert again.caches[0][0].directory == mine.caches[0][0].directory
+    assert again.caches[0][0].max_bytes == mine.caches[0][0].max_bytes
+    batches = Batches(again, Plan(again, BUCKETS, window=WINDOW))
+    first = next(iter(pickle.loads(pickle.dumps(batches)).to_iter_dataset()))
+    assert_same(first, batches[0])
+
+
+READER = """
+import sys, time
+import numpy as np
+import pipeline
+from pipeline import Batches, Bucket, Corpus, Plan
+place, cache, room = sys.argv[1:]
+corpus = Corpus.open(place, cache=cache, cache_bytes=int(room))
+plan = Plan(corpus, [Bucket(16, 128), Bucket(8, 256)], window=400)
+batches = Batches(corpus, plan)
+total = 0
+for step in range(3 * plan.num_batches()):
+    total += int(batches[step]["inputs"].sum())
+    print(step, flush=True)
+    time.sleep(0.002)
+print("total", total // 3)
+"""
+
+
+@pytest.mark.slow
+def test_processes_share_a_cache_and_what_a_killed_one_leaves_is_no_part(corpus, tmp_path):
+    room = int(0.3 * size_of(corpus))
+    command = [sys.executable, "-c", READER, os.fspath(corpus.directory), tmp_path, str(room)]
+
+    def start():
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    readers = [start(), start()]
+    for _ in range(3):  # begun, and killed while it fetches
+        other = start()
+        other.stdout.readline()
+        other.send_signal(signal.SIGKILL)
+        other.communicate()
+        assert used(tmp_path) <= room
+    numbers = np.arange(len(corpus))
+    expected = corpus.read(numbers, 0 * numbers, corpus.lengths)["inputs"].sum()
+    for reader in readers:
+        said, _ = reader.communicate(timeout=120)
+        assert said.split("\n")[-2] == f"total {expected}"
+    assert used(tmp_path) <= room
+    mine = Corpus.open(corpus.directory, cache=tmp_path, cache_bytes=room)
+    got = mine.read(numbers, 0 * numbers, corpus.lengths)
+    assert got["inputs"].sum() == expected
+
+
+def test_arguments_that_contradict_each_other_are_refused(corpus, tmp_path):
+    with pytest.raises(ValueError, match="there is no cache="):
+        Corpus.open(corpus.directory, cache_bytes=10)
+    with pytest.raises(ValueError, match="leave memory_map out"):
+        Corpus.open(corpus.directory, cache=tmp_path, memory_map=True)
+    with pytest.raises(ValueError, match="cache is gs://"):
+        Corpus.open(corpus.directory, cache="gs://somewhere")
+    with pytest.raises(ValueError, match="give room for two of them"):
+        Corpus.open(corpus.directory, cache=tmp_path, cache_bytes=1000)
+    assert pipeline.load(
+        Corpus.open(corpus.directory, cache=tmp_path), tokens_per_batch=4096
+    ).plan.num_batches()
