@@ -22,6 +22,7 @@ from pipeline import objects, ragged, sources, tokenizers
 from pipeline.atomic import as_path, atomic_write
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.objects import mirror, requests, transfers
+from pipeline.objects import path as path_module
 from pipeline.objects.path import ObjectPath
 from pipeline.sources.named import open_files
 from tests import object_servers
@@ -147,6 +148,19 @@ def test_a_file_is_read_and_written_as_a_local_one(place, tmp_path):
     assert (tmp_path / "copied").read_bytes() == b"0123456789\nabc\n"
     with pytest.raises(ValueError, match="not appended to"):
         (place / "f").open("a")
+
+
+def test_what_is_read_in_order_takes_few_requests(server, place, monkeypatch):
+    content = np.random.default_rng(0).bytes(1 << 20)
+    objects.put(place / "x", content)
+    monkeypatch.setattr(path_module, "READ", 1 << 14)
+    with (place / "x").open("rb") as file:
+        before = len(server.proxy.requests)
+        assert b"".join(iter(lambda: file.read(1000), b"")) == content
+        assert len(server.proxy.requests) - before == 7  # of 16, 32, …, 512 and the last 16 KiB
+        file.seek(500_000)
+        assert file.read(100) == content[500_000:500_100]
+        assert len(server.proxy.requests) - before == 8
 
 
 def test_a_write_that_raises_leaves_what_was_there(place):
