@@ -88,6 +88,7 @@ class Proxy(http.server.ThreadingHTTPServer):
         failed: how many did so.
         requests: the method and the path of each request.
         refuse: a status that all requests get in place of an answer; 0 for none.
+        fates: what becomes of the next requests: "answer", or "refuse", "cut", "half" or "slow".
     """
 
     daemon_threads = True
@@ -97,6 +98,7 @@ class Proxy(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.target, self.share, self.translate = port, share, translate
         self.failed, self.requests, self.refuse = 0, [], 0
+        self.fates = []
         self._random, self.lock = random.Random(seed), threading.Lock()
 
     def handle_error(self, request, client_address):
@@ -105,6 +107,8 @@ class Proxy(http.server.ThreadingHTTPServer):
     def fate(self, method, path):
         with self.lock:
             self.requests.append((method, path))
+            if self.fates:
+                return self.fates.pop(0)
             if self._random.random() >= self.share:
                 return "answer"
             self.failed += 1

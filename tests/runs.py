@@ -9,10 +9,10 @@ import os
 
 import jax
 import pytest
-from etils import epath
 
 import pipeline
 import train
+from pipeline.atomic import as_path
 
 # What depends on the clock.
 CLOCK = {"waited", "seconds", "tokens_per_second", "positions_per_second", "goodput", "waiting"}
@@ -62,7 +62,7 @@ def run(config, workdir, *, change=""):
     before = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", before or programs)
     with messages() as found:
-        train.train(config, epath.Path(workdir), change=change)
+        train.train(config, as_path(workdir), change=change)
     return str(found)
 
 

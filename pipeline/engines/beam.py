@@ -11,7 +11,7 @@ from typing import Any
 
 from etils import epath
 
-from pipeline.atomic import atomic_write
+from pipeline.atomic import as_path, atomic_write
 from pipeline.extras import require
 
 # Seconds between two looks for new results.
@@ -59,12 +59,12 @@ class Beam:
             with tempfile.TemporaryDirectory(prefix="lockstep-") as local:
                 yield from _run(function, tasks, options, epath.Path(local))
             return
-        place = epath.Path(shared) / f"lockstep-{os.urandom(8).hex()}"
+        place = as_path(shared) / f"lockstep-{os.urandom(8).hex()}"
         place.mkdir(parents=True)
         try:
             yield from _run(function, tasks, options, place)
         finally:
-            place.rmtree()
+            place.rmtree(missing_ok=True)
 
 
 def _run(
@@ -110,5 +110,5 @@ class Recorded:
         """Runs a task and stores its result, over that of another attempt."""
         number, task = numbered
         result = self.function(task)
-        with atomic_write(epath.Path(self.place) / f"{number}.result", shared=True) as file:
+        with atomic_write(as_path(self.place) / f"{number}.result", shared=True) as file:
             pickle.dump(result, file)

@@ -13,6 +13,7 @@ from etils import epath
 
 from pipeline import objects
 from pipeline.atomic import as_path, is_local, name_full_disk
+from pipeline.extras import require
 from pipeline.loading.checksum import checksums
 
 # Statuses of storage for files that are missing or damaged.
@@ -40,14 +41,14 @@ class Checkpoints:
     orbax reads one without Lockstep: see docs/reports.md.
 
     Args:
-        directory: local, or object storage. Of several processes, `gs://…` can be written, and no
-            other object storage: orbax writes the arrays of each process there by itself. Elsewhere
-            it writes to a temporary directory, from where checkpoints are uploaded in the
-            background.
+        directory: local, or object storage. A single process writes to a temporary directory, from
+            where checkpoints are uploaded in the background. Of several processes, each writes
+            arrays of its own: to a file system that they share, or to `gs://…`.
         keep: how many of the latest checkpoints stay.
 
     Raises:
         ValueError: several processes are to write where only one can.
+        ImportError: orbax needs google-cloud-storage for several processes and `gs://…`.
     """
 
     def __init__(self, directory: epath.PathLike, *, keep: int = 3):
@@ -221,18 +222,22 @@ class Checkpoints:
 
 
 def _mirror(directory: objects.ObjectPath) -> objects.Mirror | None:
-    """A mirror of object storage that orbax cannot write to; None where it can."""
-    if os.fspath(directory).startswith("gs://"):
-        return None
+    """What a single process writes to in place of object storage; None for several processes.
+
+    orbax itself writes to file systems and to gs://, and asks Google's library about a bucket.
+    """
     import jax
 
-    if (count := jax.process_count()) > 1:
+    if (count := jax.process_count()) == 1:
+        return objects.Mirror(directory)
+    if not os.fspath(directory).startswith("gs://"):
         raise ValueError(
             f"{count} processes cannot write checkpoints to {directory}: each writes arrays of its "
-            "own, for which orbax knows gs:// and file systems. Give a directory there, such as a "
+            "own, for which orbax knows file systems and gs://. Give a directory there, such as a "
             "file system that all processes share"
         )
-    return objects.Mirror(directory)
+    require("google.cloud.storage", extra="gcs", purpose=f"writing {directory} from {count} hosts")
+    return None
 
 
 def _digest(content: Mapping[str, Any]) -> str:

@@ -24,7 +24,7 @@ errors are sentences:
 Credentials come from where each cloud's own programs look for them; see docs/scale.md.
 """
 
-from pipeline.objects.mirror import Mirror
+from pipeline.objects.mirror import WHOLE, Mirror
 from pipeline.objects.path import ObjectPath, register
 from pipeline.objects.requests import SCHEMES
 from pipeline.objects.transfers import (
@@ -42,6 +42,7 @@ from pipeline.objects.transfers import (
 
 __all__ = [
     "SCHEMES",
+    "WHOLE",
     "Head",
     "Mirror",
     "ObjectPath",

@@ -15,8 +15,10 @@ from etils.epath.stat_utils import StatResult
 from pipeline.objects import transfers
 from pipeline.objects.requests import SCHEMES, split
 
-# What a reader takes at once, and what a writer keeps in memory before it takes a temporary file.
-READ, WRITTEN = 1 << 20, 64 << 20
+# What a reader takes at once, first and at most, in bytes.
+READ, MOST = 1 << 18, 32 << 20
+# What a writer keeps in memory before it takes a temporary file.
+WRITTEN = 64 << 20
 
 
 class ObjectPath(PosixGPath):
@@ -105,7 +107,7 @@ class ObjectPath(PosixGPath):
         if mode.replace("b", "") not in ("r", "w") or any(options.values()):
             raise ValueError(f"mode is {mode!r}; objects can be read and written, not appended to")
         if mode[0] == "r":
-            file: Any = io.BufferedReader(Reader(self), READ)
+            file: Any = io.BufferedReader(Reader(self))
         else:
             file = Writer(self)
         return file if "b" in mode else Text(file, encoding or "utf-8")
@@ -173,10 +175,11 @@ class ObjectPath(PosixGPath):
 
 
 class Reader(io.RawIOBase):
-    """The bytes of an object, read by ranges."""
+    """The bytes of an object, of which more are fetched at once while they are read in order."""
 
     def __init__(self, path: epath.Path):
         self._path, self._size, self._at = path, transfers.head(path).size, 0
+        self._begin, self._window = 0, memoryview(b"")  # what was fetched last
 
     def readable(self) -> bool:
         """True."""
@@ -198,17 +201,24 @@ class Reader(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """Reads up to the size of `buffer`; 0 at the end."""
-        count = max(min(len(buffer), self._size - self._at), 0)
-        (found,) = transfers.get_ranges(self._path, [self._at], [self._at + count])
-        buffer[:count] = found
-        self._at += count
-        return count
+        if not self._begin <= self._at < self._begin + len(self._window):
+            follows = self._window and self._at == self._begin + len(self._window)
+            self._fetch(max(min(2 * len(self._window), MOST) if follows else READ, len(buffer)))
+        found = self._window[self._at - self._begin :][: len(buffer)]
+        buffer[: len(found)] = found
+        self._at += len(found)
+        return len(found)
 
     def readall(self) -> bytes:
         """The rest of the object."""
-        (found,) = transfers.get_ranges(self._path, [self._at], [max(self._size, self._at)])
-        self._at += len(found)
-        return bytes(found)
+        self._fetch(self._size)
+        self._at += len(self._window)
+        return bytes(self._window)
+
+    def _fetch(self, count: int) -> None:
+        end = max(min(self._at + count, self._size), self._at)
+        self._begin = self._at
+        (self._window,) = transfers.get_ranges(self._path, [self._at], [end])
 
 
 class Writer(io.RawIOBase):

@@ -81,8 +81,8 @@ def _refusal(
     """The sentence for an error that will not pass; None of one that may."""
     kind, found = type(error).__name__, re.search(r"status code: (\d{3})", reason)
     status = int(found[1]) if found else None
-    # The clouds' own machines give credentials at this address, and may be late.
-    if any(each in reason for each in ("169.254.", "metadata.google", "token request")):
+    # Machines of the clouds ask for credentials there, and these may be late.
+    if any(each in reason for each in ("/latest/", "metadata.google", "token request")):
         if attempt < 3:
             return None
         return _permission(
