@@ -17,6 +17,7 @@ import numpy as np
 from pipeline.packing.patterns import Packed
 from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.assignment import Assignment, AssignmentCache, Slots
+from pipeline.planning.deal import deal
 from pipeline.planning.order import Purpose, permutation, random_bits, sort_by_group
 from pipeline.planning.partition import Partition
 from pipeline.planning.pieces import Pieces
@@ -87,7 +88,7 @@ class Windows:
         window: int,
         by_row: bool = False,
     ):
-        self.pieces, self._seed, self._shuffle = pieces, seed, shuffle
+        self.pieces, self._seed, self._shuffle, self._by_row = pieces, seed, shuffle, by_row
         self._partition: Partition | None = None
         if len(pieces) > window:
             self._partition = Partition(pieces, window, seed if shuffle else None)
@@ -227,8 +228,11 @@ class Windows:
         rows = []
         for bucket in range(len(self.batches)):
             if self._shuffle:
-                count = slots.packed.rows(bucket)
-                rows.append(permutation(self._random(Purpose.ROWS, count, epoch, window, bucket)))
+                draw = functools.partial(
+                    random_bits, self._seed, epoch=epoch, window=window, bucket=bucket
+                )
+                height = None if self._by_row else slots.packed.buckets[bucket].rows
+                rows.append(deal(slots.segments(bucket), height, draw))
             else:
                 rows.append(sort_by_group(pieces[slots.first_piece(bucket)], None))
         return Assignment(slots, pieces, rows)
