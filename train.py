@@ -307,17 +307,15 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
 
         # The loop, and what it calls.
         enter(logging_redirect_tqdm())
-        guard = enter(
-            pipeline.CompileGuard(train_step.name, eval_step.name, on_compile=config.on_compile)
-        )
+        compiled = train_step.name, eval_step.name
+        guard = enter(pipeline.CompileGuard(*compiled, on_compile=config.on_compile))
         metrics = enter(MetricsLog(workdir, first, evaluated=record.evaluations, enabled=leads))
         clock.add("lost", metrics.lost)
         progress = enter(Progress(config.steps, first, enabled=leads))
         profiler = enter(Profile(profile, workdir / "profile"))
-        more = {"flops": flops, "peak_flops": config.peak_flops, "traffic": loader.traffic}
-        step_log = StepLog(
-            metrics, progress, record, clock, on_nonfinite=config.on_nonfinite, **more
-        )
+        more = {"flops": flops, "traffic": loader.traffic, "peak_flops": config.peak_flops}
+        more["on_nonfinite"] = config.on_nonfinite
+        step_log = StepLog(metrics, progress, record, clock, **more)
         signals = enter(hosts.StopSignals())
 
         def evaluate(step):

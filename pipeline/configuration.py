@@ -235,17 +235,16 @@ def prepare_corpora(config: Any, directory: epath.Path) -> tuple[Any, Any]:
         config: `train` and `eval`, each with the fields of `open_source` and `field`, the name of
             a record's text, or of pairs two names, of inputs and targets (with `targets` it is not
             read); of a mixture, `sources` in place of `train`, such fields by name, and `mixture`
-            with their `weights`; where others may join `train` later on, `added`, by name; `template`, which a source may have
-            of its own; `task`, with the fields of `open_view`; `tokenizer`, with `kind`, `begin`
-            and `end` marks, `model`, and for sentencepiece without a model the `vocab_size` of one
-            to be trained on the text that training begins with; `seed`; `cache`, with `directory`
-            and `bytes`, the options `cache` and `cache_bytes` of `Corpus.open`.
+            with their `weights`; where others may join `train` later on, `added`, by name;
+            `template`, which a source may have of its own; `task`, with the fields of `open_view`;
+            `tokenizer`, with `kind`, `begin` and `end` marks, `model`, and for sentencepiece
+            without a model the `vocab_size` of one to be trained on the text that training begins
+            with; `seed`; `cache`, with `directory` and `bytes`, as for `Corpus.open`.
         directory: where to keep them.
 
     Returns:
-        The training corpus, and that for evaluation. Of a mixture the first is `Corpora`, in the
-        order in which phases name the sources; and so it is, "train" first, where there are others
-        that may join.
+        The training corpus, and that for evaluation. The first is `Corpora` of a mixture, in the
+        order in which phases name the sources, and "train" first where others may join.
 
     Raises:
         ValueError: a field is not as above, found before anything is prepared; or what `prepare`
