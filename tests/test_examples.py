@@ -196,7 +196,7 @@ def test_a_run_of_two_devices_goes_on_with_one_and_with_four(
         arguments = [f"--workdir={folder}/run"]
         if name == "maxtext_pretrain":  # the rows of a batch are this for each device
             arguments = [f"base_output_directory={folder}", "run_name=run"]
-            arguments += [f"per_device_batch_size={4 // devices}"]
+            arguments += [f"per_device_batch_size={4 // devices}", "dtype=float32"]
         options |= {"code": code, "devices": devices}
         return run_example(name, arguments, folder, **options)[0]
 
