@@ -25,6 +25,7 @@ from pipeline.objects import path as path_module
 from pipeline.objects import requests, transfers
 from pipeline.objects.path import ObjectPath
 from pipeline.sources.named import open_files
+from pipeline.training.metrics import Profile
 from tests import object_servers
 from tests.processes import environment
 from tests.runs import lines, loss_files, messages, run, segment_losses, summary, tiny
@@ -389,6 +390,12 @@ def test_scores_in_a_bucket_are_those_on_disk(place, corpus, tmp_path):
     there = pipeline.score(corpus, step, directory=place / "s", **options)
     assert there.equals(here)
     assert contents(place / "s").keys() == contents(tmp_path / "s").keys()
+
+
+def test_a_trace_goes_to_the_bucket(place):
+    with Profile("0:0", place / "profile") as profile, profile.step(0):
+        jnp.arange(3).block_until_ready()
+    assert any(path.endswith(".xplane.pb") for path in objects.keys(place / "profile"))
 
 
 @pytest.mark.slow

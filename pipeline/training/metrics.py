@@ -8,7 +8,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -120,11 +120,8 @@ class MetricsLog:
             self._file.flush()
             self._board.flush()
         if self._remote:
-            for path in (self._here / "metrics.jsonl", *(self._here / "tensorboard").iterdir()):
-                remote = self._workdir / path.relative_to(self._here)
-                remote.parent.mkdir(parents=True, exist_ok=True)
-                with atomic_write(remote) as file:
-                    shutil.copyfileobj(path.open("rb"), file)
+            files = [self._here / "metrics.jsonl", *(self._here / "tensorboard").iterdir()]
+            _copy(files, self._here, self._workdir)
 
     def close(self) -> None:
         """Flushes and closes the files."""
@@ -145,6 +142,15 @@ class MetricsLog:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _copy(files: Iterable[epath.Path], here: epath.Path, there: epath.Path) -> None:
+    """Copies files from one directory to the same places in another."""
+    for path in files:
+        copied = there / path.relative_to(here)
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("rb") as content, atomic_write(copied) as file:
+            shutil.copyfileobj(content, file)
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
@@ -237,6 +243,8 @@ class Profile:
             raise ValueError(f"profile_steps is {steps!r}; it must be FIRST:LAST, as in 10:14")
         self._steps = range(int(first), int(last) + 1) if steps else range(0)
         self._directory, self._running = directory, False
+        # JAX writes to local directories only.
+        self._scratch = None if is_local(directory) else tempfile.TemporaryDirectory()
 
     @contextlib.contextmanager
     def step(self, step: int, before: Any = None) -> Iterator[None]:
@@ -250,7 +258,8 @@ class Profile:
 
         if step in self._steps and not self._running:
             jax.block_until_ready(before)
-            jax.profiler.start_trace(os.fspath(self._directory))
+            place = self._scratch.name if self._scratch else os.fspath(self._directory)
+            jax.profiler.start_trace(place)
             self._running = True
         elif self._running and step not in self._steps:
             jax.block_until_ready(before)
@@ -265,6 +274,10 @@ class Profile:
         if self._running:
             jax.profiler.stop_trace()
             self._running = False
+            if self._scratch:
+                here = epath.Path(self._scratch.name)
+                files = [folder / name for folder, _, names in here.walk() for name in names]
+                _copy(map(epath.Path, files), here, self._directory)
 
     def __enter__(self) -> "Profile":
         return self
