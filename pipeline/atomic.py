@@ -134,8 +134,8 @@ def _remove_leftovers(path: epath.Path) -> None:
 def directory_lock(directory: epath.PathLike, doing: str, *, wait: bool = True) -> Iterator[None]:
     """Holds the lock of `directory` while the block runs; other processes wait, and say so.
 
-    The lock ends with the process that holds it, also when that is killed. Directories that are not
-    local have no lock: there, let one process do the work.
+    The lock ends with the process that holds it, also when that is killed; in object storage within
+    a minute, see `objects.hold_lease`.
 
     Args:
         directory: a path; the directory is made where there is none.
@@ -148,8 +148,9 @@ def directory_lock(directory: epath.PathLike, doing: str, *, wait: bool = True) 
     """
     directory = as_path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    if not is_local(directory):
-        yield
+    if isinstance(directory, objects.ObjectPath):
+        with objects.hold_lease(directory, doing, wait=wait):
+            yield
         return
     # Neither truncated nor followed: the file may be anybody's.
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -5,8 +5,11 @@ import gzip
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -19,10 +22,10 @@ from pyarrow import parquet
 
 import pipeline
 from pipeline import objects, ragged, sources, tokenizers
-from pipeline.atomic import as_path, atomic_write
+from pipeline.atomic import as_path, atomic_write, directory_lock
 from pipeline.loading.checkpoint import Checkpoints
+from pipeline.objects import lease, requests, transfers
 from pipeline.objects import path as path_module
-from pipeline.objects import requests, transfers
 from pipeline.objects.path import ObjectPath
 from pipeline.sources.named import open_files
 from pipeline.training.metrics import Profile
@@ -379,6 +382,46 @@ def test_several_processes_are_refused_where_one_alone_can_write(monkeypatch):
     monkeypatch.setitem(sys.modules, "google.cloud.storage", None)
     with pytest.raises(ImportError, match=r"from 2 hosts needs google, .*\[gcs\]"):
         Checkpoints("gs://mine/c")
+
+
+def test_one_process_holds_the_lock_of_a_directory_and_others_wait(place, monkeypatch):
+    monkeypatch.setattr(lease, "BEAT", 0.1)
+    held, log = [], threading.Lock()
+
+    def work(number):
+        with directory_lock(place, "working"):
+            assert log.acquire(blocking=False)
+            held.append(number)
+            refused = directory_lock(place, "working", wait=False)
+            with pytest.raises(RuntimeError, match=r"another process is working in .*; stop it"):
+                refused.__enter__()
+            log.release()
+
+    with messages() as said, ThreadPoolExecutor(3) as pool:
+        list(pool.map(work, range(3)))
+    assert sorted(held) == [0, 1, 2]
+    assert "waiting for it" in str(said)
+    assert not (place / ".lock").exists()
+
+
+def test_a_lock_whose_holder_says_nothing_is_taken_over(place, monkeypatch):
+    monkeypatch.setattr(lease, "BEAT", 0.1)
+    monkeypatch.setattr(lease, "SILENCE", 0.5)
+    other = {"owner": "x", "pid": 1, "beat": 0}
+    for seen, least in (({"host": "elsewhere"}, 0.5), ({"host": socket.gethostname()}, 0)):
+        # The second is of a process that was killed on this machine.
+        gone = subprocess.Popen(["true"])
+        gone.wait()
+        (place / ".lock").write_text(json.dumps({**other, "pid": gone.pid, **seen}))
+        before = time.monotonic()
+        with messages() as said, directory_lock(place, "working", wait=False):
+            assert time.monotonic() - before >= least
+        assert "no more: its lock is taken over" in str(said)
+    with messages() as said, directory_lock(place, "working"):
+        (place / ".lock").write_text(json.dumps({**other, "host": "elsewhere"}))
+        time.sleep(0.5)
+    assert "is lost: another process took it over" in str(said)
+    assert (place / ".lock").exists()
 
 
 def test_scores_in_a_bucket_are_those_on_disk(place, corpus, tmp_path):

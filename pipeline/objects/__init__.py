@@ -9,7 +9,8 @@ A path names a bucket and a key, as `s3://mine/corpus/lengths.npy`. Reading and 
     put(path, content, if_absent=True)   the same, unless there is one; says which it was
 
 and `head`, `children`, `keys`, `copy` and `delete`. `ObjectPath` is a path that has the methods of
-`etils.epath`, and `Mirror` a local directory whose folders are kept there.
+`etils.epath`, `Mirror` a local directory whose folders are kept there, and `hold_lease` a
+lock.
 
 Large objects are read and written in pieces, many at once. A request that fails for a reason that
 may pass (a status of 5xx or 429, a connection that is cut or says nothing for 30 seconds) is made
@@ -24,6 +25,7 @@ errors are sentences:
 Credentials come from where each cloud's own programs look for them; see docs/scale.md.
 """
 
+from pipeline.objects.lease import hold_lease
 from pipeline.objects.mirror import WHOLE, Mirror
 from pipeline.objects.path import ObjectPath, register
 from pipeline.objects.requests import SCHEMES
@@ -53,6 +55,7 @@ __all__ = [
     "get",
     "get_ranges",
     "head",
+    "hold_lease",
     "keys",
     "put",
     "register",
