@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,50 +22,58 @@ from benchmarks.results import Line, Section
 SMALL = 1_000_000
 TOKENS = 4_000_000  # positions in a batch
 LONGEST = 8192
+PER_FILE = 25_000  # examples, some 2²⁴ tokens
 
 
 def measure(examples: int) -> Section:
-    """Plans a million lengths, then `examples` of them, each through a whole epoch."""
-    lines = []
-    rates = {}
-    for count in (SMALL, examples):
-        with tempfile.TemporaryDirectory() as directory:
-            path = os.path.join(directory, "lengths.u32")
-            _write(path, count)
-            child = subprocess.run(
-                [sys.executable, "-m", "benchmarks.scale", path], capture_output=True, check=True
-            )
-        seen = json.loads(child.stdout)
-        rates[count] = count / seen["epoch"]
-        lines += [
-            Line(
-                f"{count:,} lengths: first batch",
-                f"{seen['first']:.2f} s",
-                f"{seen['windows']} windows, padding {seen['padding']:.4%}, "
-                f"{seen['batches']:,} batches",
-            ),
-            Line(
-                f"{count:,} lengths: plan and all batches of an epoch",
-                f"{rates[count] / 1e6:.1f} M examples/s",
-                f"{rates[count] / rates[SMALL]:.2f}× the rate at {SMALL:,}; every position once",
-            ),
-            Line(
-                f"{count:,} lengths: anonymous memory at most",
-                f"{seen['memory'] / 2**20:,.0f} MiB",
-                f"{seen['memory'] / count:.2f} bytes an example",
-            ),
-            Line(
-                f"{count:,} lengths: any step",
-                f"{seen['any']:.2f} s",
-                "the median of three far apart, each in a window of its own",
-            ),
-        ]
+    """Plans a million lengths, then `examples` of them, also in files; each a whole epoch."""
+    lines: list[Line] = []
+    with tempfile.TemporaryDirectory() as directory:
+        few, many = (os.path.join(directory, name) for name in ("few", "many"))
+        _write(few, SMALL)
+        first = _run(few)
+        lines += _lines(f"{SMALL:,} lengths", first, SMALL, first)
+        _write(many, examples)
+        for name, options in (("lengths", []), ("lengths in files", [str(PER_FILE)])):
+            lines += _lines(f"{examples:,} {name}", _run(many, *options), examples, first)
     return Section(
         "scale",
-        f"Lognormal lengths up to {LONGEST:,}, memory-mapped; four buckets, "
-        f"{TOKENS:,} positions in a batch.",
+        f"Lognormal lengths up to {LONGEST:,}, memory-mapped; four buckets, {TOKENS:,} positions "
+        f"in a batch; files of {PER_FILE:,} examples.",
         lines,
     )
+
+
+def _run(path: str, *options: str) -> dict[str, float]:
+    command = [sys.executable, "-m", "benchmarks.scale", path, *options]
+    return json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+
+
+def _lines(what: str, seen: dict, count: int, first: dict) -> list[Line]:
+    rate, compared = count / seen["epoch"], SMALL / first["epoch"]
+    return [
+        Line(
+            f"{what}: first batch",
+            f"{seen['first']:.2f} s",
+            f"{seen['windows']} windows, padding {seen['padding']:.4%}, "
+            f"{seen['batches']:,} batches",
+        ),
+        Line(
+            f"{what}: plan and all batches of an epoch",
+            f"{rate / 1e6:.1f} M examples/s",
+            f"{rate / compared:.2f}× the rate at {SMALL:,}; every position once",
+        ),
+        Line(
+            f"{what}: anonymous memory at most",
+            f"{seen['memory'] / 2**20:,.0f} MiB",
+            f"{seen['memory'] / count:.2f} bytes an example",
+        ),
+        Line(
+            f"{what}: any step",
+            f"{seen['any']:.2f} s",
+            "the median of three far apart, each in a window of its own",
+        ),
+    ]
 
 
 def _write(path: str, count: int) -> None:
@@ -75,8 +84,16 @@ def _write(path: str, count: int) -> None:
         part[:] = np.clip(rng.lognormal(6, 1.2, len(part)), 1, LONGEST)
 
 
-def _plan_once(path: str) -> dict:
+class Filed(NamedTuple):
+    """Lengths whose examples lie in files."""
+
+    lengths: np.ndarray
+    files: np.ndarray
+
+
+def _plan_once(path: str, per_file: int) -> dict:
     lengths = np.memmap(path, np.uint32, "r")
+    files = np.diff([*range(0, len(lengths), per_file), len(lengths)]) if per_file else None
     buckets = pipeline.fit_buckets(
         np.array(lengths[:SMALL]),
         tokens_per_batch=TOKENS,
@@ -84,7 +101,7 @@ def _plan_once(path: str) -> dict:
         max_length=LONGEST,
     )
     begin = time.perf_counter()
-    plan = pipeline.Plan(lengths, buckets)
+    plan = pipeline.Plan(lengths if files is None else Filed(lengths, files), buckets)
     plan.batch(0)
     first = time.perf_counter() - begin
     memory, total, steps = _anonymous(), np.uint64(0), plan.num_batches()
@@ -137,4 +154,4 @@ def _anonymous() -> int:
 
 if __name__ == "__main__":
     np.seterr(over="ignore")
-    print(json.dumps(_plan_once(sys.argv[1])))
+    print(json.dumps(_plan_once(sys.argv[1], int((sys.argv[2:] or ["0"])[0]))))

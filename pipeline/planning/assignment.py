@@ -195,11 +195,11 @@ class AssignmentCache:
 
     Args:
         assign: `assign(epoch, place)` returns the assignment of a window.
-        size: the number of windows in the cache.
+        size: the number of windows in the cache; may be changed.
     """
 
     def __init__(self, assign: Callable[[int, int], Assignment], size: int):
-        self._assign, self._size = assign, size
+        self._assign, self.size = assign, size
         self.restart()
         restart_in_children(self)
 
@@ -211,7 +211,7 @@ class AssignmentCache:
         )
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        return AssignmentCache, (self._assign, self._size)
+        return AssignmentCache, (self._assign, self.size)
 
     def get(self, epoch: int, place: int) -> Assignment:
         """The window at `place` in the order of an epoch; assigns it or waits for it."""
@@ -235,7 +235,7 @@ class AssignmentCache:
             is_new = (epoch, place) not in self._futures
             future = self._futures.setdefault((epoch, place), concurrent.futures.Future())
             self._futures.move_to_end((epoch, place))
-            while len(self._futures) > self._size:
+            while len(self._futures) > self.size:
                 self._futures.popitem(last=False)
         return future, is_new
 

@@ -175,16 +175,18 @@ class SizeDivision:
 
 
 class FileDivision:
-    """Windows of whole files, dealt to them at random. Implements `Division`.
+    """Windows of whole files. Implements `Division`.
 
-    Each window has its own histogram and its own search for patterns. Batches go on from a window
-    to the next, so only the last batch of each bucket in an epoch could lack rows. `surplus` moves
-    the rows of these to longer buckets, up to the longest.
+    Files are sorted by the mean size of their pieces, and each window gets one of every few that
+    follow each other: so all windows have much the same lengths, and which files they have is
+    random. Each window has its own histogram and its own search for patterns. Batches go on from a
+    window to the next, so only the last batch of each bucket in an epoch could lack rows. `surplus`
+    moves the rows of these to longer buckets, up to the longest.
 
     Args:
         pieces: the pieces.
         files: int64 [files], the examples of each file.
-        window: pieces in a window; to end with a file, it may have some more.
+        window: pieces in a window, about.
         seed: decides which files are in which window; None for their order.
         heights: the rows in a batch of each bucket.
     """
@@ -199,19 +201,16 @@ class FileDivision:
     ):
         self._pieces, self._heights = pieces, heights
         self._edges = np.cumsum([0, *files])
-        order = np.arange(len(files))
+        total, size = int(self._edges[-1]), pieces.longest + 1
+        number = -(-total // window)
+        # In their order, a file is in the window in which its middle would be, if all were equal.
+        place = (self._edges[1:] + self._edges[:-1]) * number // (2 * total)
         if seed is not None:
-            order = permutation(random_bits(seed, Purpose.PARTITION, len(files)))
-        # A file is in the window in which its middle would be, if all windows were equal.
-        middle = 2 * np.cumsum(files[order]) - files[order]
-        total = int(self._edges[-1])
-        place = middle * -(-total // window) // (2 * total)
-        size = pieces.longest + 1
+            place = self._deal(number, seed)
         self.files: list[np.ndarray] | None = []
         self._histograms: list[np.ndarray] = []
         self.counts = np.zeros(size, np.int64)
-        for numbers in np.split(order, np.flatnonzero(np.diff(place)) + 1):
-            numbers = np.sort(numbers)
+        for numbers in (np.flatnonzero(place == window) for window in range(number)):
             counts = np.zeros(size, np.int64)
             for _, sizes in self._read(numbers):
                 counts += np.bincount(sizes, minlength=size)
@@ -219,6 +218,18 @@ class FileDivision:
             if (counts := _without_empty(counts)).any():
                 self.files.append(numbers)
                 self._histograms.append(counts)
+
+    def _deal(self, number: int, seed: int) -> np.ndarray:
+        """The window of each file: int64 [files]."""
+        files = np.arange(len(self._edges) - 1)
+        means = [sizes.mean(dtype=float) if len(sizes) else 0 for _, sizes in self._read(files)]
+        strata = -(-len(files) // number)
+        bits = random_bits(seed, Purpose.PARTITION, strata * number).reshape(strata, number)
+        place = np.empty_like(files)
+        place[np.argsort(means, kind="stable")] = np.concatenate(
+            [permutation(of_stratum) for of_stratum in bits]
+        )[: len(files)]
+        return place
 
     def _read(self, files: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """The pieces of some files, and their sizes."""

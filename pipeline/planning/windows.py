@@ -112,10 +112,10 @@ class Windows:
         self._rows = rows[:, self._kind]
         self.rows, self.real = rows @ numbers, real @ numbers
         self.most_segments = segments.max(axis=1).tolist()
-        self._latest: WindowOrder | None = None
-        self.batches = self.order(0).batches[:, -1]
         # The current window, the next one, and the last one for readers that lag behind.
         self._cache = AssignmentCache(self.assign, 3)
+        self._latest: WindowOrder | None = None
+        self.batches = self.order(0).batches[:, -1]
 
     def _pack_once(
         self, counts: np.ndarray, *, whole: bool = False, surplus: Sequence[int] | None = None
@@ -163,6 +163,9 @@ class Windows:
                 batches = -(-rows // height)
                 starts = np.minimum(batches * height, self.rows[:, None])
             latest = self._latest = WindowOrder(epoch, order, rows, batches, starts)
+            if self._by_row:
+                # Those of which buckets take rows at a time, the next one, and the last one.
+                self._cache.size = max(self._cache.size, 2 + _most_at_a_time(rows))
         return latest
 
     def offsets(self, epoch: int, place: int) -> list[int]:
@@ -250,6 +253,18 @@ class Windows:
         self, purpose: Purpose, count: int, epoch: int, window: int, bucket: int = 0
     ) -> np.ndarray:
         return random_bits(self._seed, purpose, count, epoch=epoch, window=window, bucket=bucket)
+
+
+def _most_at_a_time(rows: np.ndarray) -> int:
+    """The most windows that have rows to take, if all buckets take theirs at the same pace.
+
+    Args:
+        rows: as in `WindowOrder`.
+    """
+    share = rows[rows[:, -1] > 0] / rows[rows[:, -1] > 0][:, -1:]
+    begins, ends = share[:, :-1].min(axis=0), share[:, 1:].max(axis=0)
+    begun = np.searchsorted(np.sort(begins), ends, side="left")
+    return int((begun - np.searchsorted(np.sort(ends), ends, side="left")).max(initial=1))
 
 
 def _keep(recent: dict[Any, Value], key: Any, make: Callable[[], Value]) -> Value:
