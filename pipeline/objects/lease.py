@@ -40,7 +40,11 @@ def hold_lease(directory: ObjectPath, doing: str, *, wait: bool = True) -> Itera
         RuntimeError: another process holds the lock, and `wait` is False.
     """
     path = directory / ".lock"
-    mine = {"owner": uuid.uuid4().hex, "host": socket.gethostname(), "pid": os.getpid()}
+    mine: dict[str, Any] = {
+        "owner": uuid.uuid4().hex,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+    }
     _held.add(mine["owner"])
     _acquire(path, mine, f"another process is {doing} in {directory}", wait)
     ended = threading.Event()
