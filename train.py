@@ -75,7 +75,7 @@ VERSION = flags.DEFINE_bool("version", False, "Print the version and exit.")
 # A run may go on with other values of these fields. `batches`, `seed` and `schedule` change as the
 # schedule says; any other change makes it another run.
 MAY_CHANGE = (
-    *("steps", "mesh", "context_order", "microbatches", "memory_budget", "skip_steps"),
+    *("steps", "mesh", "context_order", "microbatches", "memory_budget", "skip_steps", "cache"),
     *("on_nonfinite", "eval_every", "checkpoint_every", "keep", "on_compile", "peak_flops"),
     *("optimizer.decay_steps", "mixture", "sources", "added", "batches", "seed", "schedule"),
 )
@@ -307,15 +307,15 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
 
         # The loop, and what it calls.
         enter(logging_redirect_tqdm())
-        guard = enter(
-            pipeline.CompileGuard(train_step.name, eval_step.name, on_compile=config.on_compile)
-        )
+        compiled = train_step.name, eval_step.name
+        guard = enter(pipeline.CompileGuard(*compiled, on_compile=config.on_compile))
         metrics = enter(MetricsLog(workdir, first, evaluated=record.evaluations, enabled=leads))
         clock.add("lost", metrics.lost)
         progress = enter(Progress(config.steps, first, enabled=leads))
         profiler = enter(Profile(profile, workdir / "profile"))
-        options = {"peak_flops": config.peak_flops, "on_nonfinite": config.on_nonfinite}
-        step_log = StepLog(metrics, progress, record, clock, flops=flops, **options)
+        more = {"flops": flops, "traffic": loader.traffic, "peak_flops": config.peak_flops}
+        more["on_nonfinite"] = config.on_nonfinite
+        step_log = StepLog(metrics, progress, record, clock, **more)
         signals = enter(hosts.StopSignals())
 
         def evaluate(step):

@@ -9,6 +9,7 @@ python -m benchmarks soak                  # many batches, in constant memory
 python -m benchmarks peers --text FILE     # beside other input paths, see benchmarks/peers.py
 python -m benchmarks tiers                 # steps of several processes, with and without tiers
 python -m benchmarks why                   # spoilt documents, found by their losses
+python -m benchmarks remote                # batches of a corpus in object storage
 """
 
 import argparse
@@ -22,7 +23,7 @@ SECTIONS = (
     "score",
 )
 # Run only if they are named.
-NAMED = ("scale", "fuzz", "kills", "soak", "peers", "tiers", "why")
+NAMED = ("scale", "fuzz", "kills", "soak", "peers", "tiers", "why", "remote")
 # The options that a section has; of the sections that run by default, beside the lengths.
 OPTIONS = {
     "balance": ("histogram",),

@@ -10,6 +10,7 @@ from benchmarks.histograms import lengths_of
 from benchmarks.results import Line, Section
 from benchmarks.turns import best_seconds
 from pipeline.planning.balance import row_costs, time_over_ideal
+from pipeline.report.epoch import measure_epoch
 
 EXAMPLES = 1_000_000
 WIDTH = 4096  # of the model: a row costs L + Σ l² / (6 · WIDTH), the FLOPs of a whole layer
@@ -49,7 +50,8 @@ def measure(lengths: np.ndarray, histograms: list[str]) -> Section:
         f"Time of the steps of an epoch with tiers={TIERS} over that of evenly shared work (1 is "
         f"perfect), for devices × rows of each, attention that skips other segments, width "
         f"{WIDTH:,}; and the CPU time of a plan with its first batch, and of {STEPS} batches, with "
-        "tiers over that without, taking turns.",
+        "tiers over that without, taking turns. The mean length of a batch's documents varies so "
+        "many times as much as in batches of random documents, without tiers.",
         lines,
     )
 
@@ -66,6 +68,10 @@ def _compare(what: str, lengths: np.ndarray, bucket: pipeline.Bucket, devices: i
         f"tiers={MORE}": costs[MORE],
     }
     others = [f"{name} {time_over_ideal(b, devices):.3f}" for name, b in contenders.items()]
+    if bucket.rows == devices:  # blocks that are all alike take as long as slices of all rows
+        slices = -np.sort(-rows)[: len(rows) // TIERS * TIERS].reshape(TIERS, -1)
+        others.append(f"{TIERS} slices of all rows {time_over_ideal(slices, slices.shape[1]):.3f}")
+    varies = measure_epoch(plans[1], 2_000)["mean_length"]["ratio"]
     steps = min(STEPS, plans[1].num_batches())
 
     def plan(tiers: int) -> None:
@@ -83,7 +89,8 @@ def _compare(what: str, lengths: np.ndarray, bucket: pipeline.Bucket, devices: i
     return Line(
         what,
         f"{time_over_ideal(costs[TIERS], devices):.3f}",
-        f"{', '.join(others)}; plan {ratios[0]:.2f}×, batches {ratios[1]:.2f}×",
+        f"{', '.join(others)}; plan {ratios[0]:.2f}×, batches {ratios[1]:.2f}×; mean length of a "
+        f"batch varies {varies or 0:.2f}×",
     )
 
 

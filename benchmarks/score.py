@@ -59,13 +59,17 @@ def _compare(what: str, lengths: np.ndarray) -> list[Line]:
 
     losses = weighted_losses(loss)
     with tempfile.TemporaryDirectory() as directory:
-        corpus = pipeline.Corpus.from_arrays(examples, pathlib.Path(directory) / "corpus")
+        corpora = {
+            times: pipeline.Corpus.from_arrays(
+                examples * times, pathlib.Path(directory) / f"corpus{times}"
+            )
+            for times in (1, 2)
+        }
 
         def packed(times: int) -> np.ndarray:
-            several = pipeline.Corpora({str(number): corpus for number in range(times)})
             with tempfile.TemporaryDirectory() as scores:
                 table = pipeline.score(
-                    several,
+                    corpora[times],
                     losses,
                     directory=scores,
                     state=params,

@@ -55,6 +55,11 @@ def get_config() -> ConfigDict:
     config.batches.packing = "best_fit"
     config.batches.overflow = "split"
 
+    # For corpora in object storage: a local directory for their parts, and the most bytes of each
+    # corpus there. Not given: no cache; and half of what is free.
+    config.cache = ConfigDict({"directory": config_dict.placeholder(str)})
+    config.cache.bytes = config_dict.placeholder(int)
+
     # What changes on the way, as fields of `batches`, `seed`, or `leave_out`, numbers of documents:
     # ((2_000, {"tokens_per_batch": 8192}), (9_000, {"max_length": 4096})). All shapes are compiled
     # before step 0.

@@ -125,9 +125,16 @@ def train(workdir, steps, save_every):
     mesh = jax.make_mesh((jax.device_count(), 1), ("fsdp", "tp"), axis_types=auto)
     corpus = make_corpus(workdir / "corpus")
     # Lockstep: an iterator of global batches of a few shapes; rows are spread over `fsdp`, as
-    # Tunix expects them (TrainingConfig.data_sharding_axis).
+    # Tunix expects them (TrainingConfig.data_sharding_axis). With multiples of 4 rows, the run may
+    # continue on 1, 2 or 4 devices.
     loader = pipeline.load(
-        corpus, mesh=mesh, tokens_per_batch=2048, max_length=512, width=64, seed=0
+        corpus,
+        mesh=mesh,
+        tokens_per_batch=2048,
+        max_length=512,
+        row_multiple=4,
+        width=64,
+        seed=0,
     )
     # Tunix saves a last checkpoint without what `custom_checkpoint_metadata` gives, unless its own
     # rules have saved that step.

@@ -12,6 +12,7 @@ from etils import epath
 
 from pipeline import sources, templates, tokenizers, views
 from pipeline.storage.corpora import Corpora
+from pipeline.storage.pairs import open_corpus
 from pipeline.storage.preparation import prepare, prepare_pairs
 from pipeline.tasks import CAUSAL, INPUTS
 
@@ -169,19 +170,18 @@ class Part:
     source: sources.Source
     field: Any  # one name, or of pairs two, of inputs and targets
     template: templates.Template | None
+    cache: Mapping[str, Any]  # options of `open_corpus`
 
     def prepare(self, tokenizer: tokenizers.Tokenizer, directory: epath.Path, view: Any) -> Any:
         """The corpus in `directory`, a view of it, or pairs."""
-        if not isinstance(self.field, str):
-            return prepare_pairs(self.source, tokenizer, directory, fields=self.field)
-        corpus = prepare(
-            self.source,
-            tokenizer,
-            directory,
-            field=self.field,
-            template=self.template,
-            task=CAUSAL if view is None else INPUTS,
-        )
+        make: Any = prepare_pairs
+        options: Any = {"fields": self.field}
+        if isinstance(self.field, str):
+            make, task = prepare, CAUSAL if view is None else INPUTS
+            options = {"field": self.field, "template": self.template, "task": task}
+        corpus: Any = make(self.source, tokenizer, directory, **options)
+        if any(self.cache.values()):
+            corpus = open_corpus(directory, **self.cache)
         return corpus if view is None else view(corpus)
 
 
@@ -198,7 +198,9 @@ def _open_part(name: str, fields: Any, config: Any) -> Part:
             f"config.{name}.field is {field!r}; it must be one name, or for pairs two, with "
             "template.kind '', task.kind 'causal' and tokenizer.begin True"
         )
-    return Part(open_source(fields, f"config.{name}"), field, template)
+    kept = config.get("cache") or {}
+    cache = {"cache": kept.get("directory"), "cache_bytes": kept.get("bytes")}
+    return Part(open_source(fields, f"config.{name}"), field, template, cache)
 
 
 def _train_tokenizer(parts: Sequence[Part], config: Any, model: epath.Path) -> Any:
@@ -232,18 +234,17 @@ def prepare_corpora(config: Any, directory: epath.Path) -> tuple[Any, Any]:
     Args:
         config: `train` and `eval`, each with the fields of `open_source` and `field`, the name of
             a record's text, or of pairs two names, of inputs and targets (with `targets` it is not
-            read); of a mixture, `sources`
-            in place of `train`, such fields by name, and `mixture` with their `weights`; where
-            others may join `train` later on, `added`, by name; `template`, which a source may have
-            of its own; `task`, with the fields of `open_view`; `tokenizer`, with `kind`, `begin`
-            and `end` marks, `model`, and for sentencepiece without a model the `vocab_size` of one
-            to be trained on the text that training begins with; `seed`.
+            read); of a mixture, `sources` in place of `train`, such fields by name, and `mixture`
+            with their `weights`; where others may join `train` later on, `added`, by name;
+            `template`, which a source may have of its own; `task`, with the fields of `open_view`;
+            `tokenizer`, with `kind`, `begin` and `end` marks, `model`, and for sentencepiece
+            without a model the `vocab_size` of one to be trained on the text that training begins
+            with; `seed`; `cache`, with `directory` and `bytes`, as for `Corpus.open`.
         directory: where to keep them.
 
     Returns:
-        The training corpus, and that for evaluation. Of a mixture the first is `Corpora`, in the
-        order in which phases name the sources; and so it is, "train" first, where there are others
-        that may join.
+        The training corpus, and that for evaluation. The first is `Corpora` of a mixture, in the
+        order in which phases name the sources, and "train" first where others may join.
 
     Raises:
         ValueError: a field is not as above, found before anything is prepared; or what `prepare`

@@ -2,10 +2,12 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import pipeline
@@ -65,14 +67,18 @@ PeftTrainer._write_metrics = write_and_print
 """
 
 
-def run_example(name, arguments, folder, *, kill_at=-1, checkpoint="", blocked="", code=""):
+def run_example(
+    name, arguments, folder, *, kill_at=-1, checkpoint="", blocked="", code="", devices=4
+):
     """Runs one to its end, or to a step; returns losses and shapes of its steps, and its output."""
     options = [str(kill_at), str(checkpoint), blocked, code, str(ROOT / f"examples/{name}.py")]
     done = subprocess.run(
         [sys.executable, "-c", KILLER, *options, *arguments],
         cwd=folder,
         env=environment(
-            XLA_FLAGS=os.environ["XLA_FLAGS"], NPROC=os.environ["NPROC"], JAX_LOG_COMPILES="1"
+            XLA_FLAGS=os.environ["XLA_FLAGS"].replace("device_count=4", f"device_count={devices}"),
+            NPROC=os.environ["NPROC"],
+            JAX_LOG_COMPILES="1",
         ),
         capture_output=True,
         text=True,
@@ -168,6 +174,42 @@ def test_maxtext_trains_its_own_model(tmp_path):
         check_compilations(said, "train_step", 2)
     held_out = pipeline.Corpus.open(tmp_path / "corpus/eval")
     assert f"evaluated {float(held_out.num_tokens)}\n" in outputs[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "library", "checkpoint", "first", "code"),
+    [
+        ("linen", "flax", "run/checkpoints/10", 10, ""),
+        ("nnx", "flax", "run/checkpoints/10", 10, ""),
+        ("tunix_sft", "tunix", "run/checkpoints/10", 10, PRINT_TUNIX_LOSSES),
+        ("tunix_dpo", "tunix", "run/10", 10, PRINT_TUNIX_LOSSES),
+        ("maxtext_pretrain", "maxtext", "run/checkpoints/10", 11, PRINT_LOSSES),
+    ],
+)
+def test_a_run_of_two_devices_goes_on_with_one_and_with_four(
+    name, library, checkpoint, first, code, tmp_path
+):
+    pytest.importorskip(library)
+
+    def go_on(folder, devices, **options):
+        arguments = [f"--workdir={folder}/run"]
+        if name == "maxtext_pretrain":  # the rows of a batch are this for each device
+            arguments = [f"base_output_directory={folder}", "run_name=run"]
+            arguments += [f"per_device_batch_size={4 // devices}", "dtype=float32"]
+        options |= {"code": code, "devices": devices}
+        return run_example(name, arguments, folder, **options)[0]
+
+    (tmp_path / "2").mkdir()
+    before = go_on(tmp_path / "2", 2, kill_at=17, checkpoint=tmp_path / "2" / checkpoint)
+    for devices in (1, 4):
+        folder = shutil.copytree(tmp_path / "2", tmp_path / str(devices))
+        after = go_on(folder, devices)
+        assert list(after) == list(range(first, 40))
+        again = range(first, 18)
+        np.testing.assert_allclose(
+            [after[step] for step in again], [before[step] for step in again], rtol=1e-4
+        )
 
 
 def test_examples_stand_alone():

@@ -10,17 +10,21 @@ from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
 
 import pipeline
+from configs import leave_out
 from pipeline import Bucket, Plan
 from pipeline.__main__ import main
 from pipeline.training import loss_log
-from pipeline.training.history import write_history
+from pipeline.training.history import read_history, write_history
 from pipeline.training.loss_log import LossLog, read_sums
 from pipeline.training.microbatches import summed_gradients
 from pipeline.training.segments import by_segment
 from pipeline.training.step_files import StepFiles
+from tests.runs import run, segment_losses, tiny
+from tests.test_train import text  # noqa: F401
 
 BUCKETS = (Bucket(8, 16), Bucket(4, 32))
 STEPS = 90
+SMALL = {"model__num_layers": 1, "model__width": 32, "model__attention": "dense"}
 NOISY = [4, 40, 130]  # documents that lose more than others
 
 
@@ -228,3 +232,34 @@ def test_the_audit_says_why_documents_were_left_out(ran, capsys):
         f"{least:.3f} above the usual, and those of 98.5% of all documents less"
     ) in said
     assert f"left out from step 70 on, as asked: {easy}\n" in said
+
+
+@pytest.mark.slow
+def test_a_config_leaves_out_what_stays_hard_for_two_epochs(text, tmp_path, monkeypatch, capsys):  # noqa: F811
+    monkeypatch.setattr(leave_out, "QUANTILE", 0.9)
+
+    def go_on(count):
+        schedule = leave_out.leave_out_worst(tmp_path)
+        run(tiny(text, **SMALL, steps=count, schedule=schedule), tmp_path)
+        return schedule
+
+    run(tiny(text, **SMALL, steps=4), tmp_path)
+    _, plan = read_history(epath.Path(tmp_path))
+    assert go_on(plan.first_step(2)) == ()
+    found = pipeline.losses(tmp_path)
+    ((step, changes),) = go_on(plan.first_step(2) + 4)
+    assert step == plan.first_step(2)
+    for epoch in (0, 1):
+        numbers, _, above = found.select(found.epoch == epoch).documents()
+        high = np.isin(numbers, changes["leave_out"])
+        assert 0 < high.sum() < 0.1 * len(numbers)
+        assert above[high].min() > np.quantile(above, 0.9)
+    # A later start has the same schedule, and the audit the words.
+    assert go_on(plan.first_step(2) + 8) == ((step, changes),)
+    found = segment_losses(tmp_path)
+    late = found.select(found.step >= step)
+    assert len(np.unique(late.step)) == 8
+    assert not np.isin(late.example, changes["leave_out"]).any()
+    assert main(["audit", str(tmp_path)]) == 0
+    names = ", ".join(map(str, changes["leave_out"]))
+    assert f"left out from step {step} on, as asked: {names}; until then" in capsys.readouterr().out

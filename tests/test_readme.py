@@ -180,7 +180,7 @@ def test_a_command_has_the_flags_that_it_names(words, monkeypatch, capsys):
     else:
         assert " ".join(program) in ("python3 -m venv", "pip install -q", "python -m pytest") or (
             program[:2] == ["pip", "install"]
-            and re.fullmatch(r"lockstep(-pipeline(\[\w+\])?)?", program[2])
+            and re.fullmatch(r"lockstep(-pipeline(\[[\w,]+\])?)?", program[2])
             and words[3:] in (["flax", "optax", "orbax-checkpoint"], [])
         )
 

@@ -224,3 +224,18 @@ for word in sys.argv[1:]:
     for sentence, output in zip(FLAGS.values(), said, strict=False):
         assert output.startswith("train.py: ")
         assert sentence in output
+
+
+def test_a_run_through_a_cache_has_the_same_losses_and_tells_what_it_read(text, tmp_path):  # noqa: F811
+    run(tiny(text, **SMALL, steps=6), tmp_path / "plain")
+    config = tiny(text, **SMALL, steps=6, cache__directory=str(tmp_path / "cache"))
+    run(config, tmp_path / "cached")
+    assert sorted(path.name for path in (tmp_path / "cache").glob("*/*.arrow"))
+    ours, theirs = (steps(tmp_path / name) for name in ("cached", "plain"))
+    for our, their in zip(ours, theirs, strict=True):
+        assert our.items() >= their.items()
+        assert 0 <= our["cache_hits"] <= 1
+    assert ours[-1]["fetched_bytes"] + ours[-1]["ranged_bytes"] > 0
+    config.steps, config.cache.bytes = 8, 1 << 30  # may change
+    run(config, tmp_path / "cached")
+    assert len(steps(tmp_path / "cached")) == 8

@@ -9,7 +9,7 @@ from pipeline.fork import Handles, restart_in_children
 from pipeline.planning.ahead import files_ahead
 from pipeline.planning.lengths import HasCorpora
 from pipeline.planning.plan import Plan
-from pipeline.storage.cache import Demand, PartCache
+from pipeline.storage.cache import Demand
 from pipeline.storage.interface import AnyCorpus
 
 
@@ -21,7 +21,7 @@ class ReadAhead(Handles):
         plan: the plan of the batches.
     """
 
-    handles = ("_begun",)
+    handles = ("_run",)
 
     def __init__(self, corpus: AnyCorpus, plan: Plan):
         self._corpus, self._plan, self._step = corpus, plan, 0
@@ -31,36 +31,66 @@ class ReadAhead(Handles):
     def restart(self) -> None:
         """See `Handles`."""
         super().restart()
-        self._begun = not self._corpus.caches
+        self._run: object | None = None  # while caches fetch for it
 
     def begin(self, step: int) -> None:
         """Says that batches are built from `step` on. Any thread may say so, for every batch."""
         self._step = step
-        if self._begun:
+        if self._run is not None or not self._corpus.caches:
             return
         with self._lock:
-            if self._begun:
+            if self._run is not None:
                 return
-            self._begun = True
+            self._run = object()
         corpora = {"": self._corpus}
         if self._plan.names != ("",) and isinstance(self._corpus, HasCorpora):
             corpora = {name: self._corpus.corpora[name] for name in self._plan.names}
         for name, corpus in corpora.items():
             for cache, first in corpus.caches:
-                cache.follow(_demand(weakref.ref(self), name, first, cache))
+                cache.follow(_demand(weakref.ref(self), self._run, name, first, cache.num_parts))
 
-    def windows(self, name: str) -> list[np.ndarray]:
-        """The files of a corpus that are needed from now on, as `files_ahead` gives them."""
-        return files_ahead(self._plan, self._step).get(name, [])
+    def stop(self) -> None:
+        """Lets caches fetch no more, until batches are built again."""
+        self._run = None
+
+    def is_running(self, run: object) -> bool:
+        """Whether caches are still to fetch for a run that `begin` began."""
+        return run is self._run
+
+    def windows(self, name: str) -> list[np.ndarray] | None:
+        """The files of a corpus that are needed from now on; None: any file at any time."""
+        return files_ahead(self._plan, self._step).get(name)
+
+    def traffic(self) -> dict[str, float]:
+        """What reading through caches has cost so far, in this process; empty without a cache.
+
+        `fetched_bytes` of whole parts and `ranged_bytes` of ranges; `cache_hits`, the share of
+        pieces of examples that were read from the cache; `stalls`, reads that waited for ranges,
+        and `stalled`, the seconds of these.
+        """
+        every = [cache.traffic for cache, _ in self._corpus.caches]
+        if not every:
+            return {}
+        hits, misses = (sum(getattr(each, name) for each in every) for name in ("hits", "misses"))
+        return {
+            "fetched_bytes": sum(each.fetched for each in every),
+            "ranged_bytes": sum(each.ranged for each in every),
+            "cache_hits": hits / max(hits + misses, 1),
+            "stalls": sum(each.stalls for each in every),
+            "stalled": sum(each.waited for each in every),
+        }
 
 
-def _demand(ahead: "weakref.ref[ReadAhead]", name: str, first: int, cache: PartCache) -> Demand:
-    """The parts of one cache that are needed, whose first file has the number `first`."""
+def _demand(
+    ahead: "weakref.ref[ReadAhead]", run: object, name: str, first: int, count: int
+) -> Demand:
+    """The parts of one cache that are needed: files `first` to `first + count` of a corpus."""
 
     def demand() -> Sequence[np.ndarray] | None:
-        if (found := ahead()) is None:
+        if (found := ahead()) is None or not found.is_running(run):
             return None
-        last = first + cache.num_parts
-        return [files[(files >= first) & (files < last)] - first for files in found.windows(name)]
+        if (windows := found.windows(name)) is None:
+            return [np.arange(count)]
+        return [files[(files >= first) & (files < first + count)] - first for files in windows]
 
     return demand

@@ -81,6 +81,7 @@ class Batches(StepDataset):
 
     Attributes:
         blocks: the `Block` that this process builds, by bucket (of pairs, by side of a bucket).
+        ahead: the `ReadAhead` of caches.
         origin: what a state belongs to. `origin.state(step)` is the data state after `step`
             batches, and `origin.step(state)` its step, for loops without an iterator.
 
@@ -133,7 +134,7 @@ class Batches(StepDataset):
         self.positions: Positions = positions
         self.origin = Origin(plan, corpus, positions)
         self.read_options = FROM_MEMORY if corpus.in_memory else WAITING
-        self._transform_batch, self._ahead = transform, ReadAhead(corpus, plan)
+        self._transform_batch, self.ahead = transform, ReadAhead(corpus, plan)
         self._epochs: int | None = 1
         self._planned = False
         self.blocks: dict[Bucket, Block] = {
@@ -174,7 +175,7 @@ class Batches(StepDataset):
             return self.slice(step)
         with TraceAnnotation("plan"):
             planned = self.plan.batch(step)
-        self._ahead.begin(operator.index(step))
+        self.ahead.begin(operator.index(step))
         with TraceAnnotation("collate"):
             batch = self._collate(planned)
         return (planned, batch) if self._planned else batch

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from pipeline.keywords import suggest_option
+from pipeline.loading.ahead import ReadAhead
 from pipeline.loading.batches import WAITING, Batches, Transform
 from pipeline.loading.collate import Positions
 from pipeline.loading.context import ContextOrder
@@ -108,7 +109,7 @@ class Loader(grain.DatasetIterator):
         # Closed, and forgotten, at the latest when Python begins to end: Grain's iterators close
         # themselves when they are deleted, and fail after their modules are gone.
         self._open: list[grain.DatasetIterator] = []
-        self._close = weakref.finalize(self, _close, self._open)
+        self._close = weakref.finalize(self, _close, self._open, batches.ahead)
         self.batches, self.plan, self.corpus = batches, batches.plan, batches.corpus
         mesh = batch_mesh(mesh)
         self.specs = batches.specs(mesh, spec)
@@ -151,6 +152,10 @@ class Loader(grain.DatasetIterator):
         """Goes on from `state`; refuses the state of another plan or corpus with a `ValueError`."""
         self._steps.set_state(state)
 
+    def traffic(self) -> dict[str, float]:
+        """What reading through a cache has cost so far; see `ReadAhead.traffic`."""
+        return self.batches.ahead.traffic()
+
     def start_prefetch(self) -> None:
         """Begins to make batches now, before the first is asked for."""
         self._steps.start_prefetch()
@@ -173,7 +178,8 @@ class Loader(grain.DatasetIterator):
         self.close()
 
 
-def _close(iterators: list[grain.DatasetIterator]) -> None:
+def _close(iterators: list[grain.DatasetIterator], ahead: ReadAhead) -> None:
+    ahead.stop()
     while iterators:
         iterators.pop().close()
 

@@ -46,14 +46,20 @@ class Slots:
         self.slot_piece: list[np.ndarray] = []
         self.slot_size: list[np.ndarray] = []
         for patterns in packed.patterns:
-            rows, starts, pieces, sizes = [0], [0], [], []
+            filled = []
             for pattern in patterns:
+                first, of_size = [], []
                 for size, times in pattern.pieces:
                     for _ in range(times):
-                        pieces.append(next_piece[size])
+                        first.append(next_piece[size])
                         next_piece[size] += pattern.rows
-                        sizes.append(size)
-                rows.append(rows[-1] + pattern.rows)
+                        of_size.append(size)
+                filled.append((pattern.rows, first, of_size))
+            rows, starts, pieces, sizes = [0], [0], [], []
+            for number, first, of_size in sorted(filled, key=lambda each: len(each[1])):
+                rows.append(rows[-1] + number)
+                pieces += first
+                sizes += of_size
                 starts.append(len(pieces))
             self.row_start.append(np.array(rows, np.int64))
             self.slot_start.append(np.array(starts, np.int64))
@@ -67,6 +73,11 @@ class Slots:
             for sizes, starts in zip(self.slot_size, self.slot_start, strict=True)
         ]
 
+    def segments(self, bucket: int) -> np.ndarray:
+        """The number of segments of each row of bucket number `bucket`, ascending: int32 [rows]."""
+        segments = np.diff(self.slot_start[bucket]).astype(np.int32)
+        return segments.repeat(np.diff(self.row_start[bucket]))
+
     def first_piece(self, bucket: int) -> np.ndarray:
         """The piece in the first slot of every row of bucket number `bucket`."""
         rows = np.arange(self.packed.rows(bucket))
@@ -74,9 +85,13 @@ class Slots:
         slot = self.slot_start[bucket][pattern]
         return self.slot_piece[bucket][slot] + rows - self.row_start[bucket][pattern]
 
-    def of_rows(self, bucket: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The number of slots of each of `rows`; the piece and the size of each slot."""
-        pattern = self.pattern(bucket, rows)
+    def of_rows(
+        self, bucket: int, rows: np.ndarray, pattern: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The number of slots of each of `rows`; the piece and the size of each slot.
+
+        `pattern` is that of each row.
+        """
         first = self.slot_start[bucket][pattern]
         times = self.slot_start[bucket][pattern + 1] - first
         ends = times.cumsum()
@@ -105,7 +120,8 @@ class Assignment:
 
     def pieces_from(self, bucket: int, first: int) -> np.ndarray:
         """The pieces in the rows of a bucket from the row at place `first` on."""
-        return self.pieces[self.slots.of_rows(bucket, self.rows[bucket][first:])[1]]
+        rows = self.rows[bucket][first:]
+        return self.pieces[self.slots.of_rows(bucket, rows, self.slots.pattern(bucket, rows))[1]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +131,8 @@ class Rows:
     Attributes:
         assignment: the window.
         bucket: the number of the bucket.
-        numbers: int64, the numbers of the rows.
+        numbers: int64 [rows], the numbers of the rows.
+        patterns: int64 [rows], the number of each row's pattern.
         pieces: the pieces of which the window is made.
         spans: if the pieces are of a remainder, the spans that they are cut from, as for
             `merge_spans`.
@@ -126,6 +143,7 @@ class Rows:
     assignment: Assignment
     bucket: int
     numbers: np.ndarray
+    patterns: np.ndarray
     pieces: Pieces
     spans: np.ndarray | None
     first: int
@@ -137,8 +155,11 @@ class Rows:
     @property
     def costs(self) -> np.ndarray:
         """The sum of the squared lengths of each row's segments: int64 [rows]."""
-        slots = self.assignment.slots
-        return slots.cost[self.bucket][slots.pattern(self.bucket, self.numbers)]
+        return self.assignment.slots.cost[self.bucket][self.patterns]
+
+    def select(self, order: np.ndarray) -> "Rows":
+        """Some of the rows, in an order."""
+        return dataclasses.replace(self, numbers=self.numbers[order], patterns=self.patterns[order])
 
     def segments(
         self, order: np.ndarray, places: np.ndarray
@@ -149,7 +170,9 @@ class Rows:
             order: which of the rows to take, and in which order.
             places: the place in the batch of each row of `order`.
         """
-        times, slots, sizes = self.assignment.slots.of_rows(self.bucket, self.numbers[order])
+        times, slots, sizes = self.assignment.slots.of_rows(
+            self.bucket, self.numbers[order], self.patterns[order]
+        )
         examples, starts = self.pieces.locate(self.assignment.pieces[slots])
         epochs: np.ndarray | int = self.epoch
         if self.spans is not None:

@@ -19,7 +19,7 @@ from pipeline.planning.pieces import OVERFLOWS, Overflow
 
 # The version of the planning algorithm, and that of plans with several corpora. They go up whenever
 # plans would change, so that a run never continues from a checkpoint with other batches.
-VERSION = 2
+VERSION = 3
 MIXTURE_VERSION = 2
 
 WINDOW = 1 << 22

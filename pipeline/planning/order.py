@@ -24,6 +24,7 @@ class Purpose(enum.IntEnum):
     ROWS = 4  # the rows of each batch
     PHASE = 5  # the place of each bucket's batches in a window
     TIERS = 6  # the order of batches in a block
+    GROUPS = 7  # the order of rows that a plan takes one by one
 
 
 def random_bits(
@@ -67,7 +68,23 @@ def sort_by_group(groups: np.ndarray, bits: np.ndarray | None) -> np.ndarray:
 
 def permutation(bits: np.ndarray) -> np.ndarray:
     """A random order of `len(bits)` elements: int64 [n]."""
-    return sort_by_group(np.zeros(len(bits), np.uint8), bits)
+    return shuffle(np.arange(len(bits)), bits)
+
+
+def shuffle(numbers: np.ndarray, bits: np.ndarray) -> np.ndarray:
+    """Distinct numbers in random order along the last axis.
+
+    Args:
+        numbers: non-negative int64 [..., n].
+        bits: random uint64 [..., n].
+    """
+    number_bits = int(numbers.max(initial=0)).bit_length()
+    keys = bits >> np.uint64(number_bits)
+    keys <<= np.uint64(number_bits)
+    keys |= numbers.view(np.uint64)
+    keys.sort()
+    keys &= np.uint64((1 << number_bits) - 1)
+    return keys.view(np.int64)
 
 
 def interleave(numbers: np.ndarray, offsets: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:

@@ -232,8 +232,8 @@ class Source:
                 epochs, row = divmod(at - before, int(self.whole.rows[bucket]))
                 windows, epoch, spans = self.whole, self.epoch + epochs, None
             assignment, numbers = windows.take(epoch, bucket, row, end - at)
-            pieces = windows.pieces
-            found.append(Rows(assignment, bucket, numbers, pieces, spans, self.first, epoch))
+            rows = assignment, bucket, numbers, assignment.slots.pattern(bucket, numbers)
+            found.append(Rows(*rows, windows.pieces, spans, self.first, epoch))
             at += len(numbers)
         return found
 

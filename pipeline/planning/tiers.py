@@ -6,7 +6,6 @@ sorted by cost and cut into batches: a tier is a batch of such rows. The tiers c
 and the block as a whole has the rows that it has without tiers.
 """
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
@@ -139,19 +138,22 @@ class Tiers:
             tiers = np.split((-costs).argsort(kind="stable"), np.cumsum(heights[order])[:-1])
             for place, tier in zip(order.tolist(), tiers, strict=True):
                 at = places[place]
-                found[at] = bucket, select(parts, np.sort(tier)), steps[at][2]
+                found[at] = bucket, select(parts, tier), steps[at][2]
         return found
 
 
 def select(parts: Parts, numbers: np.ndarray) -> Parts:
-    """Some of the rows of `parts`, by their numbers over all parts, ascending."""
+    """Some of the rows of `parts`, by their numbers over all parts, in any order."""
+    if len(parts) == 1:
+        ((name, rows),) = parts
+        return [(name, rows.select(numbers))]
     found: Parts = []
+    numbers = np.sort(numbers)
     begin = 0
     for name, rows in parts:
         low, high = numbers.searchsorted((begin, begin + len(rows))).tolist()
         if low < high:
-            mine = rows.numbers[numbers[low:high] - begin]
-            found.append((name, dataclasses.replace(rows, numbers=mine)))
+            found.append((name, rows.select(numbers[low:high] - begin)))
         begin += len(rows)
     return found
 

@@ -14,6 +14,7 @@ import numpy as np
 from pipeline.packing.patterns import Packed
 from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.assignment import Assignment, AssignmentCache, Slots
+from pipeline.planning.deal import deal
 from pipeline.planning.division import divide
 from pipeline.planning.order import Purpose, permutation, random_bits, sort_by_group
 from pipeline.planning.packer import Pack
@@ -88,7 +89,7 @@ class Windows:
         files: np.ndarray | None = None,
     ):
         self.pieces, self._pack, self._heights = pieces, pack, np.array(heights)
-        self._seed, self._shuffle = seed, shuffle
+        self._seed, self._shuffle, self._by_row = seed, shuffle, by_row
         self._packed: dict[Any, Packed] = {}
         self._slots: dict[int, Slots] = {}
         self._division = divide(
@@ -236,8 +237,11 @@ class Windows:
         rows = []
         for bucket in range(len(self.batches)):
             if self._shuffle:
-                count = slots.packed.rows(bucket)
-                rows.append(permutation(self._random(Purpose.ROWS, count, epoch, window, bucket)))
+                draw = functools.partial(
+                    random_bits, self._seed, epoch=epoch, window=window, bucket=bucket
+                )
+                height = None if self._by_row else slots.packed.buckets[bucket].rows
+                rows.append(deal(slots.segments(bucket), height, draw))
             else:
                 rows.append(sort_by_group(pieces[slots.first_piece(bucket)], None))
         return Assignment(slots, pieces, rows)

@@ -10,7 +10,6 @@ what is used of the room, and what a killed process leaves is never taken for a 
 """
 
 import contextlib
-import dataclasses
 import fcntl
 import logging
 import os
@@ -29,6 +28,7 @@ from pipeline.atomic import atomic_write
 from pipeline.fork import Handles, restart_in_children
 from pipeline.storage.manifest import part_name, require_same_part
 from pipeline.storage.parts import Part, PartFile, read_part
+from pipeline.storage.traffic import Traffic
 
 logger = logging.getLogger(__name__)
 
@@ -43,26 +43,6 @@ NEVER = 1 << 40
 
 # The parts that are needed from now on, those of each window in an array; None: no longer any.
 Demand = Callable[[], Sequence[np.ndarray] | None]
-
-
-@dataclasses.dataclass
-class Traffic:
-    """What reading has cost so far, in this process.
-
-    Attributes:
-        fetched: bytes of whole parts.
-        ranged: bytes that were read by ranges, since their part was not there.
-        hits, misses: pieces of examples that were read from parts on disk, and by ranges.
-        stalls: reads that waited for ranges.
-        waited: the seconds of these.
-    """
-
-    fetched: int = 0
-    ranged: int = 0
-    hits: int = 0
-    misses: int = 0
-    stalls: int = 0
-    waited: float = 0.0
 
 
 class PartCache(Handles):
@@ -105,7 +85,7 @@ class PartCache(Handles):
                 f"{self._sizes.max():,} bytes; give room for two of them, or better for the files "
                 "of two windows of the plan"
             )
-        self.max_bytes, self._said = max_bytes, False
+        self.max_bytes = max_bytes
         self.restart()
         restart_in_children(self)
 
@@ -115,14 +95,14 @@ class PartCache(Handles):
         self.traffic = Traffic()
         self._files: dict[int, PartFile] = {}
         self._demands: list[Demand] = []
-        self._threads = 0
+        self._threads, self._told = 0, 0
 
     def copy(self, name: str) -> epath.Path:
         """A whole copy of another file of the corpus, which counts for nothing."""
         path = epath.Path(self.directory / name)
         if not path.exists():
-            with atomic_write(path, shared=True) as file:
-                file.write((self._source / name).read_bytes())
+            with (self._source / name).open("rb") as there, atomic_write(path, shared=True) as file:
+                shutil.copyfileobj(there, file, 1 << 26)
         return path
 
     def file(self, number: int) -> PartFile | None:
@@ -186,20 +166,33 @@ class PartCache(Handles):
         for _, windows in said:
             for place, numbers in enumerate(windows or ()):
                 needed[numbers] = np.minimum(needed[numbers], place)
-        now = int(self._sizes[needed == 0].sum())
-        if now > self.max_bytes and not self._said:
-            self._said = True
-            logger.warning(
-                "the files of a window have %s bytes, and cache_bytes is %s: the rest is read by "
-                "ranges, which is slower; raise cache_bytes, or give the plan a smaller window=",
-                *(f"{now:,}", f"{self.max_bytes:,}"),
-            )
         return needed
+
+    def _tell(self, needed: np.ndarray, here: dict[int, int]) -> None:
+        """Says when the first window is waited for, when it is there, or that it has no room."""
+        now = np.flatnonzero(needed == 0)
+        size, missing = int(self._sizes[now].sum()), {*now.tolist()} - {*here}
+        names = os.fspath(self._source), self.directory
+        if size > self.max_bytes and not self._told:
+            self._told = 2
+            logger.warning(
+                "the files of a window of %s have %s bytes, and %s has room for %s: the rest is "
+                "read by ranges, which is slower; raise cache_bytes, or give the plan a smaller "
+                "window=",
+                *(names[0], f"{size:,}", names[1], f"{self.max_bytes:,}"),
+            )
+        elif missing and not self._told:
+            self._told = 1
+            logger.info("batches read ranges of %s until a window of it is in %s", *names)
+        elif not missing and self._told == 1:
+            self._told = 2
+            logger.info("a window of %s is in %s: %s bytes", *names, f"{size:,}")
 
     def _fetch_next(self, needed: np.ndarray) -> bool:
         """Fetches the part that is needed first; False if that must wait, or all are there."""
         with self._exclusively():
             here, reserved = self._scan()
+            self._tell(needed, here)
             for number in {*self._files} - {*here}:  # another process has removed it
                 self._files.pop(number, None)
             for number in np.argsort(needed, kind="stable").tolist():
@@ -243,22 +236,33 @@ class PartCache(Handles):
     def _make_room(
         self, number: int, needed: np.ndarray, here: dict[int, int], reserved: dict[int, int]
     ) -> bool:
-        """Removes parts that are needed later than part `number`, until there is room for it."""
+        """Removes parts until there is room for part `number`; False, and none, if there are none.
+
+        Args:
+            number: of the part.
+            needed: for each part, the number of the window that needs it first.
+            here: the sizes of the parts that are there.
+            reserved: the sizes of the files of parts that are being fetched, or were by a process
+                that was killed.
+        """
         room = self.max_bytes - sum(here.values()) - sum(reserved.values())
-        for other in sorted(reserved):
-            if other != number and room < self._sizes[number] and not self._is_locked(other):
+        for other in reserved:
+            if other == number or not self._is_locked(other):
                 self._remove(FETCHING.format(part_name(other)))
                 room += reserved[other]
-        room += reserved.get(number, 0)
-        for other in sorted(here, key=lambda each: (needed[each], each), reverse=True):
-            if room >= self._sizes[number]:
-                break
-            if needed[other] <= needed[number]:
-                return False
+        out = self._removable(number, needed, here)
+        sizes = np.cumsum([0, *(here[other] for other in out)])
+        if room + sizes[-1] < self._sizes[number]:
+            return False
+        for other in out[: int(np.searchsorted(sizes, self._sizes[number] - room))]:
             self._remove(part_name(other))
             self._files.pop(other, None)
-            room += here[other]
-        return bool(room >= self._sizes[number])
+        return True
+
+    def _removable(self, number: int, needed: np.ndarray, here: dict[int, int]) -> list[int]:
+        """The parts that may make way for part `number`; the first one first."""
+        later = [other for other in here if needed[other] > needed[number]]
+        return sorted(later, key=lambda other: (needed[other], other), reverse=True)
 
     def _is_locked(self, number: int) -> bool:
         """Whether a process is fetching a part."""

@@ -2,17 +2,26 @@
 
 import os
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 from etils import epath
 
 from pipeline import tokenizers
 from pipeline.atomic import as_path
+from pipeline.storage.cache import PartCache
 from pipeline.storage.corpus import Corpus
 from pipeline.storage.interface import AnyCorpus
 from pipeline.storage.manifest import MANIFEST
 from pipeline.tasks import INPUTS, TARGETS
+
+
+class OpenOptions(TypedDict, total=False):
+    """The options of `Corpus.open`, for type checkers."""
+
+    memory_map: bool | None
+    cache: str | os.PathLike | None
+    cache_bytes: int | None
 
 
 class Pairs(AnyCorpus):
@@ -59,10 +68,15 @@ class Pairs(AnyCorpus):
         )
 
     @classmethod
-    def open(cls, directory: epath.PathLike, *, memory_map: bool | None = None) -> "Pairs":
-        """The pairs in `directory`; arguments and errors are those of `Corpus.open`."""
+    def open(cls, directory: epath.PathLike, **options: Unpack[OpenOptions]) -> "Pairs":
+        """The pairs in `directory`; options and errors are those of `Corpus.open`.
+
+        Of `cache_bytes`, each side has half. Pairs are read in any order, so all parts are fetched.
+        """
+        if (room := options.get("cache_bytes")) is not None:
+            options["cache_bytes"] = room // 2
         sides = (as_path(directory) / task.name for task in (INPUTS, TARGETS))
-        return cls(*(Corpus.open(side, memory_map=memory_map) for side in sides))
+        return cls(*(Corpus.open(side, **options) for side in sides))
 
     @classmethod
     def from_arrays(
@@ -99,6 +113,11 @@ class Pairs(AnyCorpus):
         return self.inputs, self.targets
 
     @property
+    def caches(self) -> tuple[tuple[PartCache, int], ...]:
+        """See `AnyCorpus`."""
+        return *self.inputs.caches, *self.targets.caches
+
+    @property
     def tokenizer(self) -> tokenizers.Tokenizer | None:
         """The tokenizer of the targets; None if they were made from arrays."""
         return self.targets.tokenizer
@@ -122,8 +141,8 @@ class Pairs(AnyCorpus):
         return f"{self.inputs}\n{self.targets}"
 
 
-def open_corpus(directory: epath.PathLike) -> Corpus | Pairs:
-    """The corpus in `directory`, or the pairs."""
+def open_corpus(directory: epath.PathLike, **options: Unpack[OpenOptions]) -> Corpus | Pairs:
+    """The corpus in `directory`, or the pairs; options are those of `Corpus.open`."""
     directory = as_path(directory)
     if directory.is_file():
         raise ValueError(
@@ -131,5 +150,5 @@ def open_corpus(directory: epath.PathLike) -> Corpus | Pairs:
             "text: lockstep prepare 'data/*.txt' --into corpus"
         )
     if (directory / TARGETS.name / MANIFEST).exists() and not (directory / MANIFEST).exists():
-        return Pairs.open(directory)
-    return Corpus.open(os.fspath(directory))
+        return Pairs.open(directory, **options)
+    return Corpus.open(os.fspath(directory), **options)

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal, get_args
 
 import jax
@@ -40,6 +40,7 @@ class StepLog:
             unknown, and the log has no `flop_utilisation`.
         peak_flops: FLOP/s of one device; 0: those in a table of devices, where it has this one.
         on_nonfinite: "stop" or "skip": what to do about a step whose `finite` is false.
+        traffic: more values for each line, as `Loader.traffic`; default none.
 
     Raises:
         ValueError: `on_nonfinite` is neither.
@@ -55,12 +56,13 @@ class StepLog:
         flops: Callable[[PlannedBatch], float] | None = None,
         peak_flops: float = 0.0,
         on_nonfinite: OnNonfinite = "stop",
+        traffic: Callable[[], Mapping[str, float]] = dict,
     ):
         require_one_of("on_nonfinite", on_nonfinite, get_args(OnNonfinite))
         peak = peak_flops or peak_of(jax.devices()[0].device_kind)
         self._peak = peak * jax.device_count() if peak else 0.0
         self._log, self._progress, self._record, self._clock = log, progress, record, clock
-        self._flops, self._stops = flops, on_nonfinite == "stop"
+        self._flops, self._stops, self._traffic = flops, on_nonfinite == "stop", traffic
         self._train, self._wait = clock["train"], clock["wait"]
         self._last: tuple[int, PlannedBatch, dict[str, jax.Array]] | None = None
 
@@ -125,6 +127,7 @@ class StepLog:
             "positions_per_second": planned.bucket.positions / seconds,
             "goodput": self._record.goodput(so_far),
             **{f"seconds/{name}": so_far.get(name, 0.0) for name in ("compile", "save")},
+            **self._traffic(),
         }
         if self._peak and self._flops is not None:
             flops = self._flops(planned)

@@ -1,0 +1,155 @@
+"""The deal of rows to batches: every row once, and batches that are alike."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline import Bucket, Plan
+from pipeline.planning.deal import GROUP, deal
+from pipeline.planning.order import Purpose, random_bits
+from pipeline.report.epoch import measure_epoch, spread_of_means
+
+# Like word problems of grade-school maths: a few hundred different lengths around 150.
+SHORT = np.clip(np.random.default_rng(0).gamma(9, 150 / 9, 7473).round(), 40, 450).astype(int)
+
+
+def draw(seed: int):
+    return lambda purpose, count: random_bits(seed, purpose, count)
+
+
+def totals(segments: np.ndarray, height: int, seed: int) -> np.ndarray:
+    """The segments of each full batch."""
+    order = deal(segments, height, draw(seed))
+    full = len(segments) // height
+    return segments[order[: full * height]].reshape(full, height).sum(axis=1)
+
+
+@given(
+    st.lists(st.integers(1, 50), max_size=60).map(sorted),
+    st.integers(1, 20) | st.none(),
+    st.integers(0, 99),
+)
+def test_every_row_is_dealt_once(segments, height, seed):
+    order = deal(np.array(segments, int), height, draw(seed))
+    assert sorted(order.tolist()) == list(range(len(segments)))
+
+
+def test_the_batch_with_the_fewest_segments_gets_the_row_with_the_most():
+    segments = np.array([1, 1, 1, 1, 2, 3, 5, 9])
+    for seed in range(20):
+        lower, upper = sorted(
+            segments[deal(segments, 4, draw(seed))].reshape(2, 4).tolist(),
+            key=lambda batch: sum(sorted(batch)[:3]),
+        )
+        even = sum(lower) - max(lower) == sum(upper) - max(upper)
+        assert (max(lower), max(upper)) == (9, 5) or even
+
+
+def test_golden_deal_so_that_a_changed_algorithm_raises_the_version():
+    assert deal(np.array([1, 1, 1, 2, 2, 2, 3, 4, 9]), 4, draw(7)).tolist() == [
+        1,
+        0,
+        4,
+        8,
+        6,
+        5,
+        3,
+        7,
+        2,
+    ]
+
+
+def test_batches_differ_far_less_than_batches_of_random_rows():
+    segments = np.sort(np.random.default_rng(1).poisson(5, 5000) + 1)
+    for height in (4, 8, 64, 250):
+        by_chance = segments.std() * np.sqrt(height)
+        assert totals(segments, height, seed=2).std() < 0.6 * by_chance
+
+
+def test_neighbouring_batches_are_not_correlated_and_no_batch_is_special():
+    segments = np.sort(np.random.default_rng(1).poisson(5, 256) + 1)
+    found = np.array([totals(segments, 4, seed) for seed in range(400)], float)
+    found -= found.mean()
+    pairs = np.stack([found[:, :-1].ravel(), found[:, 1:].ravel()])
+    assert abs(np.corrcoef(pairs)[0, 1]) < 0.05  # by chance -1/63
+    assert np.abs(found.mean(axis=0)).max() < 4 * found.std() / np.sqrt(len(found))
+
+
+def test_any_row_may_be_in_any_batch_and_in_the_last_one_that_is_not_full():
+    segments = np.arange(1, 11)
+    places = np.zeros((10, 3), int)  # the batches of each row, over 600 deals
+    for seed in range(600):
+        for place, row in enumerate(deal(segments, 4, draw(seed)).tolist()):
+            places[row, place // 4] += 1
+    assert (places > 0).all()
+
+
+def test_rows_with_as_many_segments_each_are_dealt_at_random():
+    firsts = {int(deal(np.ones(64, int), 8, draw(seed))[0]) for seed in range(200)}
+    assert len(firsts) > 50
+
+
+def test_any_few_consecutive_rows_are_alike_where_a_plan_takes_single_rows():
+    segments = np.sort(np.random.default_rng(1).poisson(5, 4000) + 1)
+    dealt = segments[deal(segments, None, draw(0))]
+    for height in (6, 10, 32):
+        few = dealt[3 : 3 + 3900 // height * height].reshape(-1, height).sum(axis=1)
+        assert few.std() < 0.8 * segments.std() * np.sqrt(height)
+    # A place in a group does not tell how many segments a row has.
+    places = dealt.reshape(-1, GROUP).mean(axis=0)
+    assert np.ptp(places) < 6 * segments.std() / np.sqrt(1000)
+
+
+@pytest.mark.parametrize(
+    ("buckets", "options"),
+    [
+        ([Bucket(16, 512)], {}),
+        ([Bucket(16, 1024)], {"tiers": 4}),
+        ([Bucket(4, 2048)], {}),
+        ([Bucket(32, 256), Bucket(8, 1024)], {}),
+    ],
+)
+def test_mean_lengths_of_batches_vary_less_than_by_chance(buckets, options):
+    plan = Plan(SHORT, buckets, **options)
+    if plan.options.tiers == 1:
+        assert measure_epoch(plan)["mean_length"]["ratio"] < 1
+        return
+    # Blocks of tiers: batches of one cost differ, the blocks do not.
+    moments = []
+    for first in range(0, plan.num_batches() - 4, 4):
+        sizes = np.concatenate([plan.batch(first + n).segments[:, 3] for n in range(4)])
+        moments.append([len(sizes), sizes.sum(), (sizes**2.0).sum()])
+    assert spread_of_means(np.zeros(len(moments), int), np.array(moments))["ratio"] < 1
+
+
+def test_mean_lengths_of_a_mixture_vary_less_than_by_chance():
+    other = np.random.default_rng(1).permutation(SHORT)
+    plan = Plan({"a": SHORT, "b": other}, [Bucket(16, 1024)], weights={"a": 1, "b": 3})
+    assert measure_epoch(plan)["mean_length"]["ratio"] < 1
+
+
+def test_an_epoch_has_the_rows_that_packing_found():
+    plan = Plan(SHORT[:2000], [Bucket(8, 256), Bucket(4, 1024)], seed=3)
+    packed = next(plan.stages[0].sources[0].whole.packed())
+    patterns: Counter = Counter()
+    for bucket, of_bucket in zip(packed.buckets, packed.patterns, strict=True):
+        for pattern in of_bucket:
+            sizes = [size for size, times in pattern.pieces for _ in range(times)]
+            patterns[bucket, tuple(sorted(sizes))] += pattern.rows
+    for epoch in range(2):
+        rows: Counter = Counter()
+        for step in range(plan.num_batches()):
+            batch = plan.batch(epoch * plan.num_batches() + step)
+            for row in range(batch.bucket.rows):
+                mine = batch.segments[batch.segments[:, 0] == row, 3]
+                if len(mine):
+                    rows[batch.bucket, tuple(sorted(mine.tolist()))] += 1
+        assert rows == patterns
+
+
+def test_other_purposes_have_other_random_numbers():
+    drawn = [random_bits(0, purpose, 2).tolist() for purpose in Purpose]
+    assert len({tuple(each) for each in drawn}) == len(Purpose)
