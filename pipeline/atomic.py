@@ -13,6 +13,7 @@ from typing import IO
 from etils import epath
 
 from pipeline import objects
+from pipeline.pid import is_running
 
 logger = logging.getLogger(__name__)
 
@@ -120,14 +121,8 @@ def _remove_leftovers(path: epath.Path) -> None:
     """Removes the temporary files of `path` whose process is gone."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         pid = left.name.removesuffix(".tmp").rpartition(".")[2]
-        if not pid.isdecimal():
-            continue
-        try:
-            os.kill(int(pid), 0)
-        except (ProcessLookupError, OverflowError):
+        if pid.isdecimal() and not is_running(int(pid)):
             left.unlink(missing_ok=True)
-        except PermissionError:  # it runs
-            continue
 
 
 @contextlib.contextmanager
