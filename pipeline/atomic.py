@@ -130,7 +130,7 @@ def directory_lock(directory: epath.PathLike, doing: str, *, wait: bool = True) 
     """Holds the lock of `directory` while the block runs; other processes wait, and say so.
 
     The lock ends with the process that holds it, also when that is killed; in object storage within
-    a minute, see `objects.hold_lease`.
+    a minute, see `objects.hold_lease`. Other places that are not local (`hf://`) have no lock.
 
     Args:
         directory: a path; the directory is made where there is none.
@@ -146,6 +146,9 @@ def directory_lock(directory: epath.PathLike, doing: str, *, wait: bool = True) 
     if isinstance(directory, objects.ObjectPath):
         with objects.hold_lease(directory, doing, wait=wait):
             yield
+        return
+    if not is_local(directory):
+        yield
         return
     # Neither truncated nor followed: the file may be anybody's.
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
