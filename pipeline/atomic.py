@@ -13,6 +13,7 @@ from typing import IO
 from etils import epath
 
 from pipeline import objects
+from pipeline.pid import is_running
 
 logger = logging.getLogger(__name__)
 
@@ -120,14 +121,8 @@ def _remove_leftovers(path: epath.Path) -> None:
     """Removes the temporary files of `path` whose process is gone."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         pid = left.name.removesuffix(".tmp").rpartition(".")[2]
-        if not pid.isdecimal():
-            continue
-        try:
-            os.kill(int(pid), 0)
-        except (ProcessLookupError, OverflowError):
+        if pid.isdecimal() and not is_running(int(pid)):
             left.unlink(missing_ok=True)
-        except PermissionError:  # it runs
-            continue
 
 
 @contextlib.contextmanager
@@ -135,7 +130,7 @@ def directory_lock(directory: epath.PathLike, doing: str, *, wait: bool = True) 
     """Holds the lock of `directory` while the block runs; other processes wait, and say so.
 
     The lock ends with the process that holds it, also when that is killed; in object storage within
-    a minute, see `objects.hold_lease`.
+    a minute, see `objects.hold_lease`. Other places that are not local (`hf://`) have no lock.
 
     Args:
         directory: a path; the directory is made where there is none.
@@ -151,6 +146,9 @@ def directory_lock(directory: epath.PathLike, doing: str, *, wait: bool = True) 
     if isinstance(directory, objects.ObjectPath):
         with objects.hold_lease(directory, doing, wait=wait):
             yield
+        return
+    if not is_local(directory):
+        yield
         return
     # Neither truncated nor followed: the file may be anybody's.
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,7 @@ import pipeline
 from pipeline import objects, ragged, sources, tokenizers
 from pipeline.atomic import as_path, atomic_write, directory_lock
 from pipeline.loading.checkpoint import Checkpoints
-from pipeline.objects import lease, requests, transfers
+from pipeline.objects import lease, mirror, requests, transfers
 from pipeline.objects import path as path_module
 from pipeline.objects.path import ObjectPath
 from pipeline.sources.named import open_files
@@ -373,6 +374,16 @@ def test_a_checkpoint_in_a_bucket_is_whole_or_not_there(place):
         pytest.raises(ValueError, match=f"{place}/4 is a damaged checkpoint.*from step 3"),
     ):
         checkpoints.restore(like)
+
+
+def test_what_a_killed_process_left_on_this_machine_is_removed(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    for pid in (gone.pid, os.getpid()):
+        (tmp_path / f"lockstep-mirror-{pid}-x" / "5").mkdir(parents=True)
+    mirror._remove_leftovers()
+    assert [path.name for path in tmp_path.iterdir()] == [f"lockstep-mirror-{os.getpid()}-x"]
 
 
 def test_several_processes_are_refused_where_one_alone_can_write(monkeypatch):

@@ -13,6 +13,7 @@ from typing import Any
 
 from pipeline.objects import transfers
 from pipeline.objects.path import ObjectPath
+from pipeline.pid import is_running
 
 logger = logging.getLogger(__name__)
 
@@ -115,10 +116,4 @@ def _is_gone(seen: Mapping[str, Any]) -> bool:
         return False
     if seen["pid"] == os.getpid():  # in a container, of which a new one has the same numbers
         return seen["owner"] not in _held
-    try:
-        os.kill(seen["pid"], 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        pass
-    return False
+    return not is_running(seen["pid"])

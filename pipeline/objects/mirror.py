@@ -1,6 +1,7 @@
 """Mirror: a local directory whose folders are kept in object storage, for what needs files."""
 
 import os
+import shutil
 import tempfile
 
 from etils import epath
@@ -8,10 +9,13 @@ from etils import epath
 from pipeline.objects import transfers
 from pipeline.objects.path import ObjectPath
 from pipeline.objects.requests import client
+from pipeline.pid import is_running
 
 # The last object of a folder to be written, and the first to be deleted: with it, all is there.
 # orbax makes one in each checkpoint.
 WHOLE = "commit_success.txt"
+
+PREFIX = "lockstep-mirror-"  # of the names of local directories, before the number of the process
 
 
 class Mirror:
@@ -30,7 +34,8 @@ class Mirror:
 
     def __init__(self, remote: ObjectPath):
         self._remote = remote
-        self._scratch = tempfile.TemporaryDirectory(prefix="lockstep-")
+        _remove_leftovers()
+        self._scratch = tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-")
         self.local = epath.Path(self._scratch.name)
         self._partial: set[str] = set()  # folders of which only the top is here
         for name in transfers.children(remote)[1]:
@@ -78,3 +83,11 @@ class Mirror:
             file = self.local / path.relative_to(self._remote)
             file.parent.mkdir(parents=True, exist_ok=True)
             transfers.download(path, file)
+
+
+def _remove_leftovers() -> None:
+    """Removes the local directories of processes that were killed."""
+    for left in epath.Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        pid = left.name.removeprefix(PREFIX).partition("-")[0]
+        if pid.isdecimal() and not is_running(int(pid)):
+            shutil.rmtree(left, ignore_errors=True)

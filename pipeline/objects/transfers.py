@@ -146,26 +146,33 @@ def put(path: str | os.PathLike, content: Buffer, *, if_absent: bool = False) ->
         options["mode"] = "create"
     elif large:
         options = {"use_multipart": True, "chunk_size": 2 * PIECE}
-    failed = False
+    attempts = 0
 
     def attempt(store: Any, key: str) -> None:
-        nonlocal failed
+        nonlocal attempts
+        attempts += 1
         if hasattr(content, "read"):
             content.seek(0)
-        try:
-            store.put(key, content, **options)
-        except BaseException:
-            failed = True
-            raise
+        store.put(key, content, **options)
 
     try:
         # The parts of a large object are sent again by themselves, not all of them.
         request(path, attempt, patient="chunk_size" in options, bucket_only=True)
     except FileExistsError:
-        # An attempt that failed may have been heard.
-        if not failed or hasattr(content, "read") or get(path) != content:
-            return False
+        # An attempt whose answer was lost may have written it.
+        return attempts > 1 and _holds(path, content)
     return True
+
+
+def _holds(path: str | os.PathLike, content: Buffer) -> bool:
+    """Whether this is what an object holds."""
+    if hasattr(content, "read"):
+        content.seek(0)
+        content = content.read()
+    try:
+        return get(path) == content
+    except FileNotFoundError:
+        return False
 
 
 def head(path: str | os.PathLike) -> Head:
