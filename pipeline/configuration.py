@@ -114,7 +114,7 @@ class _EmptyCorpus:
     """The attributes of a corpus that a view reads when it is made."""
 
     task, vocab_size, num_tokens, tokenizer = INPUTS, 1 << 16, 0, tokenizers.Bytes()
-    lengths, in_memory, fingerprint = np.zeros(1, np.uint32), True, "task=inputs"
+    lengths, files, in_memory, fingerprint = np.zeros(1, np.uint32), None, True, "task=inputs"
 
 
 def _choose(
