@@ -162,7 +162,7 @@ class ObjectPath(PosixGPath):
         transfers.delete(moved)
         return to
 
-    def copy(self, dst: epath.PathLike, overwrite: bool = False) -> epath.Path:
+    def copy(self, dst: epath.PathLike, overwrite: bool = False) -> Any:
         """Copies the object, to object storage or a local file."""
         to = epath.Path(dst)
         if not overwrite and to.exists():
