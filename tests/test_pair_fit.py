@@ -83,6 +83,7 @@ def test_sets_are_nearly_as_cheap_as_the_best_of_all_pairs_of_buckets():
     assert chosen <= 1.02 * best
 
 
+@pytest.mark.slow
 def test_packed_sets_are_nearly_as_cheap_as_the_best_of_all_pairs_of_buckets():
     rng = np.random.default_rng(0)
     inputs = np.clip(rng.lognormal(6.5, 0.8, 2000), 1, 2048)

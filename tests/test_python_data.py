@@ -13,6 +13,7 @@ def splits():
     return Functions("train"), Functions("validation")
 
 
+@pytest.mark.slow
 def test_the_standard_library_divides_into_modules_of_train_and_validation(splits):
     sets = [list(source) for source in splits]
     modules = [{record["module"] for record in records} for records in sets]
@@ -27,6 +28,7 @@ def test_the_standard_library_divides_into_modules_of_train_and_validation(split
     assert all(text.lstrip("@").strip() for text in texts)
 
 
+@pytest.mark.slow
 def test_a_source_of_the_library_is_the_same_wherever_it_is_read(splits):
     train, validation = splits
     again = pickle.loads(pickle.dumps(train))

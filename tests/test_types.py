@@ -63,7 +63,10 @@ def mypy(*files):
     return {(pathlib.Path(name).name, int(line)): message for name, line, message in errors}
 
 
-@pytest.mark.parametrize("checker", [pyright, mypy], ids=["pyright", "mypy"])
+@pytest.mark.parametrize(
+    "checker",
+    [pytest.param(pyright, id="pyright"), pytest.param(mypy, id="mypy", marks=pytest.mark.slow)],
+)
 def test_a_checker_finds_the_mistakes_and_nothing_else(checker, files):
     found = checker(*files)
     wrong = [f"{name}:{line}: {found[name, line]}" for name, line in sorted(found.keys() - MARKED)]
