@@ -179,9 +179,9 @@ class Loader(grain.DatasetIterator):
 
 
 def _close(iterators: list[grain.DatasetIterator], ahead: ReadAhead) -> None:
-    ahead.stop()
     while iterators:
         iterators.pop().close()
+    ahead.stop()  # last: a batch that was still being built would begin it again
 
 
 def load(
