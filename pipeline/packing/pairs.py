@@ -53,7 +53,7 @@ def best_fit_pairs(
     fitting = (counts > 0) & (sizes <= limits).all(axis=1)
     opening = np.flatnonzero(fitting & opens)[::-1].tolist()
     if max_segments == 1:  # nothing to search
-        patterns = [Pattern(((n, 1),), int(counts[n]), int(sizes[n].sum())) for n in opening]
+        patterns = [Pattern(((n, 1),), int(counts[n]), int(sizes[n].sum()), 1) for n in opening]
         counts[opening] = 0
         return patterns
     filler = _RowFiller(counts, np.flatnonzero(fitting)[::-1], sizes, limits, max_segments)
@@ -64,7 +64,7 @@ def best_fit_pairs(
             rows = min(int(counts[size]) // times for size, times in row.items())
             filler.remove(row, rows)
             fill = sum(int(sizes[size].sum()) * times for size, times in row.items())
-            patterns.append(Pattern(tuple(row.items()), rows, fill))
+            patterns.append(Pattern(tuple(row.items()), rows, fill, sum(row.values())))
     return patterns
 
 

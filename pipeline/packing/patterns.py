@@ -5,6 +5,7 @@ pattern, so the cost grows with the number of patterns and not with the number o
 """
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -22,19 +23,19 @@ class Pattern(NamedTuple):
             a table of sizes.
         rows: how many rows have this content.
         fill: real positions in one such row; for pairs, inputs plus targets.
+        segments: segments in one such row.
     """
 
     pieces: tuple[tuple[int, int], ...]
     rows: int
     fill: int
+    segments: int
 
-    @property
-    def segments(self) -> int:
-        """Segments in one such row."""
-        found = 0
-        for _, times in self.pieces:  # a sum() would take three times as long
-            found += times
-        return found
+    @classmethod
+    def of_lengths(cls, pieces: Iterable[tuple[int, int]], rows: int) -> "Pattern":
+        """`rows` rows with these lengths, each with its number of occurrences."""
+        pieces = tuple((length, times) for length, times in pieces)
+        return cls(pieces, rows, sum(map(math.prod, pieces)), sum(times for _, times in pieces))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,20 +112,11 @@ def best_fit(
     limit, may_open = max_segments or length, opens.tolist()
     # An entry stands for rows with the same content: (pieces, segments, rows). `open_rows` maps the
     # free room of a row to its entries; bit r of `rooms` is set if `open_rows[r]` is not empty.
+    # Planning spends most of its time in this loop, which therefore calls little.
     open_rows: dict[int, list] = {}
     rooms = 0
-    closed: list = []
-
-    def add(pieces, segments, rows, room):
-        nonlocal rooms
-        if room == 0 or segments >= limit:
-            closed.append(((pieces, segments, rows), room))
-        elif there := open_rows.get(room):
-            there.append((pieces, segments, rows))
-        else:
-            open_rows[room] = [(pieces, segments, rows)]
-            rooms |= 1 << room
-
+    found: list[Pattern] = []
+    there: list | None
     for size in np.flatnonzero(counts[1 : length + 1])[::-1].tolist():
         size += 1
         count = int(counts[size])
@@ -132,29 +124,48 @@ def best_fit(
             if fitting := rooms >> size:
                 free = size + (fitting & -fitting).bit_length() - 1
                 there = open_rows[free]
-                pieces, segments, rows = there.pop()
-                if not there:
-                    rooms ^= 1 << free
+                pieces, segments, rows = there[-1]
+                each = free // size
+                if each > limit - segments:
+                    each = limit - segments
+                full = count // each
+                full = rows if full > rows else full
+                part = rows > full and count > full * each
+                if stay := rows - full - part:
+                    there[-1] = pieces, segments, stay
+                else:
+                    there.pop()
+                    if not there:
+                        rooms ^= 1 << free
             elif may_open[size]:
-                pieces, segments, free, rows = (
-                    (),
-                    0,
-                    length,
-                    -(-count // min(length // size, limit)),
-                )
+                each = length // size
+                if each > limit:
+                    each = limit
+                pieces, segments, free = (), 0, length
+                full = count // each
+                part = count > full * each
             else:
                 break
-            each = min(free // size, limit - segments)
-            full = min(rows, count // each)
             if full:
-                add((*pieces, (size, each)), segments + each, full, free - each * size)
+                more, left = segments + each, free - each * size
                 count -= full * each
-                rows -= full
-            if rows and count:  # fewer than `each` remain, for one more row
-                add((*pieces, (size, count)), segments + count, 1, free - count * size)
-                rows, count = rows - 1, 0
-            if rows:
-                add(pieces, segments, rows, free)
+                if not left or more == limit:
+                    found.append(Pattern((*pieces, (size, each)), full, length - left, more))
+                elif there := open_rows.get(left):
+                    there.append(((*pieces, (size, each)), more, full))
+                else:
+                    open_rows[left] = [((*pieces, (size, each)), more, full)]
+                    rooms |= 1 << left
+            if part:  # fewer than `each` remain, for one more row
+                left = free - count * size
+                if there := open_rows.get(left):
+                    there.append(((*pieces, (size, count)), segments + count, 1))
+                else:
+                    open_rows[left] = [((*pieces, (size, count)), segments + count, 1)]
+                    rooms |= 1 << left
+                count = 0
         counts[size] = count
-    still = [(entry, free) for free in sorted(open_rows) for entry in open_rows[free]]
-    return [Pattern(pieces, rows, length - free) for (pieces, _, rows), free in closed + still]
+    for free in sorted(open_rows):
+        for pieces, segments, rows in open_rows[free]:
+            found.append(Pattern(pieces, rows, length - free, segments))
+    return found

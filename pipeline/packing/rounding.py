@@ -49,8 +49,7 @@ class SegmentStock:
                 self.counts[size] -= times * many
                 if not self.counts[size]:
                     self._lengths &= ~(1 << size)
-            fill = sum(size * many for size, many in row.items())
-            self.patterns[index].append(Pattern(tuple(row.items()), times, fill))
+            self.patterns[index].append(Pattern.of_lengths(row.items(), times))
             done += times
         return done
 

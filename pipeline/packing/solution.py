@@ -67,11 +67,7 @@ class Solution:
                 "this plan's; give the path of a new file with patterns=…, and the plan makes it"
             )
         patterns = [
-            [
-                Pattern(tuple(map(tuple, pieces)), rows, sum(size * many for size, many in pieces))
-                for rows, pieces in of_bucket
-            ]
-            for of_bucket in stored
+            [Pattern.of_lengths(pieces, rows) for rows, pieces in of_bucket] for of_bucket in stored
         ]
         return pack(counts, buckets, packing="optimal", patterns=patterns, **options)
 

@@ -212,8 +212,8 @@ class FileDivision:
         self.counts = np.zeros(size, np.int64)
         for numbers in (np.flatnonzero(place == window) for window in range(number)):
             counts = np.zeros(size, np.int64)
-            for _, sizes in self._read(numbers):
-                counts += np.bincount(sizes, minlength=size)
+            for begin, end in self._examples(numbers):
+                counts += np.bincount(pieces.sizes_of_examples(begin, end), minlength=size)
             self.counts += counts
             if (counts := _without_empty(counts)).any():
                 self.files.append(numbers)
@@ -222,7 +222,8 @@ class FileDivision:
     def _deal(self, number: int, seed: int) -> np.ndarray:
         """The window of each file: int64 [files]."""
         files = np.arange(len(self._edges) - 1)
-        means = [sizes.mean(dtype=float) if len(sizes) else 0 for _, sizes in self._read(files)]
+        sizes = (self._pieces.sizes_of_examples(*each) for each in self._examples(files))
+        means = [of_file.mean(dtype=float) if len(of_file) else 0 for of_file in sizes]
         strata = -(-len(files) // number)
         bits = random_bits(seed, Purpose.PARTITION, strata * number).reshape(strata, number)
         place = np.empty_like(files)
@@ -231,10 +232,9 @@ class FileDivision:
         )[: len(files)]
         return place
 
-    def _read(self, files: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """The pieces of some files, and their sizes."""
-        for file in files:
-            yield self._pieces.of_examples(int(self._edges[file]), int(self._edges[file + 1]))
+    def _examples(self, files: np.ndarray) -> Iterator[tuple[int, int]]:
+        """The first example of each of some files, and one past the last."""
+        yield from zip(self._edges[files].tolist(), self._edges[files + 1].tolist(), strict=True)
 
     def kinds(self, pack: Pack) -> Iterator[WindowKind]:
         """See `Division`."""
@@ -255,7 +255,9 @@ class FileDivision:
     ) -> tuple[np.ndarray | None, np.ndarray]:
         """See `Division`."""
         assert self.files is not None, "windows of files have files"
-        pieces, sizes = zip(*self._read(self.files[window]), strict=True)
+        ranges = list(self._examples(self.files[window]))
+        pieces = [self._pieces.of_examples(*each) for each in ranges]
+        sizes = [self._pieces.sizes_of_examples(*each) for each in ranges]
         return np.concatenate(pieces), np.concatenate(sizes)
 
 

@@ -4,8 +4,10 @@ The division (`pipeline.planning.division`) fixes the windows and their rows onc
 has the same number of batches, and arithmetic gives the window of a step.
 """
 
+import contextlib
 import dataclasses
 import functools
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -101,7 +103,8 @@ class Windows:
             heights=heights,
         )
         self.counts, self.files = self._division.counts, self._division.files
-        self.kinds = list(self._division.kinds(self._pack_once))
+        with _no_garbage_collection():  # packing makes millions of tuples, and no cycles
+            self.kinds = list(self._division.kinds(self._pack_once))
         # The kind of each window, by its number; rows and batches of each bucket in it.
         numbers = np.array([kind.number for kind in self.kinds])
         self._kind = np.repeat(np.arange(len(self.kinds)), numbers)
@@ -265,6 +268,18 @@ def _most_at_a_time(rows: np.ndarray) -> int:
     begins, ends = share[:, :-1].min(axis=0), share[:, 1:].max(axis=0)
     begun = np.searchsorted(np.sort(begins), ends, side="left")
     return int((begun - np.searchsorted(np.sort(ends), ends, side="left")).max(initial=1))
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Pauses the collector, which would go through all objects of the process again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _keep(recent: dict[Any, Value], key: Any, make: Callable[[], Value]) -> Value:
