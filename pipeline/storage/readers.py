@@ -98,13 +98,15 @@ class RangedReader(Reader):
         self._offsets: dict[int, np.ndarray] = {}
 
     def _edges(self, part, number):
-        begins, ends = np.empty(len(part), np.int64), np.empty(len(part), np.int64)
-        touched = np.unique(part)
-        self._load([each for each in touched if each not in self._offsets])
-        for each in touched:
-            here, offsets = part == each, self._offsets[each]
-            begins[here], ends[here] = offsets[number[here]], offsets[number[here] + 1]
-        return begins, ends
+        touched, which = np.unique(part, return_inverse=True)
+        offsets, places = span(self._offsets_of(touched.tolist()) or [np.zeros(0, np.int64)])
+        at = places[which] + number
+        return offsets.take(at), offsets.take(at + 1)
+
+    def _offsets_of(self, parts: list[int]) -> list[np.ndarray]:
+        """The offsets of some parts, by their numbers: int64 [examples + 1] of each."""
+        self._load([number for number in parts if number not in self._offsets])
+        return [self._offsets[number] for number in parts]
 
     def _gather(self, column, part, first, lengths, reach, shifts):
         counts = lengths + max(shifts.values())
@@ -156,15 +158,11 @@ class CachedReader(RangedReader):
         super().__init__(directory, parts)
         self._cache = cache
 
-    def _edges(self, part, number):
-        touched, which = np.unique(part, return_inverse=True)
-        files = [self._cache.file(each) for each in touched.tolist()]
-        pairs = list(zip(touched.tolist(), files, strict=True))
-        self._load([each for each, file in pairs if file is None and each not in self._offsets])
-        known = [file.offsets if file else self._offsets[each] for each, file in pairs]
-        offsets, places = span(known or [np.zeros(0, np.int64)])
-        at = places[which] + number
-        return offsets.take(at), offsets.take(at + 1)
+    def _offsets_of(self, parts):
+        known = {number: file.offsets for number in parts if (file := self._cache.file(number))}
+        away = [number for number in parts if number not in known]
+        known |= dict(zip(away, super()._offsets_of(away), strict=True))
+        return [known[number] for number in parts]
 
     def _gather(self, column, part, first, lengths, reach, shifts):
         touched, which = np.unique(part, return_inverse=True)
