@@ -99,6 +99,7 @@ class Proxy(http.server.ThreadingHTTPServer):
         self.target, self.share, self.translate = port, share, translate
         self.failed, self.requests, self.refuse = 0, [], 0
         self.fates = []
+        self.uploads = {}  # the parts of each object that comes in parts, by their numbers
         self._random, self.lock = random.Random(seed), threading.Lock()
 
     def handle_error(self, request, client_address):
@@ -166,6 +167,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def ask(self, method, path, body):
         headers = {k: v for k, v in self.headers.items() if k.lower() not in HOP}
         condition = self.headers.get("x-goog-if-generation-match")
+        if self.server.translate and ("?uploads" in path or "uploadId=" in path):
+            return self.take_part(method, path, headers, body)
         if self.server.translate and method == "PUT" and "uploadType" not in path:
             source = self.headers.get("x-goog-copy-source")
             _, to, name = path.partition("?")[0].split("/", 2)
@@ -182,6 +185,22 @@ class Handler(http.server.BaseHTTPRequestHandler):
                     return 412, {}, b""
                 return self.exchange(method, path, headers, body)
         return self.exchange(method, path, headers, body)
+
+    def take_part(self, method, path, headers, body):
+        """Takes a part of an object; the emulator gets them all in one in the end."""
+        place, _, query = path.partition("?")
+        query = dict(urllib.parse.parse_qsl(query))
+        with self.server.lock:
+            upload = query.get("uploadId", f"{len(self.server.uploads)}")
+            parts = self.server.uploads.setdefault(upload, {})
+        if method == "PUT":
+            parts[int(query["partNumber"])] = body
+        elif "uploadId" in query:
+            _, to, name = place.split("/", 2)
+            path = f"/upload/storage/v1/b/{to}/o?uploadType=media&name={name}"
+            self.exchange("POST", path, headers, b"".join(parts[key] for key in sorted(parts)))
+        answer = f"<Answer><UploadId>{upload}</UploadId><ETag>none</ETag></Answer>"
+        return 200, {"ETag": '"none"'}, answer.encode()
 
     def exchange(self, method, path, headers, body):
         """The server's answer: status, headers and content."""
