@@ -122,7 +122,7 @@ def test_infinibatch_restores_all_its_iterators_over_lockstep(tmp_path, monkeypa
         monkeypatch.setattr(iterators, name, source)
 
     def set_up(case):
-        case.lengths, case.world_sizes, case.seed = [1, 2, 7], [1, 2, 3], 42
+        case.lengths, case.world_sizes, case.seed = [1, 2, 5], [1, 3], 42
 
     monkeypatch.setattr(theirs.TestBase, "setUp", set_up)
     result = unittest.TestResult()
@@ -183,7 +183,7 @@ def test_trl_counts_the_losses_of_the_same_predictions(prompted):
     assert len(expected) == ANSWERS
 
 
-# Tunix, `sft_utils_test`, `peft_trainer_test` and `rl_utils_test`.
+# Tunix, `sft_utils_test`, `sequence_packing_test` and `peft_trainer_test`.
 
 
 def test_tunix_makes_the_masks_and_positions_of_our_rows(tmp_path):
@@ -199,33 +199,31 @@ def test_tunix_makes_the_masks_and_positions_of_our_rows(tmp_path):
         assert (np.asarray(utils.build_positions_from_mask(real)) == positions)[real].all()
 
 
-def test_tunix_fills_a_row_with_the_same_fields(tmp_path):
-    """`test_pack_sequences`, `…_with_dummy_padding`, `…_packs_multiple_rows_per_chunk`,
-    `…_caps_segments_per_row`. Which documents share a row is Lockstep's choice."""
-    utils, common = pytest.importorskip("tunix.rl.utils"), pytest.importorskip("tunix.rl.common")
+@pytest.mark.slow
+def test_tunix_sees_in_a_row_what_it_sees_in_single_documents(tmp_path):
+    """`test_segment_layout_equivalence`, by the function that scores tokens for its losses."""
+    common = pytest.importorskip("tunix.rl.common")
+    from flax import nnx
+    from tunix.models.qwen2.model import ModelConfig, Qwen2
 
-    def example(document):  # two tokens of prompt, then its completion
-        ids, mask = document[None], np.ones((1, len(document)))
-        sides = (ids[:, :2], mask[:, :2], ids[:, 2:], mask[:, 2:])
-        return common.TrainExample(*sides, np.ones(1), None, None)
-
-    by_first = {document[0]: example(document) for document in documents(SIZES)}
+    sizes = {"num_layers": 2, "embed_dim": 32, "hidden_dim": 64, "vocab_size": 512}
+    heads = {"num_heads": 2, "head_dim": 16, "num_kv_heads": 2, "rope_theta": 10_000}
+    model = Qwen2(ModelConfig(**sizes, **heads, norm_eps=1e-5), rngs=nnx.Rngs(0))
     corpus = pipeline.Corpus.from_arrays(documents(SIZES), tmp_path, task=INPUTS)
-    batches = Batches(corpus, Plan(corpus, [Bucket(8, 24)], max_segments=2))
-    names = ("inputs", "inputs_segment_ids", "inputs_positions")
-    filled = 0
-    for row in np.concatenate([np.stack([batch[name] for name in names], 1) for batch in batches]):
-        tokens, ids, positions = row
-        given = [by_first.pop(each) for each in tokens[(positions == 0) & (ids > 0)]]
-        packed = [*utils.pack_sequences(iter([given]), 24)]
-        assert len(given) <= 2
-        assert len(packed) == (len(given) > 0)  # or the row is empty
-        for [theirs] in packed:
-            fields = (theirs.completion_ids, theirs.segment_ids, theirs.segment_positions)
-            np.testing.assert_array_equal(row, np.concatenate(fields))
-        filled += len(packed)
-    assert not by_first
-    assert filled < len(batches) * 8
+
+    def scores(packing):
+        """The log-probability of each token but the first of a document."""
+        found = np.zeros(sum(SIZES) + 1)
+        for batch in Batches(corpus, Plan(corpus, [Bucket(4, 16)], packing=packing)):
+            ids, positions = batch["inputs_segment_ids"], batch["inputs_positions"]
+            nothing, packed = ids[:, :0], {"segment_ids": ids, "segment_positions": positions}
+            arguments = (*nnx.split(model), nothing, batch["inputs"], 0, 0)
+            each = np.asarray(common.compute_per_token_logps(*arguments, **packed))
+            found[batch["inputs"][positions > 0]] += each[positions > 0]
+        return found
+
+    assert np.count_nonzero(scores("none")) == sum(SIZES) - len(SIZES)
+    np.testing.assert_allclose(scores("best_fit"), scores("none"), rtol=1e-5)
 
 
 @pytest.mark.slow
