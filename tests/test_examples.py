@@ -182,6 +182,7 @@ def test_maxtext_trains_its_own_model(tmp_path):
     [
         ("linen", "flax", "run/checkpoints/10", 10, ""),
         ("nnx", "flax", "run/checkpoints/10", 10, ""),
+        ("lm1b", "flax", "run/checkpoints/10", 10, ""),
         ("tunix_sft", "tunix", "run/checkpoints/10", 10, PRINT_TUNIX_LOSSES),
         ("tunix_dpo", "tunix", "run/10", 10, PRINT_TUNIX_LOSSES),
         ("maxtext_pretrain", "maxtext", "run/checkpoints/10", 11, PRINT_LOSSES),
@@ -194,6 +195,8 @@ def test_a_run_of_two_devices_goes_on_with_one_and_with_four(
 
     def go_on(folder, devices, **options):
         arguments = [f"--workdir={folder}/run"]
+        if name == "lm1b":  # parameters on one device or on two, whatever the checkpoint had
+            arguments += ["--num-train-steps=40", f"--fsdp={min(devices, 2)}"]
         if name == "maxtext_pretrain":  # the rows of a batch are this for each device
             arguments = [f"base_output_directory={folder}", "run_name=run"]
             arguments += [f"per_device_batch_size={4 // devices}", "dtype=float32"]
