@@ -208,7 +208,6 @@ def test_report_writes_what_is_asked_for(run, lengths, tmp_path):
     assert all({"name", "padding", "batches", "shapes"} <= set(s) for s in seen["strategies"])
 
 
-@pytest.mark.slow
 def test_only_charts_need_matplotlib(run, lengths, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     status, out, err = run("report", lengths)

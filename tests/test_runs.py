@@ -78,7 +78,6 @@ def test_the_learning_rate_has_a_length_of_its_own(text, tmp_path):  # noqa: F81
     assert rates()[13] > 4e-3 * 0.3
 
 
-@pytest.mark.slow
 def test_a_change_needs_a_word_and_is_told_before_it_is_made(
     text,  # noqa: F811
     tmp_path,
@@ -223,7 +222,6 @@ for word in sys.argv[1:]:
         assert sentence in output
 
 
-@pytest.mark.slow
 def test_a_run_through_a_cache_has_the_same_losses_and_tells_what_it_read(text, tmp_path):  # noqa: F811
     run(tiny(text, steps=6), tmp_path / "plain")
     config = tiny(text, steps=6, cache__directory=str(tmp_path / "cache"))
