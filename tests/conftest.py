@@ -1,12 +1,10 @@
 import os
 
+from tests.processes import COMPILE_QUICKLY
+
 # Several devices on one CPU, for tests of sharding; JAX reads both when it is first imported.
 # Without NPROC, JAX 0.10 can deadlock on two cores with several devices.
-os.environ["XLA_FLAGS"] = (
-    "--xla_force_host_platform_device_count=4 "
-    # Programs of tests run for milliseconds; compiling them takes seconds.
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-)
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=4 {COMPILE_QUICKLY}"
 os.environ["NPROC"] = "16"
 os.environ["JAX_PLATFORMS"] = "cpu"
 

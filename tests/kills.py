@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.processes import Stuck, fork, wait
+from tests.processes import COMPILE_QUICKLY, Stuck, fork, wait
 
 WORDS = ["pack", "the", "rows", "a", "bucket", "of", "lengths", "and", "step"]
 
@@ -318,9 +318,7 @@ def prepare_environment(folder: Path) -> None:
         folder: for the text and the programs.
     """
     os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ["XLA_FLAGS"] = (
-        "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    )
+    os.environ["XLA_FLAGS"] = COMPILE_QUICKLY
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder / "programs")
     for name in ("train", "orbax.checkpoint", "tensorboardX", "tests.runs"):
         importlib.import_module(name)

@@ -12,7 +12,6 @@ def get_config() -> ConfigDict:
     config = tiny_config.get_config()
     config.steps = 12
     config.eval_every, config.checkpoint_every = 12, 6
-    config.model.update(num_layers=1, width=32)
     config.batches.update(max_buckets=2)
     config.sources = ConfigDict(
         {

@@ -1,5 +1,6 @@
 """Real processes on this machine, each with a time limit: groups joined by loopback, and forks."""
 
+import importlib.metadata
 import os
 import pathlib
 import signal
@@ -14,6 +15,11 @@ ROOT = pathlib.Path(__file__).parent.parent
 TIME_LIMIT = 240  # seconds for a group of processes
 STUCK = 120  # seconds after which a fork counts as stuck
 
+# Programs of tests run for milliseconds; compiling them takes seconds.
+COMPILE_QUICKLY = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+if importlib.metadata.version("jaxlib").startswith("0.10."):  # later ones do not know the flag
+    COMPILE_QUICKLY += " --xla_cpu_use_fusion_emitters=false"
+
 
 def free_port():
     with socket.socket() as listener:
@@ -22,9 +28,9 @@ def free_port():
 
 
 def environment(**more):
-    """That of a user's machine: one device in each process."""
-    kept = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "NPROC")}
-    return kept | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"} | more
+    """One device in each process, as on a user's machine, and programs that compile quickly."""
+    own = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "XLA_FLAGS": COMPILE_QUICKLY}
+    return {k: v for k, v in os.environ.items() if k != "NPROC"} | own | more
 
 
 class Group:

@@ -3,8 +3,6 @@
 import subprocess
 import sys
 
-import pytest
-
 from tests.processes import ROOT, TIME_LIMIT, environment
 from tests.runs import steps, summary
 from tests.test_train import text  # noqa: F401
@@ -45,7 +43,6 @@ def make_optimizer(config):
 '''
 
 
-@pytest.mark.slow
 def test_a_copy_trains_another_model_and_goes_on(text, tmp_path):  # noqa: F811
     whole = (ROOT / "train.py").read_text()
     before, rest = whole.split("def make_model(", 1)

@@ -9,6 +9,7 @@ import pytest
 
 import pipeline
 from pipeline.planning.options import VERSION
+from tests import host_worker
 from tests.processes import Group, environment, free_port
 
 
@@ -34,7 +35,7 @@ DIFFER = [
     ({"drop_last_example": True}, "plan: lengths was"),
 ]
 LAYOUTS = {
-    1: [{"mesh": {"data": 1}}],
+    1: [{"mesh": {"data": 1}, "order": [0]}],
     2: [{"mesh": {"data": 2}}, {"mesh": {"sequence": 2}, "spec": [None, "sequence"]}],
     4: [
         {"mesh": {"data": 4}},
@@ -47,7 +48,10 @@ LAYOUTS = {
 
 @pytest.fixture(scope="module")
 def answers(once):
-    """What each process answers to each job, by the number of processes: one start for all jobs."""
+    """What each process answers to each job, by the number of processes: one start for all jobs.
+
+    The answers of one process are those of this one.
+    """
     found = json.loads((once("hosts", ask) / "answers.json").read_text())
     return {int(count): jobs for count, jobs in found.items()}
 
@@ -73,7 +77,7 @@ def ask(folder):
     }
     jobs[1] |= {
         "pairs0": both | LAYOUTS[1][0],
-        "gradients": {"do": "gradients", "mesh": {"data": 1}},
+        "gradients": {"do": "gradients"} | LAYOUTS[1][0],
     }
     jobs[2] |= {
         f"differ{n}": {"do": "agree", "corpus": str(folder / "corpus"), "differ": {1: changed}}
@@ -93,7 +97,7 @@ def ask(folder):
     for number in (1, 3):
         few = {"corpus": str(folder / f"few{number}"), "buckets": [[4, 16]], "epochs": 2}
         jobs[4][f"few{number}"] = {"do": "batches", "mesh": {"data": 4}} | few
-    found = {}
+    found = {1: {name: [host_worker.DO[job["do"]](job)] for name, job in jobs.pop(1).items()}}
     for count, asked in jobs.items():
         request = {"do": "several", "jobs": list(asked.values())}
         codes, outputs, of_each = worker_group(count, folder / f"logs{count}", request)

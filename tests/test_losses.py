@@ -24,7 +24,6 @@ from tests.test_train import text  # noqa: F401
 
 BUCKETS = (Bucket(8, 16), Bucket(4, 32))
 STEPS = 90
-SMALL = {"model__num_layers": 1, "model__width": 32, "model__attention": "dense"}
 NOISY = [4, 40, 130]  # documents that lose more than others
 
 
@@ -240,10 +239,10 @@ def test_a_config_leaves_out_what_stays_hard_for_two_epochs(text, tmp_path, monk
 
     def go_on(count):
         schedule = leave_out.leave_out_worst(tmp_path)
-        run(tiny(text, **SMALL, steps=count, schedule=schedule), tmp_path)
+        run(tiny(text, steps=count, schedule=schedule), tmp_path)
         return schedule
 
-    run(tiny(text, **SMALL, steps=4), tmp_path)
+    run(tiny(text, steps=4), tmp_path)
     _, plan = read_history(epath.Path(tmp_path))
     assert go_on(plan.first_step(2)) == ()
     found = pipeline.losses(tmp_path)

@@ -103,7 +103,6 @@ def test_a_packed_pair_has_the_losses_that_it_has_alone(tmp_path):
         np.testing.assert_allclose(values, alone[example], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_the_config_of_docstrings_needs_no_network(tmp_path):
     config = pairs_config.get_config()
     assert isinstance(config, ConfigDict)

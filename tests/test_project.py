@@ -16,6 +16,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 import pipeline
+from tests.processes import COMPILE_QUICKLY
 
 ROOT = pathlib.Path(__file__).parent.parent
 STEPS = 8
@@ -53,7 +54,7 @@ def run(python, tmp_path_factory):
     project = tmp_path_factory.mktemp("project")
     shutil.copy(ROOT / "tests/project/train.py", project)
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    environment |= {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    environment |= {"XLA_FLAGS": f"--xla_force_host_platform_device_count=2 {COMPILE_QUICKLY}"}
     environment["JAX_COMPILATION_CACHE_DIR"] = str(project / "programs")
 
     def train(directory, steps):

@@ -14,12 +14,10 @@ from tests.processes import ROOT, TIME_LIMIT, environment
 from tests.runs import lines, messages, run, segment_losses, steps, summary, tiny
 from tests.test_train import text  # noqa: F401
 
-SMALL = {"model__num_layers": 1, "model__width": 32, "model__attention": "dense"}
-
 
 @pytest.mark.slow
 def test_a_loss_scale_that_is_too_large_falls_while_training_goes_on(text, tmp_path):  # noqa: F811
-    run(tiny(text, **SMALL, model__dtype="float16", optimizer__loss_scale=1e9), tmp_path)
+    run(tiny(text, model__dtype="float16", optimizer__loss_scale=1e9), tmp_path)
     log = [line for line in lines(tmp_path) if "loss_scale" in line]
     scales = [line["loss_scale"] for line in log]
     skipped = [line["step"] for line in log if line["gradient_norm"] is None]
@@ -31,10 +29,8 @@ def test_a_loss_scale_that_is_too_large_falls_while_training_goes_on(text, tmp_p
 
 @pytest.mark.slow
 def test_microbatches_train_like_the_whole_batch(text, tmp_path):  # noqa: F811
-    run(tiny(text, **SMALL, steps=10), tmp_path / "whole")
-    assert "in 2 microbatches" in run(
-        tiny(text, **SMALL, steps=10, microbatches=2), tmp_path / "split"
-    )
+    run(tiny(text, steps=10), tmp_path / "whole")
+    assert "in 2 microbatches" in run(tiny(text, steps=10, microbatches=2), tmp_path / "split")
     ours, theirs = (
         [line["loss"] for line in steps(tmp_path / name)] for name in ("split", "whole")
     )
@@ -45,7 +41,7 @@ def test_microbatches_train_like_the_whole_batch(text, tmp_path):  # noqa: F811
 
 
 def test_the_held_out_unigram_entropy_is_that_of_the_bytes(text, tmp_path):  # noqa: F811
-    run(tiny(text, **SMALL, steps=4), tmp_path)
+    run(tiny(text, steps=4), tmp_path)
     documents = [json.loads(line)["text"] for line in text.read_text().splitlines()][128:]
     targets = [byte for document in documents for byte in [*document.encode(), 256]]
     share = np.unique(targets, return_counts=True)[1] / len(targets)
@@ -54,7 +50,7 @@ def test_the_held_out_unigram_entropy_is_that_of_the_bytes(text, tmp_path):  # n
 
 
 def test_a_profile_has_the_phases_of_a_step(text, tmp_path):  # noqa: F811
-    config = tiny(text, **SMALL, steps=4)
+    config = tiny(text, steps=4)
     with messages():
         train.train(config, epath.Path(tmp_path), profile="1:2")
     (trace,) = (tmp_path / "profile").rglob("*.xplane.pb")
@@ -67,22 +63,21 @@ def test_the_learning_rate_has_a_length_of_its_own(text, tmp_path):  # noqa: F81
     def rates():
         return [line["learning_rate"] for line in steps(tmp_path)]
 
-    run(tiny(text, **SMALL, steps=10, optimizer__warmup_steps=None), tmp_path)
+    run(tiny(text, steps=10, optimizer__warmup_steps=None), tmp_path)
     first = rates()
     assert first == sorted(first, reverse=True)  # one step is warm-up, a tenth of them
     assert first[0] == pytest.approx(4e-3)
-    run(tiny(text, **SMALL, steps=13, optimizer__warmup_steps=None), tmp_path)
+    run(tiny(text, steps=13, optimizer__warmup_steps=None), tmp_path)
     assert rates()[:10] == first
     np.testing.assert_allclose(rates()[10:], 4e-3 * 0.05, rtol=1e-5)
     run(
-        tiny(text, **SMALL, steps=15, optimizer__warmup_steps=None, optimizer__decay_steps=30),
+        tiny(text, steps=15, optimizer__warmup_steps=None, optimizer__decay_steps=30),
         tmp_path,
     )
     assert rates()[:13] != rates()[13:]
     assert rates()[13] > 4e-3 * 0.3
 
 
-@pytest.mark.slow
 def test_a_change_needs_a_word_and_is_told_before_it_is_made(
     text,  # noqa: F811
     tmp_path,
@@ -93,8 +88,8 @@ def test_a_change_needs_a_word_and_is_told_before_it_is_made(
         assert main(["audit", str(tmp_path)]) == 0
         return capsys.readouterr().out
 
-    run(tiny(text, **SMALL, steps=5), tmp_path)
-    more = {**SMALL, "steps": 8, "batches__tokens_per_batch": 512}
+    run(tiny(text, steps=5), tmp_path)
+    more = {"steps": 8, "batches__tokens_per_batch": 512}
     with pytest.raises(ValueError, match="tokens_per_batch was 1024 and is now 512") as refused:
         run(tiny(text, **more), tmp_path)
     change = '{"tokens_per_batch": 512}'
@@ -106,17 +101,17 @@ def test_a_change_needs_a_word_and_is_told_before_it_is_made(
     assert [line["bucket"] for line in steps(tmp_path)][4:6] == ["8x128", "4x128"]
     audit()
     # From then on the run goes on under its first config as well, and as it was changed.
-    run(tiny(text, **SMALL, steps=9), tmp_path)
+    run(tiny(text, steps=9), tmp_path)
     assert steps(tmp_path)[-1]["bucket"] == "4x128"
     # New data joins the epoch that is half done.
     with pytest.raises(ValueError, match=r"config.added has nothing; each of more must be there"):
-        run(tiny(text, **SMALL, steps=11), tmp_path, change='{"add": ["more"]}')
+        run(tiny(text, steps=11), tmp_path, change='{"add": ["more"]}')
     monkeypatch.setenv("TINY_MORE", "1")
-    output = run(tiny(text, **SMALL, steps=11), tmp_path, change='{"add": ["more"]}')
+    output = run(tiny(text, steps=11), tmp_path, change='{"add": ["more"]}')
     assert "changed from step 9 on, with 32 new examples, " in output
     assert "more: 32 examples more, from this epoch on" in output
     # It stays, without a word.
-    run(tiny(text, **SMALL, steps=13), tmp_path)
+    run(tiny(text, steps=13), tmp_path)
     said = audit()
     assert "plan from step 9 on: examples=" in said
     assert "all 13 batches are those that were planned" in said
@@ -153,7 +148,7 @@ def test_bad_options_are_refused_before_anything_is_prepared(
 
 
 def test_lengths_that_do_not_divide_show_the_option_that_helps(text, tmp_path):  # noqa: F811
-    config = tiny(text, **SMALL, mesh__data=1, mesh__context=4, context_order="zigzag")
+    config = tiny(text, mesh__data=1, mesh__context=4, context_order="zigzag")
     config.batches.update(length_multiple=4, max_length=100, max_buckets=1)
     with pytest.raises(ValueError, match=r"over 8 .*batches.length_multiple=8"):
         run(config, tmp_path)
@@ -161,7 +156,7 @@ def test_lengths_that_do_not_divide_show_the_option_that_helps(text, tmp_path): 
 
 @pytest.mark.slow
 def test_a_run_goes_on_with_the_length_divided_and_in_any_order(text, tmp_path):  # noqa: F811
-    small = {**SMALL, "batches__row_multiple": 4, "optimizer__decay_steps": 12}
+    small = {"batches__row_multiple": 4, "optimizer__decay_steps": 12}
     run(tiny(text, **small, steps=12), tmp_path / "rows")
     context = {**small, "mesh__data": 1, "mesh__context": 4}
     run(tiny(text, **context, steps=8, context_order="zigzag"), tmp_path / "length")
@@ -179,14 +174,14 @@ def test_a_run_goes_on_with_the_length_divided_and_in_any_order(text, tmp_path):
 
 def test_a_budget_that_no_bucket_meets_ends_the_run_before_its_first_step(text, tmp_path):  # noqa: F811
     with pytest.raises(MemoryError, match="train_step needs"):
-        run(tiny(text, **SMALL, memory_budget=1000), tmp_path)
+        run(tiny(text, memory_budget=1000), tmp_path)
     assert not lines(tmp_path)
 
 
 def test_another_model_is_another_run(text, tmp_path):  # noqa: F811
-    run(tiny(text, **SMALL, steps=4), tmp_path)
+    run(tiny(text, steps=4), tmp_path)
     with pytest.raises(ValueError, match=r"config\.model\.width was 32 and is now 64"):
-        run(tiny(text, **(SMALL | {"model__width": 64}), steps=5), tmp_path)
+        run(tiny(text, model__width=64, steps=5), tmp_path)
 
 
 FLAGS = {
@@ -227,10 +222,9 @@ for word in sys.argv[1:]:
         assert sentence in output
 
 
-@pytest.mark.slow
 def test_a_run_through_a_cache_has_the_same_losses_and_tells_what_it_read(text, tmp_path):  # noqa: F811
-    run(tiny(text, **SMALL, steps=6), tmp_path / "plain")
-    config = tiny(text, **SMALL, steps=6, cache__directory=str(tmp_path / "cache"))
+    run(tiny(text, steps=6), tmp_path / "plain")
+    config = tiny(text, steps=6, cache__directory=str(tmp_path / "cache"))
     run(config, tmp_path / "cached")
     assert sorted(path.name for path in (tmp_path / "cache").glob("*/*.arrow"))
     ours, theirs = (steps(tmp_path / name) for name in ("cached", "plain"))

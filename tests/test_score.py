@@ -29,7 +29,7 @@ from pipeline.scoring.parts import Parts
 from pipeline.scoring.run import score_run, weighted_losses
 from pipeline.scoring.table import open_table
 from pipeline.tasks import INPUTS
-from tests.processes import Group, environment, free_port
+from tests.processes import COMPILE_QUICKLY, Group, environment, free_port
 from tests.runs import messages, tiny
 from tests.test_train import text  # noqa: F401
 
@@ -320,7 +320,7 @@ def start(count, folder, corpus, directory, **asked):
     asked |= {"do": "score", "mesh": {"data": 4}, "count": count, "port": free_port()}
     asked |= {"corpus": str(corpus.directory), "directory": str(directory)}
     requests = [json.dumps(asked | {"index": index}) for index in range(count)]
-    flags = f"--xla_force_host_platform_device_count={4 // count}"
+    flags = f"--xla_force_host_platform_device_count={4 // count} {COMPILE_QUICKLY}"
     commands = [[sys.executable, "tests/host_worker.py", request] for request in requests]
     return Group(commands, folder, environment(XLA_FLAGS=flags, NPROC="16"))
 

@@ -14,10 +14,12 @@ from tests.processes import TIME_LIMIT, Group, environment, free_port
 from tests.runs import segment_losses, steps, summary
 from tests.test_train import text  # noqa: F401
 
+SLOW = "tests/slow_train.py"  # to be stopped midway
 
-def start(text, workdir, count, *flags):  # noqa: F811
+
+def start(text, workdir, count, *flags, program="train.py"):  # noqa: F811
     """The program in `count` processes."""
-    command = [sys.executable, "train.py", "--config=tests/hosts_config.py", f"--workdir={workdir}"]
+    command = [sys.executable, program, "--config=tests/hosts_config.py", f"--workdir={workdir}"]
     join = [f"--coordinator=127.0.0.1:{free_port()}", f"--num_processes={count}", "--wait=15"]
     env = environment(
         TINY_TEXT=str(text), JAX_COMPILATION_CACHE_DIR=str(text.parent / f"programs{count}")
@@ -109,7 +111,7 @@ def test_losses_are_those_of_one_process(alone, text, tmp_path, count):  # noqa:
 def test_saved_on_four_resumed_on_one_three_and_two(alone, text, tmp_path):  # noqa: F811
     # The schedule must be that of the whole run, so every start but the last is stopped.
     for count in (4, 1, 3, 2, 4):
-        group = start(text, tmp_path, count)
+        group = start(text, tmp_path, count, program=SLOW)
         if len(list(tmp_path.glob("logs*"))) < 5:
             wait_for_steps(group, tmp_path, 3)
             group.processes[0].send_signal(signal.SIGTERM)
@@ -121,7 +123,7 @@ def test_saved_on_four_resumed_on_one_three_and_two(alone, text, tmp_path):  # n
 
 @pytest.mark.slow
 def test_sigterm_to_one_of_four_saves_on_all(alone, text, tmp_path):  # noqa: F811
-    group = start(text, tmp_path, 4)
+    group = start(text, tmp_path, 4, program=SLOW)
     wait_for_steps(group, tmp_path, 6)
     group.processes[2].send_signal(signal.SIGTERM)
     assert group.wait() == [0] * 4, group.outputs()
@@ -136,7 +138,7 @@ def test_sigkill_to_one_of_four_ends_the_others_and_three_continue(
     text,  # noqa: F811
     tmp_path,
 ):
-    group = start(text, tmp_path, 4)
+    group = start(text, tmp_path, 4, program=SLOW)
     wait_for_steps(group, tmp_path, 7)
     group.processes[3].send_signal(signal.SIGKILL)
     codes = group.wait(limit=60)

@@ -13,7 +13,6 @@ from pipeline.training.hosts import StopSignals
 from tests.runs import run, segment_losses, steps, summary, tiny
 from tests.test_train import text  # noqa: F401
 
-SMALL = {"model__num_layers": 1, "model__width": 32, "model__attention": "dense"}
 RAMP = ((4, {"tokens_per_batch": 2048}), (9, {"max_length": 256}))
 
 
@@ -29,7 +28,7 @@ def ramped(text, once):  # noqa: F811
     """A run with a ramp of the batch size and a part of longer context, stopped on the way."""
 
     def make(workdir):
-        config = {**SMALL, "steps": 16, "schedule": RAMP}
+        config = {"steps": 16, "schedule": RAMP}
         save = Checkpoints.save
         with pytest.MonkeyPatch.context() as patch:  # what is after the checkpoint at 5 is lost
             patch.setattr(StopSignals, "received", lambda self, step: step == 8)

@@ -18,8 +18,8 @@ def get_config() -> ConfigDict:
         config.added = ConfigDict({"more": config.eval})
     config.tokenizer.kind = "bytes"
     config.batches.update(tokens_per_batch=1024, max_buckets=3, max_length=128, length_multiple=16)
-    # Small, and yet slow enough to be stopped midway.
-    config.model.update(num_layers=2, width=64, num_heads=2, num_kv_heads=1, mlp_width=128)
+    config.model.update(num_layers=1, width=32, num_heads=2, num_kv_heads=1, mlp_width=64)
+    config.model.attention = "dense"  # compiles sooner
     config.optimizer.warmup_steps = 3
     config.on_compile = "stop"
     config.eval_every, config.checkpoint_every = 10, 5

@@ -10,7 +10,6 @@ def get_config(task: str) -> ConfigDict:
     config = tiny_config.get_config()
     config.steps = 12
     config.batches.update(max_buckets=1, max_length=64)
-    config.model.update(num_layers=1, width=32, mlp_width=64)
     config.eval_every, config.checkpoint_every = 6, 4
     match task:
         case "chat":
