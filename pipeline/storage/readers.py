@@ -99,7 +99,9 @@ class RangedReader(Reader):
 
     def _edges(self, part, number):
         touched, which = np.unique(part, return_inverse=True)
-        offsets, places = span(self._offsets_of(touched.tolist()) or [np.zeros(0, np.int64)])
+        # Held by a name, they stay mapped until they have been read, whoever removes the files.
+        arrays = self._offsets_of(touched.tolist()) or [np.zeros(0, np.int64)]
+        offsets, places = span(arrays)
         at = places[which] + number
         return offsets.take(at), offsets.take(at + 1)
 
