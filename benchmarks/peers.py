@@ -27,7 +27,7 @@ from pipeline.tokenizers import Bytes
 
 ROWS, LENGTH = 16, 512  # of a batch, where an input path has one shape
 DOCUMENTS = 3_000
-STEPS, ROUNDS = 6, 3  # different batches, and how often each is a step
+STEPS, ROUNDS = 12, 2  # different batches, and how often each is a step
 
 COLUMNS = (
     "input path",
@@ -67,11 +67,13 @@ def measure(text: str | None, interpreters: list[str]) -> Section:
         }
     there = {name: result for name, result in results.items() if "batches" in result}
     model = dataclasses.replace(MODEL, vocab_size=Bytes.vocab_size)
-    runs = {}
+    runs, whole = {}, {}
     for name, result in there.items():
-        some = np.linspace(0, len(result["batches"]) - 1, STEPS).astype(int)
-        batches = [_readable(result["batches"][step], ids) for step in some]
-        runs[name] = Run(itertools.cycle(batches), model)
+        every = result["batches"]
+        some = [every[int(step)] for step in (np.arange(STEPS) + 0.5) * len(every) / STEPS]
+        # A step takes as long whatever its rows hold, and an epoch's last batch may be half empty.
+        whole[name] = _trained_share(every) / _trained_share(some)
+        runs[name] = Run(itertools.cycle(_readable(each, ids) for each in some), model)
     for _ in range(STEPS * ROUNDS):
         for run in runs.values():
             run.step()
@@ -90,10 +92,11 @@ def measure(text: str | None, interpreters: list[str]) -> Section:
         f"something twice. The machine had a load of {os.getloadavg()[0]:.0f} at the end. "
         f"{', '.join(f'{name} {number}' for name, number in versions.items())}."
     )
+    rates = {name: run.rate * whole[name] for name, run in runs.items()}
     lines = []
     for name, result in results.items():
         if name in runs:
-            lines.append(_line(name, result, runs[name].rate / runs["Lockstep"].rate, sizes))
+            lines.append(_line(name, result, rates[name] / rates["Lockstep"], sizes))
         else:
             lines.append((name, f"not installed: {result['missing']}", *[""] * (len(COLUMNS) - 2)))
     of = "functions" if text is None else pathlib.Path(text).name
@@ -121,6 +124,12 @@ def _result(name: str, folder: str, python: str) -> dict[str, Any]:
     if done.returncode:
         raise SystemExit(f"{name} failed:\n{done.stderr[-2000:]}")
     return pickle.loads(pathlib.Path(folder, f"{name}.pickle").read_bytes())
+
+
+def _trained_share(batches: list[Batch]) -> float:
+    """The share of the positions of some batches that a step trains the prediction of."""
+    trained = sum(float(batch["loss_weights"].sum()) for batch in batches)
+    return trained / sum(batch["inputs"].size for batch in batches)
 
 
 def _readable(batch: Batch, ids: np.ndarray) -> Batch:
