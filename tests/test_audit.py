@@ -263,7 +263,7 @@ def test_runs_of_mixtures_are_audited_corpus_by_corpus(mixed, capsys):
         max_size=4,
     )
 )
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_ledger_of_a_mixture_balances_whatever_changes(mixed, changes):
     joined, _ = read_history(epath.Path(mixed[0]))
     plan = Plan(joined, SHORT, weights={"prose": 3, "code": 1, "chat": 1})

@@ -96,9 +96,8 @@ class Pieces:
         """The pieces of the examples `begin` to `end`."""
         first, last = self._later[0].searchsorted((begin, end))
         later = np.arange(len(self._stored) + first, len(self._stored) + last)
-        return (
-            np.concatenate([np.arange(begin, end), later]) if len(later) else np.arange(begin, end)
-        )
+        numbers = np.arange(begin, end)
+        return np.concatenate([numbers, later]) if len(later) else numbers
 
     def sizes_of_examples(self, begin: int, end: int) -> np.ndarray:
         """The size of each piece of the examples `begin` to `end`, as `of_examples` has them."""
