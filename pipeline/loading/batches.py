@@ -43,7 +43,8 @@ Transform = Callable[[Batch[np.ndarray]], Mapping[str, Any]]
 
 # Building a batch from memory takes about a millisecond, in many short calls of NumPy, each of
 # which takes the interpreter's lock: on two cores, one thread is a tenth to a quarter faster than
-# two that wait for one another, and the 99th percentile of a wait is half.
+# two that wait for one another (beside the threads that fill a cache, up to a third), and the 99th
+# percentile of a wait is half.
 FROM_MEMORY = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
 # Reads that wait for a network or a tokenizer may wait for two batches at once.
 WAITING = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)

@@ -101,14 +101,20 @@ def _get_piece(piece: tuple[str, int, int]) -> Buffer:
     return content
 
 
-def download(path: str | os.PathLike, file: str | os.PathLike) -> int:
+def download(path: str | os.PathLike, file: str | os.PathLike, *, size: int | None = None) -> int:
     """Copies an object into a local file; returns its size in bytes.
 
-    The file is made, or emptied, first and is whole only in the end. So give a temporary name, and
+    The file has that size at once, and is whole only in the end. So give a temporary name, and
     rename it.
+
+    Args:
+        path: of the object.
+        file: the name of the local file; made if there is none.
+        size: of the object; None: it is asked for.
     """
-    place, size = os.fspath(path), head(path).size
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    place, size = os.fspath(path), head(path).size if size is None else size
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT, 0o666)
+    os.ftruncate(descriptor, size)
 
     def copy(begin: int) -> None:
         content = memoryview(_get_piece((place, begin, min(begin + PIECE, size))))

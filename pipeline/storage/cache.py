@@ -18,7 +18,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 from etils import epath
@@ -27,6 +27,7 @@ from pipeline import objects
 from pipeline.atomic import atomic_write
 from pipeline.fork import Handles, restart_in_children
 from pipeline.storage.manifest import part_name, require_same_part
+from pipeline.storage.maps import Maps
 from pipeline.storage.parts import Part, PartFile, read_part
 from pipeline.storage.traffic import Traffic
 
@@ -64,7 +65,7 @@ class PartCache(Handles):
         ValueError: there is no room for two parts.
     """
 
-    handles = ("_files", "_demands", "_threads")
+    handles = ("_files", "_maps", "_demands", "_threads")
 
     def __init__(
         self,
@@ -94,6 +95,7 @@ class PartCache(Handles):
         super().restart()
         self.traffic = Traffic()
         self._files: dict[int, PartFile] = {}
+        self._maps: Maps | None = None  # of `_files`, until these change
         self._demands: list[Demand] = []
         self._threads, self._told = 0, 0
 
@@ -104,6 +106,15 @@ class PartCache(Handles):
             with (self._source / name).open("rb") as there, atomic_write(path, shared=True) as file:
                 shutil.copyfileobj(there, file, 1 << 26)
         return path
+
+    def maps(self, parts: np.ndarray) -> Maps:
+        """The parts that are mapped in this process; also those of `parts` that are there."""
+        for number in np.unique(parts).tolist():
+            self.file(number)
+        with self._lock:
+            if self._maps is None:
+                self._maps = Maps(dict(self._files), self.num_parts)
+            return self._maps
 
     def file(self, number: int) -> PartFile | None:
         """The part with this number, mapped; None if it is not there."""
@@ -118,8 +129,16 @@ class PartCache(Handles):
                 logger.warning("%s is removed and fetched again: %s", path, error)
                 path.unlink(missing_ok=True)
                 return None
-            self._files[number] = file
+            with self._lock:
+                self._files[number], self._maps = file, None
         return file
+
+    def _unmap(self, numbers: Iterable[int]) -> None:
+        """Forgets parts whose files are removed, so that their space on disk becomes free."""
+        with self._lock:
+            for number in numbers:
+                if self._files.pop(number, None) is not None:
+                    self._maps = None
 
     def count(self, **more: float) -> None:
         """Adds to the fields of `traffic`."""
@@ -193,8 +212,7 @@ class PartCache(Handles):
         with self._exclusively():
             here, reserved = self._scan()
             self._tell(needed, here)
-            for number in {*self._files} - {*here}:  # another process has removed it
-                self._files.pop(number, None)
+            self._unmap({*self._files} - {*here})  # those that another process has removed
             for number in np.argsort(needed, kind="stable").tolist():
                 if needed[number] == NEVER:
                     return False
@@ -214,9 +232,7 @@ class PartCache(Handles):
                 self._remove(FETCHING.format(name))
                 raise
         with file:
-            (content,) = objects.get_ranges(self._source / name, [0], [size])
-            file.write(content)
-            file.flush()
+            objects.download(self._source / name, file.name, size=size)
             os.fdatasync(file.fileno())
             with self._exclusively():  # so that no other process sees both names, or neither
                 pathlib.Path(file.name).replace(self.directory / name)
@@ -254,9 +270,10 @@ class PartCache(Handles):
         sizes = np.cumsum([0, *(here[other] for other in out)])
         if room + sizes[-1] < self._sizes[number]:
             return False
-        for other in out[: int(np.searchsorted(sizes, self._sizes[number] - room))]:
+        out = out[: int(np.searchsorted(sizes, self._sizes[number] - room))]
+        for other in out:
             self._remove(part_name(other))
-            self._files.pop(other, None)
+        self._unmap(out)
         return True
 
     def _removable(self, number: int, needed: np.ndarray, here: dict[int, int]) -> list[int]:

@@ -27,7 +27,7 @@ from pipeline.storage.manifest import (
     require_same_origin,
     summarise,
 )
-from pipeline.storage.readers import CachedReader, MappedReader, RangedReader
+from pipeline.storage.readers import CachedReader, MappedReader, Reader
 from pipeline.storage.writer import Writer
 from pipeline.tasks import CAUSAL, TASKS, Task
 
@@ -46,7 +46,7 @@ class Corpus(AnyCorpus):
         origin: what it was made from: fingerprints of the source and the tokenizer, and the field.
         fingerprint: says which tokens these are, part by part, so that a refusal can say which
             part changed. It depends on content alone: not on paths, times, or worker processes.
-        in_memory: whether tokens are read from memory, and not over a network.
+        in_memory: whether tokens are read from memory maps, of the parts or of a cache of them.
         files: the examples in each part, int64 [parts].
     """
 
@@ -68,7 +68,7 @@ class Corpus(AnyCorpus):
             f"tokens={manifest.tokens_digest};tokenizer={tokenizer};task={manifest.task}"
         )
         lengths = directory / LENGTHS if cache is None else cache.copy(LENGTHS)
-        self.lengths = read_lengths(lengths, manifest, memory_map or cache is not None)
+        self.lengths = read_lengths(lengths, manifest, memory_map)
 
     @classmethod
     def open(
@@ -111,7 +111,7 @@ class Corpus(AnyCorpus):
             return cls(directory, manifest, mapped)
         place = pathlib.Path(cache).expanduser() / manifest.tokens_digest
         parts = PartCache(directory, manifest.parts, place, cache_bytes)
-        return cls(directory, manifest, False, parts)
+        return cls(directory, manifest, True, parts)
 
     @classmethod
     def from_arrays(
@@ -185,10 +185,10 @@ class Corpus(AnyCorpus):
         return self._reader.read(examples, starts, lengths, reach, counts, self.task.shifts)
 
     @functools.cached_property
-    def _reader(self) -> MappedReader | RangedReader:
+    def _reader(self) -> Reader:
         if self._cache is not None:
             return CachedReader(self.directory, self._manifest.parts, self._cache)
-        reader = MappedReader if self.in_memory else RangedReader
+        reader = MappedReader if self.in_memory else Reader
         return reader(self.directory, self._manifest.parts)
 
     @property

@@ -40,7 +40,7 @@ class AnyCorpus:
         fingerprint: says which tokens these are, as `name=value` with semicolons between.
         vocab_size: token ids are below this; None if nobody said.
         text_bytes: UTF-8 bytes of the text that is learnt; None if unknown.
-        in_memory: whether reading never waits for a network or a tokenizer.
+        in_memory: whether reading hardly ever waits for a network or a tokenizer.
         files: the examples in each file that holds tokens, in order: int64 `[files]`. A large
             corpus is planned in windows of whole files. None: there are no such files.
     """

@@ -10,13 +10,18 @@ from etils import epath
 
 from pipeline import objects
 from pipeline.storage.cache import PartCache
-from pipeline.storage.gather import gather, span
+from pipeline.storage.gather import gather
 from pipeline.storage.manifest import damage, require_same_part
+from pipeline.storage.maps import Maps, span
 from pipeline.storage.parts import Part, PartFile, read_part
 
 
 class Reader:
-    """Pieces of examples from the parts of a corpus, in a directory."""
+    """Pieces of examples from parts that cannot be mapped (object storage).
+
+    Ranges of bytes are fetched in parallel; the header of a part and its offsets (8 bytes per
+    example) when the part is first touched. The offsets are kept. Subclasses map some parts.
+    """
 
     def __init__(self, directory: epath.Path, parts: Sequence[Part]):
         self._directory, self._parts = directory, parts
@@ -24,13 +29,16 @@ class Reader:
         self._first = np.cumsum(examples) - examples
         self._sizes = np.array([part.tokens for part in parts], np.int64)
         self._weighted = parts[0].weights_at is not None
+        self._offsets: dict[int, np.ndarray] = {}
+        self._maps = Maps({}, len(parts))
 
     def read(
         self, examples, starts, lengths, reach, counts, shifts: Mapping[str, int]
     ) -> dict[str, np.ndarray]:
         """See `Corpus.read`; `counts` are the tokens that each of the examples has."""
         part = np.searchsorted(self._first, examples, side="right") - 1
-        begins, ends = self._edges(part, examples - self._first[part])
+        maps = self._map(part)
+        begins, ends = self._edges(maps, part, examples - self._first[part])
         wrong = (begins < 0) | (ends > self._sizes[part]) | (ends - begins != counts)
         for at in np.flatnonzero(wrong)[:1]:
             raise damage(
@@ -38,82 +46,52 @@ class Reader:
                 f"example {examples[at]:,} has the offsets {begins[at]} and {ends[at]} in a part "
                 f"of {self._sizes[part[at]]:,} tokens, and by its length {counts[at]:,} tokens",
             )
-        fields = self._gather("tokens", part, begins + starts, lengths, reach, shifts)
+        first = begins + starts
+        fields = self._gather(maps, "tokens", part, first, lengths, reach, shifts)
         if self._weighted:
-            first = begins + starts + max(shifts.values())
-            fields |= self._gather("weights", part, first, lengths, reach, {"loss_weights": 0})
+            first, plain = first + max(shifts.values()), {"loss_weights": 0}
+            fields |= self._gather(maps, "weights", part, first, lengths, reach, plain)
         return fields
 
-    def _edges(self, part: np.ndarray, number: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _map(self, part: np.ndarray) -> Maps:
+        """The parts that are mapped, when pieces of these are to be read."""
+        del part
+        return self._maps
+
+    def _edges(
+        self, maps: Maps, part: np.ndarray, number: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Where each example, by its number in its part, begins and ends among the tokens."""
-        raise NotImplementedError
+        offsets, places = maps.columns["offsets"]
+        if len(away := np.unique(part[~maps.has[part]])):
+            kept = self._offsets_of(away.tolist())
+            offsets, there = span([offsets, *kept])
+            places = places + there[0]
+            places[away] = there[1:]
+        at = places[part] + number
+        return offsets.take(at), offsets.take(at + 1)
 
     def _gather(
-        self, column: str, part, first, lengths, reach, shifts: Mapping[str, int]
+        self, maps: Maps, column: str, part, first, lengths, reach, shifts: Mapping[str, int]
     ) -> dict[str, np.ndarray]:
         """The pieces of a column from the place `first` of each part on; see `gather`."""
-        raise NotImplementedError
-
-
-class MappedReader(Reader):
-    """Reads memory-mapped parts: one gather, however many parts the pieces touch."""
-
-    def __init__(self, directory: epath.Path, parts: Sequence[Part]):
-        super().__init__(directory, parts)
-        self._files = [self._map(part) for part in parts]
-        self._offsets, self._offsets_at = span([file.offsets for file in self._files])
-        self._columns = {"tokens": span([file.tokens for file in self._files])}
-        if self._weighted:
-            weights = [file.weights for file in self._files if file.weights is not None]
-            self._columns["weights"] = span(weights)
-
-    def _map(self, part: Part) -> PartFile:
-        path = self._directory / part.file
-        try:
-            file = read_part(path)
-            require_same_part(part, file.part)
-        except ValueError as error:
-            raise damage(path, str(error)) from error
-        return file
-
-    def _edges(self, part, number):
-        at = self._offsets_at[part] + number
-        return self._offsets.take(at), self._offsets.take(at + 1)
-
-    def _gather(self, column, part, first, lengths, reach, shifts):
-        values, begin = self._columns[column]
-        ends = (begin + self._sizes)[part]
-        return gather(values, begin[part] + first, lengths, reach, shifts, ends)
-
-
-class RangedReader(Reader):
-    """Reads parts that cannot be mapped (object storage): ranges of bytes, in parallel.
-
-    The header of a part and its offsets (8 bytes per example) are fetched when the part is first
-    touched; the offsets are kept.
-    """
-
-    def __init__(self, directory: epath.Path, parts: Sequence[Part]):
-        super().__init__(directory, parts)
-        self._offsets: dict[int, np.ndarray] = {}
-
-    def _edges(self, part, number):
-        touched, which = np.unique(part, return_inverse=True)
-        # Held by a name, they stay mapped until they have been read, whoever removes the files.
-        arrays = self._offsets_of(touched.tolist()) or [np.zeros(0, np.int64)]
-        offsets, places = span(arrays)
-        at = places[which] + number
-        return offsets.take(at), offsets.take(at + 1)
+        values, places = maps.columns[column]
+        begins, ends = places[part] + first, (places + self._sizes)[part]
+        if (away := ~maps.has[part]).any():
+            # What ranges give is one more array, in which pieces lie one after another.
+            counts = lengths[away] + max(shifts.values())
+            fetched = self._fetch_values(column, part[away], first[away], counts)
+            values, (base, there) = span([values, fetched])
+            begins, ends = begins + base, ends + base
+            begins[away] = there + np.cumsum(counts) - counts
+            ends[away] = there + len(fetched)
+        return gather(values, begins, lengths, reach, shifts, ends)
 
     def _offsets_of(self, parts: list[int]) -> list[np.ndarray]:
         """The offsets of some parts, by their numbers: int64 [examples + 1] of each."""
-        self._load([number for number in parts if number not in self._offsets])
+        if missing := [number for number in parts if number not in self._offsets]:
+            self._load(missing)
         return [self._offsets[number] for number in parts]
-
-    def _gather(self, column, part, first, lengths, reach, shifts):
-        counts = lengths + max(shifts.values())
-        values = self._fetch_values(column, part, first, counts)
-        return gather(values, np.cumsum(counts) - counts, lengths, reach, shifts)
 
     def _fetch_values(self, column: str, part, first, counts) -> np.ndarray:
         """`counts` values of a column from each place `first` of a part on, one after another."""
@@ -153,38 +131,37 @@ class RangedReader(Reader):
         return objects.get_ranges([paths[number] for number in part], begins, ends)
 
 
-class CachedReader(RangedReader):
+class MappedReader(Reader):
+    """Reads parts that are mapped, all of them."""
+
+    def __init__(self, directory: epath.Path, parts: Sequence[Part]):
+        super().__init__(directory, parts)
+        self._maps = Maps({n: self._open(part) for n, part in enumerate(parts)}, len(parts))
+
+    def _open(self, part: Part) -> PartFile:
+        path = self._directory / part.file
+        try:
+            file = read_part(path)
+            require_same_part(part, file.part)
+        except ValueError as error:
+            raise damage(path, str(error)) from error
+        return file
+
+
+class CachedReader(Reader):
     """Reads the parts that a cache has from their maps, and the others by ranges."""
 
     def __init__(self, directory: epath.Path, parts: Sequence[Part], cache: PartCache):
         super().__init__(directory, parts)
         self._cache = cache
 
-    def _offsets_of(self, parts):
-        known = {number: file.offsets for number in parts if (file := self._cache.file(number))}
-        away = [number for number in parts if number not in known]
-        known |= dict(zip(away, super()._offsets_of(away), strict=True))
-        return [known[number] for number in parts]
-
-    def _gather(self, column, part, first, lengths, reach, shifts):
-        touched, which = np.unique(part, return_inverse=True)
-        files = [self._cache.file(each) for each in touched.tolist()]
-        away = np.array([file is None for file in files], bool)[which]
-        counts = (lengths + max(shifts.values()))[away]
-        if column == "tokens":
-            self._cache.count(hits=len(part) - len(counts), misses=len(counts))
-        # What ranges give is one more array, in which pieces lie one after another.
-        fetched = self._fetch_values(column, part[away], first[away], counts)
-        arrays = [fetched if file is None else getattr(file, column) for file in files] or [fetched]
-        values, places = span(arrays)
-        begin = places[which] + first
-        begin[away] = places[which][away] + np.cumsum(counts) - counts
-        ends = places[which] + np.array([len(each) for each in arrays])[which]
-        return gather(values, begin, lengths, reach, shifts, ends)
+    def _map(self, part):
+        maps = self._cache.maps(part)
+        hits = int(np.count_nonzero(maps.has[part]))
+        self._cache.count(hits=hits, misses=len(part) - hits)
+        return maps
 
     def _fetch(self, part, begins, ends):
-        if not len(part):
-            return []
         begin = time.perf_counter()
         found = super()._fetch(part, begins, ends)
         waited = time.perf_counter() - begin
