@@ -1,5 +1,6 @@
 """Packing a histogram of sizes into rows of several buckets, from the longest bucket down."""
 
+import operator
 from collections.abc import Sequence
 from typing import Literal, get_args
 
@@ -16,6 +17,8 @@ PACKINGS: tuple[Packing, ...] = get_args(Packing)
 # Whether a model computes the scores of all positions of a row, or skips other segments.
 Attention = Literal["dense", "segment"]
 ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
+
+FILL = operator.attrgetter("fill")
 
 
 def pack(
@@ -79,21 +82,21 @@ def pack(
 
 
 def _count_rows(patterns: list[Pattern]) -> int:
-    return sum(pattern.rows for pattern in patterns)
+    return sum([pattern.rows for pattern in patterns])
 
 
 def _split_surplus(patterns: list[Pattern], surplus: int) -> tuple[list[Pattern], list[Pattern]]:
     """Splits off the emptiest `surplus` rows."""
-    stay, go = [], []
-    for pattern in sorted(patterns, key=lambda pattern: pattern.fill):
-        moved = min(surplus, pattern.rows)
-        surplus -= moved
-        if not moved:
-            stay.append(pattern)
-            continue
-        go.append(pattern._replace(rows=moved))
-        if pattern.rows > moved:
-            stay.append(pattern._replace(rows=pattern.rows - moved))
+    stay = sorted(patterns, key=FILL)
+    whole = 0
+    while surplus and surplus >= stay[whole].rows:
+        surplus -= stay[whole].rows
+        whole += 1
+    go = stay[:whole]
+    del stay[:whole]
+    if surplus:
+        go.append(stay[0]._replace(rows=surplus))
+        stay[0] = stay[0]._replace(rows=stay[0].rows - surplus)
     return stay, go
 
 

@@ -54,7 +54,7 @@ class Packed:
 
     def rows(self, index: int) -> int:
         """Rows of bucket number `index`, without empty rows."""
-        return sum(pattern.rows for pattern in self.patterns[index])
+        return sum([pattern.rows for pattern in self.patterns[index]])
 
     def batches(self, index: int) -> int:
         """Batches of bucket number `index`; the last may end in empty rows."""
@@ -62,11 +62,11 @@ class Packed:
 
     def real(self, index: int) -> int:
         """Real positions in the rows of bucket number `index`."""
-        return sum(pattern.fill * pattern.rows for pattern in self.patterns[index])
+        return sum([pattern.fill * pattern.rows for pattern in self.patterns[index]])
 
     def most_segments(self, index: int) -> int:
         """The most segments in a row of bucket number `index`; 1 if it has no rows."""
-        return max((pattern.segments for pattern in self.patterns[index]), default=1)
+        return max([pattern.segments for pattern in self.patterns[index]], default=1)
 
     def segments(self, index: int) -> int:
         """Segments in the rows of bucket number `index`."""
@@ -112,14 +112,16 @@ def best_fit(
     limit, may_open = max_segments or length, opens.tolist()
     # An entry stands for rows with the same content: (pieces, segments, rows). `open_rows` maps the
     # free room of a row to its entries; bit r of `rooms` is set if `open_rows[r]` is not empty.
-    # Planning spends most of its time in this loop, which therefore calls little.
+    # Planning spends most of its time in this loop, which therefore calls little and makes patterns
+    # as the tuples that they are.
     open_rows: dict[int, list] = {}
     rooms = 0
     found: list[Pattern] = []
     there: list | None
-    for size in np.flatnonzero(counts[1 : length + 1])[::-1].tolist():
-        size += 1
-        count = int(counts[size])
+    new = tuple.__new__
+    some = np.flatnonzero(counts[1 : length + 1])[::-1] + 1
+    remaining = []
+    for size, count in zip(some.tolist(), counts[some].tolist(), strict=True):
         while count:
             if fitting := rooms >> size:
                 free = size + (fitting & -fitting).bit_length() - 1
@@ -150,7 +152,7 @@ def best_fit(
                 more, left = segments + each, free - each * size
                 count -= full * each
                 if not left or more == limit:
-                    found.append(Pattern((*pieces, (size, each)), full, length - left, more))
+                    found.append(new(Pattern, ((*pieces, (size, each)), full, length - left, more)))
                 elif there := open_rows.get(left):
                     there.append(((*pieces, (size, each)), more, full))
                 else:
@@ -164,8 +166,9 @@ def best_fit(
                     open_rows[left] = [((*pieces, (size, count)), segments + count, 1)]
                     rooms |= 1 << left
                 count = 0
-        counts[size] = count
+        remaining.append(count)
+    counts[some] = remaining
     for free in sorted(open_rows):
         for pieces, segments, rows in open_rows[free]:
-            found.append(Pattern(pieces, rows, length - free, segments))
+            found.append(new(Pattern, (pieces, rows, length - free, segments)))
     return found

@@ -10,9 +10,9 @@ from etils import epath
 
 from pipeline import objects
 from pipeline.storage.cache import PartCache
-from pipeline.storage.gather import gather
+from pipeline.storage.gather import gather, span
 from pipeline.storage.manifest import damage, require_same_part
-from pipeline.storage.maps import Maps, span
+from pipeline.storage.maps import Maps
 from pipeline.storage.parts import Part, PartFile, read_part
 
 
