@@ -31,19 +31,14 @@ def fitted(counts, length, *, opens_above=0, max_segments=None):
     return best_fit(counts, (length,), sizes[:, None], sizes > opens_above, max_segments)
 
 
-def slow_best_fit(counts, length, max_segments):
-    """Best-fit decreasing one segment at a time; ties go to the row that was last touched."""
+def slow_best_fit(counts, length, *, opens_above=0):
+    """Best-fit decreasing one segment at a time; segments that open no row may be left over."""
     rows = []
     for size in range(len(counts) - 1, 0, -1):
         for _ in range(counts[size]):
-            open_rows = [
-                row
-                for row in rows
-                if sum(row) + size <= length and (max_segments is None or len(row) < max_segments)
-            ]
-            if open_rows:
+            if open_rows := [row for row in rows if sum(row) + size <= length]:
                 max(open_rows, key=sum).append(size)
-            else:
+            elif size > opens_above:
                 rows.append([size])
     return rows
 
@@ -62,12 +57,19 @@ def test_rows_hold_every_segment_once_and_never_overflow(histogram, max_segments
     assert all(pattern.fill == sum(n * k for n, k in pattern.pieces) for pattern in patterns)
 
 
-@given(histograms)
-def test_histogram_packing_needs_as_many_rows_as_packing_one_by_one(histogram):
+@given(histograms, st.integers(40, 43), st.integers(0, 40))
+def test_histogram_packing_makes_the_rows_of_packing_one_by_one(histogram, length, opens_above):
     counts = as_counts(histogram)
-    one_by_one = slow_best_fit(counts, 40, None)
-    at_once = as_rows(fitted(counts.copy(), 40))
+    one_by_one = slow_best_fit(counts, length, opens_above=opens_above)
+    at_once = as_rows(fitted(counts.copy(), length, opens_above=opens_above))
     assert sorted(map(sum, at_once)) == sorted(map(sum, one_by_one))
+
+
+def test_rows_with_a_segment_of_over_half_take_one_that_fits_exactly():
+    counts = as_counts({10: 1, 8: 2, 7: 3, 6: 1, 4: 5, 3: 2, 2: 4, 1: 2})
+    rows = as_rows(fitted(counts, 10, opens_above=5))
+    assert rows == [[10], [6, 4], [7, 3], [7, 3], [8, 2], [8, 2], [7, 2, 1]]
+    assert {size: int(counts[size]) for size in np.flatnonzero(counts)} == {4: 4, 2: 1, 1: 1}
 
 
 def test_segments_that_open_no_row_only_fill_holes():

@@ -223,7 +223,7 @@ class FileDivision:
         """The window of each file: int64 [files]."""
         files = np.arange(len(self._edges) - 1)
         sizes = (self._pieces.sizes_of_examples(*each) for each in self._examples(files))
-        means = [of_file.mean(dtype=float) if len(of_file) else 0 for of_file in sizes]
+        means = [of_file.sum() / max(len(of_file), 1) for of_file in sizes]
         strata = -(-len(files) // number)
         bits = random_bits(seed, Purpose.PARTITION, strata * number).reshape(strata, number)
         place = np.empty_like(files)
