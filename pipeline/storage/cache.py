@@ -254,12 +254,7 @@ class PartCache(Handles):
     ) -> bool:
         """Removes parts until there is room for part `number`; False, and none, if there are none.
 
-        Args:
-            number: of the part.
-            needed: for each part, the number of the window that needs it first.
-            here: the sizes of the parts that are there.
-            reserved: the sizes of the files of parts that are being fetched, or were by a process
-                that was killed.
+        `needed` is as from `_ask`, `here` and `reserved` as from `_scan`.
         """
         room = self.max_bytes - sum(here.values()) - sum(reserved.values())
         for other in reserved:
@@ -294,7 +289,7 @@ class PartCache(Handles):
         return False
 
     def _scan(self) -> tuple[dict[int, int], dict[int, int]]:
-        """The sizes of the files of parts: of those that are whole, and of those being fetched."""
+        """The sizes of the files of parts: of whole ones, and of those that are being fetched."""
         whole: dict[int, int] = {}
         reserved: dict[int, int] = {}
         for entry in os.scandir(self.directory):
