@@ -89,8 +89,10 @@ class Partition:
     def _list_rare(self, unit: int, sizes: np.ndarray) -> np.ndarray:
         """The pieces of rare sizes in a unit, sorted by size and rank."""
         places = _outside_largest_gap(sizes, np.flatnonzero(self._rare))
-        places = np.arange(len(sizes)) if places is None else places
-        places = places[self._rare[sizes[places]]]
+        if places is None:
+            places = np.flatnonzero(self._rare.take(sizes))
+        else:
+            places = places[self._rare[sizes[places]]]
         places = places[sort_by_group(sizes[places], None)]
         return self._pieces_at(unit, places)
 
