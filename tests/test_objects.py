@@ -203,6 +203,30 @@ def test_ranges_and_whole_objects_are_those_that_were_written(place, tmp_path, m
         objects.get_ranges(place / "x", [131_070], [131_075])
 
 
+def test_a_download_that_fails_leaves_other_files_alone(tmp_path, monkeypatch):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def get_piece(piece):
+        if piece[1] == 0:
+            begun.wait(10)
+            raise OSError("the first piece fails")
+        begun.set()
+        go_on.wait(10)
+        return b"x" * (piece[2] - piece[1])
+
+    monkeypatch.setattr(transfers, "PIECE", 1 << 10)
+    monkeypatch.setattr(transfers, "_get_piece", get_piece)
+    with pytest.raises(OSError, match="the first piece fails"):
+        objects.download("s3://none/x", tmp_path / "x", size=2048)
+    with (tmp_path / "other").open("w+b") as other:
+        go_on.set()
+        end = time.monotonic() + 10
+        while not (tmp_path / "x").read_bytes().endswith(b"x"):
+            assert time.monotonic() < end, "the second piece is not where it belongs"
+            time.sleep(0.01)
+        assert os.fstat(other.fileno()).st_size == 0
+
+
 def test_neighbouring_ranges_are_one_request(server, place):
     objects.put(place / "x", bytes(1 << 20))
     before = len(server.proxy.requests)

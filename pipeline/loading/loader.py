@@ -121,7 +121,7 @@ class Loader(grain.DatasetIterator):
             with jax.profiler.TraceAnnotation("transfer"):
                 return planned, to_global(batch, mesh, spec=spec, shape=planned.bucket.shape)
 
-        # The thread that transfers batches also builds them, unless building waits.
+        # The thread that transfers batches also builds them, unless building waits as a rule.
         read_options = AT_ONCE if self.corpus.in_memory else WAITING
         ahead = batches.with_plans().to_iter_dataset(read_options).map(transfer)
         steps = grain.experimental.ThreadPrefetchIterDataset(ahead, prefetch_buffer_size=prefetch)

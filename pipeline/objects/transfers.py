@@ -113,20 +113,18 @@ def download(path: str | os.PathLike, file: str | os.PathLike, *, size: int | No
         size: of the object; None: it is asked for.
     """
     place, size = os.fspath(path), head(path).size if size is None else size
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT, 0o666)
-    os.ftruncate(descriptor, size)
+    with open(file, "ab") as whole:
+        whole.truncate(size)
 
     def copy(begin: int) -> None:
-        content = memoryview(_get_piece((place, begin, min(begin + PIECE, size))))
-        while content:
-            count = os.pwrite(descriptor, content, begin)
-            content, begin = content[count:], begin + count
+        content = _get_piece((place, begin, min(begin + PIECE, size)))
+        # Opened for each piece: if one fails, this ends while others still write.
+        with open(file, "r+b") as whole:
+            whole.seek(begin)
+            whole.write(content)
 
-    try:
-        for _ in client.map(copy, range(0, size, PIECE)):
-            pass
-    finally:
-        os.close(descriptor)
+    for _ in client.map(copy, range(0, size, PIECE)):
+        pass
     return size
 
 

@@ -89,12 +89,12 @@ def _split_surplus(patterns: list[Pattern], surplus: int) -> tuple[list[Pattern]
     """Splits off the emptiest `surplus` rows."""
     stay = sorted(patterns, key=FILL)
     whole = 0
-    while surplus and surplus >= stay[whole].rows:
+    while whole < len(stay) and surplus >= stay[whole].rows:
         surplus -= stay[whole].rows
         whole += 1
     go = stay[:whole]
     del stay[:whole]
-    if surplus:
+    if surplus and stay:
         go.append(stay[0]._replace(rows=surplus))
         stay[0] = stay[0]._replace(rows=stay[0].rows - surplus)
     return stay, go

@@ -76,7 +76,7 @@ class Reader:
     ) -> dict[str, np.ndarray]:
         """The pieces of a column from the place `first` of each part on; see `gather`."""
         values, places = maps.columns[column]
-        begins, ends = places[part] + first, (places + self._sizes)[part]
+        begins, ends = places[part] + first, places[part] + self._sizes[part]
         if (away := ~maps.has[part]).any():
             # What ranges give is one more array, in which pieces lie one after another.
             counts = lengths[away] + max(shifts.values())
