@@ -115,7 +115,8 @@ def best_fit(
     open_rows: dict[int, list] = {}
     found: list[Pattern] = []
     rooms, longest = 0, length
-    if limit > 1 and not any(may_open[length // 2 :][:1]):
+    # Where segments of half a row open rows, other rows are open at once.
+    if limit > 1 and not opens[length // 2 :][:1].any():
         found, by_room = _fill_with_one(counts, length, opens)
         longest = len(by_room) - 1
         for free in np.flatnonzero(by_room).tolist():
