@@ -18,8 +18,6 @@ PACKINGS: tuple[Packing, ...] = get_args(Packing)
 Attention = Literal["dense", "segment"]
 ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
 
-FILL = operator.attrgetter("fill")
-
 
 def pack(
     counts: np.ndarray,
@@ -87,7 +85,7 @@ def _count_rows(patterns: list[Pattern]) -> int:
 
 def _split_surplus(patterns: list[Pattern], surplus: int) -> tuple[list[Pattern], list[Pattern]]:
     """Splits off the emptiest `surplus` rows."""
-    stay = sorted(patterns, key=FILL)
+    stay = sorted(patterns, key=operator.attrgetter("fill"))
     whole = 0
     while whole < len(stay) and surplus >= stay[whole].rows:
         surplus -= stay[whole].rows

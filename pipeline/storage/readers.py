@@ -63,11 +63,12 @@ class Reader:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Where each example, by its number in its part, begins and ends among the tokens."""
         offsets, places = maps.columns["offsets"]
-        if len(away := np.unique(part[~maps.has[part]])):
-            kept = self._offsets_of(away.tolist())
+        if (away := ~maps.has[part]).any():
+            numbers = np.unique(part[away])
+            kept = self._offsets_of(numbers.tolist())
             offsets, there = span([offsets, *kept])
             places = places + there[0]
-            places[away] = there[1:]
+            places[numbers] = there[1:]
         at = places[part] + number
         return offsets.take(at), offsets.take(at + 1)
 
