@@ -37,28 +37,27 @@ from models.encoder_decoder import EncoderDecoder
 from models.flops import step_flops
 from models.loss import cross_entropy
 from models.parameters import decay_mask, parameter_shardings
-from pipeline.atomic import as_path, directory_lock
-from pipeline.configuration import prepare_corpora
-from pipeline.errors import describe
+from pipeline.errors import describe, require_one_of, require_whole
+from pipeline.fs.atomic import as_path, directory_lock
+from pipeline.history.clock import Clock
+from pipeline.history.history import parameters_of, write_history
+from pipeline.history.metrics import MetricsLog, Profile, Progress
+from pipeline.history.run_stats import RunStats, unigram_entropy
+from pipeline.history.step_log import StepLog
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.loading.sharding import batch_sharding, multiples
-from pipeline.planning.checks import require_one_of, require_whole
 from pipeline.report import markdown
-from pipeline.scoring.run import score_run
-from pipeline.training import hosts
-from pipeline.training.accumulation import accumulate
-from pipeline.training.clock import Clock
-from pipeline.training.compiled import keep_programs, table
-from pipeline.training.evaluation import Evaluation
-from pipeline.training.history import parameters_of, write_history
-from pipeline.training.mesh import make_mesh
-from pipeline.training.metrics import MetricsLog, Profile, Progress
-from pipeline.training.microbatches import summed, summed_gradients
-from pipeline.training.record import Record, unigram_entropy
-from pipeline.training.run_config import flatten, require_same
-from pipeline.training.schedule import Schedule
-from pipeline.training.segments import by_segment
-from pipeline.training.step_log import StepLog
+from pipeline.steps import hosts
+from pipeline.steps.accumulation import accumulate
+from pipeline.steps.compiled import keep_programs, table
+from pipeline.steps.mesh import make_mesh
+from pipeline.steps.microbatches import summed, summed_gradients
+from pipeline.steps.segments import by_segment
+from pipeline.trainer.corpora import prepare_corpora
+from pipeline.trainer.evaluation import Evaluation
+from pipeline.trainer.run_config import flatten, require_same
+from pipeline.trainer.schedule import Schedule
+from pipeline.trainer.scoring import score_run
 
 HERE = pathlib.Path(__file__).parent
 CONFIG = config_flags.DEFINE_config_file("config", f"{HERE}/configs/quickstart.py")
@@ -228,7 +227,7 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
         data, run = checkpoints.restore_json(first) if first else ({}, begun)
         require_same(run, given, MAY_CHANGE)
         schedule.resume(run["schedule"], first, change)
-        record = Record(**run["record"])
+        record = RunStats(**run["record"])
         clock = Clock(record.seconds)
         config.seed = schedule.entries[0].options["seed"]
         decay = config.optimizer.decay_steps or run["config"]["optimizer"]["decay_steps"]

@@ -16,7 +16,7 @@ from benchmarks.results import Line, Section
 from models.config import TransformerConfig
 from models.decoder import Decoder
 from models.loss import cross_entropy
-from pipeline.training.compiled import CompileLog
+from pipeline.steps.compiled import CompileLog
 
 # Real tokens in a step, about; all ways get as many, so that they make as many updates.
 TOKENS = 2_048

@@ -3,7 +3,7 @@
     python -m benchmarks.hosts
 
 A host plans the global batch, sends a hash and receives the least and the greatest of all hashes
-(`pipeline.training.hosts.require_agreement`), and builds its own rows. Only the last depends on
+(`pipeline.steps.hosts.require_agreement`), and builds its own rows. Only the last depends on
 the number of hosts: it shrinks.
 """
 

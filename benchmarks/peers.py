@@ -23,7 +23,7 @@ from benchmarks.end_to_end import MODEL, Run
 from benchmarks.input_paths import BEGIN, PATHS, Batch
 from benchmarks.results import Section
 from configs.python_data import Functions
-from pipeline.tokenizers import Bytes
+from pipeline.text.tokenizers import Bytes
 
 ROWS, LENGTH = 16, 512  # of a batch, where an input path has one shape
 DOCUMENTS = 3_000

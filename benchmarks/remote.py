@@ -21,7 +21,7 @@ import numpy as np
 import pipeline
 from benchmarks.lengths import examples_of
 from benchmarks.results import Line, Section
-from pipeline.storage.cache import PartCache
+from pipeline.corpus.cache import PartCache
 
 MILLISECONDS, MEGABYTES = 30, 200
 TOKENS_PER_PART, PARTS, WINDOWS = 1 << 22, 64, 14  # of 16 MiB; `prepare` makes some of 64 MiB
@@ -73,7 +73,7 @@ def measure() -> Section:
     lengths = np.clip(drawn, 2, 4096).astype(np.int64)
     with contextlib.ExitStack() as stack:
         root = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        with mock.patch("pipeline.ragged.TOKENS_PER_PART", TOKENS_PER_PART):
+        with mock.patch("pipeline.text.ragged.TOKENS_PER_PART", TOKENS_PER_PART):
             local = pipeline.Corpus.from_arrays(examples_of(lengths), root / "bucket" / "corpus")
         size = sum(path.stat().length for path in local.directory.glob("part-*"))
         window = len(lengths) // WINDOWS
@@ -86,7 +86,7 @@ def measure() -> Section:
         runs = {"local disk": _train(local, window, address, 3)}
         runs["local disk, no training"] = _train(local, window, address, 3, speed=np.inf)
         runs["a cache of a quarter"] = _train(cached("ahead"), window, address, 3)
-        with mock.patch("pipeline.storage.corpus.PartCache", LeastRecent):
+        with mock.patch("pipeline.corpus.corpus.PartCache", LeastRecent):
             runs["the same, least recently read"] = _train(cached("recent"), window, address, 3)
         ranges = pipeline.Corpus.open("s3://bucket/corpus")
         runs["ranges alone"] = _train(ranges, window, address, 3, most=40)

@@ -18,8 +18,8 @@ from configs.python_data import Functions
 from models.config import TransformerConfig
 from models.decoder import Decoder
 from models.loss import cross_entropy
-from pipeline.scoring.run import weighted_losses
-from pipeline.sources.source import read_texts
+from pipeline.text.sources.source import read_texts
+from pipeline.trainer.scoring import weighted_losses
 
 EXAMPLES = 2_048
 ROWS, FEW = 32, 8  # in a padded batch, as in sentence-transformers, and what suits caches better

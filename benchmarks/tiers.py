@@ -25,8 +25,8 @@ from models.decoder import Decoder
 from models.loss import cross_entropy
 from pipeline.loading.sharding import batch_sharding
 from pipeline.planning.balance import row_costs, time_over_ideal
-from pipeline.training import hosts
-from pipeline.training.mesh import make_mesh
+from pipeline.steps import hosts
+from pipeline.steps.mesh import make_mesh
 from tests.processes import Group, environment, free_port
 
 LENGTH, TIERS, BLOCKS = 2048, 16, 4

@@ -17,10 +17,10 @@ from benchmarks.results import Line, Section
 from benchmarks.turns import best_seconds
 from configs import quickstart
 from configs.python_data import Functions
-from pipeline.sources.source import read_texts
-from pipeline.training.loss_log import LossLog
-from pipeline.training.losses import losses
-from pipeline.training.segments import sum_segments
+from pipeline.history.loss_log import LossLog
+from pipeline.history.losses import losses
+from pipeline.steps.segments import sum_segments
+from pipeline.text.sources.source import read_texts
 
 DOCUMENTS = 3_000
 PLANTED, SHOWN = 20, 40

@@ -60,7 +60,7 @@ def get_config() -> ConfigDict:
     config.cache = ConfigDict({"directory": config_dict.placeholder(str)})
     config.cache.bytes = config_dict.placeholder(int)
 
-    # What changes on the way, as fields of `batches`, `seed`, or `leave_out`, numbers of documents:
+    # What changes on the way, as fields of `batches`, `seed`, or `exclude`, numbers of documents:
     # ((2_000, {"tokens_per_batch": 8192}), (9_000, {"max_length": 4096})). All shapes are compiled
     # before step 0.
     config.schedule = ()

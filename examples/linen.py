@@ -21,8 +21,8 @@ from flax.training.train_state import TrainState
 from jax.sharding import NamedSharding, PartitionSpec
 
 import pipeline
-from pipeline.sources import Records
-from pipeline.tokenizers import Bytes
+from pipeline.text.sources import Records
+from pipeline.text.tokenizers import Bytes
 
 WIDTH = 32
 

@@ -25,8 +25,8 @@ from flax.training.train_state import TrainState
 from jax.sharding import NamedSharding, PartitionSpec
 
 import pipeline
-from pipeline.sources import Records, Slice
-from pipeline.tokenizers import Bytes
+from pipeline.text.sources import Records, Slice
+from pipeline.text.tokenizers import Bytes
 
 
 @dataclasses.dataclass(frozen=True)

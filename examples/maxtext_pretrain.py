@@ -19,8 +19,8 @@ from maxtext.trainers.pre_train import train
 from maxtext.utils.sharding import get_input_data_sharding
 
 import pipeline
-from pipeline.sources import Records, Slice
-from pipeline.tokenizers import Bytes
+from pipeline.text.sources import Records, Slice
+from pipeline.text.tokenizers import Bytes
 
 # A tiny model, for a CPU.
 TINY = {

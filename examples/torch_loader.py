@@ -18,8 +18,8 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 
 import pipeline
-from pipeline.sources import Records
-from pipeline.tokenizers import Bytes
+from pipeline.text.sources import Records
+from pipeline.text.tokenizers import Bytes
 
 WIDTH = 32
 

@@ -27,7 +27,7 @@ from tunix.sft.peft_trainer import PeftTrainer, TrainingConfig
 
 import pipeline
 from pipeline import sources, templates
-from pipeline.tokenizers import Bytes
+from pipeline.text.tokenizers import Bytes
 
 
 def make_corpus(directory):

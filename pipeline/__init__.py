@@ -7,7 +7,7 @@ first used.
 import importlib
 from typing import TYPE_CHECKING
 
-from pipeline.packing.bucket import Bucket
+from pipeline.planning.bucket import Bucket
 from pipeline.planning.calibration import calibrate
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.plan import Plan
@@ -15,9 +15,25 @@ from pipeline.planning.planned import PlannedBatch
 
 if TYPE_CHECKING:
     __version__: str
-    from pipeline import engines, sources, tasks, templates, tokenizers
-    from pipeline.external import InPlace, index
-    from pipeline.fingerprints import Function
+    from pipeline import corpus as corpus
+    from pipeline import fs as fs
+    from pipeline import history as history
+    from pipeline import loading as loading
+    from pipeline import planning as planning
+    from pipeline import report as report
+    from pipeline import scoring as scoring
+    from pipeline import steps as steps
+    from pipeline import text as text
+    from pipeline.corpus import engines
+    from pipeline.corpus.corpora import Corpora
+    from pipeline.corpus.corpus import Corpus
+    from pipeline.corpus.duplicates import duplicates
+    from pipeline.corpus.in_place import InPlace
+    from pipeline.corpus.on_read import tokenize_on_read
+    from pipeline.corpus.pairs import Pairs
+    from pipeline.corpus.preparation import prepare, prepare_pairs
+    from pipeline.corpus.views import Masked, SpanCorruption
+    from pipeline.history.losses import losses
     from pipeline.loading.batches import Batches
     from pipeline.loading.compact import expand
     from pipeline.loading.field_names import rename
@@ -25,45 +41,42 @@ if TYPE_CHECKING:
     from pipeline.loading.loader import Loader, load
     from pipeline.loading.sharding import to_global
     from pipeline.scoring.score import score
-    from pipeline.storage.corpora import Corpora
-    from pipeline.storage.corpus import Corpus
-    from pipeline.storage.duplicates import duplicates
-    from pipeline.storage.pairs import Pairs
-    from pipeline.storage.preparation import prepare, prepare_pairs
-    from pipeline.training.compile_log import CompileGuard
-    from pipeline.training.compiled import Compiled
-    from pipeline.training.losses import losses
-    from pipeline.views import Masked, SpanCorruption
+    from pipeline.steps.compile_log import CompileGuard
+    from pipeline.steps.compiled import Compiled
+    from pipeline.text import sources, templates, tokenizers
+    from pipeline.text.fingerprints import Function
 
-# The module of each name that is imported when first used; None: the name is a module.
-_MODULES = {
+# The place of each name that is imported when first used.
+_PLACES = {
     "Batch": "loading.fields",
     "Batches": "loading.batches",
-    "CompileGuard": "training.compile_log",
-    "Compiled": "training.compiled",
-    "Corpora": "storage.corpora",
-    "Corpus": "storage.corpus",
-    "Function": "fingerprints",
-    "InPlace": "external",
+    "CompileGuard": "steps.compile_log",
+    "Compiled": "steps.compiled",
+    "Corpora": "corpus.corpora",
+    "Corpus": "corpus.corpus",
+    "Function": "text.fingerprints",
+    "InPlace": "corpus.in_place",
     "Loader": "loading.loader",
-    "Masked": "views",
-    "Pairs": "storage.pairs",
-    "SpanCorruption": "views",
-    "duplicates": "storage.duplicates",
-    "engines": None,
+    "Masked": "corpus.masked",
+    "Pairs": "corpus.pairs",
+    "SpanCorruption": "corpus.span_corruption",
+    "duplicates": "corpus.duplicates",
     "expand": "loading.compact",
-    "index": "external",
+    "tokenize_on_read": "corpus.on_read",
     "load": "loading.loader",
-    "losses": "training.losses",
-    "prepare": "storage.preparation",
-    "prepare_pairs": "storage.preparation",
+    "losses": "history.losses",
+    "prepare": "corpus.preparation",
+    "prepare_pairs": "corpus.preparation",
     "rename": "loading.field_names",
     "score": "scoring.score",
-    "sources": None,
-    "tasks": None,
-    "templates": None,
     "to_global": "loading.sharding",
-    "tokenizers": None,
+}
+_ROOMS = ("corpus", "fs", "history", "loading", "planning", "report", "scoring", "steps", "text")
+_MODULES = {
+    "engines": "corpus.engines",
+    "sources": "text.sources",
+    "templates": "text.templates",
+    "tokenizers": "text.tokenizers",
 }
 
 __all__ = [
@@ -87,7 +100,6 @@ __all__ = [
     "engines",
     "expand",
     "fit_buckets",
-    "index",
     "load",
     "losses",
     "prepare",
@@ -95,9 +107,9 @@ __all__ = [
     "rename",
     "score",
     "sources",
-    "tasks",
     "templates",
     "to_global",
+    "tokenize_on_read",
     "tokenizers",
 ]
 
@@ -112,10 +124,13 @@ if not TYPE_CHECKING:  # with it, type checkers would accept every name
                 return metadata.version("lockstep-pipeline")
             except metadata.PackageNotFoundError:
                 return "unknown (not installed)"
-        if name not in _MODULES:
+        if name in _MODULES:
+            return importlib.import_module(f"pipeline.{_MODULES[name]}")
+        if name in _ROOMS:
+            return importlib.import_module(f"pipeline.{name}")
+        if name not in _PLACES:
             raise AttributeError(f"module 'pipeline' has no attribute {name!r}")
-        module = importlib.import_module(f"pipeline.{_MODULES[name] or name}")
-        return getattr(module, name) if _MODULES[name] else module
+        return getattr(importlib.import_module(f"pipeline.{_PLACES[name]}"), name)
 
 
 def __dir__() -> list[str]:

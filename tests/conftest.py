@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 
 import pipeline
-from pipeline.atomic import directory_lock
+from pipeline.fs.atomic import directory_lock
 
 # Registers a TFDS data set, which can be done once: not also as the module of its doctests.
 collect_ignore = ["questions.py", "project/train.py"]

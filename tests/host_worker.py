@@ -15,10 +15,10 @@ import pipeline
 import pipeline.scoring.parts
 from pipeline.loading.sharding import batch_sharding
 from pipeline.planning.options import VERSION
-from pipeline.sources import TextFiles
-from pipeline.tokenizers import Bytes
-from pipeline.training import hosts
-from pipeline.training.microbatches import summed_gradients
+from pipeline.steps import hosts
+from pipeline.steps.microbatches import summed_gradients
+from pipeline.text.sources import TextFiles
+from pipeline.text.tokenizers import Bytes
 
 
 def layout(asked):

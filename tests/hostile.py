@@ -278,7 +278,7 @@ planning = options(
     overflow=st.sampled_from(["split", "truncate", "drop", "error"]),
     window=st.integers(1, 12),
     max_segments=st.integers(1, 4),
-    leave_out=st.lists(st.integers(0, 5), max_size=2),
+    exclude=st.lists(st.integers(0, 5), max_size=2),
 )
 fitting = options(
     tokens_per_batch=st.integers(1, 200),

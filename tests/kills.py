@@ -73,10 +73,11 @@ class Preparation(Trial):
         self.name = f"{kind}, {workers} workers" if workers else kind
 
     def run(self, folder: Path) -> None:
-        from pipeline import Corpus, index, prepare, prepare_pairs, ragged
-        from pipeline.sources import JsonLines
-        from pipeline.storage import ranges
-        from pipeline.tokenizers import Bytes
+        from pipeline import Corpus, prepare, prepare_pairs
+        from pipeline.corpus import ranges
+        from pipeline.text import ragged
+        from pipeline.text.sources import JsonLines
+        from pipeline.text.tokenizers import Bytes
 
         ragged.TOKENS_PER_PART, ranges.RECORDS, ragged.CHUNK = 1500, 8, 700
         if self.kind == "from_arrays":
@@ -106,8 +107,8 @@ class Training(Trial):
         from etils import epath
 
         import train
+        from pipeline.history.audit import audit
         from pipeline.loading.checkpoint import Checkpoints
-        from pipeline.training.audit import audit
         from tests.runs import tiny
 
         save = Checkpoints.save
@@ -136,7 +137,7 @@ class Training(Trial):
 
     def points(self) -> dict[str, tuple[Any, str, Callable[..., bool]]]:
         from pipeline.loading.checkpoint import Checkpoints
-        from pipeline.training.compiled import Compiled
+        from pipeline.steps.compiled import Compiled
 
         return {
             "in a checkpoint": (Checkpoints, "save", lambda *_, **__: True),

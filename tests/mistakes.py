@@ -83,7 +83,7 @@ def shout(record: Mapping[str, str]) -> str:
 
 def prepare_each(tokenizer: tokenizers.Tokenizer) -> None:
     pipeline.prepare(Poems(), Letters(), "corpus", template=answer)
-    pipeline.prepare(Proverbs(), tokenizer, Path("corpus"), task=pipeline.tasks.INPUTS)
+    pipeline.prepare(Proverbs(), tokenizer, Path("corpus"), task=pipeline.corpus.INPUTS)
     pipeline.prepare(sources.TextFiles("*.txt"), tokenizers.Bytes(end=False), "corpus")
     pipeline.prepare(
         sources.Records(["a", "b"]),
@@ -102,8 +102,8 @@ def prepare_each(tokenizer: tokenizers.Tokenizer) -> None:
 def plan_each(corpus: pipeline.Corpus, code: pipeline.Corpus, ids: jax.Array) -> None:
     buckets = pipeline.fit_buckets(corpus, tokens_per_batch=4096, max_buckets=2)
     plan = pipeline.Plan([5, 3, 4], [pipeline.Bucket(rows=2, length=8)], overflow="drop")
-    pipeline.Plan([[5, 2], [3, 3]], [pipeline.Bucket(2, (8, 4))], leave_out=lambda lengths: [0])
-    pipeline.Plan(np.array([5, 3]), buckets, leave_out=[1], max_segments=None)
+    pipeline.Plan([[5, 2], [3, 3]], [pipeline.Bucket(2, (8, 4))], exclude=lambda lengths: [0])
+    pipeline.Plan(np.array([5, 3]), buckets, exclude=[1], max_segments=None)
     pipeline.Plan(ids, buckets, seed=3, patterns=Path("patterns.json"))
     both = pipeline.Corpora({"code": code, "prose": corpus})
     mixed = pipeline.Plan(both, buckets, weights={"code": 0.7, "prose": 0.3}, ending="stop")
@@ -148,7 +148,7 @@ def load_each(corpus: pipeline.Corpus, pairs: pipeline.Pairs, mesh: jax.sharding
 def score_each(pairs: pipeline.Pairs, mesh: jax.sharding.Mesh) -> None:
     buckets = [pipeline.Bucket(2, (8, 4))]
     pipeline.score(pairs, lambda batch: batch, directory="a", buckets=buckets, mesh=mesh)
-    pipeline.score("corpus", dict, directory="b", tokens_per_batch=4096, leave_out=[3])
+    pipeline.score("corpus", dict, directory="b", tokens_per_batch=4096, exclude=[3])
     found = pipeline.losses("runs/mine")
     found.select(found.epoch == 0).documents()[2].max()
     pipeline.score("corpus", dict, directory="c", max_lenght=512)  # mistake: max_length

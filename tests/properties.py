@@ -26,15 +26,15 @@ from ml_collections import ConfigDict
 
 import pipeline
 from pipeline import sources, templates, tokenizers
-from pipeline.configuration import open_source, open_template, open_tokenizer, open_view
-from pipeline.external import InPlace
+from pipeline.corpus.corpus import Corpus
+from pipeline.corpus.in_place import InPlace
+from pipeline.history.audit import NotAsPlanned, audit
+from pipeline.history.history import read_history, write_history
+from pipeline.history.metrics import MetricsLog
 from pipeline.loading.data_state import check_data_state, data_state
 from pipeline.planning.plan import Plan
-from pipeline.storage.corpus import Corpus
-from pipeline.training.audit import NotAsPlanned, audit
-from pipeline.training.history import read_history, write_history
-from pipeline.training.metrics import MetricsLog
-from pipeline.training.schedule import Schedule
+from pipeline.trainer.corpora import open_source, open_template, open_tokenizer, open_view
+from pipeline.trainer.schedule import Schedule
 from tests import hostile
 
 ROOT = os.path.dirname(pipeline.__file__)
@@ -319,11 +319,13 @@ def made(kind: str) -> dict[str, bytes]:
             pipeline.prepare(source, tokenizers.Bytes(), place, progress=False, num_workers=0)
         elif kind == "index":
             source = sources.Records(texts)
-            pipeline.index(source, tokenizers.Bytes(), place, progress=False, num_workers=0)
+            pipeline.tokenize_on_read(
+                source, tokenizers.Bytes(), place, progress=False, num_workers=0
+            )
         else:
             corpus = Corpus.from_arrays([np.arange(at % 7) for at in range(30)], place / "corpus")
             plan = Plan(corpus, [pipeline.Bucket(2, 4), pipeline.Bucket(1, 8)], seed=3)
-            plan = plan.after(5, seed=4, leave_out=[2]).after(12, overflow="truncate")
+            plan = plan.after(5, seed=4, exclude=[2]).after(12, overflow="truncate")
             write_history(epath.Path(place), corpus, plan)
             lines = [
                 {"step": step, "batch": plan.batch(step).digest, "loss": 1.5, "seconds": 0.1}
@@ -394,7 +396,9 @@ def damaged_indices(place, given):
     put(place, {**made(kind), name: content})
     source = sources.Records([f"text {number} " * (number % 4) for number in range(12)])
     with refusing():
-        opened = pipeline.index(source, tokenizers.Bytes(), place, progress=False, num_workers=0)
+        opened = pipeline.tokenize_on_read(
+            source, tokenizers.Bytes(), place, progress=False, num_workers=0
+        )
         texts = [tokenizers.Bytes().decode(example["targets"]) for example in opened]
         expect(texts == list(source.records), texts)
 
@@ -406,9 +410,9 @@ def uncovered(plan: Plan, lengths: np.ndarray, options: dict[str, Any]) -> str:
     """What is wrong with an epoch of a plan of one corpus, by a naive count; empty: nothing."""
     longest = plan.buckets[-1].length
     due = {}
-    left_out = {int(each) for each in options.get("leave_out", ())}
+    excluded = {int(each) for each in options.get("exclude", ())}
     for example, length in enumerate(lengths.tolist()):
-        if example in left_out or not length:
+        if example in excluded or not length:
             continue
         if length > longest and plan.options.overflow == "drop":
             continue
@@ -670,7 +674,7 @@ def damaged_runs(place, given):
             length_multiple=st.integers(1, 4),
             overflow=st.sampled_from(["split", "drop"]),
             packing=st.sampled_from(["best_fit", "none"]),
-            leave_out=st.lists(st.integers(0, 9)),
+            exclude=st.lists(st.integers(0, 9)),
         ),
         hostile.sometimes(
             st.lists(
@@ -681,7 +685,7 @@ def damaged_runs(place, given):
         ),
         hostile.sometimes(
             st.sampled_from(
-                ["", '{"seed": 3}', '{"tokens_per_batch": 16}', '{"leave_out": [1]}', "{", "[]"]
+                ["", '{"seed": 3}', '{"tokens_per_batch": 16}', '{"exclude": [1]}', "{", "[]"]
             )
             | hostile.values.map(json.dumps).map(lambda text: text.replace("NaN", "nan")),
             st.just("x"),
@@ -798,8 +802,8 @@ def config_sections(place, given):
     4,
 )
 def commands(place, given):
-    from pipeline.__main__ import COMMANDS, Found
-    from pipeline.commands.arguments import parser
+    from pipeline.cli.arguments import parser
+    from pipeline.cli.commands import COMMANDS, CheckFailed
 
     line, odd, lines = given
     put(place / "corpus", made("prepared")) if (place / "corpus").mkdir() is None else None
@@ -820,7 +824,7 @@ def commands(place, given):
             expect(error.code in (0, 2) and (out.getvalue() or err.getvalue()), "no usage")
             return
         known.command_line = line
-        with contextlib.suppress(Found):
+        with contextlib.suppress(CheckFailed):
             expect(COMMANDS[known.command](known) in (0, 1), "another status")
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import pipeline
 import train
-from pipeline.atomic import as_path
+from pipeline.fs.atomic import as_path
 
 # What depends on the clock.
 CLOCK = {"waited", "seconds", "tokens_per_second", "positions_per_second", "goodput", "waiting"}

@@ -10,8 +10,8 @@ import pytest
 from etils import epath
 
 import train
-from pipeline.training.accumulation import accumulate
-from pipeline.training.history import read_history
+from pipeline.history.history import read_history
+from pipeline.steps.accumulation import accumulate
 from tests.runs import lines, run, segment_losses, steps, tiny
 
 BATCHES = 4

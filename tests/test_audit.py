@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 import pipeline
 from pipeline import Bucket, Plan
-from pipeline.__main__ import main
+from pipeline.cli.commands import main
+from pipeline.history.history import read_history, write_history
+from pipeline.history.ledger import Ledger
 from pipeline.planning import figures
 from pipeline.planning.assignment import Rows
-from pipeline.training.history import read_history, write_history
-from pipeline.training.ledger import Ledger
 
 SHORT = (Bucket(8, 16), Bucket(4, 32))
 LONG = (Bucket(4, 64),)
@@ -40,7 +40,7 @@ def ran(tmp_path):
     sizes[:2] = 0, 1
     examples = [rng.integers(1, 99, size).astype(np.int32) for size in sizes]
     corpus = pipeline.Corpus.from_arrays(examples, tmp_path / "corpus/train")
-    plan = Plan(corpus, SHORT, overflow="truncate").after(7, leave_out=[3, 5, 8], seed=4)
+    plan = Plan(corpus, SHORT, overflow="truncate").after(7, exclude=[3, 5, 8], seed=4)
     plan = plan.after(20, buckets=LONG, overflow="split")
     write_history(epath.Path(tmp_path), corpus, plan)
     lines = lines_of(plan, 60)
@@ -158,13 +158,13 @@ def test_new_corpora_are_due_from_the_epoch_that_they_join(ran, capsys, monkeypa
     new = [np.arange(size) for size in (70, 12, 1, 30, 25, 9)]
     new = pipeline.Corpus.from_arrays(new, workdir / "corpus/new", vocab_size=None)
     both = pipeline.Corpora({"first": first, "new": new})
-    plan = Plan(first, SHORT, overflow="truncate").after(7, lengths=both, leave_out=[202])
+    plan = Plan(first, SHORT, overflow="truncate").after(7, lengths=both, exclude=[202])
     plan = plan.after(20, buckets=LONG, overflow="split")
     write_history(epath.Path(workdir), both, plan)
     write(workdir, lines_of(plan, 50))
     code, out, err = audited(workdir, capsys)
     assert (code, err) == (0, "")
-    assert "plan from step 7 on: leave_out=202, examples=206" in out
+    assert "plan from step 7 on: exclude=202, examples=206" in out
     assert f"epoch 0: {np.minimum(both.lengths, 32).sum():,} positions, each once" in out
     assert plan.batch(49).epoch == 2
     # One position of what is new that nobody trained on is found.
@@ -186,7 +186,7 @@ def test_new_corpora_are_due_from_the_epoch_that_they_join(ran, capsys, monkeypa
 
 def test_runs_of_pairs_are_audited(pairs, tmp_path, capsys):
     shape = (Bucket(8, (32, 24)), Bucket(4, (64, 48)))
-    plan = Plan(pairs, shape, overflow="drop").after(9, seed=3, leave_out=[11])
+    plan = Plan(pairs, shape, overflow="drop").after(9, seed=3, exclude=[11])
     plan = plan.after(31, buckets=[Bucket(4, (90, 60))])
     write_history(epath.Path(tmp_path), pairs, plan)
     lines = lines_of(plan, 60)
@@ -255,7 +255,7 @@ def test_runs_of_mixtures_are_audited_corpus_by_corpus(mixed, capsys):
                 optional={
                     "buckets": st.sampled_from([SHORT, LONG, (Bucket(6, 20), Bucket(3, 40))]),
                     "overflow": st.sampled_from(["split", "truncate", "drop"]),
-                    "leave_out": st.lists(st.integers(0, 219), max_size=5),
+                    "exclude": st.lists(st.integers(0, 219), max_size=5),
                     "weights": st.sampled_from([dict.fromkeys(("prose", "code", "chat"), 1)]),
                 },
             ),
@@ -315,14 +315,14 @@ def test_mixtures_that_change_on_the_way_are_audited(mixed, tmp_path, capsys, mo
     joined, _ = read_history(epath.Path(mixed[0]))
     weights = {"prose": 3, "code": 1, "chat": 1}
     plan = Plan(joined, SHORT, weights=weights, overflow="truncate")
-    plan = plan.after(21, buckets=LONG, leave_out=[3, 190], overflow="drop")
+    plan = plan.after(21, buckets=LONG, exclude=[3, 190], overflow="drop")
     plan = plan.after(40, weights=dict.fromkeys(weights, 1)).after(60, buckets=SHORT, seed=2)
     write_history(epath.Path(tmp_path), joined, plan)
     lines = lines_of(plan, 200)
     write(tmp_path, lines)
     code, out, err = audited(tmp_path, capsys)
     assert (code, err) == (0, "")
-    assert "plan from step 21 on: buckets=4x64, overflow=drop, leave_out=3, 190" in out
+    assert "plan from step 21 on: buckets=4x64, overflow=drop, exclude=3, 190" in out
     assert "plan from step 40 on: weights=prose:1/3 code:1/3 chat:1/3" in out
     assert "left out from step 21 on, as asked: 3, 190" in out
     assert "all 200 batches are those that were planned" in out
@@ -344,7 +344,7 @@ def test_mixtures_that_change_on_the_way_are_audited(mixed, tmp_path, capsys, mo
 
     with monkeypatch.context() as patch:
         patch.setattr(Rows, "segments", losing)
-        patch.setattr("pipeline.training.audit.read_history", lambda _: (joined, plan))
+        patch.setattr("pipeline.history.audit.read_history", lambda _: (joined, plan))
         write(tmp_path, lines_of(plan, 200))
         code, _, err = audited(tmp_path, capsys)
     assert code == 1

@@ -29,7 +29,7 @@ def examples(seed, number=2400):
 def corpus(tmp_path_factory):
     """A corpus of some thirty parts of about 20 kB."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipeline.ragged.TOKENS_PER_PART", 5000)
+        patch.setattr("pipeline.text.ragged.TOKENS_PER_PART", 5000)
         made = Corpus.from_arrays(examples(0), tmp_path_factory.mktemp("cache") / "corpus")
     assert 25 < len(made.files) < 60
     assert 4 * max(made.files) <= WINDOW
@@ -140,7 +140,7 @@ def test_a_damaged_copy_is_fetched_again(corpus, tmp_path, caplog):
 
 def test_corpora_and_mixtures_use_the_caches_of_all(corpus, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipeline.ragged.TOKENS_PER_PART", 5000)
+        patch.setattr("pipeline.text.ragged.TOKENS_PER_PART", 5000)
         second = Corpus.from_arrays(examples(7, 1500), tmp_path / "second")
     plain = Corpora({"a": corpus, "b": second})
     mine = Corpora({"a": cached(corpus, tmp_path / "c"), "b": cached(second, tmp_path / "c")})

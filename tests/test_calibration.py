@@ -5,8 +5,8 @@ import pytest
 
 import pipeline
 from pipeline import Bucket, Plan
-from pipeline.packing.cascade import row_cost
 from pipeline.planning.balance import row_costs
+from pipeline.planning.cascade import row_cost
 
 LENGTHS = np.clip(np.random.default_rng(0).lognormal(5, 1.2, 4_000), 1, 2048).astype(int)
 ONE, FOUR = [Bucket(8, 2048)], [Bucket(2048 * 8 // n, n) for n in (256, 512, 1024, 2048)]

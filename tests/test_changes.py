@@ -19,7 +19,7 @@ four_rows = st.fixed_dictionaries(
         "buckets": st.sampled_from([FOURS, (Bucket(8, 64),), (Bucket(4, 24), Bucket(4, 96))]),
         "seed": st.integers(0, 9),
         "packing": st.sampled_from(["best_fit", "none"]),
-        "leave_out": st.lists(st.integers(0, 299), max_size=40),
+        "exclude": st.lists(st.integers(0, 299), max_size=40),
     },
 )
 
@@ -71,7 +71,7 @@ def test_states_resume_where_other_corpora_join(corpus, new_corpus):
     both = pipeline.Corpora({"first": corpus, "new": new_corpus})
 
     def plan():
-        return Plan(corpus, FOURS).after(6, lengths=both, seed=2).after(15, leave_out=[301])
+        return Plan(corpus, FOURS).after(6, lengths=both, seed=2).after(15, exclude=[301])
 
     resumes_on_1_2_and_4_hosts(both, plan, [5, 6, 7, 15, 16])
     seen = np.concatenate([plan().batch(step).segments for step in range(plan().num_batches(0))])
@@ -93,7 +93,7 @@ PAIRED = (Bucket(8, (16, 12)), Bucket(4, (64, 48)))
 def test_states_of_pairs_resume_exactly(pairs):
     def plan():
         made = Plan(pairs, PAIRED, overflow="truncate")
-        return made.after(3, seed=2, leave_out=[5]).after(8, buckets=[Bucket(8, (64, 64))])
+        return made.after(3, seed=2, exclude=[5]).after(8, buckets=[Bucket(8, (64, 64))])
 
     resumes_on_1_2_and_4_hosts(pairs, plan, [3, 8])
 
@@ -106,7 +106,7 @@ def test_a_plan_that_changes_by_hand():
         [[0, 4, 0, 8]],
         [[0, 5, 0, 6], [0, 3, 0, 2]],
     ]
-    later = plan.after(2, buckets=[Bucket(1, 16)], leave_out=[3])
+    later = plan.after(2, buckets=[Bucket(1, 16)], exclude=[3])
     assert [later.batch(step).segments.tolist() for step in range(5)] == [
         [[0, 0, 0, 5], [0, 1, 0, 3]],
         [[0, 2, 0, 4], [0, 4, 8, 1]],
@@ -137,11 +137,11 @@ def test_pieces_that_follow_one_another_are_one_row_of_a_longer_bucket():
 
 def test_the_state_is_what_is_past_and_knows_what_another_plan_would_change(corpus):
     plan = Plan(corpus, FOURS)
-    changing = plan.after(10, seed=3).after(20, leave_out=range(50)).after(21, leave_out=range(50))
+    changing = plan.after(10, seed=3).after(20, exclude=range(50)).after(21, exclude=range(50))
     late = data_state(25, changing, corpus)
     assert [entry["from"] for entry in late["plans"]] == [0, 10, 20, 21]
     assert late["plans"][1]["changes"] == {"seed": 3}
-    assert late["plans"][2]["changes"]["leave_out"]["number"] == 50
+    assert late["plans"][2]["changes"]["exclude"]["number"] == 50
     assert late["plans"][3]["changes"] == {}  # all of them are left out already
     assert late["plans"][0] == data_state(0, plan, corpus)["plans"][0]
     assert len(json.dumps(late)) < 1500
@@ -152,7 +152,7 @@ def test_the_state_is_what_is_past_and_knows_what_another_plan_would_change(corp
     for other in (
         changing,
         plan.after(10, seed=3),
-        plan.after(10, seed=3).after(20, leave_out=[1]),
+        plan.after(10, seed=3).after(20, exclude=[1]),
         plan.after(10, seed=3).after(15, packing="none"),
     ):
         assert check_data_state(state, other, corpus) == 15
@@ -169,7 +169,7 @@ def test_the_state_is_what_is_past_and_knows_what_another_plan_would_change(corp
             check_data_state(state, other, corpus)
         assert sentence in str(error.value)
     with pytest.raises(ValueError, match="belongs to another plan"):
-        check_data_state(late, plan.after(10, seed=3).after(20, leave_out=[1]), corpus)
+        check_data_state(late, plan.after(10, seed=3).after(20, exclude=[1]), corpus)
 
 
 def test_what_was_planned_anew_is_another_plan_even_with_the_same_options():
@@ -198,9 +198,9 @@ def test_what_was_planned_anew_is_another_plan_even_with_the_same_options():
         (lambda plan: plan.after(5, seed=-1), "seed is -1"),
         (lambda plan: plan.after(5, seed=None), "seed is None; it must be a whole number"),
         (lambda plan: plan.after(float("nan")), "step is nan; it must be a whole number"),
-        (lambda plan: plan.after(5, leave_out=[3]), "numbered from 0 to 2"),
-        (lambda plan: plan.after(5, leave_out=["a"]), "list of numbers of examples"),
-        (lambda plan: plan.after(5, leave_out=range(3)), "none of the 3 examples has a position"),
+        (lambda plan: plan.after(5, exclude=[3]), "numbered from 0 to 2"),
+        (lambda plan: plan.after(5, exclude=["a"]), "list of numbers of examples"),
+        (lambda plan: plan.after(5, exclude=range(3)), "none of the 3 examples has a position"),
         (lambda plan: plan.after(5, buckets=[Bucket(1, 2)], overflow="error"), "example 0 has 5"),
     ],
 )
@@ -222,9 +222,9 @@ def test_a_plan_that_begins_later_knows_no_earlier_steps_and_needs_no_earlier_bu
 
 
 def test_examples_are_left_out_by_a_function_of_the_corpus(corpus):
-    plan = Plan(corpus, FOURS).after(3, leave_out=lambda corpus: corpus.lengths > 100)
-    left_out = plan.stages[-1].sources[0].lengths.left_out
-    assert left_out.tolist() == np.flatnonzero(corpus.lengths > 100).tolist()
+    plan = Plan(corpus, FOURS).after(3, exclude=lambda corpus: corpus.lengths > 100)
+    excluded = plan.stages[-1].sources[0].lengths.excluded
+    assert excluded.tolist() == np.flatnonzero(corpus.lengths > 100).tolist()
 
 
 def test_buckets_of_a_change_that_another_takes_the_place_of_are_not_used():

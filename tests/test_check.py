@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from pipeline import Bucket, Corpora, Corpus, Pairs, Plan
-from pipeline.commands.check import check_corpus, check_plan
+from pipeline.cli.check import check_corpus, check_plan
+from pipeline.history.ledger import NotAsPlanned
 from pipeline.planning import lengths as lengths_lib
-from pipeline.training.ledger import NotAsPlanned
 from tests.test_damage import alter
 
 
@@ -154,7 +154,7 @@ def test_plans_with_weights_are_partitions_corpus_by_corpus(corpus, altered):
 
 
 def test_every_epoch_of_a_plan_that_changes_is_a_partition(corpus, buckets, altered):
-    plan = Plan(corpus, buckets, overflow="truncate").after(3, seed=4, leave_out=[5, 8])
+    plan = Plan(corpus, buckets, overflow="truncate").after(3, seed=4, exclude=[5, 8])
     plan = plan.after(2 * plan.num_batches() + 1, buckets=buckets[-1], overflow="split")
     told = []
     for epoch in range(4):

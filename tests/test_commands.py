@@ -17,12 +17,12 @@ from pyarrow import parquet
 import pipeline
 import pipeline.report
 from pipeline import Bucket, Corpora, Corpus, Pairs, Plan, errors, fit_buckets, prepare
-from pipeline.__main__ import DAMAGED, FINE, WRONG, main
-from pipeline.sources import Records
-from pipeline.tasks import INPUTS
-from pipeline.tokenizers import Bytes
-from pipeline.training.history import write_history
-from pipeline.views import Masked, SpanCorruption
+from pipeline.cli.commands import DAMAGED, FINE, WRONG, main
+from pipeline.corpus.tasks import INPUTS
+from pipeline.corpus.views import Masked, SpanCorruption
+from pipeline.history.history import write_history
+from pipeline.text.sources import Records
+from pipeline.text.tokenizers import Bytes
 
 
 @pytest.fixture
@@ -401,7 +401,7 @@ def ran(corpus, tmp_path):
     shutil.copytree(corpus.directory, tmp_path / "run/corpus/train")
     mine = Corpus.open(tmp_path / "run/corpus/train")
     plan = Plan(mine, [Bucket(16, 16), Bucket(8, 32), Bucket(4, 64)], seed=2)
-    plan = plan.after(5, seed=4, leave_out=[3, 5]).after(40, buckets=[Bucket(2, 256)])
+    plan = plan.after(5, seed=4, exclude=[3, 5]).after(40, buckets=[Bucket(2, 256)])
     write_history(epath.Path(tmp_path / "run"), mine, plan)
     return tmp_path / "run", plan
 

@@ -5,9 +5,9 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from pipeline import Bucket, Compiled
-from pipeline.training.compile_log import CompileGuard, CompileLog
-from pipeline.training.compiled import table
-from pipeline.training.microbatches import allowed, split, summed_gradients
+from pipeline.steps.compile_log import CompileGuard, CompileLog
+from pipeline.steps.compiled import table
+from pipeline.steps.microbatches import allowed, split, summed_gradients
 
 WIDTH = 16
 

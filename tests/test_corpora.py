@@ -7,12 +7,12 @@ import pytest
 
 import pipeline
 from pipeline import Batches, Bucket, Corpora, Corpus, Pairs, Plan
-from pipeline.external import index
-from pipeline.sources import Records
-from pipeline.storage.corpora import CorporaSide
-from pipeline.tasks import INPUTS
-from pipeline.tokenizers import Bytes
-from pipeline.views import Masked, SpanCorruption
+from pipeline.corpus.corpora import CorporaSide
+from pipeline.corpus.on_read import tokenize_on_read
+from pipeline.corpus.tasks import INPUTS
+from pipeline.corpus.views import Masked, SpanCorruption
+from pipeline.text.sources import Records
+from pipeline.text.tokenizers import Bytes
 
 COUNTS = {"few": 9, "many": 40}
 WEIGHTS = {"few": 1, "many": 2}
@@ -34,7 +34,7 @@ def make(kind, name, directory):
             weights = [rng.random(n, np.float32) for n in sizes] if name == "many" else None
             return Corpus.from_arrays(ids, directory, vocab_size=99, weights=weights)
         case "index":
-            return index(Records(texts), Bytes(), directory, **options)
+            return tokenize_on_read(Records(texts), Bytes(), directory, **options)
     corpus = pipeline.prepare(Records(texts), Bytes(), directory, task=INPUTS, **options)
     if kind == "masked":
         return Masked(corpus, seed=7)
@@ -80,7 +80,7 @@ def require_what_each_gives_alone(joined, planned, batch):
 
 
 def test_batches_of_a_plan_with_weights_are_what_each_corpus_gives_alone(joined):
-    plan = plan_of(joined, weights=WEIGHTS, window=16).after(9, seed=3, leave_out=[2])
+    plan = plan_of(joined, weights=WEIGHTS, window=16).after(9, seed=3, exclude=[2])
     steps, batches = range(2 * plan.num_batches()), Batches(joined, plan).repeat()
     every = [plan.batch(step) for step in steps]
     assert any(len(np.unique(planned.epochs)) > 1 for planned in every)

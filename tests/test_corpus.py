@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import ragged
-from pipeline.objects import transfers
+from pipeline.corpus.corpus import Corpus
+from pipeline.corpus.gather import gather
+from pipeline.fs import transfers
 from pipeline.planning import lengths
-from pipeline.storage.corpus import Corpus
-from pipeline.storage.gather import gather
+from pipeline.text import ragged
 
 # 30 examples of 0 to 17 tokens over several parts; id = 100 · example + place.
 COUNTS = [(7 * number) % 18 for number in range(30)]
@@ -218,7 +218,7 @@ def test_nothing_is_read_beyond_a_map(tmp_path):
     program = """
         import mmap, sys
         import pyarrow
-        from pipeline.storage.corpus import Corpus
+        from pipeline.corpus.corpus import Corpus
 
         corpus, held, memory_map = Corpus.open(sys.argv[1]), [], pyarrow.memory_map
 

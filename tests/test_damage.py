@@ -11,12 +11,12 @@ import pytest
 from pyarrow import feather
 
 import pipeline
-from pipeline import ragged
-from pipeline.external import InPlace
-from pipeline.sources import Records
-from pipeline.storage.corpus import Corpus
-from pipeline.storage.manifest import json_digest
-from pipeline.tokenizers import Bytes
+from pipeline.corpus.corpus import Corpus
+from pipeline.corpus.in_place import InPlace
+from pipeline.corpus.manifest import json_digest
+from pipeline.text import ragged
+from pipeline.text.sources import Records
+from pipeline.text.tokenizers import Bytes
 
 COUNTS = [5, 30, 0, 12, 40, 1, 33, 20, 9, 50]
 EXAMPLES = [np.arange(count) + 100 * number for number, count in enumerate(COUNTS)]
@@ -31,8 +31,8 @@ PROGRAM = """
     import numpy as np
     import pyarrow
 
-    from pipeline.external import InPlace
-    from pipeline.storage.corpus import Corpus
+    from pipeline.corpus.in_place import InPlace
+    from pipeline.corpus.corpus import Corpus
 
     place, flips, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     held, memory_map = [], pyarrow.memory_map
@@ -99,14 +99,14 @@ RUN_PROGRAM = """
     from pipeline import Bucket, Corpus, Plan
     from pipeline.loading.checkpoint import Checkpoints
     from pipeline.loading.data_state import check_data_state, data_state
-    from pipeline.training.audit import NotAsPlanned, audit
-    from pipeline.training.history import read_history, write_history
-    from pipeline.training.losses import losses
-    from pipeline.training.metrics import MetricsLog
+    from pipeline.history.audit import NotAsPlanned, audit
+    from pipeline.history.history import read_history, write_history
+    from pipeline.history.losses import losses
+    from pipeline.history.metrics import MetricsLog
 
     place, flips, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     corpus = Corpus.from_arrays([np.arange(at % 7) for at in range(30)], place / "corpus")
-    plan = Plan(corpus, [Bucket(2, 4), Bucket(1, 8)], seed=3).after(5, seed=4, leave_out=[2])
+    plan = Plan(corpus, [Bucket(2, 4), Bucket(1, 8)], seed=3).after(5, seed=4, exclude=[2])
     write_history(epath.Path(place), corpus, plan)
     with MetricsLog(epath.Path(place), 0) as log:
         for step in range(8):

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 import pipeline
-from pipeline.commands.check import check_duplicates
-from pipeline.storage import duplicates as module
-from pipeline.tasks import INPUTS
+from pipeline.cli.check import check_duplicates
+from pipeline.corpus import duplicates as module
+from pipeline.corpus.tasks import INPUTS
 
 EXAMPLES = [[1, 5, 2], [1, 5], [1, 5, 2], [1], [1], [5, 2], [1, 6, 2], [1, 5, 2], [1, 5]]
 
@@ -20,7 +20,7 @@ def test_later_copies_are_found_and_left_out_of_a_plan(corpus, monkeypatch):
     assert pipeline.duplicates(corpus).tolist() == [2, 7, 8]
     buckets = [pipeline.Bucket(rows=1, length=4)]
     for chosen in (pipeline.duplicates, pipeline.duplicates(corpus)):
-        plan = pipeline.Plan(corpus, buckets, leave_out=chosen)
+        plan = pipeline.Plan(corpus, buckets, exclude=chosen)
         batches = [plan.batch(step) for step in range(plan.num_batches())]
         seen = sorted(example for batch in batches for example in batch.segments[:, 1].tolist())
         assert seen == [0, 1, 5, 6]

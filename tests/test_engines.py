@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 import pipeline
-from pipeline import ragged
-from pipeline.__main__ import main
-from pipeline.engines import Beam, Processes, Ray
-from pipeline.sources import JsonLines, Records
-from pipeline.storage import ranges
-from pipeline.storage.preparation import prepare, prepare_pairs, prepare_share
-from pipeline.tasks import INPUTS
-from pipeline.templates import Answer
-from pipeline.tokenizers import Bytes
+from pipeline.cli.commands import main
+from pipeline.corpus import ranges
+from pipeline.corpus.engines import Beam, Processes, Ray
+from pipeline.corpus.preparation import prepare, prepare_pairs, prepare_share
+from pipeline.corpus.tasks import INPUTS
+from pipeline.text import ragged
+from pipeline.text.sources import JsonLines, Records
+from pipeline.text.templates import Answer
+from pipeline.text.tokenizers import Bytes
 from tests.kills import write_documents
 
 
@@ -71,7 +71,7 @@ def many_ways(kind, source, directory, engine):
     if kind == "pairs":
         return prepare_pairs(source, Bytes(), directory, fields=("text", "back"), **options)
     template = Answer(prompt="{text}", answer="{back}") if kind == "weights" else None
-    task = INPUTS if kind == "inputs" else pipeline.tasks.CAUSAL
+    task = INPUTS if kind == "inputs" else pipeline.corpus.CAUSAL
     return prepare(source, Bytes(), directory, template=template, task=task, **options)
 
 

@@ -11,12 +11,13 @@ from pyarrow import feather, parquet
 
 import pipeline
 from pipeline import Bucket, sources
-from pipeline.external import InPlace, index
-from pipeline.sources.source import read_texts
-from pipeline.tasks import INPUTS
-from pipeline.templates import Chat
-from pipeline.tokenizers import Bytes
-from pipeline.views import Masked, SpanCorruption
+from pipeline.corpus.in_place import InPlace
+from pipeline.corpus.on_read import tokenize_on_read
+from pipeline.corpus.tasks import INPUTS
+from pipeline.corpus.views import Masked, SpanCorruption
+from pipeline.text.sources.source import read_texts
+from pipeline.text.templates import Chat
+from pipeline.text.tokenizers import Bytes
 from tests.questions import RECORDS, write_questions
 
 # Two buckets that four hosts can share, and the same for pairs.
@@ -101,7 +102,9 @@ def make_corpus(task, source, directory):
                 progress=False,
             )
         case "on the fly":
-            return index(source, Bytes(), directory / task, num_workers=0, progress=False)
+            return tokenize_on_read(
+                source, Bytes(), directory / task, num_workers=0, progress=False
+            )
         case "in place":
             texts = read_texts(source, range(len(source)), "text")
             ids = [Bytes().encode_batch([text])[0].tolist() for text in texts]

@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 from pyarrow import feather, parquet
 
 import pipeline
-from pipeline.external import InPlace, index
+from pipeline.corpus.corpus import Corpus
+from pipeline.corpus.in_place import InPlace
+from pipeline.corpus.on_read import tokenize_on_read
+from pipeline.corpus.tasks import INPUTS
+from pipeline.corpus.views import Masked
 from pipeline.planning import lengths as lengths_lib
-from pipeline.sources import Records, TextFiles
-from pipeline.storage.corpus import Corpus
-from pipeline.tasks import INPUTS
-from pipeline.templates import Chat
-from pipeline.tokenizers import Bytes
-from pipeline.views import Masked
+from pipeline.text.sources import Records, TextFiles
+from pipeline.text.templates import Chat
+from pipeline.text.tokenizers import Bytes
 
 COUNTS = [(7 * number) % 18 for number in range(40)]
 EXAMPLES = [np.arange(count) + 100 * number for number, count in enumerate(COUNTS)]
@@ -27,7 +28,7 @@ CHATS = [{"messages": [{"role": role, "content": text} for role in ("user", "ass
 KINDS = ["arrow", "stream", "lz4", "uint16", "parquet", "npy"]
 
 
-def make(kind, directory, task=pipeline.tasks.CAUSAL, examples=EXAMPLES):
+def make(kind, directory, task=pipeline.corpus.CAUSAL, examples=EXAMPLES):
     """EXAMPLES as another program would have stored them, in two files of many groups."""
     if kind == "npy":
         np.save(directory / "tokens.npy", np.concatenate(examples).astype(np.uint16))
@@ -171,7 +172,7 @@ def test_text_on_the_fly_is_what_was_prepared(tmp_path_factory, data):
         ("chat", Records(CHATS), {"template": Chat()}),
     ):
         prepared = pipeline.prepare(source, Bytes(), base / name, **options, **more)
-        fly = index(source, Bytes(), base / f"{name}-index", **options, **more)
+        fly = tokenize_on_read(source, Bytes(), base / f"{name}-index", **options, **more)
         assert np.array_equal(fly.lengths, prepared.lengths)
         asked = pieces(data, fly.lengths)
         if any(asked[2]):
@@ -179,9 +180,11 @@ def test_text_on_the_fly_is_what_was_prepared(tmp_path_factory, data):
 
 
 def test_batches_are_tokenised_in_several_processes(tmp_path):
-    fly = index(Records(CHATS), Bytes(), tmp_path, template=Chat(), readers=2, progress=False)
+    fly = tokenize_on_read(
+        Records(CHATS), Bytes(), tmp_path, template=Chat(), readers=2, progress=False
+    )
     plan = pipeline.Plan(fly, [pipeline.Bucket(4, 128)])
-    alone = index(Records(CHATS), Bytes(), tmp_path, template=Chat())
+    alone = tokenize_on_read(Records(CHATS), Bytes(), tmp_path, template=Chat())
     for step in range(plan.num_batches()):
         assert same(pipeline.Batches(fly, plan)[step], pipeline.Batches(alone, plan)[step])
     assert pickle.loads(pickle.dumps(fly)).fingerprint == alone.fingerprint
@@ -193,15 +196,15 @@ def test_batches_are_tokenised_in_several_processes(tmp_path):
 def test_an_index_of_something_else_is_refused(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("one\ntwo\n")
-    fly = index(TextFiles(path), Bytes(), tmp_path / "index", progress=False)
+    fly = tokenize_on_read(TextFiles(path), Bytes(), tmp_path / "index", progress=False)
     stored = {each.name for each in (tmp_path / "index").iterdir()}
     assert {name for name in stored if not name.startswith(".")} == {"counts.npy", "index.json"}
     with pytest.raises(ValueError, match="made with another tokenizer"):
-        index(TextFiles(path), Bytes(end=False), tmp_path / "index")
+        tokenize_on_read(TextFiles(path), Bytes(end=False), tmp_path / "index")
     path.write_text("one\nthree\n")
     with pytest.raises(ValueError, match="line 2 has 7 tokens, and had 5 when it was measured"):
         pickle.loads(pickle.dumps(fly))[1]  # as a worker has it, which opens the file anew
     with pytest.raises(ValueError, match="made with another source"):
-        index(TextFiles(path), Bytes(), tmp_path / "index")
+        tokenize_on_read(TextFiles(path), Bytes(), tmp_path / "index")
     with pytest.raises(ValueError, match="the source is empty"):
-        index(Records([]), Bytes(), tmp_path / "none")
+        tokenize_on_read(Records([]), Bytes(), tmp_path / "none")

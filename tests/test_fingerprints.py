@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 
 import pipeline
-from pipeline import fingerprints
-from pipeline.fingerprints import Function, fingerprint
-from pipeline.sources import ArrayRecords, Records
-from pipeline.storage.preparation import prepare, prepare_pairs
-from pipeline.templates import Answer, Chat
-from pipeline.tokenizers import Bytes
+from pipeline.corpus.preparation import prepare, prepare_pairs
+from pipeline.text import fingerprints
+from pipeline.text.fingerprints import Function, fingerprint
+from pipeline.text.sources import ArrayRecords, Records
+from pipeline.text.templates import Answer, Chat
+from pipeline.text.tokenizers import Bytes
 
 RECORDS = Records([{"text": f"text {number}"} for number in range(5)])
 LIMIT, NAMES = 3, {"b", "a", "c"}
@@ -118,7 +118,7 @@ ASK = """
     import sys
     sys.path[:0] = [{place!r}, {root!r}]
     import chats
-    from pipeline.fingerprints import fingerprint
+    from pipeline.text.fingerprints import fingerprint
     print(*map(fingerprint, chats.ALL))
 """
 

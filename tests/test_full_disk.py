@@ -2,8 +2,8 @@
 
 import pytest
 
-from pipeline import ragged
-from pipeline.storage import ranges
+from pipeline.corpus import ranges
+from pipeline.text import ragged
 from tests.disk import Disk, fails
 from tests.kills import Preparation, write_documents
 

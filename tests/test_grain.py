@@ -12,9 +12,9 @@ from absl import flags
 
 import pipeline
 from pipeline import Batches, Bucket, Plan
+from pipeline.corpus.tasks import INPUTS
+from pipeline.corpus.views import Masked
 from pipeline.loading.loader import Loader
-from pipeline.tasks import INPUTS
-from pipeline.views import Masked
 
 KINDS = ("plan", "mixture", "pairs", "view")
 NAMES = ("map", "random_map", "filter")

@@ -7,12 +7,12 @@ from etils import epath
 
 import pipeline
 from pipeline import Bucket, Corpus, Plan, fit_buckets
-from pipeline.configuration import open_source
-from pipeline.sources import ArrowFiles, Records
-from pipeline.tokenizers import Bytes
-from pipeline.training.audit import audit
-from pipeline.training.metrics import MetricsLog
-from pipeline.training.schedule import Schedule
+from pipeline.history.audit import audit
+from pipeline.history.metrics import MetricsLog
+from pipeline.text.sources import ArrowFiles, Records
+from pipeline.text.tokenizers import Bytes
+from pipeline.trainer.corpora import open_source
+from pipeline.trainer.schedule import Schedule
 from tests.properties import PROPERTIES, made, put, run
 
 
@@ -46,7 +46,7 @@ CORPORA = {"a": np.array([3, 2]), "b": np.array([4])}
             lambda place: Plan(CORPORA, BUCKETS, weights="gsm"),
             "weights is 'gsm'; it must be numbers",
         ),
-        (lambda place: Plan([1], BUCKETS, leave_out=[{}, []]), "leave_out gives object of shape"),
+        (lambda place: Plan([1], BUCKETS, exclude=[{}, []]), "exclude gives object of shape"),
         (lambda place: Plan(CORPORA, BUCKETS, weights={1: 2}), "are for 1, and the corpora are a"),
         (
             lambda place: Plan(CORPORA, BUCKETS, weights={"a": "much", "b": 1}),
@@ -96,21 +96,23 @@ def test_a_damaged_arrow_file_does_not_crash_the_process(tmp_path):
 
 
 def test_a_damaged_index_is_refused(tmp_path):
-    def index():
+    def opened():
         source = Records(["one", "two", "three"])
-        return pipeline.index(source, Bytes(), tmp_path / "index", progress=False, num_workers=0)
+        return pipeline.tokenize_on_read(
+            source, Bytes(), tmp_path / "index", progress=False, num_workers=0
+        )
 
-    assert index().lengths.tolist() == [4, 4, 6]
+    assert opened().lengths.tolist() == [4, 4, 6]
     path = tmp_path / "index" / "counts.npy"
     content = path.read_bytes()
     for at in (0, len(content) - 1, len(content) - 12):
         path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
         with pytest.raises(ValueError, match=r"the index is damaged at .*counts.npy"):
-            index()
+            opened()
     path.write_bytes(content)
     (tmp_path / "index" / "index.json").write_text("[]")
     with pytest.raises(ValueError, match=r"the index is damaged at .*index.json"):
-        index()
+        opened()
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ import pytest
 
 import pipeline
 import train
-from pipeline.__main__ import main
-from pipeline.atomic import directory_lock
+from pipeline.cli.commands import main
+from pipeline.fs.atomic import directory_lock
+from pipeline.history.history import read_history
 from pipeline.loading.checkpoint import Checkpoints
-from pipeline.training import hosts
-from pipeline.training.compiled import Compiled
-from pipeline.training.history import read_history
+from pipeline.steps import hosts
+from pipeline.steps.compiled import Compiled
 from tests.disk import Disk, fails
 from tests.runs import lines, run, segment_losses, steps, summary, tiny
 

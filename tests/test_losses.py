@@ -10,15 +10,15 @@ from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
 
 import pipeline
-from configs import leave_out
+from configs import exclude
 from pipeline import Bucket, Plan
-from pipeline.__main__ import main
-from pipeline.training import loss_log
-from pipeline.training.history import read_history, write_history
-from pipeline.training.loss_log import LossLog, read_sums
-from pipeline.training.microbatches import summed_gradients
-from pipeline.training.segments import by_segment
-from pipeline.training.step_files import StepFiles
+from pipeline.cli.commands import main
+from pipeline.history import loss_log
+from pipeline.history.history import read_history, write_history
+from pipeline.history.loss_log import LossLog, read_sums
+from pipeline.history.step_files import StepFiles
+from pipeline.steps.microbatches import summed_gradients
+from pipeline.steps.segments import by_segment
 from tests.runs import run, segment_losses, tiny
 from tests.test_train import text  # noqa: F401
 
@@ -218,7 +218,7 @@ def test_the_audit_says_why_documents_were_left_out(ran, capsys):
     worst = numbers[excess > np.quantile(excess, 0.985)]
     assert worst.tolist() == NOISY
     easy = int(numbers[excess.argmin()])
-    changed = plan.after(60, leave_out=worst).after(70, leave_out=[easy])
+    changed = plan.after(60, exclude=worst).after(70, exclude=[easy])
     write_history(epath.Path(workdir), corpus, changed)
     write_losses(workdir, changed, first=60)
     lines = [{"step": s, "loss": 1.0, "batch": changed.batch(s).digest} for s in range(STEPS)]
@@ -235,10 +235,10 @@ def test_the_audit_says_why_documents_were_left_out(ran, capsys):
 
 @pytest.mark.slow
 def test_a_config_leaves_out_what_stays_hard_for_two_epochs(text, tmp_path, monkeypatch, capsys):  # noqa: F811
-    monkeypatch.setattr(leave_out, "QUANTILE", 0.9)
+    monkeypatch.setattr(exclude, "QUANTILE", 0.9)
 
     def go_on(count):
-        schedule = leave_out.leave_out_worst(tmp_path)
+        schedule = exclude.leave_out_worst(tmp_path)
         run(tiny(text, steps=count, schedule=schedule), tmp_path)
         return schedule
 
@@ -250,7 +250,7 @@ def test_a_config_leaves_out_what_stays_hard_for_two_epochs(text, tmp_path, monk
     assert step == plan.first_step(2)
     for epoch in (0, 1):
         numbers, _, above = found.select(found.epoch == epoch).documents()
-        high = np.isin(numbers, changes["leave_out"])
+        high = np.isin(numbers, changes["exclude"])
         assert 0 < high.sum() < 0.1 * len(numbers)
         assert above[high].min() > np.quantile(above, 0.9)
     # A later start has the same schedule, and the audit the words.
@@ -258,7 +258,7 @@ def test_a_config_leaves_out_what_stays_hard_for_two_epochs(text, tmp_path, monk
     found = segment_losses(tmp_path)
     late = found.select(found.step >= step)
     assert len(np.unique(late.step)) == 8
-    assert not np.isin(late.example, changes["leave_out"]).any()
+    assert not np.isin(late.example, changes["exclude"]).any()
     assert main(["audit", str(tmp_path)]) == 0
-    names = ", ".join(map(str, changes["leave_out"]))
+    names = ", ".join(map(str, changes["exclude"]))
     assert f"left out from step {step} on, as asked: {names}; until then" in capsys.readouterr().out

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline import templates
-from pipeline.sources import Records
-from pipeline.storage.preparation import prepare
-from pipeline.templates import Answer, Chat, Markup
-from pipeline.tokenizers import Bytes, HuggingFace, SentencePiece
+from pipeline.corpus.preparation import prepare
+from pipeline.text.sources import Records
+from pipeline.text.templates import Answer, Chat, Markup
+from pipeline.text.tokenizers import Bytes, HuggingFace, SentencePiece
 
 sentencepiece = pytest.importorskip("sentencepiece")
 tokenizers = pytest.importorskip("tokenizers")

@@ -10,15 +10,15 @@ import pytest
 from etils import epath
 
 import pipeline
-from pipeline.sources import Records
-from pipeline.tokenizers import Bytes
-from pipeline.training import metrics
-from pipeline.training.clock import Clock
-from pipeline.training.history import require_tokenizer, write_history
-from pipeline.training.metrics import MetricsLog, Profile
-from pipeline.training.record import Record, unigram_entropy
-from pipeline.training.run_config import require_same
-from pipeline.training.step_log import StepLog
+from pipeline.history import metrics
+from pipeline.history.clock import Clock
+from pipeline.history.history import require_tokenizer, write_history
+from pipeline.history.metrics import MetricsLog, Profile
+from pipeline.history.run_stats import RunStats, unigram_entropy
+from pipeline.history.step_log import StepLog
+from pipeline.text.sources import Records
+from pipeline.text.tokenizers import Bytes
+from pipeline.trainer.run_config import require_same
 
 
 def test_a_config_under_which_a_run_cannot_go_on_names_every_field():
@@ -43,7 +43,7 @@ def test_a_config_under_which_a_run_cannot_go_on_names_every_field():
 
 
 def test_the_summary_says_how_fast_and_how_large_batches_were():
-    record = Record(tokens=900, positions=1000, documents=40, batches=10)
+    record = RunStats(tokens=900, positions=1000, documents=40, batches=10)
     record.seconds = {"train": 2.5, "wait": 0.5, "compile": 6.0, "lost": 1.0}
     record.flops, record.capacity, record.skipped_seconds = 6e9, 12e9, 0.5
     values = record.summary(12)
@@ -53,7 +53,7 @@ def test_the_summary_says_how_fast_and_how_large_batches_were():
     assert values["flop_utilisation"] == 0.5
     assert values["goodput"] == 0.2
     assert values["waiting"] == pytest.approx(1 / 6)
-    assert Record().summary(0)["flop_utilisation"] is None
+    assert RunStats().summary(0)["flop_utilisation"] is None
 
 
 def test_blocks_within_blocks_are_counted_once(monkeypatch):
@@ -125,7 +125,7 @@ def test_a_held_out_corpus_without_a_loss_is_refused(tmp_path):
 
 
 def test_an_evaluation_that_is_not_finite_is_valid_json():
-    record = Record()
+    record = RunStats()
     assert record.evaluate(3, float("nan"), 2.0, 7) == {"eval_loss": None, "bits_per_byte": None}
     assert "NaN" not in json.dumps(record.evaluations)
 
@@ -159,7 +159,7 @@ def test_progress_shows_the_rates_since_its_last_line(monkeypatch, caplog):
 def test_a_log_of_losses_alone_stops_at_one_that_is_not_finite(workdir, tmp_path):
     plan = pipeline.Plan([5, 3, 4], [pipeline.Bucket(1, 8)])
     with MetricsLog(os.fspath(tmp_path / workdir), 0) as log, metrics.Progress(2, 0) as progress:
-        steps = StepLog(log, progress, Record(), Clock(), peak_flops=1.0)
+        steps = StepLog(log, progress, RunStats(), Clock(), peak_flops=1.0)
         steps.add(0, plan.batch(0), {"loss": jnp.float32(2)})
         steps.add(1, plan.batch(1), {"loss": jnp.float32("nan")})
         with pytest.raises(FloatingPointError, match=r"loss nan at step 1, bucket 1x8, documents "):

@@ -6,9 +6,9 @@ import pathlib
 import numpy as np
 import pytest
 
-from pipeline.__main__ import main
-from pipeline.sources import Concatenated
-from pipeline.sources.source import read_texts, where
+from pipeline.cli.commands import main
+from pipeline.text.sources import Concatenated
+from pipeline.text.sources.source import read_texts, where
 from tests.runs import run, segment_losses, steps, summary, tiny
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -67,7 +67,7 @@ def test_a_run_goes_on_under_other_weights_when_a_phase_says_so(
     wanted = {"first": 1 / 2, "second": 1 / 3, "another": 1 / 6}
     assert summary(tmp_path)["shares"] == pytest.approx(wanted, abs=0.05)
     # Then larger batches, without one document: a word says so.
-    change = '{"tokens_per_batch": 2048, "leave_out": [7]}'
+    change = '{"tokens_per_batch": 2048, "exclude": [7]}'
     output = run(of(steps=22, mixture__weights=phases), tmp_path, change=change)
     assert "tokens_per_batch was 1024 and is now 2048" in output
     assert "of epochs in progress none is lost or trained on again" in output

@@ -22,14 +22,15 @@ import pytest
 from pyarrow import parquet
 
 import pipeline
-from pipeline import objects, ragged, sources, tokenizers
-from pipeline.atomic import as_path, atomic_write, directory_lock
+from pipeline import sources, tokenizers
+from pipeline.fs import lease, mirror, objects, requests, transfers
+from pipeline.fs import object_path as path_module
+from pipeline.fs.atomic import as_path, atomic_write, directory_lock
+from pipeline.fs.object_path import ObjectPath
+from pipeline.history.metrics import Profile
 from pipeline.loading.checkpoint import Checkpoints
-from pipeline.objects import lease, mirror, requests, transfers
-from pipeline.objects import path as path_module
-from pipeline.objects.path import ObjectPath
-from pipeline.sources.named import open_files
-from pipeline.training.metrics import Profile
+from pipeline.text import ragged
+from pipeline.text.sources.named import open_files
 from tests import object_servers
 from tests.processes import environment
 from tests.runs import lines, loss_files, messages, run, segment_losses, summary, tiny
@@ -325,7 +326,11 @@ def test_a_corpus_in_a_bucket_is_that_on_disk_byte_for_byte(server, place, docum
     assert len(contents(place / "c")) == 12
     there.verify()
     assert there.fingerprint == local.fingerprint
-    assert there.keep("note", lambda: b"kept") == there.keep("note", lambda: b"other") == b"kept"
+    assert (
+        there.cached_file("note", lambda: b"kept")
+        == there.cached_file("note", lambda: b"other")
+        == b"kept"
+    )
     (place / "c" / "corpus.json").unlink()
     (place / "c" / "part-00003.arrow").unlink()
     pipeline.prepare(documents, tokenizers.Bytes(), place / "c", num_workers=1).verify()

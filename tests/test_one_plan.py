@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline import Bucket, Plan
+from pipeline.history.ledger import Ledger
 from pipeline.planning import figures
-from pipeline.training.ledger import Ledger
 
 EXAMPLES = 40
 STEPS = 90  # of plans that do not end, at most
@@ -61,7 +61,7 @@ def asked(draw):
     pairs, several = draw(st.booleans()), draw(st.booleans())
     begin = {"buckets": (PAIRS if pairs else TEXT)[0], "overflow": "truncate"}
     begin |= draw(st.fixed_dictionaries({}, optional=options_of(pairs)))
-    change = options_of(pairs) | {"leave_out": st.lists(st.integers(0, 99), max_size=5)}
+    change = options_of(pairs) | {"exclude": st.lists(st.integers(0, 99), max_size=5)}
     if several:
         weights = st.lists(st.integers(0, 5), min_size=7, max_size=7).filter(lambda w: w[0])
         change |= {"weights": weights, "joins": sizes_of(pairs, 8)}
@@ -81,7 +81,7 @@ def asked(draw):
 def made(corpora, phases, begin, changes):
     """The plan; all lengths by name, of one corpus with the name ""; and when what changed.
 
-    Of what changed "leave_out" are examples, counted over all corpora, and "more" new lengths.
+    Of what changed "exclude" are examples, counted over all corpora, and "more" new lengths.
     """
     if not phases:
         lengths = {"": corpora[0]}
@@ -116,12 +116,12 @@ def made(corpora, phases, begin, changes):
         # The first two examples of each corpus stay.
         ends = np.cumsum([0, *(len(lengths[name]) for name in there)]).tolist()
         may_go = [n for first, end in itertools.pairwise(ends) for n in range(first + 2, end)]
-        given["leave_out"] = sorted(
-            {may_go[number] for number in change.get("leave_out", ()) if number < len(may_go)}
+        given["exclude"] = sorted(
+            {may_go[number] for number in change.get("exclude", ()) if number < len(may_go)}
         )
         plan = plan.after(step, **given)
         used = [used_buckets(source) for source in plan.until(step).stages[-1].sources]
-        events.append((step, {**change, "leave_out": given["leave_out"], "used": used}))
+        events.append((step, {**change, "exclude": given["exclude"], "used": used}))
     return plan, {name: lengths[name] for name in plan.names}, events
 
 
@@ -147,7 +147,7 @@ class Account:
 
     def __init__(self, lengths, first, options):
         self.lengths, self.first, self.options = [np.atleast_1d(n) for n in lengths], first, options
-        self.left_out = set()
+        self.excluded = set()
         #: Of each epoch that has begun what is owed, and how often each example was trained on.
         self.owed, self.had = [], []
 
@@ -175,7 +175,7 @@ class Account:
         room, overflow = self.options["buckets"][-1].lengths, self.options["overflow"]
         for example, first, *sizes in runs:
             over = any(size > most for size, most in zip(sizes, room, strict=True))
-            if example in self.left_out or not sizes[-1] or (over and overflow == "drop"):
+            if example in self.excluded or not sizes[-1] or (over and overflow == "drop"):
                 continue
             if overflow == "truncate":
                 sizes = map(min, sizes, room)
@@ -186,9 +186,9 @@ class Account:
         runs = [(example, 0, *sizes) for example, sizes in enumerate(self.lengths)]
         return set(self.units(self.kept(runs)))
 
-    def change(self, options, left_out, more, used):
+    def change(self, options, excluded, more, used):
         """Other options, of whose buckets the corpus has those that are `used`."""
-        self.options, self.left_out = options, self.left_out | left_out
+        self.options, self.excluded = options, self.excluded | excluded
         new = [(len(self.lengths) + n, 0, *np.atleast_1d(size)) for n, size in enumerate(more)]
         self.lengths += [np.atleast_1d(size) for size in more]
         for epoch, owed in enumerate(self.owed):
@@ -250,8 +250,8 @@ class Accounts:
             self.options = self.options | {n: v for n, v in event.items() if n in options_of(False)}
             # Corpora that have not joined yet use no buckets.
             for account, used in itertools.zip_longest(self.by_name.values(), event["used"]):
-                left_out = {number - account.first for number in event["leave_out"]}
-                account.change(self.options, left_out, event.get("more", ()), used)
+                excluded = {number - account.first for number in event["exclude"]}
+                account.change(self.options, excluded, event.get("more", ()), used)
 
     def take(self, batch):
         """Notes a batch; the real positions of each corpus in it."""

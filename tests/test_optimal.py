@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import pipeline
 from pipeline import Bucket, Plan, fit_buckets
-from pipeline.packing.columns import Knapsack
-from pipeline.packing.solution import Search
+from pipeline.planning.columns import Knapsack
+from pipeline.planning.solution import Search
 
 histograms = st.dictionaries(st.integers(1, 30), st.integers(1, 40), min_size=1, max_size=8)
 
@@ -210,7 +210,7 @@ def two_corpora(examples, tmp_path):
         # All examples, and what is left of them after the change.
         ({}, {"seed": 2}, {"first": 2}),
         # The same, where the change has other rows for whole epochs, too.
-        ({}, {"buckets": [Bucket(8, 64)], "leave_out": [7]}, {"first": 3}),
+        ({}, {"buckets": [Bucket(8, 64)], "exclude": [7]}, {"first": 3}),
         # Each corpus by itself.
         ({"weights": {"first": 1, "second": 1}}, {"seed": 2}, {"first": 2, "second": 2}),
     ],

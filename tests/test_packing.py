@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.packing.bucket import Bucket
-from pipeline.packing.cascade import best_fit, pack
+from pipeline.planning.bucket import Bucket
+from pipeline.planning.cascade import best_fit, pack
 
 histograms = st.dictionaries(st.integers(1, 40), st.integers(1, 60), min_size=1, max_size=12)
 limits = st.one_of(st.none(), st.integers(1, 5))

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import Bucket, Plan
-from pipeline.packing.pairs import best_fit_pairs, volume_bound
 from pipeline.planning import figures
+from pipeline.planning.pair_packing import best_fit_pairs, volume_bound
 
 BUCKETS = (Bucket(4, (16, 8)), Bucket(3, (16, 32)), Bucket(2, (64, 32)))
 pair_lists = st.lists(
@@ -160,7 +160,7 @@ def test_a_plan_of_pairs_by_hand():
         # inputs of 9 cut to 8, and the pair that has targets alone; one without targets is in none
         [[0, 6, 0, 8, 1], [0, 4, 0, 0, 4]],
     ]
-    assert figures.losses(plan) == figures.Losses(left_out=0, empty=1, overlong=1, lost=1)
+    assert figures.losses(plan) == figures.Losses(excluded=0, empty=1, overlong=1, lost=1)
     assert plan.max_position == 7
     assert plan.padding == pytest.approx(1 - 45 / 64)
 

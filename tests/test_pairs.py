@@ -13,7 +13,7 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 import pipeline
 from pipeline import Batches, Bucket, Compiled, Corpus, Pairs, Plan
 from pipeline.report import open_dataset
-from pipeline.tokenizers import Bytes
+from pipeline.text.tokenizers import Bytes
 
 BUCKETS = (Bucket(8, (24, 24)), Bucket(8, (24, 40)), Bucket(4, (64, 40)))
 BEGIN = 1

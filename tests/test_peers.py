@@ -12,7 +12,7 @@ import pipeline
 from benchmarks import peers
 from benchmarks.account import Account, account, numbered
 from benchmarks.input_paths.__main__ import run
-from pipeline.tasks import INPUTS
+from pipeline.corpus.tasks import INPUTS
 
 NOTHING = Account(crossing=0, mixed=0, lost=0, cut=0, repeated=0, missing=0.0)
 

@@ -16,7 +16,7 @@ import pytest
 
 import pipeline
 from pipeline import Batches, Bucket, Plan
-from pipeline.tasks import INPUTS
+from pipeline.corpus.tasks import INPUTS
 
 
 def documents(sizes):

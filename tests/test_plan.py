@@ -341,7 +341,7 @@ def test_the_table_counts_a_row_for_each_part_of_a_split_example():
 
 def test_repr_has_every_option_and_the_figures_of_an_epoch():
     plan = Plan([5, 3, 4], [Bucket(1, 8)]).after(1, seed=2)
-    options = {*inspect.signature(Plan).parameters} - {"lengths", "weights", "leave_out"}
+    options = {*inspect.signature(Plan).parameters} - {"lengths", "weights", "exclude"}
     shown = dict(re.findall(r"^    (\w+)=(.*?),(?:  #.*)?$", repr(plan), re.MULTILINE))
     assert options <= {*shown}
     assert shown["seed"] == "2"

@@ -16,18 +16,19 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline import atomic, ragged
-from pipeline.atomic import atomic_write, directory_lock
-from pipeline.engines import processes
-from pipeline.external import index
-from pipeline.sources import ArrowFiles, Concatenated, JsonLines, Records, Slice, TextFiles
-from pipeline.storage import corpus as corpus_module
-from pipeline.storage import parts as parts_module
-from pipeline.storage import preparation, ranges, tokenisation
-from pipeline.storage.corpus import Corpus
-from pipeline.storage.preparation import prepare, prepare_pairs
-from pipeline.templates import Answer
-from pipeline.tokenizers import Bytes
+from pipeline.corpus import corpus as corpus_module
+from pipeline.corpus import parts as parts_module
+from pipeline.corpus import preparation, ranges, tokenisation
+from pipeline.corpus.corpus import Corpus
+from pipeline.corpus.engines import processes
+from pipeline.corpus.on_read import tokenize_on_read
+from pipeline.corpus.preparation import prepare, prepare_pairs
+from pipeline.fs import atomic
+from pipeline.fs.atomic import atomic_write, directory_lock
+from pipeline.text import ragged
+from pipeline.text.sources import ArrowFiles, Concatenated, JsonLines, Records, Slice, TextFiles
+from pipeline.text.templates import Answer
+from pipeline.text.tokenizers import Bytes
 
 LINES = [f"document {number} " + "abc " * (number * 7 % 23) for number in range(400)]
 
@@ -37,10 +38,10 @@ SMALL = {"TOKENS_PER_PART": 2000, "RECORDS": 16}
 # A program that prepares `text` into `directory` slowly: it notes each record that it reads.
 PROGRAM = """
     import os, sys, time
-    from pipeline import ragged
-    from pipeline.storage import preparation, ranges
-    from pipeline.sources import TextFiles
-    from pipeline.tokenizers import Bytes
+    from pipeline.text import ragged
+    from pipeline.corpus import preparation, ranges
+    from pipeline.text.sources import TextFiles
+    from pipeline.text.tokenizers import Bytes
 
     text, directory, workers, delay = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
 
@@ -420,7 +421,7 @@ def test_a_real_limit_on_file_size_is_told_like_a_full_disk(tmp_path):
     script = """
         import resource, sys
         import numpy as np
-        from pipeline.storage.corpus import Corpus
+        from pipeline.corpus.corpus import Corpus
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
         Corpus.from_arrays([np.arange(10_000)], sys.argv[1])
     """
@@ -525,8 +526,10 @@ def test_a_source_that_is_edited_while_it_is_prepared_makes_no_corpus(source, tm
 def test_a_source_that_is_edited_while_its_lengths_are_counted_makes_no_index(source, tmp_path):
     edited = _edits(Path(source.files[0]))["longer"]
     with pytest.raises(ValueError, match=r"text\.txt changed after this source was first used"):
-        index(edited, Bytes(), tmp_path / "index", num_workers=0, progress=False)
-    assert len(index(TextFiles(source.files[0]), Bytes(), tmp_path / "index")) == len(LINES)
+        tokenize_on_read(edited, Bytes(), tmp_path / "index", num_workers=0, progress=False)
+    assert len(tokenize_on_read(TextFiles(source.files[0]), Bytes(), tmp_path / "index")) == len(
+        LINES
+    )
 
 
 def test_both_sides_of_pairs_are_of_one_source(tmp_path, monkeypatch):

@@ -39,8 +39,8 @@ def python(tmp_path_factory):
     source = tmp_path_factory.mktemp("source")  # building writes into the tree
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    left_out = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "pipeline", source / "pipeline", ignore=left_out)
+    excluded = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "pipeline", source / "pipeline", ignore=excluded)
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet"]
     command = [sys.executable, "-m", "pip", "install", *options, "--target", packages, source]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -80,7 +80,7 @@ def run(python, tmp_path_factory):
 
 def test_the_installed_package_is_pipeline_alone(python, tmp_path):
     code = (
-        "import importlib.util, pathlib, pipeline, pipeline.report, pipeline.sources.source;"
+        "import importlib.util, pathlib, pipeline, pipeline.report, pipeline.text.sources.source;"
         "print(pathlib.Path(pipeline.__file__).with_name('py.typed').exists());"
         "print(pathlib.Path(pipeline.__file__).parent.parent);"
         "print([name for name in ('models', 'configs', 'tests') if importlib.util.find_spec(name)])"

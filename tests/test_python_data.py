@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from configs.python_data import Dialogues, Docstrings, Functions, Reference, definitions
-from pipeline.sources.source import read_texts
+from pipeline.text.sources.source import read_texts
 
 
 @pytest.fixture(scope="module")

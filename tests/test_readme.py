@@ -19,7 +19,7 @@ from absl import flags
 from ml_collections import config_flags
 
 import pipeline
-from pipeline.__main__ import main
+from pipeline.cli.commands import main
 
 ROOT = pathlib.Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -162,7 +162,7 @@ def test_a_command_has_the_flags_that_it_names(words, monkeypatch, capsys):
     program = [pathlib.Path(word).name for word in words[:3]]
     if program[:2] == ["python", "train.py"]:
         known = config_of(words[1:], monkeypatch)
-        options = {"buckets", "leave_out", "add", "schedule"}
+        options = {"buckets", "exclude", "add", "schedule"}
         for function in (pipeline.fit_buckets, pipeline.Plan):
             options |= {*inspect.signature(function).parameters}
         assert {*json.loads(known.change or "{}")} <= options
@@ -204,8 +204,8 @@ def test_the_layout_names_every_package_once_and_in_the_order_of_imports():
     packages = [path.parent.name for path in (ROOT / "pipeline").glob("*/__init__.py")]
     assert sorted(named) == sorted(packages)
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
-    layers = contracts["contracts"][0]["layers"]  # from the last to the first
-    level = {name: -at for at, layer in enumerate(layers) for name in layer.split(" | ")}
+    layers = contracts["contracts"][0]["layers"]  # from the top floor
+    level = {name: at for at, layer in enumerate(layers) for name in layer.split(" | ")}
     assert named == sorted(named, key=level.__getitem__)
 
 

@@ -9,7 +9,7 @@ import pytest
 from etils import epath
 
 import train
-from pipeline.__main__ import main
+from pipeline.cli.commands import main
 from tests.processes import ROOT, TIME_LIMIT, environment
 from tests.runs import lines, messages, run, segment_losses, steps, summary, tiny
 from tests.test_train import text  # noqa: F401

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pipeline import Bucket
-from pipeline.training.schedule import Schedule
+from pipeline.trainer.schedule import Schedule
 from tests.runs import messages
 
 LENGTHS = np.random.default_rng(0).integers(1, 60, 300)
@@ -43,17 +43,17 @@ def test_a_ramp_and_a_longer_context_are_other_buckets():
 
 
 def test_an_entry_at_step_0_belongs_to_the_beginning():
-    schedule, plan = planned([(0, {"seed": 7, "leave_out": [2]})], {"packing": None})
+    schedule, plan = planned([(0, {"seed": 7, "exclude": [2]})], {"packing": None})
     assert len(schedule.entries) == 1
     assert plan.options.seed == 7
-    assert plan.stages[-1].sources[0].lengths.left_out.tolist() == [2]
+    assert plan.stages[-1].sources[0].lengths.excluded.tolist() == [2]
     assert plan.stages[-1].start == 0
 
 
 def test_a_change_keeps_the_past_and_fits_later_entries_again():
     first, before = planned(RAMP)
     with messages() as said:
-        _, plan = resumed(first, 5, RAMP, {"row_multiple": 3, "leave_out": [4, 1]})
+        _, plan = resumed(first, 5, RAMP, {"row_multiple": 3, "exclude": [4, 1]})
     assert shapes(plan) == [
         (0, Bucket(8, 32)),
         (3, Bucket(16, 32)),
@@ -83,7 +83,7 @@ def test_a_run_that_goes_on_as_it_was_keeps_its_plan_on_other_devices():
 
 def test_a_change_that_is_asked_for_again_is_made_once():
     first, _ = planned([(9, {"seed": 3})])
-    change = {"seed": 2, "leave_out": [1]}
+    change = {"seed": 2, "exclude": [1]}
     second, _ = resumed(first, 5, [(9, {"seed": 3})], change)
     assert options(second) == [(5, change), (9, {"seed": 3})]
     for step in (7, 12):  # also after a planned entry has changed it back
@@ -93,13 +93,13 @@ def test_a_change_that_is_asked_for_again_is_made_once():
         assert "is in force already" in str(said)
     other, _ = resumed(second, 12, [(9, {"seed": 3})], {"seed": 5})
     assert options(other) == [*options(second), (12, {"seed": 5})]
-    more, _ = resumed(second, 7, [(9, {"seed": 3})], {"seed": 2, "leave_out": [1, 6]})
-    assert options(more) == [(5, change), (7, {"leave_out": [6]}), (9, {"seed": 3})]
+    more, _ = resumed(second, 7, [(9, {"seed": 3})], {"seed": 2, "exclude": [1, 6]})
+    assert options(more) == [(5, change), (7, {"exclude": [6]}), (9, {"seed": 3})]
 
 
 def test_the_config_may_show_the_beginning_or_what_it_has_become_and_nothing_else():
     first, _ = planned([])
-    second, plan = resumed(first, 5, [], {"seed": 2, "max_length": 64, "leave_out": [1]})
+    second, plan = resumed(first, 5, [], {"seed": 2, "max_length": 64, "exclude": [1]})
     for begin in ({}, {"seed": 2, "max_length": 64}, {"max_length": 64}, {"packing": None}):
         again, same = resumed(second, 8, [], begin=begin)
         assert again.as_json() == second.as_json()
@@ -156,7 +156,7 @@ def test_rows_that_do_not_divide_over_other_devices_show_the_change_that_helps()
         ([(3, {"token_per_batch": 1})], "did you mean 'tokens_per_batch'?"),
         ([(3, {"seed": 1}), (2, {"seed": 2})], "by ascending steps"),
         ([3], "schedule holds 3; each entry is a step and the options that change there"),
-        ([(3, {"leave_out": 17})], "must be a list of numbers of examples"),
+        ([(3, {"exclude": 17})], "must be a list of numbers of examples"),
         ([(-1, {"seed": 1})], "by ascending steps"),
         ([(3, {"packing": "nope"})], "packing is 'nope'"),
         ([(3, {"weights": {"a": 1}})], "weights is not an option of batches"),

@@ -21,14 +21,14 @@ from models.decoder import Decoder
 from models.encoder import Encoder
 from models.encoder_decoder import EncoderDecoder
 from models.loss import cross_entropy
-from pipeline.atomic import directory_lock
-from pipeline.configuration import prepare_corpora
+from pipeline.corpus.tasks import INPUTS
+from pipeline.fs.atomic import directory_lock
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.scoring import parts, table
 from pipeline.scoring.parts import Parts
-from pipeline.scoring.run import score_run, weighted_losses
 from pipeline.scoring.table import open_table
-from pipeline.tasks import INPUTS
+from pipeline.trainer.corpora import prepare_corpora
+from pipeline.trainer.scoring import score_run, weighted_losses
 from tests.processes import COMPILE_QUICKLY, Group, environment, free_port
 from tests.runs import messages, tiny
 from tests.test_train import text  # noqa: F401

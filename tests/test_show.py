@@ -3,21 +3,12 @@ import re
 import numpy as np
 import pytest
 
-from pipeline import (
-    Batches,
-    Corpus,
-    Masked,
-    Pairs,
-    Plan,
-    prepare,
-    prepare_pairs,
-    tasks,
-    templates,
-)
-from pipeline.commands.show import COLOURS, Shown, pixels, printable
-from pipeline.packing.bucket import Bucket
-from pipeline.sources import Records, TextFiles
-from pipeline.tokenizers import Bytes
+from pipeline import Batches, Corpus, Masked, Pairs, Plan, prepare, prepare_pairs, templates
+from pipeline.cli.show import COLOURS, Shown, pixels, printable
+from pipeline.corpus import tasks
+from pipeline.planning.bucket import Bucket
+from pipeline.text.sources import Records, TextFiles
+from pipeline.text.tokenizers import Bytes
 
 
 @pytest.fixture

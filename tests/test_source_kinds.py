@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import feather, parquet
 
-from pipeline.configuration import open_source
-from pipeline.sources import (
+from pipeline.text.sources import (
     ArrayRecords,
     ArrowFiles,
     HuggingFaceDataset,
@@ -23,7 +22,8 @@ from pipeline.sources import (
     TextFiles,
     open_files,
 )
-from pipeline.sources.source import read_texts, where
+from pipeline.text.sources.source import read_texts, where
+from pipeline.trainer.corpora import open_source
 
 RECORDS = [
     {"text": f"né {number}", "turns": [{"role": "user", "content": "x" * (number % 5)}]}

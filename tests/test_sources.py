@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.sources import (
+from pipeline.text.sources import (
     JsonLines,
     ParallelText,
     Slice,
@@ -22,7 +22,7 @@ from pipeline.sources import (
     gzip_stream,
     lines,
 )
-from pipeline.sources.source import read_texts, where
+from pipeline.text.sources.source import read_texts, where
 from tests.questions import MORE, RECORDS, write_questions
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.packing.cascade import PACKINGS
+from pipeline.planning.cascade import PACKINGS
 from pipeline.planning.lengths import Lengths
 from pipeline.report import Options, simulations
 from pipeline.report.lockstep import compare, simulation
@@ -282,9 +282,9 @@ def test_a_way_of_packing_that_is_not_installed_is_left_out_aloud(monkeypatch):
 
     real = Options.plan
     monkeypatch.setattr(Options, "plan", plan)
-    seen, left_out = compared(range(1, 100), {"tokens_per_batch": 256}, 128)
+    seen, excluded = compared(range(1, 100), {"tokens_per_batch": 256}, 128)
     assert {each["packing"] for each in seen} == set(PACKINGS) - {"none"}
-    assert left_out == ["that needs something"]
+    assert excluded == ["that needs something"]
 
 
 @pytest.mark.skipif("optimal" not in PACKINGS, reason="there is no such packing yet")
@@ -292,6 +292,6 @@ def test_optimal_packing_is_simulated_where_it_takes_seconds_or_when_asked(monke
     monkeypatch.setattr("pipeline.report.lockstep.OPTIMAL_LENGTHS", 5)
     for lengths, asked, expected in ((6, False, False), (5, False, True), (6, True, True)):
         options = {"tokens_per_batch": 256}
-        seen, left_out = compared(range(1, lengths + 1), options, 128, optimal=asked)
+        seen, excluded = compared(range(1, lengths + 1), options, 128, optimal=asked)
         assert ("optimal" in {each["packing"] for each in seen}) == expected
-        assert any("ask for it with --optimal" in each for each in left_out) != expected
+        assert any("ask for it with --optimal" in each for each in excluded) != expected

@@ -8,11 +8,11 @@ from etils import epath
 from ml_collections import ConfigDict, config_flags
 
 from configs import chat, masked, quickstart
-from pipeline.__main__ import main
-from pipeline.configuration import open_template, prepare_corpora
-from pipeline.templates import Answer, Chat
-from pipeline.training.history import read_history
-from pipeline.views import Masked
+from pipeline.cli.commands import main
+from pipeline.corpus.views import Masked
+from pipeline.history.history import read_history
+from pipeline.text.templates import Answer, Chat
+from pipeline.trainer.corpora import open_template, prepare_corpora
 from tests.runs import run, segment_losses, steps, summary, tiny
 
 

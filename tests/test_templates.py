@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 import pipeline
 from pipeline import templates
-from pipeline.sources import Records
-from pipeline.storage.corpus import Corpus
-from pipeline.storage.preparation import prepare
-from pipeline.tasks import INPUTS
-from pipeline.templates import Answer, Chat
-from pipeline.tokenizers import Bytes
+from pipeline.corpus.corpus import Corpus
+from pipeline.corpus.preparation import prepare
+from pipeline.corpus.tasks import INPUTS
+from pipeline.text.sources import Records
+from pipeline.text.templates import Answer, Chat
+from pipeline.text.tokenizers import Bytes
 
 CHATS = [
     {

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 import pipeline
 from pipeline.planning import figures
-from pipeline.sources import Slice
-from pipeline.tokenizers import (
+from pipeline.text.sources import Slice
+from pipeline.text.tokenizers import (
     Bytes,
     HuggingFace,
     Markup,
@@ -18,7 +18,7 @@ from pipeline.tokenizers import (
     train_sentencepiece,
     training,
 )
-from pipeline.tokenizers import sentencepiece as sentencepiece_module
+from pipeline.text.tokenizers import sentencepiece as sentencepiece_module
 
 sentencepiece = pytest.importorskip("sentencepiece")
 tokenizers = pytest.importorskip("tokenizers")

@@ -7,9 +7,9 @@ import shutil
 
 import pytest
 
-from pipeline.__main__ import main
+from pipeline.cli.commands import main
 from pipeline.loading.checkpoint import Checkpoints
-from pipeline.training.hosts import StopSignals
+from pipeline.steps.hosts import StopSignals
 from tests.runs import run, segment_losses, steps, summary, tiny
 from tests.test_train import text  # noqa: F401
 

@@ -86,7 +86,7 @@ def test_the_options_of_load_are_those_of_fit_buckets_and_plan():
 
 def test_a_plan_changes_all_its_options_but_the_ending():
     known = typing.get_type_hints(pipeline.Plan.__init__)
-    for name in ("lengths", "weights", "leave_out", "ending", "return"):
+    for name in ("lengths", "weights", "exclude", "ending", "return"):
         known.pop(name, None)
     assert typing.get_type_hints(Changes) == known
 
@@ -101,7 +101,7 @@ def things(corpus, pairs, tmp_path_factory):
     """An object of each class whose attributes users read."""
     ids = [[5, 6, 7, 8], [9, 10, 11]]
     folder = tmp_path_factory.mktemp("inputs")
-    words = pipeline.Corpus.from_arrays(ids, folder, vocab_size=16, task=pipeline.tasks.INPUTS)
+    words = pipeline.Corpus.from_arrays(ids, folder, vocab_size=16, task=pipeline.corpus.INPUTS)
     with pipeline.load(corpus, tokens_per_batch=512, max_length=64) as loader:
         next(loader)
     guard = pipeline.CompileGuard("step")

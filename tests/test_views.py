@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pipeline
-from pipeline.sources import Records
-from pipeline.storage.corpus import Corpus
-from pipeline.tasks import INPUTS
-from pipeline.tokenizers import Bytes
-from pipeline.views import Masked, SpanCorruption, prng, view_of
+from pipeline.corpus import prng
+from pipeline.corpus.corpus import Corpus
+from pipeline.corpus.tasks import INPUTS
+from pipeline.corpus.views import Masked, SpanCorruption, view_of
+from pipeline.text.sources import Records
+from pipeline.text.tokenizers import Bytes
 
 TEXTS = ["word " * (number % 40) + f"and {number}" for number in range(120)] + [""]
 

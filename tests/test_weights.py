@@ -283,7 +283,7 @@ def test_shares_are_met_under_other_options_as_well():
 def test_a_mixture_goes_on_with_rows_for_three_hosts_and_without_some_examples(joined):
     def mixture():
         made = Plan(joined, [Bucket(8, 64)], weights=WEIGHTS)
-        return made.after(7, buckets=[Bucket(6, 64)]).after(20, leave_out=[4], weights=WEIGHTS)
+        return made.after(7, buckets=[Bucket(6, 64)]).after(20, exclude=[4], weights=WEIGHTS)
 
     state = data_state(9, mixture(), joined)
     assert [entry["from"] for entry in state["plans"]] == [0, 7]
@@ -342,7 +342,7 @@ def test_a_mixture_that_was_planned_anew_is_another_even_with_the_same_options()
     ):
         with pytest.raises(ValueError, match="belongs to another plan"):
             check_data_state(data_state(12, then), now)
-    assert mixture.after(5, leave_out=[]).fingerprint == mixture.fingerprint
+    assert mixture.after(5, exclude=[]).fingerprint == mixture.fingerprint
 
 
 def test_steps_that_are_past_do_not_change():
@@ -462,7 +462,7 @@ def test_a_plan_stops_with_its_first_phase_and_is_made_again_from_what_is_writte
 def test_plans_that_end_go_on_under_other_options(ending):
     mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending=ending)
     later = mixture.after(10, buckets=[Bucket(6, 48)], seed=5, packing="none")
-    later = later.after(20, leave_out=[7, 160], overflow="truncate")
+    later = later.after(20, exclude=[7, 160], overflow="truncate")
     assert later.finite
     assert later.options.ending == ending
     steps = later.num_batches()
@@ -776,14 +776,12 @@ def test_a_change_that_cannot_be_is_refused_with_a_sentence(change, message):
 
 def test_examples_are_left_out_from_when_their_corpus_joins():
     mixture = Plan(SOURCES, BUCKETS, weights=[(0, FEW), (40, WEIGHTS)])
-    with pytest.raises(
-        ValueError, match="leave_out holds 250; examples are numbered from 0 to 209"
-    ):
-        mixture.after(39, leave_out=[5, 250])
-    code, prose, chat = mixture.after(40, leave_out=[5, 250]).stages[-1].sources
-    assert code.lengths.left_out.tolist() == [5]
-    assert prose.lengths.left_out.tolist() == []
-    assert chat.lengths.left_out.tolist() == [40]
+    with pytest.raises(ValueError, match="exclude holds 250; examples are numbered from 0 to 209"):
+        mixture.after(39, exclude=[5, 250])
+    code, prose, chat = mixture.after(40, exclude=[5, 250]).stages[-1].sources
+    assert code.lengths.excluded.tolist() == [5]
+    assert prose.lengths.excluded.tolist() == []
+    assert chat.lengths.excluded.tolist() == [40]
 
 
 def test_changes_are_plain_json():

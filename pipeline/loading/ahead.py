@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.fork import Handles, restart_in_children
+from pipeline.corpus.cache import Demand
+from pipeline.corpus.interface import AnyCorpus
+from pipeline.fs.fork import Handles, restart_in_children
 from pipeline.planning.ahead import files_ahead
 from pipeline.planning.lengths import HasCorpora
 from pipeline.planning.plan import Plan
-from pipeline.storage.cache import Demand
-from pipeline.storage.interface import AnyCorpus
 
 
 class ReadAhead(Handles):

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 import grain
 import numpy as np
 
+from pipeline.corpus.interface import AnyCorpus
+from pipeline.errors import require_one_of
 from pipeline.loading.ahead import ReadAhead
 from pipeline.loading.collate import POSITIONS, Positions, collate, collate_pairs
 from pipeline.loading.context import CONTEXT_ORDERS, ContextOrder
 from pipeline.loading.fields import Batch
-from pipeline.loading.iteration import NO_RUNS, Origin
+from pipeline.loading.iteration import NO_RUNS, StateKey
 from pipeline.loading.sharding import (
     Block,
     batch_mesh,
@@ -25,12 +27,10 @@ from pipeline.loading.sharding import (
     slice_of_process,
 )
 from pipeline.loading.steps import StepDataset, check_repeat
-from pipeline.packing.bucket import Bucket
-from pipeline.planning.checks import require_one_of
+from pipeline.planning.bucket import Bucket
 from pipeline.planning.lengths import HasCorpora
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
-from pipeline.storage.interface import AnyCorpus
 
 if TYPE_CHECKING:
     import jax
@@ -133,7 +133,7 @@ class Batches(StepDataset):
             )
         self.corpus, self.plan = corpus, plan
         self.positions: Positions = positions
-        self.origin = Origin(plan, corpus, positions)
+        self.origin = StateKey(plan, corpus, positions)
         self.read_options = FROM_MEMORY if corpus.in_memory else WAITING
         self._transform_batch, self.ahead = transform, ReadAhead(corpus, plan)
         self._epochs: int | None = 1

@@ -11,9 +11,9 @@ from typing import Any
 
 from etils import epath
 
-from pipeline import objects
-from pipeline.atomic import as_path, is_local, name_full_disk
-from pipeline.extras import require
+from pipeline.errors import require
+from pipeline.fs import objects
+from pipeline.fs.atomic import as_path, is_local, name_full_disk
 from pipeline.loading.checksum import checksums
 
 # Statuses of storage for files that are missing or damaged.

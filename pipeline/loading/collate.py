@@ -6,12 +6,12 @@ from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
+from pipeline.corpus.gather import ranges
+from pipeline.corpus.interface import Readable
 from pipeline.loading.compact import SEGMENTS, row_segments
 from pipeline.loading.sharding import Block
-from pipeline.packing.bucket import Bucket
+from pipeline.planning.bucket import Bucket
 from pipeline.planning.planned import PlannedBatch
-from pipeline.storage.gather import ranges
-from pipeline.storage.interface import Readable
 
 INT = np.int32
 

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from pipeline.planning.checks import require_one_of
+from pipeline.errors import require_one_of
 
 ContextOrder = Literal["contiguous", "zigzag", "striped"]
 CONTEXT_ORDERS: tuple[ContextOrder, ...] = get_args(ContextOrder)

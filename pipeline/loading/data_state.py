@@ -12,9 +12,9 @@ sliced, shuffled or stacked by Grain: steps are then counted after that.
 
 from typing import Any
 
+from pipeline.corpus.interface import AnyCorpus
 from pipeline.planning.lengths import take_first
 from pipeline.planning.plan import Plan
-from pipeline.storage.interface import AnyCorpus
 
 
 def data_state(

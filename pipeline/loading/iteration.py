@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import grain
 from absl import flags
 
+from pipeline.corpus.interface import AnyCorpus
 from pipeline.loading.data_state import check_data_state, data_state
 from pipeline.planning.plan import Plan
-from pipeline.storage.interface import AnyCorpus
 
 # Elements are made in the thread that asks for them.
 AT_ONCE = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
@@ -25,7 +25,7 @@ NO_RUNS = (
 )
 
 
-class Origin(NamedTuple):
+class StateKey(NamedTuple):
     """What a state belongs to.
 
     Attributes:
@@ -69,7 +69,7 @@ class Steps(grain.IterDataset):
     def __init__(
         self,
         inside: grain.MapDataset,
-        origin: Origin,
+        origin: StateKey,
         read_options: grain.ReadOptions,
         allow_nones: bool,
     ):

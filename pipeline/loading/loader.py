@@ -10,7 +10,9 @@ import grain
 import jax
 import numpy as np
 
-from pipeline.keywords import suggest_option
+from pipeline.corpus.interface import AnyCorpus
+from pipeline.corpus.pairs import open_corpus
+from pipeline.errors import list_keywords, select_options, suggest_option
 from pipeline.loading.ahead import ReadAhead
 from pipeline.loading.batches import WAITING, Batches, Transform
 from pipeline.loading.collate import Positions
@@ -18,17 +20,14 @@ from pipeline.loading.context import ContextOrder
 from pipeline.loading.fields import Batch
 from pipeline.loading.iteration import AT_ONCE
 from pipeline.loading.sharding import batch_mesh, batch_sharding, multiples, to_global
-from pipeline.packing.bucket import Bucket
-from pipeline.packing.cascade import Attention, Packing
-from pipeline.planning.checks import list_keywords, select_options
+from pipeline.planning.bucket import Bucket
+from pipeline.planning.cascade import Attention, Packing
 from pipeline.planning.fit import fit_buckets
-from pipeline.planning.lengths import HasCorpora, LeaveOut
+from pipeline.planning.lengths import Exclude, HasCorpora
 from pipeline.planning.options import By, Ending, Weights
 from pipeline.planning.pieces import Overflow
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
-from pipeline.storage.interface import AnyCorpus
-from pipeline.storage.pairs import open_corpus
 
 FITTING, PLANNING = list_keywords(fit_buckets), list_keywords(Plan)
 
@@ -47,7 +46,7 @@ class OrderedOptions(TypedDict, total=False):
     overflow: Overflow | None
     window: int
     max_segments: int | None
-    leave_out: LeaveOut
+    exclude: Exclude
     patterns: str | os.PathLike | None
 
 
@@ -244,7 +243,7 @@ def load(
             max_segments: the most segments in a row (no limit).
             tiers: the steps whose rows are sorted by cost and dealt to them again (1).
             window: the most pieces planned together (2**22).
-            leave_out: numbers of examples to leave out (none).
+            exclude: numbers of examples to leave out (none).
             patterns: the file of the patterns of "optimal" (beside the corpus).
             weights, by, ending: for `Corpora`: the weight of each by name, or phases; of "tokens"
                 or "examples" (tokens); then "repeat", "stop" or "renormalise" (repeat).

@@ -8,8 +8,8 @@ from typing import Any
 
 import grain
 
-from pipeline.loading.iteration import Origin, Steps
-from pipeline.planning.checks import require_whole
+from pipeline.errors import require_whole
+from pipeline.loading.iteration import StateKey, Steps
 from pipeline.planning.plan import Plan
 
 
@@ -21,7 +21,7 @@ class StepDataset(grain.MapDataset):
         read_options: how `to_iter_dataset` reads ahead by default.
     """
 
-    origin: Origin
+    origin: StateKey
     read_options: grain.ReadOptions
 
     @property
@@ -92,7 +92,7 @@ class StepDataset(grain.MapDataset):
 class TransformedSteps(StepDataset):
     """What a transformation of Grain made of a `StepDataset`."""
 
-    def __init__(self, inside: grain.MapDataset, origin: Origin, read_options: grain.ReadOptions):
+    def __init__(self, inside: grain.MapDataset, origin: StateKey, read_options: grain.ReadOptions):
         super().__init__(inside)
         self.origin, self.read_options = origin, read_options
 

@@ -3,7 +3,7 @@
 Terms, in the order in which the modules build on each other:
 
 - piece: an example, or a part of one that is longer than the longest bucket (`pieces`).
-- pattern: the sizes of the pieces in a row; packing finds patterns (`pipeline.packing`).
+- pattern: the sizes of the pieces in a row; packing finds patterns (`patterns`, `cascade`).
 - slot: the place of one piece in a row. An assignment puts a piece into each slot (`assignment`).
 - window: the pieces that are packed together; a large corpus has several (`partition`, `windows`).
 - source: one corpus under given options, as an endless stream of rows per bucket (`source`).

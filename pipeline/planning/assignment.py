@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pipeline.fork import restart_in_children
-from pipeline.packing.patterns import Packed
+from pipeline.fs.fork import restart_in_children
+from pipeline.planning.patterns import Packed
 from pipeline.planning.pieces import Pieces
 
 
@@ -204,7 +204,7 @@ class AssignmentCache:
         restart_in_children(self)
 
     def restart(self) -> None:
-        """Forgets all windows, also those that a thread is assigning; see `pipeline.fork`."""
+        """Forgets all windows, also those that a thread is assigning; see `pipeline.fs.fork`."""
         self._lock = threading.Lock()
         self._futures: collections.OrderedDict[tuple[int, int], concurrent.futures.Future] = (
             collections.OrderedDict()

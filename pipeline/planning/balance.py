@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.packing.bucket import Bucket
+from pipeline.planning.bucket import Bucket
 
 # Numbers of groups of rows, such as devices, and of steps in a block of tiers, that are compared.
 GROUPS = (8, 32, 128, 1024)

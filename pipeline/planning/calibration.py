@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from pipeline.packing.cascade import ATTENTIONS, Attention
-from pipeline.planning.checks import require_one_of
+from pipeline.errors import require_one_of
+from pipeline.planning.cascade import ATTENTIONS, Attention
 from pipeline.planning.planned import PlannedBatch
 
 

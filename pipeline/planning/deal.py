@@ -20,7 +20,7 @@ GROUP = 4
 
 
 def deal(
-    segments: np.ndarray, height: int | None, draw: Callable[[Purpose, int], np.ndarray]
+    segments: np.ndarray, rows_per_batch: int | None, draw: Callable[[Purpose, int], np.ndarray]
 ) -> np.ndarray:
     """An order of rows whose batches have about the same number of segments: int64 [rows].
 
@@ -32,36 +32,36 @@ def deal(
 
     Args:
         segments: the number of segments of each row, ascending: int [rows].
-        height: rows in a batch; the last one may have fewer. None for a plan that takes any number
-            of rows at a time: each `GROUP` rows are then a batch, in random order.
+        rows_per_batch: rows in a batch; the last one may have fewer. None for a plan that takes any
+            number of rows at a time: each `GROUP` rows are then a batch, in random order.
         draw: `draw(purpose, n)` returns n random uint64.
     """
-    if height is None:
+    if rows_per_batch is None:
         order = deal(segments, GROUP, draw)
         whole = len(order) // GROUP * GROUP
         bits = draw(Purpose.GROUPS, whole).reshape(-1, GROUP)
         order[:whole] = shuffle(order[:whole].reshape(-1, GROUP), bits).ravel()
         return order
     rows = len(segments)
-    full = rows // height  # batches
-    evening = min(EVENING, height // 4)  # rows of each batch
+    full = rows // rows_per_batch  # batches
+    evening = min(EVENING, rows_per_batch // 4)  # rows of each batch
     bits = draw(Purpose.ROWS, rows + evening * full + 1)
-    if not full or height == 1 or segments[0] == segments[-1]:
+    if not full or rows_per_batch == 1 or segments[0] == segments[-1]:
         return permutation(bits[:rows])
     # Each stratum has a row for each full batch, and some have one more for the last batch: the row
     # with number `spare` in it.
     high, low = divmod(int(bits[-1]), 1 << 32)
-    edges = (np.arange(height + 1) * rows + high % height) // height
+    edges = (np.arange(rows_per_batch + 1) * rows + high % rows_per_batch) // rows_per_batch
     more, spare = np.diff(edges) - full, low % (full + 1)
     numbers = np.arange(full)
     numbers = np.stack([numbers, numbers + (numbers >= spare)])[more]
     numbers += edges[:-1, None]
-    random = bits[: full * height].reshape(height, full)
-    most = 3 * height // 4
+    random = bits[: full * rows_per_batch].reshape(rows_per_batch, full)
+    most = 3 * rows_per_batch // 4
     pool = shuffle(numbers[:most].ravel(), random[:most].ravel()).reshape(most, full)
     dealt = np.concatenate([pool, shuffle(numbers[most:], random[most:])])
-    total = segments[dealt[: height - evening]].sum(axis=0)
-    last = dealt[height - evening :]
+    total = segments[dealt[: rows_per_batch - evening]].sum(axis=0)
+    last = dealt[rows_per_batch - evening :]
     for row, tie in zip(last[::-1], bits[rows:-1].reshape(-1, full), strict=True):
         row[sort_by_group(total, tie)] = np.sort(row)[::-1]
         total += segments[row]

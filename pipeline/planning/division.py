@@ -14,11 +14,11 @@ from typing import Protocol
 
 import numpy as np
 
-from pipeline.packing.patterns import Packed
 from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.order import Purpose, permutation, random_bits
 from pipeline.planning.packer import Pack
 from pipeline.planning.partition import Partition
+from pipeline.planning.patterns import Packed
 from pipeline.planning.pieces import Pieces
 
 # The files of a window are at least so many, so that it mixes examples of all parts of a corpus.
@@ -188,7 +188,7 @@ class FileDivision:
         files: int64 [files], the examples of each file.
         window: pieces in a window, about.
         seed: decides which files are in which window; None for their order.
-        heights: the rows in a batch of each bucket.
+        rows_per_batch: the rows in a batch of each bucket.
     """
 
     def __init__(
@@ -197,9 +197,9 @@ class FileDivision:
         files: np.ndarray,
         window: int,
         seed: int | None,
-        heights: Sequence[int],
+        rows_per_batch: Sequence[int],
     ):
-        self._pieces, self._heights = pieces, heights
+        self._pieces, self._rows_per_batch = pieces, rows_per_batch
         self._edges = np.cumsum([0, *files])
         total, size = int(self._edges[-1]), pieces.longest + 1
         number = -(-total // window)
@@ -238,10 +238,10 @@ class FileDivision:
 
     def kinds(self, pack: Pack) -> Iterator[WindowKind]:
         """See `Division`."""
-        none = (0,) * len(self._heights)
+        none = (0,) * len(self._rows_per_batch)
         kinds = [WindowKind(pack, 1, counts, surplus=none) for counts in self._histograms]
-        for bucket, height in enumerate(self._heights[:-1]):
-            missing = sum(int(kind.rows[bucket]) for kind in kinds) % height
+        for bucket, rows_per_batch in enumerate(self._rows_per_batch[:-1]):
+            missing = sum(int(kind.rows[bucket]) for kind in kinds) % rows_per_batch
             for window in reversed(range(len(kinds))):
                 if moved := min(missing, int(kinds[window].rows[bucket])):
                     surplus = list(kinds[window].surplus or none)
@@ -268,13 +268,13 @@ def divide(
     *,
     by_row: bool,
     files: np.ndarray | None,
-    heights: Sequence[int],
+    rows_per_batch: Sequence[int],
 ) -> Division:
     """The division of some pieces into windows of up to `window` pieces; see the classes."""
     if len(pieces) <= window:
         return Undivided(pieces)
     if files is not None and FILES * int(files.max()) <= window:
-        return FileDivision(pieces, files, window, seed, heights)
+        return FileDivision(pieces, files, window, seed, rows_per_batch)
     return SizeDivision(pieces, window, seed, by_row)
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.packing.bucket import Bucket
-from pipeline.packing.patterns import Packed
 from pipeline.planning.balance import imbalance as imbalance_of
+from pipeline.planning.bucket import Bucket
+from pipeline.planning.patterns import Packed
 from pipeline.planning.planned import PlannedBatch
 from pipeline.planning.quotas import QuotaTimetable
 from pipeline.planning.stage import Stage
@@ -210,13 +210,13 @@ class Losses:
     """Counts of examples that are not, or not wholly, in a batch.
 
     Attributes:
-        left_out: examples with positions to train on that `leave_out` excludes.
+        excluded: examples with positions to train on that `exclude` excludes.
         empty: other examples without positions to train on.
         overlong: examples longer than the longest bucket.
         lost: positions of overlong examples that are in no batch.
     """
 
-    left_out: int
+    excluded: int
     empty: int
     overlong: int
     lost: int
@@ -224,15 +224,15 @@ class Losses:
 
 def losses(plan: Stages) -> Losses:
     """The examples that whole epochs of the last stage do not have."""
-    left_out = empty = overlong = lost = 0
+    excluded = empty = overlong = lost = 0
     stage = plan.stages[-1]
     for source in stage.sources:
         pieces = source.whole.pieces
         dropped = len(pieces.overlong) if stage.options.overflow == "drop" else 0
-        left_out += source.lengths.num_left_out
+        excluded += source.lengths.num_left_out
         empty += int(source.whole.counts[0]) - dropped - source.lengths.num_left_out
         overlong, lost = overlong + len(pieces.overlong), lost + pieces.lost
-    return Losses(left_out, empty, overlong, lost)
+    return Losses(excluded, empty, overlong, lost)
 
 
 def phases(plan: Stages) -> list[Stage]:

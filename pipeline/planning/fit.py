@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.keywords import suggest_keywords
-from pipeline.packing.bucket import Bucket
-from pipeline.packing.cascade import (
+from pipeline.errors import require_one_of, require_whole, suggest_keywords
+from pipeline.planning import lengths as lengths_lib
+from pipeline.planning.bucket import Bucket
+from pipeline.planning.cascade import (
     ATTENTIONS,
     PACKINGS,
     Attention,
@@ -16,8 +17,6 @@ from pipeline.packing.cascade import (
     pack,
     row_cost,
 )
-from pipeline.planning import lengths as lengths_lib
-from pipeline.planning.checks import require_one_of, require_whole
 from pipeline.planning.corpora import as_corpora
 from pipeline.planning.fit_pairs import PairFit
 from pipeline.planning.lengths import AnyLengths

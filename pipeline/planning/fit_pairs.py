@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pipeline.packing.bucket import Bucket
-from pipeline.packing.cascade import Packing, pack
+from pipeline.planning.bucket import Bucket
+from pipeline.planning.cascade import Packing, pack
 from pipeline.planning.pieces import cut
 
 # Estimates use a grid with up to CELLS cells of lengths that have pairs. Sets of buckets are then

@@ -37,7 +37,7 @@ class HasArray(Protocol):
 class StoresFiles(Protocol):
     """A corpus that stores the files of its plans."""
 
-    def keep(self, name: str, make: Callable[[], bytes]) -> bytes:
+    def cached_file(self, name: str, make: Callable[[], bytes]) -> bytes:
         """The content of the file `name` beside the corpus; stores `make()` if it is missing."""
         ...
 
@@ -72,7 +72,7 @@ OneLengths = HasLengths | HasArray | Sequence[SupportsIndex] | Sequence[Sequence
 AnyLengths = OneLengths | HasCorpora | Mapping[str, OneLengths]
 
 # Examples to leave out: their numbers, or a function of the corpus or the lengths; see `select`.
-LeaveOut = Sequence[SupportsIndex] | HasArray | Callable[[Any], Any]
+Exclude = Sequence[SupportsIndex] | HasArray | Callable[[Any], Any]
 
 
 def take_first(given: Any, examples: int) -> Any:
@@ -89,19 +89,19 @@ def take_first(given: Any, examples: int) -> Any:
 class Lengths:
     """The lengths of a corpus, without the examples that a plan leaves out.
 
-    >>> lengths = Lengths([5, 3, 7], left_out=np.array([1]))
+    >>> lengths = Lengths([5, 3, 7], excluded=np.array([1]))
     >>> lengths.array.tolist(), lengths.num_left_out
     ([5, 0, 7], 1)
 
     Args:
         given: an integer array `[n]`, for pairs `[n, 2]`; or a corpus.
-        left_out: int64, the numbers of the examples to leave out, ascending.
+        excluded: int64, the numbers of the examples to leave out, ascending.
         files: the examples in each file that has them, int64 [files]; a corpus gives its own.
 
     Attributes:
         given: the argument.
         files: the argument; None if there are no files.
-        left_out: the argument.
+        excluded: the argument.
         array: the lengths; 0 for examples that are left out.
 
     Raises:
@@ -109,15 +109,15 @@ class Lengths:
     """
 
     def __init__(
-        self, given: Any, left_out: np.ndarray = NO_EXAMPLES, files: np.ndarray | None = None
+        self, given: Any, excluded: np.ndarray = NO_EXAMPLES, files: np.ndarray | None = None
     ):
-        self.given, self.left_out = given, left_out
+        self.given, self.excluded = given, excluded
         self.files = given.files if isinstance(given, HasFiles) else files
         self._all = as_lengths(given)
         self.array = self._all
-        if len(left_out):
+        if len(excluded):
             self.array = np.array(self._all)
-            self.array[left_out] = 0
+            self.array[excluded] = 0
 
     @classmethod
     def of(cls, given: Any) -> "Lengths":
@@ -134,28 +134,28 @@ class Lengths:
     @property
     def digest(self) -> str:
         """A short hash of the lengths and of the numbers that are left out."""
-        if not len(self.left_out):
+        if not len(self.excluded):
             return self._digest
-        ids = hashlib.sha256(self.left_out.astype("<i8").tobytes()).hexdigest()[:8]
-        return f"{self._digest} without {len(self.left_out)} ({ids})"
+        ids = hashlib.sha256(self.excluded.astype("<i8").tobytes()).hexdigest()[:8]
+        return f"{self._digest} without {len(self.excluded)} ({ids})"
 
     @property
     def num_left_out(self) -> int:
         """Examples that are left out, without those that have nothing to train on."""
         targets = self._all if self._all.ndim == 1 else self._all[:, 1]
-        return int(np.count_nonzero(targets[self.left_out]))
+        return int(np.count_nonzero(targets[self.excluded]))
 
     @property
     def store(self) -> Callable[[str, Callable[[], bytes]], bytes]:
-        """`StoresFiles.keep` of the corpus; for an array of lengths, nothing is stored."""
+        """`StoresFiles.cached_file` of the corpus; for an array of lengths, nothing is stored."""
         if isinstance(self.given, StoresFiles):
-            return self.given.keep
+            return self.given.cached_file
         return lambda name, make: make()
 
-    def leave_out(self, examples: np.ndarray) -> "Lengths":
+    def exclude(self, examples: np.ndarray) -> "Lengths":
         """The same lengths without some more examples: int64, ascending."""
-        left_out = np.union1d(self.left_out, examples)
-        return self if len(left_out) == len(self.left_out) else Lengths(self.given, left_out)
+        excluded = np.union1d(self.excluded, examples)
+        return self if len(excluded) == len(self.excluded) else Lengths(self.given, excluded)
 
     def extend(self, given: Any) -> "Lengths":
         """The lengths of `given`, which adds examples after these; the same ones are left out.
@@ -163,7 +163,7 @@ class Lengths:
         Raises:
             ValueError: `given` does not begin with these lengths.
         """
-        more = Lengths(given, self.left_out)
+        more = Lengths(given, self.excluded)
         first = more._all[: len(self)]
         if first.shape != self._all.shape or digest(first) != self._digest:
             raise ValueError(
@@ -177,22 +177,22 @@ class Lengths:
         return self._digest == other._digest
 
 
-def select(leave_out: LeaveOut, given: Any, count: int) -> np.ndarray:
-    """The numbers of the examples that `leave_out` selects: int64, ascending, without duplicates.
+def select(exclude: Exclude, given: Any, count: int) -> np.ndarray:
+    """The numbers of the examples that `exclude` selects: int64, ascending, without duplicates.
 
     >>> select(lambda lengths: lengths > 6, np.arange(9), 9).tolist()
     [7, 8]
 
     Args:
-        leave_out: numbers of examples; or a function of `given` that returns such numbers, or a
+        exclude: numbers of examples; or a function of `given` that returns such numbers, or a
             bool for each example.
         given: the lengths or the corpus.
         count: the number of examples.
 
     Raises:
-        ValueError: `leave_out` is none of these, or a number is out of range.
+        ValueError: `exclude` is none of these, or a number is out of range.
     """
-    chosen = leave_out(given) if callable(leave_out) else leave_out
+    chosen = exclude(given) if callable(exclude) else exclude
     try:
         found = np.asarray(chosen)
     except ValueError:  # lists of several lengths
@@ -203,12 +203,12 @@ def select(leave_out: LeaveOut, given: Any, count: int) -> np.ndarray:
         return np.flatnonzero(found)
     if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
         raise ValueError(
-            f"leave_out gives {found.dtype} of shape {found.shape}; it must be a list of numbers "
+            f"exclude gives {found.dtype} of shape {found.shape}; it must be a list of numbers "
             f"of examples, or a function that gives one or a bool for each of {count:,} examples"
         )
     if found.min() < 0 or found.max() >= count:
         wrong = found[(found < 0) | (found >= count)][0]
-        raise ValueError(f"leave_out holds {wrong}; examples are numbered from 0 to {count - 1:,}")
+        raise ValueError(f"exclude holds {wrong}; examples are numbered from 0 to {count - 1:,}")
     return np.unique(found.astype(np.int64))
 
 

@@ -10,11 +10,10 @@ from typing import Any, Literal, TypedDict, Unpack, get_args
 
 import numpy as np
 
-from pipeline.keywords import suggest_option
-from pipeline.packing.bucket import Bucket, as_buckets
-from pipeline.packing.cascade import PACKINGS, Packing
+from pipeline.errors import require_one_of, require_whole, suggest_option
 from pipeline.planning import lengths as lengths_lib
-from pipeline.planning.checks import require_one_of, require_whole
+from pipeline.planning.bucket import Bucket, as_buckets
+from pipeline.planning.cascade import PACKINGS, Packing
 from pipeline.planning.pieces import OVERFLOWS, Overflow
 
 # The version of the planning algorithm, and that of plans with several corpora. They go up whenever
@@ -50,7 +49,7 @@ class Changes(TypedDict, total=False):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of a plan: the keywords of `Plan` except `weights` and `leave_out`.
+    """The options of a plan: the keywords of `Plan` except `weights` and `exclude`.
 
     >>> Options(buckets=[Bucket(2, 8)]).change(seed=-1)
     Traceback (most recent call last):
@@ -117,7 +116,7 @@ class Options:
         names = [field.name for field in dataclasses.fields(self) if field.name != "ending"]
         for name in changes:
             if name not in names:
-                hint = suggest_option(name, [*names, "weights", "lengths", "leave_out"])
+                hint = suggest_option(name, [*names, "weights", "lengths", "exclude"])
                 raise ValueError(f"a plan has no option that can change {hint}")
         values: dict[str, Any] = {**changes}  # of the wider types that `__post_init__` converts
         return dataclasses.replace(self, **values)

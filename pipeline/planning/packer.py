@@ -6,12 +6,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pipeline.packing.bucket import Bucket
-from pipeline.packing.patterns import Packed
+from pipeline.planning.bucket import Bucket
+from pipeline.planning.patterns import Packed
 
 
 class Pack(Protocol):
-    """Packs a histogram into rows, as `pipeline.packing.cascade.pack` with its other arguments."""
+    """Packs a histogram into rows, as `pipeline.planning.cascade.pack` with its other arguments."""
 
     def __call__(
         self, counts: np.ndarray, *, whole: bool = False, surplus: Sequence[int] | None = None
@@ -25,7 +25,7 @@ class Packer:
     """Packs histograms with fixed options. Implements `Pack`.
 
     Args:
-        search: as `pipeline.packing.cascade.pack`.
+        search: as `pipeline.planning.cascade.pack`.
         buckets: the buckets of the result.
         used: those of them that may have rows.
         options: other arguments of `search`.

@@ -4,13 +4,12 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any, Unpack
 
-from pipeline.keywords import suggest_keywords
-from pipeline.packing.bucket import Bucket, as_buckets
-from pipeline.packing.cascade import Packing
+from pipeline.errors import require_index, require_whole, suggest_keywords
 from pipeline.planning import figures
-from pipeline.planning.checks import require_index, require_whole
+from pipeline.planning.bucket import Bucket, as_buckets
+from pipeline.planning.cascade import Packing
 from pipeline.planning.corpora import as_corpora, select_corpora
-from pipeline.planning.lengths import AnyLengths, LeaveOut, take_first
+from pipeline.planning.lengths import AnyLengths, Exclude, take_first
 from pipeline.planning.options import WINDOW, By, Changes, Ending, Options, Weights, as_phases
 from pipeline.planning.pieces import Overflow
 from pipeline.planning.planned import PlannedBatch, assemble
@@ -23,7 +22,7 @@ class Plan(Stages):
     """All batches of all epochs, decided from lengths alone.
 
     A plan is a pure function of its arguments: it is the same on every host and in every process.
-    Each epoch has every position once, except for positions that `leave_out` or `overflow` exclude.
+    Each epoch has every position once, except for positions that `exclude` or `overflow` exclude.
     `batch(step)` is random access: no batch needs an earlier one.
 
     >>> plan = Plan([5, 3, 4, 2, 1], [Bucket(rows=2, length=8)], shuffle=False)
@@ -76,7 +75,7 @@ class Plan(Stages):
         tiers: the number of consecutive steps whose rows are sorted by the cost of their attention
             and dealt to these steps again, in each bucket, so that the rows of a batch cost about
             the same; default 1. The steps together have the same rows for every number.
-        leave_out: examples to leave out, as for `after`. Default: none.
+        exclude: examples to leave out, as for `after`. Default: none.
         patterns: the path of a file with the patterns that "optimal" found, made if it is missing.
             The patterns are then an input of the plan. Default None: a corpus stores them beside
             itself; for an array of lengths the search runs again, and may find other patterns on
@@ -120,7 +119,7 @@ class Plan(Stages):
         window: int = WINDOW,
         max_segments: int | None = None,
         tiers: int = 1,
-        leave_out: LeaveOut = (),
+        exclude: Exclude = (),
         patterns: str | os.PathLike | None = None,
     ):
         options = Options(
@@ -137,10 +136,10 @@ class Plan(Stages):
             patterns=None if patterns is None else os.fspath(patterns),
         )
         if weights is None:
-            super().__init__([Stage.begin(lengths, options, None, leave_out)])
+            super().__init__([Stage.begin(lengths, options, None, exclude)])
             return
         (_, shares), *later = as_phases(weights, tuple(as_corpora(lengths)))
-        first = Stage.begin(lengths, options, shares, leave_out)
+        first = Stage.begin(lengths, options, shares, exclude)
         super().__init__(add_phases([first], later, lengths))
         if self.finite and not self.num_batches():
             raise ValueError(
@@ -170,7 +169,7 @@ class Plan(Stages):
         step: int,
         *,
         lengths: AnyLengths | None = None,
-        leave_out: LeaveOut = (),
+        exclude: Exclude = (),
         weights: Mapping[str, float] | None = None,
         **changes: Unpack[Changes],
     ) -> "Plan":
@@ -181,7 +180,7 @@ class Plan(Stages):
         whatever the step.
 
         >>> plan = Plan([5, 3, 4, 2, 1], [Bucket(rows=1, length=8)])
-        >>> later = plan.after(1, buckets=[Bucket(rows=2, length=8)]).after(7, leave_out=[0])
+        >>> later = plan.after(1, buckets=[Bucket(rows=2, length=8)]).after(7, exclude=[0])
         >>> later.num_batches(0), later.num_batches(1), later.batch(1).bucket
         (2, 1, Bucket(rows=2, length=8))
 
@@ -193,7 +192,7 @@ class Plan(Stages):
                 corpus with them, such as `Corpora` of the present one and others. New examples join
                 the epoch in progress. With several corpora: all corpora, new ones at the end.
                 Default None: no new examples.
-            leave_out: more examples to leave out from `step` on: their numbers; or a function of
+            exclude: more examples to leave out from `step` on: their numbers; or a function of
                 the corpus (for an array, of the lengths) that returns numbers, or a bool for each
                 example.
             weights: with several corpora, the weights by name from `step` on; later phases are
@@ -216,9 +215,7 @@ class Plan(Stages):
         last = past[-1]
         if last.end is not None and step > last.end:
             raise ValueError(f"step is {step:,}, and the plan ends after {last.end:,} steps")
-        following = last.change(
-            step, lengths=lengths, leave_out=leave_out, weights=weights, **changes
-        )
+        following = last.change(step, lengths=lengths, exclude=exclude, weights=weights, **changes)
         if last.weights is not None and not following.changes:
             return self
         phases = [(each.start, each.weights) for each in later if weights is None and each.weights]

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pipeline.packing.bucket import Bucket
 from pipeline.planning.assignment import Rows
 from pipeline.planning.balance import balance
+from pipeline.planning.bucket import Bucket
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,18 +24,21 @@ class QuotaSteps:
 
     Args:
         shares: for each bucket, the share of each source in the rows of all buckets, in any unit.
-        heights: the rows in a batch of each bucket.
+        rows_per_batch: the rows in a batch of each bucket.
 
     Attributes:
         used: bool [buckets], the buckets that have a batch.
     """
 
-    def __init__(self, shares: Sequence[Sequence[Fraction]], heights: Sequence[int]):
-        self._heights = heights
+    def __init__(self, shares: Sequence[Sequence[Fraction]], rows_per_batch: Sequence[int]):
+        self._rows_per_batch = rows_per_batch
         self._sources = [Quota(each) if any(each) else None for each in shares]
         self._none = [0] * len(shares[0])
         self._buckets = Quota(
-            [sum(each, Fraction(0)) / rows for each, rows in zip(shares, heights, strict=True)]
+            [
+                sum(each, Fraction(0)) / rows
+                for each, rows in zip(shares, rows_per_batch, strict=True)
+            ]
         )
         self.used = np.array([quota is not None for quota in self._sources])
 
@@ -43,8 +46,10 @@ class QuotaSteps:
         """See `Timetable.before`."""
         batches = self._buckets.before(step)
         rows = [
-            self._none if quota is None else quota.before(number * height)
-            for quota, number, height in zip(self._sources, batches, self._heights, strict=True)
+            self._none if quota is None else quota.before(number * rows)
+            for quota, number, rows in zip(
+                self._sources, batches, self._rows_per_batch, strict=True
+            )
         ]
         return np.array(batches, np.int64), np.array(rows, np.int64)
 
@@ -58,22 +63,22 @@ class FinalSteps:
 
     Args:
         rows: int64 [buckets, sources], the rows; less than a batch of each bucket and source.
-        heights: the rows in a batch of each bucket; its last batch may have fewer.
+        rows_per_batch: the rows in a batch of each bucket; its last batch may have fewer.
 
     Attributes:
         steps: the number of steps.
     """
 
-    def __init__(self, rows: np.ndarray, heights: Sequence[int]):
-        self._rows, self._heights = rows, np.array(heights)
-        self._ends = np.cumsum(-(-rows.sum(axis=1) // self._heights))
+    def __init__(self, rows: np.ndarray, rows_per_batch: Sequence[int]):
+        self._rows, self._rows_per_batch = rows, np.array(rows_per_batch)
+        self._ends = np.cumsum(-(-rows.sum(axis=1) // self._rows_per_batch))
         self.steps = int(self._ends[-1])
 
     def before(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """See `Timetable.before`."""
         number = np.diff(self._ends, prepend=0)
         batches = np.clip(step - (self._ends - number), 0, number)
-        places = (batches * self._heights)[:, None]
+        places = (batches * self._rows_per_batch)[:, None]
         before = np.cumsum(self._rows, axis=1) - self._rows
         return batches, np.clip(places - before, 0, self._rows)
 
@@ -134,7 +139,7 @@ class QuotaTimetable:
         epoch: int = 0,
         begins: bool = True,
     ):
-        self._heights = [bucket.rows for bucket in options.buckets]
+        self._rows_per_batch = [bucket.rows for bucket in options.buckets]
         self._weights = weights
         # Rows of each source in its remainder and in an epoch: int64 [buckets, sources]. The sizes
         # are the tokens or examples in them, as `by` says.
@@ -159,11 +164,11 @@ class QuotaTimetable:
     ) -> None:
         # Sources of a plan that ends have the remainder and, from its start, one whole epoch.
         stock = self._remainder + self._whole * [source.epoch == 0 for source in sources]
-        start, batches = 0, np.zeros(len(self._heights), np.int64)
+        start, batches = 0, np.zeros(len(self._rows_per_batch), np.int64)
         while True:
             active = self._active & ~ended
             if not active.any():
-                final = FinalSteps(np.where(ended, stock - rows, 0), self._heights)
+                final = FinalSteps(np.where(ended, stock - rows, 0), self._rows_per_batch)
                 self._intervals.append(Interval(start, batches, rows, ended, final))
                 self.steps = start + final.steps
                 return
@@ -206,7 +211,7 @@ class QuotaTimetable:
             )
         ]
         shares = [[p * n for p, n in zip(pace, each, strict=True)] for each in rows]
-        return QuotaSteps(shares, self._heights)
+        return QuotaSteps(shares, self._rows_per_batch)
 
     def _interval(self, step: int) -> Interval:
         return self._intervals[bisect.bisect_right(self._starts, step) - 1]

@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.packing.bucket import Bucket
-from pipeline.packing.cascade import pack
-from pipeline.packing.patterns import Packed
-from pipeline.packing.solution import Search, Solution, load_solution, store_in_file
 from pipeline.planning.assignment import Rows
+from pipeline.planning.bucket import Bucket
+from pipeline.planning.cascade import pack
 from pipeline.planning.lengths import NO_EXAMPLES, Lengths, digest
 from pipeline.planning.options import VERSION, Options
 from pipeline.planning.packer import Packer
+from pipeline.planning.patterns import Packed
 from pipeline.planning.pieces import (
     Pieces,
     as_spans,
@@ -23,6 +22,7 @@ from pipeline.planning.pieces import (
     merge_spans,
     trainable_positions,
 )
+from pipeline.planning.solution import Search, Solution, load_solution, store_in_file
 from pipeline.planning.windows import Windows
 
 
@@ -158,8 +158,8 @@ class Source:
             sizes = trainable_positions(self.lengths.array[new])
             joining = as_spans(self.epoch - 1, new, 0, sizes)
             spans = np.concatenate([spans, joining[sizes.any(axis=1)]])
-        if len(self.lengths.left_out):
-            stays = ~np.isin(spans[:, 1], self.lengths.left_out)
+        if len(self.lengths.excluded):
+            stays = ~np.isin(spans[:, 1], self.lengths.excluded)
             spans, self._lost = spans[stays], spans[~stays]
         self._spans = spans
         lengths = spans[:, 3:].astype(np.uint32)

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from pipeline.planning.corpora import as_corpora, select_corpora
-from pipeline.planning.lengths import LeaveOut, Lengths, select, take_first
+from pipeline.planning.lengths import Exclude, Lengths, select, take_first
 from pipeline.planning.options import MIXTURE_VERSION, VERSION, Changes, Options, as_phases
 from pipeline.planning.quotas import QuotaTimetable
 from pipeline.planning.source import Source
@@ -87,10 +87,10 @@ class Stage:
     def entry(self) -> dict[str, Any]:
         """The stage's entry in the data state; a digest stands for many examples left out."""
         changes = dict(self.changes)
-        numbers: Sequence[int] = changes.get("leave_out", ())
+        numbers: Sequence[int] = changes.get("exclude", ())
         if len(numbers) > MAX_NAMED:
             digest = hashlib.sha256(np.array(numbers, "<i8").tobytes()).hexdigest()[:16]
-            changes["leave_out"] = {"number": len(numbers), "digest": digest}
+            changes["exclude"] = {"number": len(numbers), "digest": digest}
         return {"from": self.start, "fingerprint": self.fingerprint, "changes": changes}
 
     @classmethod
@@ -99,7 +99,7 @@ class Stage:
         lengths: Any,
         options: Options,
         weights: Mapping[str, Fraction] | None,
-        leave_out: LeaveOut,
+        exclude: Exclude,
     ) -> "Stage":
         """The stage at step 0; with weights, of several corpora. Arguments as for `Plan`."""
         if weights is None:
@@ -112,9 +112,9 @@ class Stage:
         if options.patterns is not None:
             changes["patterns"] = options.patterns
         count = sum(map(len, members.values()))
-        left_out = select(leave_out, take_first(lengths, count), count)
-        changes |= {"leave_out": left_out.tolist()} if len(left_out) else {}
-        sources = _make_sources(members, options, left_out, len(members))
+        excluded = select(exclude, take_first(lengths, count), count)
+        changes |= {"exclude": excluded.tolist()} if len(excluded) else {}
+        sources = _make_sources(members, options, excluded, len(members))
         timetable: Timetable
         if weights is None:
             timetable = EpochTimetable(sources[0], [bucket.rows for bucket in options.buckets])
@@ -127,7 +127,7 @@ class Stage:
         step: int,
         *,
         lengths: Any = None,
-        leave_out: LeaveOut = (),
+        exclude: Exclude = (),
         weights: Mapping[str, Any] | None = None,
         **changes: Unpack[Changes],
     ) -> "Stage":
@@ -145,10 +145,10 @@ class Stage:
             members = self._extend(lengths, weights)
         shares = self.weights if weights is None else _as_shares(weights, members)
         count = sum(map(len, members.values()))
-        left_out = [source.lengths.left_out + source.first for source in self.sources]
-        more = select(leave_out, take_first(given, count), count)
-        more = np.setdiff1d(more, np.concatenate(left_out))
-        new = options.as_json(changes) | ({"leave_out": more.tolist()} if len(more) else {})
+        excluded = [source.lengths.excluded + source.first for source in self.sources]
+        more = select(exclude, take_first(given, count), count)
+        more = np.setdiff1d(more, np.concatenate(excluded))
+        new = options.as_json(changes) | ({"exclude": more.tolist()} if len(more) else {})
         # With other weights and new corpora alone, the sources go on as they are.
         rows_before, left = self.tiers.before(step)
         replan = shares is None or bool(new) or left is not None
@@ -227,7 +227,7 @@ def add_phases(
 def _make_sources(
     members: Mapping[str, Lengths],
     options: Options,
-    left_out: np.ndarray,
+    excluded: np.ndarray,
     num_sharing: int,
     before: Mapping[str, Mapping[str, Any]] | None = None,
     *,
@@ -238,7 +238,7 @@ def _make_sources(
     Args:
         members: the lengths of each corpus.
         options: the options of the sources.
-        left_out: the examples to leave out in addition, numbered over all corpora.
+        excluded: the examples to leave out in addition, numbered over all corpora.
         num_sharing: the number of corpora that share the window.
         before: for each source to take over from: `previous`, `rows_before` and `left` of `Source`,
             by name.
@@ -248,13 +248,13 @@ def _make_sources(
     sources: list[Source] = []
     first = 0
     for name, lengths in members.items():
-        mine = left_out[(left_out >= first) & (left_out < first + len(lengths))] - first
+        mine = excluded[(excluded >= first) & (excluded < first + len(lengths))] - first
         takes_over = (before or {}).get(name, {})
         source = takes_over.get("previous")
         if source is None or replan:
             try:
                 source = Source(
-                    lengths.leave_out(mine),
+                    lengths.exclude(mine),
                     own if name else options,
                     name=name,
                     first=first,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.packing.bucket import Bucket
+from pipeline.planning.bucket import Bucket
 from pipeline.planning.options import Options
 from pipeline.planning.stage import Stage
 

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pipeline.packing.pairs import volume_bound
 from pipeline.planning import figures
 from pipeline.planning.balance import about_tiers, compare_tiers, row_costs, tiers_table
 from pipeline.planning.options import Options
+from pipeline.planning.pair_packing import volume_bound
 from pipeline.planning.planned import PlannedBatch
 from pipeline.planning.stage import Stage
 from pipeline.planning.stages import Stages
-from pipeline.text_table import text_table
+from pipeline.planning.text_table import text_table
 
 # The number of hosts whose work the table compares, and the batches in which it does.
 HOSTS, COMPARED = 8, 64
@@ -51,8 +51,8 @@ def heading(before: Stage, stage: Stage) -> str:
     text = f"from step {stage.start:,} on"
     if new := stage.num_examples - before.num_examples:
         text += f", with {new:,} new examples"
-    if left_out := sum(len(source.lengths.left_out) for source in stage.sources):
-        text += f", without {left_out:,} examples that are left out"
+    if excluded := sum(len(source.lengths.excluded) for source in stage.sources):
+        text += f", without {excluded:,} examples that are left out"
     source = stage.sources[0]
     if stage.weights is None and (rest := source.remainder) is not None:
         batches = zip(stage.options.buckets, rest.batches.tolist(), strict=True)
@@ -84,8 +84,8 @@ def table(plan: Stages, batch: Callable[[int], PlannedBatch]) -> str:
     lines = _bucket_lines(plan, batches) + _tiers_lines(plan, batches)
     lines += _padding_lines(plan) if plan.stages[-1].weights is None else _corpus_lines(plan, batch)
     losses, options = figures.losses(plan), plan.stages[-1].options
-    if losses.left_out:
-        lines.append(f"{losses.left_out:,} examples are left out, as asked")
+    if losses.excluded:
+        lines.append(f"{losses.excluded:,} examples are left out, as asked")
     if losses.empty:
         lines.append(f"{losses.empty:,} examples have nothing to train on and are left out")
     if losses.overlong:

@@ -127,7 +127,7 @@ class Tiers:
                 first.setdefault(number, begin)
                 count[number] += rows
             parts = self._take(bucket, [(n, first[n], count[n]) for n in sorted(first)])
-            heights = np.array([sum(rows for _, _, rows in steps[n][1]) for n in places])
+            rows_per_batch = np.array([sum(rows for _, _, rows in steps[n][1]) for n in places])
             order = np.arange(len(places))
             if self._options.shuffle:
                 bits = random_bits(
@@ -135,7 +135,7 @@ class Tiers:
                 )
                 order = permutation(bits)
             costs = np.concatenate([rows.costs for _, rows in parts])
-            tiers = np.split((-costs).argsort(kind="stable"), np.cumsum(heights[order])[:-1])
+            tiers = np.split((-costs).argsort(kind="stable"), np.cumsum(rows_per_batch[order])[:-1])
             for place, tier in zip(order.tolist(), tiers, strict=True):
                 at = places[place]
                 found[at] = bucket, select(parts, tier), steps[at][2]

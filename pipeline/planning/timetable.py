@@ -59,13 +59,13 @@ class EpochTimetable:
 
     Args:
         source: the source.
-        heights: the rows in a batch of each bucket.
+        rows_per_batch: the rows in a batch of each bucket.
     """
 
     steps: int | None = None
 
-    def __init__(self, source: Source, heights: Sequence[int]):
-        self._source, self._heights = source, np.array(heights)
+    def __init__(self, source: Source, rows_per_batch: Sequence[int]):
+        self._source, self._rows_per_batch = source, np.array(rows_per_batch)
         self._none = np.zeros_like(source.whole.rows)
         self._remainder = 0 if source.remainder is None else source.remainder.steps
         self.first_epoch = source.epoch
@@ -92,10 +92,10 @@ class EpochTimetable:
         windows, epoch, place, within, rows = self._locate(step)
         buckets, numbers = self._order(windows, epoch, place)
         bucket, number = int(buckets[within]), int(numbers[within])
-        height = int(self._heights[bucket])
+        rows_per_batch = int(self._rows_per_batch[bucket])
         begin, end = windows.order(epoch).starts[bucket, place : place + 2].tolist()
-        first = begin + number * height
-        return bucket, [(0, int(rows[bucket]) + first, min(height, end - first))], epoch
+        first = begin + number * rows_per_batch
+        return bucket, [(0, int(rows[bucket]) + first, min(rows_per_batch, end - first))], epoch
 
     def _order(self, windows: Windows, epoch: int, place: int) -> tuple[np.ndarray, np.ndarray]:
         """The bucket of each step of a window, and its number among the bucket's batches there."""
@@ -119,7 +119,7 @@ class EpochTimetable:
             return batches, rows[:, None]
         here = np.bincount(self._order(windows, epoch, place)[0][:within], minlength=len(rows))
         room = order.starts[:, place + 1] - order.starts[:, place]
-        return batches + here, (rows + np.minimum(here * self._heights, room))[:, None]
+        return batches + here, (rows + np.minimum(here * self._rows_per_batch, room))[:, None]
 
     def used(self, first: int, last: int | None) -> np.ndarray:
         """See `Timetable`."""

@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pipeline.packing.patterns import Packed
 from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.assignment import Assignment, AssignmentCache, Slots
 from pipeline.planning.deal import deal
 from pipeline.planning.division import divide
 from pipeline.planning.order import Purpose, permutation, random_bits, sort_by_group
 from pipeline.planning.packer import Pack
+from pipeline.planning.patterns import Packed
 from pipeline.planning.pieces import Pieces
 
 # Packed histograms that are kept; others are packed again when they are needed.
@@ -58,7 +58,7 @@ class Windows:
     Args:
         pieces: the pieces.
         pack: packs a histogram.
-        heights: the rows in a batch of each bucket.
+        rows_per_batch: the rows in a batch of each bucket.
         seed: the seed of every shuffle.
         shuffle: False makes every epoch the same.
         window: the most pieces in a window.
@@ -82,7 +82,7 @@ class Windows:
         self,
         pieces: Pieces,
         pack: Pack,
-        heights: Sequence[int],
+        rows_per_batch: Sequence[int],
         *,
         seed: int,
         shuffle: bool,
@@ -90,7 +90,7 @@ class Windows:
         by_row: bool = False,
         files: np.ndarray | None = None,
     ):
-        self.pieces, self._pack, self._heights = pieces, pack, np.array(heights)
+        self.pieces, self._pack, self._rows_per_batch = pieces, pack, np.array(rows_per_batch)
         self._seed, self._shuffle, self._by_row = seed, shuffle, by_row
         self._packed: dict[Any, Packed] = {}
         self._slots: dict[int, Slots] = {}
@@ -100,7 +100,7 @@ class Windows:
             seed if shuffle else None,
             by_row=by_row,
             files=files,
-            heights=heights,
+            rows_per_batch=rows_per_batch,
         )
         self.counts, self.files = self._division.counts, self._division.files
         with _no_garbage_collection():  # packing makes millions of tuples, and no cycles
@@ -157,14 +157,14 @@ class Windows:
                     random_bits(self._seed, Purpose.WINDOWS, len(self), epoch=epoch)
                 )
             rows = np.pad(np.cumsum(self._rows[:, order], axis=1), ((0, 0), (1, 0)))
-            height = self._heights[:, None]
+            rows_per_batch = self._rows_per_batch[:, None]
             if self.files is None:  # the last batch of a window may not be full
-                batches = np.diff(rows) + height - 1
-                batches = np.pad(np.cumsum(batches // height, axis=1), ((0, 0), (1, 0)))
+                batches = np.diff(rows) + rows_per_batch - 1
+                batches = np.pad(np.cumsum(batches // rows_per_batch, axis=1), ((0, 0), (1, 0)))
                 starts = rows
             else:  # batches go on from window to window
-                batches = -(-rows // height)
-                starts = np.minimum(batches * height, self.rows[:, None])
+                batches = -(-rows // rows_per_batch)
+                starts = np.minimum(batches * rows_per_batch, self.rows[:, None])
             latest = self._latest = WindowOrder(epoch, order, rows, batches, starts)
             if self._by_row:
                 # Those of which buckets take rows at a time, the next one, and the last one.
@@ -246,8 +246,8 @@ class Windows:
                 draw = functools.partial(
                     random_bits, self._seed, epoch=epoch, window=window, bucket=bucket
                 )
-                height = None if self._by_row else slots.packed.buckets[bucket].rows
-                rows.append(deal(slots.segments(bucket), height, draw))
+                rows_per_batch = None if self._by_row else slots.packed.buckets[bucket].rows
+                rows.append(deal(slots.segments(bucket), rows_per_batch, draw))
             else:
                 rows.append(sort_by_group(pieces[slots.first_piece(bucket)], None))
         return Assignment(slots, pieces, rows)

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from pipeline.atomic import as_path
-from pipeline.extras import require
+from pipeline.errors import require
+from pipeline.fs.atomic import as_path
 from pipeline.report.findings import cost_key, ours, rivals
 from pipeline.report.style import LIGHT
 from pipeline.report.table import length_of, percent

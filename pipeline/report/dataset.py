@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from pipeline.atomic import as_path
+from pipeline.corpus.corpora import Corpora
+from pipeline.corpus.interface import AnyCorpus
+from pipeline.corpus.manifest import MANIFEST
+from pipeline.corpus.pairs import open_corpus
+from pipeline.fs.atomic import as_path
 from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.plan import Plan
-from pipeline.storage.corpora import Corpora
-from pipeline.storage.interface import AnyCorpus
-from pipeline.storage.manifest import MANIFEST
-from pipeline.storage.pairs import open_corpus
 
 # The most examples that a file of counts may say there are: 16 GiB of lengths.
 MOST = 1 << 32
@@ -177,7 +177,7 @@ def _from_json(path: epath.Path) -> np.ndarray:
 
 
 def _from_config(path: pathlib.Path, workdir: str | None) -> Dataset:
-    from pipeline.configuration import prepare_corpora
+    from pipeline.trainer.corpora import prepare_corpora
 
     # A config may import others: beside it, and those of a clone that this package lies in.
     for place in (path.resolve().parent, pathlib.Path(__file__).parents[2]):

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.packing.bucket import Bucket
 from pipeline.planning import figures
 from pipeline.planning.balance import compare_tiers, row_costs
+from pipeline.planning.bucket import Bucket
 from pipeline.planning.plan import Plan
 
 # Some figures need every batch; in a longer epoch they are those of its first batches.

@@ -151,7 +151,7 @@ def about_samples(figures: dict[str, Any]) -> str:
             "batches and cut documents are scaled up (≈); shapes, batches on each host and "
             "examples read again are those of the sample. Lockstep's plans are of all examples."
         )
-    return text + "".join(f" Left out: {each}." for each in figures["left_out"])
+    return text + "".join(f" Left out: {each}." for each in figures["excluded"])
 
 
 def about_balance(balance: dict[str, Any]) -> str:

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.packing.bucket import Bucket
-from pipeline.packing.cascade import PACKINGS
 from pipeline.planning import figures as plan_figures
+from pipeline.planning.bucket import Bucket
+from pipeline.planning.cascade import PACKINGS
 from pipeline.planning.lengths import Lengths, histogram
 from pipeline.planning.plan import Plan
 from pipeline.report.options import Options
@@ -54,7 +54,7 @@ def compare(
         return options.replace(buckets=None, max_buckets=most, **PLAIN, **changes).fit(sample)
 
     found: list[dict[str, Any]] = []
-    left_out: list[str] = []
+    excluded: list[str] = []
     pairs = len(longest) > 1
     different = 0 if pairs else len(histogram(lengths.array)[0])
     progress("fitting buckets")
@@ -63,7 +63,7 @@ def compare(
     others = [name for name in PACKINGS if name not in ("best_fit", "none") and not pairs]
     for packing in ("best_fit", *others, "none"):
         if packing == "optimal" and different > OPTIMAL_LENGTHS and not optimal:
-            left_out.append(
+            excluded.append(
                 f"packing {packing!r}, whose linear programs may take minutes for "
                 f"{different:,} different lengths; ask for it with --optimal"
             )
@@ -77,7 +77,7 @@ def compare(
             try:
                 plan = shared = plain.plan(lengths, buckets)
             except ImportError as error:
-                left_out.append(str(error))
+                excluded.append(str(error))
                 break
             # All hosts run every step of one plan, each on its own rows.
             if any(bucket.rows % HOSTS for bucket in buckets):
@@ -90,7 +90,7 @@ def compare(
                 hosts=[shared.num_batches()] * HOSTS,
             )
             found.append(row | {"packing": packing, "buckets": [b.as_json for b in buckets]})
-    return found, left_out
+    return found, excluded
 
 
 def padded_pairs(lengths: Lengths, options: Options, longest: tuple[int, ...]) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def measure(
             progress(each.name)
             found.append(simulate(each, stream, width=width))
     optimal = optimal or options["packing"] == "optimal"
-    ours, figures["left_out"] = compare(
+    ours, figures["excluded"] = compare(
         lengths, fitted, alternatives, longest, optimal=optimal, progress=progress
     )
     figures["strategies"] = found + ours

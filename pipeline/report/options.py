@@ -4,9 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.keywords import suggest_option
-from pipeline.packing.bucket import Bucket
-from pipeline.planning.checks import list_keywords, select_options
+from pipeline.errors import list_keywords, select_options, suggest_option
+from pipeline.planning.bucket import Bucket
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.lengths import as_lengths
 from pipeline.planning.plan import Plan

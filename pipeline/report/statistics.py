@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.corpus.interface import AnyCorpus
 from pipeline.planning.lengths import histogram
 from pipeline.report.dataset import Dataset
-from pipeline.storage.interface import AnyCorpus
 
 PERCENTILES = (1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9)
 BINS = 48

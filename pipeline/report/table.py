@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from pipeline.text_table import text_table
+from pipeline.planning.text_table import text_table
 
 Row = Mapping[str, Any]
 

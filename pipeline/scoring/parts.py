@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from etils import epath
 
-from pipeline.training.step_files import StepFiles
+from pipeline.history.step_files import StepFiles
 
 # The steps of a part; a run that was killed repeats less than a part. Nothing else decides the
 # ranges, so every number of hosts writes the same parts.

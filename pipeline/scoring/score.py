@@ -15,21 +15,21 @@ from etils import epath
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from pipeline.atomic import as_path, atomic_write, directory_lock
+from pipeline.corpus.interface import AnyCorpus
+from pipeline.errors import require_whole
+from pipeline.fs.atomic import as_path, atomic_write, directory_lock
+from pipeline.history.metrics import Progress
 from pipeline.loading.collate import Positions
 from pipeline.loading.data_state import data_state, differences
 from pipeline.loading.loader import Loader, OrderedOptions, load
 from pipeline.loading.sharding import batch_sharding, parts
-from pipeline.packing.bucket import Bucket
-from pipeline.planning.checks import require_whole
+from pipeline.planning.bucket import Bucket
 from pipeline.planning.planned import PlannedBatch
 from pipeline.scoring.parts import Parts
 from pipeline.scoring.table import SEGMENTS, VALUE, open_table, write_table
 from pipeline.scoring.values import Value, find_values
-from pipeline.storage.interface import AnyCorpus
-from pipeline.training import hosts
-from pipeline.training.compiled import Compiled
-from pipeline.training.metrics import Progress
+from pipeline.steps import hosts
+from pipeline.steps.compiled import Compiled
 
 TABLE, MANIFEST, PARTS = "scores.arrow", "scores.json", "parts"
 

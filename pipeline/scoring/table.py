@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from etils import epath
 
-from pipeline.atomic import atomic_write, is_local
+from pipeline.corpus.gather import ranges
+from pipeline.fs.atomic import atomic_write, is_local
 from pipeline.scoring.parts import Parts
 from pipeline.scoring.values import Value
-from pipeline.storage.gather import ranges
 
 # Arrays of a part: of each segment the columns of its plan, and the records of each value.
 SEGMENTS, VALUE = "segments", "value:"

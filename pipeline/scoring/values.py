@@ -7,11 +7,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from pipeline.packing.bucket import Bucket
-from pipeline.planning.checks import require_one_of
+from pipeline.corpus.gather import ranges
+from pipeline.errors import require_one_of
+from pipeline.planning.bucket import Bucket
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
-from pipeline.storage.gather import ranges
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

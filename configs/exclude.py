@@ -1,0 +1,51 @@
+"""Leaves out the documents whose loss stays above a quantile in each of the first two epochs.
+
+    python train.py --config=configs/exclude.py:runs/clean --workdir=runs/clean
+    python train.py --config=configs/exclude.py:runs/clean --workdir=runs/clean --config.steps=300
+    python -m pipeline audit runs/clean
+
+After the colon stands the work directory again. The first command finds no losses there, and trains
+on all documents. The second one goes on without those whose losses were too high, and `audit` says
+which they are.
+"""
+
+import contextlib
+
+import numpy as np
+from etils import epath
+from ml_collections import ConfigDict
+
+import pipeline
+from configs import quickstart
+from pipeline.history.history import read_history
+
+EPOCHS = 2
+QUANTILE = 0.99
+
+
+def get_config(workdir: str = "") -> ConfigDict:
+    """The configuration that `python train.py --config=configs/exclude.py:WORKDIR` runs."""
+    config = quickstart.get_config()
+    config.train.end = 0.2  # so few documents that 200 steps are more than two epochs
+    with contextlib.suppress(FileNotFoundError):  # of losses: the run has not begun
+        config.schedule = leave_out_worst(workdir)
+    return config
+
+
+def leave_out_worst(workdir: str) -> tuple[tuple[int, dict], ...]:
+    """The schedule of a run without its worst documents, from the step on where its losses end.
+
+    What the run has left out stays so, and nothing is added to it. Before the end of `EPOCHS`
+    epochs the schedule is empty.
+    """
+    found = pipeline.losses(workdir)
+    _, plan = read_history(epath.Path(workdir))
+    if past := [each for each in plan.changes[1:] if "exclude" in each[1]]:
+        return tuple((step, {"exclude": changes["exclude"]}) for step, changes in past)
+    step, high = int(found.step[-1]) + 1, []
+    if step < plan.first_step(EPOCHS):
+        return ()
+    for epoch in range(EPOCHS):
+        numbers, _, above = found.select(found.epoch == epoch).documents()
+        high.append(set(numbers[above > np.quantile(above, QUANTILE)].tolist()))
+    return ((step, {"exclude": sorted(set.intersection(*high))}),)

@@ -1,0 +1,237 @@
+"""Arguments: what the command line takes, and the help that teaches it."""
+
+import argparse
+import functools
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pipeline
+from pipeline.planning.cascade import PACKINGS
+from pipeline.planning.pieces import OVERFLOWS
+
+ABOUT = """\
+Look before you train. A corpus is prepared once; then report shows what padding costs on it and
+what Lockstep saves, buckets chooses shapes, show prints a batch, and check verifies everything.
+Afterwards, audit compares what was trained on with what was planned, and why names the documents
+that a loss is from.
+
+  python -m pipeline prepare 'data/*.jsonl.gz' --into corpus
+  python -m pipeline report corpus --html report.html
+  python -m pipeline buckets corpus --max-buckets 2
+  python -m pipeline show corpus --step 100 | less -R
+  python -m pipeline check corpus
+  python -m pipeline audit runs/mine
+  python -m pipeline why runs/mine --worst 20
+"""
+
+CODES = """\
+exit status: 0 all is well; 1 check found something wrong with the corpus or the plan, or audit with
+the run; 2 the command was wrong, or what it was given cannot be read; a sentence on stderr says
+what.
+"""
+
+TOKENS = """\
+what may be given: the directory of a corpus; the work directory of a run, whose plan is shown with
+all its changes; a config (.py), whose corpus is prepared first if it is not there yet, and whose
+options are used."""
+
+LENGTHS = f"""{TOKENS}
+Or lengths alone: a .npy array of integers, or .json that maps length to count, such as
+{{"12": 3400, "13": 3120}}."""
+
+
+def _whole(text: str, least: int = -(1 << 63)) -> int:
+    try:
+        value = int(text.replace(",", ""))
+    except ValueError:  # also if Python does not read so many digits
+        value = 1 << 63
+    if not least <= value < 1 << 63:
+        seen = text if len(text) <= 20 else f"{text[:20]}…"
+        above = f" from {least}" if least > 0 else ""
+        raise argparse.ArgumentTypeError(f"{seen!r} is not a whole number{above} below 2**63")
+    return value
+
+
+_count = functools.partial(_whole, least=1)
+
+# Options of buckets and plans: name, type, what it says.
+PLANNING: tuple[tuple[str, Any, str], ...] = (
+    ("tokens_per_batch", _whole, "positions in a global batch, at most (16384)"),
+    ("max_buckets", _whole, "the most buckets; each is one compilation (4)"),
+    (
+        "max_length",
+        _whole,
+        "positions in the longest row, rounded up to a multiple (longest example)",
+    ),
+    ("length_multiple", _whole, "lengths of buckets are multiples of this (128)"),
+    ("row_multiple", _whole, "rows are multiples of this: the devices that share them (1)"),
+    ("packing", tuple(PACKINGS), "how rows are filled (best_fit)"),
+    ("overflow", OVERFLOWS, "what becomes of examples longer than every bucket (split)"),
+    ("tiers", _whole, "steps whose rows are sorted by cost and dealt to them again (1)"),
+    ("attention", ("dense", "segment"), "what buckets are fitted for (dense)"),
+    ("width", _whole, "of the model: weighs attention against the rest (1024)"),
+    ("seed", _whole, "decides every shuffle (0)"),
+)
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The arguments of a command; ends Python with the usage of that command if they are wrong."""
+    given, unknown = parser().parse_known_args(arguments)
+    if unknown:
+        given.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return given
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    installed = os.path.basename(sys.argv[0]) == "lockstep"
+    whole = argparse.ArgumentParser(
+        prog="lockstep" if installed else "python -m pipeline",
+        description=ABOUT,
+        epilog=CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    version = f"lockstep {pipeline.__version__}"
+    whole.add_argument("--version", action="version", version=version)
+    commands = whole.add_subparsers(required=True, dest="command", metavar="COMMAND")
+
+    def add(name: str, about: str, more: str = "", given: str = "") -> Callable[..., Any]:
+        """Adds a command that may be `given` a dataset; returns what adds its arguments."""
+        command = commands.add_parser(
+            name,
+            help=about,
+            description=f"{about[0].upper()}{about[1:]}. {more}".strip(),
+            epilog=f"{given}\n\n{CODES}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.set_defaults(parser=command)
+        if given == TOKENS:
+            command.add_argument("data", help="a corpus, a run, or a config; see below")
+        elif given:
+            command.add_argument("data", nargs="+", help="see below; several are one mixture")
+        if given:
+            _add_planning(command)
+        return command.add_argument
+
+    flag = add("report", "what padding costs on this data, and what Lockstep saves", given=LENGTHS)
+    flag("--html", metavar="FILE", help="write one page with plots, for a browser")
+    flag("--json", metavar="FILE", nargs="?", const="-", help="write figures; or print them")
+    flag("--png", metavar="FILE", help="write the comparison as a picture")
+    sampled = "examples for strategies that go one by one (1000000)"
+    flag("--sample", type=_count, metavar="N", help=sampled)
+    optimal = "simulate optimal packing also for many different lengths, which may take minutes"
+    flag("--optimal", action="store_true", help=optimal)
+
+    add(
+        "buckets",
+        "buckets that fit this data, ready to paste",
+        "The output\nis Python: pass it to pipeline.load or pipeline.Plan as buckets=buckets.",
+        LENGTHS,
+    )
+
+    flag = add(
+        "show",
+        "a batch in colour, as it reaches the model",
+        "Each segment has a letter\nand a colour; · is padding. Small letters are positions "
+        "without loss; if a segment has some, its\ntext with loss stands between ⟦ and ⟧.",
+        TOKENS,
+    )
+    flag("--step", type=_whole, default=0, help="which batch, over all epochs (0)")
+    flag("--row", type=_whole, help="show one row with all its text")
+    flag("--ids", action="store_true", help="also print token ids, targets and loss weights")
+    flag("--png", metavar="FILE", help="draw rows × positions into a picture; pale: no loss")
+    flag("--color", choices=("auto", "always", "never"), default="auto")
+
+    flag = add(
+        "check",
+        "verify a corpus, and that its plan is a partition",
+        "Reads all files:\ndigests, offsets, fingerprint, ids against the vocabulary, exact "
+        "copies; then walks\none epoch of the plan.",
+        TOKENS,
+    )
+    flag("--epoch", type=_whole, default=0, help="the epoch to walk (0)")
+
+    flag = add(
+        "audit",
+        "whether a run trained on what was planned, each position as often as that says",
+        "From\nplans.json and the digests in metrics.jsonl: over restarts, numbers of hosts and "
+        "changes of the plan.",
+    )
+    flag("workdir", help="the work directory of a run, with plans.json and metrics.jsonl")
+
+    flag = add(
+        "why",
+        "which documents a loss is from, beside what they lost before",
+        "Losses are\nmeans in nats; the usual one is that of the same corpus at that time, "
+        "from 8 steps before\nto 8 after. Documents whose loss was not finite come first.",
+    )
+    flag("workdir", help="the work directory of a run, with plans.json and losses/")
+    group = commands.choices["why"].add_mutually_exclusive_group(required=True)
+    group.add_argument("--step", type=_whole, help="the documents of a step, by loss")
+    worst = "the N documents of the run that are the most above what is usual, over all epochs"
+    group.add_argument("--worst", type=_count, metavar="N", help=worst)
+    group.add_argument("--document", type=_whole, metavar="N", help="the history of a document")
+
+    flag = add(
+        "prepare",
+        "text to a corpus: tokenised once, in parallel, resumable",
+        "Run it again\nafter an interruption and it goes on from there.",
+    )
+    flag(
+        "source",
+        nargs="*",
+        help="text or .jsonl files, or globs, also .gz and .zst; .parquet, .arrow, .feather or "
+        ".array_record files; a Hugging Face data set saved to disk; or one config (.py), for "
+        "which training and evaluation corpora are made",
+    )
+    flag(
+        "--targets",
+        nargs="+",
+        metavar="FILE",
+        help="text whose lines are the targets of the lines of SOURCE, which makes pairs",
+    )
+    flag("--into", metavar="DIRECTORY", help="where the corpus goes")
+    flag("--tfds", metavar="NAME", help="a prepared TFDS data set instead of files")
+    flag("--split", default="train", help="of a data set that has some (train)")
+    kinds = ("text", "jsonl", "parquet", "arrow", "array_record")
+    flag("--kind", choices=kinds, help="of the files, where the ends of their names do not say it")
+    flag("--field", default="text", help="of a record, that holds its text (text)")
+    flag("--begin", type=float, default=0.0, help="first share of records (0.0)")
+    flag("--end", type=float, default=1.0, help="last share of records (1.0)")
+    flag(
+        "--tokenizer",
+        default="bytes",
+        help="bytes; or sentencepiece, trained on this text; or a sentencepiece .model; or a "
+        "Hugging Face tokenizer.json (bytes)",
+    )
+    flag("--vocab-size", type=_count, default=8192, help="when training (8192)")
+    flag("--no-marks", action="store_true", help="mark no begin and end of texts")
+    choices = ("raise", "skip")
+    about = "raise ends at a record that fails; skip leaves it without tokens and goes on (raise)"
+    flag("--on-error", choices=choices, default="raise", help=about)
+    flag("--workers", type=_count, help="processes (as many as CPUs, if worth it)")
+    flag("--workdir", help="for a config: where it runs (runs/NAME)")
+    engines = ("processes", "beam", "ray")
+    flag("--engine", choices=engines, default="processes", help="what runs the work (processes)")
+    flag("--engine-options", metavar="TEXT", help="flags of Beam, as one text; or Ray's address")
+    flag("--task", type=_whole, metavar="I", help="do share I only, from 0; see --of")
+    flag(
+        "--of",
+        type=_count,
+        metavar="N",
+        help="of N shares, which may run anywhere; without --task and --of, assemble the corpus",
+    )
+    return whole
+
+
+def _add_planning(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group(
+        "buckets and plan", "over those of a config, if one is given; defaults in brackets"
+    )
+    group.add_argument("--workdir", help="for a config: where it runs (runs/NAME)")
+    for name, kind, about in PLANNING:
+        form: dict[str, Any]
+        form = {"choices": kind} if isinstance(kind, tuple) else {"type": kind, "metavar": "N"}
+        group.add_argument(f"--{name.replace('_', '-')}", help=about, **form)

@@ -1,0 +1,117 @@
+"""Check: a corpus is whole and as its manifest says; a plan has each position once."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from pipeline.corpus.corpora import Corpora
+from pipeline.corpus.corpus import Corpus
+from pipeline.corpus.duplicates import duplicates
+from pipeline.corpus.interface import AnyCorpus
+from pipeline.corpus.pairs import Pairs
+from pipeline.corpus.views import View
+from pipeline.history.ledger import Ledger
+from pipeline.planning.plan import Plan
+from pipeline.planning.planned import PlannedBatch
+
+# Tokens to read at a time.
+READ = 1 << 22
+
+
+def check_corpus(corpus: AnyCorpus, report: Callable[[str], None]) -> None:
+    """Reads all of a corpus: digests, offsets, fingerprint, and ids against the vocabulary.
+
+    It checks both sides of pairs, the corpus of a view, and each of several corpora.
+
+    `report` gets a line for each thing that is right.
+
+    Raises:
+        ValueError: names the first thing that is wrong, and what to do.
+    """
+    if isinstance(corpus, Corpora):
+        parts = list(corpus.corpora.values())
+    elif isinstance(corpus, Pairs):
+        parts = [corpus.inputs, corpus.targets]
+    else:
+        parts = [corpus.corpus] if isinstance(corpus, View) else []
+    for part in parts:
+        check_corpus(part, report)
+    if not isinstance(corpus, Corpus):
+        return
+    corpus.verify()
+    report("files: whole, and their digests are those in the manifest")
+    report(f"offsets: {len(corpus):,} examples, as their lengths say")
+    report(f"fingerprint: {corpus.fingerprint}")
+    _check_vocabulary(corpus, report)
+
+
+def _check_vocabulary(corpus: Corpus, report: Callable[[str], None]) -> None:
+    lengths = np.asarray(corpus.lengths).astype(np.int64)
+    blocks = np.cumsum(lengths) // READ
+    low, high = 0, -1
+    for examples in np.split(np.arange(len(lengths)), np.flatnonzero(np.diff(blocks)) + 1):
+        fields = corpus.read(examples, np.zeros_like(examples), lengths[examples])
+        for name, ids in fields.items():
+            if not len(ids) or name == "loss_weights":
+                continue
+            low, high = min(low, int(ids.min())), max(high, int(ids.max()))
+            limit = (1 << 31) if corpus.vocab_size is None else corpus.vocab_size
+            if low < 0 or high >= limit:
+                where = int(np.flatnonzero((ids < 0) | (ids >= limit))[0])
+                ends = np.cumsum(lengths[examples])
+                example = examples[np.searchsorted(ends, where, side="right")]
+                raise ValueError(
+                    f"{name} of example {example:,} holds the id {int(ids[where])}, and ids must "
+                    f"be from 0 to {limit - 1:,}; prepare the corpus again with a tokenizer of "
+                    "that vocabulary"
+                )
+    size = "of unknown size" if corpus.vocab_size is None else f"of {corpus.vocab_size:,}"
+    report(f"vocabulary {size}: ids are from {low} to {high:,}")
+
+
+def check_duplicates(corpus: AnyCorpus, report: Callable[[str], None]) -> None:
+    """Counts the examples that are exact copies of earlier ones, which is no error.
+
+    Args:
+        corpus: the corpus.
+        report: gets a line with their number.
+    """
+    hint = "; pipeline.duplicates(corpus), given as exclude, leaves them out of a plan"
+    found = len(duplicates(corpus))
+    said = f"{found:,} of {len(corpus):,} examples are exact copies of earlier ones"
+    report(f"duplicates: {said}{hint if found else ''}")
+
+
+def check_plan(plan: Plan, epoch: int, report: Callable[[str], None]) -> None:
+    """Walks an epoch: no row exceeds its length, and each position is in exactly one row.
+
+    The epochs of several corpora end at different steps. So all steps up to the end of the plan's
+    epoch are walked, and each epoch of a corpus that ends by then is checked.
+
+    `report` gets a line for each thing that is right.
+
+    Raises:
+        ValueError: names the first batch or example that is wrong.
+    """
+    last = plan.first_step(epoch + 1)
+    first, first_epoch = plan.first_step(epoch), epoch
+    if plan.stages[0].weights is not None:
+        first = first_epoch = 0
+    ledger = Ledger(plan, lambda said: report(f"plan: {said}"), first_epoch)
+    for step in range(first, last):
+        planned = plan.batch(step)
+        for side in planned.sides:
+            _check_rows(step, side)
+        ledger.add(planned)
+    ledger.finish(last)
+    report(f"plan: {last - first:,} batches, no row over its length")
+
+
+def _check_rows(step: int, planned: PlannedBatch) -> None:
+    row, size = planned.segments[:, 0], planned.segments[:, 3]
+    filled = np.bincount(row, size, planned.bucket.rows)
+    if len(filled) > planned.bucket.rows or filled.max(initial=0) > planned.bucket.length:
+        raise ValueError(
+            f"the batch of step {step:,} does not fit its bucket {planned.bucket}. This is a "
+            "defect of Lockstep: please report it with the plan's fingerprint"
+        )

@@ -1,0 +1,250 @@
+"""The command line: `lockstep COMMAND`, or `python -m pipeline COMMAND`; see `--help`."""
+
+import argparse
+import datetime
+import json
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+
+from pipeline.cli.arguments import PLANNING, parse
+from pipeline.errors import sentence
+
+FINE, DAMAGED, WRONG = 0, 1, 2
+
+
+class CheckFailed(Exception):
+    """A check found something wrong, as the message says."""
+
+
+def _open(arguments: argparse.Namespace, *, tokens: bool = False):
+    """The dataset and the options of the command line; of a run, its corpus and plan.
+
+    Args:
+        arguments: `dataset`, `workdir`, and options of buckets and plans.
+        tokens: whether the command needs a corpus, not only lengths.
+
+    Raises:
+        ValueError: the dataset cannot be read, or the options do not go with it.
+    """
+    from pipeline.fs.atomic import as_path
+    from pipeline.history.history import NAME, read_history
+    from pipeline.report import Options, open_dataset
+    from pipeline.report.dataset import from_corpus
+
+    paths = [arguments.data] if isinstance(arguments.data, str) else arguments.data
+    given = {name: getattr(arguments, name) for name, _, _ in PLANNING}
+    given = {name: value for name, value in given.items() if value is not None}
+    workdir = as_path(paths[0])
+    try:
+        if len(paths) == 1 and (workdir / NAME).exists():
+            if given:
+                raise RuntimeError(
+                    f"{', '.join('--' + name.replace('_', '-') for name in given)} cannot be given "
+                    f"with {paths[0]}, whose plan is that of its run"
+                )
+            corpus, plan = read_history(workdir)
+            options = plan.options.as_json(("packing", "overflow", "seed"))
+            options["tokens_per_batch"] = max(bucket.positions for bucket in plan.options.buckets)
+            dataset = from_corpus(corpus, paths[0], options, plan)
+        else:
+            dataset = open_dataset(paths, arguments.workdir)
+    except (RecursionError, OverflowError, MemoryError) as error:
+        raise ValueError(
+            f"{' '.join(paths)} cannot be read: its JSON is nested too deeply, or has too large a "
+            f"number ({error})"
+        ) from error
+    if tokens and not dataset.corpora:
+        raise ValueError(
+            f"{dataset.name} holds lengths alone, and {arguments.command} needs tokens; give the "
+            "directory of a corpus, the work directory of a run, or a config"
+        )
+    return dataset, Options({**dataset.options, **given}).for_lengths(dataset.lengths)
+
+
+def report(arguments: argparse.Namespace) -> int:
+    """Measures; writes the files asked for, and prints a table, or JSON."""
+    from pipeline.report import charts, measure
+    from pipeline.report.measure import SAMPLE
+
+    if arguments.html or arguments.png:  # says what is missing before it measures
+        charts.require_matplotlib()
+    dataset, options = _open(arguments)
+    figures = measure(
+        dataset,
+        options,
+        sample=arguments.sample or SAMPLE,
+        optimal=arguments.optimal,
+        progress=_progress(),
+    )
+    if arguments.html:
+        from pipeline.report.page import page
+
+        command = shlex.join(["python", "-m", "pipeline", *arguments.command_line])
+        _write(arguments.html, page(figures, command=command, date=datetime.date.today()))
+    if arguments.png:
+        charts.png(figures, arguments.png)
+    text = json.dumps(figures, indent=1) + "\n"
+    if arguments.json == "-":
+        print(text, end="")
+    else:
+        from pipeline.report.terminal import terminal
+
+        if arguments.json:
+            _write(arguments.json, text)
+        width = shutil.get_terminal_size((130, 40)).columns
+        print(terminal(figures, width=width, colour=_coloured("auto")))
+    return FINE
+
+
+def buckets(arguments: argparse.Namespace) -> int:
+    """Prints the fitted buckets as Python."""
+    from pipeline.planning import figures
+
+    dataset, options = _open(arguments)
+    plan = dataset.plan or options.plan(dataset.examples)
+    print("from pipeline import Bucket\n")
+    fitted = ("tokens_per_batch", "max_buckets", "row_multiple", "packing", "attention", "width")
+    if dataset.plan is None:
+        print(f"# Fitted to {dataset.name}")
+        for some in (fitted[:3], fitted[3:]):
+            print(f"# {', '.join(f'{name}={options[name]!r}' for name in some)}")
+    else:
+        print(f"# Those of {dataset.name} in the end")
+    found = figures.epoch_batches(plan)
+    print(f"# {sum(found.values()):,} batches an epoch, {plan.padding:.3%} padding.")
+    print("buckets = (")
+    for bucket, batches in found.items():
+        print(f"    Bucket(rows={bucket.rows}, length={bucket.length}),  # {batches:,} batches")
+    print(")")
+    return FINE
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """Prints a batch, or draws it."""
+    from pipeline.cli.show import Shown
+
+    dataset, options = _open(arguments, tokens=True)
+    shown = Shown(dataset.corpus, dataset.plan or options.plan(dataset.corpus), arguments.step)
+    if arguments.png:
+        shown.picture(arguments.png)
+        print(f"wrote {arguments.png}")
+        return FINE
+    width = shutil.get_terminal_size((110, 40)).columns
+    colour = _coloured(arguments.color)
+    for line in shown.lines(row=arguments.row, width=width, colour=colour, ids=arguments.ids):
+        print(line)
+    return FINE
+
+
+def check(arguments: argparse.Namespace) -> int:
+    """Verifies a corpus and its plan; 1 if something is wrong."""
+    from pipeline.cli.check import check_corpus, check_duplicates, check_plan
+    from pipeline.fs.atomic import as_path
+
+    try:
+        dataset, options = _open(arguments, tokens=True)
+    except ValueError as error:
+        if not as_path(arguments.data).is_dir():
+            raise  # the command is wrong, not a corpus
+        raise CheckFailed(f"{error}") from error
+    plan = dataset.plan or options.plan(dataset.corpus)
+    try:
+        check_corpus(dataset.corpus, print)
+        check_duplicates(dataset.corpus, print)
+        check_plan(plan, arguments.epoch, print)
+    except ValueError as error:
+        raise CheckFailed(f"{error}") from error
+    return FINE
+
+
+def audit(arguments: argparse.Namespace) -> int:
+    """Compares what a run did with its plan; 1 if that differs."""
+    from pipeline.fs.atomic import as_path
+    from pipeline.history.audit import audit
+    from pipeline.history.ledger import NotAsPlanned
+
+    try:
+        audit(as_path(arguments.workdir), print)
+    except NotAsPlanned as error:
+        raise CheckFailed(f"{error}") from error
+    return FINE
+
+
+def why(arguments: argparse.Namespace) -> int:
+    """Prints which documents a loss is from."""
+    from pipeline.cli.why import Why
+    from pipeline.fs.atomic import as_path
+
+    width = shutil.get_terminal_size((110, 40)).columns
+    told = Why(as_path(arguments.workdir), width)
+    ways = {"step": told.step, "worst": told.worst, "document": told.document}
+    ((name, number),) = ((n, v) for n, v in vars(arguments).items() if n in ways and v is not None)
+    for line in ways[name](number):
+        print(line)
+    return FINE
+
+
+def prepare(arguments: argparse.Namespace) -> int:
+    """Prepares a corpus, pairs, or the corpora of a config."""
+    from pipeline.cli.prepare import prepare_config, prepare_files
+
+    config = [os.path.splitext(each)[1] for each in arguments.source] == [".py"]
+    print((prepare_config if config else prepare_files)(arguments))
+    return FINE
+
+
+def _progress() -> Callable[[str], None]:
+    """Shows progress on one line of a terminal, which the next message overwrites."""
+    if not sys.stderr.isatty():
+        return lambda text: None
+    return lambda text: print(f"\r\033[K{text} …\r", end="", file=sys.stderr, flush=True)
+
+
+def _coloured(when: str) -> bool:
+    if when == "auto":
+        return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    return when == "always"
+
+
+def _write(path: str, text: str) -> None:
+    from pipeline.fs.atomic import as_path
+
+    as_path(path).write_text(text)
+    print(f"wrote {path}", file=sys.stderr)
+
+
+COMMANDS = {
+    "report": report,
+    "buckets": buckets,
+    "show": show,
+    "check": check,
+    "audit": audit,
+    "why": why,
+    "prepare": prepare,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; returns its exit status."""
+    given = parse(arguments)
+    given.command_line = sys.argv[1:] if arguments is None else arguments
+    try:
+        return COMMANDS[given.command](given)
+    except BrokenPipeError:  # `show | head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FINE
+    except KeyboardInterrupt:
+        return 130
+    except CheckFailed as error:
+        print(f"wrong: {error}", file=sys.stderr)
+        return DAMAGED
+    except Exception as error:
+        if sys.flags.dev_mode:
+            raise
+        if (text := sentence(error)) is None:
+            text = f"{type(error).__name__}: {error}; python -X dev -m pipeline … says where"
+        print(f"error: {text}", file=sys.stderr)
+        return WRONG

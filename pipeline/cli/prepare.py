@@ -1,0 +1,106 @@
+"""Prepare: what the command line says becomes a corpus, pairs, or the corpora of a config."""
+
+import argparse
+import shlex
+from typing import Any
+
+from etils import epath
+
+import pipeline
+from pipeline.corpus.engines import Beam, Engine, Processes, Ray
+from pipeline.corpus.preparation import prepare_share
+from pipeline.corpus.tasks import INPUTS, TARGETS
+from pipeline.fs.atomic import as_path
+from pipeline.report import open_dataset
+from pipeline.text import sources, tokenizers
+from pipeline.trainer.corpora import open_source
+
+
+def prepare_config(arguments: argparse.Namespace) -> str:
+    """Prepares the corpora of a config; says what that for training is.
+
+    Raises:
+        ValueError: an option does not go with a config.
+    """
+    if (arguments.engine, arguments.of, arguments.on_error) != ("processes", None, "raise"):
+        raise ValueError(
+            "--engine, --task and --on-error go with files, and the source is a config; prepare "
+            "its files into the directory that the config's run then finds them in"
+        )
+    return str(open_dataset(arguments.source, arguments.workdir).corpus)
+
+
+def prepare_files(arguments: argparse.Namespace) -> str:
+    """Prepares a corpus or pairs, or tokenises a share of one; says what came of it.
+
+    Raises:
+        ValueError: an option is missing, or they contradict each other.
+    """
+    if not arguments.into:
+        raise ValueError("--into is missing; say in which directory the corpus goes")
+    directory = as_path(arguments.into)
+    engine = _engine(arguments)
+    field: Any = sources.ParallelText.fields if arguments.targets else arguments.field
+    source = open_source(
+        {
+            "tfds": arguments.tfds or "",
+            "files": ",".join(arguments.source),
+            "split": arguments.split,
+            "kind": arguments.kind or "",
+            "targets": ",".join(arguments.targets or ()),
+            "begin": arguments.begin,
+            "end": arguments.end,
+        },
+        "the command",
+    )
+    tokenizer = _tokenizer(arguments, source, field, directory)
+    options: Any = {"engine": engine, "on_error": arguments.on_error}
+    if arguments.of is not None:
+        share = arguments.task, arguments.of
+        if isinstance(field, str):
+            prepare_share(source, tokenizer, directory, share, field=field, **options)
+        else:
+            for each, task in zip(field, (INPUTS, TARGETS), strict=True):
+                place = directory / task.name
+                prepare_share(source, tokenizer, place, share, field=each, task=task, **options)
+        return (
+            f"task {arguments.task} of {arguments.of} is done. When all are, the same command "
+            "without --task and --of assembles the corpus"
+        )
+    corpus: Any
+    if isinstance(field, str):
+        corpus = pipeline.prepare(source, tokenizer, directory, field=field, **options)
+    else:
+        corpus = pipeline.prepare_pairs(source, tokenizer, directory, **options)
+    return f"{corpus}\n\nnow look at it: python -m pipeline report {arguments.into}"
+
+
+def _engine(arguments: argparse.Namespace) -> Engine:
+    if (arguments.task is None) != (arguments.of is None):
+        raise ValueError("--task and --of go together: task 0, 1, … of so many; give both")
+    if arguments.engine == "processes":
+        if arguments.engine_options:
+            raise ValueError("--engine-options go with --engine beam or ray; leave them out")
+        return Processes(arguments.workers)
+    if arguments.workers is not None or arguments.of is not None:
+        raise ValueError(
+            f"--workers, --task and --of go with --engine processes, not with {arguments.engine}; "
+            "leave them out"
+        )
+    given = arguments.engine_options
+    return Beam(shlex.split(given or "")) if arguments.engine == "beam" else Ray(given)
+
+
+def _tokenizer(
+    arguments: argparse.Namespace, source: sources.Source, field: Any, directory: epath.Path
+) -> tokenizers.Tokenizer:
+    marks = {"begin": not arguments.no_marks, "end": not arguments.no_marks}
+    name = arguments.tokenizer
+    if name == "bytes":
+        return tokenizers.Bytes(**marks)
+    if name == "sentencepiece":
+        model, size = directory / "tokenizer.model", arguments.vocab_size
+        return tokenizers.train_sentencepiece(source, size, model, field=field, **marks)
+    if name.endswith(".json"):
+        return tokenizers.HuggingFace(name, **marks)
+    return tokenizers.SentencePiece(name, **marks)

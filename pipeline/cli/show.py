@@ -1,0 +1,277 @@
+"""Show: one batch, as it reaches the model, in colour: in a terminal, or as a picture."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+from etils import epath
+
+from pipeline.corpus.interface import AnyCorpus
+from pipeline.errors import require
+from pipeline.fs.atomic import as_path
+from pipeline.loading.collate import collate
+from pipeline.loading.sharding import slice_of_process
+from pipeline.planning.plan import Plan
+from pipeline.planning.planned import PlannedBatch
+
+# ANSI colours of the segments of a row, in turn, and the same for a picture.
+COLOURS = (36, 33, 35, 32, 34, 31)
+PAINTS = ("#2f6fde", "#e0a030", "#9a3fb5", "#2a9d6f", "#cf3d5b", "#3a8fa3")
+PADDING_PAINT = "#454c56"  # far from white, and from every colour made paler
+PALE = 0.3  # how much colour is left without loss
+NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+PADDING = "·"
+LOSS = "⟦", "⟧"
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """A segment of a row, read back from the arrays of its batch.
+
+    Attributes:
+        number: its place among the segments of the row, from 0.
+        example: the example it is from.
+        columns: its first column in the row and one past its last.
+        positions: its first and last position.
+        fields: token ids and `loss_weights` of its columns, by the name of the field.
+    """
+
+    number: int
+    example: int
+    columns: tuple[int, int]
+    positions: tuple[int, int]
+    fields: dict[str, np.ndarray]
+
+    @property
+    def name(self) -> str:
+        """A letter; after Z they start again."""
+        return NAMES[self.number % len(NAMES)]
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """The ids that the model reads: `inputs`, of targets `decoder_inputs`."""
+        return next(iter(self.fields.values()))
+
+    @property
+    def loss(self) -> np.ndarray:
+        """Whether each position carries loss: bool [positions]."""
+        return self.fields["loss_weights"] > 0
+
+
+class Shown:
+    """The batch of a step, from 0 over all epochs, collated as `Batches` does for one process.
+
+    Raises:
+        ValueError: `step` is negative.
+    """
+
+    def __init__(self, corpus: AnyCorpus, plan: Plan, step: int):
+        if step < 0:
+            raise ValueError(f"step is {step}; steps count from 0 over all epochs")
+        self.planned: PlannedBatch = plan.batch(step)
+        epoch = self.planned.epoch
+        self.corpus, self.step = corpus, step
+        self.place = f"epoch {epoch}, batch {step - plan.first_step(epoch):,} of "
+        self.place += f"{plan.num_batches(epoch):,}"
+        self.bucket = self.planned.bucket
+        #: For each side: its name, bucket, and arrays.
+        self.sides = [
+            (name, side.bucket, collate(reader, side, slice_of_process(side.bucket.shape, 0, 1)))
+            for name, side, reader in zip(
+                ("inputs", "targets") if len(corpus.sides) == 2 else ("",),
+                self.planned.sides,
+                corpus.sides,
+                strict=True,
+            )
+        ]
+
+    def segments(self, row: int, side: int = 0) -> list[Segment]:
+        """The segments of a row, in order; of pairs, of one side."""
+        arrays = self.sides[side][2]
+        ids = arrays["inputs_segment_ids"][row]
+        examples = self.planned.segments[self.planned.segments[:, 0] == row, 1]
+        fields = {name: a[row] for name, a in arrays.items() if not name.startswith("inputs_")}
+        edges = np.flatnonzero(np.diff(ids, prepend=0, append=0))
+        found = []
+        for first, last in itertools.pairwise(edges.tolist()):
+            if number := int(ids[first]):
+                place = arrays["inputs_positions"][row, [first, last - 1]]
+                found.append(
+                    Segment(
+                        number=number - 1,
+                        example=int(examples[number - 1]),
+                        columns=(first, last),
+                        positions=(int(place[0]), int(place[1])),
+                        fields={name: values[first:last] for name, values in fields.items()},
+                    )
+                )
+        return found
+
+    def text(self, segment: Segment, side: int = 0) -> str:
+        """The text of a segment; its ids, if the corpus has no tokenizer.
+
+        If the segment has text without loss, text with loss stands between ⟦ and ⟧.
+        """
+        tokens, loss = segment.tokens, segment.loss
+        if self._shifted(side):  # a weight is for the next token, the last of which is a target
+            tokens = np.append(tokens, segment.fields["targets"][-1])
+            loss = np.append(False, loss)
+        if segment.loss.all() or not segment.loss.any():
+            return self._decode(tokens)
+        edges = [0, *(np.flatnonzero(np.diff(loss)) + 1).tolist(), len(loss)]
+        runs = itertools.pairwise(edges)
+        parts = ((self._decode(tokens[first:last]), loss[first]) for first, last in runs)
+        return "".join(text.join(LOSS) if marked else text for text, marked in parts)
+
+    def _decode(self, tokens: np.ndarray) -> str:
+        tokenizer = self.corpus.tokenizer
+        return (
+            " ".join(map(str, tokens.tolist())) if tokenizer is None else tokenizer.decode(tokens)
+        )
+
+    def _shifted(self, side: int) -> bool:
+        """Whether each target is the next token of its segment, as for decoders."""
+        arrays = self.sides[side][2]
+        if "targets" not in arrays:
+            return False
+        ids, tokens = arrays["inputs_segment_ids"], next(iter(arrays.values()))
+        inside = (ids[:, 1:] == ids[:, :-1]) & (ids[:, 1:] > 0)
+        return bool((tokens[:, 1:] == arrays["targets"][:, :-1])[inside].all())
+
+    def lines(
+        self, *, row: int | None = None, width: int = 100, colour: bool = False, ids: bool = False
+    ) -> Iterator[str]:
+        """The batch as text: every row with a line for each segment, or one row with all its text.
+
+        A small letter stands for positions without loss. Where all rows are shown, each segment is
+        cut to a line of `width` characters. `ids` adds a line for each field.
+
+        Raises:
+            ValueError: there is no such row.
+        """
+        rows = self.bucket.rows
+        if row is not None and not 0 <= row < rows:
+            raise ValueError(f"row is {row}; bucket {self.bucket} has the rows 0 to {rows - 1}")
+        real = self.planned.num_tokens
+        lengths = " + ".join(f"{length:,}" for length in self.bucket.lengths)
+        yield f"step {self.step:,} ({self.place}), {rows} rows × {lengths} positions"
+        yield (
+            f"{len(self.planned.segments):,} segments, {real:,} real positions, "
+            f"{1 - real / self.bucket.positions:.2%} padding, weights "
+            f"{float(self.sides[-1][2]['loss_weights'].sum()):,g}, digest {self.planned.digest}"
+        )
+        if self.planned.sources:
+            shares = (
+                f"{name} {tokens / real:.1%}" for name, tokens in self.planned.sources.items()
+            )
+            yield f"of {', '.join(shares)}"
+        for number in range(rows) if row is None else (row,):
+            yield ""
+            for side in range(len(self.sides)):
+                yield from self._row(number, side, row is not None, width, colour, ids)
+
+    def _row(
+        self, row: int, side: int, whole: bool, width: int, colour: bool, ids: bool
+    ) -> Iterator[str]:
+        segments = self.segments(row, side)
+        name, bucket, arrays = self.sides[side]
+        ends = [segment.columns[1] for segment in segments]
+        real = int(np.count_nonzero(arrays["inputs_segment_ids"][row]))
+        head, tail = f"row {row:<4}{f'{name} ' if name else ''}", f" {real:,} of {bucket.length:,}"
+        cells = min(max(width - len(head) - len(tail) - 2, 10), bucket.length)
+        # The middle of each cell says whose it is.
+        middles = ((np.arange(cells) + 0.5) * bucket.length / cells).astype(int)
+        whose = np.searchsorted(ends, middles, side="right")
+        loss = arrays["loss_weights"][row, middles] > 0
+        strip = ""
+        for (at, counts), cell in itertools.groupby(zip(whose, loss, strict=True)):
+            count = len(list(cell))
+            if at == len(segments):
+                strip += PADDING * count
+            else:
+                letter = segments[at].name if counts else segments[at].name.lower()
+                strip += _paint(letter * count, segments[at], colour)
+        yield f"{head}▕{strip}▏{tail}"
+        for segment in segments:
+            first, last = segment.positions
+            about = f"  {segment.name} example {segment.example:,}, positions {first:,} to {last:,}"
+            if name != "inputs":
+                about += f", weights {segment.fields['loss_weights'].sum():g}"
+            text = printable(self.text(segment, side))
+            if whole:
+                yield f"{_paint(about, segment, colour)}, columns {segment.columns[0]:,} on:"
+                yield _paint(text, segment, colour)
+            else:
+                room = max(width - len(about) - 2, 12)
+                line = text.replace("\n", "⏎")
+                line = line if len(line) <= room else line[: room - 1] + "…"
+                yield f"{about}: {_paint(line, segment, colour)}"
+            for field, values in segment.fields.items() if ids else ():
+                if field != "loss_weights" or name != "inputs":
+                    yield f"    {field:<14} {' '.join(map(str, values))}"
+        if whole and real < bucket.length:
+            yield f"  {PADDING} padding, columns {real:,} on"
+
+    def picture(self, path: epath.PathLike) -> None:
+        """Draws rows × positions into a PNG: segments in colours, pale without loss.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        require("matplotlib", extra="report", purpose="drawing a PNG")
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
+
+        height = min(max(2.2, 0.12 * self.bucket.rows + 1.2), 12)
+        drawn = Figure(figsize=(10, height), dpi=150, layout="constrained")
+        every = drawn.subplots(1, len(self.sides), squeeze=False)[0]
+        for axes, (name, bucket, arrays) in zip(every, self.sides, strict=True):
+            axes.imshow(
+                pixels(arrays["inputs_segment_ids"], arrays["loss_weights"]),
+                aspect="auto",
+                interpolation="nearest",
+                extent=(0, bucket.length, bucket.rows - 0.5, -0.5),
+            )
+            axes.set_xlabel(f"position in the row{f' of {name}' if name else ''}")
+            axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        every[0].set_ylabel("row of the batch")
+        padding = 1 - self.planned.num_tokens / self.bucket.positions
+        lengths = " + ".join(f"{length:,}" for length in self.bucket.lengths)
+        every[0].set_title(
+            f"step {self.step:,}: {self.bucket.rows} rows × {lengths}, "
+            f"{len(self.planned.segments):,} segments, {padding:.2%} padding (dark grey); "
+            "pale: no loss",
+            loc="left",
+            fontsize=10,
+        )
+        with as_path(path).open("wb") as file:
+            drawn.savefig(file, format="png")
+
+
+def pixels(ids: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The colour of each position: float [rows, length, 3], red, green and blue from 0 to 1.
+
+    Args:
+        ids: segment ids, `[rows, length]`; 0 is padding.
+        weights: loss weights, `[rows, length]`; the larger, the stronger is the colour.
+    """
+    paints = [
+        [int(paint[at : at + 2], 16) for at in (1, 3, 5)] for paint in (PADDING_PAINT, *PAINTS)
+    ]
+    colours = (np.array(paints) / 255)[np.where(ids == 0, 0, (ids - 1) % len(PAINTS) + 1)]
+    strength = PALE + (1 - PALE) * np.clip(weights / max(weights.max(initial=0), 1e-9), 0, 1)
+    strength = np.where(ids == 0, 1, strength)[..., None]
+    return colours * strength + (1 - strength)
+
+
+def _paint(text: str, segment: Segment, colour: bool) -> str:
+    code = COLOURS[segment.number % len(COLOURS)]
+    return f"\033[{code}m{text}\033[0m" if colour else text
+
+
+def printable(text: str) -> str:
+    """Text that cannot command a terminal: control characters become U+FFFD."""
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text.replace("\r\n", "\n")
+    )

@@ -1,0 +1,116 @@
+"""Why: which documents a loss is from, beside what they lost before and what is usual."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from etils import epath
+
+from pipeline.cli.show import printable
+from pipeline.corpus.corpora import Corpora
+from pipeline.history.history import read_history
+from pipeline.history.losses import Losses, losses
+from pipeline.planning.text_table import text_table
+
+# Tokens of a document that are printed, and epochs.
+TOKENS, EPOCHS = 64, 4
+
+
+class Why:
+    """The losses of a run, document by document, as lines of text.
+
+    Losses are means in nats, by weight. Where some are not finite, their documents come first.
+
+    Args:
+        workdir: of the run.
+        width: characters in a line.
+
+    Raises:
+        FileNotFoundError: there is no run, or it has no losses.
+        ValueError: what is there cannot be read.
+    """
+
+    def __init__(self, workdir: epath.Path, width: int = 110):
+        self._corpus, _ = read_history(workdir)
+        self._losses, self._width = losses(workdir), width
+
+    def step(self, step: int) -> Iterator[str]:
+        """The documents of a step, the largest loss first, and what they lost before.
+
+        Raises:
+            ValueError: there are no losses of this step.
+        """
+        every = self._losses.step
+        here = self._losses.select(every == step)
+        if not len(here.step):
+            raise ValueError(
+                f"step is {step:,}; there are losses of the steps {every[0]:,} to {every[-1]:,}, "
+                "but for steps that were left out"
+            )
+        total, weight = (each.sum(dtype=np.float64) for each in (here.loss, here.weight))
+        numbers, loss, excess = here.documents()
+        yield f"step {step:,}: {len(numbers):,} documents, loss {total / max(weight, 1e-9):.4f}"
+        order = np.lexsort((-loss, np.isfinite(loss)))
+        before = self._losses.select(every < step)
+        yield from self._table(numbers[order], loss[order], excess[order], before, "before")
+
+    def worst(self, count: int) -> Iterator[str]:
+        """The documents of the run whose losses are the most above what is usual."""
+        numbers, loss, excess = self._losses.documents()
+        order = np.lexsort((-excess, np.isfinite(loss)))[:count]
+        steps = len(np.unique(self._losses.step))
+        yield f"{len(numbers):,} documents in {steps:,} steps"
+        yield from self._table(numbers[order], loss[order], excess[order], self._losses, "by epoch")
+
+    def document(self, number: int) -> Iterator[str]:
+        """What a document lost in each of its steps, and its text.
+
+        Raises:
+            ValueError: it is in none of them.
+        """
+        found = self._losses.select(self._losses.example == number)
+        if not len(found.step):
+            raise ValueError(
+                f"document is {number:,}, and it has no losses; there are documents up to "
+                f"{len(self._corpus) - 1:,}, and the run may have left it out, or not come to it"
+            )
+        rows = [["step", "epoch", "loss", "usual", "weight"]]
+        for step in np.unique(found.step).tolist():
+            here = found.select(found.step == step)
+            _, (loss,), (excess,) = here.documents()
+            cells = f"{loss:.3f}", f"{loss - excess:.3f}", f"{here.weight.sum():,g}"
+            rows.append([f"{step:,}", f"{here.epoch[0]}", *cells])
+        yield from text_table(rows)
+        yield self._start(number)
+
+    def _table(
+        self, numbers: np.ndarray, loss: np.ndarray, excess: np.ndarray, past: Losses, title: str
+    ) -> Iterator[str]:
+        """A line for each document, with its losses by epoch and the start of its text."""
+        past = past.select(np.isin(past.example, numbers))
+        told: dict[int, list[str]] = {number: [] for number in numbers.tolist()}
+        for epoch in np.unique(past.epoch):
+            examples, losses, _ = past.select(past.epoch == epoch).documents()
+            for example, value in zip(examples.tolist(), losses, strict=True):
+                told[example].append(f"{value:.2f}")
+        rows = [["document", "loss", "usual", title]]
+        for (number, history), one, above in zip(told.items(), loss, excess, strict=True):
+            several = "… " * (len(history) > EPOCHS) + " ".join(history[-EPOCHS:])
+            cells = [f"{one:.3f}", f"{one - above:.3f}", several or "–"]
+            rows.append([f"{number:,}{self._owner(number)}", *cells])
+        texts = ["", *map(self._start, told)]
+        for line, text in zip(text_table(rows), texts, strict=True):
+            yield f"{line}  {text}"[: max(self._width, len(line))].rstrip()
+
+    def _owner(self, number: int) -> str:
+        if not isinstance(self._corpus, Corpora):
+            return ""
+        which = int(np.searchsorted(self._corpus.first, number, side="right")) - 1
+        return f" {[*self._corpus.corpora][which]}"
+
+    def _start(self, number: int) -> str:
+        """The first tokens of a document, of pairs those of its targets, on one line."""
+        fields = self._corpus[number]
+        tokens = fields.get("decoder_inputs", fields["inputs"])[:TOKENS]
+        tokenizer = self._corpus.tokenizer
+        text = " ".join(map(str, tokens)) if tokenizer is None else tokenizer.decode(tokens)
+        return printable(" ".join(text.split()))

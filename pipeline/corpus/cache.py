@@ -1,0 +1,300 @@
+"""PartCache: parts of a corpus on the local disk, fetched before batches need them.
+
+A plan knows every future read. So the parts that are needed first are fetched first, and when there
+is no room, the part that is not needed for longest makes way (Belády, 1966, whose rule fetches the
+fewest bytes). Parts that are not there yet are read by ranges; see `readers.CachedReader`.
+
+All processes of a machine share the directory. A part is fetched by one of them into a temporary
+file of its full size, which it locks and renames when it is whole. So the sizes of all files are
+what is used of the room, and what a killed process leaves is never taken for a part.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import pathlib
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+from etils import epath
+
+from pipeline.corpus.manifest import part_name, require_same_part
+from pipeline.corpus.maps import Maps
+from pipeline.corpus.parts import Part, PartFile, read_part
+from pipeline.corpus.traffic import Traffic
+from pipeline.fs import objects
+from pipeline.fs.atomic import atomic_write
+from pipeline.fs.fork import Handles, restart_in_children
+
+logger = logging.getLogger(__name__)
+
+# Parts that are fetched at once. Each is fetched in many requests at once if it is large.
+FETCHES = 4
+# Seconds until the plan is asked again what is needed, and until a failed fetch is tried again.
+PAUSE, AFTER_FAILURE = 0.1, 10.0
+# The name of a part that is being fetched, and the number of a part in both of its names.
+FETCHING = ".{}.fetching"
+NUMBER = re.compile(r"part-(\d+)\.arrow|\.part-(\d+)\.arrow\.fetching")
+NEVER = 1 << 40
+
+# The parts that are needed from now on, those of each window in an array; None: no longer any.
+Demand = Callable[[], Sequence[np.ndarray] | None]
+
+
+class PartCache(Handles):
+    """Parts of a corpus in a local directory, of up to so many bytes together.
+
+    Args:
+        source: the directory where the parts are.
+        parts: of the corpus.
+        directory: where to keep them; made where there is none.
+        max_bytes: the most bytes of all files in it; None: what is in it, and half of what is free
+            on that disk now.
+
+    Attributes:
+        directory, max_bytes: as given.
+        num_parts: the number of parts of the corpus.
+        traffic: the `Traffic` of this process.
+
+    Raises:
+        ValueError: there is no room for two parts.
+    """
+
+    handles = ("_files", "_maps", "_demands", "_threads")
+
+    def __init__(
+        self,
+        source: epath.Path,
+        parts: Sequence[Part],
+        directory: pathlib.Path,
+        max_bytes: int | None = None,
+    ):
+        self._source, self._parts, self.directory = source, parts, directory
+        self.num_parts = len(parts)
+        directory.mkdir(parents=True, exist_ok=True)
+        self._sizes = np.array([part.bytes for part in parts], np.int64)
+        if max_bytes is None:
+            max_bytes = sum(self._scan()[0].values()) + shutil.disk_usage(directory).free // 2
+        if max_bytes < min(2 * self._sizes.max(), self._sizes.sum()):
+            raise ValueError(
+                f"cache_bytes is {max_bytes:,}, and a part of {os.fspath(source)} has up to "
+                f"{self._sizes.max():,} bytes; give room for two of them, or better for the files "
+                "of two windows of the plan"
+            )
+        self.max_bytes = max_bytes
+        self.restart()
+        restart_in_children(self)
+
+    def restart(self) -> None:
+        """See `Handles`."""
+        super().restart()
+        self.traffic = Traffic()
+        self._files: dict[int, PartFile] = {}
+        self._maps: Maps | None = None  # of `_files`, until these change
+        self._demands: list[Demand] = []
+        self._threads, self._told = 0, 0
+
+    def copy(self, name: str) -> epath.Path:
+        """A whole copy of another file of the corpus, which counts for nothing."""
+        path = epath.Path(self.directory / name)
+        if not path.exists():
+            with (self._source / name).open("rb") as there, atomic_write(path, shared=True) as file:
+                shutil.copyfileobj(there, file, 1 << 26)
+        return path
+
+    def maps(self, parts: np.ndarray) -> Maps:
+        """The parts that are mapped in this process; also those of `parts` that are there."""
+        for number in np.unique(parts).tolist():
+            self.file(number)
+        with self._lock:
+            if self._maps is None:
+                self._maps = Maps(dict(self._files), self.num_parts)
+            return self._maps
+
+    def file(self, number: int) -> PartFile | None:
+        """The part with this number, mapped; None if it is not there."""
+        if (file := self._files.get(number)) is None:
+            path = self.directory / part_name(number)
+            if not path.exists():
+                return None
+            try:
+                file = read_part(epath.Path(path))
+                require_same_part(self._parts[number], file.part)
+            except ValueError as error:
+                logger.warning("%s is removed and fetched again: %s", path, error)
+                path.unlink(missing_ok=True)
+                return None
+            with self._lock:
+                self._files[number], self._maps = file, None
+        return file
+
+    def _unmap(self, numbers: Iterable[int]) -> None:
+        """Forgets parts whose files are removed, so that their space on disk becomes free."""
+        with self._lock:
+            for number in numbers:
+                if self._files.pop(number, None) is not None:
+                    self._maps = None
+
+    def count(self, **more: float) -> None:
+        """Adds to the fields of `traffic`."""
+        with self._lock:
+            for name, number in more.items():
+                setattr(self.traffic, name, getattr(self.traffic, name) + number)
+
+    def follow(self, demand: Demand) -> None:
+        """Fetches the parts that `demand` says, in the background, until it says None."""
+        with self._lock:
+            self._demands.append(demand)
+            missing, self._threads = FETCHES - self._threads, FETCHES
+        for _ in range(missing):
+            threading.Thread(target=self._work, name="part-cache", daemon=True).start()
+
+    # ---- in the background
+
+    def _work(self) -> None:
+        while (needed := self._ask()) is not None:
+            try:
+                if not self._fetch_next(needed):
+                    time.sleep(PAUSE)
+            except OSError as error:
+                logger.warning(
+                    "fetching from %s into %s failed, and is tried again in %d s; until then, "
+                    "batches read ranges: %s",
+                    *(os.fspath(self._source), self.directory, AFTER_FAILURE, error),
+                )
+                time.sleep(AFTER_FAILURE)
+
+    def _ask(self) -> np.ndarray | None:
+        """For each part the number of the window that needs it first, `NEVER` for others.
+
+        None ends the thread.
+        """
+        said = [(demand, demand()) for demand in list(self._demands)]
+        with self._lock:
+            over = [demand for demand, windows in said if windows is None]
+            self._demands = [demand for demand in self._demands if demand not in over]
+            if not self._demands:
+                self._threads -= 1
+                return None
+        needed = np.full(len(self._parts), NEVER)
+        for _, windows in said:
+            for place, numbers in enumerate(windows or ()):
+                needed[numbers] = np.minimum(needed[numbers], place)
+        return needed
+
+    def _tell(self, needed: np.ndarray, here: dict[int, int]) -> None:
+        """Says when the first window is waited for, when it is there, or that it has no room."""
+        now = np.flatnonzero(needed == 0)
+        size, missing = int(self._sizes[now].sum()), {*now.tolist()} - {*here}
+        names = os.fspath(self._source), self.directory
+        if size > self.max_bytes and not self._told:
+            self._told = 2
+            logger.warning(
+                "the files of a window of %s have %s bytes, and %s has room for %s: the rest is "
+                "read by ranges, which is slower; raise cache_bytes, or give the plan a smaller "
+                "window=",
+                *(names[0], f"{size:,}", names[1], f"{self.max_bytes:,}"),
+            )
+        elif missing and not self._told:
+            self._told = 1
+            logger.info("batches read ranges of %s until a window of it is in %s", *names)
+        elif not missing and self._told == 1:
+            self._told = 2
+            logger.info("a window of %s is in %s: %s bytes", *names, f"{size:,}")
+
+    def _fetch_next(self, needed: np.ndarray) -> bool:
+        """Fetches the part that is needed first; False if that must wait, or all are there."""
+        with self._exclusively():
+            here, reserved = self._scan()
+            self._tell(needed, here)
+            self._unmap({*self._files} - {*here})  # those that another process has removed
+            for number in np.argsort(needed, kind="stable").tolist():
+                if needed[number] == NEVER:
+                    return False
+                if number in here or self._is_locked(number):
+                    continue
+                if not self._make_room(number, needed, here, reserved):
+                    return False
+                break
+            else:
+                return False
+            name, size = part_name(number), int(self._sizes[number])
+            file = (self.directory / FETCHING.format(name)).open("wb")
+            fcntl.flock(file, fcntl.LOCK_EX)
+            try:
+                os.posix_fallocate(file.fileno(), 0, size)
+            except OSError:
+                self._remove(FETCHING.format(name))
+                raise
+        with file:
+            objects.download(self._source / name, file.name, size=size)
+            os.fdatasync(file.fileno())
+            with self._exclusively():  # so that no other process sees both names, or neither
+                pathlib.Path(file.name).replace(self.directory / name)
+        self.count(fetched=size)
+        return True
+
+    @contextlib.contextmanager
+    def _exclusively(self) -> Iterator[None]:
+        """Holds the lock of the directory, which ends with the process that holds it."""
+        with (self.directory / ".lock").open("wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _remove(self, name: str) -> None:
+        (self.directory / name).unlink(missing_ok=True)
+
+    def _make_room(
+        self, number: int, needed: np.ndarray, here: dict[int, int], reserved: dict[int, int]
+    ) -> bool:
+        """Removes parts until there is room for part `number`; False, and none, if there are none.
+
+        `needed` is as from `_ask`, `here` and `reserved` as from `_scan`.
+        """
+        room = self.max_bytes - sum(here.values()) - sum(reserved.values())
+        for other in reserved:
+            if other == number or not self._is_locked(other):
+                self._remove(FETCHING.format(part_name(other)))
+                room += reserved[other]
+        out = self._removable(number, needed, here)
+        sizes = np.cumsum([0, *(here[other] for other in out)])
+        if room + sizes[-1] < self._sizes[number]:
+            return False
+        out = out[: int(np.searchsorted(sizes, self._sizes[number] - room))]
+        for other in out:
+            self._remove(part_name(other))
+        self._unmap(out)
+        return True
+
+    def _removable(self, number: int, needed: np.ndarray, here: dict[int, int]) -> list[int]:
+        """The parts that may make way for part `number`; the first one first."""
+        later = [other for other in here if needed[other] > needed[number]]
+        return sorted(later, key=lambda other: (needed[other], other), reverse=True)
+
+    def _is_locked(self, number: int) -> bool:
+        """Whether a process is fetching a part."""
+        path = self.directory / FETCHING.format(part_name(number))
+        try:
+            with path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
+    def _scan(self) -> tuple[dict[int, int], dict[int, int]]:
+        """The sizes of the files of parts: of whole ones, and of those that are being fetched."""
+        whole: dict[int, int] = {}
+        reserved: dict[int, int] = {}
+        for entry in os.scandir(self.directory):
+            if found := NUMBER.fullmatch(entry.name):
+                with contextlib.suppress(FileNotFoundError):
+                    files = reserved if entry.name.startswith(".") else whole
+                    files[int(found[1] or found[2])] = entry.stat().st_size
+        return whole, reserved

@@ -1,0 +1,201 @@
+"""Corpora: several corpora read as one, their examples numbered one after another."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pipeline.corpus.cache import PartCache
+from pipeline.corpus.gather import as_pieces, gather
+from pipeline.corpus.interface import AnyCorpus, Readable
+from pipeline.text import tokenizers
+
+
+class Corpora(AnyCorpus):
+    """Several corpora as one: the examples of the first, then those of the second, and so on.
+
+    It is read and planned like a corpus, each example once an epoch; with weights, `Plan` gives
+    each corpus a share of every batch.
+
+    Args:
+        corpora: at least one, by name: corpora, pairs or views, of one task and one tokenizer.
+
+    Attributes:
+        corpora: as given.
+        first: the number of the first example of each, and of all: int64 [corpora + 1].
+
+    Raises:
+        ValueError: there is none, or they differ in task, tokenizer or vocabulary.
+    """
+
+    def __init__(self, corpora: Mapping[str, AnyCorpus]):
+        if not corpora:
+            raise ValueError("corpora is empty; give at least one, as {'name': corpus}")
+        self.corpora = dict(corpora)
+        self._all = list(self.corpora.values())
+        self.first = np.cumsum([0, *map(len, self._all)])
+        first, expected = next(iter(self.corpora)), _traits(self._all[0])
+        for name, corpus in self.corpora.items():
+            traits = _traits(corpus)
+            for what in {**expected, **traits}:
+                if traits.get(what) != expected.get(what):
+                    raise ValueError(
+                        f"{name} has {what} {traits.get(what)} and {first} has {what} "
+                        f"{expected.get(what)}; corpora that are read as one must agree: prepare "
+                        "both with the same one"
+                    )
+        self._sides = tuple(map(CorporaSide, zip(*(c.sides for c in self._all), strict=True)))
+        self.vocab_size = self._all[0].vocab_size
+        self.in_memory = all(corpus.in_memory for corpus in self._all)
+        files = [corpus.files for corpus in self._all if corpus.files is not None]
+        self.files = np.concatenate(files) if len(files) == len(self._all) else None
+        texts = [corpus.text_bytes for corpus in self._all if corpus.text_bytes is not None]
+        self.text_bytes = sum(texts) if len(texts) == len(self._all) else None
+        self.fingerprint = _fingerprint(self.corpora)
+
+    def __len__(self) -> int:
+        return int(self.first[-1])
+
+    @property
+    def caches(self) -> tuple[tuple[PartCache, int], ...]:
+        """See `AnyCorpus`."""
+        first, found = 0, []
+        for corpus in self._all:
+            found += [(cache, first + number) for cache, number in corpus.caches]
+            first += 0 if corpus.files is None else len(corpus.files)
+        return tuple(found)
+
+    def begin(self, examples: int) -> AnyCorpus:
+        """Those of the corpora that together have the first `examples` examples.
+
+        Raises:
+            ValueError: that number of examples ends in the middle of a corpus.
+        """
+        count = int(np.searchsorted(self.first, examples))
+        if count > len(self._all) or self.first[count] != examples:
+            raise ValueError(
+                f"the first {examples:,} examples are no whole corpora; these end after "
+                f"{', '.join(f'{end:,}' for end in self.first[1:].tolist())}"
+            )
+        if count == len(self._all):
+            return self if count > 1 else self._all[0]
+        return self._all[0] if count == 1 else Corpora(dict(list(self.corpora.items())[:count]))
+
+    def read(
+        self, examples: Any, starts: Any, lengths: Any, reach: Any = None, epoch: Any = 0
+    ) -> dict[str, np.ndarray]:
+        """Pieces of examples, one after another: see `Corpus.read`; not of pairs."""
+        (side,) = self.sides
+        return side.read(examples, starts, lengths, reach, epoch)
+
+    def _example(self, number: int) -> dict[str, np.ndarray]:
+        which = int(np.searchsorted(self.first, number, side="right")) - 1
+        return self._all[which][number - int(self.first[which])]
+
+    @property
+    def lengths(self) -> np.ndarray:  # type: ignore[override]  # others have an attribute
+        """Positions of each example, a copy of those of all corpora: uint32 [n] or [n, 2]."""
+        return self._lengths
+
+    @functools.cached_property
+    def _lengths(self) -> np.ndarray:
+        return np.concatenate([corpus.lengths for corpus in self._all])
+
+    @property
+    def sides(self) -> tuple["CorporaSide", ...]:
+        """See `AnyCorpus`."""
+        return self._sides
+
+    @property
+    def tokenizer(self) -> tokenizers.Tokenizer | None:
+        """The tokenizer that made the tokens of all; None if they were made from arrays."""
+        return self._all[0].tokenizer
+
+    def cached_file(self, name: str, make: Callable[[], bytes]) -> bytes:
+        """See `AnyCorpus`; stored beside the first of the corpora."""
+        return self._all[0].cached_file(name, make)
+
+    def __repr__(self) -> str:
+        return f"Corpora({self.corpora!r})"
+
+    def __str__(self) -> str:
+        return "\n\n".join(f"{name}\n{corpus}" for name, corpus in self.corpora.items())
+
+
+# Corpora that are read as one have the parts of a fingerprint with these ends in common.
+SHARED = "task", "tokenizer"
+
+
+def _parts(corpus: AnyCorpus) -> dict[str, str]:
+    """The parts of a fingerprint, by name."""
+    return dict(part.split("=", 1) for part in corpus.fingerprint.split(";"))
+
+
+def _traits(corpus: AnyCorpus) -> dict[str, Any]:
+    """The properties that corpora must share to be read as one."""
+    parts = _parts(corpus)
+    shared: dict[str, Any] = {name: parts[name] for name in parts if name.endswith(SHARED)}
+    # Corpora, pairs and views of a kind are described by the same names.
+    return shared | {"vocabulary": corpus.vocab_size, "a fingerprint of": ", ".join(parts)}
+
+
+def _fingerprint(corpora: Mapping[str, AnyCorpus]) -> str:
+    """The parts of all fingerprints, each with the name of its corpus; of one corpus its own."""
+    if len(corpora) == 1:
+        return next(iter(corpora.values())).fingerprint
+    parts = {
+        what if what.endswith(SHARED) else f"{what} of {name}": value
+        for name, corpus in corpora.items()
+        for what, value in _parts(corpus).items()
+    }
+    return ";".join(f"{name}={value}" for name, value in parts.items())
+
+
+class CorporaSide:
+    """One side of several corpora, read as one.
+
+    Args:
+        sides: one of each corpus, in order.
+    """
+
+    def __init__(self, sides: Sequence[Readable]):
+        self._sides = sides
+        self._first = np.cumsum([0, *map(len, sides)])
+        self.weighted = any(side.weighted for side in sides)
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    def read(
+        self, examples: Any, starts: Any, lengths: Any, reach: Any = None, epoch: Any = 0
+    ) -> dict[str, np.ndarray]:
+        """Pieces of examples, one after another: see `Corpus.read`.
+
+        Tokens of a corpus without weights have the weight 1 where others have weights.
+        """
+        epochs = np.broadcast_to(epoch, np.shape(lengths))[np.asarray(lengths) != 0]
+        examples, starts, lengths, reach = as_pieces(examples, starts, lengths, reach, len(self))
+        source = np.searchsorted(self._first, examples, side="right") - 1
+        # Each corpus and epoch gives its pieces at once; then all are put in the order asked for.
+        key = source + len(self._sides) * epochs
+        order = np.argsort(key, kind="stable")
+        groups = np.split(order, np.flatnonzero(np.diff(key[order])) + 1)
+        read = []
+        for mine in groups:
+            which, now = (int(source[mine[0]]), int(epochs[mine[0]])) if len(mine) else (0, 0)
+            numbers, sizes = examples[mine] - self._first[which], reach[mine]
+            fields = self._sides[which].read(numbers, starts[mine], lengths[mine], sizes, now)
+            if self.weighted:
+                fields.setdefault("loss_weights", np.ones(int(sizes.sum()), np.float32))
+            read.append(fields)
+        if len(groups) == 1:
+            return read[0]
+        first = np.empty_like(reach)
+        first[order] = np.cumsum(reach[order]) - reach[order]
+        return {
+            field: gather(
+                np.concatenate([fields[field] for fields in read]), first, reach, reach, {field: 0}
+            )[field]
+            for field in read[0]
+        }

@@ -1,0 +1,300 @@
+"""Corpus: tokenised examples on disk, with their lengths and a fingerprint."""
+
+import errno
+import functools
+import os
+import pathlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from pipeline.corpus.cache import PartCache
+from pipeline.corpus.gather import as_pieces, require_within
+from pipeline.corpus.interface import AnyCorpus
+from pipeline.corpus.manifest import (
+    LENGTHS,
+    MANIFEST,
+    Manifest,
+    damage,
+    read_lengths,
+    require_same_origin,
+    summarise,
+)
+from pipeline.corpus.readers import CachedReader, MappedReader, Reader
+from pipeline.corpus.tasks import CAUSAL, TASKS, Task
+from pipeline.corpus.writer import Writer
+from pipeline.errors import require_whole
+from pipeline.fs.atomic import as_path, atomic_write, directory_lock, is_local
+from pipeline.planning import lengths as lengths_module
+from pipeline.text import tokenizers
+from pipeline.text.ragged import Ragged, assemble_parts, chunk_arrays
+
+
+class Corpus(AnyCorpus):
+    """Examples of token ids in a directory; made by `prepare`, `from_arrays` or `open`.
+
+    Opening reads a small manifest and maps the lengths; tokens are mapped when first read, and
+    never copied whole. A corpus pickles as its directory.
+
+    Attributes:
+        directory: where it is.
+        lengths: positions to train on, of each example; uint32, [examples], read-only.
+        task: decides the fields of an example, `task.shifts`, and so its length.
+        weighted: whether tokens have loss weights.
+        origin: what it was made from: fingerprints of the source and the tokenizer, and the field.
+        fingerprint: says which tokens these are, part by part, so that a refusal can say which
+            part changed. It depends on content alone: not on paths, times, or worker processes.
+        in_memory: whether tokens are read from memory maps, of the parts or of a cache of them.
+        files: the examples in each part, int64 [parts].
+    """
+
+    def __init__(
+        self,
+        directory: epath.Path,
+        manifest: Manifest,
+        memory_map: bool,
+        cache: PartCache | None = None,
+    ):
+        self.directory, self._manifest, self._cache = directory, manifest, cache
+        self.task, self.origin = TASKS[manifest.task], manifest.origin
+        self.weighted = manifest.parts[0].weights_at is not None
+        self.in_memory, self.num_tokens = memory_map, manifest.num_tokens
+        self.text_bytes, self.vocab_size = manifest.text_bytes, manifest.vocab_size
+        self.files = np.array([part.examples for part in manifest.parts], np.int64)
+        tokenizer = self.origin["tokenizer"] or "none"
+        self.fingerprint = (
+            f"tokens={manifest.tokens_digest};tokenizer={tokenizer};task={manifest.task}"
+        )
+        lengths = directory / LENGTHS if cache is None else cache.copy(LENGTHS)
+        self.lengths = read_lengths(lengths, manifest, memory_map)
+
+    @classmethod
+    def open(
+        cls,
+        directory: epath.PathLike,
+        *,
+        memory_map: bool | None = None,
+        cache: str | os.PathLike | None = None,
+        cache_bytes: int | None = None,
+    ) -> "Corpus":
+        """The corpus in `directory`, after cheap checks that all of it is there.
+
+        Args:
+            directory: a local path, or one of object storage (`gs://…`).
+            memory_map: whether to map the files or to read ranges of them; by default, mapped
+                where they are local and there is no `cache`.
+            cache: a local directory, in which batches find the parts of a corpus of object storage.
+                Each part is fetched before the plan needs it. All processes of a machine may share
+                one. Default None: batches read ranges of bytes.
+            cache_bytes: the most bytes of the parts in `cache`. Two windows of the plan should have
+                room. Default None: half of what is free on its disk.
+
+        Raises:
+            FileNotFoundError: there is no corpus there.
+            ValueError: it is half-written, damaged, or of another schema version, or the arguments
+                contradict each other.
+        """
+        if cache is None and cache_bytes is not None:
+            raise ValueError(f"cache_bytes is {cache_bytes}, and there is no cache=; give both")
+        if cache is not None and (memory_map or not is_local(cache)):
+            raise ValueError(
+                f"cache is {os.fspath(cache)} and memory_map is {memory_map}; the cache is a local "
+                "directory, and its parts are mapped, so leave memory_map out"
+            )
+        directory = as_path(directory)
+        manifest = Manifest.read(directory)
+        manifest.require_files(directory)
+        if cache is None:
+            mapped = is_local(directory) if memory_map is None else memory_map
+            return cls(directory, manifest, mapped)
+        place = pathlib.Path(cache).expanduser() / manifest.tokens_digest
+        parts = PartCache(directory, manifest.parts, place, cache_bytes)
+        return cls(directory, manifest, True, parts)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        examples: Iterable[Any],
+        directory: epath.PathLike,
+        *,
+        vocab_size: int | None = None,
+        weights: Iterable[Any] | None = None,
+        task: Task = CAUSAL,
+    ) -> "Corpus":
+        """A corpus of examples that are tokenised already.
+
+        Args:
+            examples: 1-D integer arrays (or lists) of token ids, marks included; may be a
+                generator. A causal example of `n` ids has length `n - 1`.
+            directory: where to write. If it holds a corpus of the same examples, that is opened.
+            vocab_size: if given, ids must be below it.
+            weights: for each example, the weight of the loss at each of its tokens: 1-D arrays of
+                numbers from 0 up. None: 1 everywhere, which takes no space.
+            task: decides the fields and the lengths; see `pipeline.corpus.tasks`.
+
+        Raises:
+            ValueError: an example is not a 1-D array of ids, there is none, or `directory` holds
+                other data.
+        """
+        directory = as_path(directory)
+        vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
+        parts = assemble_parts(chunk_arrays(examples, vocab_size, weights))
+        origin = {"source": None, "tokenizer": None, "field": None}
+        with directory_lock(directory, "writing a corpus"):
+            if (directory / MANIFEST).exists():
+                corpus = cls.open(directory)
+                require_same_origin(directory, corpus.origin, origin)
+                corpus.require_task(task)
+                corpus._require_same(parts, vocab_size)
+                return corpus
+            writer = Writer(directory, task, origin, resume=False)
+            for part in parts:
+                writer.add(part)
+            if not writer.examples:
+                raise ValueError("examples is empty; a corpus holds at least one example")
+            writer.finish(vocab_size=vocab_size, tokenizer=None, source=None)
+        return cls.open(directory)
+
+    def read(
+        self, examples: Any, starts: Any, lengths: Any, reach: Any = None, epoch: Any = 0
+    ) -> dict[str, np.ndarray]:
+        """Pieces of examples, one after another: the one way that batches get tokens.
+
+        Args:
+            examples: the example of each piece; ints, [pieces].
+            starts: the first position of each piece, within its example.
+            lengths: the positions of each piece; may be 0.
+            reach: the places that each piece takes in the result, at least its length, or 0 for
+                a piece of length 0; the places after it hold any number. None: `lengths`.
+            epoch: ignored: a corpus is the same in every epoch.
+
+        Returns:
+            A flat int32 array of `sum(reach)` for each field of the task (of causal text `inputs`
+            and `targets`), and float32 `loss_weights` where tokens have weights.
+
+        Raises:
+            IndexError: there is no such example, or it is too short for its piece.
+        """
+        del epoch
+        examples, starts, lengths, reach = as_pieces(examples, starts, lengths, reach, len(self))
+        room = np.asarray(self.lengths[examples], np.int64)
+        require_within(room, examples, starts, lengths)
+        counts = room + self.task.lookahead
+        return self._reader.read(examples, starts, lengths, reach, counts, self.task.shifts)
+
+    @functools.cached_property
+    def _reader(self) -> Reader:
+        if self._cache is not None:
+            return CachedReader(self.directory, self._manifest.parts, self._cache)
+        reader = MappedReader if self.in_memory else Reader
+        return reader(self.directory, self._manifest.parts)
+
+    @property
+    def caches(self) -> tuple[tuple[PartCache, int], ...]:
+        """See `AnyCorpus`."""
+        return () if self._cache is None else ((self._cache, 0),)
+
+    @property
+    def tokenizer(self) -> tokenizers.Tokenizer | None:
+        """The tokenizer that made the tokens, for decoding; None if it was made from arrays."""
+        return self._tokenizer
+
+    @functools.cached_property
+    def _tokenizer(self) -> tokenizers.Tokenizer | None:
+        if (description := self._manifest.tokenizer) is None:
+            return None
+        try:
+            return tokenizers.load(description, self.directory)
+        except (KeyError, TypeError, ValueError) as error:
+            seen = f"its tokenizer {description} cannot be loaded: {error}"
+            raise damage(self.directory / MANIFEST, seen) from error
+
+    def cached_file(self, name: str, make: Callable[[], bytes]) -> bytes:
+        """See `AnyCorpus`.
+
+        One process makes it and the others wait, where they share a local directory.
+        """
+        path = self.directory / name
+        if path.exists():
+            return path.read_bytes()
+        try:
+            with directory_lock(self.directory, f"making {name}"):
+                if not path.exists():
+                    content = make()
+                    with atomic_write(path) as file:
+                        file.write(content)
+                return path.read_bytes()
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+            return make()
+
+    def verify(self) -> None:
+        """Reads everything and compares it with the manifest, which `open` does not.
+
+        Raises:
+            ValueError: names the first file whose content is not what was written.
+        """
+        manifest = self._manifest
+        if lengths_module.digest(self.lengths) != manifest.lengths_digest:
+            raise damage(self.directory / LENGTHS, "its digest differs")
+        lengths, texts = manifest.verify_parts(self.directory)
+        for at in np.flatnonzero(lengths != self.lengths)[:1]:
+            seen = f"example {at:,} has length {self.lengths[at]:,}, by its tokens {lengths[at]:,}"
+            raise damage(self.directory / LENGTHS, seen)
+        expected = summarise(lengths, texts)
+        if self.tokenizer is not None:
+            expected["vocab_size"] = self.tokenizer.vocab_size
+            expected["origin"] = self.origin | {"tokenizer": self.tokenizer.fingerprint}
+        for name, value in expected.items():
+            if (said := getattr(manifest, name)) != value:
+                raise damage(self.directory / MANIFEST, f"its {name} is {said}, not {value}")
+        for path in self.directory.glob("part-*.arrow"):
+            if path.name not in {part.file for part in manifest.parts}:
+                raise damage(path, f"it is not one of the parts in {MANIFEST}")
+
+    def require_task(self, task: Task) -> None:
+        """Refuses to take this corpus for one of another task, with a `ValueError`."""
+        if self.task != task:
+            raise ValueError(
+                f"{os.fspath(self.directory)} holds a corpus of the task {self.task.name!r}, not "
+                f"{task.name!r}. Choose another directory, or delete this one"
+            )
+
+    def _require_same(self, parts: Iterable[Ragged], vocab_size: int | None) -> None:
+        """Refuses other examples than those stored."""
+        digests, there = [part.digest for part in parts], self._manifest.parts
+        if digests != [part.sha256 for part in there] or vocab_size != self.vocab_size:
+            raise ValueError(
+                f"{os.fspath(self.directory)} holds a corpus of other examples ({len(self):,} of "
+                f"them, {self.fingerprint}). Choose another directory, or delete this one"
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        options: dict[str, Any] = {"memory_map": self.in_memory}
+        if (kept := self._cache) is not None:
+            options = {"cache": os.fspath(kept.directory.parent), "cache_bytes": kept.max_bytes}
+        return functools.partial(Corpus.open, os.fspath(self.directory), **options), ()
+
+    def __repr__(self) -> str:
+        return f"Corpus.open({os.fspath(self.directory)!r})"
+
+    def __str__(self) -> str:
+        sizes, counts = lengths_module.histogram(self.lengths)
+        at = np.searchsorted(np.cumsum(counts), np.array([0.5, 0.9, 0.99]) * len(self))
+        shares = [f"p{p} {sizes[i]:,}" for p, i in zip((50, 90, 99), at, strict=True)]
+        text = "" if self.text_bytes is None else f", from {self.text_bytes:,} bytes of text"
+        empty = self._manifest.empty
+        vocab = "unknown" if self.vocab_size is None else f"{self.vocab_size:,} ids"
+        return "\n".join(
+            [
+                f"corpus       {os.fspath(self.directory)}",
+                f"documents    {len(self):,}" + (f", {empty:,} of them of length 0" * bool(empty)),
+                f"tokens       {self.num_tokens:,} to train on{text}",
+                f"lengths      {', '.join(shares)}, longest {sizes[-1]:,}",
+                f"vocabulary   {vocab}",
+                f"fingerprint  {self.fingerprint}",
+            ]
+        )

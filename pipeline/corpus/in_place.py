@@ -1,0 +1,206 @@
+"""Tokens of other programs, in place: columns of Arrow and Parquet files, and flat arrays."""
+
+import functools
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from etils import epath
+
+from pipeline.corpus.examples import Examples
+from pipeline.corpus.gather import gather, span
+from pipeline.corpus.tasks import CAUSAL, Task
+from pipeline.text.sources import ArrowFiles, ParquetFiles, files
+
+
+class InPlace(Examples):
+    """Tokens that another program stored, read in place; made by `arrow`, `parquet` or `npy`.
+
+    Memory holds where each example begins (8 bytes) and its length (4). Ids must be from 0 and
+    below 2**31, which `verify` checks by reading everything.
+    """
+
+    def __init__(
+        self,
+        tokens: Sequence[np.ndarray],
+        begins: Sequence[np.ndarray],
+        counts: Sequence[np.ndarray],
+        *,
+        fingerprint: str,
+        make: functools.partial["InPlace"],
+    ):
+        task = make.keywords["task"]
+        super().__init__(np.concatenate(counts), task)
+        self.vocab_size = make.keywords["vocab_size"]
+        self.fingerprint = f"tokens={fingerprint};tokenizer=none;task={task.name}"
+        self._make = make
+        self._held = tokens
+        self._tokens, places = span(tokens)
+        self._ends = places + [len(each) for each in tokens]
+        self._first = np.cumsum([0, *map(len, counts)])
+        self._begins = np.concatenate(
+            [at + begin for at, begin in zip(places, begins, strict=True)]
+        )
+
+    @classmethod
+    def arrow(
+        cls,
+        paths: files.Paths,
+        column: str = "input_ids",
+        *,
+        task: Task = CAUSAL,
+        vocab_size: int | None = None,
+    ) -> "InPlace":
+        """Lists of ids in Arrow IPC or Feather files, mapped into memory.
+
+        Args:
+            paths: names or globs, as for `sources.ArrowFiles`; those of a Hugging Face data set
+                that was saved to disk are `DIRECTORY/data-*.arrow`.
+            column: whose entries are lists of integers.
+            task: decides the fields and the lengths; see `pipeline.corpus.tasks`.
+            vocab_size: ids are below this; None: unknown.
+
+        Raises:
+            FileNotFoundError: a file does not exist, or a glob matches none.
+            ValueError: a file has no such column, or one that holds something else, or its lists
+                are not within its values.
+        """
+        make = functools.partial(cls.arrow, paths, column, task=task, vocab_size=vocab_size)
+        return cls._of_columns(ArrowFiles(paths, columns=[column]), make)
+
+    @classmethod
+    def parquet(
+        cls,
+        paths: files.Paths,
+        column: str = "input_ids",
+        *,
+        task: Task = CAUSAL,
+        vocab_size: int | None = None,
+    ) -> "InPlace":
+        """Lists of ids in Parquet files, decoded into memory as a whole: 4 bytes for an int32.
+
+        Parquet cannot be read at random; what does not fit into memory is better prepared, or
+        converted to Arrow. Arguments and errors are those of `arrow`.
+        """
+        make = functools.partial(cls.parquet, paths, column, task=task, vocab_size=vocab_size)
+        return cls._of_columns(ParquetFiles(paths, columns=[column]), make)
+
+    @classmethod
+    def npy(
+        cls,
+        tokens: epath.PathLike,
+        offsets: epath.PathLike,
+        *,
+        task: Task = CAUSAL,
+        vocab_size: int | None = None,
+    ) -> "InPlace":
+        """A flat `.npy` array of ids, mapped, with the offsets of examples in another.
+
+        Args:
+            tokens: a file with an integer array [tokens].
+            offsets: a file with integers [examples + 1]: example `i` is
+                `tokens[offsets[i]:offsets[i + 1]]`.
+            task: as for `arrow`.
+            vocab_size: as for `arrow`.
+
+        Raises:
+            FileNotFoundError: a file does not exist.
+            ValueError: an array is of another kind, or offsets do not ascend within the tokens.
+        """
+        found = files.find([tokens, offsets])
+        flat, edges = (_array(path) for path in found)
+        counts = np.diff(edges.astype(np.int64))
+        if len(edges) < 2 or counts.min() < 0 or edges[0] < 0 or edges[-1] > len(flat):
+            raise ValueError(
+                f"{os.fspath(found[1])} are no offsets of {len(flat):,} tokens: they must ascend "
+                "from 0 or more to that number or less, one more of them than there are examples"
+            )
+        return cls(
+            [flat],
+            [edges[:-1].astype(np.int64)],
+            [counts],
+            fingerprint=f"npy-{files.digest(found)}",
+            make=functools.partial(cls.npy, tokens, offsets, task=task, vocab_size=vocab_size),
+        )
+
+    @classmethod
+    def _of_columns(
+        cls, source: ArrowFiles | ParquetFiles, make: functools.partial["InPlace"]
+    ) -> "InPlace":
+        column = make.args[1]
+        lists = [
+            _lists(place, piece)
+            for place, table in source.groups()
+            for piece in pa.chunked_array(table.column(column)).chunks
+        ]
+        kinds = {flat.dtype for flat, _, _ in lists}
+        if len(kinds) > 1:
+            raise ValueError(
+                f"the column {column!r} of {source} holds {', '.join(map(str, kinds))}; its type "
+                "must be the same in all files"
+            )
+        if not lists:
+            raise ValueError(f"{source} is empty")
+        tokens, begins, counts = map(list, zip(*lists, strict=True))
+        return cls(tokens, begins, counts, fingerprint=source.fingerprint, make=make)
+
+    def read(
+        self, examples: Any, starts: Any, lengths: Any, reach: Any = None, epoch: Any = 0
+    ) -> dict[str, np.ndarray]:
+        """See `Corpus.read`."""
+        examples, starts, lengths, reach = self._pieces(examples, starts, lengths, reach)
+        ends = self._ends[np.searchsorted(self._first, examples, side="right") - 1]
+        first = self._begins[examples] + starts
+        fields = gather(self._tokens, first, lengths, reach, self.task.shifts, ends)
+        return {name: ids.astype(np.int32, copy=False) for name, ids in fields.items()}
+
+    def verify(self) -> None:
+        """Reads everything and looks at each id.
+
+        Raises:
+            ValueError: an id is negative, or not below the vocabulary size.
+        """
+        limit = 1 << 31 if self.vocab_size is None else self.vocab_size
+        counts = np.where(self.lengths > 0, self.lengths + self.task.lookahead, 0)
+        for example in np.flatnonzero(counts):
+            begin = self._begins[example]
+            ids = self._tokens[begin : begin + counts[example]]
+            if ids.min() < 0 or ids.max() >= limit:
+                wrong = ids[(ids < 0) | (ids >= limit)][0]
+                raise ValueError(
+                    f"example {example:,} of {self!r} holds the id {wrong}; ids are from 0 and "
+                    f"below {limit:,}"
+                )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._make, ()
+
+    def __repr__(self) -> str:
+        return f"InPlace.{self._make.func.__name__}({', '.join(map(repr, self._make.args))})"
+
+
+def _array(path: epath.Path) -> np.ndarray:
+    try:
+        array = np.asarray(np.load(os.fspath(path), mmap_mode="r"))
+    except ValueError as error:
+        raise ValueError(f"{os.fspath(path)} is no .npy array: {error}") from error
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ValueError(
+            f"{os.fspath(path)} holds an array of shape {array.shape} and dtype {array.dtype}; it "
+            "must be one-dimensional and of integers"
+        )
+    return array
+
+
+def _lists(place: str, column: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The values of a list array, where each list begins in them, and how many it holds."""
+    kind = column.type
+    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    if not lists or not pa.types.is_integer(kind.value_type):
+        raise ValueError(f"{place} holds {kind}; tokens are lists of integers")
+    if column.null_count or column.values.null_count:
+        raise ValueError(f"{place} has missing entries; leave them out, or fill them in")
+    edges = column.offsets.to_numpy().astype(np.int64)
+    return column.values.to_numpy(), edges[:-1], np.diff(edges)

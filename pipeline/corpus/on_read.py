@@ -1,0 +1,229 @@
+"""Text that is tokenised when batches are built; only lengths are on disk."""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from pipeline.corpus.engines import Processes
+from pipeline.corpus.engines.processes import GUARD, workers
+from pipeline.corpus.examples import Examples
+from pipeline.corpus.gather import gather
+from pipeline.corpus.manifest import require_same_origin
+from pipeline.corpus.ranges import Receipt, divide_records, run_ranges
+from pipeline.corpus.tasks import CAUSAL, Task
+from pipeline.corpus.tokenisation import Job
+from pipeline.fs.atomic import as_path, atomic_write, directory_lock
+from pipeline.fs.fork import Handles
+from pipeline.planning.lengths import digest
+from pipeline.text.ragged import Ragged
+from pipeline.text.sources import Source
+from pipeline.text.sources.source import where
+from pipeline.text.templates import Template
+from pipeline.text.tokenizers import Tokenizer
+
+COUNTS, MANIFEST = "counts.npy", "index.json"
+
+
+def tokenize_on_read(
+    source: Source,
+    tokenizer: Tokenizer,
+    directory: epath.PathLike,
+    *,
+    field: str = "text",
+    template: Template | None = None,
+    task: Task = CAUSAL,
+    num_workers: int | None = None,
+    readers: int = 0,
+    progress: bool = True,
+) -> "TokenizedOnRead":
+    """The examples of `source`, tokenised anew whenever they are read.
+
+    For text that is too large to keep a second time as tokens. One pass over the source counts the
+    tokens of each record and stores the counts, 4 bytes each; a later call reads no text. Reading
+    costs what tokenising costs: some hundred microseconds for a thousand tokens.
+
+    Args:
+        source: as for `prepare`; batches read it in any order. `.zst` files are then decompressed
+            from their start for each batch; plain files and `.gz` are not.
+        tokenizer: as for `prepare`.
+        directory: where to write the counts.
+        field: as for `prepare`.
+        template: as for `prepare`.
+        task: as for `prepare`.
+        num_workers: as for `prepare`, for the pass.
+        readers: processes in which batches are tokenised; 0 or 1: the thread that builds them.
+        progress: as for `prepare`.
+
+    Raises:
+        ValueError: the source is empty, a record does not suit, or `directory` holds the index of
+            another source, tokenizer or template.
+    """
+    directory = as_path(directory)
+    job = Job(source, tokenizer, field, template, task.has_targets)
+    if not (directory / MANIFEST).exists():
+        with directory_lock(directory, "measuring lengths"):
+            if not (directory / MANIFEST).exists():
+                _measure(job, directory, num_workers, progress)
+    there, counts = _read(directory)
+    require_same_origin(directory, there, job.origin)
+    if len(counts) != len(source):
+        raise ValueError(
+            f"{os.fspath(directory)} is the index of {len(counts):,} records, and the source has "
+            f"{len(source):,}; delete the index to make it anew"
+        )
+    return TokenizedOnRead(job, counts, task, readers)
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """Counts the tokens of ranges of records."""
+
+    job: Job
+
+    def __call__(self, records: range) -> Receipt:
+        """The receipt of a range; its tokens are kept nowhere."""
+        counts = [chunk.counts.astype(np.uint32) for chunk in self.job.chunks(records)]
+        return Receipt(records, np.concatenate(counts))
+
+
+def _measure(job: Job, directory: epath.Path, num_workers: int | None, progress: bool) -> None:
+    if not len(job.source):
+        raise ValueError(f"the source is empty ({job.source}); check that it names the right files")
+    job.require_unchanged()
+    receipts = run_ranges(
+        Processes(num_workers),
+        Measurement(job),
+        divide_records(len(job.source)),
+        name="measuring",
+        progress=progress,
+    )
+    job.require_unchanged()
+    every = np.concatenate([receipt.counts for receipt in receipts])
+    with atomic_write(directory / COUNTS) as file:
+        np.save(file, every)
+    with atomic_write(directory / MANIFEST) as file:
+        content = {"origin": job.origin, "counts_digest": digest(every)}
+        file.write(json.dumps(content, indent=1).encode())
+
+
+def _read(directory: epath.Path) -> tuple[dict[str, Any], np.ndarray]:
+    """The origin of the index in `directory`, and the tokens of each record: integers [records].
+
+    Raises:
+        ValueError: one of its files is damaged.
+    """
+    path = directory / MANIFEST
+    try:
+        content = json.loads(path.read_text())
+        origin = dict(content["origin"])
+        path = directory / COUNTS
+        with path.open("rb") as file:
+            counts = np.load(file)
+        if counts.ndim != 1 or counts.dtype != np.dtype("<u4"):
+            raise ValueError(f"it has shape {counts.shape} and dtype {counts.dtype}")
+        if content.get("counts_digest", digest(counts)) != digest(counts):
+            raise ValueError("its digest differs")
+    except OSError:
+        raise
+    except Exception as error:  # the header of an array is Python, and fails in as many ways
+        raise ValueError(
+            f"the index is damaged at {os.fspath(path)}: {error!r}. Delete {os.fspath(directory)} "
+            "to make it anew"
+        ) from error
+    return origin, counts
+
+
+class TokenizedOnRead(Handles, Examples):
+    """Examples with known lengths, tokenised when they are read; made by `index`."""
+
+    in_memory = False
+    handles = ("_submit", "_running")
+
+    def __init__(self, job: Job, counts: np.ndarray, task: Task, readers: int):
+        super().__init__(counts, task)
+        self._job, self._counts, self._readers = job, counts.astype(np.int64), readers
+        self.vocab_size = job.tokenizer.vocab_size
+        about = json.dumps([job.origin, digest(self.lengths)], sort_keys=True)
+        self.fingerprint = (
+            f"tokens={hashlib.sha256(about.encode()).hexdigest()[:12]};"
+            f"tokenizer={job.tokenizer.fingerprint};task={task.name}"
+        )
+        self.weighted = job.weighted and job.template is not None
+        self.__setstate__({})
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that makes the tokens."""
+        return self._job.tokenizer
+
+    def restart(self) -> None:
+        """Leaves processes to the one that started them; see `pipeline.fs.fork`."""
+        super().restart()
+        self._running = contextlib.ExitStack()
+        self._submit: Callable[[Sequence[int]], Future[Ragged]] | None = None
+        weakref.finalize(self, self._running.close)
+
+    def read(
+        self, examples: Any, starts: Any, lengths: Any, reach: Any = None, epoch: Any = 0
+    ) -> dict[str, np.ndarray]:
+        """See `Corpus.read`.
+
+        Raises:
+            ValueError: a record has another number of tokens than when it was measured.
+        """
+        examples, starts, lengths, reach = self._pieces(examples, starts, lengths, reach)
+        several, which = np.unique(examples, return_inverse=True)
+        if not len(several):
+            return {field: np.zeros(0, np.int32) for field in self.task.shifts}
+        chunk = self._tokenise(several)
+        if len(wrong := np.flatnonzero(chunk.counts != self._counts[several])):
+            record = int(several[wrong[0]])
+            raise ValueError(
+                f"{where(self._job.source, record)} has {chunk.counts[wrong[0]]} tokens, and had "
+                f"{self._counts[record]} when it was measured; delete the index to make it anew"
+            )
+        first = (np.cumsum(chunk.counts) - chunk.counts)[which] + starts
+        fields = gather(chunk.flat, first, lengths, reach, self.task.shifts)
+        if chunk.weights is not None:
+            first = first + self.task.lookahead
+            fields |= gather(chunk.weights, first, lengths, reach, {"loss_weights": 0})
+        return fields
+
+    def _tokenise(self, examples: np.ndarray) -> Ragged:
+        if self._readers < 2:
+            return self._job.run(examples.tolist())
+        with self._lock:
+            if self._submit is None:
+                self._submit = self._running.enter_context(workers(self._job.run, self._readers))
+            submit = self._submit
+        # Shares of about as many tokens each.
+        before = np.cumsum(self._counts[examples])
+        edges = np.searchsorted(before, before[-1] * np.arange(1, self._readers) / self._readers)
+        shares = [share.tolist() for share in np.split(examples, edges) if len(share)]
+        try:
+            return Ragged.concatenate([future.result() for future in list(map(submit, shares))])
+        except BrokenProcessPool as error:
+            self.close()
+            raise RuntimeError(
+                "a process that tokenises batches died. If it was killed for want of memory, use "
+                f"fewer readers; if this is a script, {GUARD}"
+            ) from error
+
+    def close(self) -> None:
+        """Ends the processes that tokenise; the next read starts them again."""
+        with self._lock:
+            self._running.close()
+            self._submit = None
+
+    def __repr__(self) -> str:
+        return f"TokenizedOnRead({self._job.source}, {self._job.tokenizer.fingerprint})"

@@ -1,0 +1,154 @@
+"""Pairs: two corpora side by side, the inputs and the targets of the same examples."""
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any, TypedDict, Unpack
+
+import numpy as np
+from etils import epath
+
+from pipeline.corpus.cache import PartCache
+from pipeline.corpus.corpus import Corpus
+from pipeline.corpus.interface import AnyCorpus
+from pipeline.corpus.manifest import MANIFEST
+from pipeline.corpus.tasks import INPUTS, TARGETS
+from pipeline.fs.atomic import as_path
+from pipeline.text import tokenizers
+
+
+class OpenOptions(TypedDict, total=False):
+    """The options of `Corpus.open`, for type checkers."""
+
+    memory_map: bool | None
+    cache: str | os.PathLike | None
+    cache_bytes: int | None
+
+
+class Pairs(AnyCorpus):
+    """Examples of inputs and targets, for sequence to sequence; made by `prepare_pairs`.
+
+    In a directory they are the corpora `inputs` and `targets`. The targets' tokens begin with a
+    mark, so that with tokens `b t1 … tn` the decoder's inputs are `b t1 … tn-1`.
+
+    Args:
+        inputs: a corpus of the task "inputs".
+        targets: a corpus of the task "targets", of as many examples.
+
+    Attributes:
+        inputs, targets: as given.
+        lengths: positions of inputs and targets of each example; uint32, [examples, 2].
+        fingerprint: of both, part by part.
+        text_bytes: UTF-8 bytes of the targets' text, on which the loss is.
+        directory: where the directories of both are.
+
+    Raises:
+        ValueError: a corpus is of another task, or their numbers of examples differ.
+    """
+
+    def __init__(self, inputs: Corpus, targets: Corpus):
+        inputs.require_task(INPUTS)
+        targets.require_task(TARGETS)
+        if len(inputs) != len(targets):
+            raise ValueError(
+                f"there are {len(inputs):,} inputs and {len(targets):,} targets; pairs need as "
+                "many of both, in the same order"
+            )
+        self.inputs, self.targets = inputs, targets
+        self.lengths = np.stack([inputs.lengths, targets.lengths], axis=1)
+        self.lengths.flags.writeable = False
+        self.directory = targets.directory.parent
+        self.in_memory = inputs.in_memory and targets.in_memory
+        self.text_bytes = targets.text_bytes
+        if inputs.vocab_size is not None and targets.vocab_size is not None:
+            self.vocab_size = max(inputs.vocab_size, targets.vocab_size)
+        self.fingerprint = ";".join(
+            f"{corpus.task.name}_{part}"
+            for corpus in (inputs, targets)
+            for part in corpus.fingerprint.split(";")
+        )
+
+    @classmethod
+    def open(cls, directory: epath.PathLike, **options: Unpack[OpenOptions]) -> "Pairs":
+        """The pairs in `directory`; options and errors are those of `Corpus.open`.
+
+        Of `cache_bytes`, each side has half. Pairs are read in any order, so all parts are fetched.
+        """
+        if (room := options.get("cache_bytes")) is not None:
+            options["cache_bytes"] = room // 2
+        sides = (as_path(directory) / task.name for task in (INPUTS, TARGETS))
+        return cls(*(Corpus.open(side, **options) for side in sides))
+
+    @classmethod
+    def from_arrays(
+        cls,
+        inputs: Iterable[Any],
+        targets: Iterable[Any],
+        directory: epath.PathLike,
+        *,
+        vocab_size: int | None = None,
+    ) -> "Pairs":
+        """Pairs that are tokenised already.
+
+        Args:
+            inputs: 1-D integer arrays of token ids.
+            targets: as many, each with a mark first that the decoder begins with.
+            directory: where to write, as for `Corpus.from_arrays`.
+            vocab_size: if given, ids must be below it.
+
+        Raises:
+            ValueError: as `Pairs` and `Corpus.from_arrays`.
+        """
+        return cls(
+            *(
+                Corpus.from_arrays(
+                    examples, as_path(directory) / task.name, vocab_size=vocab_size, task=task
+                )
+                for examples, task in ((inputs, INPUTS), (targets, TARGETS))
+            )
+        )
+
+    @property
+    def sides(self) -> tuple[Corpus, Corpus]:
+        """Inputs and targets."""
+        return self.inputs, self.targets
+
+    @property
+    def caches(self) -> tuple[tuple[PartCache, int], ...]:
+        """See `AnyCorpus`."""
+        return *self.inputs.caches, *self.targets.caches
+
+    @property
+    def tokenizer(self) -> tokenizers.Tokenizer | None:
+        """The tokenizer of the targets; None if they were made from arrays."""
+        return self.targets.tokenizer
+
+    def cached_file(self, name: str, make: Callable[[], bytes]) -> bytes:
+        """See `AnyCorpus`; stored with the targets."""
+        return self.targets.cached_file(name, make)
+
+    def verify(self) -> None:
+        """Reads everything and compares digests; see `Corpus.verify`."""
+        self.inputs.verify()
+        self.targets.verify()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Pairs, (self.inputs, self.targets)
+
+    def __repr__(self) -> str:
+        return f"Pairs({self.inputs!r}, {self.targets!r})"
+
+    def __str__(self) -> str:
+        return f"{self.inputs}\n{self.targets}"
+
+
+def open_corpus(directory: epath.PathLike, **options: Unpack[OpenOptions]) -> Corpus | Pairs:
+    """The corpus in `directory`, or the pairs; options are those of `Corpus.open`."""
+    directory = as_path(directory)
+    if directory.is_file():
+        raise ValueError(
+            f"{os.fspath(directory)} is a file; give the directory of a corpus. To make one from "
+            "text: lockstep prepare 'data/*.txt' --into corpus"
+        )
+    if (directory / TARGETS.name / MANIFEST).exists() and not (directory / MANIFEST).exists():
+        return Pairs.open(directory, **options)
+    return Corpus.open(os.fspath(directory), **options)

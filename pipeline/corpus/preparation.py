@@ -1,0 +1,293 @@
+"""Prepare: text to a corpus; once, in parallel, and from where it was interrupted."""
+
+import logging
+import multiprocessing
+import os
+from typing import Any
+
+from etils import epath
+
+from pipeline.corpus.assembly import assemble
+from pipeline.corpus.corpus import Corpus
+from pipeline.corpus.engines import Engine, Processes
+from pipeline.corpus.engines.processes import GUARD
+from pipeline.corpus.manifest import MANIFEST, RANGES, require_same_origin
+from pipeline.corpus.pairs import Pairs
+from pipeline.corpus.ranges import (
+    RangeFiles,
+    Tokenisation,
+    clear_ranges,
+    divide_records,
+    run_ranges,
+)
+from pipeline.corpus.tasks import CAUSAL, INPUTS, TARGETS, Task
+from pipeline.corpus.tokenisation import Job, OnError
+from pipeline.corpus.writer import Writer
+from pipeline.fs.atomic import as_path, directory_lock, is_local
+from pipeline.text.sources import Source
+from pipeline.text.templates import Template
+from pipeline.text.tokenizers import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+def prepare(
+    source: Source,
+    tokenizer: Tokenizer,
+    directory: epath.PathLike,
+    *,
+    field: str = "text",
+    template: Template | None = None,
+    task: Task = CAUSAL,
+    on_error: OnError = "raise",
+    num_workers: int | None = None,
+    engine: Engine | None = None,
+    progress: bool = True,
+) -> Corpus:
+    """The corpus of `source`, tokenised into `directory`; opened at once if it is there already.
+
+    It may be killed at any time: run again, it keeps the files that are whole and does the rest,
+    and the corpus is the same, bit for bit, as if nothing had happened. When several processes of
+    a machine (or of a shared file system) ask for it together, one prepares it and the others
+    wait. The corpus does not depend on `num_workers` or on `engine`. On the way, the tokens are
+    also in `directory`/ranges; both together take the space of the corpus, and of a part or two.
+
+    Args:
+        source: records by number; see `pipeline.text.sources`.
+        tokenizer: see `pipeline.text.tokenizers`; it is stored with the corpus.
+        directory: where to write.
+        field: the field of each record that holds its text, all of which is trained on.
+        template: in place of `field`, a function from a record to spans of text with loss weights;
+            see `pipeline.text.templates`.
+        task: decides the fields and the lengths; see `pipeline.corpus.tasks`.
+        on_error: "raise" (default) ends the work at the first record that fails. "skip" makes it an
+            example without tokens, which no batch has, and logs why and how many there are.
+        num_workers: processes to tokenise in; 0 or 1 mean in this one. By default as many as
+            there are CPUs, if there is enough to do. They start by `spawn`, so a script must
+            guard its main part with `if __name__ == "__main__":`.
+        engine: what runs the work in place of these processes, on one machine or on many; see
+            `pipeline.corpus.engines`.
+        progress: whether to show a progress bar.
+
+    Raises:
+        ValueError: the source is empty, a record is not text, an id is outside the vocabulary, all
+            records failed, or `directory` holds a corpus of another source, tokenizer, template or
+            task; or the source was edited while it was read, and then no part is kept.
+        OSError: the disk is full; what is finished is kept.
+        RuntimeError: a worker died.
+    """
+    directory = _as_directory(directory)
+    _require(source, tokenizer)
+    engine = _as_engine(engine, num_workers)
+    job = Job(source, tokenizer, field, template, task.has_targets, on_error)
+    origin = job.origin
+    # A finished corpus needs no lock, and may lie where nothing can be written.
+    if not (directory / MANIFEST).exists():
+        _refuse_import()
+        with directory_lock(directory, "preparing a corpus"):
+            if not (directory / MANIFEST).exists():
+                _prepare(job, task, directory, engine, progress)
+    corpus = Corpus.open(directory)
+    require_same_origin(directory, corpus.origin, origin)
+    corpus.require_task(task)
+    return corpus
+
+
+def prepare_pairs(
+    source: Source,
+    tokenizer: Tokenizer,
+    directory: epath.PathLike,
+    *,
+    fields: tuple[str | Template, str | Template] = ("inputs", "targets"),
+    on_error: OnError = "raise",
+    num_workers: int | None = None,
+    engine: Engine | None = None,
+    progress: bool = True,
+) -> Pairs:
+    """The pairs of `source`, for sequence to sequence: two corpora, one for each side.
+
+    Args:
+        source: records by number, each with two texts; of two parallel texts
+            `sources.ParallelText`.
+        tokenizer: of both texts; it must mark where they begin, for the decoder to begin with.
+        directory: where to write; each side is prepared as by `prepare`.
+        fields: the fields of each record that hold inputs and targets, or templates; the template
+            of the targets decides which of them are learnt. Default: "inputs" and "targets".
+        on_error: as for `prepare`.
+        num_workers: as for `prepare`.
+        engine: as for `prepare`.
+        progress: as for `prepare`.
+
+    Raises:
+        ValueError: the tokenizer marks no beginnings, or what `prepare` raises.
+    """
+    _require(source, tokenizer)
+    if len(fields) != 2 or isinstance(fields, str):
+        raise ValueError(f"fields is {fields!r}; it must be two, of the inputs and of the targets")
+    if tokenizer.begin_id is None:
+        raise ValueError(
+            f"the tokenizer {tokenizer.fingerprint} does not mark where texts begin, and a decoder "
+            "begins with that mark; make the tokenizer with begin=True"
+        )
+    inputs, targets = (
+        prepare(
+            source,
+            tokenizer,
+            as_path(directory) / task.name,
+            field=of_side if isinstance(of_side, str) else "text",
+            template=None if isinstance(of_side, str) else of_side,
+            task=task,
+            on_error=on_error,
+            num_workers=num_workers,
+            engine=engine,
+            progress=progress,
+        )
+        for of_side, task in zip(fields, (INPUTS, TARGETS), strict=True)
+    )
+    then, now = (side.origin["source"] for side in (inputs, targets))
+    if then != now:
+        raise ValueError(
+            f"the source changed between inputs and targets: its fingerprint was {then} and is now "
+            f"{now}. Let nothing write to it meanwhile, delete {os.fspath(directory)}, and prepare "
+            "again"
+        )
+    return Pairs(inputs, targets)
+
+
+def prepare_share(
+    source: Source,
+    tokenizer: Tokenizer,
+    directory: epath.PathLike,
+    share: tuple[int, int],
+    *,
+    field: str = "text",
+    template: Template | None = None,
+    task: Task = CAUSAL,
+    on_error: OnError = "raise",
+    engine: Engine | None = None,
+    progress: bool = True,
+) -> None:
+    """Tokenises one of several shares of the records, in which `prepare` then finds its work done.
+
+    Shares may run on any machines that see `source` and `directory`, in any order and at once.
+    `prepare` itself does what they leave undone.
+
+    Args:
+        source: as for `prepare`, and so all other arguments.
+        tokenizer: as for `prepare`.
+        directory: as for `prepare`.
+        share: its number, from 0, and the number of shares.
+        field: as for `prepare`.
+        template: as for `prepare`.
+        task: as for `prepare`.
+        on_error: as for `prepare`.
+        engine: as for `prepare`; by default this machine's processes.
+        progress: as for `prepare`.
+
+    Raises:
+        ValueError: there is no such share, or what `prepare` raises.
+    """
+    directory = _as_directory(directory)
+    _require(source, tokenizer)
+    number, shares = share
+    if not 0 <= number < shares:
+        raise ValueError(f"share is {share}; of {shares} shares the numbers are 0 to {shares - 1}")
+    job = Job(source, tokenizer, field, template, task.has_targets, on_error)
+    if (directory / MANIFEST).exists():
+        return
+    _refuse_import()
+    files, ranges = RangeFiles.of(job, directory), divide_records(len(source))
+    mine = ranges[len(ranges) * number // shares : len(ranges) * (number + 1) // shares]
+    (directory / RANGES).mkdir(parents=True, exist_ok=True)
+    job.require_unchanged()
+    name = f"share {number} of {shares}"
+    run_ranges(engine or Processes(), Tokenisation(job, files), mine, name=name, progress=progress)
+    try:
+        job.require_unchanged()
+    except ValueError:
+        for records in mine:
+            files.remove(records)
+        raise
+
+
+def _refuse_import() -> None:
+    """Ends a worker that runs the script that started it, and would wait for it for ever."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RuntimeError(f"prepare was called by the import of a script: {GUARD}")
+
+
+def _as_directory(directory: epath.PathLike) -> epath.Path:
+    """An absolute path: other processes may work elsewhere."""
+    path = as_path(directory)
+    return path.absolute() if is_local(path) else path
+
+
+def _as_engine(engine: Engine | None, num_workers: int | None) -> Engine:
+    if engine is None:
+        return Processes(num_workers)
+    if num_workers is not None:
+        raise ValueError(
+            f"num_workers is {num_workers} and engine is {engine}; num_workers is the number of "
+            "this machine's processes, so give one of both"
+        )
+    return engine
+
+
+def _require(source: Any, tokenizer: Any) -> None:
+    """Raises a `TypeError` for a source or a tokenizer that is none."""
+    if not hasattr(source, "fingerprint"):
+        raise TypeError(
+            f"source is {source!r:.80}; it must be a source, as sources.TextFiles('*.txt') or "
+            "sources.Records([{'text': '…'}])"
+        )
+    if isinstance(tokenizer, type) or not hasattr(tokenizer, "encode_batch"):
+        raise TypeError(
+            f"tokenizer is {tokenizer!r:.80}; it must be a tokenizer, as tokenizers.Bytes()"
+        )
+
+
+def _prepare(job: Job, task: Task, directory: epath.Path, engine: Engine, progress: bool) -> None:
+    documents = len(job.source)
+    if not documents:
+        raise ValueError(
+            f"the source is empty ({job.source}); a corpus holds at least one record. Check that "
+            "it names the right files"
+        )
+    job.require_unchanged()  # a fingerprint that is never the same twice, before any work
+    writer = Writer(directory, task, job.origin)
+    files = RangeFiles.of(job, directory)
+    (directory / RANGES).mkdir(exist_ok=True)
+    receipts = run_ranges(
+        engine,
+        Tokenisation(job, files),
+        [records for records in divide_records(documents) if records.stop > writer.examples],
+        name="preparing",
+        progress=progress,
+        done=writer.examples,
+        tokens=writer.tokens,
+    )
+    try:
+        job.require_unchanged()
+    except ValueError:
+        writer.discard()  # some may be of before the edit and some of after it
+        clear_ranges(directory)
+        raise
+    assemble(writer, files, receipts, engine, progress)
+    if job.on_error == "skip" and len(failed := writer.find_empty()):
+        if len(failed) == documents:
+            writer.discard()
+            raise ValueError(f"no record of {job.source} has tokens; the log says why")
+        first = ", ".join(f"{number:,}" for number in failed[:10]) + ", …" * (len(failed) > 10)
+        text = "%s of %s records have no tokens, for they are empty or failed: numbers %s"
+        logger.warning(text, f"{len(failed):,}", f"{documents:,}", first)
+    if job.template is not None and task.has_targets and not any(writer.text_bytes):
+        raise ValueError(
+            f"nothing of any of the {documents:,} records is learnt: all weights that the template "
+            "gives are 0. Check which parts of a record it is to train on"
+        )
+    clear_ranges(directory)
+    writer.finish(
+        vocab_size=job.tokenizer.vocab_size,
+        tokenizer=job.tokenizer.save(directory),
+        source=str(job.source),
+    )

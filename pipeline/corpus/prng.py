@@ -1,0 +1,55 @@
+"""Draws: random bits for the places of examples, a pure function of seed, epoch and example.
+
+Each example has a stream of its own, SplitMix64 (Steele, Lea and Flood, 2014), and place `k` has
+its number `k`. So it does not matter which places are asked for together, by whom, or when.
+"""
+
+import numpy as np
+
+from pipeline.corpus.gather import ranges
+
+GAMMA = np.uint64(0x9E3779B97F4A7C15)
+
+
+def mix(values: np.ndarray) -> np.ndarray:
+    """The output function of SplitMix64: uint64 to uint64, one to one; overwrites `values`.
+
+    >>> [hex(bits) for bits in mix(np.arange(1, 3, dtype=np.uint64) * GAMMA).tolist()]
+    ['0xe220a8397b1dcdaf', '0x6e789e6aa1b965f4']
+    """
+    values ^= values >> np.uint64(30)
+    values *= np.uint64(0xBF58476D1CE4E5B9)
+    values ^= values >> np.uint64(27)
+    values *= np.uint64(0x94D049BB133111EB)
+    values ^= values >> np.uint64(31)
+    return values
+
+
+def draw(
+    seed: int, epoch: int, examples: np.ndarray, starts: np.ndarray, sizes: np.ndarray
+) -> np.ndarray:
+    """Random bits for places `starts` to `starts + sizes` of each example: uint64, in order.
+
+    >>> whole = draw(0, 3, np.array([7]), np.array([0]), np.array([5]))
+    >>> parts = draw(0, 3, np.array([7, 7]), np.array([3, 0]), np.array([2, 3]))
+    >>> whole[3:].tolist() == parts[:2].tolist(), whole[:3].tolist() == parts[2:].tolist()
+    (True, True)
+    """
+    keys = np.array([seed], np.uint64)
+    for number in (np.array([epoch]), examples):
+        keys = mix(keys + GAMMA) + number.astype(np.uint64) * GAMMA
+    keys = mix(keys + GAMMA)
+    places = ranges(starts, sizes).view(np.uint64) + np.uint64(1)
+    places *= GAMMA
+    places += np.repeat(keys, sizes)
+    return mix(places)
+
+
+def below(bits: np.ndarray, limit: int) -> np.ndarray:
+    """Random whole numbers below `limit` (at most 2**32), from random bits: int64."""
+    return ((bits >> np.uint64(32)) * np.uint64(limit) >> np.uint64(32)).astype(np.int64)
+
+
+def share(fraction: float) -> np.uint64:
+    """Random bits are below this with the probability `fraction`, which is below 1."""
+    return np.uint64(int(fraction * 2**64))

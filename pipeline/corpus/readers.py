@@ -1,0 +1,184 @@
+"""Readers of the parts of a corpus: from memory maps, or by ranges of bytes."""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from etils import epath
+
+from pipeline.corpus.cache import PartCache
+from pipeline.corpus.gather import gather, span
+from pipeline.corpus.manifest import damage, require_same_part
+from pipeline.corpus.maps import Maps
+from pipeline.corpus.parts import Part, PartFile, read_part
+from pipeline.fs import objects
+
+
+class Reader:
+    """Pieces of examples from parts that cannot be mapped (object storage).
+
+    Ranges of bytes are fetched in parallel; the header of a part and its offsets (8 bytes per
+    example) when the part is first touched. The offsets are kept. Subclasses map some parts.
+    """
+
+    def __init__(self, directory: epath.Path, parts: Sequence[Part]):
+        self._directory, self._parts = directory, parts
+        examples = np.array([part.examples for part in parts], np.int64)
+        self._first = np.cumsum(examples) - examples
+        self._sizes = np.array([part.tokens for part in parts], np.int64)
+        self._weighted = parts[0].weights_at is not None
+        self._offsets: dict[int, np.ndarray] = {}
+        self._maps = Maps({}, len(parts))
+
+    def read(
+        self,
+        examples: Any,
+        starts: Any,
+        lengths: Any,
+        reach: Any,
+        counts: Any,
+        shifts: Mapping[str, int],
+    ) -> dict[str, np.ndarray]:
+        """See `Corpus.read`; `counts` are the tokens that each of the examples has."""
+        part = np.searchsorted(self._first, examples, side="right") - 1
+        maps = self._map(part)
+        begins, ends = self._edges(maps, part, examples - self._first[part])
+        wrong = (begins < 0) | (ends > self._sizes[part]) | (ends - begins != counts)
+        for at in np.flatnonzero(wrong)[:1]:
+            raise damage(
+                self._directory / self._parts[part[at]].file,
+                f"example {examples[at]:,} has the offsets {begins[at]} and {ends[at]} in a part "
+                f"of {self._sizes[part[at]]:,} tokens, and by its length {counts[at]:,} tokens",
+            )
+        first = begins + starts
+        fields = self._gather(maps, "tokens", part, first, lengths, reach, shifts)
+        if self._weighted:
+            first, plain = first + max(shifts.values()), {"loss_weights": 0}
+            fields |= self._gather(maps, "weights", part, first, lengths, reach, plain)
+        return fields
+
+    def _map(self, part: np.ndarray) -> Maps:
+        """The parts that are mapped, when pieces of these are to be read."""
+        del part
+        return self._maps
+
+    def _edges(
+        self, maps: Maps, part: np.ndarray, number: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Where each example, by its number in its part, begins and ends among the tokens."""
+        offsets, places = maps.columns["offsets"]
+        if (away := ~maps.has[part]).any():
+            numbers = np.unique(part[away])
+            kept = self._offsets_of(numbers.tolist())
+            offsets, there = span([offsets, *kept])
+            places = places + there[0]
+            places[numbers] = there[1:]
+        at = places[part] + number
+        return offsets.take(at), offsets.take(at + 1)
+
+    def _gather(
+        self,
+        maps: Maps,
+        column: str,
+        part: Any,
+        first: Any,
+        lengths: Any,
+        reach: Any,
+        shifts: Mapping[str, int],
+    ) -> dict[str, np.ndarray]:
+        """The pieces of a column from the place `first` of each part on; see `gather`."""
+        values, places = maps.columns[column]
+        begins, ends = places[part] + first, places[part] + self._sizes[part]
+        if (away := ~maps.has[part]).any():
+            # What ranges give is one more array, in which pieces lie one after another.
+            counts = lengths[away] + max(shifts.values())
+            fetched = self._fetch_values(column, part[away], first[away], counts)
+            values, (base, there) = span([values, fetched])
+            begins, ends = begins + base, ends + base
+            begins[away] = there + np.cumsum(counts) - counts
+            ends[away] = there + len(fetched)
+        return gather(values, begins, lengths, reach, shifts, ends)
+
+    def _offsets_of(self, parts: list[int]) -> list[np.ndarray]:
+        """The offsets of some parts, by their numbers: int64 [examples + 1] of each."""
+        if missing := [number for number in parts if number not in self._offsets]:
+            self._load(missing)
+        return [self._offsets[number] for number in parts]
+
+    def _fetch_values(self, column: str, part: Any, first: Any, counts: Any) -> np.ndarray:
+        """`counts` values of a column from each place `first` of a part on, one after another."""
+        dtype = np.float32 if column == "weights" else np.int32
+        places = np.array([getattr(each, f"{column}_at") for each in self._parts], np.int64)
+        begins = places[part] + 4 * first
+        pieces = self._fetch(part, begins, begins + 4 * counts)
+        return np.concatenate([np.zeros(0, dtype), *(np.frombuffer(e, dtype) for e in pieces)])
+
+    def _load(self, numbers: Sequence[int]) -> None:
+        """Fetches the offsets of some parts, and compares their headers with the manifest."""
+        parts = [self._parts[number] for number in numbers]
+        heads = [part.offsets_at + 8 * (part.examples + 1) for part in parts]
+        lasts = [max(part.tokens_at, part.weights_at or 0) + 4 * part.tokens for part in parts]
+        found = self._fetch(
+            [*numbers, *numbers],
+            [0] * len(parts) + lasts,
+            [*heads, *(part.bytes for part in parts)],
+        )
+        for number, part, last, head, footer in zip(
+            numbers, parts, lasts, found, found[len(parts) :], strict=False
+        ):
+            # The file with zeros for its tokens, which parsing does not touch, nor the system
+            # allocate.
+            content = np.zeros(part.bytes, np.uint8)
+            content[: len(head)] = np.frombuffer(head, np.uint8)
+            content[last:] = np.frombuffer(footer, np.uint8)
+            try:
+                require_same_part(part, PartFile(part.file, pa.py_buffer(content)).part)
+            except ValueError as error:
+                raise damage(self._directory / part.file, str(error)) from error
+            self._offsets[number] = np.frombuffer(head, np.int64, offset=part.offsets_at).copy()
+
+    def _fetch(self, part: Sequence[int] | np.ndarray, begins: Any, ends: Any) -> list[memoryview]:
+        """Bytes of parts, from each of `begins` to each of `ends`."""
+        paths = [os.fspath(self._directory / each.file) for each in self._parts]
+        return objects.get_ranges([paths[number] for number in part], begins, ends)
+
+
+class MappedReader(Reader):
+    """Reads parts that are mapped, all of them."""
+
+    def __init__(self, directory: epath.Path, parts: Sequence[Part]):
+        super().__init__(directory, parts)
+        self._maps = Maps({n: self._open(part) for n, part in enumerate(parts)}, len(parts))
+
+    def _open(self, part: Part) -> PartFile:
+        path = self._directory / part.file
+        try:
+            file = read_part(path)
+            require_same_part(part, file.part)
+        except ValueError as error:
+            raise damage(path, str(error)) from error
+        return file
+
+
+class CachedReader(Reader):
+    """Reads the parts that a cache has from their maps, and the others by ranges."""
+
+    def __init__(self, directory: epath.Path, parts: Sequence[Part], cache: PartCache):
+        super().__init__(directory, parts)
+        self._cache = cache
+
+    def _map(self, part: Any) -> Any:
+        maps = self._cache.maps(part)
+        hits = int(np.count_nonzero(maps.has[part]))
+        self._cache.count(hits=hits, misses=len(part) - hits)
+        return maps
+
+    def _fetch(self, part: Any, begins: Any, ends: Any) -> Any:
+        begin = time.perf_counter()
+        found = super()._fetch(part, begins, ends)
+        waited = time.perf_counter() - begin
+        self._cache.count(ranged=sum(map(len, found)), stalls=1, waited=waited)
+        return found

@@ -1,0 +1,157 @@
+"""Tokenisation: records to chunks of tokens."""
+
+import dataclasses
+import functools
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Literal, TypeAlias, TypeVar, get_args
+
+import numpy as np
+
+from pipeline.errors import require_one_of
+from pipeline.text import templates
+from pipeline.text.ragged import Ragged
+from pipeline.text.sources import Source
+from pipeline.text.sources.source import read_texts, where
+from pipeline.text.templates import Template
+from pipeline.text.tokenizers import Tokenizer
+from pipeline.text.tokenizers.markup import MarkError
+
+logger = logging.getLogger(__name__)
+
+OnError: TypeAlias = Literal["raise", "skip"]
+
+# Records are read in groups of up to `GROUP`, until there are `TEXT` characters, or tokens by a
+# template, which make a chunk. None of this changes a result.
+GROUP, TEXT = 16, 1 << 22
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """Reads and tokenises records by number; every worker gets a copy of it.
+
+    Where `weighted` is False, the weights that a template gives are left out. Where `on_error` is
+    "skip", a record that fails becomes an example without tokens.
+    """
+
+    source: Source
+    tokenizer: Tokenizer
+    field: str
+    template: Template | None = None
+    weighted: bool = True
+    on_error: OnError = "raise"
+
+    def __post_init__(self) -> None:
+        require_one_of("on_error", self.on_error, get_args(OnError))
+
+    @functools.cached_property
+    def origin(self) -> dict[str, str | None]:
+        """Fingerprints of all that decides the tokens, and the field where there is no template.
+
+        They are those of when they were first asked for.
+        """
+        template = None if self.template is None else templates.fingerprint(self.template)
+        origin = {
+            "source": self.source.fingerprint,
+            "tokenizer": self.tokenizer.fingerprint,
+            "field": self.field if template is None else None,
+            "template": template,
+        }
+        return origin if self.on_error == "raise" else origin | {"on_error": self.on_error}
+
+    def require_unchanged(self) -> None:
+        """Refuses, with a `ValueError`, a source that was edited since `origin` was first read."""
+        now = self.source.fingerprint
+        if now != self.origin["source"]:
+            raise ValueError(
+                f"the source changed while it was read ({self.source}): its fingerprint was "
+                f"{self.origin['source']} and is now {now}. Let nothing write to it meanwhile, and "
+                "run again with the source opened anew"
+            )
+
+    def run(self, records: Sequence[int]) -> Ragged:
+        """The tokens of the records with these numbers; raises what `run_first` raises."""
+        return Ragged.concatenate(list(self.chunks(records)))
+
+    def chunks(self, records: Sequence[int]) -> Iterator[Ragged]:
+        """The tokens of the records with these numbers, in chunks; raises what `run_first` does."""
+        while len(records):
+            # Popped: else this generator, too, would keep a chunk while others work on it.
+            chunk = [self.run_first(records)]
+            records = records[len(chunk[0].counts) :]
+            yield chunk.pop()
+
+    def run_first(self, records: Sequence[int]) -> Ragged:
+        """The tokens of the first of some records: of as many as make `TEXT`, or of all.
+
+        Raises:
+            ValueError: an id is outside the vocabulary of the tokenizer, or is that of a special
+                token and should not be; names the record.
+            Exception: what the source, the template or the tokenizer raises; a note has the number
+                of the record.
+        """
+        while True:
+            try:
+                return self._run_first(records)
+            except OSError:  # of no record
+                raise
+            except Exception as error:
+                if len(records) == 1:
+                    if self.on_error == "skip":
+                        place = where(self.source, records[0])
+                        logger.warning("%s failed and gets no tokens: %s", place, error)
+                        return self._make_empty()
+                    if isinstance(error, MarkError):
+                        raise ValueError(f"{where(self.source, records[0])}: {error}") from error
+                    error.add_note(f"This was record {records[0]:,} of {self.source}, from 0.")
+                    raise
+            records = records[: len(records) // 2]  # to find out which
+
+    def _make_empty(self) -> Ragged:
+        """One example without tokens."""
+        one = np.zeros(1, np.int64)
+        weights = np.zeros(0, np.float32) if self.template and self.weighted else None
+        return Ragged(np.zeros(0, np.int32), one, one, weights)
+
+    def _run_first(self, records: Sequence[int]) -> Ragged:
+        groups = _divide(records)
+        if (template := self.template) is not None:
+            encode = (templates.encode(template, self.source, g, self.tokenizer) for g in groups)
+            chunk = Ragged.concatenate(_take(encode, lambda part: len(part.flat)))
+        else:
+            read = (read_texts(self.source, group, self.field) for group in groups)
+            texts = list(itertools.chain(*_take(read, lambda part: sum(map(len, part)))))
+            sizes = np.fromiter((len(text.encode()) for text in texts), np.int64, len(texts))
+            chunk = Ragged(*self.tokenizer.encode_batch(texts), sizes)
+        flat, most = chunk.flat, self.tokenizer.vocab_size
+        if flat.min(initial=0) < 0 or flat.max(initial=-1) >= most:
+            wrong = np.flatnonzero((flat < 0) | (flat >= most))
+            record = records[int(np.searchsorted(np.cumsum(chunk.counts), wrong[0], side="right"))]
+            raise ValueError(
+                f"{where(self.source, record)}: the tokenizer {self.tokenizer.fingerprint} gave "
+                f"the id {flat[wrong[0]]}, and its vocab_size is {self.tokenizer.vocab_size}; ids "
+                "must be at least 0 and below it"
+            )
+        return chunk if self.weighted else dataclasses.replace(chunk, weights=None)
+
+
+def _divide(records: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Groups of records that are read at once: at first small ones, as records may be huge."""
+    at, size = 0, 1
+    while at < len(records):
+        yield records[at : at + size]
+        at, size = at + size, min(2 * size, GROUP)
+
+
+def _take(parts: Iterable[T], size: Callable[[T], int]) -> list[T]:
+    """The first of some parts, until their sizes make `TEXT`."""
+    taken, total = [], 0
+    for part in parts:
+        taken.append(part)
+        total += size(part)
+        if total >= TEXT:
+            break
+    return taken

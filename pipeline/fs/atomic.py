@@ -1,0 +1,173 @@
+"""Files that are whole or absent, and work that one process does while the others wait."""
+
+import contextlib
+import errno
+import fcntl
+import glob
+import logging
+import os
+import uuid
+from collections.abc import Iterator
+from typing import IO
+
+from etils import epath
+
+from pipeline.fs import objects
+from pipeline.fs.pid import is_running
+
+logger = logging.getLogger(__name__)
+
+
+def is_local(path: epath.PathLike) -> bool:
+    """Whether `path` is on a file system of this machine (`gs://…` and the like are not)."""
+    return "://" not in os.fspath(path)
+
+
+def as_path(path: epath.PathLike) -> epath.Path:
+    """A path of a user: local, with `~` expanded, or of object storage.
+
+    Raises:
+        ValueError: it has a scheme that nothing here reads.
+    """
+    if os.fspath(path).startswith(objects.SCHEMES):
+        objects.register()
+    try:
+        return epath.Path(path).expanduser()
+    except KeyError as error:
+        raise ValueError(
+            f"{os.fspath(path)} is nowhere that can be read; give a local path, or one that begins "
+            "with gs://, s3://, az:// or hf://"
+        ) from error
+
+
+@contextlib.contextmanager
+def atomic_write(
+    path: epath.PathLike, *, shared: bool = False, durable: bool = True
+) -> Iterator[IO[bytes]]:
+    """A binary file to write, which appears under its name only when it is whole.
+
+    Bytes go to a temporary name in the same directory. On a local disk they reach the disk itself
+    before the file is renamed. When the block raises, nothing is left; what a killed process left
+    of the same file is removed. In object storage, the object is written when the block ends.
+
+    Args:
+        path: the file.
+        shared: whether processes of other machines may write it at the same time. What a killed
+            process left then stays.
+        durable: whether the bytes are to reach the disk itself, so that the file is whole also
+            after a loss of power.
+
+    Raises:
+        OSError: the disk is full or cannot be written; the message names the file.
+    """
+    path = as_path(path)
+    if isinstance(path, objects.ObjectPath):
+        with path.open("wb") as file:
+            yield file
+        return
+    owner = uuid.uuid4().hex if shared else os.getpid()
+    temporary = path.parent / f".{path.name}.{owner}.tmp"
+    if is_local(path) and not shared:
+        _remove_leftovers(path)
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            if is_local(path) and durable:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise _write_error(path, error.errno, error.strerror or str(error)) from error
+        raise
+    if is_local(path) and durable:
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            with contextlib.suppress(OSError):  # some network file systems cannot
+                os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+@contextlib.contextmanager
+def name_full_disk(path: epath.PathLike) -> Iterator[None]:
+    """Names `path` when a library's error inside the block says that the disk is full.
+
+    Such an error may be of any type, and come later than the write that failed.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    try:
+        yield
+    except Exception as error:
+        for number in (errno.ENOSPC, errno.EDQUOT):
+            if os.strerror(number) in str(error):
+                raise _write_error(path, number, os.strerror(number)) from error
+        raise
+
+
+def _write_error(path: epath.PathLike, number: int | None, reason: str) -> OSError:
+    return OSError(
+        number,
+        f"could not write {os.fspath(path)}: {reason}. Nothing of it is left, and what was "
+        "finished before is kept; make room and run again",
+    )
+
+
+def _remove_leftovers(path: epath.Path) -> None:
+    """Removes the temporary files of `path` whose process is gone."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        pid = left.name.removesuffix(".tmp").rpartition(".")[2]
+        if pid.isdecimal() and not is_running(int(pid)):
+            left.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def directory_lock(directory: epath.PathLike, doing: str, *, wait: bool = True) -> Iterator[None]:
+    """Holds the lock of `directory` while the block runs; other processes wait, and say so.
+
+    The lock ends with the process that holds it, also when that is killed; in object storage within
+    a minute, see `objects.hold_lease`. Other places that are not local (`hf://`) have no lock.
+
+    Args:
+        directory: a path; the directory is made where there is none.
+        doing: the work in words, for the processes that wait.
+        wait: whether to wait for a process that holds the lock, or to raise.
+
+    Raises:
+        RuntimeError: another process holds the lock, and `wait` is False.
+        ValueError: the lock file is a symbolic link.
+    """
+    directory = as_path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    if isinstance(directory, objects.ObjectPath):
+        with objects.hold_lease(directory, doing, wait=wait):
+            yield
+        return
+    if not is_local(directory):
+        yield
+        return
+    # Neither truncated nor followed: the file may be anybody's.
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        descriptor = os.open(os.fspath(directory / ".lock"), flags, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise ValueError(
+            f"{os.fspath(directory / '.lock')} is a symbolic link; remove it, so that a lock can "
+            "be made there"
+        ) from None
+    with os.fdopen(descriptor, "wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            said = f"another process is {doing} in {os.fspath(directory)}"
+            if not wait:
+                raise RuntimeError(f"{said}; stop it first, or use another directory") from None
+            logger.warning("%s; waiting for it", said)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,74 @@
+"""Fork: what a forked child does with the locks, threads and open files that it inherits.
+
+A fork copies the memory of all threads and only one of the threads. A lock that another thread held
+stays locked in the child, work that another thread had begun is never finished, and the position in
+an open file is shared with the parent. So objects that have such things make them anew.
+"""
+
+import functools
+import os
+import sys
+import threading
+import weakref
+from typing import Any, Protocol
+
+
+class Restarts(Protocol):
+    """An object with locks, threads or open files."""
+
+    def restart(self) -> None:
+        """Makes locks, threads and open files anew, and never touches the old ones."""
+
+
+_objects: "weakref.WeakSet[Restarts]" = weakref.WeakSet()
+
+# In a child, what its parent had. Deleting it would wait for threads that are not there.
+_inherited: list[dict[str, Any]] = []
+
+
+def restart_in_children(thing: Restarts) -> None:
+    """Calls `thing.restart()` in each child that a fork makes, before anything else runs there."""
+    _objects.add(thing)
+
+
+def _restart_all() -> None:
+    for thing in list(_objects):
+        _inherited.append(dict(vars(thing)))
+        thing.restart()
+    if sys.version_info < (3, 12):
+        _unlock_properties()
+
+
+def _unlock_properties() -> None:
+    """Gives cached properties new locks: in Python 3.11, all objects of a class share one."""
+    package = __name__.partition(".")[0]
+    modules = [each for name, each in sys.modules.items() if name.startswith(f"{package}.")]
+    for member in [member for module in modules for member in vars(module).values()]:
+        for value in vars(member).values() if isinstance(member, type) else ():
+            if isinstance(value, functools.cached_property):
+                value.lock = threading.RLock()  # type: ignore[attr-defined]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_restart_all)
+
+
+class Handles:
+    """The base of objects that also a pickled copy makes anew: a lock, and the `handles` named."""
+
+    handles: tuple[str, ...] = ()
+
+    def restart(self) -> None:
+        """See `Restarts`."""
+        for name in self.handles:
+            self.__dict__.pop(name, None)
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        excluded = {*self.handles, "_lock"}
+        return {name: value for name, value in self.__dict__.items() if name not in excluded}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.restart()
+        restart_in_children(self)

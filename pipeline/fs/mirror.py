@@ -1,0 +1,93 @@
+"""Mirror: a local directory whose folders are kept in object storage, for what needs files."""
+
+import os
+import shutil
+import tempfile
+
+from etils import epath
+
+from pipeline.fs import transfers
+from pipeline.fs.object_path import ObjectPath
+from pipeline.fs.pid import is_running
+from pipeline.fs.requests import client
+
+# The last object of a folder to be written, and the first to be deleted: with it, all is there.
+# orbax makes one in each checkpoint.
+WHOLE = "commit_success.txt"
+
+PREFIX = "lockstep-mirror-"  # of the names of local directories, before the number of the process
+
+
+class Mirror:
+    """A local directory that stands for one of object storage.
+
+    Of each folder that is whole there, it has the files at the top from the beginning, and all of
+    them after `fetch`. `push` makes what is there like what is here. Each folder has a file
+    `WHOLE`.
+
+    Args:
+        remote: the directory in object storage.
+
+    Attributes:
+        local: the directory on this machine, a temporary one.
+    """
+
+    def __init__(self, remote: ObjectPath):
+        self._remote = remote
+        _remove_leftovers()
+        self._scratch = tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-")
+        self.local = epath.Path(self._scratch.name)
+        self._partial: set[str] = set()  # folders of which only the top is here
+        for name in transfers.children(remote)[1]:
+            objects, _ = transfers.children(remote / name)
+            if WHOLE in objects:
+                self._download([remote / name / each for each in objects])
+                self._partial.add(name)
+
+    def fetch(self, name: str) -> None:
+        """Downloads the whole of a folder, if it is there and not here."""
+        if name in self._partial:
+            self._download([ObjectPath(each) for each in transfers.keys(self._remote / name)])
+            self._partial.remove(name)
+
+    def push(self) -> None:
+        """Uploads folders that are here and not there, and deletes those that are there alone.
+
+        Then each has only the files at its top here.
+        """
+        here = {path.name for path in self.local.iterdir() if path.is_dir()}
+        there = set(transfers.children(self._remote)[1])
+        whole = {name for name in here & there if (self._remote / name / WHOLE).exists()}
+        for name in there - whole:  # gone here, or cut short there
+            transfers.delete([self._remote / name / WHOLE])
+            transfers.delete(transfers.keys(self._remote / name))
+        for name in here - whole:
+            last = self.local / name / WHOLE
+            tree = [(epath.Path(root), names) for root, _, names in os.walk(last.parent)]
+            files = [root / each for root, names in tree for each in names]
+            for _ in client.map(self._upload, [file for file in files if file != last]):
+                pass
+            self._upload(last)
+        for name in here - self._partial:
+            for path in (self.local / name).iterdir():
+                if path.is_dir():
+                    path.rmtree()
+        self._partial = here
+
+    def _upload(self, path: epath.Path) -> None:
+        with path.open("rb") as file:
+            transfers.put(self._remote / path.relative_to(self.local), file)
+
+    def _download(self, paths: list[ObjectPath]) -> None:
+        for path in paths:
+            file = self.local / path.relative_to(self._remote)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            transfers.download(path, file)
+
+
+def _remove_leftovers() -> None:
+    """Removes the local directories of processes that were killed."""
+    for left in epath.Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        pid = left.name.removeprefix(PREFIX).partition("-")[0]
+        if pid.isdecimal() and not is_running(int(pid)):
+            shutil.rmtree(left, ignore_errors=True)

@@ -1,1 +1,0 @@
-"""Packing: from a histogram of sizes to rows. It uses no examples, epochs or steps."""

@@ -1,0 +1,111 @@
+"""Packing a histogram of sizes into rows of several buckets, from the longest bucket down."""
+
+import operator
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from pipeline.planning.bucket import Bucket
+from pipeline.planning.pair_packing import best_fit_pairs
+from pipeline.planning.patterns import Packed, Pattern, best_fit, count_segments
+
+# With "optimal", best fit packs the segments that the given patterns do not hold.
+Packing = Literal["best_fit", "optimal", "none"]
+PACKINGS: tuple[Packing, ...] = get_args(Packing)
+
+# Whether a model computes the scores of all positions of a row, or skips other segments.
+Attention = Literal["dense", "segment"]
+ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
+
+
+def pack(
+    counts: np.ndarray,
+    buckets: Sequence[Bucket],
+    *,
+    sizes: np.ndarray | None = None,
+    packing: Packing = "best_fit",
+    max_segments: int | None = None,
+    whole: bool = False,
+    surplus: Sequence[int] | None = None,
+    patterns: Sequence[Sequence[Pattern]] | None = None,
+) -> Packed:
+    """Packs a histogram into rows of the buckets.
+
+    Buckets are filled from the longest to the shortest: segments that no shorter bucket holds open
+    a bucket's rows, shorter segments fill these rows, and the remaining ones go on to the next
+    shorter bucket. Then, from the shortest bucket to the longest, surplus rows (too few for
+    another batch) are packed again into a longer bucket. So at most one batch, of the longest
+    bucket, is not full.
+
+    Args:
+        counts: int64 [sizes], segments of each size; not changed. Index 0 is ignored.
+        buckets: ascending by length; the last holds every segment.
+        sizes: for pairs int64 [sizes, 2], the inputs and targets of each size. None: a size is a
+            length.
+        packing: "best_fit", "optimal" (best fit after `patterns`) or "none" (a segment in a row).
+        max_segments: the most segments in one row; None for no limit.
+        whole: make whole batches only. The segments of the last, under-filled batch are then in no
+            row, and the result's `counts` lack them.
+        surplus: for each bucket, the surplus rows to pack again into a longer one, where batches go
+            on after these rows. None: as many as make no whole batch.
+        patterns: for each bucket, patterns to use first, whose segments `counts` includes.
+    """
+    positions = np.arange(len(counts))[:, None] if sizes is None else sizes
+    search = best_fit if sizes is None else best_fit_pairs
+    max_segments = 1 if packing == "none" else max_segments
+    placed = [list(of_bucket) for of_bucket in patterns or [()] * len(buckets)]
+    remaining = counts - count_segments([p for each in placed for p in each], len(counts))
+    remaining[0] = 0
+    holds = np.stack([(positions <= bucket.lengths).all(axis=1) for bucket in buckets])
+    for index in reversed(range(len(buckets))):
+        opens = ~np.logical_or.reduce(holds[:index])
+        placed[index] += search(remaining, buckets[index].lengths, positions, opens, max_segments)
+    assert not remaining.any(), "the last bucket holds every segment"
+    for index, bucket in enumerate(buckets[:-1]):
+        many = surplus[index] if surplus else _count_rows(placed[index]) % bucket.rows
+        placed[index], moving = _split_surplus(placed[index], many)
+        if moving:
+            moved = count_segments(moving, len(counts))
+            longer = range(index + 1, len(buckets))
+            to = next(i for i in longer if np.all(bucket.lengths <= np.array(buckets[i].lengths)))
+            placed[to] += search(moved, buckets[to].lengths, positions, moved > 0, max_segments)
+    result = counts.copy()
+    result[0] = 0
+    if whole:
+        many = _count_rows(placed[-1]) % buckets[-1].rows
+        placed[-1], moving = _split_surplus(placed[-1], many)
+        result -= count_segments(moving, len(counts))
+    return Packed(tuple(buckets), tuple(map(tuple, placed)), result)
+
+
+def _count_rows(patterns: list[Pattern]) -> int:
+    return sum([pattern.rows for pattern in patterns])
+
+
+def _split_surplus(patterns: list[Pattern], surplus: int) -> tuple[list[Pattern], list[Pattern]]:
+    """Splits off the emptiest `surplus` rows."""
+    stay = sorted(patterns, key=operator.attrgetter("fill"))
+    whole = 0
+    while whole < len(stay) and surplus >= stay[whole].rows:
+        surplus -= stay[whole].rows
+        whole += 1
+    go = stay[:whole]
+    del stay[:whole]
+    if surplus and stay:
+        go.append(stay[0]._replace(rows=surplus))
+        stay[0] = stay[0]._replace(rows=stay[0].rows - surplus)
+    return stay, go
+
+
+def row_cost(length: Any, *, attention: str = "dense", width: int = 1024) -> Any:
+    """The cost of a row of `length` positions in a Transformer of `width`, in positions.
+
+    "dense" attention computes scores between all positions of the row. They cost
+    `length / (6 · width)` of the rest of a layer whose MLP is four times as wide. "segment"
+    attention skips other segments, so that a row costs its positions.
+
+    >>> row_cost(6144)
+    12288.0
+    """
+    return length + length * length / (6 * width) * (attention == "dense")

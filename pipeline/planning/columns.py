@@ -1,0 +1,259 @@
+"""Column generation: the linear program behind packing="optimal", and a proven bound.
+
+The cheapest rows of a histogram are a linear program over all patterns, which are too many to list.
+Gilmore and Gomory (1961) start with a few patterns. An exact knapsack, whose values are the duals
+of the program, finds patterns that improve it, until none does. The duals also give a lower bound
+on the cost of any packing. The solver (HiGHS) needs scipy.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pipeline.errors import require
+from pipeline.planning.patterns import Pattern
+
+# Limits are numbers of steps, never seconds: the result must not depend on the load of a machine.
+ITERATIONS = 60
+
+# Iterations stop when the cost exceeds the bound by at most this share.
+GAP = 1e-7
+
+# The most patterns that the program has from one iteration to the next, for each size.
+PATTERNS_PER_SIZE = 4
+
+
+class Knapsack:
+    """For every room up to `longest`, the segments of the greatest value that fit into it.
+
+    A row may have any number of segments of a length, up to `most` segments in all. Solved by
+    dynamic programming over the room (Gilmore and Gomory, 1963).
+
+    >>> sack = Knapsack(np.array([3, 4]), np.array([5.0, 7.0]), longest=10)
+    >>> float(sack.worth[10]), sack.rows(np.array([0]), np.array([10])).T.tolist()
+    (17.0, [[2, 1]])
+
+    Args:
+        sizes: int64 [sizes], the lengths of segments, ascending, from 1.
+        values: float64 [sizes], the value of a segment of each size, at least 0.
+        longest: the largest room, in positions.
+        most: the most segments; None for no limit.
+
+    Attributes:
+        worth: float64 [longest + 1], the greatest value of a row of each length.
+    """
+
+    def __init__(
+        self, sizes: np.ndarray, values: np.ndarray, longest: int, most: int | None = None
+    ):
+        self._sizes, self._values = sizes, values
+        if most is None or most * int(sizes[0]) >= longest:
+            layers = [_unlimited(sizes, values, longest)]
+        else:
+            layers = _limited(sizes, values, longest, most)
+        # layers[k]: the worth, and the number of the first size (−1 if none fits), of rows of up to
+        # k segments. Without a limit there is one layer.
+        self._worth, self._first = (np.stack(each) for each in zip(*layers, strict=True))
+        self.worth = self._worth[-1]
+
+    def worth_with(self, room: int) -> np.ndarray:
+        """The greatest value of a row of `room` with a segment of a size, for each: [sizes].
+
+        −1 for a size that does not fit.
+        """
+        rest = room - self._sizes
+        layer = self._worth[max(len(self._worth) - 2, 0)]
+        return np.where(rest >= 0, self._values + layer[np.maximum(rest, 0)], -1.0)
+
+    def rows(self, first: np.ndarray, room: np.ndarray) -> np.ndarray:
+        """The best row of `room` with a segment of the size `first`: int32 [sizes, rows].
+
+        Both are int64 [rows].
+        """
+        times = np.zeros((len(self._sizes), len(first)), np.int32)
+        column, layer, size = np.arange(len(first)), len(self._worth) - 1, first
+        while len(column):
+            times[size, column] += 1
+            room = room - self._sizes[size]
+            layer = max(layer - 1, 0)
+            size = self._first[layer, room]
+            fits = size >= 0
+            column, room, size = column[fits], room[fits], size[fits]
+        return times
+
+
+def _unlimited(sizes: np.ndarray, values: np.ndarray, longest: int) -> Any:
+    worth, first = np.zeros(longest + 1), np.full(longest + 1, -1)
+    fitting = np.searchsorted(sizes, np.arange(longest + 1), side="right")
+    for room in range(int(sizes[0]), longest + 1):
+        count = fitting[room]
+        each = worth[room - sizes[:count]] + values[:count]
+        first[room] = best = each.argmax()
+        worth[room] = each[best]
+        if worth[room] <= worth[room - 1]:
+            # A shorter row has the same value and leaves more positions for other segments.
+            worth[room], first[room] = worth[room - 1], first[room - 1]
+    return worth, first
+
+
+def _limited(sizes: np.ndarray, values: np.ndarray, longest: int, most: int) -> Any:
+    layers = [(np.zeros(longest + 1), np.full(longest + 1, -1))]
+    for _ in range(most):
+        before = layers[-1][0]
+        worth, first = np.zeros(longest + 1), np.full(longest + 1, -1)
+        for number, (size, value) in enumerate(zip(sizes.tolist(), values.tolist(), strict=True)):
+            each = before[: longest + 1 - size] + value
+            better = each > worth[size:]
+            worth[size:][better] = each[better]
+            first[size:][better] = number
+        layers.append((worth, first))
+    return layers
+
+
+class Columns:
+    """The linear program of a histogram over the patterns found so far.
+
+    Args:
+        counts: int64 [longest + 1], segments of each length; none of length 0.
+        rooms: int64 [buckets], positions in a row of each bucket, ascending; the last holds the
+            longest segment.
+        costs: float64 [buckets], the cost of a row of each bucket.
+        most: the most segments in a row; None for no limit.
+
+    Attributes:
+        sizes: int64, the lengths of the segments in `counts`, ascending.
+    """
+
+    def __init__(
+        self, counts: np.ndarray, rooms: np.ndarray, costs: np.ndarray, most: int | None = None
+    ):
+        purpose = "packing='optimal' (packing='best_fit' does not)"
+        self._linprog = require("scipy.optimize", extra="optimal", purpose=purpose).linprog
+        self._sparse = require("scipy.sparse", extra="optimal", purpose=purpose)
+        self.rooms, self.costs, self.most = rooms, costs, most
+        self.sizes = np.flatnonzero(counts)
+        # Feasible duals: a value for each size such that no row is worth more than it costs. They
+        # prove a lower bound on the cost. The first ones are the cost of the size's positions in
+        # the cheapest bucket. `_proof` are the best ones for the whole histogram.
+        self._feasible = self.sizes * (costs / rooms).min()
+        self._proof = self._feasible
+        self._all = self.demand(counts)
+        # The first patterns: rows of one size alone in the longest bucket, which meet every demand.
+        alone = rooms[-1] // self.sizes
+        self._times = self._sparse.diags_array(
+            np.minimum(alone, most or alone).astype(float), format="csc"
+        )
+        self._bucket = np.full(len(self.sizes), len(rooms) - 1)
+
+    def demand(self, counts: np.ndarray) -> np.ndarray:
+        """How many segments of each size `counts` has: float64 [sizes]."""
+        return counts[self.sizes].astype(float)
+
+    def places(self, column: int) -> tuple[list[tuple[int, int]], int]:
+        """The lengths in a pattern, the longest first, each with its number; and the bucket."""
+        begin, end = self._times.indptr[column : column + 2]
+        used, times = self._times.indices[begin:end], self._times.data[begin:end].astype(int)
+        places = zip(self.sizes[used].tolist(), times.tolist(), strict=True)
+        return sorted(places, reverse=True), int(self._bucket[column])
+
+    def bound(self, counts: np.ndarray) -> float:
+        """A proven lower bound on the cost of any packing of `counts`, close to it after `solve`.
+
+        `counts` may have more segments than the program, and other lengths: the value of a length
+        that is not in `sizes` is that of the next shorter size.
+        """
+        below = np.searchsorted(self.sizes, np.arange(len(counts)), side="right")
+        proof = np.concatenate([[0], self._proof])[below]
+        # The factor exceeds the rounding error of the duals by far.
+        return float(proof @ counts) * (1 - 1e-9)
+
+    def add(self, patterns: Sequence[Sequence[Pattern]]) -> None:
+        """Adds patterns of each bucket to the program."""
+        for index, of_bucket in enumerate(patterns):
+            times = np.zeros((len(self.sizes), len(of_bucket)))
+            for column, pattern in enumerate(of_bucket):
+                for length, many in pattern.pieces:
+                    times[np.searchsorted(self.sizes, length), column] = many
+            self._extend(times, np.full(len(of_bucket), index))
+
+    def solve(self, demand: np.ndarray, iterations: int = ITERATIONS) -> np.ndarray:
+        """The cheapest number of rows of each pattern, with fractions: float64 [patterns].
+
+        A segment may take the place of a longer one, so the row of a pattern may have shorter
+        segments than the pattern names.
+
+        `demand` has the segments of each size, float64 [sizes].
+        """
+        feasible = self._feasible
+        best = feasible @ demand
+        rows, duals = self._solve_relaxed(demand)
+        for _ in range(iterations):
+            cost = float(rows @ self.costs[self._bucket])
+            if cost - best <= GAP * cost:
+                break
+            # Duals jump between vertices. Values half-way between them and the best feasible ones
+            # give better patterns, of which fewer are needed (Wentges, 1997). If they give no
+            # pattern, the duals themselves decide whether one exists.
+            for values in ((feasible + duals) / 2, duals):
+                sack = Knapsack(self.sizes, values, int(self.rooms[-1]), self.most)
+                values = values / (sack.worth[self.rooms] / self.costs).max()
+                if values @ demand > best:
+                    best, feasible = values @ demand, values
+                if values @ self._all > self._proof @ self._all:
+                    self._proof = values
+                times, bucket = self._improve(sack, duals)
+                if len(bucket):
+                    break
+            if not len(bucket):
+                break
+            self._drop_patterns(rows, duals)
+            self._extend(times, bucket)
+            rows, duals = self._solve_relaxed(demand)
+        return rows
+
+    def _extend(self, times: np.ndarray, bucket: np.ndarray) -> None:
+        self._times = self._sparse.hstack([self._times, self._sparse.csc_array(times)], "csc")
+        self._bucket = np.concatenate([self._bucket, bucket])
+
+    def _solve_relaxed(self, demand: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Solves the program for the present patterns: their rows, and the duals of the sizes."""
+        count = len(self.sizes)
+        # Further columns let a place of one size take the next smaller size. They make the duals
+        # ascend with the size and keep the program short.
+        steps = self._sparse.diags_array(
+            [np.ones(count - 1), -np.ones(count - 1)], offsets=[0, -1], shape=(count, count - 1)
+        )
+        solved = self._linprog(
+            np.concatenate([self.costs[self._bucket], np.zeros(count - 1)]),
+            A_ub=-self._sparse.hstack([self._times, steps], "csc"),
+            b_ub=-demand,
+            method="highs-ds",
+        )
+        assert solved.status == 0, solved.message
+        return solved.x[: len(self._bucket)], np.maximum(-solved.ineqlin.marginals, 0)
+
+    def _improve(self, sack: Knapsack, duals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The knapsack's best row with each size in each bucket, if it improves the program."""
+        times, bucket = [], []
+        for number, (room, cost) in enumerate(zip(self.rooms, self.costs, strict=True)):
+            first = np.flatnonzero(sack.worth_with(int(room)) > 0)
+            rows = sack.rows(first, np.full(len(first), room))
+            rows = rows[:, duals @ rows > cost * (1 + 1e-9)]
+            # Equal rows have equal sums of random numbers. If other rows do, which is very rare,
+            # one of them is lost.
+            sums = np.random.Philox(0).random_raw(len(rows)) @ rows.astype(np.uint64)
+            rows = rows[:, np.unique(sums, return_index=True)[1]]
+            times.append(rows)
+            bucket.append(np.full(rows.shape[1], number))
+        return np.concatenate(times, axis=1), np.concatenate(bucket)
+
+    def _drop_patterns(self, rows: np.ndarray, duals: np.ndarray) -> None:
+        """Removes the patterns of the highest reduced cost, but none in use."""
+        most = PATTERNS_PER_SIZE * len(self.sizes)
+        if len(rows) <= most:
+            return
+        reduced = self.costs[self._bucket] - self._times.T @ duals
+        reduced[rows > 0] = -np.inf
+        stay = np.sort(np.argsort(reduced, kind="stable")[:most])
+        self._times, self._bucket = self._times[:, stay], self._bucket[stay]

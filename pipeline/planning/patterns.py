@@ -1,0 +1,210 @@
+"""Patterns: the ways in which rows are filled, and best-fit decreasing, which finds them.
+
+Packing works on counts of sizes and never sees an example. All rows with the same content are one
+pattern, so the cost grows with the number of patterns and not with the number of examples.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from pipeline.planning.bucket import Bucket
+
+
+class Pattern(NamedTuple):
+    """The content of a row, and the number of rows that have this content.
+
+    Attributes:
+        pieces: each size in the row with its number of occurrences: ((100, 2), (28, 1)) is a row
+            with two segments of 100 positions and one of 28. For pairs, a size is a line number in
+            a table of sizes.
+        rows: how many rows have this content.
+        fill: real positions in one such row; for pairs, inputs plus targets.
+        segments: segments in one such row.
+    """
+
+    pieces: tuple[tuple[int, int], ...]
+    rows: int
+    fill: int
+    segments: int
+
+    @classmethod
+    def of_lengths(cls, pieces: Iterable[tuple[int, int]], rows: int) -> "Pattern":
+        """`rows` rows with these lengths, each with its number of occurrences."""
+        pieces = tuple((length, times) for length, times in pieces)
+        return cls(pieces, rows, sum(map(math.prod, pieces)), sum(times for _, times in pieces))
+
+
+@dataclasses.dataclass(frozen=True)
+class Packed:
+    """A histogram packed into rows of several buckets.
+
+    Attributes:
+        buckets: the shapes, ascending by length.
+        patterns: the patterns of each bucket.
+        counts: int64 [sizes], the segments of each size that have a place in a row.
+    """
+
+    buckets: tuple[Bucket, ...]
+    patterns: tuple[tuple[Pattern, ...], ...]
+    counts: np.ndarray
+
+    def rows(self, index: int) -> int:
+        """Rows of bucket number `index`, without empty rows."""
+        return sum([pattern.rows for pattern in self.patterns[index]])
+
+    def batches(self, index: int) -> int:
+        """Batches of bucket number `index`; the last may end in empty rows."""
+        return -(-self.rows(index) // self.buckets[index].rows)
+
+    def real(self, index: int) -> int:
+        """Real positions in the rows of bucket number `index`."""
+        return sum([pattern.fill * pattern.rows for pattern in self.patterns[index]])
+
+    def most_segments(self, index: int) -> int:
+        """The most segments in a row of bucket number `index`; 1 if it has no rows."""
+        return max([pattern.segments for pattern in self.patterns[index]], default=1)
+
+    def segments(self, index: int) -> int:
+        """Segments in the rows of bucket number `index`."""
+        return sum(pattern.rows * pattern.segments for pattern in self.patterns[index])
+
+
+def count_segments(patterns: Iterable[Pattern], size: int) -> np.ndarray:
+    """The number of segments of each size in all rows of some patterns: int64 [size]."""
+    counts = np.zeros(size, np.int64)
+    for pattern in patterns:
+        for length, times in pattern.pieces:
+            counts[length] += times * pattern.rows
+    return counts
+
+
+def best_fit(
+    counts: np.ndarray,
+    room: tuple[int, ...],
+    sizes: np.ndarray,
+    opens: np.ndarray,
+    max_segments: int | None = None,
+) -> list[Pattern]:
+    """Rows of one bucket, packed by best-fit decreasing; their segments leave `counts`.
+
+    Takes the segments from the longest to the shortest and puts each into the open row with the
+    least room that holds it (Johnson et al., 1974).
+
+    >>> counts = np.array([0, 0, 3, 0, 0, 0, 1, 0, 2])  # three of 2, one of 6, two of 8
+    >>> patterns = best_fit(counts, (10,), np.arange(9)[:, None], np.ones(9, bool))
+    >>> [(pattern.pieces, pattern.rows) for pattern in patterns]
+    [(((8, 1), (2, 1)), 2), (((6, 1), (2, 1)), 1)]
+
+    Args:
+        counts: int64 [n], the segments of each size; changed in place.
+        room: positions in a row; for pairs, of inputs and of targets.
+        sizes: int64 [n, 1], the positions of each size (its own number), ascending; for pairs
+            [n, 2], ascending by the share of a row.
+        opens: bool [n], the sizes that may open a row; the others only fill rows already open.
+        max_segments: the most segments in one row; None for no limit.
+    """
+    del sizes
+    (length,) = room
+    limit, may_open = max_segments or length, opens.tolist()
+    # An entry stands for rows with the same content: (pieces, segments, rows). `open_rows` maps the
+    # free room of a row to its entries; bit r of `rooms` is set if `open_rows[r]` is not empty.
+    open_rows: dict[int, list] = {}
+    found: list[Pattern] = []
+    rooms, longest = 0, length
+    # Where segments of half a row open rows, other rows are open at once.
+    if limit > 1 and not opens[length // 2 :][:1].any():
+        found, by_room = _fill_with_one(counts, length, opens)
+        longest = len(by_room) - 1
+        for free in np.flatnonzero(by_room).tolist():
+            open_rows[free] = [(((length - free, 1),), 1, int(by_room[free]))]
+            rooms |= 1 << free
+    # Planning spends most of its time in this loop, which therefore calls little and makes patterns
+    # as the tuples that they are.
+    there: list | None
+    new = tuple.__new__
+    some = np.flatnonzero(counts[1 : longest + 1])[::-1] + 1
+    remaining = []
+    for size, count in zip(some.tolist(), counts[some].tolist(), strict=True):
+        while count:
+            if fitting := rooms >> size:
+                free = size + (fitting & -fitting).bit_length() - 1
+                there = open_rows[free]
+                pieces, segments, rows = there[-1]
+                each = free // size
+                if each > limit - segments:
+                    each = limit - segments
+                full = count // each
+                full = rows if full > rows else full
+                part = rows > full and count > full * each
+                if stay := rows - full - part:
+                    there[-1] = pieces, segments, stay
+                else:
+                    there.pop()
+                    if not there:
+                        rooms ^= 1 << free
+            elif may_open[size]:
+                each = length // size
+                if each > limit:
+                    each = limit
+                pieces, segments, free = (), 0, length
+                full = count // each
+                part = count > full * each
+            else:
+                break
+            if full:
+                more, left = segments + each, free - each * size
+                count -= full * each
+                if not left or more == limit:
+                    found.append(new(Pattern, ((*pieces, (size, each)), full, length - left, more)))
+                elif there := open_rows.get(left):
+                    there.append(((*pieces, (size, each)), more, full))
+                else:
+                    open_rows[left] = [((*pieces, (size, each)), more, full)]
+                    rooms |= 1 << left
+            if part:  # fewer than `each` remain, for one more row
+                left = free - count * size
+                if there := open_rows.get(left):
+                    there.append(((*pieces, (size, count)), segments + count, 1))
+                else:
+                    open_rows[left] = [((*pieces, (size, count)), segments + count, 1)]
+                    rooms |= 1 << left
+                count = 0
+        remaining.append(count)
+    counts[some] = remaining
+    for free in sorted(open_rows):
+        for pieces, segments, rows in open_rows[free]:
+            found.append(new(Pattern, (pieces, rows, length - free, segments)))
+    return found
+
+
+def _fill_with_one(
+    counts: np.ndarray, length: int, opens: np.ndarray
+) -> tuple[list[Pattern], np.ndarray]:
+    """The beginning of `best_fit` in rows of `length` positions, for many sizes at once.
+
+    A segment of over half a row opens one. While there are enough segments that fit exactly, each
+    such row takes one of these, and no row is open when the next smaller size is due.
+
+    Returns:
+        The patterns, and the number of open rows by their free room: int64 [n]. Sizes from `n` on
+        are done.
+    """
+    half, most = length // 2, min(len(counts), length + 1)
+    there, opened, may_open = np.zeros((3, length + 1), np.int64)
+    there[:most], may_open[:most] = counts[:most], opens[:most]
+    opened[half + 1 :] = (there * may_open)[half + 1 :]
+    by_room = opened[::-1][: half + 1]
+    rest = there[: half + 1] - by_room
+    ends = (rest < 0) | (rest > 0) & (may_open[: half + 1] > 0)
+    end = int(np.flatnonzero(ends[1:]).max(initial=-1)) + 2
+    full = np.flatnonzero(by_room[end:])[::-1] + end
+    counts[:most] -= opened[:most]
+    counts[full] -= by_room[full]
+    patterns = [Pattern(((length, 1),), rows, length, 1) for rows in by_room[:1].tolist() if rows]
+    for size, rows in zip(full.tolist(), by_room[full].tolist(), strict=True):
+        patterns.append(Pattern(((length - size, 1), (size, 1)), rows, length, 2))
+    return patterns, np.append(0, by_room[1:end])

@@ -1,0 +1,170 @@
+"""Solutions: the patterns that packing="optimal" found, stored and then an input of a plan."""
+
+import functools
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pipeline.planning.bucket import Bucket
+from pipeline.planning.cascade import pack, row_cost
+from pipeline.planning.columns import Columns
+from pipeline.planning.patterns import Packed, Pattern
+from pipeline.planning.rounding import round_rows
+
+# Stores a file: `store(name, make)` returns the content of the file `name`. If the file is missing,
+# it stores what `make()` returns.
+Store = Callable[[str, Callable[[], bytes]], bytes]
+
+# The version of the search and of its file. A plan does not use the file of another version.
+VERSION = 1
+
+# With more lengths than this, linear programs take minutes, and best fit is within a ten-thousandth
+# of the optimum. The search then takes best fit.
+SIZES = 2048
+
+
+class Solution:
+    """The patterns of each histogram of a plan, and a bound on the share of positions in use.
+
+    The file is JSON: `{"name": …, "bound": 0.9988, "patterns": {DIGEST: [[[3, [[120, 4], [32,
+    1]]]]]}}`. For the digest of each histogram, each bucket has a list of patterns: the number of
+    rows, and each length in the row with its number of occurrences.
+
+    Attributes:
+        digest: a short hash of the content.
+        bound: proven upper bound on the share of positions that any packing of these lengths into
+            these buckets can use.
+
+    Raises:
+        ValueError: the content is not as above.
+    """
+
+    def __init__(self, content: bytes, path: str):
+        self._path = path
+        self.digest = hashlib.sha256(content).hexdigest()[:16]
+        try:
+            stored = json.loads(content)
+            self.bound = float(stored["bound"])
+            self._patterns = stored["patterns"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} does not hold the patterns of a plan: {error!r}") from error
+
+    def pack(self, counts: np.ndarray, buckets: Sequence[Bucket], **options: Any) -> Packed:
+        """`pipeline.planning.cascade.pack` with the patterns stored for this histogram.
+
+        Raises:
+            ValueError: the file has no patterns for this histogram and these buckets.
+        """
+        stored = self._patterns.get(_digest(counts))
+        if stored is None or len(stored) != len(buckets):
+            raise ValueError(
+                f"the patterns in {self._path} are for other lengths, buckets or windows than "
+                "this plan's; give the path of a new file with patterns=…, and the plan makes it"
+            )
+        patterns = [
+            [Pattern.of_lengths(pieces, rows) for rows, pieces in of_bucket] for of_bucket in stored
+        ]
+        return pack(counts, buckets, packing="optimal", patterns=patterns, **options)
+
+
+class Search:
+    """Searches the patterns of a plan's histograms by column generation.
+
+    Attributes:
+        counts: the histogram of all segments of the plan, to which the bound applies.
+    """
+
+    def __init__(self) -> None:
+        self._patterns: dict[str, list] = {}
+        self._positions: Columns | None = None
+        self.counts: np.ndarray | None = None
+
+    def pack(
+        self,
+        counts: np.ndarray,
+        buckets: Sequence[Bucket],
+        *,
+        max_segments: int | None = None,
+        whole: bool = False,
+    ) -> Packed:
+        """Packs a histogram and records its patterns; arguments as for `cascade.pack`."""
+        best = pack(counts, buckets, packing="best_fit", max_segments=max_segments)
+        optimal = functools.partial(
+            pack, counts, buckets, packing="optimal", max_segments=max_segments
+        )
+        if 0 < np.count_nonzero(counts) <= SIZES:
+            other = optimal(patterns=self._generate(counts, best, max_segments))
+            best = min(best, other, key=_cost)
+        self._patterns[_digest(counts)] = [
+            [[pattern.rows, pattern.pieces] for pattern in of_bucket] for of_bucket in best.patterns
+        ]
+        return optimal(whole=whole, patterns=best.patterns)
+
+    def _generate(
+        self, counts: np.ndarray, start: Packed, max_segments: int | None
+    ) -> list[list[Pattern]]:
+        """The rows that column generation finds, beginning with the patterns of `start`."""
+        rooms = np.array([bucket.length for bucket in start.buckets])
+        # The bound counts positions. The rows minimise the model's cost: with positions alone,
+        # short buckets would stay empty.
+        costs = [rooms.astype(float), row_cost(rooms)] if len(rooms) > 1 else [rooms.astype(float)]
+        programs = [Columns(counts, rooms, cost, max_segments) for cost in costs]
+        for program in programs:
+            program.add(start.patterns)
+            program.solve(program.demand(counts))
+        self._positions = self._positions or programs[0]
+        return round_rows(programs[-1], counts)
+
+    def content(self, name: str) -> bytes:
+        """The content of the file `name`, as `Solution` reads it."""
+        assert self.counts is not None, "a plan has a histogram"
+        tokens = int(self.counts @ np.arange(len(self.counts)))
+        least = self._positions.bound(self.counts) if self._positions else tokens
+        bound = min(tokens / least, 1.0)
+        return json.dumps({"name": name, "bound": bound, "patterns": self._patterns}).encode()
+
+
+def _cost(packed: Packed) -> float:
+    return sum(
+        packed.rows(index) * row_cost(bucket.length) for index, bucket in enumerate(packed.buckets)
+    )
+
+
+def load_solution(
+    store: Store, inputs: Any, search: Callable[[], Search], path: str | None = None
+) -> Solution:
+    """The stored solution for some inputs; if there is none, the search runs and is stored.
+
+    The text of `inputs` names the file; error messages call it `path`, if that is given.
+    """
+    name = f"packing-{hashlib.sha256(f'{VERSION};{inputs}'.encode()).hexdigest()[:16]}.json"
+    return Solution(store(name, lambda: search().content(name)), path or name)
+
+
+def store_in_file(path: str | os.PathLike, *, allow_other: bool) -> Store:
+    """A `Store` that keeps a solution in the file `path`.
+
+    With `allow_other`, a solution other than that of the file has a file of its own beside it.
+    """
+
+    def store(name: str, make: Callable[[], bytes]) -> bytes:
+        file = pathlib.Path(path)
+        if allow_other and file.exists() and name.encode() not in file.read_bytes():
+            file = file.with_name(f"{file.stem}-{name}")
+        if not file.exists():
+            temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+            temporary.write_bytes(make())
+            temporary.replace(file)
+        return file.read_bytes()
+
+    return store
+
+
+def _digest(counts: np.ndarray) -> str:
+    trimmed = np.trim_zeros(counts.astype("<i8"), "b")
+    return hashlib.sha256(trimmed.tobytes()).hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""Compiled steps: memory, microbatches, accumulation, hosts."""

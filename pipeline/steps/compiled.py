@@ -1,0 +1,295 @@
+"""A step compiled ahead of time for every bucket, in as many microbatches as memory asks for."""
+
+import dataclasses
+import functools
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
+
+import jax
+from etils import epath
+
+from pipeline.planning.bucket import Bucket
+from pipeline.planning.text_table import text_table
+from pipeline.steps.compile_log import CompileLog
+from pipeline.steps.hosts import minimum, require_agreement
+from pipeline.steps.microbatches import allowed
+
+logger = logging.getLogger(__name__)
+
+# Programs that are compiled at the same time. Each takes memory of the host, gigabytes for large
+# models.
+AT_ONCE = 4
+
+# Above this share of the memory a bucket is worth a warning.
+TIGHT = 0.9
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """One compiled shape of a step.
+
+    Attributes:
+        run: the executable.
+        microbatches: into how many parts it splits a batch.
+        compiles: compilations of the step that JAX reported while it was made.
+        searched: compilations for other numbers of microbatches, thrown away.
+        seconds: what making it took, the search included.
+        flops: floating-point operations of one call, as XLA estimates them; loops count once.
+        memory: bytes on a device: arguments, results and temporaries, what is donated once; and
+            what is held besides.
+    """
+
+    run: Callable
+    microbatches: int
+    compiles: int
+    searched: int
+    seconds: float
+    flops: float
+    memory: int
+
+
+class Compiled:
+    """`step(state, batch)` for a few static shapes, all compiled before the first call.
+
+    >>> import jax.numpy as jnp
+    >>> specs = {Bucket(rows=2, length=4): {"inputs": jax.ShapeDtypeStruct((2, 4), jnp.int32)}}
+    >>> def add(state, batch):
+    ...     return state + batch["inputs"].sum()
+    >>> add = Compiled(add, jnp.zeros(()), specs)
+    >>> float(add(jnp.zeros(()), {"inputs": jnp.ones((2, 4), jnp.int32)}))
+    8.0
+
+    Args:
+        step: a function of a state and a batch, both pytrees; with `microbatches` also of the
+            keyword `microbatches`, a whole number that is static for each bucket.
+        state: the state, or a pytree of `jax.ShapeDtypeStruct` with its shardings.
+        specs: for each bucket, a `jax.ShapeDtypeStruct` for each field of a batch.
+        donate: let the step overwrite its state.
+        microbatches: how many for every bucket; "auto": for each bucket the fewest whose program
+            stays within `budget`, found by compiling, never by running out of memory; None: `step`
+            knows no microbatches.
+        budget: bytes on a device that a program may need; None or 0: what the devices say they
+            have, the least of all hosts; a CPU does not say.
+        held: what is on the devices besides, as `state`: for a step that is given parameters alone,
+            the rest of the training state. It counts as memory of every program.
+        **jit_options: passed on to `jax.jit`, for example `out_shardings`.
+
+    Raises:
+        ValueError: the rows of a bucket do not split into `microbatches`.
+        MemoryError: a bucket needs more than the budget, however it is split.
+    """
+
+    def __init__(
+        self,
+        step: Callable,
+        state: Any,
+        specs: Mapping[Bucket, Mapping[str, jax.ShapeDtypeStruct]],
+        *,
+        donate: bool = False,
+        microbatches: int | Literal["auto"] | None = None,
+        budget: int | None = None,
+        held: Any = None,
+        **jit_options: Any,
+    ):
+        self.name, self.specs = step.__name__, dict(specs)
+        self.budget = budget or minimum(device_memory())
+        self._step, self._state, self._held = step, state, bytes_on_device(held)
+        self._options: dict[str, Any] = jit_options | {"donate_argnums": (0,) if donate else ()}
+        choices = {bucket: self._choices(bucket, microbatches) for bucket in specs}
+        # Tracing needs this thread's mesh and Python; XLA itself compiles without the lock.
+        with CompileLog() as events, ThreadPoolExecutor(AT_ONCE) as pool:
+            lowered = {
+                bucket: self._lower(bucket, numbers[0]) for bucket, numbers in choices.items()
+            }
+            firsts = {
+                bucket: pool.submit(self._compile, low, bucket, choices[bucket][0], events)
+                for bucket, low in lowered.items()
+            }
+            self.programs = {
+                bucket: self._fit(bucket, choices[bucket], future.result(), events)
+                for bucket, future in firsts.items()
+            }
+        # Hosts that split batches differently would wait for each other in different places.
+        split = {f"{self.name} {b}": p.microbatches for b, p in self.programs.items()}
+        text = ";".join(f"{name}={number}" for name, number in split.items())
+        require_agreement({"microbatches": text})
+        # Programs by the shape of the first field. Buckets of pairs may share it.
+        self._by_shape: dict[tuple[int, ...], list] = {}
+        for bucket, program in self.programs.items():
+            shape = next(iter(self.specs[bucket].values())).shape
+            self._by_shape.setdefault(shape, []).append((program.run, self.specs[bucket]))
+
+    def _choices(self, bucket: Bucket, microbatches: int | Literal["auto"] | None) -> list[int]:
+        """Numbers of microbatches to try, the fewest first; 0 stands for a step without."""
+        if microbatches is None:
+            return [0]
+        sharding = next(iter(self.specs[bucket].values())).sharding
+        numbers = allowed(bucket.rows, sharding)
+        if microbatches == "auto":
+            return numbers
+        if microbatches not in numbers:
+            raise ValueError(
+                f"bucket {bucket} does not split into microbatches={microbatches!r}; each device "
+                f"splits its own rows, so it must be one of {', '.join(map(str, numbers))}, or "
+                "'auto'"
+            )
+        return [int(microbatches)]
+
+    def _lower(self, bucket: Bucket, number: int) -> Any:
+        step = self._step
+        if number:
+            step = functools.partial(step, microbatches=number)
+            functools.update_wrapper(step, self._step)
+        return jax.jit(step, **self._options).lower(self._state, dict(self.specs[bucket]))
+
+    def _compile(self, lowered: Any, bucket: Bucket, number: int, events: CompileLog) -> Program:
+        thread, begin = threading.get_ident(), time.perf_counter()
+        before = events.count(self.name, thread)
+        run = lowered.compile()
+        memory, costs = run.memory_analysis(), run.cost_analysis()
+        program = Program(
+            run=run,
+            microbatches=max(number, 1),
+            compiles=events.count(self.name, thread) - before,
+            searched=0,
+            seconds=time.perf_counter() - begin,
+            flops=(costs or {}).get("flops", 0.0),
+            memory=(
+                memory.argument_size_in_bytes
+                + memory.output_size_in_bytes
+                + memory.temp_size_in_bytes
+                - memory.alias_size_in_bytes
+                + self._held
+            ),
+        )
+        split = f" in {program.microbatches} microbatches" if program.microbatches > 1 else ""
+        logger.info(
+            f"{self.name} {bucket}{split}: compiled in {program.seconds:.1f} s, "
+            f"{program.flops / 1e9:,.2f} GFLOP, {_size(program.memory)}{self._share(program)}"
+        )
+        return program
+
+    def _fit(
+        self, bucket: Bucket, numbers: list[int], program: Program, events: CompileLog
+    ) -> Program:
+        """The first program, or that of more microbatches, that fits the budget."""
+        searched, seconds = 0, program.seconds
+        for number in numbers[1:]:
+            if self.budget is None or program.memory <= self.budget:
+                break
+            searched += program.compiles
+            program = self._compile(self._lower(bucket, number), bucket, number, events)
+            seconds += program.seconds
+        if self.budget is not None:
+            if program.memory > self.budget:
+                raise MemoryError(
+                    f"{self.name} needs {_size(program.memory)} a device for bucket {bucket} in "
+                    f"{program.microbatches} microbatches, and there are {_size(self.budget)}; "
+                    "give it fewer rows or positions, microbatches='auto', a smaller model, "
+                    "remat, or more devices to share the state"
+                )
+            if program.memory > TIGHT * self.budget:
+                share = self._share(program).strip(" ,")
+                logger.warning("%s %s needs %s", self.name, bucket, share)
+        return dataclasses.replace(program, searched=searched, seconds=seconds)
+
+    def _share(self, program: Program) -> str:
+        return (
+            f", {program.memory / self.budget:.0%} of {_size(self.budget)}" if self.budget else ""
+        )
+
+    def __call__(self, state: Any, batch: Mapping[str, Any]) -> Any:
+        """Runs the step of the batch's shape.
+
+        Raises:
+            ValueError: the batch is of a shape, dtype or sharding that was not compiled; names the
+                field and both.
+        """
+        first = next(iter(batch.values()))
+        found = self._by_shape.get(first.shape)
+        if found is None:
+            shapes = ", ".join(str(bucket.shape) for bucket in self.specs)
+            raise ValueError(
+                f"{self.name}: {next(iter(batch))} has shape {first.shape}, and was compiled for "
+                f"{shapes}; batches must come from a plan with the same buckets"
+            )
+        run, spec = max(found, key=lambda program: _alike(batch, program[1]))
+        for name in dict.fromkeys([*spec, *batch]):
+            if not _as_compiled(batch.get(name), spec.get(name)):
+                raise ValueError(
+                    f"{self.name}: {name} is {_describe(batch.get(name))}, and was compiled for "
+                    f"{_describe(spec.get(name))}; see pipeline.to_global"
+                )
+        return run(state, dict(batch))
+
+
+def keep_programs(directory: epath.PathLike) -> None:
+    """Keeps compiled programs in `directory`, JAX's persistent cache, for a fast second start.
+
+    Where JAX has been told of another directory (JAX_COMPILATION_CACHE_DIR), that one is used.
+    """
+    if not getattr(jax.config, "jax_compilation_cache_dir"):  # noqa: B009 (set at run time)
+        jax.config.update("jax_compilation_cache_dir", os.fspath(directory))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def device_memory() -> int | None:
+    """Bytes that a program may use on a device, as far as the device says."""
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+
+
+def bytes_on_device(tree: Any) -> int:
+    """Bytes of arrays, or of `jax.ShapeDtypeStruct`s, on a device that holds its part of each."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape) if leaf.sharding else leaf.shape)
+        * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
+def table(*steps: Compiled) -> str:
+    """What the program of each step and bucket needs, line by line."""
+    rows = [["step", "bucket", "microbatches", "memory", "of limit", "GFLOP"]]
+    for step in steps:
+        for bucket, program in step.programs.items():
+            share = f"{program.memory / step.budget:.0%}" if step.budget else "–"
+            size, flops = _size(program.memory), f"{program.flops / 1e9:,.2f}"
+            rows.append([step.name, f"{bucket}", f"{program.microbatches}", size, share, flops])
+    return "\n".join(text_table(rows))
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:,.2f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"
+
+
+def _alike(batch: Mapping[str, Any], specs: Mapping[str, jax.ShapeDtypeStruct]) -> int:
+    return sum(name in batch and batch[name].shape == spec.shape for name, spec in specs.items())
+
+
+def _as_compiled(array: Any, spec: Any) -> bool:
+    if array is None or spec is None or (array.shape, array.dtype) != (spec.shape, spec.dtype):
+        return False
+    if spec.sharding is None:
+        return True
+    return (
+        isinstance(array, jax.Array)
+        and array.committed
+        and array.sharding.is_equivalent_to(spec.sharding, array.ndim)
+    )
+
+
+def _describe(array: Any) -> str:
+    if array is None:
+        return "missing"
+    text = f"{array.dtype}{list(array.shape)}"
+    if isinstance(array, jax.Array) and not array.committed:
+        return f"{text}, not committed to a device"
+    placed: Any = getattr(array, "sharding", "NumPy")
+    return f"{text} of {getattr(placed, 'spec', placed)}"

@@ -1,1 +1,0 @@
-"""Tokenised examples on disk: prepared, written, and read by number."""

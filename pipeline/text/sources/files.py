@@ -1,0 +1,154 @@
+"""Files of a source: found by name or glob, decompressed while read, told apart by content."""
+
+import hashlib
+import io
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO, Any
+
+import pyarrow as pa
+from etils import epath
+
+from pipeline.fs.atomic import as_path, is_local
+from pipeline.fs.fork import Handles
+from pipeline.text.sources.gzip_stream import GzipStream, Point
+from pipeline.text.sources.parts import Parts
+
+# A fingerprint reads this many samples of a file, spread evenly; smaller files are read whole.
+SAMPLES, SAMPLE = 16, 1 << 16
+
+Paths = str | os.PathLike | Sequence[str | os.PathLike]
+
+
+class FileSource(Parts, Handles):
+    """A source that reads files; the base of one class for each format.
+
+    Args:
+        paths: names or globs, one or several.
+
+    Raises:
+        FileNotFoundError: a file does not exist, or a glob matches none.
+    """
+
+    format: str  # what the files hold, for people
+    prefix: str  # of fingerprints
+
+    def __init__(self, paths: Paths):
+        self.files = find(paths)
+        # The stamps of the files when the fingerprint was first asked for, and their digest.
+        self._known: tuple[list[tuple[int, int]], str] | None = None
+        self.__setstate__({})
+
+    @property
+    def fingerprint(self) -> str:
+        """See `Source`; from names, sizes and content samples of the files.
+
+        Raises:
+            ValueError: the size of a file, or the time of its last change, is not what it was the
+                first time; names the file.
+        """
+        stamps = [_stamp(path) for path in self.files]
+        if self._known is None:
+            self._known = stamps, digest(self.files)
+        for path, then, now in zip(self.files, self._known[0], stamps, strict=True):
+            if then != now:
+                seen = f"has {now[0]:,}, written at another time" if any(now) else "is gone"
+                raise ValueError(
+                    f"{os.fspath(path)} changed after this source was first used: it had "
+                    f"{then[0]:,} bytes, and {seen}. Let nothing write to files while they are "
+                    "read, and open the source anew"
+                )
+        return f"{self.prefix}-{self._known[1]}"
+
+    def __str__(self) -> str:
+        more = f" and {len(self.files) - 1:,} more" if len(self.files) > 1 else ""
+        return f"{self.format} of {os.fspath(self.files[0])}{more}"
+
+
+def find(paths: Paths) -> list[epath.Path]:
+    """The files that `paths` (names or globs, one or several) name; globs in sorted order.
+
+    Raises:
+        FileNotFoundError: a file does not exist, or a glob matches none.
+        ValueError: a path is a directory, or there is none at all.
+    """
+    names = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    if not names:
+        raise ValueError("no files were given; name one or more, or a glob such as data/*.txt")
+    return [file for name in names for file in _match(os.fspath(name))]
+
+
+def _match(name: str) -> list[epath.Path]:
+    path = as_path(name)
+    if path.is_dir():
+        raise ValueError(f"{name} is a directory; name its files with a glob such as {name}/*.txt")
+    if path.exists():
+        return [path]
+    wild = next((n for n, part in enumerate(path.parts) if any(c in part for c in "*?[")), None)
+    if wild is None:
+        raise FileNotFoundError(f"there is no file {name}; check the path")
+    base = path.parents[len(path.parts) - wild - 1]
+    files = sorted(f for f in base.glob("/".join(path.parts[wild:])) if not f.is_dir())
+    if not files:
+        raise FileNotFoundError(f"no file matches {name}; check the path and the pattern")
+    return files
+
+
+@contextmanager
+def open_file(path: epath.Path, points: list[Point] | None = None) -> Iterator[IO[bytes]]:
+    """The content of a file, decompressed if its name ends in `.gz` or `.zst`.
+
+    All but `.zst` can seek; `points` are for `GzipStream`.
+
+    Raises:
+        ValueError: from reading, when a compressed file is damaged or cut short; names it.
+    """
+    with path.open("rb") as raw:
+        if path.suffix == ".gz":
+            stream: Any = GzipStream(raw, points)
+        elif path.suffix == ".zst":
+            stream = pa.CompressedInputStream(raw, "zstd")
+        else:
+            yield raw
+            return
+        try:
+            yield io.BufferedReader(stream, 1 << 18)
+        except OSError as error:
+            if error.errno is not None:  # of the system, not of the content
+                raise
+            raise ValueError(
+                f"{os.fspath(path)} cannot be decompressed: {error}. It is damaged or cut short; "
+                "fetch it again"
+            ) from error
+
+
+def digest(files: Iterable[epath.Path]) -> str:
+    """A short hash of the names, sizes and content samples of files, as they are stored.
+
+    Times and directories do not count. An edit that leaves the size of a file above 1 MiB as it
+    was, and touches none of the 16 samples of 64 KiB, goes unnoticed.
+    """
+    sha = hashlib.sha256()
+    for path in files:
+        size = path.stat().length
+        sha.update(f"{path.name}\n{size}\n".encode())
+        with path.open("rb") as file:
+            if size <= SAMPLES * SAMPLE:
+                sha.update(file.read())
+                continue
+            for number in range(SAMPLES):
+                file.seek((size - SAMPLE) * number // (SAMPLES - 1))
+                sha.update(file.read(SAMPLE))
+    return sha.hexdigest()[:12]
+
+
+def _stamp(path: epath.Path) -> tuple[int, int]:
+    """The size of a file and the time of its last change, 0 of one that is gone."""
+    try:
+        if is_local(path):
+            status = os.stat(path)
+            return status.st_size, status.st_mtime_ns
+        return path.stat().length, path.stat().mtime
+    except FileNotFoundError:
+        return 0, 0

@@ -1,0 +1,34 @@
+"""Tokenizers: text to token ids and back; bytes, sentencepiece, and Hugging Face's."""
+
+from typing import Any
+
+from etils import epath
+
+from pipeline.text.tokenizers.bytes import Bytes
+from pipeline.text.tokenizers.hugging_face import HuggingFace
+from pipeline.text.tokenizers.markup import Markup
+from pipeline.text.tokenizers.sentencepiece import SentencePiece
+from pipeline.text.tokenizers.tokenizer import Tokenizer
+from pipeline.text.tokenizers.training import train_sentencepiece
+
+__all__ = [
+    "Bytes",
+    "HuggingFace",
+    "Markup",
+    "SentencePiece",
+    "Tokenizer",
+    "load",
+    "train_sentencepiece",
+]
+
+
+def load(description: dict[str, Any], directory: epath.Path) -> Tokenizer:
+    """The tokenizer that `save` described when it wrote into `directory`."""
+    options = dict(description)
+    kind = options.pop("kind")
+    for file_kind in (SentencePiece, HuggingFace):
+        if kind == file_kind.kind:
+            return file_kind(directory / file_kind.file, **options)
+    if kind != Bytes.kind:
+        raise ValueError(f"there is no kind of tokenizer {kind!r:.80}")
+    return Bytes(**options)

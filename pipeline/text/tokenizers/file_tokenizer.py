@@ -1,0 +1,113 @@
+"""FileTokenizer: what tokenizers that are read from one file share."""
+
+import hashlib
+import itertools
+import logging
+import os
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from pipeline.fs.atomic import as_path, atomic_write
+from pipeline.text.tokenizers.markup import parts_of
+from pipeline.text.tokenizers.tokenizer import with_marks
+
+log = logging.getLogger(__name__)
+
+
+class FileTokenizer:
+    """A tokenizer read from a file, whose content it keeps, to be stored with corpora.
+
+    A subclass has `_setup`, which takes the options, sets `begin_id`, `end_id` and `vocab_size`,
+    and calls `_set_marks`; `_encode`, to which marks are text; and `_parse`, to which they are
+    tokens.
+    """
+
+    kind: str
+    file: str  # its name in the directory of a corpus
+    begin_id: int | None
+    end_id: int | None
+    vocab_size: int
+    _setup: Callable[..., None]
+    _marks: re.Pattern[str] | None = None  # the spellings of marks that `_parse` knows
+    _warned = False
+
+    def __init__(self, path: epath.PathLike, **options: Any):
+        place = as_path(path)
+        if not place.exists():
+            raise FileNotFoundError(f"there is no {self.kind} tokenizer {os.fspath(place)}")
+        self.__setstate__((place.read_bytes(), os.fspath(place), options))
+
+    def __getstate__(self) -> tuple[bytes, str, dict[str, Any]]:
+        return self._content, self._name, self._options
+
+    def __setstate__(self, state: tuple[bytes, str, dict[str, Any]]) -> None:
+        self._content, self._name, self._options = state
+        self._setup(**self._options)
+
+    def _set_marks(self, marks: Sequence[str]) -> None:
+        """Says which marks `_parse` knows."""
+        longest = sorted(marks, key=len, reverse=True)
+        self._marks = re.compile("|".join(map(re.escape, longest))) if marks else None
+
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        """The ids of each text, in which all is text."""
+        raise NotImplementedError
+
+    def _parse(self, texts: list[str]) -> list[list[int]]:
+        """The ids of each text, in which marks are tokens."""
+        raise NotImplementedError
+
+    def encode_batch(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """See `Tokenizer`. Marks are parsed in `Markup` alone; see there.
+
+        Where a mark is parsed, the text before and after that part is encoded by itself.
+        """
+        if self._marks is None:
+            ids = self._encode(list(texts))
+        else:
+            runs = [self._divide(text) for text in texts]
+            each = [run for divided in runs for run in divided]
+            encoded = self._encode([text for text, parsed in each if not parsed])
+            parsed = self._parse([text for text, parsed in each if parsed])
+            sources = {False: iter(encoded), True: iter(parsed)}
+            ids = [[id_ for _, kind in divided for id_ in next(sources[kind])] for divided in runs]
+        counts = np.fromiter(map(len, ids), np.int64, len(ids))
+        body = np.fromiter(itertools.chain.from_iterable(ids), np.int32, int(counts.sum()))
+        return with_marks(body, counts, self.begin_id, self.end_id)
+
+    def _divide(self, text: str) -> list[tuple[str, bool]]:
+        """Runs of a text, each with whether it is markup with a mark in it."""
+        assert self._marks is not None
+        runs: list[tuple[str, bool]] = []
+        for part, own in parts_of(text):
+            mark = self._marks.search(part)
+            if mark and not own and not self._warned:
+                self._warned = True
+                log.warning(
+                    "a text has %r, a mark of %s; it stays text, as in all records. Where marks of "
+                    "records are meant, give a template that returns them as templates.Markup",
+                    mark[0],
+                    self._name,
+                )
+            parse = mark is not None and own
+            if runs and not parse and not runs[-1][1]:
+                part = runs.pop()[0] + part
+            runs.append((part, parse))
+        return runs
+
+    def _digest(self) -> str:
+        return hashlib.sha256(self._content).hexdigest()[:12]
+
+    def save(self, directory: epath.Path) -> dict[str, Any]:
+        """See `Tokenizer`; writes the file."""
+        with atomic_write(directory / self.file) as file:
+            file.write(self._content)
+        return {"kind": self.kind, **self._options}
+
+    def __repr__(self) -> str:
+        options = (f"{name}={value!r}" for name, value in self._options.items())
+        return f"{type(self).__name__}({', '.join([repr(self._name), *options])})"

@@ -1,0 +1,138 @@
+"""HuggingFace: a `tokenizer.json`, as the `tokenizers` library writes it."""
+
+import json
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from pipeline.errors import require
+from pipeline.text.tokenizers.file_tokenizer import FileTokenizer
+from pipeline.text.tokenizers.markup import MarkError, is_mark
+
+
+class HuggingFace(FileTokenizer):
+    """A tokenizer of the Hugging Face `tokenizers` library, read from its file.
+
+    Whether decoding gives back each text as it was depends on the tokenizer: byte-level ones do,
+    those that normalise (BERT's lower case) do not.
+
+    Args:
+        path: a `tokenizer.json`.
+        begin: the token before each text, such as "<s>"; True for the one that the tokenizer's own
+            post-processor puts there, False for none.
+        end: the token after each text, in the same way.
+        parse_special: whether special tokens become their ids where a template spells them in its
+            own text (`<|im_start|>` in a chat template); see `templates.Markup`. The text of
+            records never has special tokens.
+
+    Added tokens that are not special, but are spelled as marks (`<tool_call>`), are also parsed in
+    a template's own text alone. Other added tokens, such as words and runs of spaces, are parsed in
+    all text.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is no tokenizer, or has no such token; or, from encoding, its model finds a
+            special token in a text.
+    """
+
+    kind, file = "huggingface", "tokenizer.json"
+
+    def __init__(
+        self,
+        path: epath.PathLike,
+        *,
+        begin: bool | str = True,
+        end: bool | str = True,
+        parse_special: bool = False,
+    ):
+        super().__init__(path, begin=begin, end=end, parse_special=parse_special)
+
+    def _setup(self, *, begin: bool | str, end: bool | str, parse_special: bool) -> None:
+        self._tokenizer = self._parser = self._open(self._content)
+        described, added = json.loads(self._content), self._tokenizer.get_added_tokens_decoder()
+        special = [token.content for token in added.values() if token.special]
+        named = [token.content for token in added.values() if is_mark(token.content)]
+        others = [content for content in named if content not in special]
+        self._set_marks([*special, *others] if parse_special else others)
+        if self._marks is not None:
+            self._parser.encode_special_tokens = not parse_special
+            for token in described["added_tokens"]:  # so that the others are text, too
+                token["special"] |= token["content"] in others
+            self._tokenizer = self._open(json.dumps(described).encode())
+        # Some models have special tokens in their own vocabulary, and find them in text.
+        unknown = described["model"].get("unk_token"), described["model"].get("unk_id")
+        ids = {self._tokenizer.token_to_id(content) for content in [*special, *others]}
+        self._control = ids - {unknown[1], self._tokenizer.token_to_id(unknown[0] or "")}
+        marked = self._tokenizer.encode("x").ids
+        plain = self._tokenizer.encode("x", add_special_tokens=False).ids
+        places = range(len(marked))
+        at = next((n for n in places if marked[n : n + len(plain)] == plain), 0)
+        self.begin_id = self._mark("begin", begin, marked[:at])
+        self.end_id = self._mark("end", end, marked[at + len(plain) :])
+        self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
+        # The tokens rather than True, so that a corpus says which they are.
+        marks = {"begin": self.begin_id, "end": self.end_id}
+        spelled = {
+            k: id_ is not None and self._tokenizer.id_to_token(id_) for k, id_ in marks.items()
+        }
+        self._options = {**spelled, "parse_special": parse_special}
+
+    def _open(self, content: bytes) -> Any:
+        """A tokenizer of the library, to which special tokens are text."""
+        library = require("tokenizers", extra="huggingface", purpose="a Hugging Face tokenizer")
+        try:
+            tokenizer = library.Tokenizer.from_str(content.decode())
+        except Exception as error:  # the library raises nothing more special
+            raise ValueError(f"{self._name} is not a tokenizer.json: {error}") from error
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.encode_special_tokens = True
+        return tokenizer
+
+    def _mark(self, option: str, wanted: bool | str, own: list[int]) -> int | None:
+        if wanted is False:
+            return None
+        if wanted is True and len(own) == 1:
+            return own[0]
+        if wanted is True:
+            raise ValueError(
+                f"{self._name} does not put one {option} mark of its own; name the token, as in "
+                f"{option}='<s>', or pass {option}=False"
+            )
+        found = self._tokenizer.token_to_id(wanted)
+        if found is None:
+            raise ValueError(f"{self._name} has no token {wanted!r}; give another {option}=")
+        return found
+
+    @property
+    def fingerprint(self) -> str:
+        """From the content of the file, the marks around texts, and whether some are parsed."""
+        marks = [f"begin{self.begin_id}"] * (self.begin_id is not None)
+        marks += [f"end{self.end_id}"] * (self.end_id is not None)
+        markup = ["markup"] * (self._marks is not None)
+        return "-".join(["huggingface", self._digest(), *marks, *markup])
+
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        ids = [each.ids for each in encodings]
+        for text, each in zip(texts, ids, strict=True):
+            if found := self._control.intersection(each):
+                mark = self._tokenizer.id_to_token(min(found))
+                at = max(text.find(mark) - 20, 0)
+                raise MarkError(
+                    f"the text …{text[at : at + 60]!r}… has {mark!r}, for which {self._name} "
+                    "has no tokens but that special one, in any text. Spell it otherwise in the "
+                    "records, or use another tokenizer"
+                )
+        return ids
+
+    def _parse(self, texts: list[str]) -> list[list[int]]:
+        encodings = self._parser.encode_batch_fast(texts, add_special_tokens=False)
+        return [each.ids for each in encodings]
+
+    def decode(self, ids: Any) -> str:
+        """See `Tokenizer`."""
+        marks = (self.begin_id, self.end_id)
+        text = [id_ for id_ in np.asarray(ids).tolist() if id_ not in marks]
+        return self._tokenizer.decode(text, skip_special_tokens=False)

@@ -1,0 +1,1 @@
+"""The parts of `train.py`: its config, its schedule, its corpora."""

@@ -1,0 +1,126 @@
+"""The options of a run's batches: which there are, and what several changes of them come to."""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pipeline.errors import list_keywords, suggest_option
+from pipeline.planning.fit import fit_buckets
+from pipeline.planning.plan import Plan
+from pipeline.planning.stage import Stage
+from pipeline.planning.table import heading
+
+# The weights of a mixture change by phases of their own.
+MIXTURE = ("weights", "by", "ending")
+
+FITTING = tuple(name for name in list_keywords(fit_buckets) if name not in MIXTURE)
+PLANNING = tuple(name for name in list_keywords(Plan) if name not in MIXTURE)
+
+# An entry adds to these lists; it does not replace them.
+LISTS = {"exclude": (int, "numbers of examples"), "add": (str, "names of corpora")}
+KNOWN = sorted({*FITTING, *PLANNING, *LISTS, "buckets"})
+
+# Messages name at most this many examples.
+SHOWN = 10
+
+
+def parse_change(change: str) -> dict[str, Any]:
+    """The options in the JSON of a `--change`.
+
+    Raises:
+        ValueError: it is not a JSON object, or names an unknown option.
+    """
+    try:
+        asked = json.loads(change or "{}")
+    except (ValueError, RecursionError):
+        asked = None
+    if not isinstance(asked, dict):
+        raise ValueError(
+            f"--change is {change!r}; it must be a JSON object of options, as in "
+            """--change='{"tokens_per_batch": 8192, "exclude": [17]}'"""
+        )
+    check_options(asked)
+    return asked
+
+
+def list_changes(changes: Any) -> list[tuple[int, dict[str, Any]]]:
+    """The entries of a config's `schedule`: each a step, and the options that change there.
+
+    Raises:
+        ValueError: they are not such pairs, by ascending steps.
+    """
+    found: list[tuple[int, dict[str, Any]]] = []
+    seen = changes
+    try:
+        for seen in changes:
+            step, options = seen
+            if int(step) != step or step < (found[-1][0] if found else 0):
+                raise ValueError
+            found.append((int(step), dict(options)))
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(
+            f"schedule holds {seen!r}; each entry is a step and the options that change "
+            'there, by ascending steps, as in ((0, {"tokens_per_batch": 2048}), '
+            '(500, {"seed": 1}))'
+        ) from None
+    return found
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuses unknown options, naming the nearest known one, and values of lists that are no lists.
+
+    Raises:
+        ValueError: as above.
+    """
+    for name in options:
+        if name in MIXTURE:
+            raise ValueError(
+                f"{name} is not an option of batches: the weights of a mixture change by another "
+                "phase of config.mixture.weights, from a later step on; its other options stay"
+            )
+        if name not in KNOWN:
+            raise ValueError(f"batches have no option {suggest_option(name, KNOWN)}")
+    for name, (kind, what) in LISTS.items():
+        given = options.get(name, [])
+        if not isinstance(given, list | tuple) or not all(isinstance(n, kind) for n in given):
+            raise ValueError(f"{name} is {given!r}; it must be a list of {what}")
+
+
+def merge_options(options: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The options after several entries."""
+    merged: dict[str, Any] = {}
+    for each in options:
+        lists = {name: [*merged.get(name, ()), *each.get(name, ())] for name in LISTS}
+        merged |= dict(each) | {name: every for name, every in lists.items() if every}
+    return merged
+
+
+def describe_change(
+    options: Mapping[str, Any], force: Mapping[str, Any], before: Stage, now: Stage
+) -> str:
+    """What a change of options comes to, in words.
+
+    Args:
+        options: those that change.
+        force: those in force before.
+        before: the stage of the plan before the change.
+        now: the stage that the change begins.
+    """
+    lines = [heading(before, now)]
+    for name, value in options.items():
+        if name == "exclude":
+            names = ", ".join(map(str, value[:SHOWN])) + ", …" * (len(value) > SHOWN)
+            lines.append(f"{len(value):,} examples are left out: {names}")
+        elif name == "add":
+            more = now.num_examples - before.num_examples
+            lines.append(f"{', '.join(value)}: {more:,} examples more, from this epoch on")
+        else:
+            lines.append(f"{name} was {force.get(name, 'not given')} and is now {value}")
+    old, new = (" + ".join(map(str, s.options.buckets)) for s in (before, now))
+    if old != new:
+        lines.append(f"buckets were {old} and are now {new}")
+    if any(source.open_epochs for source in now.sources):
+        lost = sum(source.num_lost for source in now.sources)
+        what = f", but for {lost:,} positions of examples left out or too long" if lost else ""
+        lines.append(f"of epochs in progress none is lost or trained on again{what}")
+    return "\n  ".join(lines)

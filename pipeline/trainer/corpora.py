@@ -1,0 +1,301 @@
+"""From the fields of a config to corpora: all fields are checked, then corpora are prepared."""
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from pipeline.corpus import views
+from pipeline.corpus.corpora import Corpora
+from pipeline.corpus.pairs import open_corpus
+from pipeline.corpus.preparation import prepare, prepare_pairs
+from pipeline.corpus.tasks import CAUSAL, INPUTS
+from pipeline.text import sources, templates, tokenizers
+
+TEMPLATES = {"": None, "chat": templates.Chat, "answer": templates.Answer}
+VIEWS = {"causal": None, **views.KINDS}
+TOKENIZERS = ("sentencepiece", "huggingface", "bytes")
+
+
+def open_source(fields: Mapping[str, Any], name: str) -> sources.Source:
+    """The source that `fields` describe.
+
+    Args:
+        fields: one of `source` (MODULE:NAME of a function or class that takes a split and returns
+            a source or a sequence of records), `files` (names or globs, separated by commas, as
+            for `sources.open_files`) and `tfds` (the name of a prepared data set), the others
+            empty or absent; `split`; of files a `kind`, or "", or of parallel text `targets`, the
+            names or globs of the text beside `files`; `begin` and `end`, the share of the records
+            to use, from 0.0 to 1.0.
+        name: of these fields, for errors.
+
+    Raises:
+        ValueError: none or several of the three are given, or the one that is cannot be opened.
+        FileNotFoundError: there are no such files, or no such data set.
+    """
+    for key in ("source", "files", "tfds", "split", "kind"):
+        if not isinstance(fields.get(key, ""), str):
+            seen = f"{name}.{key} is {fields[key]!r:.200}"
+            raise ValueError(f"{seen}; it must be text, with commas between several files")
+    given = {key: fields.get(key, "") for key in ("source", "files", "tfds")}
+    split = fields["split"]
+    if sum(map(bool, given.values())) != 1:
+        raise ValueError(
+            f"{name} has {', '.join(f'{key}={value!r}' for key, value in given.items())}; give one "
+            "of them and leave the others empty, as in --config.train.files='data/*.jsonl.gz' "
+            "--config.train.source="
+        )
+    targets, kind = fields.get("targets"), fields.get("kind", "")
+    if targets and not (given["files"] and kind in ("", "text")):
+        raise ValueError(
+            f"{name} has targets={targets!r} with files={given['files']!r} and kind={kind!r}; "
+            "targets are the lines of text beside those of files, so give text files in both"
+        )
+    source: sources.Source
+    if given["source"]:
+        source = _import_source(given["source"], split, name)
+    elif given["tfds"]:
+        source = sources.Tfds(given["tfds"], split)
+    elif targets:
+        source = sources.ParallelText(given["files"].split(","), targets.split(","))
+    else:
+        source = sources.open_files([*filter(None, given["files"].split(","))], split, kind)
+    begin, end = fields["begin"], fields["end"]
+    return source if (begin, end) == (0.0, 1.0) else sources.Slice(source, begin, end)
+
+
+def _import_source(path: str, split: str, name: str) -> sources.Source:
+    module, _, attribute = path.partition(":")
+    try:
+        make = getattr(importlib.import_module(module), attribute)
+        if not callable(make):
+            raise ValueError(f"{attribute} is a {type(make).__name__}")
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"{name}.source is {path!r}, which cannot be imported: {error}. It must be "
+            "MODULE:NAME, such as configs.python_data:Functions, and Python must find MODULE in "
+            "the current directory or on PYTHONPATH"
+        ) from error
+    source: Any = make(split)
+    return source if hasattr(source, "fingerprint") else sources.Records(source)
+
+
+def open_template(fields: Any) -> templates.Template | None:
+    """The template that `fields` describe: its `kind` ("chat", "answer" or ""), and its own fields.
+
+    Raises:
+        ValueError: there is no such kind, or a field of it is missing or wrong.
+    """
+    make, options = _choose(fields, "template", TEMPLATES)
+    return make(**options) if make else None
+
+
+def open_view(fields: Any, seed: int) -> Callable[..., Any] | None:
+    """The function that makes, of a corpus, the view that `fields` describe: its `kind`, and more.
+
+    It is None for the kind "causal", where the corpus itself is trained on.
+
+    Raises:
+        ValueError: there is no such kind, or a field of it is missing or wrong.
+    """
+    make, options = _choose(fields, "task", VIEWS, given=("corpus", "seed"))
+    if make is None:
+        return None
+    view = functools.partial(make, seed=seed, **options)
+    view(_EmptyCorpus())  # so that wrong values are refused now
+    return view
+
+
+class _EmptyCorpus:
+    """The attributes of a corpus that a view reads when it is made."""
+
+    task, vocab_size, num_tokens, tokenizer = INPUTS, 1 << 16, 0, tokenizers.Bytes()
+    lengths, files, in_memory, fingerprint = np.zeros(1, np.uint32), None, True, "task=inputs"
+
+
+def _choose(
+    fields: Any, name: str, kinds: Mapping[str, Any], given: Sequence[str] = ()
+) -> tuple[Any, dict[str, Any]]:
+    """The class that `fields.kind` names, and its arguments: the other fields that are not None."""
+    options = {key: value for key, value in fields.to_dict().items() if value is not None}
+    kind = options.pop("kind")
+    if kind not in kinds:
+        known = ", ".join(filter(None, kinds))
+        raise ValueError(f"{name}.kind is {kind!r}; it must be one of {known}")
+    parameters = inspect.signature(kinds[kind]).parameters if kinds[kind] else {}
+    takes = {key: each.default is each.empty for key, each in parameters.items()}
+    takes = {key: required for key, required in takes.items() if key not in given}
+    if wrong := [key for key in options if key not in takes]:
+        raise ValueError(
+            f"{name}.{wrong[0]} is set, and {name}.kind {kind!r} takes "
+            f"{', '.join(takes) or 'no other field'}; leave it out, or give another kind"
+        )
+    if missing := [key for key, required in takes.items() if required and key not in options]:
+        raise ValueError(f"{name}.kind is {kind!r}, which needs {name}.{missing[0]}; give it")
+    return kinds[kind], options
+
+
+def open_tokenizer(fields: Any) -> tokenizers.Tokenizer | None:
+    """The tokenizer that `fields` describe; None for one that is to be trained.
+
+    Raises:
+        ValueError: there is no such kind, or `model` is not a tokenizer of that kind.
+        FileNotFoundError: there is no file `model`.
+    """
+    marks = {"begin": fields.begin, "end": fields.end}
+    if fields.kind not in TOKENIZERS:
+        raise ValueError(
+            f"tokenizer.kind is {fields.kind!r}; it must be one of {', '.join(TOKENIZERS)}"
+        )
+    if fields.kind == "bytes":
+        return tokenizers.Bytes(**marks)
+    if fields.kind == "sentencepiece":
+        return tokenizers.SentencePiece(fields.model, **marks) if fields.model else None
+    if not fields.model:
+        raise ValueError(
+            "tokenizer.kind is 'huggingface' and tokenizer.model is empty; give the path of a "
+            "tokenizer.json, as in --config.tokenizer.model=tokenizer.json"
+        )
+    return tokenizers.HuggingFace(fields.model, **marks)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One corpus of a config, before it is prepared: its records, and their text."""
+
+    source: sources.Source
+    field: Any  # one name, or of pairs two, of inputs and targets
+    template: templates.Template | None
+    cache: Mapping[str, Any]  # options of `open_corpus`
+
+    def prepare(self, tokenizer: tokenizers.Tokenizer, directory: epath.Path, view: Any) -> Any:
+        """The corpus in `directory`, a view of it, or pairs."""
+        make: Any = prepare_pairs
+        options: Any = {"fields": self.field}
+        if isinstance(self.field, str):
+            make, task = prepare, CAUSAL if view is None else INPUTS
+            options = {"field": self.field, "template": self.template, "task": task}
+        corpus: Any = make(self.source, tokenizer, directory, **options)
+        if any(self.cache.values()):
+            corpus = open_corpus(directory, **self.cache)
+        return corpus if view is None else view(corpus)
+
+
+def _open_part(name: str, fields: Any, config: Any) -> Part:
+    template = open_template(fields.get("template", config.template))
+    field = sources.ParallelText.fields if fields.get("targets") else fields.field
+    if not isinstance(field, str) and (
+        len(field) != 2
+        or template is not None
+        or config.task.kind != "causal"
+        or not config.tokenizer.begin
+    ):
+        raise ValueError(
+            f"config.{name}.field is {field!r}; it must be one name, or for pairs two, with "
+            "template.kind '', task.kind 'causal' and tokenizer.begin True"
+        )
+    kept = config.get("cache") or {}
+    cache = {"cache": kept.get("directory"), "cache_bytes": kept.get("bytes")}
+    return Part(open_source(fields, f"config.{name}"), field, template, cache)
+
+
+def _train_tokenizer(parts: Sequence[Part], config: Any, model: epath.Path) -> Any:
+    """A sentencepiece model of the text of these parts."""
+    texts = [
+        (part.source, part.field)
+        if part.template is None
+        else (templates.FilledSource(part.source, part.template), "text")
+        for part in parts
+    ]
+    fields = {field for _, field in texts}
+    if len(fields) > 1:
+        raise ValueError(
+            f"the sources have their text in different fields, {', '.join(map(str, fields))}; "
+            "train a tokenizer on one of them first, and give it as tokenizer.model"
+        )
+    return tokenizers.train_sentencepiece(
+        sources.Concatenated([source for source, _ in texts]) if len(texts) > 1 else texts[0][0],
+        config.tokenizer.vocab_size,
+        model,
+        seed=config.seed,
+        field=fields.pop(),
+        begin=config.tokenizer.begin,
+        end=config.tokenizer.end,
+    )
+
+
+def prepare_corpora(config: Any, directory: epath.Path) -> tuple[Any, Any]:
+    """The corpora for training and evaluation, prepared now if they are not yet there.
+
+    Args:
+        config: `train` and `eval`, each with the fields of `open_source` and `field`, the name of
+            a record's text, or of pairs two names, of inputs and targets (with `targets` it is not
+            read); of a mixture, `sources` in place of `train`, such fields by name, and `mixture`
+            with their `weights`; where others may join `train` later on, `added`, by name;
+            `template`, which a source may have of its own; `task`, with the fields of `open_view`;
+            `tokenizer`, with `kind`, `begin` and `end` marks, `model`, and for sentencepiece
+            without a model the `vocab_size` of one to be trained on the text that training begins
+            with; `seed`; `cache`, with `directory` and `bytes`, as for `Corpus.open`.
+        directory: where to keep them.
+
+    Returns:
+        The training corpus, and that for evaluation. The first is `Corpora` of a mixture, in the
+        order in which phases name the sources, and "train" first where others may join.
+
+    Raises:
+        ValueError: a field is not as above, found before anything is prepared; or what `prepare`
+            raises.
+        FileNotFoundError: there are no such files.
+    """
+    # The fields of each corpus by its directory, those first with which training begins.
+    if ("sources" in config) != ("mixture" in config):
+        raise ValueError(
+            "config.sources has several corpora, and config.mixture says in which shares; give "
+            "both or neither"
+        )
+    if mixture := "sources" in config:
+        names, begin = _joining(list(config.sources), config.get("mixture", {}))
+        sections = {f"train/{name}": (f"sources.{name}", config.sources[name]) for name in names}
+    else:
+        added = config.get("added", {})
+        names, begin = ["train", *added], 1
+        if "train" in added:
+            raise ValueError("config.added has a corpus 'train'; give it another name")
+        sections = {"train": ("train", config.train)}
+        sections |= {f"added/{name}": (f"added.{name}", added[name]) for name in added}
+    sections["eval"] = "eval", config.eval
+    parts = {place: _open_part(*pair, config) for place, pair in sections.items()}
+    if len({isinstance(part.field, str) for part in parts.values()}) > 1:
+        fields = ", ".join(str(part.field) for part in parts.values())
+        raise ValueError(
+            f"the corpora of the config have the fields {fields}; give each of them one name, or "
+            "for pairs each of them two"
+        )
+    view = open_view(config.task, config.seed)
+    tokenizer = open_tokenizer(config.tokenizer)
+    if tokenizer is None:
+        of_training = list(parts.values())[:begin]
+        tokenizer = _train_tokenizer(of_training, config, directory / "tokenizer.model")
+    *training, held_out = (
+        part.prepare(tokenizer, directory / place, view) for place, part in parts.items()
+    )
+    if mixture or len(training) > 1:
+        return Corpora(dict(zip(names, training, strict=True))), held_out
+    return training[0], held_out
+
+
+def _joining(names: list[str], mixture: Any) -> tuple[list[str], int]:
+    """Sources in the order in which a mixture's phases name them, and how many begin.
+
+    >>> _joining(["code", "news", "prose"], {"weights": [(0, {"prose": 1}), (9, {"code": 1})]})
+    (['prose', 'code', 'news'], 1)
+    """
+    weights = mixture.get("weights", dict.fromkeys(names, 1))
+    phases = [each for _, each in weights] if isinstance(weights, list | tuple) else [weights]
+    order = dict.fromkeys(name for phase in phases for name in names if name in phase)
+    return [*order, *(name for name in names if name not in order)], len(phases[0])

@@ -1,0 +1,67 @@
+"""Evaluation: sums over all positions of held-out data, each once, on every host alike."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from pipeline.loading.batches import Batches
+from pipeline.loading.context import ContextOrder
+from pipeline.loading.loader import Loader
+from pipeline.planning.bucket import Bucket
+from pipeline.planning.options import Options
+from pipeline.planning.plan import Plan
+
+
+class Evaluation:
+    """Held-out data in batches of the shapes of training.
+
+    Args:
+        corpus: the held-out corpus, a view of one, or pairs.
+        options: the options of the training plan, such as `plan.options`. Evaluations use its
+            buckets, its packing and, for pairs, its overflow; other examples that are too long are
+            split. For evaluations that compare, give those of the last stage.
+        mesh: the mesh of training.
+        sharding: the sharding of batches.
+        context_order: as for `Batches`.
+
+    Attributes:
+        corpus: the argument.
+        plan: one epoch of it, in order.
+        specs: for each bucket, a `jax.ShapeDtypeStruct` for each field: what to compile a step for.
+    """
+
+    specs: Mapping[Bucket, Mapping[str, jax.ShapeDtypeStruct]]
+
+    def __init__(
+        self,
+        corpus: Any,
+        options: Options,
+        *,
+        mesh: jax.sharding.Mesh,
+        sharding: Any,
+        context_order: ContextOrder = "contiguous",
+    ):
+        self.corpus, self._mesh = corpus, mesh
+        self.plan = Plan(
+            corpus,
+            options.buckets,
+            shuffle=False,
+            packing=options.packing,
+            overflow=options.overflow if np.ndim(corpus.lengths) == 2 else "split",
+        )
+        self._batches = Batches(corpus, self.plan, sharding=sharding, context_order=context_order)
+        self.specs = self._batches.specs(mesh)
+
+    def sums(self, step: Callable, params: Any) -> tuple[float, float]:
+        """The sums over all batches of the two numbers that `step(params, batch)` returns.
+
+        Sums are Python floats, which have 53 bits.
+        """
+        total = weight = 0.0
+        with Loader(self._batches, mesh=self._mesh) as loader:
+            for batch in loader:
+                sums = jax.device_get(step(params, batch))
+                total, weight = total + float(sums[0]), weight + float(sums[1])
+        return total, weight

@@ -1,0 +1,297 @@
+"""The schedule: which options of a run's batches change at which steps, and to what.
+
+A run's options are those of `fit_buckets` and `Plan`. The first entry of a schedule has the options
+at step 0; each later entry changes some of them. One rule holds for every change: the past stands,
+the future may change.
+"""
+
+import dataclasses
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pipeline.corpus.corpora import Corpora
+from pipeline.errors import select_options
+from pipeline.planning.fit import fit_buckets
+from pipeline.planning.lengths import HasCorpora, take_first
+from pipeline.planning.plan import Plan
+from pipeline.trainer.batch_options import (
+    FITTING,
+    LISTS,
+    PLANNING,
+    check_options,
+    describe_change,
+    list_changes,
+    merge_options,
+    parse_change,
+)
+from pipeline.trainer.run_config import show_field
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass
+class Entry:
+    """Options that hold from a step on.
+
+    Attributes:
+        step: the first step with these options.
+        options: what the config or `--change` asks for: options of `fit_buckets` and `Plan`;
+            `buckets`, as rows and length of each; `exclude`, numbers of examples; `add`, names of
+            corpora that join the first.
+        plan: the same as arguments of `Plan.after`, with fitted buckets; empty until the entry is
+            resolved for a corpus.
+    """
+
+    step: int
+    options: dict[str, Any]
+    plan: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class Schedule:
+    """The options of a run's batches, from step 0 on.
+
+    >>> schedule = Schedule({"tokens_per_batch": 256}, [(100, {"tokens_per_batch": 512})])
+    >>> schedule.plan([30, 50, 90]).buckets
+    (Bucket(rows=2, length=128), Bucket(rows=4, length=128))
+
+    Args:
+        begin: options at step 0; those that are None are left to their defaults.
+        changes: pairs of a step and the options that change there, by ascending steps.
+
+    Raises:
+        ValueError: a change is not such a pair, or names an unknown option.
+    """
+
+    def __init__(self, begin: Mapping[str, Any], changes: Iterable[Sequence] = ()):
+        check_options(begin)
+        self.entries = [Entry(0, {name: v for name, v in begin.items() if v is not None})]
+        self.asked: dict[str, Any] = {}  # by the last `change` of `resume`
+        for step, options in list_changes(changes):
+            check_options(options)
+            if step == 0:
+                self.entries[0].options |= options
+            else:
+                self.entries.append(Entry(step, options))
+        self._rehearse()
+
+    def _rehearse(self) -> None:
+        """Plans one example of one position, which refuses options that no plan can have."""
+        options = {k: v for k, v in self.options().items() if k not in LISTS}
+        lengths = [options.get("max_length"), *(b[1] for b in options.get("buckets", ()))]
+        pairs = any(isinstance(length, list | tuple) for length in lengths)
+        rehearsal = object.__new__(Schedule)
+        rehearsal.entries = [
+            Entry(e.step, {k: v for k, v in e.options.items() if k not in LISTS})
+            for e in self.entries
+        ]
+        level = logging.root.manager.disable
+        logging.disable(max(level, logging.INFO))
+        try:
+            rehearsal.plan(np.ones((1, 2) if pairs else 1, np.int64))
+        finally:
+            logging.disable(level)
+
+    def as_json(self) -> dict[str, Any]:
+        """The state of the schedule, for `resume`."""
+        entries = [dataclasses.asdict(entry) for entry in self.entries]
+        return {"entries": entries, "asked": self.asked}
+
+    def options(self, step: float = float("inf")) -> dict[str, Any]:
+        """The options in force at a step; `exclude` and `add` hold all that came before."""
+        return merge_options(entry.options for entry in self.entries if entry.step <= step)
+
+    def resume(self, state: Mapping[str, Any] | None, step: int, change: str = "") -> None:
+        """Takes over what a run has done up to a step: the past stands, the future may change.
+
+        Entries before `step` come from the run. This schedule, which the config gives, has the
+        entries from `step` on. Of the past it may leave out entries, and it may show as its
+        beginning either what the run began with or what has become of that since.
+
+        Args:
+            state: `as_json()` of the run's schedule, from its checkpoint; None: a new run.
+            step: the step that the run goes on from.
+            change: options that change at `step`, as a JSON object; a change that was asked for
+                last time, or is in force, is not made again.
+
+        Raises:
+            ValueError: this schedule differs from the run's past, or `change` cannot be read.
+        """
+        asked = parse_change(change)
+        if state is None:
+            if asked:
+                raise ValueError(
+                    "--change is for a run that goes on, and this one has no checkpoint to go on "
+                    "from; put it into the config"
+                )
+            return
+        before = [Entry(**entry) for entry in state["entries"]]
+        past = [entry for entry in before if entry.step < step]
+        future = [entry for entry in self.entries[1:] if entry.step >= step]
+        had = [[entry.step, entry.options] for entry in past[1:]]
+        for entry in self.entries[1:]:
+            if entry.step < step and [entry.step, entry.options] not in had:
+                raise ValueError(
+                    f"the schedule has {[entry.step, entry.options]}, and up to step {step:,}, "
+                    f"where the run is, it was {had}; only later entries can change"
+                )
+        begin, self.asked = self.entries[0].options, state["asked"]
+        self.entries = [*past, *(entry for entry in future if entry.step == step)]
+        more = {} if asked == self.asked else self._not_in_force(asked)
+        if more:
+            self.entries.append(Entry(step, more))
+            self.asked = asked
+        elif asked:
+            logger.info("--change=%s is in force already", json.dumps(asked))
+        held = self.options()
+        if wrong := {
+            name: value
+            for name, value in self._not_in_force(begin).items()
+            if value != past[0].options.get(name)
+        }:
+            differ = "; ".join(
+                f"{name} was {show_field(held, name, 'not given')} and is now {value!r}"
+                for name, value in wrong.items()
+            )
+            raise ValueError(
+                f"{differ}. The past of a run stands: run it as it was, or change it from step "
+                f"{step:,} on with --change='{json.dumps(asked | wrong)}'"
+            )
+        self.entries += [entry for entry in future if entry.step > step]
+        for number, (then, now) in enumerate(zip(before, self.entries, strict=False)):
+            if (then.step, then.options) != (now.step, now.options):
+                break
+            self.entries[number] = then  # its buckets are fitted already
+        for entry in before:
+            if entry not in self.entries:
+                logger.info("no longer planned from step %s on: %s", entry.step, entry.options)
+
+    def _not_in_force(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of `asked` that differ from those in force."""
+        force = self.options()
+        more = {name: value for name, value in asked.items() if force.get(name) != value}
+        for name in LISTS:
+            if name in more:
+                more[name] = sorted(set(more[name]) - set(force.get(name, ())))
+        return {name: value for name, value in more.items() if name not in LISTS or value}
+
+    def select(self, corpus: Any) -> Any:
+        """The corpus that a run trains on: the first of `corpus`, and those that its entries add.
+
+        Args:
+            corpus: a corpus, or `Corpora` whose first the run begins with.
+
+        Raises:
+            ValueError: an entry adds an unknown corpus, or one twice.
+        """
+        names = self.options().get("add", [])
+        there = corpus.corpora if isinstance(corpus, Corpora) else {}
+        first, *others = there or [""]
+        if wrong := [name for name in names if name not in others or names.count(name) > 1]:
+            raise ValueError(
+                f"add is {names}, and config.added has {', '.join(others) or 'nothing'}; each of "
+                f"{', '.join(dict.fromkeys(wrong))} must be there, as config.train is, and once. "
+                "Corpora join a mixture by a phase of config.mixture.weights"
+            )
+        if unused := [name for name in others if name not in names]:
+            logger.info(
+                "not trained on: %s of config.added, which no schedule and no --change adds",
+                ", ".join(unused),
+            )
+        if not names:
+            return there.get(first, corpus)
+        return Corpora({name: there[name] for name in (first, *names)})
+
+    def plan(
+        self, corpus: Any, mixture: Mapping[str, Any] | None = None, *, row_multiple: int = 1
+    ) -> Plan:
+        """The plan from step 0 on. Buckets of new entries are fitted; those of old ones stand.
+
+        Args:
+            corpus: lengths or a corpus, as for `Plan`; from `select` where entries add corpora.
+            mixture: `weights`, `by` and `ending` of several corpora, as for `Plan`.
+            row_multiple: that of `fit_buckets`, where no options give it. It becomes one of the
+                options at step 0, so that a run keeps its batches on other devices.
+
+        Raises:
+            ValueError: as `fit_buckets` and `Plan`.
+        """
+        if not self.entries[0].plan:
+            self.entries[0].options.setdefault("row_multiple", row_multiple)
+        new = [number for number, entry in enumerate(self.entries) if not entry.plan]
+        for number in new:
+            self._resolve(number, corpus, mixture or {})
+        arguments = [(entry.step, entry.plan) for entry in self.entries]
+        if mixture:
+            arguments[0] = 0, {**arguments[0][1], **mixture}
+        elif isinstance(corpus, Corpora):
+            first = next(iter(corpus.corpora.values()))
+            arguments[0] = 0, {**arguments[0][1], "examples": len(first)}
+        plan = Plan.replay(corpus, arguments)
+        for number in new:
+            if 0 not in new:  # the run goes on
+                logger.info("changed %s", self._describe(number, plan))
+        return plan
+
+    def check(self, plan: Plan, step: int, steps: int, multiples: tuple[int, int]) -> None:
+        """Refuses a plan that ends too early, or whose batches do not divide over the devices.
+
+        Args:
+            plan: from `plan`.
+            step: the step that the run goes on from.
+            steps: steps of the run.
+            multiples: what the rows and the lengths of all buckets must be multiples of.
+
+        Raises:
+            ValueError: as above.
+        """
+        if plan.finite and steps > plan.num_batches():
+            raise ValueError(
+                f"steps is {steps:,} and the plan ends after {plan.num_batches():,}; ask for "
+                "fewer, or repeat sources with --config.mixture.ending=repeat"
+            )
+        sizes = {bucket: ((bucket.rows,), bucket.lengths) for bucket in plan.onward(step).buckets}
+        for side, (what, multiple) in enumerate(zip(("row", "length"), multiples, strict=True)):
+            wrong = [str(b) for b, each in sizes.items() if any(n % multiple for n in each[side])]
+            if wrong:
+                how = f"--config.batches.{what}_multiple={multiple}"
+                if step:
+                    change = json.dumps({f"{what}_multiple": multiple})
+                    how = f"--change='{change}', from step {step:,} on"
+                raise ValueError(
+                    f"the {what}s of the buckets {', '.join(wrong)} do not divide over {multiple} "
+                    f"groups of devices; use another number of devices, or {how}"
+                )
+
+    def _resolve(self, number: int, corpus: Any, mixture: Mapping[str, Any]) -> None:
+        entry = self.entries[number]
+        force = merge_options(each.options for each in self.entries[: number + 1])
+        entry.plan = select_options(sorted([*PLANNING, "buckets"]), entry.options)
+        if isinstance(corpus, HasCorpora) and not mixture:
+            there = list(corpus.corpora.values())[: 1 + len(force.get("add", ()))]
+            count = sum(map(len, there))
+            corpus = take_first(corpus, count)
+            if entry.options.get("add"):
+                entry.plan["examples"] = count
+        fits = number == 0 or select_options(FITTING, entry.options)
+        if "buckets" not in entry.options and fits:
+            fitting: dict[str, Any] = {"max_buckets": 4} | select_options(FITTING, force)
+            fitting |= select_options(("weights", "by"), mixture)
+            if "tokens_per_batch" not in fitting:
+                raise ValueError(
+                    "batches have neither tokens_per_batch nor buckets; give one of them, as in "
+                    "--config.batches.tokens_per_batch=16384"
+                )
+            entry.plan["buckets"] = [bucket.as_json for bucket in fit_buckets(corpus, **fitting)]
+
+    def _describe(self, number: int, plan: Plan) -> str:
+        """What an entry changes, in words."""
+        entry = self.entries[number]
+        # Phases of a mixture are stages of the plan as well, before those of entries at their step.
+        later = sum(each.step == entry.step for each in self.entries[number + 1 :])
+        at = [n for n, stage in enumerate(plan.stages) if stage.start == entry.step][-1 - later]
+        force = merge_options(each.options for each in self.entries[:number])
+        return describe_change(entry.options, force, plan.stages[at - 1], plan.stages[at])

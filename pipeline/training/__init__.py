@@ -1,1 +1,0 @@
-"""Steps compiled ahead of time, and the loop over them."""
