@@ -18,7 +18,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 import optax
 from absl import app, flags
@@ -28,7 +27,6 @@ from flax.training.dynamic_scale import DynamicScale
 from ml_collections import ConfigDict, config_flags
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-import models
 import pipeline
 from models.config import TransformerConfig
 from models.decoder import Decoder
@@ -37,8 +35,8 @@ from models.encoder_decoder import EncoderDecoder
 from models.flops import step_flops
 from models.loss import cross_entropy
 from models.parameters import decay_mask, parameter_shardings
-from pipeline.errors import describe, require_one_of, require_whole
-from pipeline.fs.atomic import as_path, directory_lock
+from pipeline.errors import InvalidValue, describe, require_one_of, require_whole
+from pipeline.fs.atomic import as_path, directory_lock, make_directory
 from pipeline.history.clock import Clock
 from pipeline.history.history import parameters_of, write_history
 from pipeline.history.metrics import MetricsLog, Profile, Progress
@@ -80,8 +78,7 @@ MAY_CHANGE = (
 )
 
 log = logging.getLogger("pipeline.train")
-MODULES = (__file__, models, ml_collections, flags)  # whose errors are sentences
-fail = functools.partial(describe, command="train.py", modules=MODULES)
+fail = functools.partial(describe, command="train.py")
 
 
 def make_model(config: ConfigDict, corpus):
@@ -204,7 +201,7 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
             raise ValueError(f"config.steps is {config.steps}; {updates}: give a multiple of that")
         require_one_of("config.on_nonfinite", config.on_nonfinite, ("stop", "skip"))
         require_one_of("config.on_compile", config.on_compile, ("stop", "warn"))
-        workdir.mkdir(parents=True, exist_ok=True)
+        make_directory(workdir)
         keep_programs(workdir / "programs")
         checkpoints = enter(Checkpoints(workdir / "checkpoints", keep=config.keep))
         first, given = checkpoints.latest or 0, json.loads(config.to_json())
@@ -388,8 +385,8 @@ def parse(argv):
         assert CONFIG.value.is_locked  # fails here if the file could not be read
         if len(rest) > 1:
             raise flags.Error(f"{rest[1]!r} is not a flag; write --NAME=VALUE, and lists in quotes")
-    except Exception as error:
-        sys.exit(fail(error))
+    except Exception as error:  # of the flags, or of the file of the config
+        sys.exit(fail(InvalidValue(error.args[0] if error.args else repr(error))))
     if VERSION.value:
         sys.exit(print(f"lockstep {pipeline.__version__}"))
     return rest

@@ -6,42 +6,66 @@ import importlib
 import inspect
 import numbers
 import operator
-import os
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from types import ModuleType
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable)
 
-# What this package raises for a user's mistake. Any other of its errors is a defect.
-RAISED = (ValueError, TypeError, IndexError, RuntimeError, MemoryError, FloatingPointError)
 
+class UserError(Exception):
+    """A mistake of the user, or of the machine: what was seen, what is allowed, what to do.
 
-def sentence(error: BaseException, modules: Sequence[ModuleType | str] = ()) -> str | None:
-    """What to tell of an error that is a user's mistake; None for a defect.
-
-    A mistake is an error of the operating system or of an import; a `RAISED` error of this package;
-    and any error that other code raises, in `modules`.
-
-    `modules` are other packages, and paths of files.
+    A command prints it as a sentence, and any other error as a traceback. Each of its kinds is also
+    the built-in exception that Python programs catch for it.
     """
-    file = traceback.extract_tb(error.__traceback__)[-1].filename
-    places = tuple(each if isinstance(each, str) else each.__path__[0] for each in modules)
-    ours = isinstance(error, RAISED) and file.startswith(os.path.dirname(__file__))
-    if isinstance(error, OSError | ImportError) or ours or file.startswith(places):
-        return str(error.args[0] if isinstance(error, KeyError) else error)
-    return None
 
 
-def describe(error: BaseException, *, command: str, modules: Sequence[ModuleType | str]) -> int:
-    """Prints an error to stderr; returns the exit code of `command`, with which a sentence begins.
+class InvalidValue(UserError, ValueError):
+    """A value, a file or data that is not as it must be."""
 
-    It is 2 after a sentence, for a user's mistake; 1 after a traceback, for any other error.
-    """
-    if (text := sentence(error, modules)) is not None:
-        print(f"{command}: {text}", file=sys.stderr)
+
+class InvalidType(UserError, TypeError):
+    """An argument of another type, or one that a function does not have."""
+
+
+class OutOfRange(UserError, IndexError):
+    """A number of an example, a record or a step that is not there."""
+
+
+class InvalidState(UserError, RuntimeError):
+    """What cannot be done now: a process died, or another one is at work."""
+
+
+class Missing(UserError, FileNotFoundError):
+    """A file or a directory that is not there."""
+
+
+class Exists(UserError, FileExistsError):
+    """A file that is there, where none may be."""
+
+
+class StorageError(UserError, OSError):
+    """A disk or an object storage that cannot be read or written."""
+
+
+class NotInstalled(UserError, ImportError):
+    """A library or a module of the user that cannot be imported."""
+
+
+class DoesNotFit(UserError, MemoryError):
+    """A program that needs more memory than a device has."""
+
+
+class NotFinite(UserError, FloatingPointError):
+    """A loss or a gradient that is not a number."""
+
+
+def describe(error: BaseException, *, command: str) -> int:
+    """Prints an error to stderr, of the user as a sentence; returns the exit code: 2, or else 1."""
+    if isinstance(error, UserError):
+        print(f"{command}: {error}", file=sys.stderr)
         return 2
     traceback.print_exception(error)
     return 1
@@ -55,7 +79,7 @@ def require_whole(name: str, value: Any, least: int) -> int:
     """
     is_number = issubclass(type(value), numbers.Real) and not isinstance(value, bool)
     if not is_number or value != value or not least <= value < 1 << 63 or int(value) != value:
-        raise ValueError(f"{name} is {value!r}; it must be a whole number from {least:,} up")
+        raise InvalidValue(f"{name} is {value!r}; it must be a whole number from {least:,} up")
     return int(value)
 
 
@@ -66,7 +90,7 @@ def require_index(step: Any) -> int:
         TypeError: `step` is not of an integer type.
     """
     if isinstance(step, bool):
-        raise TypeError(f"step is {step!r}; it must be a whole number")
+        raise InvalidType(f"step is {step!r}; it must be a whole number")
     return operator.index(step)
 
 
@@ -77,7 +101,7 @@ def require_share(name: str, value: Any) -> float:
         ValueError: `value` is not a number above 0 and below 1.
     """
     if not issubclass(type(value), numbers.Real) or not 0 < value < 1:
-        raise ValueError(f"{name} is {value!r}; it must be a number above 0 and below 1")
+        raise InvalidValue(f"{name} is {value!r}; it must be a number above 0 and below 1")
     return float(value)
 
 
@@ -88,7 +112,7 @@ def require_one_of(name: str, value: Any, allowed: Collection[str]) -> None:
         ValueError: it is not.
     """
     if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
+        raise InvalidValue(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
 
 
 def list_keywords(function: Callable) -> tuple[str, ...]:
@@ -112,7 +136,7 @@ def require(module: str, *, extra: str, purpose: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ImportError(
+        raise NotInstalled(
             f"{purpose} needs {module.partition('.')[0]}, which is not installed: "
             f"pip install 'lockstep-pipeline[{extra}]'"
         ) from error
@@ -133,10 +157,10 @@ def suggest_keywords(function: F) -> F:
     """The function or class, which for an unknown keyword raises a `TypeError` with the nearest.
 
     >>> @suggest_keywords
-    ... def plan(*, seed=0): ...
-    >>> plan(sed=1)
+    ... def f(*, seed=0): ...
+    >>> f(sed=1)
     Traceback (most recent call last):
-    TypeError: plan() has no option 'sed'; did you mean 'seed'? The options are seed
+    pipeline.errors.InvalidType: f() has no option 'sed'; did you mean 'seed'? The options are seed
     """
     if isinstance(function, type):
         function.__init__ = suggest_keywords(function.__init__)  # type: ignore[misc]
@@ -149,7 +173,7 @@ def suggest_keywords(function: F) -> F:
     def call(*arguments: Any, **options: Any) -> Any:
         for option in options:
             if option not in known:
-                raise TypeError(f"{name}() has no option {suggest_option(option, known)}")
+                raise InvalidType(f"{name}() has no option {suggest_option(option, known)}")
         return function(*arguments, **options)
 
     return cast(F, call)

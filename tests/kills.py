@@ -73,7 +73,7 @@ class Preparation(Trial):
         self.name = f"{kind}, {workers} workers" if workers else kind
 
     def run(self, folder: Path) -> None:
-        from pipeline import Corpus, prepare, prepare_pairs
+        from pipeline import Corpus, prepare, prepare_pairs, tokenize_on_read
         from pipeline.corpus import ranges
         from pipeline.text import ragged
         from pipeline.text.sources import JsonLines
@@ -88,7 +88,9 @@ class Preparation(Trial):
         if self.kind == "prepare_pairs":
             prepare_pairs(source, Bytes(), folder, fields=("text", "back"), **options)
         else:
-            {"prepare": prepare, "index": index}[self.kind](source, Bytes(), folder, **options)
+            {"prepare": prepare, "index": tokenize_on_read}[self.kind](
+                source, Bytes(), folder, **options
+            )
 
 
 class Training(Trial):

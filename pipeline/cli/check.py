@@ -10,6 +10,7 @@ from pipeline.corpus.duplicates import duplicates
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.pairs import Pairs
 from pipeline.corpus.views import View
+from pipeline.errors import InvalidValue
 from pipeline.history.ledger import Ledger
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
@@ -60,7 +61,7 @@ def _check_vocabulary(corpus: Corpus, report: Callable[[str], None]) -> None:
                 where = int(np.flatnonzero((ids < 0) | (ids >= limit))[0])
                 ends = np.cumsum(lengths[examples])
                 example = examples[np.searchsorted(ends, where, side="right")]
-                raise ValueError(
+                raise InvalidValue(
                     f"{name} of example {example:,} holds the id {int(ids[where])}, and ids must "
                     f"be from 0 to {limit - 1:,}; prepare the corpus again with a tokenizer of "
                     "that vocabulary"
@@ -111,7 +112,7 @@ def _check_rows(step: int, planned: PlannedBatch) -> None:
     row, size = planned.segments[:, 0], planned.segments[:, 3]
     filled = np.bincount(row, size, planned.bucket.rows)
     if len(filled) > planned.bucket.rows or filled.max(initial=0) > planned.bucket.length:
-        raise ValueError(
+        raise InvalidValue(
             f"the batch of step {step:,} does not fit its bucket {planned.bucket}. This is a "
             "defect of Lockstep: please report it with the plan's fingerprint"
         )

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from pipeline.cli.arguments import PLANNING, parse
-from pipeline.errors import sentence
+from pipeline.errors import InvalidState, InvalidValue, UserError
 
 FINE, DAMAGED, WRONG = 0, 1, 2
 
@@ -41,7 +41,7 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False):
     try:
         if len(paths) == 1 and (workdir / NAME).exists():
             if given:
-                raise RuntimeError(
+                raise InvalidState(
                     f"{', '.join('--' + name.replace('_', '-') for name in given)} cannot be given "
                     f"with {paths[0]}, whose plan is that of its run"
                 )
@@ -52,12 +52,12 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False):
         else:
             dataset = open_dataset(paths, arguments.workdir)
     except (RecursionError, OverflowError, MemoryError) as error:
-        raise ValueError(
+        raise InvalidValue(
             f"{' '.join(paths)} cannot be read: its JSON is nested too deeply, or has too large a "
             f"number ({error})"
         ) from error
     if tokens and not dataset.corpora:
-        raise ValueError(
+        raise InvalidValue(
             f"{dataset.name} holds lengths alone, and {arguments.command} needs tokens; give the "
             "directory of a corpus, the work directory of a run, or a config"
         )
@@ -241,10 +241,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CheckFailed as error:
         print(f"wrong: {error}", file=sys.stderr)
         return DAMAGED
-    except Exception as error:
-        if sys.flags.dev_mode:
-            raise
-        if (text := sentence(error)) is None:
-            text = f"{type(error).__name__}: {error}; python -X dev -m pipeline … says where"
-        print(f"error: {text}", file=sys.stderr)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
         return WRONG

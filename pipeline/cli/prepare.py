@@ -10,6 +10,7 @@ import pipeline
 from pipeline.corpus.engines import Beam, Engine, Processes, Ray
 from pipeline.corpus.preparation import prepare_share
 from pipeline.corpus.tasks import INPUTS, TARGETS
+from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import as_path
 from pipeline.report import open_dataset
 from pipeline.text import sources, tokenizers
@@ -23,7 +24,7 @@ def prepare_config(arguments: argparse.Namespace) -> str:
         ValueError: an option does not go with a config.
     """
     if (arguments.engine, arguments.of, arguments.on_error) != ("processes", None, "raise"):
-        raise ValueError(
+        raise InvalidValue(
             "--engine, --task and --on-error go with files, and the source is a config; prepare "
             "its files into the directory that the config's run then finds them in"
         )
@@ -37,7 +38,7 @@ def prepare_files(arguments: argparse.Namespace) -> str:
         ValueError: an option is missing, or they contradict each other.
     """
     if not arguments.into:
-        raise ValueError("--into is missing; say in which directory the corpus goes")
+        raise InvalidValue("--into is missing; say in which directory the corpus goes")
     directory = as_path(arguments.into)
     engine = _engine(arguments)
     field: Any = sources.ParallelText.fields if arguments.targets else arguments.field
@@ -77,13 +78,13 @@ def prepare_files(arguments: argparse.Namespace) -> str:
 
 def _engine(arguments: argparse.Namespace) -> Engine:
     if (arguments.task is None) != (arguments.of is None):
-        raise ValueError("--task and --of go together: task 0, 1, … of so many; give both")
+        raise InvalidValue("--task and --of go together: task 0, 1, … of so many; give both")
     if arguments.engine == "processes":
         if arguments.engine_options:
-            raise ValueError("--engine-options go with --engine beam or ray; leave them out")
+            raise InvalidValue("--engine-options go with --engine beam or ray; leave them out")
         return Processes(arguments.workers)
     if arguments.workers is not None or arguments.of is not None:
-        raise ValueError(
+        raise InvalidValue(
             f"--workers, --task and --of go with --engine processes, not with {arguments.engine}; "
             "leave them out"
         )

@@ -8,7 +8,7 @@ import numpy as np
 from etils import epath
 
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.errors import require
+from pipeline.errors import InvalidValue, require
 from pipeline.fs.atomic import as_path
 from pipeline.loading.collate import collate
 from pipeline.loading.sharding import slice_of_process
@@ -68,7 +68,7 @@ class Shown:
 
     def __init__(self, corpus: AnyCorpus, plan: Plan, step: int):
         if step < 0:
-            raise ValueError(f"step is {step}; steps count from 0 over all epochs")
+            raise InvalidValue(f"step is {step}; steps count from 0 over all epochs")
         self.planned: PlannedBatch = plan.batch(step)
         epoch = self.planned.epoch
         self.corpus, self.step = corpus, step
@@ -152,7 +152,7 @@ class Shown:
         """
         rows = self.bucket.rows
         if row is not None and not 0 <= row < rows:
-            raise ValueError(f"row is {row}; bucket {self.bucket} has the rows 0 to {rows - 1}")
+            raise InvalidValue(f"row is {row}; bucket {self.bucket} has the rows 0 to {rows - 1}")
         real = self.planned.num_tokens
         lengths = " + ".join(f"{length:,}" for length in self.bucket.lengths)
         yield f"step {self.step:,} ({self.place}), {rows} rows × {lengths} positions"

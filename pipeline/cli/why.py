@@ -7,6 +7,7 @@ from etils import epath
 
 from pipeline.cli.show import printable
 from pipeline.corpus.corpora import Corpora
+from pipeline.errors import InvalidValue
 from pipeline.history.history import read_history
 from pipeline.history.losses import Losses, losses
 from pipeline.planning.text_table import text_table
@@ -42,7 +43,7 @@ class Why:
         every = self._losses.step
         here = self._losses.select(every == step)
         if not len(here.step):
-            raise ValueError(
+            raise InvalidValue(
                 f"step is {step:,}; there are losses of the steps {every[0]:,} to {every[-1]:,}, "
                 "but for steps that were left out"
             )
@@ -69,7 +70,7 @@ class Why:
         """
         found = self._losses.select(self._losses.example == number)
         if not len(found.step):
-            raise ValueError(
+            raise InvalidValue(
                 f"document is {number:,}, and it has no losses; there are documents up to "
                 f"{len(self._corpus) - 1:,}, and the run may have left it out, or not come to it"
             )

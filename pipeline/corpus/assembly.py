@@ -14,6 +14,7 @@ from pipeline.corpus.manifest import part_name
 from pipeline.corpus.parts import Part, read_part
 from pipeline.corpus.ranges import RangeFiles, Receipt
 from pipeline.corpus.writer import Writer, write_examples
+from pipeline.errors import InvalidState
 from pipeline.text.ragged import Ragged, divide
 
 
@@ -94,7 +95,7 @@ def assemble(
                         files.remove(records)
                 bar.update()
     if waiting:
-        raise RuntimeError(
+        raise InvalidState(
             f"{type(engine).__name__} ended without {len(waiting):,} parts, first "
             f"{part_name(waiting[0][0].number)}; run again to go on"
         )

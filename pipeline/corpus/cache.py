@@ -27,6 +27,7 @@ from pipeline.corpus.manifest import part_name, require_same_part
 from pipeline.corpus.maps import Maps
 from pipeline.corpus.parts import Part, PartFile, read_part
 from pipeline.corpus.traffic import Traffic
+from pipeline.errors import InvalidValue
 from pipeline.fs import objects
 from pipeline.fs.atomic import atomic_write
 from pipeline.fs.fork import Handles, restart_in_children
@@ -81,7 +82,7 @@ class PartCache(Handles):
         if max_bytes is None:
             max_bytes = sum(self._scan()[0].values()) + shutil.disk_usage(directory).free // 2
         if max_bytes < min(2 * self._sizes.max(), self._sizes.sum()):
-            raise ValueError(
+            raise InvalidValue(
                 f"cache_bytes is {max_bytes:,}, and a part of {os.fspath(source)} has up to "
                 f"{self._sizes.max():,} bytes; give room for two of them, or better for the files "
                 "of two windows of the plan"

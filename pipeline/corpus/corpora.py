@@ -9,6 +9,7 @@ import numpy as np
 from pipeline.corpus.cache import PartCache
 from pipeline.corpus.gather import as_pieces, gather
 from pipeline.corpus.interface import AnyCorpus, Readable
+from pipeline.errors import InvalidValue
 from pipeline.text import tokenizers
 
 
@@ -31,7 +32,7 @@ class Corpora(AnyCorpus):
 
     def __init__(self, corpora: Mapping[str, AnyCorpus]):
         if not corpora:
-            raise ValueError("corpora is empty; give at least one, as {'name': corpus}")
+            raise InvalidValue("corpora is empty; give at least one, as {'name': corpus}")
         self.corpora = dict(corpora)
         self._all = list(self.corpora.values())
         self.first = np.cumsum([0, *map(len, self._all)])
@@ -40,7 +41,7 @@ class Corpora(AnyCorpus):
             traits = _traits(corpus)
             for what in {**expected, **traits}:
                 if traits.get(what) != expected.get(what):
-                    raise ValueError(
+                    raise InvalidValue(
                         f"{name} has {what} {traits.get(what)} and {first} has {what} "
                         f"{expected.get(what)}; corpora that are read as one must agree: prepare "
                         "both with the same one"
@@ -74,7 +75,7 @@ class Corpora(AnyCorpus):
         """
         count = int(np.searchsorted(self.first, examples))
         if count > len(self._all) or self.first[count] != examples:
-            raise ValueError(
+            raise InvalidValue(
                 f"the first {examples:,} examples are no whole corpora; these end after "
                 f"{', '.join(f'{end:,}' for end in self.first[1:].tolist())}"
             )

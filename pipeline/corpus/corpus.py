@@ -25,7 +25,7 @@ from pipeline.corpus.manifest import (
 from pipeline.corpus.readers import CachedReader, MappedReader, Reader
 from pipeline.corpus.tasks import CAUSAL, TASKS, Task
 from pipeline.corpus.writer import Writer
-from pipeline.errors import require_whole
+from pipeline.errors import InvalidValue, require_whole
 from pipeline.fs.atomic import as_path, atomic_write, directory_lock, is_local
 from pipeline.planning import lengths as lengths_module
 from pipeline.text import tokenizers
@@ -97,9 +97,9 @@ class Corpus(AnyCorpus):
                 contradict each other.
         """
         if cache is None and cache_bytes is not None:
-            raise ValueError(f"cache_bytes is {cache_bytes}, and there is no cache=; give both")
+            raise InvalidValue(f"cache_bytes is {cache_bytes}, and there is no cache=; give both")
         if cache is not None and (memory_map or not is_local(cache)):
-            raise ValueError(
+            raise InvalidValue(
                 f"cache is {os.fspath(cache)} and memory_map is {memory_map}; the cache is a local "
                 "directory, and its parts are mapped, so leave memory_map out"
             )
@@ -153,7 +153,7 @@ class Corpus(AnyCorpus):
             for part in parts:
                 writer.add(part)
             if not writer.examples:
-                raise ValueError("examples is empty; a corpus holds at least one example")
+                raise InvalidValue("examples is empty; a corpus holds at least one example")
             writer.finish(vocab_size=vocab_size, tokenizer=None, source=None)
         return cls.open(directory)
 
@@ -258,7 +258,7 @@ class Corpus(AnyCorpus):
     def require_task(self, task: Task) -> None:
         """Refuses to take this corpus for one of another task, with a `ValueError`."""
         if self.task != task:
-            raise ValueError(
+            raise InvalidValue(
                 f"{os.fspath(self.directory)} holds a corpus of the task {self.task.name!r}, not "
                 f"{task.name!r}. Choose another directory, or delete this one"
             )
@@ -267,7 +267,7 @@ class Corpus(AnyCorpus):
         """Refuses other examples than those stored."""
         digests, there = [part.digest for part in parts], self._manifest.parts
         if digests != [part.sha256 for part in there] or vocab_size != self.vocab_size:
-            raise ValueError(
+            raise InvalidValue(
                 f"{os.fspath(self.directory)} holds a corpus of other examples ({len(self):,} of "
                 f"them, {self.fingerprint}). Choose another directory, or delete this one"
             )

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from pipeline.errors import InvalidValue, OutOfRange
+
 
 def gather(
     tokens: np.ndarray,
@@ -111,12 +113,12 @@ def as_pieces(
     examples, _, lengths, _ = arrays
     if len(examples) and not (examples.min() >= 0 and examples.max() < count):
         wrong = examples[(examples < 0) | (examples >= count)][0]
-        raise IndexError(f"example {wrong} of {count:,}; they are numbered from 0")
+        raise OutOfRange(f"example {wrong} of {count:,}; they are numbered from 0")
     some = lengths != 0
     pieces = arrays if some.all() else tuple(each[some] for each in arrays)
     _, _, lengths, reach = pieces
     for at in np.flatnonzero(reach < lengths)[:1]:
-        raise ValueError(f"a piece has length {lengths[at]} and reach {reach[at]}, which is less")
+        raise InvalidValue(f"a piece has length {lengths[at]} and reach {reach[at]}, which is less")
     return pieces
 
 
@@ -127,7 +129,7 @@ def require_within(
     wrong = np.flatnonzero((starts < 0) | (lengths < 0) | (starts > room - lengths))
     if len(wrong):
         at, start = int(wrong[0]), int(starts[wrong[0]])
-        raise IndexError(
+        raise OutOfRange(
             f"piece {at} asks for positions {start} to {start + int(lengths[at])} of "
             f"example {examples[at]}, which has length {room[at]}"
         )

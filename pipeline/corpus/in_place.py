@@ -12,6 +12,7 @@ from etils import epath
 from pipeline.corpus.examples import Examples
 from pipeline.corpus.gather import gather, span
 from pipeline.corpus.tasks import CAUSAL, Task
+from pipeline.errors import InvalidValue
 from pipeline.text.sources import ArrowFiles, ParquetFiles, files
 
 
@@ -113,7 +114,7 @@ class InPlace(Examples):
         flat, edges = (_array(path) for path in found)
         counts = np.diff(edges.astype(np.int64))
         if len(edges) < 2 or counts.min() < 0 or edges[0] < 0 or edges[-1] > len(flat):
-            raise ValueError(
+            raise InvalidValue(
                 f"{os.fspath(found[1])} are no offsets of {len(flat):,} tokens: they must ascend "
                 "from 0 or more to that number or less, one more of them than there are examples"
             )
@@ -137,12 +138,12 @@ class InPlace(Examples):
         ]
         kinds = {flat.dtype for flat, _, _ in lists}
         if len(kinds) > 1:
-            raise ValueError(
+            raise InvalidValue(
                 f"the column {column!r} of {source} holds {', '.join(map(str, kinds))}; its type "
                 "must be the same in all files"
             )
         if not lists:
-            raise ValueError(f"{source} is empty")
+            raise InvalidValue(f"{source} is empty")
         tokens, begins, counts = map(list, zip(*lists, strict=True))
         return cls(tokens, begins, counts, fingerprint=source.fingerprint, make=make)
 
@@ -169,7 +170,7 @@ class InPlace(Examples):
             ids = self._tokens[begin : begin + counts[example]]
             if ids.min() < 0 or ids.max() >= limit:
                 wrong = ids[(ids < 0) | (ids >= limit)][0]
-                raise ValueError(
+                raise InvalidValue(
                     f"example {example:,} of {self!r} holds the id {wrong}; ids are from 0 and "
                     f"below {limit:,}"
                 )
@@ -185,9 +186,9 @@ def _array(path: epath.Path) -> np.ndarray:
     try:
         array = np.asarray(np.load(os.fspath(path), mmap_mode="r"))
     except ValueError as error:
-        raise ValueError(f"{os.fspath(path)} is no .npy array: {error}") from error
+        raise InvalidValue(f"{os.fspath(path)} is no .npy array: {error}") from error
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise ValueError(
+        raise InvalidValue(
             f"{os.fspath(path)} holds an array of shape {array.shape} and dtype {array.dtype}; it "
             "must be one-dimensional and of integers"
         )
@@ -199,8 +200,8 @@ def _lists(place: str, column: pa.Array) -> tuple[np.ndarray, np.ndarray, np.nda
     kind = column.type
     lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     if not lists or not pa.types.is_integer(kind.value_type):
-        raise ValueError(f"{place} holds {kind}; tokens are lists of integers")
+        raise InvalidValue(f"{place} holds {kind}; tokens are lists of integers")
     if column.null_count or column.values.null_count:
-        raise ValueError(f"{place} has missing entries; leave them out, or fill them in")
+        raise InvalidValue(f"{place} has missing entries; leave them out, or fill them in")
     edges = column.offsets.to_numpy().astype(np.int64)
     return column.values.to_numpy(), edges[:-1], np.diff(edges)

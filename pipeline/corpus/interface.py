@@ -8,6 +8,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from pipeline.corpus.cache import PartCache
+from pipeline.errors import OutOfRange
 from pipeline.text.tokenizers import Tokenizer
 
 
@@ -88,7 +89,7 @@ class AnyCorpus:
         number = operator.index(index)
         number += len(self) if number < 0 else 0
         if not 0 <= number < len(self):
-            raise IndexError(f"example {index} of {len(self):,}")
+            raise OutOfRange(f"example {index} of {len(self):,}")
         return self._example(number)
 
     def _example(self, number: int) -> dict[str, np.ndarray]:

@@ -13,6 +13,7 @@ from etils import epath
 
 from pipeline.corpus.parts import Part, read_part
 from pipeline.corpus.tasks import TASKS
+from pipeline.errors import InvalidValue, Missing
 from pipeline.fs import objects
 from pipeline.fs.atomic import atomic_write
 from pipeline.planning import lengths as lengths_module
@@ -71,32 +72,34 @@ class Manifest:
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
-            raise ValueError(f"its task is {self.task!r}; it is one of {', '.join(TASKS)}")
+            raise InvalidValue(f"its task is {self.task!r}; it is one of {', '.join(TASKS)}")
         if not isinstance(self.origin, dict) or "tokenizer" not in self.origin:
-            raise ValueError(f"its origin is {self.origin!r:.80}, and does not name the tokenizer")
+            raise InvalidValue(
+                f"its origin is {self.origin!r:.80}, and does not name the tokenizer"
+            )
         if not isinstance(self.tokenizer, dict | None):
-            raise ValueError(f"its tokenizer is {self.tokenizer!r:.80}; it is an object or null")
+            raise InvalidValue(f"its tokenizer is {self.tokenizer!r:.80}; it is an object or null")
         for name in ("empty", "num_tokens", "lengths_bytes", "text_bytes", "vocab_size"):
             number = getattr(self, name)
             optional = name in ("text_bytes", "vocab_size")
             if not (number is None and optional) and (type(number) is not int or number < 0):
-                raise ValueError(f"its {name} is {number!r}; it is an integer from 0 up")
+                raise InvalidValue(f"its {name} is {number!r}; it is an integer from 0 up")
         for number, part in enumerate(self.parts):
             if part.file != part_name(number):
-                raise ValueError(f"part {number} is {part.file!r}, not {part_name(number)!r}")
+                raise InvalidValue(f"part {number} is {part.file!r}, not {part_name(number)!r}")
         if len({part.weights_at is None for part in self.parts}) > 1:
-            raise ValueError("some of its parts have weights and others have none")
+            raise InvalidValue("some of its parts have weights and others have none")
         for name, value in {
             "examples": sum(part.examples for part in self.parts),
             "tokens": sum(part.tokens for part in self.parts),
             "tokens_digest": tokens_digest(self.parts),
         }.items():
             if getattr(self, name) != value:
-                raise ValueError(
+                raise InvalidValue(
                     f"its {name} is {getattr(self, name)!r}, and its parts say {value!r}"
                 )
         if not self.examples:
-            raise ValueError("it has no examples")
+            raise InvalidValue("it has no examples")
 
     @classmethod
     def read(cls, directory: epath.Path) -> "Manifest":
@@ -112,25 +115,25 @@ class Manifest:
             version = entries["schema_version"]
         except FileNotFoundError:
             if any(any(directory.glob(each)) for each in ("part-*.arrow", RANGES)):
-                raise ValueError(
+                raise InvalidValue(
                     f"the corpus in {place} is half-written: it has parts but no {MANIFEST}. "
                     "Prepare it again with the same source and tokenizer, and it goes on from there"
                 ) from None
-            raise FileNotFoundError(
+            raise Missing(
                 f"there is no corpus in {place} (no {MANIFEST}); prepare one there, or check the "
                 "path"
             ) from None
         except (ValueError, KeyError, TypeError) as error:
             raise damage(directory / MANIFEST, f"it cannot be read: {error}") from error
         if version not in range(1, SCHEMA_VERSION + 1):
-            raise ValueError(
+            raise InvalidValue(
                 f"the corpus in {place} has schema version {version}, and this version of Lockstep "
                 f"reads up to {SCHEMA_VERSION}: prepare it anew in another directory, or use the "
                 "version that wrote it"
             )
         try:
             if version > 1 and entries.pop("digest") != json_digest(entries):
-                raise ValueError("its entries are not those that its digest was made of")
+                raise InvalidValue("its entries are not those that its digest was made of")
             return cls(**{**entries, "parts": [Part(**part) for part in entries["parts"]]})
         except (KeyError, TypeError) as error:
             seen = f"it does not have what it should: {error!r}"
@@ -210,7 +213,7 @@ def require_same_origin(directory: epath.Path, there: Mapping, asked: Mapping) -
     """
     for key, name in ORIGINS.items():
         if there.get(key) != asked.get(key):
-            raise ValueError(
+            raise InvalidValue(
                 f"{os.fspath(directory)} holds a corpus made with another {name}: there "
                 f"{there.get(key)}, now {asked.get(key)}. Give back what it was made with, or "
                 "prepare into another directory (for a run, another --workdir); delete this one "
@@ -223,7 +226,7 @@ def require_same_part(said: Part, seen: Part) -> None:
     for field in dataclasses.fields(Part):
         one, other = getattr(said, field.name), getattr(seen, field.name)
         if one != other:
-            raise ValueError(f"its {field.name} is {other}, and {MANIFEST} says {one}")
+            raise InvalidValue(f"its {field.name} is {other}, and {MANIFEST} says {one}")
 
 
 def summarise(lengths: np.ndarray, text_bytes: Sequence[int | None]) -> dict[str, Any]:
@@ -240,7 +243,7 @@ def summarise(lengths: np.ndarray, text_bytes: Sequence[int | None]) -> dict[str
 
 def damage(path: epath.Path, seen: str) -> ValueError:
     """The error to raise for a damaged file of a corpus."""
-    return ValueError(
+    return InvalidValue(
         f"the corpus is damaged at {os.fspath(path)}: {seen}. Restore that file from a copy, or "
         f"delete {MANIFEST} and prepare again, which redoes what is not whole"
     )

@@ -22,6 +22,7 @@ from pipeline.corpus.manifest import require_same_origin
 from pipeline.corpus.ranges import Receipt, divide_records, run_ranges
 from pipeline.corpus.tasks import CAUSAL, Task
 from pipeline.corpus.tokenisation import Job
+from pipeline.errors import InvalidState, InvalidValue
 from pipeline.fs.atomic import as_path, atomic_write, directory_lock
 from pipeline.fs.fork import Handles
 from pipeline.planning.lengths import digest
@@ -77,7 +78,7 @@ def tokenize_on_read(
     there, counts = _read(directory)
     require_same_origin(directory, there, job.origin)
     if len(counts) != len(source):
-        raise ValueError(
+        raise InvalidValue(
             f"{os.fspath(directory)} is the index of {len(counts):,} records, and the source has "
             f"{len(source):,}; delete the index to make it anew"
         )
@@ -98,7 +99,9 @@ class Measurement:
 
 def _measure(job: Job, directory: epath.Path, num_workers: int | None, progress: bool) -> None:
     if not len(job.source):
-        raise ValueError(f"the source is empty ({job.source}); check that it names the right files")
+        raise InvalidValue(
+            f"the source is empty ({job.source}); check that it names the right files"
+        )
     job.require_unchanged()
     receipts = run_ranges(
         Processes(num_workers),
@@ -130,13 +133,13 @@ def _read(directory: epath.Path) -> tuple[dict[str, Any], np.ndarray]:
         with path.open("rb") as file:
             counts = np.load(file)
         if counts.ndim != 1 or counts.dtype != np.dtype("<u4"):
-            raise ValueError(f"it has shape {counts.shape} and dtype {counts.dtype}")
+            raise InvalidValue(f"it has shape {counts.shape} and dtype {counts.dtype}")
         if content.get("counts_digest", digest(counts)) != digest(counts):
-            raise ValueError("its digest differs")
+            raise InvalidValue("its digest differs")
     except OSError:
         raise
     except Exception as error:  # the header of an array is Python, and fails in as many ways
-        raise ValueError(
+        raise InvalidValue(
             f"the index is damaged at {os.fspath(path)}: {error!r}. Delete {os.fspath(directory)} "
             "to make it anew"
         ) from error
@@ -188,7 +191,7 @@ class TokenizedOnRead(Handles, Examples):
         chunk = self._tokenise(several)
         if len(wrong := np.flatnonzero(chunk.counts != self._counts[several])):
             record = int(several[wrong[0]])
-            raise ValueError(
+            raise InvalidValue(
                 f"{where(self._job.source, record)} has {chunk.counts[wrong[0]]} tokens, and had "
                 f"{self._counts[record]} when it was measured; delete the index to make it anew"
             )
@@ -214,7 +217,7 @@ class TokenizedOnRead(Handles, Examples):
             return Ragged.concatenate([future.result() for future in list(map(submit, shares))])
         except BrokenProcessPool as error:
             self.close()
-            raise RuntimeError(
+            raise InvalidState(
                 "a process that tokenises batches died. If it was killed for want of memory, use "
                 f"fewer readers; if this is a script, {GUARD}"
             ) from error

@@ -12,6 +12,7 @@ from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.manifest import MANIFEST
 from pipeline.corpus.tasks import INPUTS, TARGETS
+from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import as_path
 from pipeline.text import tokenizers
 
@@ -49,7 +50,7 @@ class Pairs(AnyCorpus):
         inputs.require_task(INPUTS)
         targets.require_task(TARGETS)
         if len(inputs) != len(targets):
-            raise ValueError(
+            raise InvalidValue(
                 f"there are {len(inputs):,} inputs and {len(targets):,} targets; pairs need as "
                 "many of both, in the same order"
             )
@@ -145,7 +146,7 @@ def open_corpus(directory: epath.PathLike, **options: Unpack[OpenOptions]) -> Co
     """The corpus in `directory`, or the pairs; options are those of `Corpus.open`."""
     directory = as_path(directory)
     if directory.is_file():
-        raise ValueError(
+        raise InvalidValue(
             f"{os.fspath(directory)} is a file; give the directory of a corpus. To make one from "
             "text: lockstep prepare 'data/*.txt' --into corpus"
         )

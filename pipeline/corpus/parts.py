@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from etils import epath
 
+from pipeline.errors import InvalidValue
 from pipeline.fs import objects
 from pipeline.fs.atomic import atomic_write, is_local
 from pipeline.text.ragged import Ragged
@@ -64,11 +65,13 @@ class Part:
                 object.__setattr__(self, name, 0)
             number = getattr(self, name)
             if type(number) is not int or number < 0:
-                raise ValueError(f"{name} of {self.file} is {number!r}; it is an integer from 0 up")
+                raise InvalidValue(
+                    f"{name} of {self.file} is {number!r}; it is an integer from 0 up"
+                )
         for name, (item, count) in places.items():
             begin = getattr(self, name)
             if begin % item or begin + item * count > self.bytes:
-                raise ValueError(
+                raise InvalidValue(
                     f"{name} of {self.file} is {begin:,}; it is a multiple of {item} from where "
                     f"{count:,} × {item} bytes fit into the {self.bytes:,} of the file"
                 )
@@ -96,7 +99,7 @@ class PartFile:
         try:
             self._parse(name, content)
         except Exception as error:  # of Arrow, of JSON, or of types that are not as expected
-            raise ValueError(f"{name} is not a whole part of a corpus: {error}") from error
+            raise InvalidValue(f"{name} is not a whole part of a corpus: {error}") from error
 
     def _parse(self, name: str, content: pa.Buffer) -> None:
         reader = pa.ipc.open_file(content)
@@ -132,7 +135,7 @@ class PartFile:
         """
         examples = self.read()
         if examples.digest != self.part.sha256:
-            raise ValueError("its digest differs")
+            raise InvalidValue("its digest differs")
         return examples
 
 
@@ -146,7 +149,7 @@ def as_ragged(
     """
     counts = np.diff(offsets)
     if offsets[0] or offsets[-1] != len(tokens) or counts.min(initial=0) < 0:
-        raise ValueError(
+        raise InvalidValue(
             f"the offsets of {name} do not ascend from 0 to its {len(tokens):,} tokens"
         )
     return Ragged(tokens, counts, None, weights)
@@ -171,7 +174,7 @@ def read_lists(batch: pa.RecordBatch) -> tuple[np.ndarray, np.ndarray, np.ndarra
 def _lists(batch: pa.RecordBatch, name: str, item: pa.DataType) -> pa.LargeListArray:
     column = batch.column(name)
     if not pa.types.is_large_list(column.type) or column.type.value_type != item:
-        raise ValueError(f"its column {name} is {column.type}, not large_list of {item}")
+        raise InvalidValue(f"its column {name} is {column.type}, not large_list of {item}")
     return column
 
 
@@ -227,7 +230,7 @@ def read_content(path: epath.Path) -> pa.Buffer:
         with pa.memory_map(os.fspath(path)) as file:
             return file.read_buffer()
     except (OSError, pa.ArrowException) as error:
-        raise ValueError(f"{os.fspath(path)} cannot be read: {error}") from error
+        raise InvalidValue(f"{os.fspath(path)} cannot be read: {error}") from error
 
 
 def read_part(path: epath.Path) -> PartFile:

@@ -23,7 +23,8 @@ from pipeline.corpus.ranges import (
 from pipeline.corpus.tasks import CAUSAL, INPUTS, TARGETS, Task
 from pipeline.corpus.tokenisation import Job, OnError
 from pipeline.corpus.writer import Writer
-from pipeline.fs.atomic import as_path, directory_lock, is_local
+from pipeline.errors import InvalidState, InvalidType, InvalidValue
+from pipeline.fs.atomic import as_path, directory_lock, is_local, make_directory
 from pipeline.text.sources import Source
 from pipeline.text.templates import Template
 from pipeline.text.tokenizers import Tokenizer
@@ -123,9 +124,11 @@ def prepare_pairs(
     """
     _require(source, tokenizer)
     if len(fields) != 2 or isinstance(fields, str):
-        raise ValueError(f"fields is {fields!r}; it must be two, of the inputs and of the targets")
+        raise InvalidValue(
+            f"fields is {fields!r}; it must be two, of the inputs and of the targets"
+        )
     if tokenizer.begin_id is None:
-        raise ValueError(
+        raise InvalidValue(
             f"the tokenizer {tokenizer.fingerprint} does not mark where texts begin, and a decoder "
             "begins with that mark; make the tokenizer with begin=True"
         )
@@ -146,7 +149,7 @@ def prepare_pairs(
     )
     then, now = (side.origin["source"] for side in (inputs, targets))
     if then != now:
-        raise ValueError(
+        raise InvalidValue(
             f"the source changed between inputs and targets: its fingerprint was {then} and is now "
             f"{now}. Let nothing write to it meanwhile, delete {os.fspath(directory)}, and prepare "
             "again"
@@ -191,14 +194,16 @@ def prepare_share(
     _require(source, tokenizer)
     number, shares = share
     if not 0 <= number < shares:
-        raise ValueError(f"share is {share}; of {shares} shares the numbers are 0 to {shares - 1}")
+        raise InvalidValue(
+            f"share is {share}; of {shares} shares the numbers are 0 to {shares - 1}"
+        )
     job = Job(source, tokenizer, field, template, task.has_targets, on_error)
     if (directory / MANIFEST).exists():
         return
     _refuse_import()
     files, ranges = RangeFiles.of(job, directory), divide_records(len(source))
     mine = ranges[len(ranges) * number // shares : len(ranges) * (number + 1) // shares]
-    (directory / RANGES).mkdir(parents=True, exist_ok=True)
+    make_directory(directory / RANGES)
     job.require_unchanged()
     name = f"share {number} of {shares}"
     run_ranges(engine or Processes(), Tokenisation(job, files), mine, name=name, progress=progress)
@@ -213,7 +218,7 @@ def prepare_share(
 def _refuse_import() -> None:
     """Ends a worker that runs the script that started it, and would wait for it for ever."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise RuntimeError(f"prepare was called by the import of a script: {GUARD}")
+        raise InvalidState(f"prepare was called by the import of a script: {GUARD}")
 
 
 def _as_directory(directory: epath.PathLike) -> epath.Path:
@@ -226,7 +231,7 @@ def _as_engine(engine: Engine | None, num_workers: int | None) -> Engine:
     if engine is None:
         return Processes(num_workers)
     if num_workers is not None:
-        raise ValueError(
+        raise InvalidValue(
             f"num_workers is {num_workers} and engine is {engine}; num_workers is the number of "
             "this machine's processes, so give one of both"
         )
@@ -236,12 +241,12 @@ def _as_engine(engine: Engine | None, num_workers: int | None) -> Engine:
 def _require(source: Any, tokenizer: Any) -> None:
     """Raises a `TypeError` for a source or a tokenizer that is none."""
     if not hasattr(source, "fingerprint"):
-        raise TypeError(
+        raise InvalidType(
             f"source is {source!r:.80}; it must be a source, as sources.TextFiles('*.txt') or "
             "sources.Records([{'text': '…'}])"
         )
     if isinstance(tokenizer, type) or not hasattr(tokenizer, "encode_batch"):
-        raise TypeError(
+        raise InvalidType(
             f"tokenizer is {tokenizer!r:.80}; it must be a tokenizer, as tokenizers.Bytes()"
         )
 
@@ -249,14 +254,14 @@ def _require(source: Any, tokenizer: Any) -> None:
 def _prepare(job: Job, task: Task, directory: epath.Path, engine: Engine, progress: bool) -> None:
     documents = len(job.source)
     if not documents:
-        raise ValueError(
+        raise InvalidValue(
             f"the source is empty ({job.source}); a corpus holds at least one record. Check that "
             "it names the right files"
         )
     job.require_unchanged()  # a fingerprint that is never the same twice, before any work
     writer = Writer(directory, task, job.origin)
     files = RangeFiles.of(job, directory)
-    (directory / RANGES).mkdir(exist_ok=True)
+    make_directory(directory / RANGES)
     receipts = run_ranges(
         engine,
         Tokenisation(job, files),
@@ -276,12 +281,12 @@ def _prepare(job: Job, task: Task, directory: epath.Path, engine: Engine, progre
     if job.on_error == "skip" and len(failed := writer.find_empty()):
         if len(failed) == documents:
             writer.discard()
-            raise ValueError(f"no record of {job.source} has tokens; the log says why")
+            raise InvalidValue(f"no record of {job.source} has tokens; the log says why")
         first = ", ".join(f"{number:,}" for number in failed[:10]) + ", …" * (len(failed) > 10)
         text = "%s of %s records have no tokens, for they are empty or failed: numbers %s"
         logger.warning(text, f"{len(failed):,}", f"{documents:,}", first)
     if job.template is not None and task.has_targets and not any(writer.text_bytes):
-        raise ValueError(
+        raise InvalidValue(
             f"nothing of any of the {documents:,} records is learnt: all weights that the template "
             "gives are 0. Check which parts of a record it is to train on"
         )

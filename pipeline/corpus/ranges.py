@@ -19,6 +19,7 @@ from pipeline.corpus.engines import Engine
 from pipeline.corpus.manifest import RANGES
 from pipeline.corpus.parts import WRITE, as_ragged, read_content, read_lists, write_lists
 from pipeline.corpus.tokenisation import Job
+from pipeline.errors import InvalidState, InvalidValue
 from pipeline.fs.atomic import atomic_write
 from pipeline.text.ragged import Ragged
 
@@ -93,7 +94,7 @@ def run_ranges(
             bar.set_postfix_str(postfix, refresh=False)
             bar.update(len(receipt.records))
     if missing := [records for records in ranges if records.start not in found]:
-        raise RuntimeError(
+        raise InvalidState(
             f"{type(engine).__name__} ended without {len(missing):,} of {len(ranges):,} ranges, "
             f"first that of the records {missing[0].start:,} to {missing[0].stop - 1:,}; run again "
             "to go on"
@@ -155,12 +156,12 @@ class RangeFiles:
                 lists = as_ragged(path.name, *read_lists(batch))
                 chunk = dataclasses.replace(lists, text_bytes=text)
                 if verify and metadata[b"sha256"].decode() != _digest(chunk):
-                    raise ValueError("a digest differs")
+                    raise InvalidValue("a digest differs")
                 yield chunk.slice(max(first - begin, 0), min(last, at) - begin)
             if at != records.stop:
-                raise ValueError(f"it ends at record {at}, not {records.stop}")
+                raise InvalidValue(f"it ends at record {at}, not {records.stop}")
         except Exception as error:  # of Arrow, or of types that are not as expected
-            raise ValueError(
+            raise InvalidValue(
                 f"{os.fspath(path)} is not whole: {error}. Run again, and it is made anew"
             ) from error
 

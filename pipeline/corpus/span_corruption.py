@@ -11,7 +11,7 @@ from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.gather import as_pieces, gather, ranges, require_within
 from pipeline.corpus.tasks import INPUTS, TARGETS
 from pipeline.corpus.view import View, require_vocabulary
-from pipeline.errors import require_share, require_whole
+from pipeline.errors import InvalidValue, require_share, require_whole
 
 
 class SpanCorruption(View):
@@ -66,11 +66,11 @@ class SpanCorruption(View):
         self.max_length = require_whole("max_length", max_length, 3)
         self.density, self.mean_span = require_share("density", density), mean_span
         if not issubclass(type(mean_span), numbers.Real) or not mean_span >= 1:
-            raise ValueError(f"mean_span is {mean_span!r}; it must be a number from 1 up")
+            raise InvalidValue(f"mean_span is {mean_span!r}; it must be a number from 1 up")
         begin, end = marks = self.marks
         end = end if end_id is None else end_id
         if end is None:
-            raise ValueError(f"{corpus!r} has no tokenizer with an end mark; give end_id=")
+            raise InvalidValue(f"{corpus!r} has no tokenizer with an end mark; give end_id=")
         self.end_id = require_whole("end_id", end, 0)
         start = start_id if start_id is not None else begin or 0
         self.start_id = require_whole("start_id", start, 0)
@@ -93,7 +93,7 @@ class SpanCorruption(View):
         if sentinels is None:
             sentinels = range(require_vocabulary(corpus, "sentinels"), 1 << 31)[:wanted]
         if len(sentinels) < wanted:
-            raise ValueError(
+            raise InvalidValue(
                 f"{self.max_length} tokens have {wanted} spans, and there are {len(sentinels)} "
                 "sentinels; give more of them, or a smaller max_length or density"
             )

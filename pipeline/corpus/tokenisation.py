@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 
-from pipeline.errors import require_one_of
+from pipeline.errors import InvalidValue, require_one_of
 from pipeline.text import templates
 from pipeline.text.ragged import Ragged
 from pipeline.text.sources import Source
@@ -66,7 +66,7 @@ class Job:
         """Refuses, with a `ValueError`, a source that was edited since `origin` was first read."""
         now = self.source.fingerprint
         if now != self.origin["source"]:
-            raise ValueError(
+            raise InvalidValue(
                 f"the source changed while it was read ({self.source}): its fingerprint was "
                 f"{self.origin['source']} and is now {now}. Let nothing write to it meanwhile, and "
                 "run again with the source opened anew"
@@ -105,7 +105,7 @@ class Job:
                         logger.warning("%s failed and gets no tokens: %s", place, error)
                         return self._make_empty()
                     if isinstance(error, MarkError):
-                        raise ValueError(f"{where(self.source, records[0])}: {error}") from error
+                        raise InvalidValue(f"{where(self.source, records[0])}: {error}") from error
                     error.add_note(f"This was record {records[0]:,} of {self.source}, from 0.")
                     raise
             records = records[: len(records) // 2]  # to find out which
@@ -130,7 +130,7 @@ class Job:
         if flat.min(initial=0) < 0 or flat.max(initial=-1) >= most:
             wrong = np.flatnonzero((flat < 0) | (flat >= most))
             record = records[int(np.searchsorted(np.cumsum(chunk.counts), wrong[0], side="right"))]
-            raise ValueError(
+            raise InvalidValue(
                 f"{where(self.source, record)}: the tokenizer {self.tokenizer.fingerprint} gave "
                 f"the id {flat[wrong[0]]}, and its vocab_size is {self.tokenizer.vocab_size}; ids "
                 "must be at least 0 and below it"

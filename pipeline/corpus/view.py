@@ -10,6 +10,7 @@ from pipeline.corpus.cache import PartCache
 from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.tasks import INPUTS
+from pipeline.errors import InvalidValue
 from pipeline.text.tokenizers import Tokenizer
 
 
@@ -35,7 +36,7 @@ class View(AnyCorpus):
 
     def __init__(self, corpus: Corpus):
         if corpus.task != INPUTS:
-            raise ValueError(
+            raise InvalidValue(
                 f"{type(self).__name__} needs tokens as they are, and {corpus!r} has those of the "
                 f"task {corpus.task.name!r}; prepare it with task=pipeline.corpus.INPUTS"
             )
@@ -88,7 +89,7 @@ def require_vocabulary(corpus: Corpus, new: str) -> int:
         ValueError: nobody said.
     """
     if corpus.vocab_size is None:
-        raise ValueError(
+        raise InvalidValue(
             f"{corpus!r} does not say the size of its vocabulary; give {new}=, or write the corpus "
             "with vocab_size="
         )

@@ -20,6 +20,7 @@ from pipeline.corpus.manifest import (
 )
 from pipeline.corpus.parts import Part, PartFile, read_part, write_part
 from pipeline.corpus.tasks import Task
+from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import atomic_write
 from pipeline.text.ragged import Ragged
 
@@ -97,7 +98,7 @@ class Writer:
             require_same_origin(self.directory, file.metadata.get("origin", {}), self.origin)
         for path, read in files.items():
             if read is None and not (sound and PART_NAME.fullmatch(path.name)):
-                raise ValueError(
+                raise InvalidValue(
                     f"{os.fspath(path)} is not a part of a corpus, and would be in its way. "
                     "Prepare into a directory of its own, or move that file"
                 )

@@ -12,6 +12,7 @@ from typing import IO
 
 from etils import epath
 
+from pipeline.errors import InvalidState, InvalidValue, StorageError
 from pipeline.fs import objects
 from pipeline.fs.pid import is_running
 
@@ -34,10 +35,28 @@ def as_path(path: epath.PathLike) -> epath.Path:
     try:
         return epath.Path(path).expanduser()
     except KeyError as error:
-        raise ValueError(
+        raise InvalidValue(
             f"{os.fspath(path)} is nowhere that can be read; give a local path, or one that begins "
             "with gs://, s3://, az:// or hf://"
         ) from error
+
+
+def make_directory(path: epath.PathLike) -> epath.Path:
+    """Makes a directory and those that it lies in, where they are not there yet; returns its path.
+
+    Raises:
+        StorageError: it cannot be made; the message says why.
+    """
+    path = as_path(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            error.errno,
+            f"could not make the directory {os.fspath(path)}: {error.strerror or error}; make room "
+            "or check the path, and run again",
+        ) from error
+    return path
 
 
 @contextlib.contextmanager
@@ -110,7 +129,7 @@ def name_full_disk(path: epath.PathLike) -> Iterator[None]:
 
 
 def _write_error(path: epath.PathLike, number: int | None, reason: str) -> OSError:
-    return OSError(
+    return StorageError(
         number,
         f"could not write {os.fspath(path)}: {reason}. Nothing of it is left, and what was "
         "finished before is kept; make room and run again",
@@ -141,8 +160,7 @@ def directory_lock(directory: epath.PathLike, doing: str, *, wait: bool = True) 
         RuntimeError: another process holds the lock, and `wait` is False.
         ValueError: the lock file is a symbolic link.
     """
-    directory = as_path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
+    directory = make_directory(directory)
     if isinstance(directory, objects.ObjectPath):
         with objects.hold_lease(directory, doing, wait=wait):
             yield
@@ -156,8 +174,8 @@ def directory_lock(directory: epath.PathLike, doing: str, *, wait: bool = True) 
         descriptor = os.open(os.fspath(directory / ".lock"), flags, 0o666)
     except OSError as error:
         if error.errno != errno.ELOOP:
-            raise
-        raise ValueError(
+            raise _write_error(directory / ".lock", error.errno, f"{error.strerror}") from error
+        raise InvalidValue(
             f"{os.fspath(directory / '.lock')} is a symbolic link; remove it, so that a lock can "
             "be made there"
         ) from None
@@ -167,7 +185,7 @@ def directory_lock(directory: epath.PathLike, doing: str, *, wait: bool = True) 
         except BlockingIOError:
             said = f"another process is {doing} in {os.fspath(directory)}"
             if not wait:
-                raise RuntimeError(f"{said}; stop it first, or use another directory") from None
+                raise InvalidState(f"{said}; stop it first, or use another directory") from None
             logger.warning("%s; waiting for it", said)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pipeline.errors import InvalidState
 from pipeline.fs import transfers
 from pipeline.fs.object_path import ObjectPath
 from pipeline.fs.pid import is_running
@@ -70,7 +71,7 @@ def _acquire(path: ObjectPath, mine: Mapping[str, Any], said: str, wait: bool) -
             continue
         if seen != last:
             if _is_mine(seen, last) and not wait:  # its holder has just written it anew
-                raise RuntimeError(f"{said}; stop it first, or use another directory")
+                raise InvalidState(f"{said}; stop it first, or use another directory")
             last, since = seen, time.monotonic()
         if _is_gone(seen) or time.monotonic() - since > SILENCE:
             logger.warning("%s no more: its lock is taken over", said)

@@ -12,6 +12,7 @@ from etils import epath
 from etils.epath.gpath import PosixGPath
 from etils.epath.stat_utils import StatResult
 
+from pipeline.errors import Exists, InvalidValue, Missing, StorageError
 from pipeline.fs import transfers
 from pipeline.fs.requests import SCHEMES, split
 
@@ -105,7 +106,9 @@ class ObjectPath(PosixGPath):
     def open(self, mode: str = "r", *, encoding: str | None = None, **options: Any) -> Any:
         """A file to read (`r`, `rb`) or to write (`w`, `wb`)."""
         if mode.replace("b", "") not in ("r", "w") or any(options.values()):
-            raise ValueError(f"mode is {mode!r}; objects can be read and written, not appended to")
+            raise InvalidValue(
+                f"mode is {mode!r}; objects can be read and written, not appended to"
+            )
         if mode[0] == "r":
             file: Any = io.BufferedReader(Reader(self))
         else:
@@ -125,18 +128,18 @@ class ObjectPath(PosixGPath):
         """Does nothing, or raises a `FileExistsError` for what must not exist."""
         del mode, parents
         if not exist_ok and self.exists():
-            raise FileExistsError(f"{self} exists")
+            raise Exists(f"{self} exists")
 
     def rmdir(self) -> None:
         """Does nothing: an empty directory is not there."""
         if self.is_dir():
-            raise OSError(f"{self} is not empty")
+            raise StorageError(f"{self} is not empty")
 
     def rmtree(self, missing_ok: bool = False) -> None:
         """Deletes all objects in it."""
         found = transfers.keys(self)
         if not found and not missing_ok:
-            raise FileNotFoundError(f"there is nothing in {self}")
+            raise Missing(f"there is nothing in {self}")
         transfers.delete(found)
 
     def unlink(self, missing_ok: bool = False) -> None:
@@ -148,7 +151,7 @@ class ObjectPath(PosixGPath):
     def rename(self, target: epath.PathLike) -> "ObjectPath":
         """Copies it, or all that is in it, to where nothing is, and deletes it then."""
         if ObjectPath(target).exists():
-            raise FileExistsError(f"{self} cannot become {target}, which exists")
+            raise Exists(f"{self} cannot become {target}, which exists")
         return self.replace(target)
 
     def replace(self, target: epath.PathLike) -> "ObjectPath":
@@ -156,7 +159,7 @@ class ObjectPath(PosixGPath):
         to, here = ObjectPath(target), os.fspath(self)
         moved = [here] if self.is_file() else transfers.keys(self)
         if not moved:
-            raise FileNotFoundError(f"there is no {self}")
+            raise Missing(f"there is no {self}")
         for path in moved:
             transfers.copy(path, os.fspath(to) + path.removeprefix(here))
         transfers.delete(moved)
@@ -166,7 +169,7 @@ class ObjectPath(PosixGPath):
         """Copies the object, to object storage or a local file."""
         to = epath.Path(dst)
         if not overwrite and to.exists():
-            raise FileExistsError(f"{to} exists; {self} cannot be copied there")
+            raise Exists(f"{to} exists; {self} cannot be copied there")
         if isinstance(to, ObjectPath):
             transfers.copy(self, to)
         else:

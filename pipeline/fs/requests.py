@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from pipeline.errors import require
+from pipeline.errors import Exists, InvalidState, Missing, StorageError, require
 from pipeline.fs.fork import restart_in_children
 from pipeline.fs.stores import find_address, open_bucket
 
@@ -66,7 +66,7 @@ def request(
             if refusal := _refusal(place, bucket, error, reason, attempt, bucket_only):
                 raise refusal from error
             if attempt == TRIES:
-                raise OSError(
+                raise StorageError(
                     f"{place} cannot be reached, after {TRIES} attempts: {reason}. Check the "
                     "network and the address of the storage, and run again to go on"
                 ) from error
@@ -92,14 +92,14 @@ def _refusal(
             f"az:// AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY ({reason})"
         )
     if "NoSuchBucket" in reason or "NoSuchContainer" in reason or (bucket_only and status == 404):
-        return OSError(
+        return StorageError(
             f"there is no bucket {bucket}, in which {place} is to be; create it, or check its name "
             "and the address of the storage"
         )
     if kind == "AlreadyExistsError":
-        return FileExistsError(f"there is an object {place} already")
+        return Exists(f"there is an object {place} already")
     if isinstance(error, FileNotFoundError):
-        return FileNotFoundError(f"there is no object {place}; check the path")
+        return Missing(f"there is no object {place}; check the path")
     if kind == "UnauthenticatedError":
         return _permission(f"the credentials for {bucket} are refused; renew them ({reason})")
     if kind == "PermissionDeniedError":
@@ -108,11 +108,11 @@ def _refusal(
             f"and to read and write in it ({reason})"
         )
     if status in (301, 307, 308):
-        return OSError(f"{bucket} is in another region; set AWS_REGION to that one ({reason})")
+        return StorageError(f"{bucket} is in another region; set AWS_REGION to that one ({reason})")
     if status == 416:
-        return OSError(f"{place} ends before what is to be read of it; it changed since")
+        return StorageError(f"{place} ends before what is to be read of it; it changed since")
     if status is not None and 400 <= status < 500 and status not in (408, 425, 429):
-        return OSError(f"the storage refused a request for {place}: {reason}")
+        return StorageError(f"the storage refused a request for {place}: {reason}")
     return None
 
 
@@ -141,7 +141,7 @@ class Client:
     def store(self, bucket: str, patient: bool) -> tuple[Any, type[Exception]]:
         """The store of a bucket, and what it raises; a patient one repeats requests itself."""
         if self._forked:
-            raise RuntimeError(
+            raise InvalidState(
                 "this process is a fork of one that used object storage, whose client has threads; "
                 "start processes by multiprocessing.get_context('spawn')"
             )

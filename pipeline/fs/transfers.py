@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
+from pipeline.errors import StorageError
 from pipeline.fs.requests import SCHEMES, client, request, split
 
 # A request reads at most `PIECE` bytes. Ranges with at most `GAP` between them are read as one: at
@@ -95,7 +96,7 @@ def _get_piece(piece: tuple[str, int, int]) -> Buffer:
     else:
         content = request(path, lambda store, key: store.get_range(key, start=begin, end=end))
     if len(content) != end - begin:
-        raise OSError(
+        raise StorageError(
             f"{path} ends before byte {end:,}, up to which it is to be read; it changed since"
         )
     return content

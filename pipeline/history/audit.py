@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from pipeline.errors import InvalidValue, Missing
 from pipeline.history.history import read_history
 from pipeline.history.ledger import Ledger, NotAsPlanned, some
 from pipeline.history.loss_log import NAME
@@ -141,7 +142,7 @@ def _read_log(workdir: epath.Path) -> Logged:
     logged = Logged([], [], [])
     path = workdir / "metrics.jsonl"
     if not path.exists():
-        raise FileNotFoundError(
+        raise Missing(
             f"there is no {path.name} in {os.fspath(workdir)}, so nothing says which batches ran; "
             "pipeline.history.step_log.StepLog writes it"
         )
@@ -151,10 +152,10 @@ def _read_log(workdir: epath.Path) -> Logged:
             values = json.loads(line)
             step, digest = values["step"], values.get("batch", values.get("skipped"))
             if type(step) is not int or not isinstance(digest, str | None):
-                raise ValueError(f"its step is {step!r:.80} and its batch {digest!r:.80}")
+                raise InvalidValue(f"its step is {step!r:.80} and its batch {digest!r:.80}")
             loss = values["loss"] if "batch" in values else None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"line {number} of {path} cannot be read: {error!r}") from error
+            raise InvalidValue(f"line {number} of {path} cannot be read: {error!r}") from error
         if digest is None:  # an evaluation
             continue
         due = len(logged.digests)

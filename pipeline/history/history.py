@@ -12,7 +12,8 @@ from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.pairs import open_corpus
 from pipeline.corpus.views import View, view_of
-from pipeline.fs.atomic import as_path, atomic_write, is_local
+from pipeline.errors import InvalidType, InvalidValue, Missing
+from pipeline.fs.atomic import as_path, atomic_write, is_local, make_directory
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.planning.plan import Plan
 
@@ -43,7 +44,7 @@ def write_history(workdir: epath.PathLike, corpus: Any, plan: Plan) -> None:
 
     def place(one: Any) -> str:
         if not hasattr(one, "directory"):
-            raise ValueError(
+            raise InvalidValue(
                 f"the corpus is {one!r:.80}, which has no directory, so its batches cannot be "
                 "planned again for audit and show; prepare a corpus, or write no history"
             )
@@ -62,7 +63,7 @@ def write_history(workdir: epath.PathLike, corpus: Any, plan: Plan) -> None:
         ],
     }
     directory = as_path(workdir)
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory)
     with atomic_write(directory / NAME) as file:
         file.write(json.dumps(content, indent=1).encode())
 
@@ -80,7 +81,7 @@ def _views(corpus: Any) -> dict[str, Any] | None:
 
 def _open(directory: epath.Path, view: dict[str, Any] | None) -> AnyCorpus:
     if not isinstance(view, dict | None):
-        raise TypeError(f"view is {view!r:.80}")
+        raise InvalidType(f"view is {view!r:.80}")
     corpus = open_corpus(directory)
     return view_of(corpus, view) if view and isinstance(corpus, Corpus) else corpus
 
@@ -97,7 +98,7 @@ def require_tokenizer(workdir: epath.Path, corpus: AnyCorpus) -> None:
     trained_on = json.loads(path.read_text())["tokens"]
     then, now = (" and ".join(_tokenizers(of)) for of in (trained_on, corpus.fingerprint))
     if then != now:
-        raise ValueError(
+        raise InvalidValue(
             f"{os.fspath(workdir)} was trained on the ids of {then}, and this run has those of "
             f"{now}: the same ids stand for other text. Prepare this corpus with the tokenizer of "
             "that run (config.tokenizer.model)"
@@ -119,7 +120,9 @@ def parameters_of(workdir: epath.Path, corpus: AnyCorpus, like: Any) -> Any:
     checkpoints = Checkpoints(workdir / "checkpoints")
     try:
         if checkpoints.latest is None:
-            raise ValueError(f"start_from is {workdir}, which has no checkpoint; train there first")
+            raise InvalidValue(
+                f"start_from is {workdir}, which has no checkpoint; train there first"
+            )
         logger.info("parameters are those of step %s of %s", f"{checkpoints.latest:,}", workdir)
         return checkpoints.restore_state(checkpoints.latest, like)["params"]
     finally:
@@ -142,7 +145,7 @@ def read_history(
     """
     path = workdir / NAME
     if not path.exists():
-        raise FileNotFoundError(
+        raise Missing(
             f"there is no {NAME} in {os.fspath(workdir)}; give the work directory of a run. "
             "train.py writes that file before its first step, a loop of your own calls "
             "pipeline.history.history.write_history"
@@ -166,7 +169,7 @@ def read_history(
     except (KeyError, TypeError, AttributeError) as error:
         raise _damage(path, error) from error
     if corpus.fingerprint != tokens:
-        raise ValueError(
+        raise InvalidValue(
             f"the corpus in {directory} is {corpus.fingerprint}, and the run "
             f"was trained on {tokens}; its batches cannot be planned again without that"
         )
@@ -176,7 +179,7 @@ def read_history(
         raise _damage(path, error) from error
     for then, now in zip(fingerprints, plan.entries, strict=True):
         if then != now["fingerprint"]:
-            raise ValueError(
+            raise InvalidValue(
                 f"the plan from step {now['from']:,} on was {then} and is now "
                 f"{now['fingerprint']}; use the version of Lockstep that the run was made with"
             )
@@ -184,6 +187,6 @@ def read_history(
 
 
 def _damage(path: epath.Path, error: Exception) -> ValueError:
-    return ValueError(
+    return InvalidValue(
         f"{os.fspath(path)} cannot be read: {error!r}. The run writes it anew when it goes on"
     )

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from pipeline.errors import InvalidValue
 from pipeline.planning import figures
 from pipeline.planning.lengths import as_lengths
 from pipeline.planning.plan import Plan
@@ -18,7 +19,7 @@ from pipeline.planning.source import Source
 SHOWN = 10
 
 
-class NotAsPlanned(ValueError):
+class NotAsPlanned(InvalidValue):
     """What a run did is not what was planned; the message names the step."""
 
 

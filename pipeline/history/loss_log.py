@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from etils import epath
 
+from pipeline.errors import InvalidValue
 from pipeline.history.step_files import StepFiles
 from pipeline.planning.planned import PlannedBatch
 
@@ -70,7 +71,7 @@ def read_sums(workdir: epath.Path) -> Iterator[tuple[int, np.ndarray]]:
     ranges = files.ranges()
     for steps, following in itertools.zip_longest(ranges, ranges[1:]):
         if (content := files.read(steps)) is None:
-            raise ValueError(
+            raise InvalidValue(
                 f"the losses of steps {steps[0]:,} to {steps[-1]:,} in {files.directory} are "
                 "damaged; delete their file, and the losses of other steps can be read"
             )

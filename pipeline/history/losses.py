@@ -6,6 +6,7 @@ import numpy as np
 from etils import epath
 
 from pipeline.corpus.corpora import Corpora
+from pipeline.errors import InvalidValue, Missing
 from pipeline.fs.atomic import as_path
 from pipeline.history.history import read_history
 from pipeline.history.loss_log import NAME, read_sums
@@ -102,14 +103,14 @@ def losses(workdir: epath.PathLike) -> Losses:
         planned = plan.batch(step)
         count = len(planned.segments)
         if count != sums.shape[1]:
-            raise ValueError(
+            raise InvalidValue(
                 f"{workdir / NAME} has losses of {sums.shape[1]:,} segments at step {step:,}, and "
                 f"the plan has {count:,}; it is of another run"
             )
         steps = np.full(count, step)
         found.append((planned.segments[:, 1], planned.epoch_of_segments, steps, *sums))
     if not found:
-        raise FileNotFoundError(
+        raise Missing(
             f"there are no losses in {workdir / NAME}; train.py writes them as it saves, and a "
             "loop of your own if its steps give `segments` (pipeline.steps.segments)"
         )

@@ -15,7 +15,7 @@ import numpy as np
 import tqdm
 from etils import epath
 
-from pipeline.errors import require
+from pipeline.errors import InvalidValue, require
 from pipeline.fs.atomic import as_path, atomic_write, is_local, name_full_disk
 from pipeline.history.loss_log import LossLog
 from pipeline.planning.planned import PlannedBatch
@@ -240,7 +240,7 @@ class Profile:
     def __init__(self, steps: str, directory: epath.Path):
         first, colon, last = steps.partition(":")
         if steps and not (colon and first.isdigit() and last.isdigit() and int(first) <= int(last)):
-            raise ValueError(f"profile_steps is {steps!r}; it must be FIRST:LAST, as in 10:14")
+            raise InvalidValue(f"profile_steps is {steps!r}; it must be FIRST:LAST, as in 10:14")
         self._steps = range(int(first), int(last) + 1) if steps else range(0)
         self._directory, self._running = directory, False
         # JAX writes to local directories only.

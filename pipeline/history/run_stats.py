@@ -12,6 +12,7 @@ import numpy as np
 from etils import epath
 
 from pipeline.corpus.interface import AnyCorpus
+from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import atomic_write
 from pipeline.planning.planned import PlannedBatch
 
@@ -162,7 +163,7 @@ def unigram_entropy(corpus: AnyCorpus) -> float:
         more[: len(counts)] += counts
         counts = more
     if not counts.any():
-        raise ValueError(
+        raise InvalidValue(
             f"none of the {len(corpus):,} held-out examples has a position with a loss, so nothing "
             "can be evaluated; give longer ones, or a template whose weights are above 0"
         )

@@ -5,7 +5,7 @@ import re
 
 from etils import epath
 
-from pipeline.fs.atomic import atomic_write
+from pipeline.fs.atomic import atomic_write, make_directory
 
 
 class StepFiles:
@@ -38,7 +38,7 @@ class StepFiles:
 
     def write(self, steps: range, content: bytes) -> None:
         """Writes the file of some steps, whole or not at all."""
-        self.directory.mkdir(parents=True, exist_ok=True)
+        make_directory(self.directory)
         with atomic_write(self.directory / self._name(steps, content)) as file:
             file.write(content)
 

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import jax
 import numpy as np
 
-from pipeline.errors import require_one_of
+from pipeline.errors import NotFinite, require_one_of
 from pipeline.history.clock import Clock
 from pipeline.history.metrics import MetricsLog, Progress
 from pipeline.history.peaks import peak_of
@@ -154,7 +154,7 @@ class StepLog:
         # With a loss scale, gradients are expected to overflow until the scale has fallen.
         overflow = math.isfinite(values["loss"]) and values.get("loss_scale", 0) > 1
         if self._stops and not overflow:
-            raise FloatingPointError(
+            raise NotFinite(
                 f"{text}. Run train.py again with --config.skip_steps='({step},)' to leave this "
                 "batch out, or with --config.on_nonfinite=skip to go on without such updates; in a "
                 "loop of your own, leave the step out, or give on_nonfinite='skip'"

@@ -12,7 +12,7 @@ import grain
 import numpy as np
 
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.errors import require_one_of
+from pipeline.errors import InvalidType, InvalidValue, require_one_of
 from pipeline.loading.ahead import ReadAhead
 from pipeline.loading.collate import POSITIONS, Positions, collate, collate_pairs
 from pipeline.loading.context import CONTEXT_ORDERS, ContextOrder
@@ -106,16 +106,16 @@ class Batches(StepDataset):
     ):
         super().__init__()
         if len(corpus) != plan.num_examples:
-            raise ValueError(
+            raise InvalidValue(
                 f"the corpus has {len(corpus):,} examples and the plan is for "
                 f"{plan.num_examples:,}; make the plan from corpus.lengths"
             )
         sides = np.ndim(corpus.lengths)  # [n], or of pairs [n, 2]
         if len(plan.buckets[0].lengths) != sides:
             kind = "pairs" if sides == 1 else "examples of one length"
-            raise ValueError(f"the plan is for {kind}; make it from this corpus's lengths")
+            raise InvalidValue(f"the plan is for {kind}; make it from this corpus's lengths")
         if len({*plan.counts}) > 1 and not isinstance(corpus, HasCorpora):
-            raise ValueError(
+            raise InvalidValue(
                 f"the plan begins with {plan.counts[0]:,} examples and others join them; give the "
                 "corpora joined, Corpora({'first': corpus, 'new': …}), so that a state can tell "
                 "what was there"
@@ -123,12 +123,12 @@ class Batches(StepDataset):
         require_one_of("positions", positions, POSITIONS)
         require_one_of("context_order", context_order, CONTEXT_ORDERS)
         if compact and context_order != "contiguous":
-            raise ValueError(
+            raise InvalidValue(
                 f"compact batches have contiguous rows, and context_order is {context_order!r}; "
                 "leave out compact=True"
             )
         if sharding is not None and process_count != 1:
-            raise ValueError(
+            raise InvalidValue(
                 "both sharding and process_count say which rows to build; give one of them"
             )
         self.corpus, self.plan = corpus, plan
@@ -242,7 +242,7 @@ class Batches(StepDataset):
             return batch
         fields = self._transform_batch(batch)
         if not isinstance(fields, Mapping):
-            raise TypeError(
+            raise InvalidType(
                 f"transform returned a {type(fields).__name__}; it must return a dict of arrays"
             )
         return fields
@@ -251,7 +251,7 @@ class Batches(StepDataset):
         """The batches of `num_epochs` epochs; None: endless, or until the plan ends."""
         check_repeat(self.plan, num_epochs)
         if options or self._epochs != 1:
-            raise ValueError(
+            raise InvalidValue(
                 f"repeat(num_epochs={num_epochs}, {options}) of batches that are repeated "
                 f"{self._epochs} times; repeat them once, and without other options"
             )
@@ -261,4 +261,4 @@ class Batches(StepDataset):
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
         """Refuses Grain's slicing of sources, which would take steps out from under the plan."""
-        raise ValueError(NO_RUNS)
+        raise InvalidValue(NO_RUNS)

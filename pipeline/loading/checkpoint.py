@@ -11,7 +11,7 @@ from typing import Any
 
 from etils import epath
 
-from pipeline.errors import require
+from pipeline.errors import InvalidValue, require
 from pipeline.fs import objects
 from pipeline.fs.atomic import as_path, is_local, name_full_disk
 from pipeline.loading.checksum import checksums
@@ -111,7 +111,7 @@ class Checkpoints:
             ValueError: there is no checkpoint, it is damaged, or its state is not `like` this one.
         """
         if step is None and (step := self.latest) is None:
-            raise ValueError(f"there is no checkpoint in {self._directory}")
+            raise InvalidValue(f"there is no checkpoint in {self._directory}")
         data, _ = self.restore_json(step)
         return self.restore_state(step, like), data
 
@@ -189,7 +189,7 @@ class Checkpoints:
             if status[1] in DAMAGE if status else _is_damage(error):
                 raise self._damaged(step, what) from error
             if type(error) is ValueError and not status:  # the tree or a shape differs
-                raise ValueError(
+                raise InvalidValue(
                     f"the state in {directory} is not like the one to restore: {what}. Use the "
                     "model and optimizer that it was saved with"
                 ) from error
@@ -206,7 +206,7 @@ class Checkpoints:
         advice = f"no earlier checkpoint is whole: delete {directory.parent} to begin anew"
         if whole is not None:
             advice = f"delete that directory to go on from step {whole:,}"
-        return ValueError(f"{directory} is a damaged checkpoint, or none ({what}); {advice}")
+        return InvalidValue(f"{directory} is a damaged checkpoint, or none ({what}); {advice}")
 
     def _whole_before(self, step: int) -> int | None:
         """The latest earlier step whose JSON items, and description of the state, can be read."""
@@ -231,7 +231,7 @@ def _mirror(directory: objects.ObjectPath) -> objects.Mirror | None:
     if (count := jax.process_count()) == 1:
         return objects.Mirror(directory)
     if not os.fspath(directory).startswith("gs://"):
-        raise ValueError(
+        raise InvalidValue(
             f"{count} processes cannot write checkpoints to {directory}: each writes arrays of its "
             "own, for which orbax knows file systems and gs://. Give a directory there, such as a "
             "file system that all processes share"

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from pipeline.errors import InvalidValue
 from pipeline.loading.fields import Batch
 
 SEGMENTS = "segments"
@@ -121,7 +122,7 @@ def flatten(batch: Mapping[str, Any]) -> dict[str, Any]:
     """
     names = [name for name in SIDES if name in batch]
     if not names:
-        raise ValueError(
+        raise InvalidValue(
             "the batch is not compact, and thd needs the boundaries of its segments, whose number "
             "the plan bounds; load with compact=True, and rename before expand"
         )

@@ -13,6 +13,7 @@ sliced, shuffled or stacked by Grain: steps are then counted after that.
 from typing import Any
 
 from pipeline.corpus.interface import AnyCorpus
+from pipeline.errors import InvalidValue
 from pipeline.planning.lengths import take_first
 from pipeline.planning.plan import Plan
 
@@ -42,26 +43,26 @@ def check_data_state(
             names each part that differs, with both values.
     """
     if not _is_state(state):
-        raise ValueError(
+        raise InvalidValue(
             f"{str(state)[:200]!r} is not a data state; one looks like "
             f"{data_state(0, plan)}, and comes from get_state() or a checkpoint's 'data' item"
         )
     step, then = state["step"], state["plans"]
     if type(step) is not int or step < 0:
-        raise ValueError(f"the state's step is {step!r}; it must be a whole number from 0")
+        raise InvalidValue(f"the state's step is {step!r}; it must be a whole number from 0")
     if corpus is not None and "corpus" not in then[0]:
-        raise ValueError(
+        raise InvalidValue(
             f"the state of step {step:,} does not say which corpus it belongs to, so it cannot be "
             "compared; restore it with the plan alone (check_data_state without a corpus)"
         )
     if (saved := state.get("positions", "continue")) != positions:
-        raise ValueError(
+        raise InvalidValue(
             f"the state of step {step:,} was saved with positions={saved!r} and is restored with "
             f"positions={positions!r}; load with positions={saved!r} to go on, or start anew"
         )
     now = data_state(step, plan, corpus)["plans"]
     if changes := _changes(step, then, now):
-        raise ValueError(
+        raise InvalidValue(
             f"the state of step {step:,} belongs to another plan or corpus: {'; '.join(changes)}. "
             "Restore it with what it was saved with, or start anew in another directory"
         )

@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from pipeline.errors import InvalidValue
 from pipeline.loading.compact import SIDES, flatten
 
 Fields = Mapping[str, Any]
@@ -52,17 +53,17 @@ def rename(batch: Fields, convention: Convention) -> dict[str, Any]:
             0; the message says how to plan or load without it.
     """
     if convention not in CONVENTIONS:
-        raise ValueError(
+        raise InvalidValue(
             f"convention is {convention!r}; it must be one of {', '.join(CONVENTIONS)}"
         )
     pairs = "decoder_inputs" in batch
     if pairs and convention in ("maxtext", "tunix"):
-        raise ValueError(f"{convention} has no name for decoder_inputs: it trains decoders alone")
+        raise InvalidValue(f"{convention} has no name for decoder_inputs: it trains decoders alone")
     known = (*INPUTS, *LOSS, *(TARGETS if pairs else ()), *(SIDES if convention == "thd" else ()))
     for name in batch:
         if name not in known:
             advice = "; call `expand` on a compact batch" if name in SIDES else ""
-            raise ValueError(
+            raise InvalidValue(
                 f"{convention} has no name for {name}; it has one for {', '.join(known)}{advice}"
             )
     return CONVENTIONS[convention](batch)
@@ -129,7 +130,7 @@ def _counts(batch: Fields, ids: np.ndarray, convention: str) -> np.ndarray:
     weights = np.asarray(batch.get("loss_weights", ids > 0))
     wrong = weights[(weights != 0) & (weights != 1)]
     if len(wrong):
-        raise ValueError(
+        raise InvalidValue(
             f"loss_weights holds {wrong[0]}, and the loss of {convention} knows only 0 and 1; "
             "round them before"
         )
@@ -139,7 +140,7 @@ def _counts(batch: Fields, ids: np.ndarray, convention: str) -> np.ndarray:
 def _require_one_segment(ids: np.ndarray, convention: str) -> None:
     if ids.max(initial=0) > 1:
         row = int(np.flatnonzero(ids.max(axis=1) > 1)[0])
-        raise ValueError(
+        raise InvalidValue(
             f"row {row} holds {int(ids[row].max())} segments, and {convention} cannot keep them "
             "apart; plan one example in a row, with packing='none'"
         )
@@ -150,7 +151,7 @@ def _require_from_start(ids: np.ndarray, positions: np.ndarray, convention: str)
     wrong = np.argwhere(starts & (positions != 0))
     if len(wrong):
         row, column = wrong[0].tolist()
-        raise ValueError(
+        raise InvalidValue(
             f"row {row} goes on with an example at its position {int(positions[row, column])}, and "
             f"in {convention} every segment begins at 0; load with positions='restart', or plan "
             "with overflow='truncate' or 'drop', or with longer rows"

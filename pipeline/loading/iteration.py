@@ -14,6 +14,7 @@ import grain
 from absl import flags
 
 from pipeline.corpus.interface import AnyCorpus
+from pipeline.errors import InvalidState, InvalidValue
 from pipeline.loading.data_state import check_data_state, data_state
 from pipeline.planning.plan import Plan
 
@@ -49,7 +50,7 @@ class StateKey(NamedTuple):
         """The step of `state`; a ValueError if it belongs to something else."""
         step = check_data_state(state, *self[:3])
         if (order := state.get("order", [])) != [*self.order]:
-            raise ValueError(
+            raise InvalidValue(
                 f"the state of step {step:,} counts steps after {order or 'no slice or the like'}, "
                 f"and is restored after {[*self.order] or 'none'}; transform the batches as when "
                 "it was saved"
@@ -119,9 +120,9 @@ class Steps(grain.IterDataset):
     ) -> "Steps":
         """See `grain.IterDataset.mp_prefetch`; a state resumes with any number of workers."""
         if sequential_slice:
-            raise ValueError(NO_RUNS)
+            raise InvalidValue(NO_RUNS)
         if self._workers:
-            raise ValueError("mp_prefetch is there already; workers cannot have workers")
+            raise InvalidValue("mp_prefetch is there already; workers cannot have workers")
         options = options or grain.MultiprocessingOptions(num_workers=10)
         if not options.num_workers:
             return self
@@ -134,7 +135,7 @@ class Steps(grain.IterDataset):
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
         """Keeps the steps of one worker, where Grain divides the data set that this is part of."""
         if sequential_slice:
-            raise ValueError(NO_RUNS)
+            raise InvalidValue(NO_RUNS)
         start, _, stride = sl.indices(len(self._inside))
         self._start, self._stride = self._start + start * self._stride, stride * self._stride
 
@@ -211,7 +212,7 @@ class _ReadAhead(grain.MapDataset):
             element = next(self.start(step))
         except flags.UnparsedFlagAccessError as error:
             self.close()
-            raise RuntimeError(
+            raise InvalidState(
                 "mp_prefetch reads Grain's flags, which this program has not parsed: run it with "
                 "absl.app.run(main), or call absl.flags.FLAGS.mark_as_parsed() first"
             ) from error
@@ -264,7 +265,7 @@ class _StepIterator(grain.DatasetIterator):
     def set_state(self, state: dict[str, Any]) -> None:
         step = self._origin.step(state)
         if step > self._length:
-            raise ValueError(
+            raise InvalidValue(
                 f"the state is of step {step:,}, and these batches end after {self._length:,}; "
                 "give more epochs, repeat(num_epochs)"
             )

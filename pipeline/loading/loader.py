@@ -12,7 +12,7 @@ import numpy as np
 
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.pairs import open_corpus
-from pipeline.errors import list_keywords, select_options, suggest_option
+from pipeline.errors import InvalidType, InvalidValue, list_keywords, select_options, suggest_option
 from pipeline.loading.ahead import ReadAhead
 from pipeline.loading.batches import WAITING, Batches, Transform
 from pipeline.loading.collate import Positions
@@ -101,7 +101,7 @@ class Loader(grain.DatasetIterator):
     ):
         super().__init__()
         if not isinstance(batches, Batches):
-            raise TypeError(
+            raise InvalidType(
                 f"batches is a {type(batches).__name__}; a Loader takes Batches. Transform batches "
                 "inside the compiled step, or by a function, Batches(…, transform=function)"
             )
@@ -136,7 +136,7 @@ class Loader(grain.DatasetIterator):
     @property
     def _steps(self) -> grain.DatasetIterator:
         if not self._open:
-            raise ValueError("this loader is closed; make another")
+            raise InvalidValue("this loader is closed; make another")
         return self._open[0]
 
     def __next__(self) -> Batch[jax.Array]:
@@ -255,22 +255,22 @@ def load(
     for name in options:
         if name not in LoadOptions.__annotations__:
             known = {*LoadOptions.__annotations__, *list_keywords(load)}
-            raise TypeError(f"load() has no option {suggest_option(name, known)}")
+            raise InvalidType(f"load() has no option {suggest_option(name, known)}")
     if buckets is None and "tokens_per_batch" not in options:
-        raise TypeError("load() needs tokens_per_batch=, to choose buckets by, or buckets=")
+        raise InvalidType("load() needs tokens_per_batch=, to choose buckets by, or buckets=")
     if buckets is not None and (wrong := {*options} & {*FITTING} - {*PLANNING}):
-        raise ValueError(
+        raise InvalidValue(
             f"buckets are given, and {', '.join(sorted(wrong))} to choose them by; give one of both"
         )
     if isinstance(corpus, str | os.PathLike):
         corpus = open_corpus(corpus)
     if not hasattr(corpus, "fingerprint"):
-        raise TypeError(
+        raise InvalidType(
             f"corpus is a {type(corpus).__name__}; it must be a corpus, a view of one, pairs, "
             "Corpora, or a directory. Text is made one by prepare, arrays by Corpus.from_arrays"
         )
     if options.get("weights") is not None and not isinstance(corpus, HasCorpora):
-        raise ValueError("weights are for several corpora; join them: Corpora({'name': corpus})")
+        raise InvalidValue("weights are for several corpora; join them: Corpora({'name': corpus})")
     mesh = batch_mesh(mesh)
     sharding = batch_sharding(mesh, spec)
     if buckets is None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipeline.errors import InvalidValue
 from pipeline.loading.context import ContextOrder, column_order, num_chunks
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def slice_of_process(shape: tuple[int, int], process_index: int, process_count: 
     """
     rows, length = shape
     if not 0 <= process_index < process_count:
-        raise ValueError(
+        raise InvalidValue(
             f"process_index is {process_index} of process_count={process_count}; it must be from "
             f"0 to {process_count - 1}"
         )
@@ -81,7 +82,7 @@ def block_of_sharding(
     if shape[0] % row_multiple:
         raise _does_not_divide(shape, row_multiple, over)
     if shape[1] % length_multiple:
-        raise ValueError(
+        raise InvalidValue(
             f"a bucket of {shape[0]} rows × {shape[1]} does not divide over {over}, columns in "
             f"{context_order} order; make the length of every bucket a multiple of "
             f"{length_multiple} (fit_buckets: length_multiple={length_multiple})"
@@ -116,7 +117,7 @@ def multiples(sharding: "NamedSharding | None", context_order: ContextOrder) -> 
 
 
 def _does_not_divide(shape: tuple[int, int], multiple: int, over: str) -> ValueError:
-    return ValueError(
+    return InvalidValue(
         f"a bucket of {shape[0]} rows × {shape[1]} does not divide over {over}; make the rows of "
         f"every bucket a multiple of {multiple} (fit_buckets: row_multiple={multiple})"
     )
@@ -147,7 +148,7 @@ def batch_sharding(mesh: "Mesh", spec: "PartitionSpec | None" = None) -> "NamedS
         axes = tuple(axis for axis in ("data", "fsdp") if axis in mesh.axis_names)
         length = ("context",) if "context" in mesh.axis_names else ()
         if not axes and not length:
-            raise ValueError(
+            raise InvalidValue(
                 f"the mesh has the axes {mesh.axis_names}, none of 'data', 'fsdp' and 'context'; "
                 "say with spec=jax.sharding.PartitionSpec(…) over which of them batches are divided"
             )
@@ -181,7 +182,7 @@ def field_layout(
         if local.shape == block.shape:
             return block, side, sharding
     held = " or ".join(str(block.shape) for block in blocks.values())
-    raise ValueError(
+    raise InvalidValue(
         f"{name} has shape {local.shape}, but of a global batch of {shape} this process holds "
         f"{held}; build batches with Batches(…, sharding=…) for the same mesh, and transform them "
         "to fields of as many rows and positions"
@@ -218,7 +219,7 @@ def to_global(
     sharding = batch_sharding(mesh, spec)
     if shape is None:
         if jax.process_count() > 1:
-            raise ValueError(
+            raise InvalidValue(
                 "to_global needs shape=(rows, length) of the global batch when there are several "
                 "processes: this process's rows do not tell it"
             )

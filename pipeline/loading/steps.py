@@ -8,7 +8,7 @@ from typing import Any
 
 import grain
 
-from pipeline.errors import require_whole
+from pipeline.errors import InvalidValue, require_whole
 from pipeline.loading.iteration import StateKey, Steps
 from pipeline.planning.plan import Plan
 
@@ -69,7 +69,7 @@ class StepDataset(grain.MapDataset):
         """
         shapes = sum(map(bool, self.origin.plan.batches_per_bucket.values()))
         if shapes > 1 and batch_fn is None:
-            raise ValueError(
+            raise InvalidValue(
                 f"the plan has batches of {shapes} shapes, which batch({batch_size}) cannot stack: "
                 "give one bucket, or a batch_fn. (ElasticIterator stacks too; iterators of these "
                 "batches go on with any number of hosts without it)"
@@ -134,7 +134,7 @@ def check_repeat(plan: Plan, num_epochs: int | None) -> None:
     if num_epochs is not None:
         require_whole("num_epochs", num_epochs, 1)
     if plan.finite and num_epochs not in (None, 1):
-        raise ValueError(
+        raise InvalidValue(
             f"num_epochs is {num_epochs}, and this plan ends once and for all; give None or "
             "1, or ending='repeat' to go on"
         )

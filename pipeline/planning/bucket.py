@@ -6,7 +6,7 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
-from pipeline.errors import suggest_keywords
+from pipeline.errors import InvalidValue, suggest_keywords
 
 
 @suggest_keywords
@@ -84,7 +84,7 @@ def _require_size(name: str, value: Any) -> int:
     except TypeError:
         size = 0
     if not 1 <= size < 1 << 31 or isinstance(value, bool):  # positions are int32
-        raise ValueError(
+        raise InvalidValue(
             f"Bucket.{name} is {value!r}; it must be a whole number of at least 1, below 2**31, "
             "as in Bucket(rows=64, length=512), or for pairs Bucket(rows=64, length=(512, 128))"
         )
@@ -105,15 +105,15 @@ def as_buckets(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
     except TypeError:
         found, fine = (), False
     if not fine:
-        raise ValueError(
+        raise InvalidValue(
             f"buckets is {buckets!r}; it must be a list, and every entry must be a "
             "pipeline.Bucket(rows=…, length=…)"
         ) from None
     if not found:
-        raise ValueError("buckets is empty; give at least one, or let fit_buckets choose them")
+        raise InvalidValue("buckets is empty; give at least one, or let fit_buckets choose them")
     lengths = [bucket.length for bucket in found]
     if len({len(bucket.lengths) for bucket in found}) > 1:
-        raise ValueError(
+        raise InvalidValue(
             f"bucket lengths are {lengths}; they must all be whole numbers, or for pairs all be "
             "(inputs, targets)"
         )
@@ -125,5 +125,5 @@ def as_buckets(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
             "; those of pairs ascend by their sum, and the last must hold all others, so end with "
             f"one of {longest}"
         ) * (len(longest) > 1)
-        raise ValueError(f"bucket lengths are {lengths}; they must ascend and differ{pairs}")
+        raise InvalidValue(f"bucket lengths are {lengths}; they must ascend and differ{pairs}")
     return found

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from pipeline.errors import require_one_of
+from pipeline.errors import InvalidValue, require_one_of
 from pipeline.planning.cascade import ATTENTIONS, Attention
 from pipeline.planning.planned import PlannedBatch
 
@@ -52,7 +52,7 @@ def calibrate(
     slope = np.median(rise[run > 0] / run[run > 0]) if (run > 0).any() else 0.0
     rest = np.median(rates - slope * shares) if slope > 0 else 0.0
     if rest <= 0:
-        raise ValueError(
+        raise InvalidValue(
             f"the seconds of {len(points):,} steps do not grow with their share of attention, up "
             f"to {shares.max(initial=0):,.0f} scores a position; give more steps, or batches with "
             "longer rows beside short ones"

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pipeline.errors import InvalidValue
 from pipeline.planning.lengths import HasCorpora
 
 
@@ -15,7 +16,7 @@ def as_corpora(given: Any) -> Mapping[str, Any]:
     if isinstance(given, HasCorpora):
         return given.corpora
     if not isinstance(given, Mapping) or "" in given:
-        raise ValueError(
+        raise InvalidValue(
             f"lengths is {given!r:.60}; with weights it must be several corpora by name: a dict, "
             "or Corpora({'name': corpus})"
         )

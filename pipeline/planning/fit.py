@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import require_one_of, require_whole, suggest_keywords
+from pipeline.errors import InvalidValue, require_one_of, require_whole, suggest_keywords
 from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.cascade import (
@@ -103,12 +103,12 @@ def fit_buckets(
     row_multiple = require_whole("row_multiple", row_multiple, 1)
     require_whole("width", width, 1)
     if max_length is not None and len(limits) != array.ndim:
-        raise ValueError(
+        raise InvalidValue(
             f"max_length is {max_length!r}; it must be one number for lengths of shape [n], and "
             "(inputs, targets) for pairs"
         )
     if not array.any() or (array.ndim == 2 and not array[:, 1].any()):
-        raise ValueError(
+        raise InvalidValue(
             f"none of the {len(array):,} lengths is above 0, so there is nothing to fit buckets to"
         )
     limit = array.max(axis=0)
@@ -117,7 +117,7 @@ def fit_buckets(
     longest = _round_up(np.maximum(limit, 1).astype(np.int64), length_multiple)
     if row_multiple * int(longest.sum()) > tokens_per_batch:
         shown = " + ".join(f"{each:,}" for each in longest.ravel().tolist())
-        raise ValueError(
+        raise InvalidValue(
             f"{row_multiple} rows (row_multiple) of {shown} positions are "
             f"{row_multiple * int(longest.sum()):,}, more than "
             f"tokens_per_batch={tokens_per_batch:,}; raise tokens_per_batch, or set a smaller "

@@ -7,6 +7,8 @@ from typing import Any, Protocol, SupportsIndex, runtime_checkable
 
 import numpy as np
 
+from pipeline.errors import InvalidValue
+
 # Large arrays are read in chunks of this many examples: a memory-mapped array of a billion lengths
 # is never copied as a whole.
 CHUNK = 1 << 22
@@ -166,7 +168,7 @@ class Lengths:
         more = Lengths(given, self.excluded)
         first = more._all[: len(self)]
         if first.shape != self._all.shape or digest(first) != self._digest:
-            raise ValueError(
+            raise InvalidValue(
                 f"the {len(more):,} lengths given do not begin with the {len(self):,} that the "
                 "plan has; put new examples after them, as in Corpora({'first': corpus, 'new': …})"
             )
@@ -202,13 +204,13 @@ def select(exclude: Exclude, given: Any, count: int) -> np.ndarray:
     if found.dtype == bool and found.shape == (count,):
         return np.flatnonzero(found)
     if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
-        raise ValueError(
+        raise InvalidValue(
             f"exclude gives {found.dtype} of shape {found.shape}; it must be a list of numbers "
             f"of examples, or a function that gives one or a bool for each of {count:,} examples"
         )
     if found.min() < 0 or found.max() >= count:
         wrong = found[(found < 0) | (found >= count)][0]
-        raise ValueError(f"exclude holds {wrong}; examples are numbered from 0 to {count - 1:,}")
+        raise InvalidValue(f"exclude holds {wrong}; examples are numbered from 0 to {count - 1:,}")
     return np.unique(found.astype(np.int64))
 
 
@@ -226,18 +228,18 @@ def as_lengths(lengths: Any) -> np.ndarray:
     try:
         array = np.asarray(lengths.lengths if isinstance(lengths, HasLengths) else lengths)
     except (ValueError, TypeError, OverflowError) as error:
-        raise ValueError(
+        raise InvalidValue(
             f"lengths is {lengths!r:.80}, and no array: {error}; a plan takes an integer array"
         ) from error
     if array.ndim != 1 and array.shape[1:] != (2,):
-        raise ValueError(
+        raise InvalidValue(
             f"lengths has shape {array.shape}; a plan takes one integer per example, shape [n], "
             "or inputs and targets of pairs, shape [n, 2]"
         )
     if array.size == 0:
         array = array.astype(np.uint32)
     if not np.issubdtype(array.dtype, np.integer):
-        raise ValueError(
+        raise InvalidValue(
             f"lengths has dtype {array.dtype}; lengths are whole numbers of positions, so pass "
             "an integer array"
         )
@@ -247,7 +249,7 @@ def as_lengths(lengths: Any) -> np.ndarray:
         low, high = int(chunk.min()), int(chunk.max())
         if low < 0 or high >= 1 << 32:
             seen = low if low < 0 else high
-            raise ValueError(f"lengths holds {seen:,}; a length is at least 0 and below 2**32")
+            raise InvalidValue(f"lengths holds {seen:,}; a length is at least 0 and below 2**32")
     return array
 
 

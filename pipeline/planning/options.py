@@ -10,7 +10,7 @@ from typing import Any, Literal, TypedDict, Unpack, get_args
 
 import numpy as np
 
-from pipeline.errors import require_one_of, require_whole, suggest_option
+from pipeline.errors import InvalidValue, require_one_of, require_whole, suggest_option
 from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.cascade import PACKINGS, Packing
@@ -54,7 +54,7 @@ class Options:
     >>> Options(buckets=[Bucket(2, 8)]).change(seed=-1)
     Traceback (most recent call last):
         ...
-    ValueError: seed is -1; it must be a whole number from 0 up
+    pipeline.errors.InvalidValue: seed is -1; it must be a whole number from 0 up
 
     Raises:
         ValueError: a value is not one that `Plan` takes.
@@ -83,20 +83,20 @@ class Options:
         if self.max_segments is not None:
             put("max_segments", require_whole("max_segments", self.max_segments, 1))
         if not isinstance(self.shuffle, bool | np.bool_):
-            raise ValueError(f"shuffle is {self.shuffle!r}; it must be True or False")
+            raise InvalidValue(f"shuffle is {self.shuffle!r}; it must be True or False")
         put("shuffle", bool(self.shuffle))
         require_one_of("packing", self.packing, PACKINGS)
         if self.overflow is None:
             put("overflow", "error" if self.pairs else "split")
         allowed = OVERFLOWS[1:] if self.pairs else OVERFLOWS
         if self.pairs and self.overflow == "split":
-            raise ValueError(
+            raise InvalidValue(
                 "overflow is 'split'; a target cut in two would lose its inputs; for pairs it must "
                 f"be one of {', '.join(allowed)}"
             )
         require_one_of("overflow", self.overflow, allowed)
         if self.pairs and self.packing == "optimal":
-            raise ValueError("packing='optimal' is for one length; for pairs use 'best_fit'")
+            raise InvalidValue("packing='optimal' is for one length; for pairs use 'best_fit'")
         require_one_of("by", self.by, BY)
         require_one_of("ending", self.ending, ENDINGS)
         if self.patterns is not None:
@@ -117,7 +117,7 @@ class Options:
         for name in changes:
             if name not in names:
                 hint = suggest_option(name, [*names, "weights", "lengths", "exclude"])
-                raise ValueError(f"a plan has no option that can change {hint}")
+                raise InvalidValue(f"a plan has no option that can change {hint}")
         values: dict[str, Any] = {**changes}  # of the wider types that `__post_init__` converts
         return dataclasses.replace(self, **values)
 
@@ -167,13 +167,13 @@ def as_phases(weights: Weights, names: Sequence[str]) -> list[tuple[int, dict[st
     """
     given: Any = [(0, weights)] if isinstance(weights, Mapping) else weights
     if not isinstance(given, Sequence) or not all(map(_is_phase, given)):
-        raise ValueError(
+        raise InvalidValue(
             f"weights is {weights!r:.80}; it must be numbers by name, as in {{'code': 3, 'prose': "
             "1}, or phases of first steps and such numbers, as in [(0, {…}), (2000, {…})]"
         )
     starts = [start for start, _ in given]
     if not starts or starts[0] != 0 or any(b <= a for a, b in itertools.pairwise(starts)):
-        raise ValueError(
+        raise InvalidValue(
             f"the phases of weights begin at steps {starts}; the first begins at 0, and each "
             "other one later than the one before, as in [(0, {…}), (2000, {…})]"
         )
@@ -182,20 +182,20 @@ def as_phases(weights: Weights, names: Sequence[str]) -> list[tuple[int, dict[st
         expected = names if number == len(given) - 1 else names[: len(each)]
         if set(each) != set(expected) or (phases and len(each) < len(phases[-1][1])):
             seen = ", ".join(map(str, each)) or "nothing"
-            raise ValueError(
+            raise InvalidValue(
                 f"the weights from step {start:,} on are for {seen}, and "
                 f"the corpora are {', '.join(names)}; give each a weight, perhaps 0 (a corpus that "
                 "joins later comes after the others, and every phase from then on names it)"
             )
         exact = {name: _as_fraction(each[name]) for name in expected}
         if any(weight < 0 for weight in exact.values()) or not any(exact.values()):
-            raise ValueError(
+            raise InvalidValue(
                 f"the weights from step {start:,} on are {dict(each)}; they must be at least 0, "
                 "and at least one above 0"
             )
         total = sum(exact.values(), Fraction(0))
         if min(weight for weight in exact.values() if weight) < total * LEAST:
-            raise ValueError(
+            raise InvalidValue(
                 f"the weights from step {start:,} on are {dict(each)}; a share is 0 or at least "
                 f"{float(LEAST):g} of all, for steps are counted in 64 bits"
             )

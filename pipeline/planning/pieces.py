@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from pipeline.errors import InvalidValue
 from pipeline.planning import lengths as lengths_lib
 
 Overflow = Literal["split", "truncate", "drop", "error"]
@@ -215,7 +216,7 @@ def _overlong_error(lengths: np.ndarray, overlong: np.ndarray, room: tuple[int, 
         " and ".join(f"{n:,}" for n in np.ravel(each)) for each in (lengths[overlong[0]], room)
     )
     others = "'split', 'truncate' or 'drop'" if lengths.ndim == 1 else "'truncate' or 'drop'"
-    return ValueError(
+    return InvalidValue(
         f"{len(overlong):,} of {len(lengths):,} {'pairs' if lengths.ndim == 2 else 'examples'} are "
         f"longer than the longest bucket's {most} positions (example {overlong[0]:,} has {seen}); "
         f"give a longer bucket, or overflow={others}"

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any, Unpack
 
-from pipeline.errors import require_index, require_whole, suggest_keywords
+from pipeline.errors import InvalidValue, require_index, require_whole, suggest_keywords
 from pipeline.planning import figures
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.cascade import Packing
@@ -142,7 +142,7 @@ class Plan(Stages):
         first = Stage.begin(lengths, options, shares, exclude)
         super().__init__(add_phases([first], later, lengths))
         if self.finite and not self.num_batches():
-            raise ValueError(
+            raise InvalidValue(
                 "the plan has no step: a corpus cannot fill its share of even one batch. Use "
                 "ending='repeat' or 'renormalise', smaller batches, or another weight"
             )
@@ -208,13 +208,13 @@ class Plan(Stages):
         past = [stage for stage in self.stages if stage.start <= step]
         later = self.stages[len(past) :]
         if fixed := [each for each in later if {*each.changes} - {"weights", "examples"}]:
-            raise ValueError(
+            raise InvalidValue(
                 f"step is {step:,}, and the last change of options is at step "
                 f"{fixed[-1].start:,}; give that step or a later one"
             )
         last = past[-1]
         if last.end is not None and step > last.end:
-            raise ValueError(f"step is {step:,}, and the plan ends after {last.end:,} steps")
+            raise InvalidValue(f"step is {step:,}, and the plan ends after {last.end:,} steps")
         following = last.change(step, lengths=lengths, exclude=exclude, weights=weights, **changes)
         if last.weights is not None and not following.changes:
             return self
@@ -253,7 +253,7 @@ class Plan(Stages):
             else:
                 plan = plan.after(step, **each)
         if plan is None:
-            raise ValueError(
+            raise InvalidValue(
                 "changes is empty; give at least the entry of step 0, with all options"
             )
         return plan

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.errors import InvalidValue
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.cascade import pack, row_cost
 from pipeline.planning.columns import Columns
@@ -52,7 +53,7 @@ class Solution:
             self.bound = float(stored["bound"])
             self._patterns = stored["patterns"]
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} does not hold the patterns of a plan: {error!r}") from error
+            raise InvalidValue(f"{path} does not hold the patterns of a plan: {error!r}") from error
 
     def pack(self, counts: np.ndarray, buckets: Sequence[Bucket], **options: Any) -> Packed:
         """`pipeline.planning.cascade.pack` with the patterns stored for this histogram.
@@ -62,7 +63,7 @@ class Solution:
         """
         stored = self._patterns.get(_digest(counts))
         if stored is None or len(stored) != len(buckets):
-            raise ValueError(
+            raise InvalidValue(
                 f"the patterns in {self._path} are for other lengths, buckets or windows than "
                 "this plan's; give the path of a new file with patterns=…, and the plan makes it"
             )

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.errors import InvalidValue
 from pipeline.planning.assignment import Rows
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.cascade import pack
@@ -74,14 +75,14 @@ class Source:
             self._buckets = tuple(dataclasses.replace(each, rows=1) for each in options.buckets)
         longest = options.buckets[-1]
         if lengths.array.ndim != len(longest.lengths):
-            raise ValueError(
+            raise InvalidValue(
                 f"lengths has shape {lengths.array.shape} and the longest bucket is {longest!r}; "
                 "pairs need buckets with two lengths, Bucket(rows=…, length=(inputs, targets)), "
                 "and others with one"
             )
         pieces = cut(lengths.array, longest.lengths, options.overflow)
         if pieces.longest == 0:
-            raise ValueError(
+            raise InvalidValue(
                 f"none of the {len(lengths):,} examples has a position to train on; a causal "
                 "example needs at least two tokens, and overflow='drop' leaves out those longer "
                 f"than the longest bucket ({longest})"

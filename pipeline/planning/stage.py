@@ -9,6 +9,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from pipeline.errors import InvalidValue
 from pipeline.planning.corpora import as_corpora, select_corpora
 from pipeline.planning.lengths import Exclude, Lengths, select, take_first
 from pipeline.planning.options import MIXTURE_VERSION, VERSION, Changes, Options, as_phases
@@ -189,16 +190,16 @@ class Stage:
         if self.weights is None:
             return {"": self.sources[0].lengths.extend(given)}
         if weights is None:
-            raise ValueError("lengths are given without weights; give a weight for each corpus")
+            raise InvalidValue("lengths are given without weights; give a weight for each corpus")
         every, present = as_corpora(given), {each.name: each.lengths for each in self.sources}
         if list(every)[: len(present)] != [*present]:
-            raise ValueError(
+            raise InvalidValue(
                 f"the corpora are {', '.join(every)}, and the plan has {', '.join(present)}; put "
                 "new corpora after the present ones"
             )
         for name, lengths in present.items():
             if not lengths.equals(Lengths.of(every[name])):
-                raise ValueError(
+                raise InvalidValue(
                     f"corpus {name!r} has other lengths than before; a plan of several corpora "
                     "takes new corpora, not new examples: make a corpus of the new examples"
                 )
@@ -262,7 +263,7 @@ def _make_sources(
                     **takes_over,
                 )
             except ValueError as error:
-                raise ValueError(f"corpus {name!r}: {error}" if name else str(error)) from error
+                raise InvalidValue(f"corpus {name!r}: {error}" if name else str(error)) from error
         sources.append(source)
         first += len(lengths)
     return tuple(sources)
@@ -270,7 +271,7 @@ def _make_sources(
 
 def _check_one_corpus(options: Options) -> None:
     if options.ending != "repeat" or options.by != "tokens":
-        raise ValueError(
+        raise InvalidValue(
             f"ending={options.ending!r} and by={options.by!r} are for several corpora; give "
             "weights= as well"
         )
@@ -278,9 +279,9 @@ def _check_one_corpus(options: Options) -> None:
 
 def _as_shares(weights: Any, members: Mapping[str, Lengths]) -> Mapping[str, Fraction]:
     if "" in members:
-        raise ValueError("weights are for several corpora, and this plan is of one")
+        raise InvalidValue("weights are for several corpora, and this plan is of one")
     if not isinstance(weights, Mapping):
-        raise ValueError(
+        raise InvalidValue(
             f"weights is {weights!r}; it must be numbers by name, the weights from this step on"
         )
     return as_phases(weights, tuple(members))[0][1]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.errors import OutOfRange
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.options import Options
 from pipeline.planning.stage import Stage
@@ -32,12 +33,12 @@ class Stages:
         """
         stage = self.stages[bisect_right(self._starts, step) - 1]
         if step < self._first:
-            raise IndexError(
+            raise OutOfRange(
                 f"step is {step:,}; steps count from 0 over all epochs"
                 + f", and this plan knows steps from {self._first:,} on" * (self._first > 0)
             )
         if stage.end is not None and step >= stage.end:
-            raise IndexError(f"step is {step:,}, and this plan ends after {stage.end:,} steps")
+            raise OutOfRange(f"step is {step:,}, and this plan ends after {stage.end:,} steps")
         return stage
 
     def stages_between(self, first: int, last: int) -> Iterator[tuple[Stage, int, int]]:

@@ -16,6 +16,7 @@ from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.manifest import MANIFEST
 from pipeline.corpus.pairs import open_corpus
+from pipeline.errors import InvalidValue, Missing, NotInstalled
 from pipeline.fs.atomic import as_path
 from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.plan import Plan
@@ -62,7 +63,7 @@ class Dataset:
             ValueError: there is none, or there are several.
         """
         if len(self.corpora) != 1:
-            raise ValueError(
+            raise InvalidValue(
                 f"{self.name} is {len(self.corpora)} corpora and tokens are needed; give the "
                 "directory of one corpus, or a config"
             )
@@ -85,12 +86,12 @@ def open_dataset(paths: Sequence[str], workdir: str | None = None) -> Dataset:
     if len(parts) == 1:
         return parts[0]
     if any(part.options for part in parts):
-        raise ValueError(
+        raise InvalidValue(
             "a config was given together with other paths; give it alone, or give directories of "
             "corpora and files of lengths"
         )
     if len({part.lengths.ndim for part in parts}) > 1:
-        raise ValueError("some of these are pairs and others are not; give those of one kind")
+        raise InvalidValue("some of these are pairs and others are not; give those of one kind")
     return Dataset(
         name=" + ".join(part.name for part in parts),
         lengths=np.concatenate([part.lengths for part in parts]),
@@ -103,7 +104,7 @@ def _open(path: str, workdir: str | None) -> Dataset:
     place = as_path(path)
     name = os.fspath(path).rstrip("/") or "/"
     if place.suffix in (".npy", ".json", ".py") and not place.exists():
-        raise FileNotFoundError(f"there is no file {path}; check the path")
+        raise Missing(f"there is no file {path}; check the path")
     if place.suffix == ".npy":
         return from_lengths(name, _from_npy(place))
     if place.suffix == ".json":
@@ -111,7 +112,7 @@ def _open(path: str, workdir: str | None) -> Dataset:
     if place.suffix == ".py":
         return _from_config(pathlib.Path(os.fspath(place)), workdir)
     if place.is_file():
-        raise ValueError(
+        raise InvalidValue(
             f"{path} is a file, and its name does not say of what; give the directory of a corpus, "
             "a config (.py), or lengths (.npy, or .json that maps length to count)"
         )
@@ -121,7 +122,7 @@ def _open(path: str, workdir: str | None) -> Dataset:
         depths = (f"{'*/' * depth}{MANIFEST}" for depth in (1, 2, 3))
         inside = [str(found.parent) for depth in depths for found in sorted(place.glob(depth))]
         if inside:
-            raise FileNotFoundError(
+            raise Missing(
                 f"there is no corpus in {path} itself, but there is in {' and in '.join(inside)}; "
                 "give one of these"
             ) from error
@@ -156,7 +157,7 @@ def _from_npy(path: epath.Path) -> np.ndarray:
         lengths = np.load(os.fspath(path), mmap_mode="r")
         return lengths_lib.as_lengths(np.asarray(lengths))
     except (ValueError, EOFError) as error:
-        raise ValueError(f"{path} is not an array of lengths: {error}") from error
+        raise InvalidValue(f"{path} is not an array of lengths: {error}") from error
 
 
 def _from_json(path: epath.Path) -> np.ndarray:
@@ -164,11 +165,11 @@ def _from_json(path: epath.Path) -> np.ndarray:
         counts = {int(length): count for length, count in json.loads(path.read_text()).items()}
         for length, count in counts.items():
             if length < 0 or not isinstance(count, int) or count < 0:
-                raise ValueError(f"it says {count!r} for length {length}")
+                raise InvalidValue(f"it says {count!r} for length {length}")
         if (total := float(sum(counts.values()))) > MOST:
-            raise ValueError(f"{total:.3g} examples is too large a number: {MOST:,} is the most")
+            raise InvalidValue(f"{total:.3g} examples is too large a number: {MOST:,} is the most")
     except (ValueError, AttributeError, TypeError) as error:
-        raise ValueError(
+        raise InvalidValue(
             f"{path} does not map length to count ({error}); it must hold one object of whole "
             'numbers, such as {"12": 3400, "13": 3120}'
         ) from error
@@ -186,12 +187,12 @@ def _from_config(path: pathlib.Path, workdir: str | None) -> Dataset:
     try:
         module = runpy.run_path(os.fspath(path), run_name=path.stem)
     except ImportError as error:
-        raise ImportError(
+        raise NotInstalled(
             f"{path} cannot be imported: {error}. Python looks in the current directory, in that "
             "of the config, and in those that PYTHONPATH names"
         ) from error
     if "get_config" not in module:
-        raise ValueError(f"{path} has no function get_config(), which a config must have")
+        raise InvalidValue(f"{path} has no function get_config(), which a config must have")
     config = module["get_config"]()
     directory = as_path(workdir or f"runs/{path.stem}")
     corpus, _ = prepare_corpora(config, directory / "corpus")

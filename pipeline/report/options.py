@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.errors import list_keywords, select_options, suggest_option
+from pipeline.errors import InvalidValue, list_keywords, select_options, suggest_option
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.lengths import as_lengths
@@ -44,7 +44,7 @@ class Options:
         known = {"buckets", *FITTING, *PLANNING}
         for name in self.values:
             if name not in known:
-                raise ValueError(f"there is no option {suggest_option(name, known)}")
+                raise InvalidValue(f"there is no option {suggest_option(name, known)}")
         given = {name: value for name, value in self.values.items() if value is not None}
         object.__setattr__(self, "values", {**DEFAULTS, **given})
 

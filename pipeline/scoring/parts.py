@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from etils import epath
 
+from pipeline.errors import InvalidValue
 from pipeline.history.step_files import StepFiles
 
 # The steps of a part; a run that was killed repeats less than a part. Nothing else decides the
@@ -43,7 +44,7 @@ class Parts:
         """
         for steps in self.ranges:
             if (content := self._files.read(steps)) is None:
-                raise ValueError(
+                raise InvalidValue(
                     f"the scores of steps {steps[0]:,} to {steps[-1]:,} in {self._files.directory} "
                     "are missing or damaged; score again, which runs these steps again"
                 )

@@ -16,8 +16,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.errors import require_whole
-from pipeline.fs.atomic import as_path, atomic_write, directory_lock
+from pipeline.errors import InvalidType, InvalidValue, require_whole
+from pipeline.fs.atomic import as_path, atomic_write, directory_lock, make_directory
 from pipeline.history.metrics import Progress
 from pipeline.loading.collate import Positions
 from pipeline.loading.data_state import data_state, differences
@@ -96,10 +96,10 @@ def score(
         RuntimeError: another process is scoring into `directory`.
     """
     if wrong := [name for name in options if name in FIXED]:
-        raise TypeError(f"score() has no option {wrong[0]!r}: it has each example once, in order")
+        raise InvalidType(f"score() has no option {wrong[0]!r}: it has each example once, in order")
     epoch, leads = require_whole("epoch", epoch, 0), jax.process_index() == 0
     directory = as_path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory)
     hosts.require_shared(directory)
     with contextlib.ExitStack() as stack:
         enter = stack.enter_context
@@ -217,7 +217,7 @@ def _read_manifest(directory: epath.Path) -> dict[str, Any]:
     if (directory / MANIFEST).exists():
         return dict(json.loads((directory / MANIFEST).read_text()))
     if (directory / TABLE).exists():
-        raise ValueError(
+        raise InvalidValue(
             f"{directory} has {TABLE} and no {MANIFEST}, which says what the scores are of; score "
             "into another directory"
         )
@@ -227,7 +227,7 @@ def _read_manifest(directory: epath.Path) -> dict[str, Any]:
 def _require_same(directory: epath.Path, past: Mapping[str, Any], now: Mapping[str, str]) -> None:
     """Refuses, with a `ValueError`, a directory that has scores of something else."""
     if changes := [change for name in now for change in differences(past[name], now[name])]:
-        raise ValueError(
+        raise InvalidValue(
             f"{directory} has scores of something else: {'; '.join(changes)}. Score into another "
             "directory, or delete this one"
         )

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from etils import epath
 
 from pipeline.corpus.gather import ranges
+from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import atomic_write, is_local
 from pipeline.scoring.parts import Parts
 from pipeline.scoring.values import Value
@@ -40,7 +41,7 @@ def open_table(path: epath.Path) -> pa.Table:
         with pa.memory_map(os.fspath(path)) as file:
             return pa.ipc.open_file(file).read_all()
     except pa.ArrowException as error:
-        raise ValueError(f"{path} is damaged ({error}); delete it, and score again") from error
+        raise InvalidValue(f"{path} is damaged ({error}); delete it, and score again") from error
 
 
 def write_table(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipeline.corpus.gather import ranges
-from pipeline.errors import require_one_of
+from pipeline.errors import InvalidValue, require_one_of
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
@@ -104,7 +104,7 @@ def find_values(outputs: Mapping[Bucket, Any], reduce: str | None, plan: Plan) -
     if reduce is not None:
         require_one_of("reduce", reduce, ("sum", "mean"))
     if not all(isinstance(values, dict) and values for values in outputs.values()):
-        raise ValueError('the step must return a dict of arrays, such as {"nll": losses}')
+        raise InvalidValue('the step must return a dict of arrays, such as {"nll": losses}')
     return {name: _find(name, outputs, reduce, plan) for name in next(iter(outputs.values()))}
 
 
@@ -112,12 +112,12 @@ def _find(name: str, outputs: Mapping[Bucket, Any], reduce: str | None, plan: Pl
     arrays = {bucket: values[name] for bucket, values in outputs.items()}
     for bucket, array in arrays.items():
         if len(array.shape) < 2 or array.shape[0] != bucket.rows:
-            raise ValueError(
+            raise InvalidValue(
                 f"{name} has shape {array.shape} in bucket {bucket}; it must be [rows, length, …] "
                 "or [rows, segments, …]"
             )
     if len(shapes := {array.shape[2:] for array in arrays.values()}) > 1:
-        raise ValueError(f"{name} has records of shapes {shapes}; give all buckets the same one")
+        raise InvalidValue(f"{name} has records of shapes {shapes}; give all buckets the same one")
     sides = [
         side
         for side in range(len(plan.buckets[0].lengths))
@@ -126,12 +126,12 @@ def _find(name: str, outputs: Mapping[Bucket, Any], reduce: str | None, plan: Pl
     most = plan.most_segments()
     for bucket, array in {} if sides else arrays.items():
         if array.shape[1] < most[bucket]:
-            raise ValueError(
+            raise InvalidValue(
                 f"{name} has room for {array.shape[1]} segments a row, and rows of bucket {bucket} "
                 f"hold up to {most[bucket]}; make room, or give max_segments={array.shape[1]}"
             )
     if not sides and reduce is None and plan.max_position >= max(plan.buckets[-1].lengths):
-        raise ValueError(
+        raise InvalidValue(
             f"{name} has one record a segment, and some examples are split into several segments; "
             "give reduce='mean' (weighted by positions) or 'sum', a larger max_length, or "
             "overflow='truncate'"

@@ -7,6 +7,8 @@ from typing import Literal, get_args
 
 import jax
 
+from pipeline.errors import InvalidState, InvalidValue
+
 logger = logging.getLogger(__name__)
 
 EVENT = "/jax/core/compile/backend_compile_duration"
@@ -91,7 +93,7 @@ class CompileGuard:
 
     def __init__(self, *names: str, on_compile: OnCompile = "stop"):
         if on_compile not in get_args(OnCompile):
-            raise ValueError(f"on_compile is {on_compile!r}; it must be 'stop' or 'warn'")
+            raise InvalidValue(f"on_compile is {on_compile!r}; it must be 'stop' or 'warn'")
         self._watched = re.compile(rf"(?<!\w)({'|'.join(map(re.escape, names))}) (defined at|id=)")
         self._compiled, self._stops = {f"jit({name})" for name in names}, on_compile == "stop"
         self.again = self.others = 0
@@ -125,7 +127,7 @@ class CompileGuard:
         text += "changed that was not compiled before"
         text += f"; JAX says: {self._reason}" if self._reason else ""
         if self._stops:
-            raise RuntimeError(f"{text}. on_compile='warn' goes on all the same")
+            raise InvalidState(f"{text}. on_compile='warn' goes on all the same")
         logger.warning("%s", text)
 
     def close(self) -> None:

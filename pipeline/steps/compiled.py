@@ -14,6 +14,7 @@ from typing import Any, Literal
 import jax
 from etils import epath
 
+from pipeline.errors import DoesNotFit, InvalidValue
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.text_table import text_table
 from pipeline.steps.compile_log import CompileLog
@@ -134,7 +135,7 @@ class Compiled:
         if microbatches == "auto":
             return numbers
         if microbatches not in numbers:
-            raise ValueError(
+            raise InvalidValue(
                 f"bucket {bucket} does not split into microbatches={microbatches!r}; each device "
                 f"splits its own rows, so it must be one of {', '.join(map(str, numbers))}, or "
                 "'auto'"
@@ -188,7 +189,7 @@ class Compiled:
             seconds += program.seconds
         if self.budget is not None:
             if program.memory > self.budget:
-                raise MemoryError(
+                raise DoesNotFit(
                     f"{self.name} needs {_size(program.memory)} a device for bucket {bucket} in "
                     f"{program.microbatches} microbatches, and there are {_size(self.budget)}; "
                     "give it fewer rows or positions, microbatches='auto', a smaller model, "
@@ -215,14 +216,14 @@ class Compiled:
         found = self._by_shape.get(first.shape)
         if found is None:
             shapes = ", ".join(str(bucket.shape) for bucket in self.specs)
-            raise ValueError(
+            raise InvalidValue(
                 f"{self.name}: {next(iter(batch))} has shape {first.shape}, and was compiled for "
                 f"{shapes}; batches must come from a plan with the same buckets"
             )
         run, spec = max(found, key=lambda program: _alike(batch, program[1]))
         for name in dict.fromkeys([*spec, *batch]):
             if not _as_compiled(batch.get(name), spec.get(name)):
-                raise ValueError(
+                raise InvalidValue(
                     f"{self.name}: {name} is {_describe(batch.get(name))}, and was compiled for "
                     f"{_describe(spec.get(name))}; see pipeline.to_global"
                 )

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 from etils import epath
 
+from pipeline.errors import InvalidState, InvalidValue
 from pipeline.loading.data_state import differences
 
 T = TypeVar("T")
@@ -65,7 +66,7 @@ def _require_all(what: str, failure: BaseException | None) -> None:
     if failure is not None:
         raise failure
     if len(failed):
-        raise RuntimeError(
+        raise InvalidState(
             f"{what} failed on process {failed[0]}; its own output says why. This process stops "
             "as well, because no step can run without all of them"
         )
@@ -90,7 +91,7 @@ def require_shared(directory: epath.Path) -> None:
     if leads:
         (directory / name).unlink()
     if not sees.all():
-        raise ValueError(
+        raise InvalidValue(
             f"processes {', '.join(map(str, np.flatnonzero(~sees)))} do not see what process 0 "
             f"writes to {os.fspath(directory)}; give all of them a --workdir on a file system that "
             "they share, since each writes its part of every checkpoint there"
@@ -127,7 +128,7 @@ def require_agreement(values: Mapping[str, str]) -> None:
         )
         for index in other[:4]
     ]
-    raise ValueError(
+    raise InvalidValue(
         f"{len(other)} of {len(hashes)} processes disagree with process 0 (“was” is process 0's "
         f"value): {' / '.join(said)}. Hosts that disagree would train on different batches, so "
         "none starts; give all of them the same data, configuration and version"
@@ -192,7 +193,7 @@ def connect(
 
     given = [value is not None for value in (coordinator, num_processes, process_id)]
     if any(given) and not all(given):
-        raise ValueError(
+        raise InvalidValue(
             f"coordinator={coordinator}, num_processes={num_processes}, process_id={process_id}: "
             "give all three, or none where the platform provides them"
         )

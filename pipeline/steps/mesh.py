@@ -5,6 +5,8 @@ from collections.abc import Mapping
 
 import jax
 
+from pipeline.errors import InvalidValue
+
 
 def make_mesh(axes: Mapping[str, int]) -> jax.sharding.Mesh:
     """A mesh of all devices of all hosts.
@@ -19,7 +21,7 @@ def make_mesh(axes: Mapping[str, int]) -> jax.sharding.Mesh:
     given = math.prod(size for size in axes.values() if size != -1)
     sizes = {axis: devices // given if size == -1 else size for axis, size in axes.items()}
     if math.prod(sizes.values()) != devices:
-        raise ValueError(
+        raise InvalidValue(
             f"mesh {dict(axes)} does not fit {devices} devices; the product of its axes must be "
             "the number of devices, and one axis may be -1"
         )

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pipeline.errors import InvalidValue
+
 # A part ends with the example that takes it to either limit: 64 MiB of tokens, or 8 MiB of
 # offsets. Nothing else decides it, so every number of workers makes the same parts.
 TOKENS_PER_PART = 1 << 24
@@ -39,7 +41,7 @@ class Ragged:
         """
         low, high = self.counts.min(initial=0), self.counts.max(initial=0)
         if low < 0 or high >> 32:
-            raise ValueError(
+            raise InvalidValue(
                 f"an example has {low if low < 0 else high:,} tokens; a count is from 0 and below "
                 "2**32"
             )
@@ -152,18 +154,18 @@ def _chunk(arrays: list[np.ndarray], weights: list[np.ndarray]) -> Ragged:
 
 def _validate_weights(weights: Any, number: int, tokens: int) -> np.ndarray:
     if weights is None:
-        raise ValueError(
+        raise InvalidValue(
             f"example {number} has no weights; give weights for every example, or none at all"
         )
     with np.errstate(over="ignore"):  # infinity is refused below
         array = _as_array(weights, f"the weights of example {number}", np.float32)
     if array.shape != (tokens,):
-        raise ValueError(
+        raise InvalidValue(
             f"the weights of example {number} have shape {array.shape}; they are one number for "
             f"each of its {tokens} tokens"
         )
     if not (np.isfinite(array).all() and (array >= 0).all()):
-        raise ValueError(
+        raise InvalidValue(
             f"the weights of example {number} hold {array[~(array >= 0) | ~np.isfinite(array)][0]};"
             " a weight is a finite number from 0 up"
         )
@@ -175,7 +177,7 @@ def _validate(example: Any, number: int, vocab_size: int | None) -> np.ndarray:
     if array.size == 0 and array.ndim == 1:
         return array.astype(np.int32)
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-        raise ValueError(
+        raise InvalidValue(
             f"example {number} has shape {array.shape} and dtype {array.dtype}; an example is a "
             "1-D array of integer token ids"
         )
@@ -183,7 +185,7 @@ def _validate(example: Any, number: int, vocab_size: int | None) -> np.ndarray:
     limit = 1 << 31 if vocab_size is None else vocab_size
     if low < 0 or high >= limit:
         allowed = "0 to 2**31 - 1" if vocab_size is None else f"0 to {limit - 1} (vocab_size)"
-        raise ValueError(
+        raise InvalidValue(
             f"example {number} holds the token id {low if low < 0 else high}; ids are {allowed}"
         )
     return array
@@ -193,6 +195,6 @@ def _as_array(given: Any, what: str, dtype: Any = None) -> np.ndarray:
     try:
         return np.asarray(given, dtype)
     except (ValueError, TypeError, OverflowError) as error:
-        raise ValueError(
+        raise InvalidValue(
             f"{what} cannot be an array: {error}; it is a 1-D array or list of numbers"
         ) from error

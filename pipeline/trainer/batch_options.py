@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pipeline.errors import list_keywords, suggest_option
+from pipeline.errors import InvalidValue, list_keywords, suggest_option
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.plan import Plan
 from pipeline.planning.stage import Stage
@@ -35,7 +35,7 @@ def parse_change(change: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         asked = None
     if not isinstance(asked, dict):
-        raise ValueError(
+        raise InvalidValue(
             f"--change is {change!r}; it must be a JSON object of options, as in "
             """--change='{"tokens_per_batch": 8192, "exclude": [17]}'"""
         )
@@ -58,7 +58,7 @@ def list_changes(changes: Any) -> list[tuple[int, dict[str, Any]]]:
                 raise ValueError
             found.append((int(step), dict(options)))
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(
+        raise InvalidValue(
             f"schedule holds {seen!r}; each entry is a step and the options that change "
             'there, by ascending steps, as in ((0, {"tokens_per_batch": 2048}), '
             '(500, {"seed": 1}))'
@@ -74,16 +74,16 @@ def check_options(options: Mapping[str, Any]) -> None:
     """
     for name in options:
         if name in MIXTURE:
-            raise ValueError(
+            raise InvalidValue(
                 f"{name} is not an option of batches: the weights of a mixture change by another "
                 "phase of config.mixture.weights, from a later step on; its other options stay"
             )
         if name not in KNOWN:
-            raise ValueError(f"batches have no option {suggest_option(name, KNOWN)}")
+            raise InvalidValue(f"batches have no option {suggest_option(name, KNOWN)}")
     for name, (kind, what) in LISTS.items():
         given = options.get(name, [])
         if not isinstance(given, list | tuple) or not all(isinstance(n, kind) for n in given):
-            raise ValueError(f"{name} is {given!r}; it must be a list of {what}")
+            raise InvalidValue(f"{name} is {given!r}; it must be a list of {what}")
 
 
 def merge_options(options: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.pairs import open_corpus
 from pipeline.corpus.preparation import prepare, prepare_pairs
 from pipeline.corpus.tasks import CAUSAL, INPUTS
+from pipeline.errors import InvalidValue
 from pipeline.text import sources, templates, tokenizers
 
 TEMPLATES = {"": None, "chat": templates.Chat, "answer": templates.Answer}
@@ -41,18 +42,18 @@ def open_source(fields: Mapping[str, Any], name: str) -> sources.Source:
     for key in ("source", "files", "tfds", "split", "kind"):
         if not isinstance(fields.get(key, ""), str):
             seen = f"{name}.{key} is {fields[key]!r:.200}"
-            raise ValueError(f"{seen}; it must be text, with commas between several files")
+            raise InvalidValue(f"{seen}; it must be text, with commas between several files")
     given = {key: fields.get(key, "") for key in ("source", "files", "tfds")}
     split = fields["split"]
     if sum(map(bool, given.values())) != 1:
-        raise ValueError(
+        raise InvalidValue(
             f"{name} has {', '.join(f'{key}={value!r}' for key, value in given.items())}; give one "
             "of them and leave the others empty, as in --config.train.files='data/*.jsonl.gz' "
             "--config.train.source="
         )
     targets, kind = fields.get("targets"), fields.get("kind", "")
     if targets and not (given["files"] and kind in ("", "text")):
-        raise ValueError(
+        raise InvalidValue(
             f"{name} has targets={targets!r} with files={given['files']!r} and kind={kind!r}; "
             "targets are the lines of text beside those of files, so give text files in both"
         )
@@ -74,9 +75,9 @@ def _import_source(path: str, split: str, name: str) -> sources.Source:
     try:
         make = getattr(importlib.import_module(module), attribute)
         if not callable(make):
-            raise ValueError(f"{attribute} is a {type(make).__name__}")
+            raise InvalidValue(f"{attribute} is a {type(make).__name__}")
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(
+        raise InvalidValue(
             f"{name}.source is {path!r}, which cannot be imported: {error}. It must be "
             "MODULE:NAME, such as configs.python_data:Functions, and Python must find MODULE in "
             "the current directory or on PYTHONPATH"
@@ -126,17 +127,17 @@ def _choose(
     kind = options.pop("kind")
     if kind not in kinds:
         known = ", ".join(filter(None, kinds))
-        raise ValueError(f"{name}.kind is {kind!r}; it must be one of {known}")
+        raise InvalidValue(f"{name}.kind is {kind!r}; it must be one of {known}")
     parameters = inspect.signature(kinds[kind]).parameters if kinds[kind] else {}
     takes = {key: each.default is each.empty for key, each in parameters.items()}
     takes = {key: required for key, required in takes.items() if key not in given}
     if wrong := [key for key in options if key not in takes]:
-        raise ValueError(
+        raise InvalidValue(
             f"{name}.{wrong[0]} is set, and {name}.kind {kind!r} takes "
             f"{', '.join(takes) or 'no other field'}; leave it out, or give another kind"
         )
     if missing := [key for key, required in takes.items() if required and key not in options]:
-        raise ValueError(f"{name}.kind is {kind!r}, which needs {name}.{missing[0]}; give it")
+        raise InvalidValue(f"{name}.kind is {kind!r}, which needs {name}.{missing[0]}; give it")
     return kinds[kind], options
 
 
@@ -149,7 +150,7 @@ def open_tokenizer(fields: Any) -> tokenizers.Tokenizer | None:
     """
     marks = {"begin": fields.begin, "end": fields.end}
     if fields.kind not in TOKENIZERS:
-        raise ValueError(
+        raise InvalidValue(
             f"tokenizer.kind is {fields.kind!r}; it must be one of {', '.join(TOKENIZERS)}"
         )
     if fields.kind == "bytes":
@@ -157,7 +158,7 @@ def open_tokenizer(fields: Any) -> tokenizers.Tokenizer | None:
     if fields.kind == "sentencepiece":
         return tokenizers.SentencePiece(fields.model, **marks) if fields.model else None
     if not fields.model:
-        raise ValueError(
+        raise InvalidValue(
             "tokenizer.kind is 'huggingface' and tokenizer.model is empty; give the path of a "
             "tokenizer.json, as in --config.tokenizer.model=tokenizer.json"
         )
@@ -195,7 +196,7 @@ def _open_part(name: str, fields: Any, config: Any) -> Part:
         or config.task.kind != "causal"
         or not config.tokenizer.begin
     ):
-        raise ValueError(
+        raise InvalidValue(
             f"config.{name}.field is {field!r}; it must be one name, or for pairs two, with "
             "template.kind '', task.kind 'causal' and tokenizer.begin True"
         )
@@ -214,7 +215,7 @@ def _train_tokenizer(parts: Sequence[Part], config: Any, model: epath.Path) -> A
     ]
     fields = {field for _, field in texts}
     if len(fields) > 1:
-        raise ValueError(
+        raise InvalidValue(
             f"the sources have their text in different fields, {', '.join(map(str, fields))}; "
             "train a tokenizer on one of them first, and give it as tokenizer.model"
         )
@@ -254,7 +255,7 @@ def prepare_corpora(config: Any, directory: epath.Path) -> tuple[Any, Any]:
     """
     # The fields of each corpus by its directory, those first with which training begins.
     if ("sources" in config) != ("mixture" in config):
-        raise ValueError(
+        raise InvalidValue(
             "config.sources has several corpora, and config.mixture says in which shares; give "
             "both or neither"
         )
@@ -265,14 +266,14 @@ def prepare_corpora(config: Any, directory: epath.Path) -> tuple[Any, Any]:
         added = config.get("added", {})
         names, begin = ["train", *added], 1
         if "train" in added:
-            raise ValueError("config.added has a corpus 'train'; give it another name")
+            raise InvalidValue("config.added has a corpus 'train'; give it another name")
         sections = {"train": ("train", config.train)}
         sections |= {f"added/{name}": (f"added.{name}", added[name]) for name in added}
     sections["eval"] = "eval", config.eval
     parts = {place: _open_part(*pair, config) for place, pair in sections.items()}
     if len({isinstance(part.field, str) for part in parts.values()}) > 1:
         fields = ", ".join(str(part.field) for part in parts.values())
-        raise ValueError(
+        raise InvalidValue(
             f"the corpora of the config have the fields {fields}; give each of them one name, or "
             "for pairs each of them two"
         )

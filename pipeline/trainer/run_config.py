@@ -3,6 +3,8 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from pipeline.errors import InvalidValue
+
 NONE = "not there"
 
 
@@ -41,7 +43,7 @@ def require_same(
             checkpoint does not have these items.
     """
     if missing := [name for name in ("config", "schedule", "record") if name not in run]:
-        raise ValueError(
+        raise InvalidValue(
             f"the checkpoint holds no {' and no '.join(missing)}: another version of train.py "
             "wrote it. Go on with that one, or begin another run with its parameters: another "
             "--workdir, and --config.start_from"
@@ -54,7 +56,7 @@ def require_same(
         and new.get(name, NONE) not in (None, old.get(name, NONE))
     ]
     if wrong:
-        raise ValueError(
+        raise InvalidValue(
             f"the work directory holds a run of another configuration: {'; '.join(wrong)}. Run it "
             "as it was, or start anew with another --workdir"
         )

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.corpus.corpora import Corpora
-from pipeline.errors import select_options
+from pipeline.errors import InvalidValue, select_options
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.lengths import HasCorpora, take_first
 from pipeline.planning.plan import Plan
@@ -123,7 +123,7 @@ class Schedule:
         asked = parse_change(change)
         if state is None:
             if asked:
-                raise ValueError(
+                raise InvalidValue(
                     "--change is for a run that goes on, and this one has no checkpoint to go on "
                     "from; put it into the config"
                 )
@@ -134,7 +134,7 @@ class Schedule:
         had = [[entry.step, entry.options] for entry in past[1:]]
         for entry in self.entries[1:]:
             if entry.step < step and [entry.step, entry.options] not in had:
-                raise ValueError(
+                raise InvalidValue(
                     f"the schedule has {[entry.step, entry.options]}, and up to step {step:,}, "
                     f"where the run is, it was {had}; only later entries can change"
                 )
@@ -156,7 +156,7 @@ class Schedule:
                 f"{name} was {show_field(held, name, 'not given')} and is now {value!r}"
                 for name, value in wrong.items()
             )
-            raise ValueError(
+            raise InvalidValue(
                 f"{differ}. The past of a run stands: run it as it was, or change it from step "
                 f"{step:,} on with --change='{json.dumps(asked | wrong)}'"
             )
@@ -191,7 +191,7 @@ class Schedule:
         there = corpus.corpora if isinstance(corpus, Corpora) else {}
         first, *others = there or [""]
         if wrong := [name for name in names if name not in others or names.count(name) > 1]:
-            raise ValueError(
+            raise InvalidValue(
                 f"add is {names}, and config.added has {', '.join(others) or 'nothing'}; each of "
                 f"{', '.join(dict.fromkeys(wrong))} must be there, as config.train is, and once. "
                 "Corpora join a mixture by a phase of config.mixture.weights"
@@ -249,7 +249,7 @@ class Schedule:
             ValueError: as above.
         """
         if plan.finite and steps > plan.num_batches():
-            raise ValueError(
+            raise InvalidValue(
                 f"steps is {steps:,} and the plan ends after {plan.num_batches():,}; ask for "
                 "fewer, or repeat sources with --config.mixture.ending=repeat"
             )
@@ -261,7 +261,7 @@ class Schedule:
                 if step:
                     change = json.dumps({f"{what}_multiple": multiple})
                     how = f"--change='{change}', from step {step:,} on"
-                raise ValueError(
+                raise InvalidValue(
                     f"the {what}s of the buckets {', '.join(wrong)} do not divide over {multiple} "
                     f"groups of devices; use another number of devices, or {how}"
                 )
@@ -281,7 +281,7 @@ class Schedule:
             fitting: dict[str, Any] = {"max_buckets": 4} | select_options(FITTING, force)
             fitting |= select_options(("weights", "by"), mixture)
             if "tokens_per_batch" not in fitting:
-                raise ValueError(
+                raise InvalidValue(
                     "batches have neither tokens_per_batch nor buckets; give one of them, as in "
                     "--config.batches.tokens_per_batch=16384"
                 )

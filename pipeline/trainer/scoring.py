@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from etils import epath
 
+from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import as_path
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.loading.sharding import batch_sharding
@@ -59,7 +60,7 @@ def score_run(
     mesh = make_mesh(config.mesh)
     with jax.set_mesh(mesh), Checkpoints(workdir / "checkpoints") as checkpoints:
         if (step := checkpoints.latest) is None:
-            raise ValueError(
+            raise InvalidValue(
                 f"--score needs a checkpoint, and {workdir} has none; train there first"
             )
         corpus, _ = hosts.main_process_first(

@@ -18,6 +18,8 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import reduction
 from typing import Any
 
+from pipeline.errors import InvalidState
+
 # Workers cost a second or two to start. Unless told how many to use, work starts without any, and
 # goes on with workers if more than `WORTH` seconds of it are left after the first `TRIAL`.
 TRIAL, WORTH = 2.0, 15.0
@@ -89,7 +91,7 @@ def workers(function: Callable[[Any], Any], number: int) -> Iterator[Callable[[A
         try:
             yield lambda task: pool.submit(_run, task)
         except BrokenProcessPool as error:
-            raise RuntimeError(
+            raise InvalidState(
                 "a worker died while tokenising. If it was killed for want of memory, use fewer "
                 f"num_workers; if this is a script, {GUARD}, and with python - or in a shell use "
                 "num_workers=0. What is finished is kept: run again to go on"

@@ -21,6 +21,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from pipeline.errors import InvalidValue
 from pipeline.text.fingerprints import names, syntax
 
 PLAIN = (bool, int, float, complex, str, bytes)
@@ -61,7 +62,7 @@ class Description:
     def _refusal(self, value: Any, place: str, why: str) -> ValueError:
         subject = "it" if place == self._root else place
         example = "…" if "<" in self._root else self._root.rpartition(".")[2]
-        return ValueError(
+        return InvalidValue(
             f"{self._root} has no fingerprint: {subject} is {value!r:.80}, {why}. Use functions of "
             "modules, and dataclasses of plain values; or give a fingerprint of your own, and "
             "change it whenever the result would change: "

@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from pipeline.errors import InvalidValue
 from pipeline.text.fingerprints import names
 from pipeline.text.fingerprints.description import Description, is_dataclass
 
@@ -30,7 +31,7 @@ class Function:
 
     def __post_init__(self) -> None:
         if not isinstance(self.fingerprint, str) or not self.fingerprint:
-            raise ValueError(f'fingerprint is {self.fingerprint!r}; give a text, such as "v1"')
+            raise InvalidValue(f'fingerprint is {self.fingerprint!r}; give a text, such as "v1"')
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """What the function returns."""

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pipeline.errors import InvalidValue
 from pipeline.text.fingerprints import fingerprint
 from pipeline.text.sources import files
 
@@ -46,7 +47,7 @@ class ArrayRecords(files.FileSource):
             try:
                 readers.append(ArrayRecordDataSource(os.fspath(path)))
             except (RuntimeError, ValueError) as error:
-                raise ValueError(
+                raise InvalidValue(
                     f"{os.fspath(path)} is not a whole ArrayRecord file: {error}. Write it again, "
                     "or fetch it again"
                 ) from error
@@ -60,7 +61,7 @@ class ArrayRecords(files.FileSource):
         try:
             contents = self._readers[part].__getitems__(numbers)
         except (RuntimeError, ValueError) as error:
-            raise ValueError(
+            raise InvalidValue(
                 f"{os.fspath(self.files[part])} cannot be read from record {min(numbers)} "
                 f"to {max(numbers)}: {error}. It is damaged; fetch it again"
             ) from error
@@ -74,7 +75,7 @@ class ArrayRecords(files.FileSource):
             return self.parse(content)
         except Exception as error:
             name = getattr(self.parse, "__qualname__", self._parser)
-            raise ValueError(
+            raise InvalidValue(
                 f"{self._where(part, number)} cannot be parsed by {name}: {error!r}; "
                 "mend the record, or give another parse="
             ) from error

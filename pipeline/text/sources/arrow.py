@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 from etils import epath
 
+from pipeline.errors import InvalidValue, Missing
 from pipeline.fs.atomic import as_path, is_local
 from pipeline.text.sources.tables import Group, Tables
 
@@ -62,22 +63,22 @@ class HuggingFaceDataset(ArrowFiles):
         if (several := root / "dataset_dict.json").exists():
             splits = json.loads(several.read_text())["splits"]
             if split is None or split not in splits:
-                raise ValueError(
+                raise InvalidValue(
                     f"{os.fspath(root)} has no split {split!r}; its splits are {', '.join(splits)}"
                 )
             place = root / split
         elif split is not None and (root / "state.json").exists():
-            raise ValueError(
+            raise InvalidValue(
                 f"{os.fspath(root)} is one data set and has no splits; leave out split={split!r}"
             )
         if not (place / "state.json").exists():
-            raise FileNotFoundError(
+            raise Missing(
                 f"there is no data set in {os.fspath(place)} (no state.json); write one there "
                 "with datasets.Dataset.save_to_disk"
             )
         state = json.loads((place / "state.json").read_text())
         if state.get("_indices_data_files"):
-            raise ValueError(
+            raise InvalidValue(
                 f"{os.fspath(place)} selects rows through an index; call flatten_indices() before "
                 "save_to_disk"
             )

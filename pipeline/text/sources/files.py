@@ -10,6 +10,7 @@ from typing import IO, Any
 import pyarrow as pa
 from etils import epath
 
+from pipeline.errors import InvalidValue, Missing
 from pipeline.fs.atomic import as_path, is_local
 from pipeline.fs.fork import Handles
 from pipeline.text.sources.gzip_stream import GzipStream, Point
@@ -54,7 +55,7 @@ class FileSource(Parts, Handles):
         for path, then, now in zip(self.files, self._known[0], stamps, strict=True):
             if then != now:
                 seen = f"has {now[0]:,}, written at another time" if any(now) else "is gone"
-                raise ValueError(
+                raise InvalidValue(
                     f"{os.fspath(path)} changed after this source was first used: it had "
                     f"{then[0]:,} bytes, and {seen}. Let nothing write to files while they are "
                     "read, and open the source anew"
@@ -75,23 +76,25 @@ def find(paths: Paths) -> list[epath.Path]:
     """
     names = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not names:
-        raise ValueError("no files were given; name one or more, or a glob such as data/*.txt")
+        raise InvalidValue("no files were given; name one or more, or a glob such as data/*.txt")
     return [file for name in names for file in _match(os.fspath(name))]
 
 
 def _match(name: str) -> list[epath.Path]:
     path = as_path(name)
     if path.is_dir():
-        raise ValueError(f"{name} is a directory; name its files with a glob such as {name}/*.txt")
+        raise InvalidValue(
+            f"{name} is a directory; name its files with a glob such as {name}/*.txt"
+        )
     if path.exists():
         return [path]
     wild = next((n for n, part in enumerate(path.parts) if any(c in part for c in "*?[")), None)
     if wild is None:
-        raise FileNotFoundError(f"there is no file {name}; check the path")
+        raise Missing(f"there is no file {name}; check the path")
     base = path.parents[len(path.parts) - wild - 1]
     files = sorted(f for f in base.glob("/".join(path.parts[wild:])) if not f.is_dir())
     if not files:
-        raise FileNotFoundError(f"no file matches {name}; check the path and the pattern")
+        raise Missing(f"no file matches {name}; check the path and the pattern")
     return files
 
 
@@ -117,7 +120,7 @@ def open_file(path: epath.Path, points: list[Point] | None = None) -> Iterator[I
         except OSError as error:
             if error.errno is not None:  # of the system, not of the content
                 raise
-            raise ValueError(
+            raise InvalidValue(
                 f"{os.fspath(path)} cannot be decompressed: {error}. It is damaged or cut short; "
                 "fetch it again"
             ) from error

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from pipeline.errors import InvalidValue
 from pipeline.text.sources.lines import Line, LineSource
 
 
@@ -24,17 +25,17 @@ class JsonLines(LineSource):
         try:
             record = json.loads(text)
         except json.JSONDecodeError as error:
-            raise ValueError(
+            raise InvalidValue(
                 f"{line} is broken JSON: {error.msg} at column {error.colno}. Each line must hold "
                 "one whole JSON object; mend or remove that line"
             ) from None
         except (RecursionError, ValueError) as error:  # as Python limits both
-            raise ValueError(
+            raise InvalidValue(
                 f"{line} cannot be read: its JSON is nested too deeply, or has a number of too "
                 f"many digits ({error}). Mend or remove that line"
             ) from None
         if not isinstance(record, dict):
-            raise ValueError(
+            raise InvalidValue(
                 f"{line} holds a JSON {type(record).__name__}; each line must hold an object, such "
                 'as {"text": "…"}'
             )

@@ -10,6 +10,7 @@ from typing import Any
 
 from etils import epath
 
+from pipeline.errors import InvalidValue
 from pipeline.text.sources import files
 from pipeline.text.sources.gzip_stream import STEP, Point
 
@@ -42,7 +43,7 @@ class Line:
             # Not "utf-8-sig", whose errors count bytes from after the mark.
             return text.removeprefix("\ufeff") if self.offset == 0 else text
         except UnicodeDecodeError as error:
-            raise ValueError(
+            raise InvalidValue(
                 f"{self} is not UTF-8: byte {self.offset + error.start:,} of the file is "
                 f"0x{self.content[error.start]:02x} ({error.reason}). Convert the file to UTF-8, "
                 "for example with iconv"
@@ -125,7 +126,7 @@ class LineSource(files.FileSource):
             lines, skip = filter(self._is_record, scan), rest
         line = next(itertools.islice(lines, skip, None), None)
         if line is None:
-            raise ValueError(
+            raise InvalidValue(
                 f"{os.fspath(path)} has fewer lines than when it was opened; open the source anew"
             )
         self._cursor = file, number + 1, lines

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from etils import epath
 
+from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import as_path
 from pipeline.text.sources import files
 from pipeline.text.sources.array_records import ArrayRecords
@@ -50,10 +51,10 @@ def open_files(names: Sequence[str], split: str | None = None, kind: str = "") -
     if len(names) == 1 and as_path(names[0]).is_dir():
         return HuggingFaceDataset(names[0], split or None)
     if kind and kind not in KINDS:
-        raise ValueError(f"kind is {kind!r}; it must be one of {', '.join(KINDS)}")
+        raise InvalidValue(f"kind is {kind!r}; it must be one of {', '.join(KINDS)}")
     kinds = {kind} if kind else {kind_of(path) for path in files.find(names)}
     if len(kinds) > 1:
-        raise ValueError(
+        raise InvalidValue(
             f"{', '.join(names)} are of several kinds, {' and '.join(sorted(kinds))}; give files "
             "of one kind"
         )
@@ -72,7 +73,7 @@ def kind_of(path: epath.Path) -> str:
     name = re.sub(r"-\d+-of-\d+$", "", path.name.removesuffix(".gz").removesuffix(".zst"))
     extension = os.path.splitext(name)[1]
     if extension not in EXTENSIONS:
-        raise ValueError(
+        raise InvalidValue(
             f"{os.fspath(path)} does not say by its end what it holds; it must be one of "
             f"{', '.join(EXTENSIONS)} (also .gz or .zst for text and .jsonl), or say it: "
             f"--kind=text, config.train.kind, or kind= (one of {', '.join(KINDS)})"

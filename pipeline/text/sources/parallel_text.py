@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from pipeline.errors import InvalidValue
 from pipeline.text.sources import files
 from pipeline.text.sources.parts import Parts
 from pipeline.text.sources.source import read_texts, where
@@ -31,7 +32,7 @@ class ParallelText(Parts):
         self.sides = tuple(TextFiles(paths, keep_blank=True) for paths in (inputs, targets))
         of_inputs, of_targets = (len(side.files) for side in self.sides)
         if of_inputs != of_targets:
-            raise ValueError(
+            raise InvalidValue(
                 f"there are {of_inputs:,} files of inputs and {of_targets:,} of targets; give as "
                 "many of both, in the same order"
             )
@@ -47,7 +48,7 @@ class ParallelText(Parts):
         counts = zip(inputs._sizes, targets._sizes, strict=True)
         for number, (of_inputs, of_targets) in enumerate(counts):
             if of_inputs != of_targets:
-                raise ValueError(
+                raise InvalidValue(
                     f"{os.fspath(inputs.files[number])} has {of_inputs:,} lines and "
                     f"{os.fspath(targets.files[number])} has {of_targets:,}, blank ones counted; "
                     "parallel texts need as many lines of both, line i with line i"

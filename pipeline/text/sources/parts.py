@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from pipeline.errors import OutOfRange
+
 
 class Parts:
     """Records numbered over several parts; a subclass has `_sizes`, `_read` and `_where`."""
@@ -30,7 +32,7 @@ class Parts:
     def _locate(self, index: int) -> tuple[int, int]:
         """The part that holds a record, and its number there."""
         if not 0 <= index < len(self):
-            raise IndexError(f"record {index} of {len(self):,}")
+            raise OutOfRange(f"record {index} of {len(self):,}")
         part = bisect.bisect_right(self._first, index) - 1
         return part, index - self._first[part]
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from pipeline.errors import InvalidValue, OutOfRange
 from pipeline.text.sources.source import read_records
 
 # The default fingerprint reads this many records, spread evenly.
@@ -31,7 +32,7 @@ class Records:
 
     def __init__(self, records: Any, *, fingerprint: str | None = None):
         if not hasattr(records, "__getitem__") or not hasattr(records, "__len__"):
-            raise ValueError(
+            raise InvalidValue(
                 f"records is a {type(records).__name__}, without random access or a length; put "
                 "them into a list first"
             )
@@ -63,7 +64,7 @@ class Records:
         """The records with these numbers."""
         for index in indices:
             if not 0 <= index < len(self):  # a list would count from its end
-                raise IndexError(f"record {index} of {len(self):,}")
+                raise OutOfRange(f"record {index} of {len(self):,}")
         entries = read_records(self.records, [int(index) for index in indices])
         return [_as_record(*pair) for pair in zip(indices, entries, strict=True)]
 
@@ -77,7 +78,7 @@ def _as_record(index: int, entry: Any) -> dict[str, Any]:
     if isinstance(entry, str | bytes):
         return {"text": entry}
     hint = "; a filtered MapDataset has gaps: filter before it is one" if entry is None else ""
-    raise ValueError(
+    raise InvalidValue(
         f"record {index} is a {type(entry).__name__}; a record is a dict, or text{hint}"
     )
 
@@ -92,7 +93,7 @@ def _as_json(value: Any) -> Any:
         return sorted(map(repr, value))
     text = repr(value)
     if re.search(r" at 0x[0-9a-f]+", text):
-        raise ValueError(
+        raise InvalidValue(
             f"the records have no fingerprint: one holds {text:.80}, which another process would "
             "see at another address. Leave such fields out, or give a text that you change "
             'whenever the records change, as in Records(records, fingerprint="v1")'

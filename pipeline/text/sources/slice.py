@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from pipeline.errors import InvalidValue
 from pipeline.text.sources.parts import Parts
 from pipeline.text.sources.source import Source, read_records, where
 
@@ -22,7 +23,7 @@ class Slice(Parts):
 
     def __init__(self, source: Source, begin: float, end: float):
         if not 0 <= begin < end <= 1:
-            raise ValueError(f"Slice from {begin} to {end}; it takes 0.0 <= begin < end <= 1.0")
+            raise InvalidValue(f"Slice from {begin} to {end}; it takes 0.0 <= begin < end <= 1.0")
         self.source, self.begin, self.end = source, begin, end
 
     @property

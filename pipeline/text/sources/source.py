@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from pipeline.errors import InvalidValue
+
 
 class Source(Protocol):
     """Records by number; the same object in every process it is pickled to.
@@ -61,7 +63,7 @@ def _text(record: Mapping[str, Any], field: str, source: Source, index: int) -> 
         value = record[field]
     except KeyError:
         there = ", ".join(map(str, record)) or "none"
-        raise ValueError(
+        raise InvalidValue(
             f"{where(source, index)} has no field {field!r} (its fields: {there}); name the one "
             "that holds the text with field="
         ) from None
@@ -72,11 +74,11 @@ def _text(record: Mapping[str, Any], field: str, source: Source, index: int) -> 
             value.encode()  # JSON can spell half of a surrogate pair, which is not text
             return value
     except UnicodeError as error:
-        raise ValueError(
+        raise InvalidValue(
             f"{where(source, index)}: field {field!r} is not UTF-8 text ({error}); mend the record "
             "or leave it out"
         ) from None
-    raise ValueError(
+    raise InvalidValue(
         f"{where(source, index)}: field {field!r} holds {type(value).__name__}, not text; name "
         "another field with field=, or turn it into a string first"
     )

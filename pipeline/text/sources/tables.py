@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from etils import epath
 
+from pipeline.errors import InvalidValue
 from pipeline.text.sources import files
 
 Group: TypeAlias = "pa.RecordBatch | pa.Table"
@@ -49,7 +50,7 @@ class Tables(files.FileSource):
         for path in self.files:
             names, rows, read = self._guard(path, self._open, path)
             if missing := [name for name in self.columns or () if name not in names]:
-                raise ValueError(
+                raise InvalidValue(
                     f"{os.fspath(path)} has no column {missing[0]!r} (its columns: "
                     f"{', '.join(names)}); name some of them with columns="
                 )
@@ -67,7 +68,7 @@ class Tables(files.FileSource):
         try:
             return function(*arguments)
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise ValueError(
+            raise InvalidValue(
                 f"{os.fspath(path)} cannot be read as {self.format}: {error}. It is damaged or of "
                 "another format; fetch it again, or check its name"
             ) from error

@@ -6,6 +6,7 @@ from typing import Any
 
 from etils import epath
 
+from pipeline.errors import InvalidValue
 from pipeline.text.sources import files
 from pipeline.text.sources.lines import Line, LineSource
 
@@ -26,7 +27,7 @@ class TextFiles(LineSource):
 
     def __init__(self, paths: files.Paths, *, sample_by: str = "line", keep_blank: bool = False):
         if sample_by not in ("line", "file"):
-            raise ValueError(f"sample_by is {sample_by!r}; it must be 'line' or 'file'")
+            raise InvalidValue(f"sample_by is {sample_by!r}; it must be 'line' or 'file'")
         super().__init__(paths)
         self.sample_by, self.keep_blank = sample_by, keep_blank
         self.format, self.prefix = f"text, a record per {sample_by},", f"text-{sample_by}"

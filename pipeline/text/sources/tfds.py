@@ -7,7 +7,7 @@ from typing import Any
 
 from etils import epath
 
-from pipeline.errors import require
+from pipeline.errors import InvalidValue, Missing, require
 from pipeline.fs.atomic import as_path
 from pipeline.text.sources.files import FileSource
 
@@ -35,19 +35,19 @@ class Tfds(FileSource):
         info = self._builder.info
         kind = info.file_format.value if info.file_format else "unknown"
         if kind != "array_record":
-            raise ValueError(
+            raise InvalidValue(
                 f"the data set {name} was prepared as {kind}, which cannot be read at random "
                 "without TensorFlow; prepare it again with file_format='array_record'"
             )
         try:
             known = info.splits[split]
         except (KeyError, ValueError) as error:
-            raise ValueError(
+            raise InvalidValue(
                 f"the data set {name} has no split {split!r}; its splits are "
                 f"{', '.join(info.splits)}, or parts of them such as train[:90%]"
             ) from error
         if not known.num_examples:
-            raise ValueError(f"the split {split!r} of {name} is empty")
+            raise InvalidValue(f"the split {split!r} of {name} is empty")
         self.prefix = f"tfds-{info.full_name}-{split}"
         super().__init__([piece.filename for piece in known.file_instructions])
 
@@ -58,7 +58,7 @@ class Tfds(FileSource):
             return tfds.core.read_only_builder.builder_from_files(self.name, data_dir=self.data_dir)
         except (tfds.core.registered.DatasetNotFoundError, FileNotFoundError) as error:
             where = self.data_dir or "the data directory of TFDS"
-            raise FileNotFoundError(
+            raise Missing(
                 f"the data set {self.name} is not in {where}. Prepare it there first: "
                 "tfds.builder(name, data_dir=…, file_format='array_record')"
                 ".download_and_prepare(); a data set with configs is named name/config"

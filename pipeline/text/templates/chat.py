@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipeline.errors import InvalidValue
 from pipeline.text.templates.template import Span
 from pipeline.text.tokenizers import Markup
 
@@ -43,7 +44,7 @@ class Chat:
     def __post_init__(self) -> None:
         valid = isinstance(self.weights, Mapping)
         if not valid or not all(isinstance(each, int | float) for each in self.weights.values()):
-            raise ValueError(
+            raise InvalidValue(
                 f"weights is {self.weights!r}; it must map roles to numbers, such as "
                 "{'assistant': 1.0}"
             )
@@ -59,14 +60,14 @@ class Chat:
         for turn in record[self.messages]:
             role, content = turn[self.role], turn[self.content]
             if not isinstance(content, str):
-                raise ValueError(f"a turn of {role} says {type(content).__name__}, not text")
+                raise InvalidValue(f"a turn of {role} says {type(content).__name__}, not text")
             if re.search(r"[<>|\[\]{}\r\n]", str(role)):
-                raise ValueError(
+                raise InvalidValue(
                     f"a turn has the role {role!r:.80}; a role becomes part of a mark, so it is a "
                     "name without < > | [ ] { } and line breaks"
                 )
             spans.append((Markup(self.before.format(role=role)), 0.0))
             spans.append((content + Markup(self.after), self.weights.get(role, 0.0)))
         if not spans:
-            raise ValueError(f"its {self.messages} are empty")
+            raise InvalidValue(f"its {self.messages} are empty")
         return spans

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.errors import InvalidValue
 from pipeline.text.fingerprints import fingerprint
 from pipeline.text.ragged import Ragged
 from pipeline.text.sources.source import Source, read_records, where
@@ -36,7 +37,7 @@ def fill(template: Template, source: Source, indices: Sequence[int]) -> list[lis
             filled.append(spans)
         except Exception as error:
             reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-            raise ValueError(
+            raise InvalidValue(
                 f"{where(source, index)} does not suit the template {fingerprint(template)}: "
                 f"{reason}. Its fields are {', '.join(map(str, record))}; mend it, or give another "
                 "template"
@@ -46,12 +47,12 @@ def fill(template: Template, source: Source, indices: Sequence[int]) -> list[lis
 
 def _check(spans: Sequence[Span]) -> None:
     if not spans:
-        raise ValueError("it gave no spans; give at least one text with its weight")
+        raise InvalidValue("it gave no spans; give at least one text with its weight")
     for text, weight in spans:
         if not isinstance(text, str):
-            raise ValueError(f"it gave a span that is {type(text).__name__}, not text")
+            raise InvalidValue(f"it gave a span that is {type(text).__name__}, not text")
         if not (math.isfinite(weight) and weight >= 0):
-            raise ValueError(f"it gave the weight {weight}; a weight is a number from 0 up")
+            raise InvalidValue(f"it gave the weight {weight}; a weight is a number from 0 up")
 
 
 def encode(

@@ -4,6 +4,7 @@ from typing import Any
 
 from etils import epath
 
+from pipeline.errors import InvalidValue
 from pipeline.text.tokenizers.bytes import Bytes
 from pipeline.text.tokenizers.hugging_face import HuggingFace
 from pipeline.text.tokenizers.markup import Markup
@@ -30,5 +31,5 @@ def load(description: dict[str, Any], directory: epath.Path) -> Tokenizer:
         if kind == file_kind.kind:
             return file_kind(directory / file_kind.file, **options)
     if kind != Bytes.kind:
-        raise ValueError(f"there is no kind of tokenizer {kind!r:.80}")
+        raise InvalidValue(f"there is no kind of tokenizer {kind!r:.80}")
     return Bytes(**options)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from pipeline.errors import InvalidValue
 from pipeline.text.tokenizers.tokenizer import BEGIN, END
 
 
@@ -30,7 +31,7 @@ class Bytes:
     def __post_init__(self) -> None:
         for name, value in (("begin", self.begin), ("end", self.end)):
             if not isinstance(value, bool | np.bool):
-                raise ValueError(f"{name} is {value!r:.80}; it must be True or False")
+                raise InvalidValue(f"{name} is {value!r:.80}; it must be True or False")
 
     @property
     def begin_id(self) -> int | None:

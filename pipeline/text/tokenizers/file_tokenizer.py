@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from pipeline.errors import Missing
 from pipeline.fs.atomic import as_path, atomic_write
 from pipeline.text.tokenizers.markup import parts_of
 from pipeline.text.tokenizers.tokenizer import with_marks
@@ -38,7 +39,7 @@ class FileTokenizer:
     def __init__(self, path: epath.PathLike, **options: Any):
         place = as_path(path)
         if not place.exists():
-            raise FileNotFoundError(f"there is no {self.kind} tokenizer {os.fspath(place)}")
+            raise Missing(f"there is no {self.kind} tokenizer {os.fspath(place)}")
         self.__setstate__((place.read_bytes(), os.fspath(place), options))
 
     def __getstate__(self) -> tuple[bytes, str, dict[str, Any]]:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from pipeline.errors import require
+from pipeline.errors import InvalidValue, require
 from pipeline.text.tokenizers.file_tokenizer import FileTokenizer
 from pipeline.text.tokenizers.markup import MarkError, is_mark
 
@@ -84,7 +84,7 @@ class HuggingFace(FileTokenizer):
         try:
             tokenizer = library.Tokenizer.from_str(content.decode())
         except Exception as error:  # the library raises nothing more special
-            raise ValueError(f"{self._name} is not a tokenizer.json: {error}") from error
+            raise InvalidValue(f"{self._name} is not a tokenizer.json: {error}") from error
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.encode_special_tokens = True
@@ -96,13 +96,13 @@ class HuggingFace(FileTokenizer):
         if wanted is True and len(own) == 1:
             return own[0]
         if wanted is True:
-            raise ValueError(
+            raise InvalidValue(
                 f"{self._name} does not put one {option} mark of its own; name the token, as in "
                 f"{option}='<s>', or pass {option}=False"
             )
         found = self._tokenizer.token_to_id(wanted)
         if found is None:
-            raise ValueError(f"{self._name} has no token {wanted!r}; give another {option}=")
+            raise InvalidValue(f"{self._name} has no token {wanted!r}; give another {option}=")
         return found
 
     @property

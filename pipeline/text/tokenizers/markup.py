@@ -5,8 +5,10 @@ import string
 from collections.abc import Mapping
 from typing import Any
 
+from pipeline.errors import InvalidValue
 
-class MarkError(ValueError):
+
+class MarkError(InvalidValue):
     """A tokenizer cannot but find a special token in a text that is no markup."""
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from pipeline.errors import require
+from pipeline.errors import InvalidValue, require
 from pipeline.text.tokenizers.file_tokenizer import FileTokenizer
 from pipeline.text.tokenizers.markup import is_mark
 
@@ -71,7 +71,7 @@ class SentencePiece(FileTokenizer):
 
     def _mark(self, option: str, wanted: bool, mark: int) -> int | None:
         if wanted and mark < 0:
-            raise ValueError(f"the model {self._name} has no {option} mark; pass {option}=False")
+            raise InvalidValue(f"the model {self._name} has no {option} mark; pass {option}=False")
         return mark if wanted else None
 
     @property
@@ -110,7 +110,7 @@ def _load(content: bytes, name: str) -> Any:
     try:
         processor.LoadFromSerializedProto(content)
     except RuntimeError as error:
-        raise ValueError(f"{name} is not a sentencepiece model: {error}") from error
+        raise InvalidValue(f"{name} is not a sentencepiece model: {error}") from error
     return processor
 
 

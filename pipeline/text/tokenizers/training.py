@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from etils import epath
 
+from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import as_path, atomic_write, directory_lock
 from pipeline.text.sources.source import Source, read_texts
 from pipeline.text.tokenizers.sentencepiece import SentencePiece, require_sentencepiece
@@ -97,7 +98,7 @@ def _train(texts: Iterator[str], vocab_size: int) -> bytes:
         )
     except RuntimeError as error:
         seen = str(error).rpartition("] ")[2].rstrip(".")  # without its place in the C++ source
-        raise ValueError(
+        raise InvalidValue(
             f"sentencepiece cannot make {vocab_size:,} pieces of this text: {seen}. Choose "
             "another vocab_size, or more text"
         ) from error
