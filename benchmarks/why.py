@@ -19,6 +19,7 @@ from configs import quickstart
 from configs.python_data import Functions
 from pipeline.history.loss_log import LossLog
 from pipeline.history.losses import losses
+from pipeline.steps import make_mesh
 from pipeline.steps.segments import sum_segments
 from pipeline.text.sources.source import read_texts
 
@@ -111,10 +112,10 @@ def _cost(config, workdir: epath.Path) -> float:
     with pipeline.load(corpus, tokens_per_batch=4096, max_length=1024, max_buckets=1) as loader:
         batch = next(loader)
         (most,) = loader.plan.most_segments().values()
-        init, step, _, _ = train.make_steps(config, corpus, batch["inputs"].sharding, most)
-        state, log = jax.jit(init)(jax.random.key(0)), LossLog(workdir / "cost", 0)
+        made = train.make_steps(config, corpus, make_mesh(config.mesh), most)
+        state, log = made.initialise(jax.random.key(0)), LossLog(workdir / "cost", 0)
         step, sums = (
-            jax.jit(step),
+            jax.jit(made.train),
             jax.jit(functools.partial(sum_segments, shape=(len(batch["inputs"]), most))),
         )
 

@@ -11,7 +11,7 @@ from etils import epath
 
 import train
 from pipeline.history.history import read_history
-from pipeline.steps.accumulation import accumulate
+from pipeline.steps import accumulate
 from tests.runs import lines, run, segment_losses, steps, tiny
 
 BATCHES = 4

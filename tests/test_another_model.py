@@ -32,10 +32,6 @@ def make_model(config, corpus):
     return init, loss, lambda planned: 0.0
 
 
-def check_model(config):
-    pass
-
-
 def make_optimizer(config):
     return optax.adafactor(0.05), optax.constant_schedule(0.05)
 
@@ -46,10 +42,12 @@ def make_optimizer(config):
 def test_a_copy_trains_another_model_and_goes_on(text, tmp_path):  # noqa: F811
     whole = (ROOT / "train.py").read_text()
     before, rest = whole.split("def make_model(", 1)
-    _, after = rest.split("def make_steps(", 1)
-    before = before.replace("from flax import nnx\n", "from flax import linen\n")
+    _, after = rest.split("class Steps(", 1)
+    before = before.replace(
+        "from flax import nnx\n", "import jax.numpy as jnp\nfrom flax import linen\n"
+    )
     copy = tmp_path / "linen_train.py"
-    copy.write_text(before + BUILDERS.lstrip() + "def make_steps(" + after)
+    copy.write_text(before + BUILDERS.lstrip() + "class Steps(" + after)
     for number in (6, 10):
         command = [sys.executable, copy, "--config=tests/tiny_config.py", "--config.keep=1"]
         command += [f"--workdir={tmp_path / 'run'}", f"--config.steps={number}"]

@@ -27,8 +27,8 @@ from pipeline.loading.checkpoint import Checkpoints
 from pipeline.scoring import parts, table
 from pipeline.scoring.parts import Parts
 from pipeline.scoring.table import open_table
+from pipeline.steps import make_mesh, make_score_step
 from pipeline.trainer.corpora import prepare_corpora
-from pipeline.trainer.scoring import score_run, weighted_losses
 from tests.processes import COMPILE_QUICKLY, Group, environment, free_port
 from tests.runs import messages, tiny
 from tests.test_train import text  # noqa: F401
@@ -60,7 +60,7 @@ def losses(network):
         logits = nnx.merge(graph, params)(*(batch[name] for name in fields))
         return cross_entropy(logits, batch["targets"], batch["loss_weights"])
 
-    return weighted_losses(loss), params
+    return make_score_step(loss), params
 
 
 def alone(corpus, network, bucket, epoch=0):
@@ -289,23 +289,21 @@ def test_devices_share_batches_and_a_later_call_keeps_their_rows(corpus, tmp_pat
 
 def test_a_run_scores_its_documents_with_its_latest_checkpoint(text, tmp_path):  # noqa: F811
     config = tiny(text, model__num_layers=1, model__width=32, model__attention="dense")
-    makers = train.make_steps, train.parameter_shardings
-    workdir, directory = epath.Path(tmp_path / "run"), tmp_path / "scores"
-    with pytest.raises(ValueError, match=r"--score needs a checkpoint, and .* has none"):
-        score_run(config, workdir, directory, *makers)
+    workdir, directory = epath.Path(tmp_path / "run"), epath.Path(tmp_path / "scores")
+    with pytest.raises(ValueError, match=r"there is no checkpoint in .*; train there first"):
+        train.score(config, workdir, directory)
     corpus, _ = prepare_corpora(config, workdir / "corpus")
-    config.optimizer.decay_steps = config.steps
-    init, _, loss, _ = train.make_steps(config, corpus, None)
-    state = jax.jit(init)(jax.random.key(1))
+    made = train.make_steps(config, corpus, make_mesh(config.mesh))
+    state = made.initialise(jax.random.key(1))
     with Checkpoints(workdir / "checkpoints") as checkpoints:
         checkpoints.save(7, state, data={"step": 7})
     with messages() as said:
-        score_run(config, workdir, directory, *makers)
+        train.score(config, workdir, directory)
     scores = open_table(directory / "scores.arrow")
     nll, weight = (np.array(scores[name].to_pylist(), float) for name in ("nll", "weight"))
     assert weight.tolist() == corpus.lengths.tolist()
     batches = pipeline.Batches(corpus, pipeline.Plan(corpus, [pipeline.Bucket(8, 128)]))
-    sums = np.sum([jax.jit(loss)(state["params"], batch) for batch in batches], axis=0)
+    sums = np.sum([jax.jit(made.evaluate)(state["params"], batch) for batch in batches], axis=0)
     np.testing.assert_allclose([nll.sum(), weight.sum()], sums, rtol=1e-5)
     mean, bits = sums[0] / sums[1], sums[0] / np.log(2) / corpus.text_bytes
     assert f"128 documents: loss {mean:.2f}" in str(said)

@@ -105,13 +105,13 @@ def require_tokenizer(workdir: epath.Path, corpus: AnyCorpus) -> None:
         )
 
 
-def parameters_of(workdir: epath.Path, corpus: AnyCorpus, like: Any) -> Any:
-    """The parameters in the latest checkpoint of the run in `workdir`, to begin another run with.
+def restore_parameters(workdir: epath.Path, corpus: AnyCorpus, like: Any) -> tuple[int, Any]:
+    """The step of the latest checkpoint of the run in `workdir`, and the parameters in it.
 
     Args:
         workdir: of a run with an equal model, optimizer and tokenizer.
-        corpus: the corpus of the new run.
-        like: the state of the new run, as `jax.ShapeDtypeStruct`s with shardings.
+        corpus: what they are used for.
+        like: the state, as `jax.ShapeDtypeStruct`s with shardings.
 
     Raises:
         ValueError: there is no checkpoint, or it is of another model or tokenizer.
@@ -121,10 +121,12 @@ def parameters_of(workdir: epath.Path, corpus: AnyCorpus, like: Any) -> Any:
     try:
         if checkpoints.latest is None:
             raise InvalidValue(
-                f"start_from is {workdir}, which has no checkpoint; train there first"
+                f"there is no checkpoint in {workdir}, of which the parameters are to be taken; "
+                "train there first"
             )
         logger.info("parameters are those of step %s of %s", f"{checkpoints.latest:,}", workdir)
-        return checkpoints.restore_state(checkpoints.latest, like)["params"]
+        step = checkpoints.latest
+        return step, checkpoints.restore_state(step, like)["params"]
     finally:
         checkpoints.close()
 

@@ -1,1 +1,39 @@
-"""Compiled steps: memory, microbatches, accumulation, hosts."""
+"""Compiled steps: training in microbatches and over accumulated steps, and many hosts as one.
+
+init, train_step = make_train_step(loss, optimizer)     a step for any model
+train_step = Compiled(train_step, state, loader.specs)  compiled for every bucket
+with CompileGuard("train_step") as guard: …             and never compiled again
+"""
+
+from pipeline.steps import hosts
+from pipeline.steps.compile_log import CompileGuard, CompileLog
+from pipeline.steps.compiled import Compiled, keep_programs
+from pipeline.steps.compiled import table as programs_table
+from pipeline.steps.mesh import make_mesh
+from pipeline.steps.microbatches import summed, summed_gradients
+from pipeline.steps.segments import by_segment, position_losses, sum_segments
+from pipeline.steps.train_step import (
+    accumulate,
+    make_eval_step,
+    make_score_step,
+    make_train_step,
+)
+
+__all__ = [
+    "CompileGuard",
+    "CompileLog",
+    "Compiled",
+    "accumulate",
+    "by_segment",
+    "hosts",
+    "keep_programs",
+    "make_eval_step",
+    "make_mesh",
+    "make_score_step",
+    "make_train_step",
+    "position_losses",
+    "programs_table",
+    "sum_segments",
+    "summed",
+    "summed_gradients",
+]

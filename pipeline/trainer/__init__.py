@@ -1,1 +1,9 @@
-"""The parts of `train.py`: its config, its schedule, its corpora."""
+"""The parts of train.py that know its config: its corpora, its schedule of batches, its run."""
+
+from pipeline.trainer.corpora import EmptyCorpus, prepare_corpora
+from pipeline.trainer.evaluation import Evaluation
+from pipeline.trainer.run import Run
+from pipeline.trainer.schedule import Schedule
+from pipeline.trainer.scoring import score_corpus
+
+__all__ = ["EmptyCorpus", "Evaluation", "Run", "Schedule", "prepare_corpora", "score_corpus"]

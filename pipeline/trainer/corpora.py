@@ -108,12 +108,12 @@ def open_view(fields: Any, seed: int) -> Callable[..., Any] | None:
     if make is None:
         return None
     view = functools.partial(make, seed=seed, **options)
-    view(_EmptyCorpus())  # so that wrong values are refused now
+    view(EmptyCorpus())  # so that wrong values are refused now
     return view
 
 
-class _EmptyCorpus:
-    """The attributes of a corpus that a view reads when it is made."""
+class EmptyCorpus:
+    """What a view or a model reads of a corpus when it is made, to refuse options early."""
 
     task, vocab_size, num_tokens, tokenizer = INPUTS, 1 << 16, 0, tokenizers.Bytes()
     lengths, files, in_memory, fingerprint = np.zeros(1, np.uint32), None, True, "task=inputs"

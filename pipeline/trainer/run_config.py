@@ -1,11 +1,37 @@
-"""The config of a run: which of its fields may change when the run goes on."""
+"""The config of a run: what its fields must be, and which may change when the run goes on."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from pipeline.errors import InvalidValue
+from pipeline.errors import InvalidValue, require_one_of, require_whole
 
 NONE = "not there"
+
+# A run may go on with other values of these fields. `batches`, `seed` and `schedule` change as the
+# schedule says; any other change makes it another run.
+MAY_CHANGE = {
+    *("steps", "mesh", "context_order", "microbatches", "memory_budget", "skip_steps", "cache"),
+    *("on_nonfinite", "eval_every", "checkpoint_every", "keep", "on_compile", "peak_flops"),
+    *("optimizer.decay_steps", "mixture", "sources", "added", "batches", "seed", "schedule"),
+    "segment_losses",
+}
+
+
+def check_config(config: Any) -> None:
+    """Refuses values that the loop cannot have.
+
+    Raises:
+        InvalidValue: a number of steps is not a whole number from 1 up, or a choice is unknown.
+    """
+    for name in ("steps", "accumulate", "eval_every", "checkpoint_every", "keep"):
+        require_whole(f"config.{name}", config[name], 1)
+    if config.steps % config.accumulate:
+        raise InvalidValue(
+            f"config.steps is {config.steps}; config.accumulate={config.accumulate} steps make an "
+            "update: give a multiple of that"
+        )
+    require_one_of("config.on_nonfinite", config.on_nonfinite, ("stop", "skip"))
+    require_one_of("config.on_compile", config.on_compile, ("stop", "warn"))
 
 
 def show_field(fields: Mapping[str, Any], name: str, missing: str = NONE) -> str:
@@ -28,15 +54,12 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return fields
 
 
-def require_same(
-    run: Mapping[str, Any], now: Mapping[str, Any], may_change: Collection[str]
-) -> None:
+def require_same(run: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Refuses a config under which a run cannot go on.
 
     Args:
         run: the `run` item of its checkpoint, JSON values: `config`, `schedule` and `record`.
         now: the config that it is given; None stands for the value that the run has.
-        may_change: names of fields that may differ, or of configs whose fields may.
 
     Raises:
         ValueError: another field differs, each of which is named with both values; or the
@@ -52,7 +75,7 @@ def require_same(
     wrong = [
         f"config.{name} was {show_field(old, name)} and is now {show_field(new, name)}"
         for name in {**old, **new}
-        if not {name, name.split(".")[0]} & {*may_change}
+        if not {name, name.split(".")[0]} & MAY_CHANGE
         and new.get(name, NONE) not in (None, old.get(name, NONE))
     ]
     if wrong:

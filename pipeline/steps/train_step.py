@@ -1,0 +1,215 @@
+"""A training step: from the loss of a model and an optimizer to one function of state and batch.
+
+Gradients are divided once, by the sum of the weights of all that an update is made from: of all
+rows, microbatches, accumulated steps, devices and hosts. An average of averages, as of
+`optax.MultiSteps`, is wrong when these hold different numbers of tokens.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pipeline.steps.microbatches import Sharding, summed, summed_gradients
+from pipeline.steps.segments import by_segment, position_losses
+
+if TYPE_CHECKING:
+    import optax
+
+# From parameters and a batch to a sum, and to what it is divided by: float32 scalars.
+Loss = Callable[[Any, Mapping[str, Any]], tuple[jax.Array, jax.Array]]
+
+
+class Accumulated(NamedTuple):
+    """The state of an optimizer that accumulates.
+
+    Attributes:
+        inner: the state of the optimizer itself.
+        gradients: Σ gradients of weighted losses since the last update, as the parameters.
+        weight: Σ weights since the last update, a float32 scalar.
+        batches: batches since the last update, an int32 scalar.
+    """
+
+    inner: Any
+    gradients: Any
+    weight: jax.Array
+    batches: jax.Array
+
+
+def accumulate(
+    optimizer: "optax.GradientTransformation", batches: int = 1
+) -> "optax.GradientTransformationExtraArgs":
+    """The optimizer with one update for several batches, by Σ gradients ÷ Σ weights of them all.
+
+    `update` takes the gradients of a sum of weighted losses, and the sum of the weights:
+
+    >>> import optax
+    >>> optimizer = accumulate(optax.sgd(1.0), batches=2)
+    >>> state = optimizer.init(jnp.float32(0))
+    >>> for gradient, weight in ((3.0, 1.0), (5.0, 3.0)):
+    ...     update, state = optimizer.update(jnp.float32(gradient), state, weight=weight)
+    ...     print(float(update))  # the second is −(3 + 5) ÷ (1 + 3)
+    0.0
+    -2.0
+
+    Args:
+        optimizer: makes the update.
+        batches: the number of batches in an update. With 1, the state is that of `optimizer`.
+    """
+    import optax
+
+    def mean(gradients: Any, weight: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf / jnp.maximum(weight, 1), gradients)
+
+    def init(params: Any) -> Any:
+        inner = optimizer.init(params)
+        if batches == 1:
+            return inner
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return Accumulated(inner, zeros, jnp.float32(0), jnp.int32(0))
+
+    def update(gradients: Any, state: Any, params: Any = None, **more: Any) -> tuple[Any, Any]:
+        weight = more["weight"]
+        if batches == 1:
+            return optimizer.update(mean(gradients, weight), state, params)
+        sums = jax.tree.map(jnp.add, state.gradients, gradients)
+        weight = state.weight + weight
+        zeros = jax.tree.map(jnp.zeros_like, sums)
+
+        def apply() -> tuple[Any, Accumulated]:
+            updates, inner = optimizer.update(mean(sums, weight), state.inner, params)
+            return updates, Accumulated(inner, zeros, jnp.float32(0), jnp.int32(0))
+
+        def wait() -> tuple[Any, Accumulated]:
+            return zeros, Accumulated(state.inner, sums, weight, state.batches + 1)
+
+        return jax.lax.cond(state.batches + 1 == batches, apply, wait)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def make_train_step(
+    loss: Loss,
+    optimizer: "optax.GradientTransformation",
+    *,
+    accumulated: int = 1,
+    learning_rate: Callable[[jax.Array], jax.Array] | None = None,
+    loss_scale: float | None = None,
+    most_segments: int | None = None,
+    sharding: Sharding = None,
+) -> tuple[Callable[[Any], dict[str, Any]], Callable[..., tuple[dict, dict[str, jax.Array]]]]:
+    """The state of training from parameters, and a step of it: `init` and `train_step`.
+
+    >>> import optax
+    >>> def loss(params, batch):
+    ...     errors = (params - batch["targets"]) ** 2
+    ...     return (errors * batch["loss_weights"]).sum(), batch["loss_weights"].sum()
+    >>> init, train_step = make_train_step(loss, optax.sgd(0.25))
+    >>> batch = {"targets": jnp.array([[4.0, 9.0]]), "loss_weights": jnp.array([[1.0, 0.0]])}
+    >>> state, values = train_step(init(jnp.float32(2)), batch)
+    >>> float(state["params"]), float(values["loss"])
+    (3.0, 4.0)
+
+    Args:
+        loss: from parameters and a batch to a sum and what it is divided by (Σ weights: of tokens,
+            pairs or rollouts). With `most_segments` it must be linear in `loss_weights`.
+        optimizer: of optax; gets the gradients of the mean loss.
+        accumulated: steps whose gradients make one update.
+        learning_rate: of the optimizer, a function of the number of updates, for the values.
+        loss_scale: float16 only: by what losses are multiplied at first, so that small gradients do
+            not vanish. It adjusts itself. None: not at all.
+        most_segments: the most segments in a row, as `plan.most_segments()` says them: the step
+            gives the loss of each segment. None: it does not.
+        sharding: the `NamedSharding` of the fields of a batch; None on one device.
+
+    Returns:
+        `init(params)`: the state, a dict of `params`, `optimizer`, `updates` (steps with an update,
+        or with a part of one, an int32 scalar) and, with a `loss_scale`, that.
+        `train_step(state, batch, microbatches=1)`: the new state, and a dict of scalars: `loss`,
+        the mean; `gradient_norm`; `finite`, whether both are, without which the state stays as it
+        was; and where asked for `learning_rate`, `loss_scale`, and `segments`, as `sum_segments`.
+    """
+    import optax
+
+    accumulating = accumulate(optimizer, accumulated)
+
+    def init(params: Any) -> dict[str, Any]:
+        state = {"params": params, "optimizer": accumulating.init(params), "updates": jnp.int32(0)}
+        if loss_scale is not None:
+            from flax.training.dynamic_scale import DynamicScale
+
+            state["loss_scale"] = DynamicScale(scale=jnp.float32(loss_scale))
+        return state
+
+    def train_step(
+        state: dict[str, Any], batch: Mapping[str, jax.Array], microbatches: int = 1
+    ) -> tuple[dict[str, Any], dict[str, jax.Array]]:
+        # The scale is meant for mean losses, and these are sums.
+        size = batch["loss_weights"].size
+        scale = state["loss_scale"].scale / size if "loss_scale" in state else 1.0
+        sums: Loss = loss
+        if most_segments is not None:
+            sums, batch = by_segment(loss, batch, most_segments)
+
+        def scaled(params: Any, microbatch: Mapping[str, Any]) -> tuple[jax.Array, Any]:
+            total, divisor = sums(params, microbatch)
+            return total * scale, divisor
+
+        total, divisor, gradients = summed_gradients(
+            scaled, state["params"], batch, microbatches=microbatches, sharding=sharding
+        )
+        weight, segments = divisor if most_segments is not None else (divisor, None)
+        least = jnp.maximum(weight, 1)
+        gradients = jax.tree.map(lambda gradient: gradient / scale, gradients)
+        mean, norm = total / (least * scale), optax.global_norm(gradients) / least
+        params, moments = state["params"], state["optimizer"]
+        updates, moments = accumulating.update(gradients, moments, params, weight=weight)
+        params = optax.apply_updates(params, updates)
+        new = {"params": params, "optimizer": moments, "updates": state["updates"] + 1}
+        # A step that is not finite leaves the state as it was.
+        finite = jnp.isfinite(mean) & jnp.isfinite(norm)
+        new = jax.tree.map(functools.partial(jnp.where, finite), new, {k: state[k] for k in new})
+        values = {"loss": mean, "gradient_norm": norm, "finite": finite}
+        if segments is not None:
+            values["segments"] = segments
+        if learning_rate is not None:
+            values["learning_rate"] = learning_rate(state["updates"] // accumulated)
+        if "loss_scale" in state:
+            # A scale adjusts itself to the gradient that it gives: here 1 or, as in this step, NaN.
+            slope = jnp.where(finite, 1.0, jnp.nan)
+            probe = state["loss_scale"].value_and_grad(lambda x: slope * x)
+            new["loss_scale"] = probe(jnp.float32(0)).dynamic_scale
+            values["loss_scale"] = state["loss_scale"].scale
+        return new, values
+
+    return init, train_step
+
+
+def make_eval_step(loss: Loss, *, sharding: Sharding = None) -> Callable[..., Any]:
+    """`eval_step(params, batch, microbatches=1)`: the two sums of the loss of a batch.
+
+    Args:
+        loss: as for `make_train_step`.
+        sharding: as for `make_train_step`.
+    """
+
+    def eval_step(params: Any, batch: Mapping[str, jax.Array], microbatches: int = 1) -> Any:
+        return summed(loss, params, batch, microbatches=microbatches, sharding=sharding)
+
+    return eval_step
+
+
+def make_score_step(loss: Loss) -> Callable[[Any, Mapping[str, jax.Array]], dict[str, jax.Array]]:
+    """`score_step(params, batch)`: `nll`, weight · nll, and `weight`, float32 `[rows, length]`.
+
+    Args:
+        loss: as for `make_train_step`, linear in `loss_weights`.
+    """
+
+    def score_step(params: Any, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        _, _, nll = position_losses(loss, params, batch)
+        return {"nll": nll, "weight": batch["loss_weights"]}
+
+    return score_step

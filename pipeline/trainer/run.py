@@ -1,0 +1,284 @@
+"""A run of train.py: all that its loop needs beside data and model.
+
+Agreement of hosts, the lock of the work directory, the mesh, the schedule of batches, checkpoints,
+the log with its clock and its statistics, profiles and signals have one owner, so that the loop
+shows the rest.
+"""
+
+import contextlib
+import json
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from etils import epath
+from tqdm.contrib.logging import logging_redirect_tqdm
+
+from pipeline.corpus.interface import AnyCorpus
+from pipeline.fs.atomic import as_path, directory_lock, make_directory
+from pipeline.history.clock import Clock
+from pipeline.history.history import write_history
+from pipeline.history.metrics import MetricsLog, Profile, Progress
+from pipeline.history.run_stats import RunStats, unigram_entropy
+from pipeline.history.step_log import StepLog
+from pipeline.loading.checkpoint import Checkpoints
+from pipeline.loading.loader import Loader
+from pipeline.loading.sharding import batch_sharding, multiples
+from pipeline.planning.plan import Plan
+from pipeline.planning.planned import PlannedBatch
+from pipeline.report import markdown
+from pipeline.steps import Compiled, CompileGuard, hosts, keep_programs, make_mesh
+from pipeline.trainer.corpora import prepare_corpora
+from pipeline.trainer.evaluation import Evaluation
+from pipeline.trainer.run_config import check_config, flatten, require_same
+from pipeline.trainer.schedule import Schedule
+
+log = logging.getLogger(__name__)
+
+
+class Run:
+    """A run in a work directory, from its last checkpoint on, or from the beginning.
+
+    A context manager. When its block ends, the last checkpoint is whole, and `summary.json` says
+    how the run went.
+
+    Args:
+        config: of `configs/`; it is not changed.
+        workdir: of the run; made where there is none.
+        change: options of batches that change from here on, a JSON object; "" for none.
+        profile: "FIRST:LAST", the steps to trace; "" for none.
+
+    Attributes:
+        config: the config, with what the past of the run decides: `seed`, `optimizer.decay_steps`.
+        workdir: the argument, as a path.
+        first: the step that the run goes on from.
+        finished: whether all steps are done.
+        mesh: of all devices; it is JAX's default inside the block.
+        layout: `sharding` and `context_order`, as `Batches` takes them.
+        clock: seconds by phase: `with run.clock("compile"): …`.
+
+    Raises:
+        UserError: hosts disagree, another process trains here, or the run was of another config.
+    """
+
+    def __init__(
+        self, config: Any, workdir: epath.PathLike, *, change: str = "", profile: str = ""
+    ):
+        check_config(config)
+        self.config, self.workdir = config.copy_and_resolve_references(), as_path(workdir)
+        self._change, self._profile = change, profile
+        self._leads = jax.process_index() == 0
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> "Run":
+        with contextlib.ExitStack() as stack:  # closes what is open if the rest fails
+            self._stack = stack
+            self._open()
+            stack.push(self._finish)
+            self._stack = stack.pop_all()
+        return self
+
+    def _open(self) -> None:
+        make_directory(self.workdir)
+        keep_programs(self.workdir / "programs")
+        self.checkpoints = Checkpoints(self.workdir / "checkpoints", keep=self.config.keep)
+        self.enter(self.checkpoints)
+        self.first: int = self.checkpoints.latest or 0
+        given = json.loads(self.config.to_json())
+        # Hosts that differ here would later wait for each other.
+        fields = ";".join(f"{name}={value}" for name, value in flatten(given).items())
+        start = {"configuration": fields, "checkpoint": f"step={self.first}"}
+        hosts.require_agreement(start | {"change": f"asked={self._change}"})
+        hosts.require_shared(self.workdir)
+        if self._leads:
+            self.enter(directory_lock(self.workdir, "training", wait=False))
+        self.mesh = make_mesh(self.config.mesh)
+        self.enter(jax.set_mesh(self.mesh))
+        self.layout: dict[str, Any] = {
+            "sharding": batch_sharding(self.mesh),
+            "context_order": self.config.context_order,
+        }
+        self._multiples = multiples(**self.layout)
+        self._resume(given)
+        self.finished: bool = self.first >= self.config.steps
+        self._done, self._interrupted, self._watched = self.first, False, False
+        if self.finished:
+            log.info(f"finished: all {self.first:,} steps are done; ask for more: --config.steps=N")
+        elif not self.first and (self.workdir / "metrics.jsonl").exists():
+            log.info(f"{self.workdir} has no checkpoint: the run begins anew, and so does its log")
+
+    def _resume(self, given: dict[str, Any]) -> None:
+        """Takes over the past of the run, which stands; its future may change."""
+        if given["batches"].get("tiers") is None:
+            given["batches"]["tiers"] = self.config.accumulate
+        self._schedule = Schedule({"seed": given["seed"], **given["batches"]}, given["schedule"])
+        begun: dict[str, Any] = {"config": given, "schedule": None, "record": {}}
+        past = self.checkpoints.restore_json(self.first) if self.first else ({}, begun)
+        self._data_state, run = past
+        require_same(run, given)
+        self._schedule.resume(run["schedule"], self.first, self._change)
+        self._stats = RunStats(**run["record"])
+        self.clock = Clock(self._stats.seconds)
+        decay = given["optimizer"]["decay_steps"] or run["config"]["optimizer"]["decay_steps"]
+        given["optimizer"]["decay_steps"] = decay or self.config.steps
+        self._given = given
+        with self.config.unlocked():
+            self.config.seed = self._schedule.entries[0].options["seed"]
+            self.config.optimizer.decay_steps = given["optimizer"]["decay_steps"]
+        if self.config.steps > self.config.optimizer.decay_steps:
+            decay = self.config.optimizer.decay_steps
+            log.info(f"the learning rate decays over the first {decay:,} steps, and then stays")
+
+    def enter(self, thing: Any) -> Any:
+        """Enters a context manager, which is left with the run."""
+        return self._stack.enter_context(thing)
+
+    def prepare_corpora(self) -> tuple[Any, AnyCorpus]:
+        """The corpora to train on and to evaluate, prepared by process 0 where they are not yet."""
+        with self.clock("prepare"):
+            corpus, held_out = hosts.main_process_first(
+                "preparing the corpus",
+                lambda: prepare_corpora(self.config, self.workdir / "corpus"),
+            )
+            self._stats.unigram_entropy = self._stats.unigram_entropy or unigram_entropy(held_out)
+        self._mixture = dict(self.config.get("mixture", {}))
+        self._corpus = corpus if self._mixture else self._schedule.select(corpus)
+        self._held_out = held_out
+        log.info(f"{self._corpus}")
+        return self._corpus, held_out
+
+    def make_plan(self) -> Plan:
+        """The plan of all steps from `first` on."""
+        with self.clock("plan"):
+            self._plan = self._schedule.plan(
+                self._corpus, self._mixture, row_multiple=self._multiples[0]
+            )
+            self._schedule.check(self._plan, self.first, self.config.steps, self._multiples)
+            plan = self._plan.onward(self.first)
+        log.info(f"{plan}")
+        return plan
+
+    def require_agreement(self, plan: Plan, evaluation: Evaluation) -> None:
+        """Checks that all hosts have the same plans of the same corpora.
+
+        Raises:
+            InvalidValue: on every host, if they have not.
+        """
+        held_out = {"held-out plan": evaluation.plan, "held-out corpus": self._held_out}
+        agree = {"plan": plan, "corpus": self._corpus, **held_out}
+        hosts.require_agreement({name: each.fingerprint for name, each in agree.items()})
+
+    def restore(self, like: Any, loader: Loader) -> Any:
+        """The state in the last checkpoint, as `like`; the loader goes on from there, too."""
+        with self.clock("restore"):
+            loader.set_state(self._data_state)
+            state = self.checkpoints.restore_state(self.first, like)
+        log.info(f"resumed: step {self.first:,} of {self.config.steps:,}")
+        return state
+
+    def watch(
+        self,
+        state: Any,
+        train_step: Compiled,
+        eval_step: Compiled,
+        loader: Loader,
+        flops: Callable[[PlannedBatch], float],
+    ) -> None:
+        """Begins the log of steps, and watches for signals and for steps compiled once more."""
+        config, enter, leads = self.config, self.enter, self._leads
+        self.checkpoints.compile(state)
+        self._train_step, self._eval_step, self._loader = train_step, eval_step, loader
+        if leads:
+            write_history(self.workdir, self._corpus, self._plan)
+        enter(logging_redirect_tqdm())
+        names = train_step.name, eval_step.name
+        self._guard = enter(CompileGuard(*names, on_compile=config.on_compile))
+        evaluated = self._stats.evaluations
+        self._metrics = enter(
+            MetricsLog(self.workdir, self.first, evaluated=evaluated, enabled=leads)
+        )
+        self.clock.add("lost", self._metrics.lost)
+        progress = enter(Progress(config.steps, self.first, enabled=leads))
+        self._profiler = enter(Profile(self._profile, self.workdir / "profile"))
+        self._steps = StepLog(
+            self._metrics,
+            progress,
+            self._stats,
+            self.clock,
+            flops=flops,
+            traffic=loader.traffic,
+            peak_flops=config.peak_flops,
+            on_nonfinite=config.on_nonfinite,
+        )
+        self._signals = enter(hosts.StopSignals())
+        self._watched = True
+        if not self._stats.evaluations:
+            self._metrics.text("plan", markdown(self._plan.until(0)))
+
+    @contextlib.contextmanager
+    def training(self, step: int, state: Any) -> Any:
+        """The time of a step, and its trace where one is asked for; `state` is that before it."""
+        with self.clock("train"), self._profiler.step(step, state):
+            yield
+
+    def add(self, step: int, planned: PlannedBatch, values: Mapping[str, jax.Array]) -> None:
+        """Records a step that the device has begun."""
+        self._steps.add(step, planned, dict(values))
+
+    def skip(self, step: int, planned: PlannedBatch) -> None:
+        """Records a step whose batch is left out."""
+        self._steps.flush()
+        self._metrics.write({"step": step, "skipped": planned.digest})
+
+    def stops_after(self, step: int) -> bool:
+        """Whether the run ends here: with its last step, or by a signal, on all hosts alike."""
+        self._guard.check(f"at step {step:,}")
+        self._done = step + 1
+        self._interrupted = self._signals.received(self._done)
+        return self._interrupted or self._done == self.config.steps
+
+    def evaluation_due(self, done: int) -> bool:
+        """Whether to evaluate after so many steps."""
+        if str(done) in self._stats.evaluations:
+            return False
+        if done == self.config.steps:
+            return True
+        return done % self.config.eval_every == 0 and not self._interrupted
+
+    def evaluate(self, done: int, evaluation: Evaluation, params: Any) -> None:
+        """Evaluates after so many steps, and records it."""
+        self._steps.flush()
+        with self.clock("evaluate"):
+            total, weight = evaluation.sums(self._eval_step, params)
+        values = self._stats.evaluate(done, total, weight, self._held_out.text_bytes)
+        self._metrics.write({"step": done, **values})
+
+    def save(self, done: int, state: Any) -> None:
+        """Writes a checkpoint after so many steps."""
+        self._steps.flush()
+        with self.clock("save"):
+            self._metrics.flush()
+            programs = self._train_step.programs
+            self._stats.compiles = {str(b): each.compiles for b, each in programs.items()}
+            self._stats.compiles_after_start = self._guard.again
+            self._stats.other_compiles = self._guard.others
+            self._stats.seconds = self.clock.seconds()
+            run = {"config": self._given, "schedule": self._schedule.as_json()}
+            run["record"] = self._stats.as_json()
+            self.checkpoints.save(done, state, data=self._loader.get_state(), run=run)
+        if self._interrupted and done < self.config.steps:
+            log.info(f"{self._signals.reason}: saved step {done:,}; run again to go on")
+
+    def _finish(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            return
+        if self._watched:
+            self._guard.check(f"after step {self._done - 1:,}")
+            with self.clock("save"):
+                self.checkpoints.close()
+            self._stats.seconds = self.clock.seconds()
+        self._stats.write_summary(self.workdir, self._done)
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
