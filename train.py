@@ -37,11 +37,7 @@ from models.loss import cross_entropy
 from models.parameters import decay_mask, parameter_shardings
 from pipeline.errors import InvalidValue, describe, require_one_of, require_whole
 from pipeline.fs.atomic import as_path, directory_lock, make_directory
-from pipeline.history.clock import Clock
-from pipeline.history.history import parameters_of, write_history
-from pipeline.history.metrics import MetricsLog, Profile, Progress
-from pipeline.history.run_stats import RunStats, unigram_entropy
-from pipeline.history.step_log import StepLog
+from pipeline.history import RunLog, write_history
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.loading.sharding import batch_sharding, multiples
 from pipeline.report import markdown
@@ -52,10 +48,12 @@ from pipeline.steps.mesh import make_mesh
 from pipeline.steps.microbatches import summed, summed_gradients
 from pipeline.steps.segments import by_segment
 from pipeline.trainer.corpora import prepare_corpora
-from pipeline.trainer.evaluation import Evaluation
+from pipeline.trainer.evaluation import Evaluation, unigram_entropy
+from pipeline.trainer.profile import Profile
 from pipeline.trainer.run_config import flatten, require_same
 from pipeline.trainer.schedule import Schedule
 from pipeline.trainer.scoring import score_run
+from pipeline.trainer.start_from import parameters_of
 
 HERE = pathlib.Path(__file__).parent
 CONFIG = config_flags.DEFINE_config_file("config", f"{HERE}/configs/quickstart.py")
@@ -224,8 +222,9 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
         data, run = checkpoints.restore_json(first) if first else ({}, begun)
         require_same(run, given, MAY_CHANGE)
         schedule.resume(run["schedule"], first, change)
-        record = RunStats(**run["record"])
-        clock = Clock(record.seconds)
+        options = {"peak_flops": config.peak_flops, "on_nonfinite": config.on_nonfinite}
+        run_log = RunLog(workdir, first, config.steps, state=run["record"], **options)
+        stats, clock = run_log.stats, run_log.clock
         config.seed = schedule.entries[0].options["seed"]
         decay = config.optimizer.decay_steps or run["config"]["optimizer"]["decay_steps"]
         decay = config.optimizer.decay_steps = decay or config.steps
@@ -233,7 +232,7 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
         check_model(config)
         if first >= config.steps:
             log.info(f"finished: all {first:,} steps are done; ask for more: --config.steps=N")
-            record.write_summary(workdir, first)
+            run_log.write_summary(first)
             return
         if not first and (workdir / "metrics.jsonl").exists():
             log.info(f"{workdir} has no checkpoint: the run begins anew, and so does its log")
@@ -245,7 +244,7 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
             corpus, held_out = hosts.main_process_first(
                 "preparing the corpus", lambda: prepare_corpora(config, workdir / "corpus")
             )
-            record.unigram_entropy = record.unigram_entropy or unigram_entropy(held_out)
+            stats.unigram_entropy = stats.unigram_entropy or unigram_entropy(held_out)
         mixture = dict(config.get("mixture", {}))
         corpus = corpus if mixture else schedule.select(corpus)
         log.info(f"{corpus}")
@@ -305,53 +304,45 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
         enter(logging_redirect_tqdm())
         compiled = train_step.name, eval_step.name
         guard = enter(pipeline.CompileGuard(*compiled, on_compile=config.on_compile))
-        metrics = enter(MetricsLog(workdir, first, evaluated=record.evaluations, enabled=leads))
-        clock.add("lost", metrics.lost)
-        progress = enter(Progress(config.steps, first, enabled=leads))
+        enter(run_log)
         profiler = enter(Profile(profile, workdir / "profile"))
-        more = {"flops": flops, "traffic": loader.traffic, "peak_flops": config.peak_flops}
-        more["on_nonfinite"] = config.on_nonfinite
-        step_log = StepLog(metrics, progress, record, clock, **more)
         signals = enter(hosts.StopSignals())
 
         def evaluate(step):
+            run_log.flush()
             with clock("evaluate"):
                 total, weight = evaluation.sums(eval_step, state["params"])
-            values = record.evaluate(step, total, weight, held_out.text_bytes)
-            metrics.write({"step": step, **values})
+            run_log.evaluate(step, total, weight, held_out.text_bytes)
 
         def save(step):
             with clock("save"):
-                metrics.flush()
-                record.compiles = {str(b): p.compiles for b, p in train_step.programs.items()}
-                record.compiles_after_start, record.other_compiles = guard.again, guard.others
-                record.seconds = clock.seconds()
-                run = {"config": given, "schedule": schedule.as_json(), "record": record.as_json()}
+                stats.compiles = {str(b): p.compiles for b, p in train_step.programs.items()}
+                stats.compiles_after_start, stats.other_compiles = guard.again, guard.others
+                run = {"config": given, "schedule": schedule.as_json(), "record": run_log.save()}
                 checkpoints.save(step, state, data=loader.get_state(), run=run)
 
-        if not record.evaluations:
-            metrics.text("plan", markdown(plan.until(0)))
-        if first % config.eval_every == 0 and str(first) not in record.evaluations:
+        if not stats.evaluations:
+            run_log.text("plan", markdown(plan.until(0)))
+        if first % config.eval_every == 0 and str(first) not in stats.evaluations:
             evaluate(first)
         for step in range(first, config.steps):
             with clock("wait"):
                 batch = next(loader)
             if step in config.skip_steps:
-                step_log.flush()
-                metrics.write({"step": step, "skipped": loader.planned.digest})
+                run_log.write({"step": step, "skipped": loader.planned.digest})
             else:
                 with clock("train"), profiler.step(step, state):
                     state, values = train_step(state, batch)
-                step_log.add(step, loader.planned, values)
+                planned, values = loader.planned, values | loader.traffic()
+                run_log.add(step, planned, values, flops=flops(planned))
             guard.check(f"at step {step:,}")
 
             done = step + 1
             stops, ends = signals.received(done), done == config.steps
             if ends or (done % config.eval_every == 0 and not stops):
-                step_log.flush()
                 evaluate(done)
             if ends or stops or done % config.checkpoint_every == 0:
-                step_log.flush()
+                run_log.flush()
                 save(done)
             if stops and not ends:
                 log.info(f"{signals.reason}: saved step {done:,}; run again to go on")
@@ -359,8 +350,7 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
         guard.check(f"after step {step:,}")
         with clock("save"):
             checkpoints.close()
-        record.seconds = clock.seconds()
-        record.write_summary(workdir, done)
+        run_log.write_summary(done)
 
 
 def main(_):
