@@ -33,7 +33,6 @@ from models.loss import cross_entropy
 from models.parameters import decay_mask, parameter_shardings
 from pipeline.errors import InvalidValue, describe
 from pipeline.fs.atomic import as_path
-from pipeline.history.history import restore_parameters
 from pipeline.loading.sharding import batch_sharding
 from pipeline.steps import (
     Compiled,
@@ -44,7 +43,14 @@ from pipeline.steps import (
     make_train_step,
     programs_table,
 )
-from pipeline.trainer import EmptyCorpus, Evaluation, Run, prepare_corpora, score_corpus
+from pipeline.trainer import (
+    EmptyCorpus,
+    Evaluation,
+    Run,
+    prepare_corpora,
+    restore_parameters,
+    score_corpus,
+)
 
 HERE = pathlib.Path(__file__).parent
 CONFIG = config_flags.DEFINE_config_file("config", f"{HERE}/configs/quickstart.py")
@@ -59,7 +65,7 @@ PROCESS_ID = flags.DEFINE_integer("process_id", None, "Number of this process, f
 WAIT = flags.DEFINE_integer("wait", 100, "Seconds of silence after which a host counts as gone.")
 VERSION = flags.DEFINE_bool("version", False, "Print the version and exit.")
 
-log = logging.getLogger("pipeline.train")
+logger = logging.getLogger("pipeline.train")
 fail = functools.partial(describe, command="train.py")
 
 
@@ -184,7 +190,7 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
         steps = make_steps(config, corpus, mesh, most)
         key = jax.random.key(config.seed)
         like = steps.initialise.eval_shape(key)  # shapes, dtypes and shardings
-        with run.clock("compile"):
+        with run.log.clock("compile"):
             train_step = Compiled(
                 steps.train,
                 like,
@@ -205,11 +211,11 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
                 microbatches="auto",
                 budget=config.memory_budget,
             )
-        log.info(programs_table(train_step, eval_step))
+        logger.info(programs_table(train_step, eval_step))
         if run.first:
             state = run.restore(like, loader)
         else:
-            with run.clock("initialise"):
+            with run.log.clock("initialise"):
                 state = steps.initialise(key)
                 if start := config.start_from:
                     _, state["params"] = restore_parameters(as_path(start), corpus, like)
@@ -219,14 +225,14 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
         if run.evaluation_due(run.first):
             run.evaluate(run.first, evaluation, state["params"])
         for step in range(run.first, config.steps):
-            with run.clock("wait"):
+            with run.log.clock("wait"):
                 batch = next(loader)
             if step in config.skip_steps:
-                run.skip(step, loader.planned)
+                run.skip(step)
             else:
                 with run.training(step, state):
                     state, values = train_step(state, batch)
-                run.add(step, loader.planned, values)
+                run.add(step, values)
             stops = run.stops_after(step)  # at the last step, or a signal that all hosts see
             if run.evaluation_due(step + 1):
                 run.evaluate(step + 1, evaluation, state["params"])

@@ -12,8 +12,7 @@ from etils import epath
 import pipeline
 from benchmarks.lengths import examples_of
 from benchmarks.results import Line, Section
-from pipeline.history.audit import audit
-from pipeline.history.history import write_history
+from pipeline.history import audit, write_history
 
 STEPS = (10_000, 10_000_000)
 CHANGES = 4

@@ -17,8 +17,8 @@ from benchmarks.results import Line, Section
 from benchmarks.turns import best_seconds
 from configs import quickstart
 from configs.python_data import Functions
-from pipeline.history.loss_log import LossLog
-from pipeline.history.losses import losses
+from pipeline.history import losses
+from pipeline.history.loss_archive import LossLog
 from pipeline.steps import make_mesh
 from pipeline.steps.segments import sum_segments
 from pipeline.text.sources.source import read_texts

@@ -12,12 +12,10 @@ which they are.
 import contextlib
 
 import numpy as np
-from etils import epath
 from ml_collections import ConfigDict
 
-import pipeline
 from configs import quickstart
-from pipeline.history.history import read_history
+from pipeline.history import losses, read_history
 
 EPOCHS = 2
 QUANTILE = 0.99
@@ -38,8 +36,8 @@ def leave_out_worst(workdir: str) -> tuple[tuple[int, dict], ...]:
     What the run has left out stays so, and nothing is added to it. Before the end of `EPOCHS`
     epochs the schedule is empty.
     """
-    found = pipeline.losses(workdir)
-    _, plan = read_history(epath.Path(workdir))
+    found = losses(workdir)
+    _, plan = read_history(workdir)
     if past := [each for each in plan.changes[1:] if "exclude" in each[1]]:
         return tuple((step, {"exclude": changes["exclude"]}) for step, changes in past)
     step, high = int(found.step[-1]) + 1, []

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from pipeline.corpus.pairs import Pairs
     from pipeline.corpus.preparation import prepare, prepare_pairs
     from pipeline.corpus.views import Masked, SpanCorruption
-    from pipeline.history.losses import losses
     from pipeline.loading.batches import Batches
     from pipeline.loading.compact import expand
     from pipeline.loading.field_names import rename
@@ -64,7 +63,6 @@ _PLACES = {
     "expand": "loading.compact",
     "tokenize_on_read": "corpus.on_read",
     "load": "loading.loader",
-    "losses": "history.losses",
     "prepare": "corpus.preparation",
     "prepare_pairs": "corpus.preparation",
     "rename": "loading.field_names",
@@ -101,7 +99,6 @@ __all__ = [
     "expand",
     "fit_buckets",
     "load",
-    "losses",
     "prepare",
     "prepare_pairs",
     "rename",

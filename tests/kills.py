@@ -109,7 +109,7 @@ class Training(Trial):
         from etils import epath
 
         import train
-        from pipeline.history.audit import audit
+        from pipeline.history import audit
         from pipeline.loading.checkpoint import Checkpoints
         from tests.runs import tiny
 

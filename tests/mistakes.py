@@ -11,6 +11,7 @@ from etils import epath
 
 import pipeline
 from pipeline import sources, templates, tokenizers
+from pipeline.history import losses
 
 
 class Poems:
@@ -149,7 +150,7 @@ def score_each(pairs: pipeline.Pairs, mesh: jax.sharding.Mesh) -> None:
     buckets = [pipeline.Bucket(2, (8, 4))]
     pipeline.score(pairs, lambda batch: batch, directory="a", buckets=buckets, mesh=mesh)
     pipeline.score("corpus", dict, directory="b", tokens_per_batch=4096, exclude=[3])
-    found = pipeline.losses("runs/mine")
+    found = losses("runs/mine")
     found.select(found.epoch == 0).documents()[2].max()
     pipeline.score("corpus", dict, directory="c", max_lenght=512)  # mistake: max_length
     pipeline.score("corpus", dict, directory="d", tokens_per_batch="4k")  # mistake: text

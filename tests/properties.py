@@ -28,9 +28,7 @@ from pipeline import sources, templates, tokenizers
 from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.in_place import InPlace
 from pipeline.errors import UserError
-from pipeline.history.audit import audit
-from pipeline.history.history import read_history, write_history
-from pipeline.history.metrics import MetricsLog
+from pipeline.history import RunLog, audit, read_history, write_history
 from pipeline.loading.data_state import check_data_state, data_state
 from pipeline.planning.plan import Plan
 from pipeline.trainer.corpora import open_source, open_template, open_tokenizer, open_view
@@ -642,7 +640,7 @@ def damaged_runs(place, given):
             digest = plan.batch(step).digest
             expect(digest in made("run")["metrics.jsonl"].decode(), "another batch", step, name)
     with refusing():
-        with MetricsLog(work, 7, evaluated=["10"]) as log:
+        with RunLog(work, 7, 9, state={"evaluations": {"10": {}}}) as log:
             log.write({"step": 7, "loss": 1.0})
         steps = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
         steps = [line["step"] for line in steps if "loss" in line]

@@ -10,9 +10,9 @@ import os
 import jax
 import pytest
 
-import pipeline
 import train
 from pipeline.fs.atomic import as_path
+from pipeline.history import losses
 
 # What depends on the clock.
 CLOCK = {"waited", "seconds", "tokens_per_second", "positions_per_second", "goodput", "waiting"}
@@ -81,7 +81,7 @@ def steps(workdir):
 
 def segment_losses(workdir):
     """The losses of segments, which add up to the loss of each step in the log."""
-    found = pipeline.losses(workdir)
+    found = losses(workdir)
     logged = {line["step"]: line["loss"] for line in steps(workdir)}
     assert sorted(set(found.step.tolist())) == sorted(logged)
     for step, loss in logged.items():

@@ -10,7 +10,7 @@ import pytest
 from etils import epath
 
 import train
-from pipeline.history.history import read_history
+from pipeline.history import read_history
 from pipeline.steps import accumulate
 from tests.runs import lines, run, segment_losses, steps, tiny
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import pipeline
 from pipeline import Bucket, Plan
 from pipeline.cli.commands import main
-from pipeline.history.history import read_history, write_history
-from pipeline.history.ledger import Ledger
+from pipeline.history import read_history, write_history
+from pipeline.history.auditing import Ledger
 from pipeline.planning import figures
 from pipeline.planning.assignment import Rows
 
@@ -344,7 +344,7 @@ def test_mixtures_that_change_on_the_way_are_audited(mixed, tmp_path, capsys, mo
 
     with monkeypatch.context() as patch:
         patch.setattr(Rows, "segments", losing)
-        patch.setattr("pipeline.history.audit.read_history", lambda _: (joined, plan))
+        patch.setattr("pipeline.history.auditing.read_history", lambda _: (joined, plan))
         write(tmp_path, lines_of(plan, 200))
         code, _, err = audited(tmp_path, capsys)
     assert code == 1

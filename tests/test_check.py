@@ -7,7 +7,7 @@ import pytest
 
 from pipeline import Bucket, Corpora, Corpus, Pairs, Plan
 from pipeline.cli.check import check_corpus, check_plan
-from pipeline.history.ledger import NotAsPlanned
+from pipeline.history import NotAsPlanned
 from pipeline.planning import lengths as lengths_lib
 from tests.test_damage import alter
 

@@ -20,7 +20,7 @@ from pipeline import Bucket, Corpora, Corpus, Pairs, Plan, errors, fit_buckets, 
 from pipeline.cli.commands import DAMAGED, FINE, WRONG, main
 from pipeline.corpus.tasks import INPUTS
 from pipeline.corpus.views import Masked, SpanCorruption
-from pipeline.history.history import write_history
+from pipeline.history import write_history
 from pipeline.text.sources import Records
 from pipeline.text.tokenizers import Bytes
 

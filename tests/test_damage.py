@@ -99,19 +99,19 @@ RUN_PROGRAM = """
     from pipeline import Bucket, Corpus, Plan
     from pipeline.loading.checkpoint import Checkpoints
     from pipeline.loading.data_state import check_data_state, data_state
-    from pipeline.history.audit import NotAsPlanned, audit
-    from pipeline.history.history import read_history, write_history
-    from pipeline.history.losses import losses
-    from pipeline.history.metrics import MetricsLog
+    from pipeline.history import NotAsPlanned, RunLog, audit, losses, read_history, write_history
+    from pipeline.history.loss_archive import LossLog
 
     place, flips, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     corpus = Corpus.from_arrays([np.arange(at % 7) for at in range(30)], place / "corpus")
     plan = Plan(corpus, [Bucket(2, 4), Bucket(1, 8)], seed=3).after(5, seed=4, exclude=[2])
     write_history(epath.Path(place), corpus, plan)
-    with MetricsLog(epath.Path(place), 0) as log:
+    sums = LossLog(epath.Path(place), 0)
+    with RunLog(place, 0, 8) as log:
         for step in range(8):
             log.write({"step": step, "batch": plan.batch(step).digest, "loss": 1.5})
-            log.write_losses(step, plan.batch(step), np.full((2, 2, 8), step, np.float32))
+            sums.add(step, plan.batch(step), np.full((2, 2, 8), step, np.float32))
+    sums.flush()
     like = {"weights": jnp.zeros((20, 50))}
     with Checkpoints(place / "checkpoints") as checkpoints:
         for step in (4, 8):

@@ -7,8 +7,7 @@ from etils import epath
 
 import pipeline
 from pipeline import Bucket, Corpus, Plan, fit_buckets
-from pipeline.history.audit import audit
-from pipeline.history.metrics import MetricsLog
+from pipeline.history import RunLog, audit
 from pipeline.text.sources import ArrowFiles, Records
 from pipeline.text.tokenizers import Bytes
 from pipeline.trainer.corpora import open_source
@@ -137,6 +136,6 @@ def test_damaged_files_of_a_run_are_named(name, old, new, sentence, tmp_path):
     if (
         name == "metrics.jsonl" and new != b'"lows"'
     ):  # what cannot be read is no step, as it would be after a kill
-        with MetricsLog(epath.Path(tmp_path), 6):
+        with RunLog(tmp_path, 6, 8):
             pass
         assert len((tmp_path / name).read_bytes().splitlines()) == 5

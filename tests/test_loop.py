@@ -13,7 +13,7 @@ import pipeline
 import train
 from pipeline.cli.commands import main
 from pipeline.fs.atomic import directory_lock
-from pipeline.history.history import read_history
+from pipeline.history import RunLog, losses, read_history
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.steps import hosts
 from pipeline.steps.compiled import Compiled
@@ -109,12 +109,12 @@ def test_a_step_compiled_after_the_start_stops_the_run(config, tmp_path, monkeyp
 
 
 def test_the_log_names_the_batches_that_ran(config, tmp_path, monkeypatch):
-    make_log, ahead = train.StepLog, []
+    begin, ahead = RunLog.__enter__, []
 
-    def one_ahead(*arguments, **options):
+    def one_ahead(log):
         (loader,) = ahead
         next(loader)  # a defect: the loader is a batch ahead of the loop
-        return make_log(*arguments, **options)
+        return begin(log)
 
     make = pipeline.Loader
 
@@ -125,7 +125,7 @@ def test_the_log_names_the_batches_that_ran(config, tmp_path, monkeypatch):
         return loader
 
     monkeypatch.setattr(pipeline, "Loader", remember)
-    monkeypatch.setattr(train, "StepLog", one_ahead)
+    monkeypatch.setattr(RunLog, "__enter__", one_ahead)
     run(config, tmp_path)
     _, plan = read_history(train.epath.Path(tmp_path))
     assert [line["batch"] for line in steps(tmp_path)] == [
@@ -215,7 +215,7 @@ def test_steps_to_skip_are_left_out_and_the_others_keep_their_batches(config, tm
     assert list(skipped) == [2, 4]
     assert some | skipped == whole
     assert not some.keys() & skipped.keys()
-    assert set(pipeline.losses(tmp_path / "some").step.tolist()) == {0, 1, 3, *range(5, 12)}
+    assert set(losses(tmp_path / "some").step.tolist()) == {0, 1, 3, *range(5, 12)}
     assert main(["why", str(tmp_path / "some"), "--step", "4"]) == 2
 
 

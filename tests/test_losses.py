@@ -13,10 +13,8 @@ import pipeline
 from configs import exclude
 from pipeline import Bucket, Plan
 from pipeline.cli.commands import main
-from pipeline.history import loss_log
-from pipeline.history.history import read_history, write_history
-from pipeline.history.loss_log import LossLog, read_sums
-from pipeline.history.step_files import StepFiles
+from pipeline.history import loss_archive, losses, read_history, write_history
+from pipeline.history.loss_archive import LossLog, StepFiles, read_sums
 from pipeline.steps.microbatches import summed_gradients
 from pipeline.steps.segments import by_segment
 from tests.runs import run, segment_losses, tiny
@@ -98,7 +96,7 @@ def ran(tmp_path):
 
 def test_losses_name_the_examples_of_the_plan(ran):
     workdir, corpus, plan = ran
-    found = pipeline.losses(workdir)
+    found = losses(workdir)
     batches = [plan.batch(step) for step in range(STEPS)]
     segments = np.concatenate([each.segments for each in batches])
     np.testing.assert_array_equal(found.example, segments[:, 1])
@@ -139,12 +137,12 @@ def test_why_ranks_the_documents_of_a_step_and_of_the_run(ran, capsys):
     planned = plan.batch(step)
     assert f"step {step}: {len(np.unique(planned.segments[:, 1]))} documents, loss " in lines[0]
     assert lines[2].startswith("40 ")
-    losses = [float(line.split()[1]) for line in lines[2:]]
-    assert losses == sorted(losses, reverse=True)
+    ranked = [float(line.split()[1]) for line in lines[2:]]
+    assert ranked == sorted(ranked, reverse=True)
     assert " ".join(map(str, corpus[40]["inputs"][:3])) in lines[2]
     before = lines[2].split()[3 : 3 + planned.epoch]
     assert len(before) == planned.epoch > 0
-    assert float(before[0]) > losses[0]
+    assert float(before[0]) > ranked[0]
     code, lines, _ = why(workdir, capsys, "--document", "40")
     assert code == 0
     assert [line.split()[0] for line in lines[1:-1]] == [
@@ -164,19 +162,19 @@ def test_a_run_that_goes_on_has_the_losses_of_each_step_once(ran, tmp_path):
     write_losses(workdir, plan, first=40)
     assert {path.name: path.read_bytes() for path in (workdir / "losses").iterdir()} == whole
     # It may go on from the middle of a file, too.
-    expected = pipeline.losses(workdir)
+    expected = losses(workdir)
     write_losses(workdir, plan, first=50)
     assert len(list((workdir / "losses").iterdir())) == 6
-    for one, other in zip(pipeline.losses(workdir), expected, strict=True):
+    for one, other in zip(losses(workdir), expected, strict=True):
         np.testing.assert_array_equal(one, other)
     LossLog(epath.Path(workdir), 0)
     with pytest.raises(FileNotFoundError, match="there are no losses in"):
-        pipeline.losses(workdir)
+        losses(workdir)
 
 
 def test_many_segments_make_a_file_before_the_next_checkpoint(ran, monkeypatch):
     workdir, _, plan = ran
-    monkeypatch.setattr(loss_log, "SEGMENTS", 100)
+    monkeypatch.setattr(loss_archive, "SEGMENTS", 100)
     write_losses(workdir, plan, every=10**9)
     assert 8 < len(list((workdir / "losses").iterdir())) < STEPS
     assert len(list(read_sums(epath.Path(workdir)))) == STEPS
@@ -192,10 +190,10 @@ def test_damaged_losses_and_those_of_another_run_are_refused(ran, capsys):
     assert code == 2
     assert "the losses of steps 20 to 39 in" in error
     path.unlink()
-    assert 25 not in pipeline.losses(workdir).step
+    assert 25 not in losses(workdir).step
     write_history(epath.Path(workdir), corpus, Plan(corpus, (Bucket(2, 64),)))
     with pytest.raises(ValueError, match="; it is of another run"):
-        pipeline.losses(workdir)
+        losses(workdir)
 
 
 def test_files_of_steps_ignore_what_is_not_theirs(tmp_path):
@@ -213,7 +211,7 @@ def test_files_of_steps_ignore_what_is_not_theirs(tmp_path):
 
 def test_the_audit_says_why_documents_were_left_out(ran, capsys):
     workdir, corpus, plan = ran
-    found = pipeline.losses(workdir)
+    found = losses(workdir)
     numbers, _, excess = found.select(found.step < 60).documents()
     worst = numbers[excess > np.quantile(excess, 0.985)]
     assert worst.tolist() == NOISY
@@ -245,7 +243,7 @@ def test_a_config_leaves_out_what_stays_hard_for_two_epochs(text, tmp_path, monk
     run(tiny(text, steps=4), tmp_path)
     _, plan = read_history(epath.Path(tmp_path))
     assert go_on(plan.first_step(2)) == ()
-    found = pipeline.losses(tmp_path)
+    found = losses(tmp_path)
     ((step, changes),) = go_on(plan.first_step(2) + 4)
     assert step == plan.first_step(2)
     for epoch in (0, 1):

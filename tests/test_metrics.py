@@ -10,14 +10,14 @@ import pytest
 from etils import epath
 
 import pipeline
-from pipeline.history import metrics
-from pipeline.history.clock import Clock
-from pipeline.history.history import require_tokenizer, write_history
-from pipeline.history.metrics import MetricsLog, Profile
-from pipeline.history.run_stats import RunStats, unigram_entropy
-from pipeline.history.step_log import StepLog
+from pipeline.history import RunLog, metrics_files, run_stats, write_history
+from pipeline.history.progress import Progress
+from pipeline.history.run_stats import Clock, RunStats
 from pipeline.text.sources import Records
 from pipeline.text.tokenizers import Bytes
+from pipeline.trainer.evaluation import unigram_entropy
+from pipeline.trainer.parameters import require_tokenizer
+from pipeline.trainer.profile import Profile
 from pipeline.trainer.run_config import require_same
 
 
@@ -59,7 +59,7 @@ def test_the_summary_says_how_fast_and_how_large_batches_were():
 
 def test_blocks_within_blocks_are_counted_once(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(metrics.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(run_stats.time, "perf_counter", lambda: now[0])
     clock = Clock({"train": 5.0})
     with clock("train"):
         now[0] = 2.0
@@ -80,29 +80,26 @@ def test_tensorboard_keeps_the_evaluation_at_the_step_that_is_gone_on_from(tmp_p
         "add_scalar",
         lambda self, name, value, step: drawn.append((name, value, step)),
     )
-    log = MetricsLog(tmp_path, 0)
     again = {"step": 4, "loss": 3.0, "seconds": 2.5}
-    for line in ({"step": 3, "loss": 1.0}, {"step": 4, "eval_loss": 2.0}, again):
-        log.write(line)
-    log.close()
+    with RunLog(tmp_path, 0, 6) as log:
+        for line in ({"step": 3, "loss": 1.0}, {"step": 4, "eval_loss": 2.0}, again):
+            log.write(line)
     drawn.clear()
-    log = MetricsLog(tmp_path, 4, evaluated={"4"})
-    assert log.lost == 2.5  # what is done again was time lost
-    log.close()
+    with RunLog(tmp_path, 4, 6, state={"evaluations": {"4": {}}}) as log:
+        assert log.clock["lost"] == 2.5  # what is done again was time lost
     assert drawn == [("eval_loss", 2.0, 4)]
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
 
 
 def test_where_files_cannot_be_appended_to_they_are_written_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(metrics, "is_local", lambda path: False)
-    first = MetricsLog(metrics.epath.Path(tmp_path), 0)
+    monkeypatch.setattr(metrics_files, "is_local", lambda path: False)
+    first = RunLog(tmp_path, 0, 6).__enter__()
     for step in range(4):
         first.write({"step": step, "loss": 1.0})
-    first.flush()
-    first.write({"step": 4, "loss": 1.0})  # lost with the process: never flushed
-    again = MetricsLog(metrics.epath.Path(tmp_path), 3)
-    again.write({"step": 3, "loss": 2.0})
-    again.close()
+    first.save()
+    first.write({"step": 4, "loss": 1.0})  # lost with the process: never saved
+    with RunLog(tmp_path, 3, 6) as again:
+        again.write({"step": 3, "loss": 2.0})
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [(line["step"], line["loss"]) for line in lines] == [(0, 1), (1, 1), (2, 1), (3, 2)]
     assert len(list((tmp_path / "tensorboard").iterdir())) >= 1
@@ -125,10 +122,11 @@ def test_a_held_out_corpus_without_a_loss_is_refused(tmp_path):
         unigram_entropy(corpus)
 
 
-def test_an_evaluation_that_is_not_finite_is_valid_json():
-    record = RunStats()
-    assert record.evaluate(3, float("nan"), 2.0, 7) == {"eval_loss": None, "bits_per_byte": None}
-    assert "NaN" not in json.dumps(record.evaluations)
+def test_an_evaluation_that_is_not_finite_is_valid_json(tmp_path):
+    with RunLog(tmp_path, 0, 6) as log:
+        log.evaluate(3, float("nan"), 2.0, 7)
+        assert log.save()["evaluations"] == {"3": {"eval_loss": None, "bits_per_byte": None}}
+    assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
 
 
 def test_parameters_for_the_ids_of_another_tokenizer_are_refused(tmp_path):
@@ -145,9 +143,9 @@ def test_parameters_for_the_ids_of_another_tokenizer_are_refused(tmp_path):
 
 def test_progress_shows_the_rates_since_its_last_line(monkeypatch, caplog):
     now = [100.0]
-    monkeypatch.setattr(metrics.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(run_stats.time, "perf_counter", lambda: now[0])
     caplog.set_level("INFO", "pipeline")
-    with metrics.Progress(6, 2) as progress:  # a run that goes on, after hours of waiting
+    with Progress(6, 2) as progress:  # a run that goes on, after hours of waiting
         for step, passed in ((3, 4.0), (4, 8.0), (5, 2.0), (6, 2.0)):
             now[0] += passed
             progress.update(step, 60, 1.5, "loss 1")
@@ -159,12 +157,11 @@ def test_progress_shows_the_rates_since_its_last_line(monkeypatch, caplog):
 @pytest.mark.parametrize("workdir", ["made", "made/by/it"])
 def test_a_log_of_losses_alone_stops_at_one_that_is_not_finite(workdir, tmp_path):
     plan = pipeline.Plan([5, 3, 4], [pipeline.Bucket(1, 8)])
-    with MetricsLog(os.fspath(tmp_path / workdir), 0) as log, metrics.Progress(2, 0) as progress:
-        steps = StepLog(log, progress, RunStats(), Clock(), peak_flops=1.0)
-        steps.add(0, plan.batch(0), {"loss": jnp.float32(2)})
-        steps.add(1, plan.batch(1), {"loss": jnp.float32("nan")})
+    with RunLog(os.fspath(tmp_path / workdir), 0, 2, peak_flops=1.0) as log:
+        log.add(0, plan.batch(0), {"loss": jnp.float32(2)})
+        log.add(1, plan.batch(1), {"loss": float("nan")})
         with pytest.raises(FloatingPointError, match=r"loss nan at step 1, bucket 1x8, documents "):
-            steps.flush()
+            log.flush()
     (line,) = (tmp_path / workdir / "metrics.jsonl").read_text().splitlines()
     assert json.loads(line)["batch"] == plan.batch(0).digest
     assert "flop_utilisation" not in json.loads(line)
@@ -182,4 +179,4 @@ def test_a_history_needs_corpora_that_are_in_a_directory(tmp_path):
 def test_a_log_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(ImportError, match=r"needs tensorboardX.*lockstep-pipeline\[train\]"):
-        MetricsLog(epath.Path(tmp_path), 0)
+        RunLog(tmp_path, 0, 1).__enter__()

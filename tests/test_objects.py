@@ -27,10 +27,10 @@ from pipeline.fs import lease, mirror, objects, requests, transfers
 from pipeline.fs import object_path as path_module
 from pipeline.fs.atomic import as_path, atomic_write, directory_lock
 from pipeline.fs.object_path import ObjectPath
-from pipeline.history.metrics import Profile
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.text import ragged
 from pipeline.text.sources.named import open_files
+from pipeline.trainer.profile import Profile
 from tests import object_servers
 from tests.processes import environment
 from tests.runs import lines, loss_files, messages, run, segment_losses, summary, tiny

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline import Bucket, Plan
-from pipeline.history.ledger import Ledger
+from pipeline.history.auditing import Ledger
 from pipeline.planning import figures
 
 EXAMPLES = 40

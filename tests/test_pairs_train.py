@@ -14,7 +14,7 @@ from models.config import TransformerConfig
 from models.encoder_decoder import EncoderDecoder
 from models.flops import pair_flops, training_flops
 from pipeline import Batches, Bucket, Pairs, Plan
-from pipeline.history.history import read_history
+from pipeline.history import read_history
 from pipeline.trainer.corpora import prepare_corpora
 from tests.runs import run, segment_losses, steps, summary, tiny
 

@@ -94,7 +94,7 @@ def test_a_snippet_runs(snippet, files, tmp_path, monkeypatch, capsys):
 def test_audit_and_show_accept_the_work_directory_of_an_own_loop(
     files, tmp_path, monkeypatch, capsys
 ):
-    (snippet,) = (each for each in SNIPPETS if "StepLog(" in each.content)
+    (snippet,) = (each for each in SNIPPETS if "RunLog(workdir" in each.content)
     assert "ml_collections" not in snippet.content
     shutil.copytree(files, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
@@ -114,7 +114,7 @@ def test_audit_and_show_accept_the_work_directory_of_an_own_loop(
     assert "step 2 is missing" in capsys.readouterr().err
     log.unlink()
     assert main(["audit", str(tmp_path / "runs/own")]) == 2
-    assert "StepLog writes it" in capsys.readouterr().err
+    assert "RunLog writes it" in capsys.readouterr().err
 
 
 def test_a_script_may_end_with_a_loader_open(files):

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict, config_flags
 from configs import chat, masked, quickstart
 from pipeline.cli.commands import main
 from pipeline.corpus.views import Masked
-from pipeline.history.history import read_history
+from pipeline.history import read_history
 from pipeline.text.templates import Answer, Chat
 from pipeline.trainer.corpora import open_template, prepare_corpora
 from tests.runs import run, segment_losses, steps, summary, tiny

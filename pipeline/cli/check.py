@@ -11,7 +11,7 @@ from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.pairs import Pairs
 from pipeline.corpus.views import View
 from pipeline.errors import InvalidValue
-from pipeline.history.ledger import Ledger
+from pipeline.history.auditing import Ledger
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 

@@ -30,7 +30,7 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False):
         ValueError: the dataset cannot be read, or the options do not go with it.
     """
     from pipeline.fs.atomic import as_path
-    from pipeline.history.history import NAME, read_history
+    from pipeline.history.plans import NAME, read_history
     from pipeline.report import Options, open_dataset
     from pipeline.report.dataset import from_corpus
 
@@ -163,8 +163,7 @@ def check(arguments: argparse.Namespace) -> int:
 def audit(arguments: argparse.Namespace) -> int:
     """Compares what a run did with its plan; 1 if that differs."""
     from pipeline.fs.atomic import as_path
-    from pipeline.history.audit import audit
-    from pipeline.history.ledger import NotAsPlanned
+    from pipeline.history import NotAsPlanned, audit
 
     try:
         audit(as_path(arguments.workdir), print)
@@ -175,15 +174,16 @@ def audit(arguments: argparse.Namespace) -> int:
 
 def why(arguments: argparse.Namespace) -> int:
     """Prints which documents a loss is from."""
-    from pipeline.cli.why import Why
+    from pipeline.cli.show import printable
     from pipeline.fs.atomic import as_path
+    from pipeline.history import Why
 
     width = shutil.get_terminal_size((110, 40)).columns
     told = Why(as_path(arguments.workdir), width)
     ways = {"step": told.step, "worst": told.worst, "document": told.document}
     ((name, number),) = ((n, v) for n, v in vars(arguments).items() if n in ways and v is not None)
     for line in ways[name](number):
-        print(line)
+        print(printable(line))
     return FINE
 
 

@@ -1,22 +1,58 @@
-"""The record of a run: counts over all its starts, kept in every checkpoint, and its summary."""
+"""Statistics of a run over all its starts: its seconds by phase, its counts and its summary."""
 
+import contextlib
 import dataclasses
 import json
-import logging
-import math
-from collections.abc import Mapping
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import jax
-import numpy as np
-from etils import epath
-
-from pipeline.corpus.interface import AnyCorpus
-from pipeline.errors import InvalidValue
-from pipeline.fs.atomic import atomic_write
 from pipeline.planning.planned import PlannedBatch
 
-logger = logging.getLogger(__name__)
+
+class Clock:
+    """Seconds by phase, going on from those given: `with clock("compile"): …`.
+
+    Every second since it was made belongs to one phase: to the innermost block, or to "other".
+
+    >>> clock = Clock({"train": 60.0})
+    >>> with clock("plan"):
+    ...     pass
+    >>> list(clock.seconds())
+    ['train', 'other', 'plan']
+    """
+
+    def __init__(self, seconds: Mapping[str, float] | None = None):
+        self._seconds: dict[str, float] = defaultdict(float, seconds or {})
+        self._open, self._since = ["other"], time.perf_counter()
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds of each phase up to now; their sum is the time since the clock was made."""
+        now = time.perf_counter()
+        self._seconds[self._open[-1]] += now - self._since
+        self._since = now
+        return dict(self._seconds)
+
+    def add(self, phase: str, seconds: float) -> None:
+        """Adds seconds that passed elsewhere, if there are any."""
+        if seconds:
+            self._seconds[phase] += seconds
+
+    def __getitem__(self, phase: str) -> float:
+        """Seconds of one phase."""
+        return self.seconds().get(phase, 0.0)
+
+    @contextlib.contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        """Adds the time inside the block to `phase`."""
+        self.seconds()
+        self._open.append(phase)
+        try:
+            yield
+        finally:
+            self.seconds()
+            self._open.pop()
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -76,27 +112,6 @@ class RunStats:
         for name, tokens in planned.sources.items():
             self.sources[name] = self.sources.get(name, 0) + tokens
 
-    def evaluate(
-        self, step: int, total: float, weight: float, text_bytes: int | None
-    ) -> dict[str, float | None]:
-        """Records and logs an evaluation; what is not finite becomes None, as JSON has no NaN.
-
-        Args:
-            step: steps trained before it.
-            total: sum of the weighted losses, in nats.
-            weight: sum of the weights.
-            text_bytes: UTF-8 bytes of the evaluated text, where they are known.
-        """
-        values = {"eval_loss": total / weight}
-        if text_bytes:
-            values["bits_per_byte"] = total / math.log(2) / text_bytes
-        finite = {name: each if math.isfinite(each) else None for name, each in values.items()}
-        self.evaluations[str(step)] = finite
-        text = ", ".join(f"{name} {each:.4f}" for name, each in finite.items() if each is not None)
-        entropy = f" (unigram entropy {self.unigram_entropy:.4f})" if self.unigram_entropy else ""
-        logger.info("step %s: %s%s", f"{step:,}", text or "not finite", entropy)
-        return finite
-
     @property
     def training_seconds(self) -> float:
         """Seconds of training steps, waiting for batches included."""
@@ -106,14 +121,6 @@ class RunStats:
         """The share of all time, by phase in `seconds`, that went into steps with an update."""
         useful = seconds.get("train", 0.0) - self.skipped_seconds
         return max(useful, 0.0) / max(sum(seconds.values()), 1e-9)
-
-    def write_summary(self, workdir: epath.Path, steps: int) -> None:
-        """Logs the summary after some steps and, on one host, writes it to `summary.json`."""
-        text = json.dumps(self.summary(steps), indent=1)
-        if jax.process_index() == 0:
-            with atomic_write(workdir / "summary.json") as file:
-                file.write(f"{text}\n".encode())
-        logger.info("%s", text)
 
     def summary(self, steps: int) -> dict[str, Any]:
         """The content of `summary.json` after some steps."""
@@ -141,31 +148,3 @@ class RunStats:
             "waiting": self.seconds.get("wait", 0.0) / training,
             "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
         }
-
-
-def unigram_entropy(corpus: AnyCorpus) -> float:
-    """The entropy of a corpus's targets, by their loss weights, in nats per token.
-
-    A model that ignores context cannot have a lower loss.
-
-    Raises:
-        ValueError: no position has a loss.
-    """
-    side, every = corpus.sides[-1], np.reshape(corpus.lengths, (len(corpus), -1))[:, -1]
-    counts: np.ndarray = np.zeros(1)
-    step = 1 << 14  # examples at a time
-    for first in range(0, len(corpus), step):
-        lengths = every[first : first + step]
-        examples = np.arange(first, first + len(lengths))
-        fields = side.read(examples, np.zeros_like(examples), lengths)
-        weights = fields.get("loss_weights", np.ones(len(fields["targets"])))
-        more = np.bincount(fields["targets"], weights, minlength=len(counts))
-        more[: len(counts)] += counts
-        counts = more
-    if not counts.any():
-        raise InvalidValue(
-            f"none of the {len(corpus):,} held-out examples has a position with a loss, so nothing "
-            "can be evaluated; give longer ones, or a template whose weights are above 0"
-        )
-    share = counts[counts > 0] / counts.sum()
-    return float(-(share * np.log(share)).sum())

@@ -7,7 +7,7 @@ import numpy as np
 from etils import epath
 
 from pipeline.errors import InvalidValue
-from pipeline.history.step_files import StepFiles
+from pipeline.history.loss_archive import StepFiles
 
 # The steps of a part; a run that was killed repeats less than a part. Nothing else decides the
 # ranges, so every number of hosts writes the same parts.

@@ -18,7 +18,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import InvalidType, InvalidValue, require_whole
 from pipeline.fs.atomic import as_path, atomic_write, directory_lock, make_directory
-from pipeline.history.metrics import Progress
+from pipeline.history.progress import Progress
 from pipeline.loading.collate import Positions
 from pipeline.loading.data_state import data_state, differences
 from pipeline.loading.loader import Loader, OrderedOptions, load

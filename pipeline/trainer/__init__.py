@@ -2,8 +2,17 @@
 
 from pipeline.trainer.corpora import EmptyCorpus, prepare_corpora
 from pipeline.trainer.evaluation import Evaluation
+from pipeline.trainer.parameters import restore_parameters
 from pipeline.trainer.run import Run
 from pipeline.trainer.schedule import Schedule
 from pipeline.trainer.scoring import score_corpus
 
-__all__ = ["EmptyCorpus", "Evaluation", "Run", "Schedule", "prepare_corpora", "score_corpus"]
+__all__ = [
+    "EmptyCorpus",
+    "Evaluation",
+    "Run",
+    "Schedule",
+    "prepare_corpora",
+    "restore_parameters",
+    "score_corpus",
+]

@@ -6,6 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from pipeline.corpus.interface import AnyCorpus
+from pipeline.errors import InvalidValue
 from pipeline.loading.batches import Batches
 from pipeline.loading.context import ContextOrder
 from pipeline.loading.loader import Loader
@@ -65,3 +67,31 @@ class Evaluation:
                 sums = jax.device_get(step(params, batch))
                 total, weight = total + float(sums[0]), weight + float(sums[1])
         return total, weight
+
+
+def unigram_entropy(corpus: AnyCorpus) -> float:
+    """The entropy of a corpus's targets, by their loss weights, in nats per token.
+
+    A model that ignores context cannot have a lower loss.
+
+    Raises:
+        ValueError: no position has a loss.
+    """
+    side, every = corpus.sides[-1], np.reshape(corpus.lengths, (len(corpus), -1))[:, -1]
+    counts: np.ndarray = np.zeros(1)
+    step = 1 << 14  # examples at a time
+    for first in range(0, len(corpus), step):
+        lengths = every[first : first + step]
+        examples = np.arange(first, first + len(lengths))
+        fields = side.read(examples, np.zeros_like(examples), lengths)
+        weights = fields.get("loss_weights", np.ones(len(fields["targets"])))
+        more = np.bincount(fields["targets"], weights, minlength=len(counts))
+        more[: len(counts)] += counts
+        counts = more
+    if not counts.any():
+        raise InvalidValue(
+            f"none of the {len(corpus):,} held-out examples has a position with a loss, so nothing "
+            "can be evaluated; give longer ones, or a template whose weights are above 0"
+        )
+    share = counts[counts > 0] / counts.sum()
+    return float(-(share * np.log(share)).sum())

@@ -8,7 +8,7 @@ shows the rest.
 import contextlib
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -17,11 +17,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.fs.atomic import as_path, directory_lock, make_directory
-from pipeline.history.clock import Clock
-from pipeline.history.history import write_history
-from pipeline.history.metrics import MetricsLog, Profile, Progress
-from pipeline.history.run_stats import RunStats, unigram_entropy
-from pipeline.history.step_log import StepLog
+from pipeline.history import RunLog, write_history
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.loading.loader import Loader
 from pipeline.loading.sharding import batch_sharding, multiples
@@ -30,11 +26,12 @@ from pipeline.planning.planned import PlannedBatch
 from pipeline.report import markdown
 from pipeline.steps import Compiled, CompileGuard, hosts, keep_programs, make_mesh
 from pipeline.trainer.corpora import prepare_corpora
-from pipeline.trainer.evaluation import Evaluation
+from pipeline.trainer.evaluation import Evaluation, unigram_entropy
+from pipeline.trainer.profile import Profile
 from pipeline.trainer.run_config import check_config, flatten, require_same
 from pipeline.trainer.schedule import Schedule
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Run:
@@ -56,7 +53,7 @@ class Run:
         finished: whether all steps are done.
         mesh: of all devices; it is JAX's default inside the block.
         layout: `sharding` and `context_order`, as `Batches` takes them.
-        clock: seconds by phase: `with run.clock("compile"): …`.
+        log: of its steps, with the clock: `with run.log.clock("compile"): …`.
 
     Raises:
         UserError: hosts disagree, another process trains here, or the run was of another config.
@@ -67,7 +64,7 @@ class Run:
     ):
         check_config(config)
         self.config, self.workdir = config.copy_and_resolve_references(), as_path(workdir)
-        self._change, self._profile = change, profile
+        self._change, self._profiled = change, profile
         self._leads = jax.process_index() == 0
         self._stack = contextlib.ExitStack()
 
@@ -104,9 +101,13 @@ class Run:
         self.finished: bool = self.first >= self.config.steps
         self._done, self._interrupted, self._watched = self.first, False, False
         if self.finished:
-            log.info(f"finished: all {self.first:,} steps are done; ask for more: --config.steps=N")
+            logger.info(
+                f"finished: all {self.first:,} steps are done; ask for more: --config.steps=N"
+            )
         elif not self.first and (self.workdir / "metrics.jsonl").exists():
-            log.info(f"{self.workdir} has no checkpoint: the run begins anew, and so does its log")
+            logger.info(
+                f"{self.workdir} has no checkpoint: the run begins anew, and so does its log"
+            )
 
     def _resume(self, given: dict[str, Any]) -> None:
         """Takes over the past of the run, which stands; its future may change."""
@@ -118,8 +119,10 @@ class Run:
         self._data_state, run = past
         require_same(run, given)
         self._schedule.resume(run["schedule"], self.first, self._change)
-        self._stats = RunStats(**run["record"])
-        self.clock = Clock(self._stats.seconds)
+        options = {"peak_flops": self.config.peak_flops, "on_nonfinite": self.config.on_nonfinite}
+        self.log = RunLog(
+            self.workdir, self.first, self.config.steps, state=run["record"], **options
+        )
         decay = given["optimizer"]["decay_steps"] or run["config"]["optimizer"]["decay_steps"]
         given["optimizer"]["decay_steps"] = decay or self.config.steps
         self._given = given
@@ -128,7 +131,7 @@ class Run:
             self.config.optimizer.decay_steps = given["optimizer"]["decay_steps"]
         if self.config.steps > self.config.optimizer.decay_steps:
             decay = self.config.optimizer.decay_steps
-            log.info(f"the learning rate decays over the first {decay:,} steps, and then stays")
+            logger.info(f"the learning rate decays over the first {decay:,} steps, and then stays")
 
     def enter(self, thing: Any) -> Any:
         """Enters a context manager, which is left with the run."""
@@ -136,27 +139,28 @@ class Run:
 
     def prepare_corpora(self) -> tuple[Any, AnyCorpus]:
         """The corpora to train on and to evaluate, prepared by process 0 where they are not yet."""
-        with self.clock("prepare"):
+        with self.log.clock("prepare"):
             corpus, held_out = hosts.main_process_first(
                 "preparing the corpus",
                 lambda: prepare_corpora(self.config, self.workdir / "corpus"),
             )
-            self._stats.unigram_entropy = self._stats.unigram_entropy or unigram_entropy(held_out)
+            stats = self.log.stats
+            stats.unigram_entropy = stats.unigram_entropy or unigram_entropy(held_out)
         self._mixture = dict(self.config.get("mixture", {}))
         self._corpus = corpus if self._mixture else self._schedule.select(corpus)
         self._held_out = held_out
-        log.info(f"{self._corpus}")
+        logger.info(f"{self._corpus}")
         return self._corpus, held_out
 
     def make_plan(self) -> Plan:
         """The plan of all steps from `first` on."""
-        with self.clock("plan"):
+        with self.log.clock("plan"):
             self._plan = self._schedule.plan(
                 self._corpus, self._mixture, row_multiple=self._multiples[0]
             )
             self._schedule.check(self._plan, self.first, self.config.steps, self._multiples)
             plan = self._plan.onward(self.first)
-        log.info(f"{plan}")
+        logger.info(f"{plan}")
         return plan
 
     def require_agreement(self, plan: Plan, evaluation: Evaluation) -> None:
@@ -171,10 +175,10 @@ class Run:
 
     def restore(self, like: Any, loader: Loader) -> Any:
         """The state in the last checkpoint, as `like`; the loader goes on from there, too."""
-        with self.clock("restore"):
+        with self.log.clock("restore"):
             loader.set_state(self._data_state)
             state = self.checkpoints.restore_state(self.first, like)
-        log.info(f"resumed: step {self.first:,} of {self.config.steps:,}")
+        logger.info(f"resumed: step {self.first:,} of {self.config.steps:,}")
         return state
 
     def watch(
@@ -186,50 +190,36 @@ class Run:
         flops: Callable[[PlannedBatch], float],
     ) -> None:
         """Begins the log of steps, and watches for signals and for steps compiled once more."""
-        config, enter, leads = self.config, self.enter, self._leads
+        self._train_step, self._eval_step = train_step, eval_step
+        self._loader, self._flops = loader, flops
         self.checkpoints.compile(state)
-        self._train_step, self._eval_step, self._loader = train_step, eval_step, loader
-        if leads:
+        if self._leads:
             write_history(self.workdir, self._corpus, self._plan)
-        enter(logging_redirect_tqdm())
+        self.enter(logging_redirect_tqdm())
         names = train_step.name, eval_step.name
-        self._guard = enter(CompileGuard(*names, on_compile=config.on_compile))
-        evaluated = self._stats.evaluations
-        self._metrics = enter(
-            MetricsLog(self.workdir, self.first, evaluated=evaluated, enabled=leads)
-        )
-        self.clock.add("lost", self._metrics.lost)
-        progress = enter(Progress(config.steps, self.first, enabled=leads))
-        self._profiler = enter(Profile(self._profile, self.workdir / "profile"))
-        self._steps = StepLog(
-            self._metrics,
-            progress,
-            self._stats,
-            self.clock,
-            flops=flops,
-            traffic=loader.traffic,
-            peak_flops=config.peak_flops,
-            on_nonfinite=config.on_nonfinite,
-        )
-        self._signals = enter(hosts.StopSignals())
+        self._guard = self.enter(CompileGuard(*names, on_compile=self.config.on_compile))
+        self.enter(self.log)
+        self._profile = self.enter(Profile(self._profiled, self.workdir / "profile"))
+        self._signals = self.enter(hosts.StopSignals())
         self._watched = True
-        if not self._stats.evaluations:
-            self._metrics.text("plan", markdown(self._plan.until(0)))
+        if not self.log.stats.evaluations:
+            self.log.text("plan", markdown(self._plan.until(0)))
 
     @contextlib.contextmanager
-    def training(self, step: int, state: Any) -> Any:
+    def training(self, step: int, state: Any) -> Iterator[None]:
         """The time of a step, and its trace where one is asked for; `state` is that before it."""
-        with self.clock("train"), self._profiler.step(step, state):
+        with self.log.clock("train"), self._profile.step(step, state):
             yield
 
-    def add(self, step: int, planned: PlannedBatch, values: Mapping[str, jax.Array]) -> None:
-        """Records a step that the device has begun."""
-        self._steps.add(step, planned, dict(values))
+    def add(self, step: int, values: Mapping[str, jax.Array]) -> None:
+        """Records a step that the device has begun, of the batch that the loader gave last."""
+        planned = self._loader.planned
+        more = self._loader.traffic()
+        self.log.add(step, planned, {**values, **more}, flops=self._flops(planned))
 
-    def skip(self, step: int, planned: PlannedBatch) -> None:
+    def skip(self, step: int) -> None:
         """Records a step whose batch is left out."""
-        self._steps.flush()
-        self._metrics.write({"step": step, "skipped": planned.digest})
+        self.log.write({"step": step, "skipped": self._loader.planned.digest})
 
     def stops_after(self, step: int) -> bool:
         """Whether the run ends here: with its last step, or by a signal, on all hosts alike."""
@@ -240,7 +230,7 @@ class Run:
 
     def evaluation_due(self, done: int) -> bool:
         """Whether to evaluate after so many steps."""
-        if str(done) in self._stats.evaluations:
+        if str(done) in self.log.stats.evaluations:
             return False
         if done == self.config.steps:
             return True
@@ -248,37 +238,33 @@ class Run:
 
     def evaluate(self, done: int, evaluation: Evaluation, params: Any) -> None:
         """Evaluates after so many steps, and records it."""
-        self._steps.flush()
-        with self.clock("evaluate"):
+        self.log.flush()
+        with self.log.clock("evaluate"):
             total, weight = evaluation.sums(self._eval_step, params)
-        values = self._stats.evaluate(done, total, weight, self._held_out.text_bytes)
-        self._metrics.write({"step": done, **values})
+        self.log.evaluate(done, total, weight, self._held_out.text_bytes)
 
     def save(self, done: int, state: Any) -> None:
         """Writes a checkpoint after so many steps."""
-        self._steps.flush()
-        with self.clock("save"):
-            self._metrics.flush()
-            programs = self._train_step.programs
-            self._stats.compiles = {str(b): each.compiles for b, each in programs.items()}
-            self._stats.compiles_after_start = self._guard.again
-            self._stats.other_compiles = self._guard.others
-            self._stats.seconds = self.clock.seconds()
+        stats, programs = self.log.stats, self._train_step.programs
+        self.log.flush()
+        with self.log.clock("save"):
+            stats.compiles = {str(bucket): each.compiles for bucket, each in programs.items()}
+            stats.compiles_after_start = self._guard.again
+            stats.other_compiles = self._guard.others
             run = {"config": self._given, "schedule": self._schedule.as_json()}
-            run["record"] = self._stats.as_json()
+            run["record"] = self.log.save()
             self.checkpoints.save(done, state, data=self._loader.get_state(), run=run)
         if self._interrupted and done < self.config.steps:
-            log.info(f"{self._signals.reason}: saved step {done:,}; run again to go on")
+            logger.info(f"{self._signals.reason}: saved step {done:,}; run again to go on")
 
     def _finish(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             return
         if self._watched:
             self._guard.check(f"after step {self._done - 1:,}")
-            with self.clock("save"):
+            with self.log.clock("save"):
                 self.checkpoints.close()
-            self._stats.seconds = self.clock.seconds()
-        self._stats.write_summary(self.workdir, self._done)
+        self.log.write_summary(self._done)
 
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)

@@ -5,11 +5,10 @@ from collections.abc import Iterator
 import numpy as np
 from etils import epath
 
-from pipeline.cli.show import printable
 from pipeline.corpus.corpora import Corpora
 from pipeline.errors import InvalidValue
-from pipeline.history.history import read_history
-from pipeline.history.losses import Losses, losses
+from pipeline.history.loss_archive import Losses, losses
+from pipeline.history.plans import read_history
 from pipeline.planning.text_table import text_table
 
 # Tokens of a document that are printed, and epochs.
@@ -114,4 +113,4 @@ class Why:
         tokens = fields.get("decoder_inputs", fields["inputs"])[:TOKENS]
         tokenizer = self._corpus.tokenizer
         text = " ".join(map(str, tokens)) if tokenizer is None else tokenizer.decode(tokens)
-        return printable(" ".join(text.split()))
+        return " ".join(text.split())

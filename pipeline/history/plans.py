@@ -1,7 +1,6 @@
 """The history of a run's plans, `plans.json`: all that is needed to plan its batches again."""
 
 import json
-import logging
 import os
 from typing import Any
 
@@ -14,10 +13,7 @@ from pipeline.corpus.pairs import open_corpus
 from pipeline.corpus.views import View, view_of
 from pipeline.errors import InvalidType, InvalidValue, Missing
 from pipeline.fs.atomic import as_path, atomic_write, is_local, make_directory
-from pipeline.loading.checkpoint import Checkpoints
 from pipeline.planning.plan import Plan
-
-logger = logging.getLogger(__name__)
 
 NAME = "plans.json"
 
@@ -86,71 +82,20 @@ def _open(directory: epath.Path, view: dict[str, Any] | None) -> AnyCorpus:
     return view_of(corpus, view) if view and isinstance(corpus, Corpus) else corpus
 
 
-def require_tokenizer(workdir: epath.Path, corpus: AnyCorpus) -> None:
-    """Refuses the parameters of a run in `workdir` for a corpus that another tokenizer made.
-
-    Raises:
-        ValueError: it was trained on the ids of another tokenizer.
-    """
-    path = workdir / NAME
-    if not path.exists():
-        return
-    trained_on = json.loads(path.read_text())["tokens"]
-    then, now = (" and ".join(_tokenizers(of)) for of in (trained_on, corpus.fingerprint))
-    if then != now:
-        raise InvalidValue(
-            f"{os.fspath(workdir)} was trained on the ids of {then}, and this run has those of "
-            f"{now}: the same ids stand for other text. Prepare this corpus with the tokenizer of "
-            "that run (config.tokenizer.model)"
-        )
-
-
-def restore_parameters(workdir: epath.Path, corpus: AnyCorpus, like: Any) -> tuple[int, Any]:
-    """The step of the latest checkpoint of the run in `workdir`, and the parameters in it.
-
-    Args:
-        workdir: of a run with an equal model, optimizer and tokenizer.
-        corpus: what they are used for.
-        like: the state, as `jax.ShapeDtypeStruct`s with shardings.
-
-    Raises:
-        ValueError: there is no checkpoint, or it is of another model or tokenizer.
-    """
-    require_tokenizer(workdir, corpus)
-    checkpoints = Checkpoints(workdir / "checkpoints")
-    try:
-        if checkpoints.latest is None:
-            raise InvalidValue(
-                f"there is no checkpoint in {workdir}, of which the parameters are to be taken; "
-                "train there first"
-            )
-        logger.info("parameters are those of step %s of %s", f"{checkpoints.latest:,}", workdir)
-        step = checkpoints.latest
-        return step, checkpoints.restore_state(step, like)["params"]
-    finally:
-        checkpoints.close()
-
-
-def _tokenizers(fingerprint: str) -> list[str]:
-    parts = (part.partition("=")[::2] for part in fingerprint.split(";"))
-    return sorted({value for name, value in parts if name.endswith("tokenizer")})
-
-
-def read_history(
-    workdir: epath.Path,
-) -> tuple[AnyCorpus, Plan]:
+def read_history(workdir: epath.PathLike) -> tuple[AnyCorpus, Plan]:
     """The corpus of the run in `workdir`, or its corpora, and its plan made again.
 
     Raises:
         FileNotFoundError: there is no run.
         ValueError: the file cannot be read, or corpus or plan are no longer what they were.
     """
+    workdir = as_path(workdir)
     path = workdir / NAME
     if not path.exists():
         raise Missing(
             f"there is no {NAME} in {os.fspath(workdir)}; give the work directory of a run. "
             "train.py writes that file before its first step, a loop of your own calls "
-            "pipeline.history.history.write_history"
+            "pipeline.history.write_history"
         )
     try:
         content: dict[str, Any] = json.loads(path.read_text())

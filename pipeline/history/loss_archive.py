@@ -1,0 +1,246 @@
+"""The losses of a run's documents: files of sums for steps, and the arrays that they give."""
+
+import hashlib
+import io
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from etils import epath
+
+from pipeline.corpus.corpora import Corpora
+from pipeline.errors import InvalidValue, Missing
+from pipeline.fs.atomic import as_path, atomic_write, make_directory
+from pipeline.history.plans import read_history
+from pipeline.planning.planned import PlannedBatch
+
+NAME = "losses"
+
+# The most segments in memory and, 8 bytes each before compression, in a file.
+SEGMENTS = 1 << 20
+
+# Steps before and after a step over which the mean loss at that step is taken.
+AROUND = 8
+
+
+class StepFiles:
+    """Files `FIRST-LAST-DIGEST.KIND` of ranges of steps, which never change.
+
+    The digest is of the bytes of the file, so that damage is noticed.
+
+    Args:
+        directory: where they are; made with the first of them.
+        kind: the end of their names.
+    """
+
+    def __init__(self, directory: epath.Path, kind: str):
+        self.directory, self._kind = directory, kind
+
+    def ranges(self) -> list[range]:
+        """The steps of each file, in order."""
+        name = re.compile(rf"(\d+)-(\d+)-[0-9a-f]+\.{self._kind}")
+        names = [path.name for path in self.directory.glob(f"*.{self._kind}")]
+        found = sorted((int(each[1]), int(each[2])) for each in map(name.fullmatch, names) if each)
+        return [range(first, last + 1) for first, last in found]
+
+    def read(self, steps: range) -> bytes | None:
+        """The content of the file of some steps; None if it is missing or damaged."""
+        for path in self._paths(steps):
+            content = path.read_bytes()
+            if path.name == self._name(steps, content):
+                return content
+        return None
+
+    def write(self, steps: range, content: bytes) -> None:
+        """Writes the file of some steps, whole or not at all."""
+        make_directory(self.directory)
+        with atomic_write(self.directory / self._name(steps, content)) as file:
+            file.write(content)
+
+    def remove(self, first: int) -> None:
+        """Removes the files that begin at step `first` or later."""
+        for steps in self.ranges():
+            for path in self._paths(steps) if steps[0] >= first else ():
+                path.unlink(missing_ok=True)
+
+    def _paths(self, steps: range) -> list[epath.Path]:
+        return list(self.directory.glob(f"{_range(steps)}-*.{self._kind}"))
+
+    def _name(self, steps: range, content: bytes) -> str:
+        return f"{_range(steps)}-{hashlib.sha256(content).hexdigest()[:16]}.{self._kind}"
+
+
+def _range(steps: range) -> str:
+    return f"{steps[0]:09d}-{steps[-1]:09d}"
+
+
+class LossLog:
+    """The sums of losses and weights of all segments of a run, in Arrow files of some steps each.
+
+    A file has the columns `loss` and `weight`, float32, and in its schema the number of segments of
+    each of its steps. It names no examples: the plan says which they are.
+
+    Args:
+        workdir: the files are in its folder `losses`.
+        step: the step that the run goes on from; files from there on are removed.
+    """
+
+    def __init__(self, workdir: epath.Path, step: int):
+        self._files = _files(workdir)
+        self._files.remove(step)
+        self._sums: dict[int, np.ndarray] = {}
+        self._count = 0
+
+    def add(self, step: int, planned: PlannedBatch, sums: np.ndarray) -> None:
+        """Takes the sums of the segments of a step, `[2, rows, segments]` as of `sum_segments`."""
+        row = planned.segments[:, 0]
+        self._sums[step] = sums[:, row, np.arange(len(row)) - np.searchsorted(row, row)]
+        self._count += len(row)
+        if self._count >= SEGMENTS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what was added since the last time."""
+        if not self._sums:
+            return
+        steps = range(min(self._sums), max(self._sums) + 1)
+        sums = [self._sums.get(step, np.zeros((2, 0), np.float32)) for step in steps]
+        loss, weight = np.concatenate(sums, axis=1)
+        batch = pa.record_batch({"loss": pa.array(loss), "weight": pa.array(weight)})
+        counts = {"segments": [each.shape[1] for each in sums]}
+        schema, buffer = batch.schema.with_metadata({"lockstep": json.dumps(counts)}), io.BytesIO()
+        options = pa.ipc.IpcWriteOptions(compression="zstd")
+        with pa.ipc.new_file(buffer, schema, options=options) as writer:
+            writer.write_batch(batch.replace_schema_metadata(schema.metadata))
+        self._files.write(steps, buffer.getvalue())
+        self._sums, self._count = {}, 0
+
+
+def read_sums(workdir: epath.Path) -> Iterator[tuple[int, np.ndarray]]:
+    """Each step that has losses and, float32 [2, segments], the sums of its losses and weights.
+
+    Raises:
+        ValueError: a file is damaged.
+    """
+    files = _files(workdir)
+    ranges = files.ranges()
+    for steps, following in itertools.zip_longest(ranges, ranges[1:]):
+        if (content := files.read(steps)) is None:
+            raise InvalidValue(
+                f"the losses of steps {steps[0]:,} to {steps[-1]:,} in {files.directory} are "
+                "damaged; delete their file, and the losses of other steps can be read"
+            )
+        table = pa.ipc.open_file(pa.py_buffer(content)).read_all()
+        counts = json.loads(table.schema.metadata[b"lockstep"])["segments"]
+        sums = np.stack([table[name].to_numpy() for name in ("loss", "weight")])
+        each = np.split(sums, np.cumsum(counts)[:-1], axis=1)
+        for step, found in zip(steps, each, strict=True):
+            # A run that went on from before the end of a file has these steps in the next one.
+            if found.size and (following is None or step < following[0]):
+                yield step, found
+
+
+def _files(workdir: epath.Path) -> StepFiles:
+    return StepFiles(workdir / NAME, "arrow")
+
+
+class Losses(NamedTuple):
+    """The losses of the segments of a run, in the order in which it trained on them.
+
+    An example that is split has several segments, in one step or in several.
+
+    Attributes:
+        example: its number, over all corpora: int64 [segments].
+        epoch: the epoch of its corpus: int64 [segments].
+        step: int64 [segments].
+        loss: Σ weight · nll, in nats: float32 [segments].
+        weight: Σ weight: float32 [segments].
+        corpus: which of several corpora the example is of, from 0: int64 [segments].
+        usual: the mean loss of its corpus over this step, the 8 before and the 8 after, in nats,
+            which falls as the run learns: float64 [segments].
+    """
+
+    example: np.ndarray
+    epoch: np.ndarray
+    step: np.ndarray
+    loss: np.ndarray
+    weight: np.ndarray
+    corpus: np.ndarray
+    usual: np.ndarray
+
+    def select(self, which: np.ndarray) -> "Losses":
+        """Some of the segments: a bool for each, or their places."""
+        return Losses(*(column[which] for column in self))
+
+    def documents(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Each example once, over all its segments.
+
+        Returns:
+            Numbers, ascending, int64 [examples]; mean losses, by weight, in nats; and by how much
+            they are above what is usual, which makes examples of any step and corpus comparable:
+            float64 [examples].
+        """
+        numbers, at = np.unique(self.example, return_inverse=True)
+        total, usual, weight = (
+            np.bincount(at, each, len(numbers))
+            for each in (self.loss, self.weight * self.usual, self.weight)
+        )
+        weight = np.maximum(weight, 1e-9)
+        return numbers, total / weight, (total - usual) / weight
+
+
+def _usual(
+    corpus: np.ndarray, step: np.ndarray, loss: np.ndarray, weight: np.ndarray
+) -> np.ndarray:
+    """The column `usual`; losses that are not finite do not count."""
+    shape = int(corpus.max()) + 1, int(step[-1] - step[0]) + 1
+    place = corpus * shape[1] + step - step[0]
+    ends = np.arange(shape[1])
+    begin, end = np.maximum(ends - AROUND, 0), np.minimum(ends + AROUND + 1, shape[1])
+    sums = []
+    for each in (loss, weight):
+        counted = np.where(np.isfinite(loss), each, 0)
+        of_steps = np.bincount(place, counted, shape[0] * shape[1]).reshape(shape)
+        before = np.pad(np.cumsum(of_steps, axis=1), ((0, 0), (1, 0)))
+        sums.append((before[:, end] - before[:, begin]).ravel()[place])
+    return sums[0] / np.maximum(sums[1], 1e-9)
+
+
+def losses(workdir: epath.PathLike) -> Losses:
+    """The losses of a run, over all its starts: arrays with an entry for each segment.
+
+    Args:
+        workdir: of a run of train.py; or of a loop of your own with `write_history`
+            and a `RunLog` whose steps give `segments`.
+
+    Raises:
+        FileNotFoundError: there is no run, or it has no losses.
+        ValueError: what is there cannot be read, or its batches cannot be planned again.
+    """
+    workdir = as_path(workdir)
+    corpus, plan = read_history(workdir)
+    found = []
+    for step, sums in read_sums(workdir):
+        planned = plan.batch(step)
+        count = len(planned.segments)
+        if count != sums.shape[1]:
+            raise InvalidValue(
+                f"{workdir / NAME} has losses of {sums.shape[1]:,} segments at step {step:,}, and "
+                f"the plan has {count:,}; it is of another run"
+            )
+        steps = np.full(count, step)
+        found.append((planned.segments[:, 1], planned.epoch_of_segments, steps, *sums))
+    if not found:
+        raise Missing(
+            f"there are no losses in {workdir / NAME}; train.py writes them as it saves, and a "
+            "loop of your own if its steps give `segments` (pipeline.steps.segments)"
+        )
+    columns = [np.concatenate(column) for column in zip(*found, strict=True)]
+    first = corpus.first if isinstance(corpus, Corpora) else np.zeros(1, int)
+    owner = np.searchsorted(first, columns[0], side="right") - 1
+    columns += owner, _usual(owner, *columns[2:])
+    return Losses(*columns)

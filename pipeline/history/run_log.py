@@ -1,0 +1,268 @@
+"""The log of a run: each step's values, recorded while the device computes the next step."""
+
+import contextlib
+import json
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+import jax
+import numpy as np
+from etils import epath
+
+from pipeline.errors import NotFinite, require_one_of
+from pipeline.fs.atomic import as_path, atomic_write
+from pipeline.history.loss_archive import LossLog
+from pipeline.history.metrics_files import MetricsFiles
+from pipeline.history.peaks import peak_of
+from pipeline.history.progress import Progress
+from pipeline.history.run_stats import Clock, RunStats
+from pipeline.planning.planned import PlannedBatch
+
+logger = logging.getLogger(__name__)
+
+# Messages name at most this many documents.
+SHOWN = 20
+
+
+# What to do about a step whose loss or gradient is not finite.
+OnNonfinite = Literal["stop", "skip"]
+
+
+class RunLog:
+    """Records what a run trains on: lines, TensorBoard events, losses, progress, statistics.
+
+        with RunLog(workdir, first, steps, state=state) as log:
+            for step in range(first, steps):
+                with log.clock("wait"):
+                    batch = next(loader)
+                with log.clock("train"):
+                    params, values = train_step(params, batch)
+                log.add(step, loader.planned, values)
+            state = log.save()  # for the checkpoint
+            log.write_summary(steps)
+
+    Files are touched from the beginning of the `with` block on; `clock` and `stats` are there
+    before it. Of several hosts all make the log, and process 0 writes.
+
+    Args:
+        workdir: has `metrics.jsonl`, `tensorboard/`, `losses/` and `summary.json`; made if missing.
+        first: the step that the run goes on from. What the log has of later ones, it removes.
+        steps: steps of the run.
+        state: what `save` returned for the checkpoint that the run goes on from; default: none.
+        peak_flops: FLOP/s of one device; 0: those in a table of devices, where it has this one.
+        on_nonfinite: "stop" or "skip": what to do about a step whose `finite` is false.
+
+    Attributes:
+        clock: `with log.clock("wait"): …` counts seconds of a phase. "train" is for steps, "wait"
+            for their batches; others have any name.
+        stats: counts over all starts of the run.
+
+    Raises:
+        ValueError: `on_nonfinite` is neither.
+        ImportError: tensorboardX is not installed.
+    """
+
+    def __init__(
+        self,
+        workdir: epath.PathLike,
+        first: int,
+        steps: int,
+        *,
+        state: Mapping[str, Any] | None = None,
+        peak_flops: float = 0.0,
+        on_nonfinite: OnNonfinite = "stop",
+    ):
+        require_one_of("on_nonfinite", on_nonfinite, get_args(OnNonfinite))
+        self.stats = RunStats(**(state or {}))
+        self.clock = Clock(self.stats.seconds)
+        self._workdir, self._first, self._steps = as_path(workdir), first, steps
+        self._leads = jax.process_index() == 0
+        peak = peak_flops or peak_of(jax.devices()[0].device_kind)
+        self._peak = peak * jax.device_count() if peak else 0.0
+        self._stops = on_nonfinite == "stop"
+        self._last: tuple[int, PlannedBatch, Mapping[str, Any], float | None] | None = None
+
+    def __enter__(self) -> "RunLog":
+        with contextlib.ExitStack() as stack:
+            if self._leads:
+                self._losses = LossLog(self._workdir, self._first)
+                self._files = MetricsFiles(self._workdir, self._first, self.stats.evaluations)
+                stack.callback(self._files.close)
+                stack.callback(self._losses.flush)
+                self.clock.add("lost", self._files.lost)
+            self._progress = stack.enter_context(
+                Progress(self._steps, self._first, enabled=self._leads)
+            )
+            self._train, self._wait = self.clock["train"], self.clock["wait"]
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self._stack:
+            if kind is None:
+                self.flush()
+
+    def add(
+        self,
+        step: int,
+        planned: PlannedBatch,
+        values: Mapping[str, Any],
+        *,
+        flops: float | None = None,
+    ) -> None:
+        """Takes a step that the device has begun; records the step before it, which is ready.
+
+        Args:
+            step: its number.
+            planned: its batch.
+            values: scalars, on devices or not, for the line of the step. `loss` is among them. The
+                bool `finite` says whether the step changed the parameters; without it, whether the
+                loss is finite. `gradient_norm` is named if a step is not finite. `segments`, of
+                `sum_segments`, goes to the losses of documents.
+            flops: floating-point operations of the model's mathematics for the batch; default None:
+                unknown, and the line has no `flop_utilisation`.
+
+        Raises:
+            FloatingPointError: the step before was not finite, and `on_nonfinite` is "stop"; names
+                the step, the bucket and the documents.
+        """
+        self.flush()
+        self._last = step, planned, values, flops
+
+    def flush(self) -> None:
+        """Waits for the last step and records it.
+
+        Raises:
+            FloatingPointError: as `add`.
+        """
+        last, self._last = self._last, None
+        if last:
+            self._record(*last)
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        """Writes a line of your own after that of the last step; `step` is among its values."""
+        self.flush()
+        if self._leads:
+            self._files.write(values)
+
+    def evaluate(
+        self, step: int, total: float, weight: float, text_bytes: int | None = None
+    ) -> None:
+        """Records an evaluation; what is not finite becomes None, as JSON has no NaN.
+
+        Args:
+            step: steps trained before it.
+            total: sum of the weighted losses, in nats.
+            weight: sum of the weights.
+            text_bytes: UTF-8 bytes of the evaluated text, where they are known.
+        """
+        values = {"eval_loss": total / weight}
+        if text_bytes:
+            values["bits_per_byte"] = total / math.log(2) / text_bytes
+        finite = {name: each if math.isfinite(each) else None for name, each in values.items()}
+        self.stats.evaluations[str(step)] = finite
+        text = ", ".join(f"{name} {each:.4f}" for name, each in finite.items() if each is not None)
+        entropy = self.stats.unigram_entropy
+        usual = f" (unigram entropy {entropy:.4f})" if entropy else ""
+        logger.info("step %s: %s%s", f"{step:,}", text or "not finite", usual)
+        self.write({"step": step, **finite})
+
+    def text(self, name: str, markdown: str) -> None:
+        """Shows a text in TensorBoard, at step 0."""
+        if self._leads:
+            self._files.text(name, markdown)
+
+    def save(self) -> dict[str, Any]:
+        """Makes all that was added outlive the process; returns the state for a checkpoint: JSON.
+
+        Raises:
+            FloatingPointError: as `add`.
+        """
+        self.flush()
+        with self.clock("save"):
+            if self._leads:
+                self._losses.flush()
+                self._files.flush()
+        self.stats.seconds = self.clock.seconds()
+        return self.stats.as_json()
+
+    def write_summary(self, steps: int) -> None:
+        """Logs the summary of the run after some steps, and writes it to `summary.json`."""
+        self.stats.seconds = self.clock.seconds()
+        text = json.dumps(self.stats.summary(steps), indent=1)
+        if self._leads:
+            with atomic_write(self._workdir / "summary.json") as file:
+                file.write(f"{text}\n".encode())
+        logger.info("%s", text)
+
+    def _record(
+        self, step: int, planned: PlannedBatch, values: Mapping[str, Any], flops: float | None
+    ) -> None:
+        with self.clock("train"):
+            arrays = jax.device_get(dict(values))
+        sums = arrays.pop("segments", None)
+        if sums is not None and self._leads:
+            self._losses.add(step, planned, sums)
+        numbers = {name: np.asarray(each).item() for name, each in arrays.items()}
+        documents = np.unique(planned.segments[:, 1])
+        train, wait = self.clock["train"], self.clock["wait"]
+        waited = wait - self._wait
+        seconds = max(train - self._train + waited, 1e-9)
+        self._train, self._wait = train, wait
+        if not numbers.pop("finite", math.isfinite(numbers["loss"])):
+            self._handle_nonfinite(step, planned, documents, numbers)
+            self.stats.skipped_seconds += seconds
+        self.stats.add(planned, len(documents))
+        so_far = self.clock.seconds()
+        line = {
+            "step": step,
+            "epoch": planned.epoch,
+            "bucket": str(planned.bucket),
+            **{name: value if math.isfinite(value) else None for name, value in numbers.items()},
+            "documents": len(documents),
+            "tokens": planned.num_tokens,
+            "positions": planned.bucket.positions,
+            "padding": 1 - planned.num_tokens / planned.bucket.positions,
+            "batch": planned.digest,
+            # Mostly for the next batch, which the host asks for while this step is computed.
+            "waited": waited,
+            "seconds": seconds,
+            "tokens_per_second": planned.num_tokens / seconds,
+            "positions_per_second": planned.bucket.positions / seconds,
+            "goodput": self.stats.goodput(so_far),
+            **{f"seconds/{name}": so_far.get(name, 0.0) for name in ("compile", "save")},
+        }
+        if self._peak and flops is not None:
+            self.stats.flops += flops
+            self.stats.capacity += self._peak * seconds
+            line["flop_utilisation"] = flops / seconds / self._peak
+        if self._leads:
+            self._files.write(line)
+        self._progress.update(
+            step + 1,
+            planned.num_tokens,
+            waited,
+            f"loss {numbers['loss']:.3f} · {planned.bucket} · padding {self.stats.padding:.2%}",
+        )
+
+    def _handle_nonfinite(
+        self, step: int, planned: PlannedBatch, documents: np.ndarray, values: dict[str, float]
+    ) -> None:
+        names = ", ".join(map(str, documents[:SHOWN])) + ", …" * (len(documents) > SHOWN)
+        norm = f" and gradient norm {values['gradient_norm']}" if "gradient_norm" in values else ""
+        text = (
+            f"loss {values['loss']}{norm} at step {step:,}, bucket {planned.bucket}, documents "
+            f"{names}"
+        )
+        # With a loss scale, gradients are expected to overflow until the scale has fallen.
+        overflow = math.isfinite(values["loss"]) and values.get("loss_scale", 0) > 1
+        if self._stops and not overflow:
+            raise NotFinite(
+                f"{text}. Run train.py again with --config.skip_steps='({step},)' to leave this "
+                "batch out, or with --config.on_nonfinite=skip to go on without such updates; in a "
+                "loop of your own, leave the step out, or give on_nonfinite='skip'"
+            )
+        self.stats.skipped += 1
+        logger.warning("no update: %s", text)

@@ -1,0 +1,61 @@
+"""The parameters of a run, for another run or for scores, if both have the same tokenizer."""
+
+import json
+import logging
+import os
+from typing import Any
+
+from etils import epath
+
+from pipeline.corpus.interface import AnyCorpus
+from pipeline.errors import InvalidValue
+from pipeline.history.plans import NAME
+from pipeline.loading.checkpoint import Checkpoints
+
+logger = logging.getLogger(__name__)
+
+
+def require_tokenizer(workdir: epath.Path, corpus: AnyCorpus) -> None:
+    """Refuses the parameters of a run in `workdir` for a corpus that another tokenizer made.
+
+    Raises:
+        ValueError: it was trained on the ids of another tokenizer.
+    """
+    path = workdir / NAME
+    if not path.exists():
+        return
+    trained_on = json.loads(path.read_text())["tokens"]
+    then, now = (" and ".join(_tokenizers(of)) for of in (trained_on, corpus.fingerprint))
+    if then != now:
+        raise InvalidValue(
+            f"{os.fspath(workdir)} was trained on the ids of {then}, and this run has those of "
+            f"{now}: the same ids stand for other text. Prepare this corpus with the tokenizer of "
+            "that run (config.tokenizer.model)"
+        )
+
+
+def restore_parameters(workdir: epath.Path, corpus: AnyCorpus, like: Any) -> tuple[int, Any]:
+    """The step of the latest checkpoint of the run in `workdir`, and the parameters in it.
+
+    Args:
+        workdir: of a run with an equal model, optimizer and tokenizer.
+        corpus: what they are used for.
+        like: the state, as `jax.ShapeDtypeStruct`s with shardings.
+
+    Raises:
+        ValueError: there is no checkpoint, or it is of another model or tokenizer.
+    """
+    require_tokenizer(workdir, corpus)
+    with Checkpoints(workdir / "checkpoints") as checkpoints:
+        if (step := checkpoints.latest) is None:
+            raise InvalidValue(
+                f"there is no checkpoint in {workdir}, of which the parameters are to be taken; "
+                "train there first"
+            )
+        logger.info("parameters are those of step %s of %s", f"{step:,}", workdir)
+        return step, checkpoints.restore_state(step, like)["params"]
+
+
+def _tokenizers(fingerprint: str) -> list[str]:
+    parts = (part.partition("=")[::2] for part in fingerprint.split(";"))
+    return sorted({value for name, value in parts if name.endswith("tokenizer")})
