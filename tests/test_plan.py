@@ -313,7 +313,7 @@ def test_a_bucket_refuses_what_is_no_size(bad):
         Plan([3], BUCKETS),
         Plan([3, 4], BUCKETS).after(1, seed=1),
         Plan({"a": [3]}, BUCKETS, weights={"a": 1}),
-        Plan({"a": [3]}, BUCKETS, weights={"a": 1}, ending="renormalise"),
+        Plan({"a": [32] * 6}, BUCKETS[1:], weights={"a": 1}, ending="stop"),
         Plan({"a": [3]}, BUCKETS, weights={"a": 1}).after(1, seed=1),
     ],
 )

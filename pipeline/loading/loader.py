@@ -47,7 +47,6 @@ class OrderedOptions(TypedDict, total=False):
     window: int
     max_segments: int | None
     exclude: Exclude
-    patterns: str | os.PathLike | None
 
 
 class LoadOptions(OrderedOptions, total=False):
@@ -244,9 +243,8 @@ def load(
             tiers: the steps whose rows are sorted by cost and dealt to them again (1).
             window: the most pieces planned together (2**22).
             exclude: numbers of examples to leave out (none).
-            patterns: the file of the patterns of "optimal" (beside the corpus).
             weights, by, ending: for `Corpora`: the weight of each by name, or phases; of "tokens"
-                or "examples" (tokens); then "repeat", "stop" or "renormalise" (repeat).
+                or "examples" (tokens); then "repeat" or "stop" (repeat).
 
     Raises:
         TypeError: there is no such option, or `corpus` is no corpus.

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import numbers
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Literal, TypedDict, Unpack, get_args
@@ -28,7 +27,7 @@ LEAST = Fraction(1, 10**9)  # the least share of a corpus that has one
 By = Literal["tokens", "examples"]
 BY: tuple[By, ...] = get_args(By)
 
-Ending = Literal["repeat", "stop", "renormalise"]
+Ending = Literal["repeat", "stop"]
 ENDINGS: tuple[Ending, ...] = get_args(Ending)
 
 
@@ -44,7 +43,6 @@ class Changes(TypedDict, total=False):
     max_segments: int | None
     tiers: int
     by: By
-    patterns: str | os.PathLike | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,7 +68,6 @@ class Options:
     tiers: int = 1
     by: By = "tokens"
     ending: Ending = "repeat"
-    patterns: str | None = None
 
     def __post_init__(self) -> None:
         def put(name: str, value: Any) -> None:
@@ -99,8 +96,6 @@ class Options:
             raise InvalidValue("packing='optimal' is for one length; for pairs use 'best_fit'")
         require_one_of("by", self.by, BY)
         require_one_of("ending", self.ending, ENDINGS)
-        if self.patterns is not None:
-            put("patterns", os.fspath(self.patterns))
 
     @property
     def pairs(self) -> bool:
