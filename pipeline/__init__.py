@@ -7,10 +7,7 @@ first used.
 import importlib
 from typing import TYPE_CHECKING
 
-from pipeline.planning.bucket import Bucket
-from pipeline.planning.fit import fit_buckets
-from pipeline.planning.plan import Plan
-from pipeline.planning.planned import PlannedBatch
+from pipeline.planning import Bucket, Plan, PlannedBatch, fit_buckets
 
 if TYPE_CHECKING:
     __version__: str

@@ -12,7 +12,7 @@ import numpy as np
 
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.pairs import open_corpus
-from pipeline.errors import InvalidType, InvalidValue, list_keywords, select_options, suggest_option
+from pipeline.errors import InvalidType, InvalidValue, suggest_option
 from pipeline.loading.ahead import ReadAhead
 from pipeline.loading.batches import WAITING, Batches, Transform
 from pipeline.loading.collate import Positions
@@ -24,7 +24,7 @@ from pipeline.planning.bucket import Bucket
 from pipeline.planning.cascade import Attention, Packing
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.lengths import Exclude, HasCorpora
-from pipeline.planning.options import By, Ending, Weights
+from pipeline.planning.options import By, Ending, Weights, list_keywords, select_options
 from pipeline.planning.pieces import Overflow
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch

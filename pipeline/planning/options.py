@@ -1,9 +1,10 @@
 """Options of a plan, checked once; and weights, the share of each corpus."""
 
 import dataclasses
+import inspect
 import itertools
 import numbers
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Literal, TypedDict, Unpack, get_args
 
@@ -29,6 +30,17 @@ BY: tuple[By, ...] = get_args(By)
 
 Ending = Literal["repeat", "stop"]
 ENDINGS: tuple[Ending, ...] = get_args(Ending)
+
+
+def list_keywords(function: Callable) -> tuple[str, ...]:
+    """The names of a function's keyword-only arguments."""
+    parameters = inspect.signature(function).parameters.values()
+    return tuple(each.name for each in parameters if each.kind is each.KEYWORD_ONLY)
+
+
+def select_options(names: Iterable[str], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options whose names are in `names`."""
+    return {name: options[name] for name in names if name in options}
 
 
 class Changes(TypedDict, total=False):
