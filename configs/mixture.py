@@ -23,7 +23,7 @@ def get_config() -> ConfigDict:
     config.sources = ConfigDict({"library": library, "reference": reference})
 
     # What `pipeline.Plan` takes. The weights of each phase, from its first step on, as shares
-    # of tokens (or of "examples"); a source that ends is repeated (or "stop", "renormalise").
+    # of tokens (or of "examples"); a source that ends is repeated (or "stop").
     config.mixture = ConfigDict({"by": "tokens", "ending": "repeat"})
     config.mixture.weights = ((0, {"library": 0.7, "reference": 0.3}),)
     return config

@@ -1,17 +1,13 @@
 """Lockstep: batches of a few static shapes, almost without padding, planned from lengths alone.
 
-`Bucket`, `fit_buckets`, `Plan` and `calibrate` need NumPy only; everything else is imported when
+`Bucket`, `fit_buckets`, `Plan` and `PlannedBatch` need NumPy only; everything else is imported when
 first used.
 """
 
 import importlib
 from typing import TYPE_CHECKING
 
-from pipeline.planning.bucket import Bucket
-from pipeline.planning.calibration import calibrate
-from pipeline.planning.fit import fit_buckets
-from pipeline.planning.plan import Plan
-from pipeline.planning.planned import PlannedBatch
+from pipeline.planning import Bucket, Plan, PlannedBatch, fit_buckets
 
 if TYPE_CHECKING:
     __version__: str
@@ -93,7 +89,6 @@ __all__ = [
     "Plan",
     "PlannedBatch",
     "SpanCorruption",
-    "calibrate",
     "duplicates",
     "engines",
     "expand",

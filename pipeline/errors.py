@@ -8,7 +8,7 @@ import numbers
 import operator
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable)
@@ -113,17 +113,6 @@ def require_one_of(name: str, value: Any, allowed: Collection[str]) -> None:
     """
     if not isinstance(value, str) or value not in allowed:
         raise InvalidValue(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
-
-
-def list_keywords(function: Callable) -> tuple[str, ...]:
-    """The names of a function's keyword-only arguments."""
-    parameters = inspect.signature(function).parameters.values()
-    return tuple(each.name for each in parameters if each.kind is each.KEYWORD_ONLY)
-
-
-def select_options(names: Iterable[str], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options whose names are in `names`."""
-    return {name: options[name] for name in names if name in options}
 
 
 def require(module: str, *, extra: str, purpose: str) -> Any:

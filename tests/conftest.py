@@ -78,3 +78,16 @@ def sides():
 def pairs(sides, tmp_path_factory):
     """The pairs, on disk; targets begin with the mark 1."""
     return pipeline.Pairs.from_arrays(*sides, tmp_path_factory.mktemp("pairs"), vocab_size=1000)
+
+
+@pytest.fixture(scope="session")
+def translations():
+    """`translations(count, ratio)`: lengths of sentences and their translations, 5 to 45 tokens."""
+
+    def draw(count=29_000, ratio=1.0):
+        rng = np.random.default_rng(0)
+        inputs = np.clip(np.round(rng.lognormal(2.75, 0.45, count)), 5, 45)
+        targets = np.round(inputs * ratio * np.exp(rng.normal(0, 0.18, count)))
+        return np.stack([inputs, np.clip(targets, 5, 45)], axis=1).astype(np.int64)
+
+    return draw

@@ -105,7 +105,7 @@ def plan_each(corpus: pipeline.Corpus, code: pipeline.Corpus, ids: jax.Array) ->
     plan = pipeline.Plan([5, 3, 4], [pipeline.Bucket(rows=2, length=8)], overflow="drop")
     pipeline.Plan([[5, 2], [3, 3]], [pipeline.Bucket(2, (8, 4))], exclude=lambda lengths: [0])
     pipeline.Plan(np.array([5, 3]), buckets, exclude=[1], max_segments=None)
-    pipeline.Plan(ids, buckets, seed=3, patterns=Path("patterns.json"))
+    pipeline.Plan(ids, buckets, seed=3, window=1000)
     both = pipeline.Corpora({"code": code, "prose": corpus})
     mixed = pipeline.Plan(both, buckets, weights={"code": 0.7, "prose": 0.3}, ending="stop")
     plan.after(7, buckets=buckets, packing="none").onward(7).batch(9)

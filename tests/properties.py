@@ -494,7 +494,7 @@ def fitted_buckets(place, given):
         hostile.weights,
         hostile.options(
             by=st.sampled_from(["tokens", "examples"]),
-            ending=st.sampled_from(["repeat", "stop", "renormalise"]),
+            ending=st.sampled_from(["repeat", "stop"]),
         ),
     ),
     10,

@@ -102,6 +102,9 @@ def test_one_length_gives_one_bucket():
     )
 
 
+PAIR = {"lengths": [[300, 200]]}
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -112,6 +115,14 @@ def test_one_length_gives_one_bucket():
         ({"attention": "flash"}, "it must be one of dense, segment"),
         ({"lengths": [0]}, "nothing to fit buckets to"),
         ({"lengths": []}, "nothing to fit buckets to"),
+        ({"max_length": (3, 4)}, "and (inputs, targets) for pairs"),
+        (PAIR | {"max_length": 64}, "and (inputs, targets) for pairs"),
+        (PAIR | {"max_length": (64, 0)}, "max_length is 0"),
+        (PAIR | {"lengths": [[3, 0]]}, "nothing to fit buckets to"),
+        (
+            PAIR | {"tokens_per_batch": 100, "length_multiple": 16},
+            "1 rows (row_multiple) of 304 + 208 positions are 512, more",
+        ),
     ],
 )
 def test_bad_arguments_get_a_sentence(arguments, sentence):

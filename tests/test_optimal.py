@@ -155,44 +155,40 @@ def test_buckets_are_fitted_for_it():
 # ---- solved once, then an input
 
 
-def test_a_file_keeps_the_patterns_and_the_plan(tmp_path, monkeypatch):
-    lengths, buckets, file = some_lengths(), [Bucket(2, 64)], tmp_path / "patterns.json"
-    first = Plan(lengths, buckets, packing="optimal", patterns=file)
-    assert 0.9 < json.loads(file.read_text())["bound"] <= 1
-    monkeypatch.setattr(Search, "pack", None)  # nothing is searched again
-    again = Plan(lengths, buckets, packing="optimal", patterns=str(file), seed=1)
-    assert again.num_batches() == first.num_batches()
-    assert again.fingerprint == first.fingerprint.replace("seed=0", "seed=1")
-    with pytest.raises(ValueError, match="are for other lengths, buckets or windows"):
-        Plan(lengths[1:], buckets, packing="optimal", patterns=file)
-    file.write_text("{")
-    with pytest.raises(ValueError, match=r"patterns\.json does not hold the patterns of a plan"):
-        Plan(lengths, buckets, packing="optimal", patterns=file)
-    assert os.listdir(tmp_path) == ["patterns.json"]
-
-
-def test_other_patterns_make_another_fingerprint(tmp_path):
-    files = tmp_path / "optimal.json", tmp_path / "simple.json"
-    lengths, buckets = [4, 4, 3, 3, 3, 3], [Bucket(1, 10)]
-    plans = [Plan(lengths, buckets, packing="optimal", patterns=files[0])]
-    stored = json.loads(files[0].read_text())
-    for digest in stored["patterns"]:
-        stored["patterns"][digest] = [[[1, [[4, 2]]], [1, [[3, 3]]], [1, [[3, 1]]]]]
-    files[1].write_text(json.dumps(stored))
-    plans.append(Plan(lengths, buckets, packing="optimal", patterns=files[1]))
-    assert [plan.num_batches() for plan in plans] == [2, 3]
-    assert plans[0].fingerprint != plans[1].fingerprint
-
-
 def test_a_corpus_keeps_the_patterns_beside_itself(examples, tmp_path, monkeypatch, buckets):
     corpus = pipeline.Corpus.from_arrays(examples, tmp_path)
     first = Plan(corpus, buckets, packing="optimal")
-    kept = list(tmp_path.glob("packing-*.json"))
-    assert len(kept) == 1
-    monkeypatch.setattr(Search, "pack", None)
+    (kept,) = tmp_path.glob("packing-*.json")
+    assert 0.9 < json.loads(kept.read_text())["bound"] <= 1
+    monkeypatch.setattr(Search, "pack", None)  # nothing is searched again
     again = Plan(pipeline.Corpus.open(tmp_path), buckets, packing="optimal", seed=3)
     assert again.num_batches() == first.num_batches()
+    assert again.fingerprint == first.fingerprint.replace("seed=0", "seed=3")
     pipeline.Corpus.open(tmp_path).verify()
+
+
+def test_patterns_beside_a_corpus_are_an_input_and_wrong_ones_are_refused(tmp_path):
+    def plan():
+        return Plan(pipeline.Corpus.open(tmp_path), [Bucket(1, 10)], packing="optimal")
+
+    examples = [np.arange(length + 1) for length in (4, 4, 3, 3, 3, 3)]
+    pipeline.Corpus.from_arrays(examples, tmp_path)
+    optimal = plan()
+    (file,) = tmp_path.glob("packing-*.json")
+    stored = json.loads(file.read_text())
+    (digest,) = stored["patterns"]
+    simple = {digest: [[[1, [[4, 2]]], [1, [[3, 3]]], [1, [[3, 1]]]]]}
+    file.write_text(json.dumps(stored | {"patterns": simple}))
+    assert (optimal.num_batches(), plan().num_batches()) == (2, 3)
+    assert plan().fingerprint != optimal.fingerprint
+    file.write_text(json.dumps(stored | {"patterns": {}}))
+    with pytest.raises(ValueError, match=r"are for other lengths, .* delete the file"):
+        plan()
+    file.write_text("{")
+    with pytest.raises(ValueError, match=r"does not hold the patterns of a plan: .*; delete it"):
+        plan()
+    file.unlink()
+    assert plan().fingerprint == optimal.fingerprint
 
 
 @pytest.fixture
@@ -233,25 +229,8 @@ def test_what_is_left_of_several_corpora_is_searched_once(
     for step in range(40):
         assert again.batch(step).digest == first.batch(step).digest
     assert "patterns of the rest" in first.entries[1]["fingerprint"]
-
-
-@pytest.mark.parametrize("joined", [False, True])
-def test_a_file_keeps_the_patterns_of_a_plan_that_changes(
-    two_corpora, buckets, tmp_path, monkeypatch, joined
-):
-    def plan():
-        lengths = two_corpora() if joined else two_corpora().lengths
-        begun = Plan(lengths, buckets, packing="optimal", patterns=tmp_path / "found.json")
-        return begun.after(3, seed=1).after(9, buckets=buckets[-1])
-
-    first = plan()
-    assert len(list(tmp_path.glob("*.json"))) == 4  # those of the first stage in the file itself
-    assert not list(tmp_path.glob("*/packing-*"))
-    monkeypatch.setattr(Search, "pack", None)  # nothing is searched again
-    assert plan().fingerprint == first.fingerprint
-    lengths = two_corpora() if joined else two_corpora().lengths
     changes = json.loads(json.dumps(first.changes))
-    assert Plan.replay(lengths, changes).fingerprint == first.fingerprint
+    assert Plan.replay(two_corpora(), changes).fingerprint == first.fingerprint
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

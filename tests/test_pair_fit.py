@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from pipeline import Bucket, Plan, fit_buckets
 from pipeline.planning import figures
 from pipeline.planning.fit_pairs import PairFit
-from tests.test_pair_plan import translations
 
 OPTIONS = {"tokens_per_batch": 4096, "max_buckets": 3, "length_multiple": 16}
 
@@ -48,7 +47,7 @@ def test_two_kinds_of_pairs_get_a_bucket_each_and_not_a_grid():
     assert plan.batches_per_bucket[buckets[-1]] <= 1
 
 
-def test_one_bucket_has_the_ratio_of_the_totals_so_that_both_sides_are_full():
+def test_one_bucket_has_the_ratio_of_the_totals_so_that_both_sides_are_full(translations):
     pairs = translations(5000) * [3, 1]
     (bucket,) = fit_buckets(pairs, **OPTIONS | {"max_buckets": 1}, attention="segment")
     assert 2.5 <= bucket.length[0] / bucket.length[1] <= 3.5
@@ -56,7 +55,7 @@ def test_one_bucket_has_the_ratio_of_the_totals_so_that_both_sides_are_full():
     assert plan.padding < 0.04
 
 
-def test_unpacked_pairs_need_far_fewer_positions_in_several_buckets():
+def test_unpacked_pairs_need_far_fewer_positions_in_several_buckets(translations):
     pairs = translations(5000)
     costs = []
     for most in (1, 4):
@@ -100,19 +99,3 @@ def test_max_length_bounds_both_sides():
     pairs = [[500, 30], [20, 400], [20, 20]]
     buckets = fit_buckets(pairs, **OPTIONS, max_length=(64, 48), packing="none")
     assert buckets[-1] == Bucket(36, (64, 48))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ({"tokens_per_batch": 100}, "1 rows (row_multiple) of 304 + 208 positions are 512, more"),
-        ({"max_length": 64}, "and (inputs, targets) for pairs"),
-        ({"lengths": [3, 4], "max_length": (3, 4)}, "and (inputs, targets) for pairs"),
-        ({"max_length": (64, 0)}, "max_length is 0"),
-        ({"lengths": [[3, 0]]}, "nothing to fit buckets to"),
-    ],
-)
-def test_bad_arguments_get_a_sentence(arguments, sentence):
-    with pytest.raises(ValueError) as error:
-        fit_buckets(**({"lengths": [[300, 200]]} | OPTIONS | arguments))
-    assert sentence in str(error.value)

@@ -15,7 +15,13 @@ from pipeline import Bucket, Plan, fit_buckets
 from pipeline.planning.windows import Windows
 
 BUCKETS = (Bucket(4, 16), Bucket(3, 32), Bucket(2, 64))
-lengths_lists = st.lists(st.integers(0, 150), min_size=1, max_size=200).filter(any)
+PAIRED = (Bucket(4, (16, 8)), Bucket(3, (16, 32)), Bucket(2, (64, 32)))
+lengths_lists = st.lists(st.integers(0, 150), min_size=1, max_size=200).filter(
+    lambda lengths: any(0 < length <= 64 for length in lengths)
+)
+pair_lists = st.lists(
+    st.tuples(st.integers(0, 80), st.integers(0, 40)), min_size=1, max_size=150
+).filter(lambda pairs: any(0 < t <= 32 and i <= 64 for i, t in pairs))
 
 
 def some_lengths(count=3000, seed=0):
@@ -23,37 +29,58 @@ def some_lengths(count=3000, seed=0):
     return np.clip(rng.lognormal(2.5, 0.8, count), 1, 64).astype(np.int64)
 
 
+def some_pairs(count=3000):
+    return np.stack([some_lengths(count), some_lengths(count, seed=1) // 2], axis=1)
+
+
+# What holds for single examples and for pairs: their lengths, and buckets for them.
+KINDS = pytest.mark.parametrize(
+    ("lengths", "buckets"),
+    [(some_lengths(), BUCKETS), (some_pairs(), PAIRED)],
+    ids=["one", "pairs"],
+)
+
+
 def epoch_of(plan, epoch=0):
     steps = plan.num_batches()
     return [plan.batch(epoch * steps + step) for step in range(steps)]
 
 
-def assert_epoch_is_sound(plan, lengths, epoch=0):
-    """Every position at most once, pieces in order and contiguous, rows within their bucket."""
-    lengths = np.asarray(lengths)
-    trained = [np.zeros(length, np.int64) for length in lengths]
+def assert_epoch_is_a_partition(plan, lengths, epoch=0):
+    """Every position exactly once, of pairs whole, in rows that hold it on every side."""
+    kept, room = np.array(lengths).reshape(len(lengths), -1), plan.buckets[-1].lengths
+    over, overflow = (kept > room).any(axis=1), plan.options.overflow
+    kept = kept if overflow == "split" else np.minimum(kept, room)
+    kept[(over & (overflow == "drop")) | (kept[:, -1] == 0)] = 0
+    most = 1 if plan.options.packing == "none" else plan.options.max_segments
+    runs = [[] for _ in kept]
     for batch in epoch_of(plan, epoch):
         assert batch.bucket in plan.buckets
-        rows = batch.segments[:, 0]
         assert batch.segments.dtype == np.int64
-        assert (np.diff(rows) >= 0).all()
-        fill = np.bincount(rows, weights=batch.segments[:, 3], minlength=batch.bucket.rows)
-        assert len(fill) == batch.bucket.rows
-        assert fill.max() <= batch.bucket.length
-        if plan.options.packing == "none":
-            assert np.bincount(rows).max() <= 1
-        if plan.options.max_segments:
-            assert np.bincount(rows).max() <= plan.options.max_segments
-        for _, example, start, size in batch.segments:
-            assert size >= 1
-            trained[example][start : start + size] += 1
-            assert start + size <= lengths[example]
-    return trained
+        row, _, _, *sides = batch.segments.T
+        assert (np.diff(row) >= 0).all()
+        assert most is None or np.bincount(row).max() <= most
+        for length, side in zip(batch.bucket.lengths, sides, strict=True):
+            filled = np.bincount(row, side, minlength=batch.bucket.rows)
+            assert len(filled) == batch.bucket.rows
+            assert filled.max() <= length
+        for example, *run in batch.segments[:, 1:].tolist():
+            runs[example].append(run)
+    for found, (*inputs, length) in zip(runs, kept.tolist(), strict=True):
+        if inputs:
+            assert found == [[0, *inputs, length]] * (length > 0)
+        else:
+            at = 0
+            for start, size in sorted(found):
+                assert start == at
+                assert size >= 1
+                at += size
+            assert at == length
 
 
 @settings(deadline=None)
 @given(
-    lengths_lists,
+    lengths_lists | pair_lists,
     st.sampled_from(["best_fit", "none"]),
     st.sampled_from(["split", "truncate", "drop"]),
     st.booleans(),
@@ -64,42 +91,36 @@ def assert_epoch_is_sound(plan, lengths, epoch=0):
 def test_every_epoch_is_a_partition_of_the_positions(
     lengths, packing, overflow, shuffle, window, max_segments, seed
 ):
-    if overflow == "drop" and not any(0 < length <= 64 for length in lengths):
-        return
+    pairs = isinstance(lengths[0], tuple)
     plan = Plan(
         np.array(lengths),
-        BUCKETS,
+        PAIRED if pairs else BUCKETS,
         packing=packing,
-        overflow=overflow,
+        overflow="truncate" if pairs and overflow == "split" else overflow,
         shuffle=shuffle,
         window=window,
         max_segments=max_segments,
         seed=seed,
     )
     for epoch in (0, 1, 5):
-        for length, counts in zip(
-            lengths, assert_epoch_is_sound(plan, lengths, epoch), strict=True
-        ):
-            kept = length
-            if length > 64 and overflow != "split":
-                kept = 64 if overflow == "truncate" else 0
-            assert (counts[:kept] == 1).all()
-            assert (counts[kept:] == 0).all()
+        assert_epoch_is_a_partition(plan, lengths, epoch)
 
 
 @settings(deadline=None)
-@given(lengths_lists, st.integers(1, 300))
+@given(lengths_lists | pair_lists, st.integers(1, 300))
 def test_padding_is_that_of_the_batches_and_one_batch_at_most_is_under_filled(lengths, window):
-    plan = Plan(np.array(lengths), BUCKETS, window=window)
+    buckets = PAIRED if isinstance(lengths[0], tuple) else BUCKETS
+    plan = Plan(np.array(lengths), buckets, window=window, overflow="truncate")
     batches = epoch_of(plan)
     positions = sum(batch.bucket.positions for batch in batches)
-    assert plan.padding == pytest.approx(1 - sum(b.num_tokens for b in batches) / positions)
-    assert plan.num_tokens == sum(lengths)
+    tokens = sum(batch.num_tokens for batch in batches)
+    assert plan.padding == pytest.approx(1 - tokens / positions)
+    assert plan.num_tokens == tokens
     partly_empty = [b for b in batches if len(np.unique(b.segments[:, 0])) < b.bucket.rows]
     assert len(partly_empty) <= 1
-    assert all(batch.bucket == BUCKETS[-1] for batch in partly_empty)
-    used = [str(bucket) for batch in batches for bucket in [batch.bucket]]
-    assert {b: used.count(str(b)) for b in BUCKETS} == plan.batches_per_bucket
+    assert all(batch.bucket == buckets[-1] for batch in partly_empty)
+    used = [batch.bucket for batch in batches]
+    assert {bucket: used.count(bucket) for bucket in buckets} == plan.batches_per_bucket
 
 
 def test_a_plan_by_hand():
@@ -127,35 +148,52 @@ def test_golden_plan_so_that_a_changed_algorithm_raises_the_version():
     ]
 
 
+NUMBERS = np.arange(1, 4000)
+LINES = NUMBERS[:199] % 23 + 1, [Bucket(2, 8), Bucket(1, 24)]
+SENTENCES = (
+    np.stack([NUMBERS[:399] % 23 + 1, NUMBERS[:399] % 17 + NUMBERS[:399] % 5], axis=1),
+    [Bucket(2, (24, 24)), Bucket(1, (64, 48))],
+)
+BOOKS = np.stack([NUMBERS % 1987 + 1, NUMBERS * 13 % 1999 + 1], axis=1), [Bucket(2, (4096, 4096))]
+
+
 @pytest.mark.parametrize(
-    ("options", "digests"),
+    ("data", "options", "digests"),
     [
-        ({"window": 50}, ["164da97b4adbedaf", "a796d553e5ee5d1c", "60ad95b537d8dbcb"]),
-        ({"window": 10}, ["c305ef857849cfe5", "f0799e477bc2fade", "e011c82696d7fcf4"]),
-        ({"packing": "none"}, ["e8d28f623edc39a3", "a10d5b9e84792910", "810fc5c6a6dc7a6d"]),
+        (LINES, {"window": 50}, ["164da97b4adbedaf", "a796d553e5ee5d1c", "60ad95b537d8dbcb"]),
+        (LINES, {"window": 10}, ["c305ef857849cfe5", "f0799e477bc2fade", "e011c82696d7fcf4"]),
+        (LINES, {"packing": "none"}, ["e8d28f623edc39a3", "a10d5b9e84792910", "810fc5c6a6dc7a6d"]),
+        (SENTENCES, {}, ["a9609c1504839e57", "fc9fb52932b04470", "0f16a36285aac4f3"]),
+        (SENTENCES, {"window": 100}, ["2558e756bd9836a2", "5c60cf71e94cdec5", "e6160627a63b4138"]),
+        (
+            SENTENCES,
+            {"packing": "none"},
+            ["9d576730eda26ce3", "54b83fb4df313564", "54b4af80cd259ea3"],
+        ),
+        (BOOKS, {}, ["8740b200eea1b9ee", "2f97aff7f3b0a210", "2ec593d2eb89f585"]),
     ],
 )
-def test_golden_digests_for_windows_and_unpacked_rows(options, digests):
-    plan = Plan(np.arange(1, 200) % 23 + 1, [Bucket(2, 8), Bucket(1, 24)], seed=7, **options)
+def test_golden_digests_so_that_a_changed_algorithm_raises_the_version(data, options, digests):
+    plan = Plan(*data, seed=7, overflow="drop", **options)
     assert [plan.batch(step).digest for step in (0, 1, 3333)] == digests
 
 
-def test_another_process_makes_the_same_plan():
-    lengths = some_lengths()
+@KINDS
+def test_another_process_makes_the_same_plan(lengths, buckets):
     code = (
-        "import sys, pickle, numpy as np\n"
-        "from pipeline import Bucket, Plan\n"
-        "lengths, steps = pickle.load(sys.stdin.buffer)\n"
-        "plan = Plan(lengths, [Bucket(4, 16), Bucket(3, 32), Bucket(2, 64)], seed=3, window=900)\n"
+        "import sys, pickle\n"
+        "from pipeline import Plan\n"
+        "lengths, buckets, steps = pickle.load(sys.stdin.buffer)\n"
+        "plan = Plan(lengths, buckets, seed=3, window=900, overflow='drop')\n"
         "digests = [plan.batch(step).digest for step in steps]\n"
         "heavy = [m for m in ('jax', 'grain', 'tensorflow', 'pyarrow') if m in sys.modules]\n"
         "print(repr((plan.fingerprint, digests, heavy)))\n"
     )
-    plan = Plan(lengths, BUCKETS, seed=3, window=900)
+    plan = Plan(lengths, buckets, seed=3, window=900, overflow="drop")
     steps = [0, 1, plan.num_batches() - 1, plan.num_batches(), 7 * plan.num_batches() + 5, 10**9]
     out = subprocess.run(
         [sys.executable, "-c", code],
-        input=pickle.dumps((lengths, steps)),
+        input=pickle.dumps((lengths, buckets, steps)),
         capture_output=True,
         check=True,
     )
@@ -178,17 +216,21 @@ def test_epochs_and_seeds_differ_and_without_shuffle_epochs_are_the_same():
     assert [b.digest for b in epoch_of(plain, 0)] == [b.digest for b in epoch_of(plain, 3)]
 
 
-def test_windows_have_equal_epochs_little_padding_and_differ_between_epochs():
-    lengths = some_lengths(20_000)
-    plan = Plan(lengths, BUCKETS, window=4000)
-    assert "window=4000" in plan.fingerprint
-    firsts = []
+@KINDS
+def test_windows_have_equal_epochs_that_differ(lengths, buckets):
+    plan = Plan(lengths, buckets, window=800, overflow="drop")
+    assert "window=800" in plan.fingerprint
+    firsts = set()
     for epoch in range(3):
-        trained = assert_epoch_is_sound(plan, lengths, epoch)
-        assert all((counts == 1).all() for counts in trained)
-        firsts.append(plan.batch(epoch * plan.num_batches()).digest)
-    assert len(set(firsts)) == 3
-    assert plan.padding < 0.01
+        assert_epoch_is_a_partition(plan, lengths, epoch)
+        firsts.add(plan.batch(epoch * plan.num_batches()).digest)
+    assert len(firsts) == 3
+    copy = pickle.loads(pickle.dumps(plan))
+    assert copy.batch(4000).digest == plan.batch(4000).digest
+
+
+def test_windows_cost_little_padding():
+    assert Plan(some_lengths(20_000), BUCKETS, window=4000).padding < 0.01
 
 
 def test_buckets_are_spread_evenly_over_the_epoch():
@@ -248,14 +290,6 @@ def test_the_next_window_is_assigned_in_the_background(monkeypatch):
     assert {(0, place) for place in range(7)} <= {key for key, _ in threads}
 
 
-def test_plans_pickle():
-    plan = Plan(some_lengths(), BUCKETS, seed=9, window=700)
-    plan.batch(3)
-    copy = pickle.loads(pickle.dumps(plan))
-    assert copy.fingerprint == plan.fingerprint
-    assert copy.batch(40).digest == plan.batch(40).digest
-
-
 def test_printing_plans_no_batch_twice(monkeypatch):
     plan, planned, batch = Plan(some_lengths(), BUCKETS), [], Plan.batch
     monkeypatch.setattr(Plan, "batch", lambda self, step: planned.append(step) or batch(self, step))
@@ -272,39 +306,61 @@ def test_printing_shows_buckets_padding_and_what_became_of_odd_examples():
     assert "1 examples longer than 64 are truncated, 136 positions lost" in text
 
 
+ONE = {"lengths": [3, 4], "buckets": BUCKETS}
+TWO = {"lengths": [[3, 4], [3, 100]], "buckets": PAIRED, "overflow": "drop"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"buckets": []}, "buckets is empty"),
-        ({"buckets": [Bucket(1, 8), Bucket(1, 4)]}, "they must ascend"),
-        ({"buckets": [(1, 8)]}, "must be a pipeline.Bucket"),
-        ({"packing": "first_fit"}, "it must be one of best_fit, optimal, none"),
-        ({"overflow": "wrap"}, "it must be one of split, truncate, drop, error"),
-        ({"seed": -1}, "seed is -1"),
-        ({"shuffle": "no"}, "shuffle is 'no'; it must be True or False"),
-        ({"ending": "stop"}, "ending='stop' and by='tokens' are for several corpora; give weights"),
-        ({"by": "examples"}, "by='examples' are for several corpora; give weights= as well"),
-        ({"weights": {"a": 1}}, "with weights it must be several corpora by name: a dict"),
-        ({"window": 0}, "window is 0"),
-        ({"max_segments": 0}, "max_segments is 0"),
-        ({"lengths": [0, 0]}, "none of the 2 examples has a position"),
-        ({"lengths": []}, "none of the 0 examples has a position"),
-        ({"lengths": [[1], [2]]}, "has shape (2, 1)"),
-        ({"lengths": [1.5]}, "dtype float64"),
-        ({"lengths": [3, -2]}, "holds -2"),
-        ({"lengths": [3, 100], "overflow": "error"}, "example 1 has 100"),
+        (ONE | {"buckets": []}, "buckets is empty"),
+        (ONE | {"buckets": [Bucket(1, 8), Bucket(1, 4)]}, "they must ascend"),
+        (ONE | {"buckets": [(1, 8)]}, "must be a pipeline.Bucket"),
+        (ONE | {"packing": "first_fit"}, "it must be one of best_fit, optimal, none"),
+        (ONE | {"overflow": "wrap"}, "it must be one of split, truncate, drop, error"),
+        (ONE | {"seed": -1}, "seed is -1"),
+        (ONE | {"shuffle": "no"}, "shuffle is 'no'; it must be True or False"),
+        (ONE | {"ending": "stop"}, "ending='stop' and by='tokens' are for several corpora; give"),
+        (ONE | {"by": "examples"}, "by='examples' are for several corpora; give weights= as well"),
+        (ONE | {"weights": {"a": 1}}, "with weights it must be several corpora by name: a dict"),
+        (ONE | {"window": 0}, "window is 0"),
+        (ONE | {"max_segments": 0}, "max_segments is 0"),
+        (ONE | {"lengths": [0, 0]}, "none of the 2 examples has a position"),
+        (ONE | {"lengths": []}, "none of the 0 examples has a position"),
+        (ONE | {"lengths": [[1], [2]]}, "has shape (2, 1)"),
+        (ONE | {"lengths": [1.5]}, "dtype float64"),
+        (ONE | {"lengths": [3, -2]}, "holds -2"),
+        (ONE | {"lengths": [3, 100], "overflow": "error"}, "example 1 has 100"),
+        (TWO | {"overflow": "split"}, "a target cut in two would lose its inputs"),
+        (TWO | {"overflow": "wrap"}, "it must be one of truncate, drop, error"),
+        (TWO | {"overflow": "error"}, "example 1 has 3 and 100"),
+        (TWO | {"packing": "optimal"}, "packing='optimal' is for one length"),
+        (TWO | {"buckets": [Bucket(2, 64)]}, "pairs need buckets with two lengths"),
+        (TWO | {"lengths": [3, 4]}, "and others with one"),
+        (TWO | {"lengths": [[3, 4, 5]]}, "has shape (1, 3)"),
+        (TWO | {"lengths": [[3, 0], [4, 0]]}, "none of the 2 examples has a position"),
+        (TWO | {"lengths": np.zeros((0, 2), int)}, "none of the 0 examples has a position"),
+        (TWO | {"buckets": [Bucket(2, 8), Bucket(2, (8, 8))]}, "they must all be whole numbers"),
+        (TWO | {"buckets": [Bucket(2, (8, 8)), Bucket(2, (4, 4))]}, "ascend by their sum"),
+        (TWO | {"buckets": [Bucket(2, (8, 4)), Bucket(2, (4, 9))]}, "end with one of (8, 9)"),
     ],
 )
 def test_bad_arguments_get_a_sentence(arguments, sentence):
     with pytest.raises(ValueError) as error:
-        Plan(**({"lengths": [3, 4], "buckets": BUCKETS} | arguments))
+        Plan(**arguments)
     assert sentence in str(error.value)
 
 
-@pytest.mark.parametrize("bad", [0, -3, 2.5, True, "8"])
-def test_a_bucket_refuses_what_is_no_size(bad):
+@pytest.mark.parametrize("rows", [0, -3, 2.5, True, "8"])
+def test_a_bucket_refuses_what_is_no_number_of_rows(rows):
     with pytest.raises(ValueError, match="whole number of at least 1"):
-        Bucket(rows=bad, length=8)
+        Bucket(rows=rows, length=8)
+
+
+@pytest.mark.parametrize("length", [(0, 3), (3, 2.5), (3, True), "88", (1, 2, 3)])
+def test_a_bucket_refuses_what_is_no_length(length):
+    with pytest.raises(ValueError, match="whole number of at least 1"):
+        Bucket(rows=8, length=length)
 
 
 @pytest.mark.parametrize(
@@ -313,7 +369,7 @@ def test_a_bucket_refuses_what_is_no_size(bad):
         Plan([3], BUCKETS),
         Plan([3, 4], BUCKETS).after(1, seed=1),
         Plan({"a": [3]}, BUCKETS, weights={"a": 1}),
-        Plan({"a": [3]}, BUCKETS, weights={"a": 1}, ending="renormalise"),
+        Plan({"a": [32] * 6}, BUCKETS[1:], weights={"a": 1}, ending="stop"),
         Plan({"a": [3]}, BUCKETS, weights={"a": 1}).after(1, seed=1),
     ],
 )

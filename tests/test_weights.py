@@ -16,7 +16,6 @@ from pipeline.loading.data_state import check_data_state, data_state
 from pipeline.planning import figures
 from pipeline.planning.order import Quota
 from pipeline.planning.windows import Windows
-from pipeline.report.epoch import measure_epoch
 
 BUCKETS = (Bucket(8, 16), Bucket(4, 32), Bucket(2, 64))
 WEIGHTS = {"code": 0.6, "prose": 0.3, "chat": 0.1}
@@ -183,22 +182,6 @@ def test_epochs_are_shuffled_anew():
         first, second = (taken.segments(places, places)[0] for (taken,) in epochs)
         assert sorted(first[:, 3]) == sorted(second[:, 3])
         assert first[:, 1].tolist() != second[:, 1].tolist()
-
-
-def test_renormalise_ends_when_all_have_been_through_once():
-    mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending="renormalise")
-    assert mixture.finite
-    seen = covered(mixture, range(mixture.num_batches()))
-    assert set(seen) == {(name, 0) for name in SOURCES}
-    assert all(map(once, seen.values()))
-    assert mixture.num_tokens == sum(sizes.sum() for sizes in SOURCES.values())
-    with pytest.raises(IndexError, match="this plan ends after"):
-        mixture.batch(mixture.num_batches())
-    # While all three are there, they have their weights.
-    early = sum(mixture.batch(step).sources.get("code", 0) for step in range(20))
-    assert early / sum(mixture.batch(s).num_tokens for s in range(20)) == pytest.approx(
-        0.6, abs=0.05
-    )
 
 
 def test_stop_ends_before_a_source_would_repeat():
@@ -394,12 +377,6 @@ def test_a_mixture_grows_by_whole_corpora(corpora, sentence):
         before.after(5, weights=dict.fromkeys(lengths, 1), lengths=lengths)
 
 
-def test_a_phase_may_come_before_a_source_ends():
-    phases = [(0, WEIGHTS), (5, {"code": 1, "prose": 5, "chat": 5})]
-    mixture = Plan(SOURCES, BUCKETS, weights=phases, ending="renormalise")
-    assert all(map(once, covered(mixture, range(mixture.num_batches())).values()))
-
-
 def test_a_run_goes_on_under_new_weights_only_if_a_phase_says_so():
     old = Plan(SOURCES, BUCKETS, weights=WEIGHTS)
     state = data_state(100, old)
@@ -431,40 +408,19 @@ def parts_of(mixture, steps):
     return found
 
 
-@pytest.mark.parametrize("start", [6, 8, 10, 30])
-def test_the_next_phase_begins_where_all_corpora_of_one_have_ended(start):
-    corpora = {"a": np.array([5, 3, 7, 2, 4] * 2), "b": np.array([9, 6, 1, 5])}
-    phases = [(0, {"a": 1}), (start, {"a": 1, "b": 1})]
-    mixture = Plan(corpora, [Bucket(1, 8), Bucket(1, 16)], weights=phases, ending="renormalise")
-    assert parts_of(mixture, range(mixture.num_batches())) == {"a": 42, "b": 21}
-
-
-def test_a_phase_begins_where_all_have_ended_whatever_changes_before():
-    corpora = {"a": np.full(8, 8), "b": np.full(4, 8)}
-    for heights in ((1, 4), (4, 1)):
-        one, other = ([Bucket(rows, 8)] for rows in heights)
-        phases = [(0, {"a": 1}), (30, {"a": 1, "b": 1})]
-        mixture = Plan(corpora, one, weights=phases, ending="renormalise").after(1, buckets=other)
-        assert parts_of(mixture, range(mixture.num_batches())) == {"a": 64, "b": 32}
-
-
-def test_a_plan_stops_with_its_first_phase_and_is_made_again_from_what_is_written_down():
+def test_a_plan_without_a_step_is_refused():
     corpora = {"a": np.array([5, 3]), "b": np.array([5, 3] * 20)}
     phases = [(0, {"a": 1, "b": 0}), (9, {"a": 0, "b": 1})]
     with pytest.raises(ValueError, match="the plan has no step"):
         Plan(corpora, [Bucket(4, 8)], weights=phases, ending="stop")
-    mixture = Plan(corpora, [Bucket(4, 8)], weights=phases, ending="renormalise")
-    assert parts_of(mixture, range(mixture.num_batches())) == {"a": 8, "b": 160}
-    assert Plan.replay(corpora, mixture.changes).fingerprint == mixture.fingerprint
 
 
-@pytest.mark.parametrize("ending", ["stop", "renormalise"])
-def test_plans_that_end_go_on_under_other_options(ending):
-    mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending=ending)
+def test_plans_that_end_go_on_under_other_options():
+    mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending="stop")
     later = mixture.after(10, buckets=[Bucket(6, 48)], seed=5, packing="none")
     later = later.after(20, exclude=[7, 160], overflow="truncate")
     assert later.finite
-    assert later.options.ending == ending
+    assert later.options.ending == "stop"
     steps = later.num_batches()
     for step in range(10):
         assert later.batch(step).digest == mixture.batch(step).digest
@@ -481,19 +437,10 @@ def test_plans_that_end_go_on_under_other_options(ending):
         stays = ~np.isin(np.arange(len(sizes)) + first[number], [7, 160])
         assert (due[stays & (sizes <= 48)] == sizes[stays & (sizes <= 48)]).all()
         assert (had <= due).all()
-        if ending == "renormalise":
-            assert (had == due).all()
     with pytest.raises(IndexError, match=f"this plan ends after {steps:,} steps"):
         later.batch(steps)
     with pytest.raises(ValueError, match=f"and the plan ends after {steps:,} steps"):
         later.after(steps + 1, seed=1)
-    # Corpora that join in the end are all that is left.
-    new = later.after(
-        steps, lengths=SOURCES | {"new": np.full(40, 9)}, weights=dict(WEIGHTS, new=1)
-    )
-    if ending == "renormalise":
-        parts = parts_of(new, range(steps, new.num_batches()))
-        assert parts == {**dict.fromkeys(SOURCES, 0), "new": 360}
 
 
 def test_pairs_have_their_shares_and_each_is_in_an_epoch_once():
@@ -573,15 +520,13 @@ def test_windows_have_every_position_once(monkeypatch):
     monkeypatch.setattr(
         Windows, "assign", lambda self, *at: assigned.append((self, *at)) or assign(self, *at)
     )
-    mixture = Plan(whole, BUCKETS, weights=WEIGHTS, ending="renormalise", window=500)
+    mixture = Plan(whole, BUCKETS, weights=WEIGHTS, window=500)
     assert "window of code=166" in mixture.fingerprint
-    tokens = dict.fromkeys(whole, 0)
     examples = np.zeros(mixture.num_examples, int)
     for step in range(mixture.num_batches()):
         planned = mixture.batch(step)
-        np.add.at(examples, planned.segments[:, 1], planned.segments[:, 3])
-        for name, more in planned.sources.items():
-            tokens[name] += more
+        first = planned.segments[planned.epoch_of_segments == 0]
+        np.add.at(examples, first[:, 1], first[:, 3])
     assert (examples == np.concatenate(list(whole.values()))).all()
     # Buckets are in different windows at a time, and yet none is assigned twice.
     assert len(assigned) > 10
@@ -640,19 +585,10 @@ def test_shares_of_examples_are_compared_with_weights_of_examples():
     assert due.max() < 2  # of tokens, "chat" has 2.7% in place of 10%
 
 
-def test_where_a_corpus_has_ended_the_others_are_not_off_their_weights():
-    corpora = {"a": np.full(500, 16), "b": np.full(9000, 16)}
-    weights = {"a": 1, "b": 1}
-    mixture = Plan(corpora, [Bucket(4, 16)], weights=weights, ending="renormalise")
-    assert mixture.batch(260).sources == {"b": 64}
-    a, b = measure_epoch(mixture)["sources"]
-    assert a["off"] == b["off"] == 0
-
-
 def test_the_printed_buckets_are_counted_over_the_batches():
-    mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending="renormalise")
-    steps = [mixture.batch(step) for step in range(mixture.num_batches())]
-    for line, bucket in zip(str(mixture).splitlines()[1:], BUCKETS, strict=False):
+    plan = Plan(SOURCES["code"], BUCKETS)
+    steps = [plan.batch(step) for step in range(plan.num_batches())]
+    for line, bucket in zip(str(plan).splitlines()[1:], BUCKETS, strict=False):
         of_bucket = [planned for planned in steps if planned.bucket == bucket]
         rows = sum(len(np.unique(planned.segments[:, 0])) for planned in of_bucket)
         tokens = sum(planned.num_tokens for planned in of_bucket)
@@ -699,7 +635,7 @@ def test_a_loader_resumes_at_every_step(joined):
 
 
 def test_a_mixture_that_ends_ends_the_iterator(joined):
-    with pipeline.load(joined, buckets=BUCKETS, weights=WEIGHTS, ending="renormalise") as loader:
+    with pipeline.load(joined, buckets=BUCKETS, weights=WEIGHTS, ending="stop") as loader:
         assert len(list(loader)) == loader.plan.num_batches()
     with pytest.raises(ValueError, match="ends once"):
         pipeline.load(joined, buckets=BUCKETS, weights=WEIGHTS, ending="stop", num_epochs=2)
@@ -809,7 +745,7 @@ def test_a_mixture_made_today_is_the_mixture_made_next_year():
     ]
 
 
-@pytest.mark.parametrize("ending", ["repeat", "renormalise"])
+@pytest.mark.parametrize("ending", ["repeat", "stop"])
 def test_a_plan_whose_epoch_has_stages_with_different_buckets_prints_itself(ending):
     plan = Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending=ending)
     plan = plan.after(5, buckets=[Bucket(3, 16), Bucket(3, 64)])

@@ -12,7 +12,7 @@ import numpy as np
 
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.pairs import open_corpus
-from pipeline.errors import InvalidType, InvalidValue, list_keywords, select_options, suggest_option
+from pipeline.errors import InvalidType, InvalidValue, suggest_option
 from pipeline.loading.ahead import ReadAhead
 from pipeline.loading.batches import WAITING, Batches, Transform
 from pipeline.loading.collate import Positions
@@ -24,7 +24,7 @@ from pipeline.planning.bucket import Bucket
 from pipeline.planning.cascade import Attention, Packing
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.lengths import Exclude, HasCorpora
-from pipeline.planning.options import By, Ending, Weights
+from pipeline.planning.options import By, Ending, Weights, list_keywords, select_options
 from pipeline.planning.pieces import Overflow
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
@@ -47,7 +47,6 @@ class OrderedOptions(TypedDict, total=False):
     window: int
     max_segments: int | None
     exclude: Exclude
-    patterns: str | os.PathLike | None
 
 
 class LoadOptions(OrderedOptions, total=False):
@@ -244,9 +243,8 @@ def load(
             tiers: the steps whose rows are sorted by cost and dealt to them again (1).
             window: the most pieces planned together (2**22).
             exclude: numbers of examples to leave out (none).
-            patterns: the file of the patterns of "optimal" (beside the corpus).
             weights, by, ending: for `Corpora`: the weight of each by name, or phases; of "tokens"
-                or "examples" (tokens); then "repeat", "stop" or "renormalise" (repeat).
+                or "examples" (tokens); then "repeat" or "stop" (repeat).
 
     Raises:
         TypeError: there is no such option, or `corpus` is no corpus.

@@ -1,6 +1,7 @@
 """Planning: from lengths to the segments of every step. Needs NumPy only.
 
-Terms, in the order in which the modules build on each other:
+`fit_buckets` chooses the shapes of batches, and `Plan` what each batch holds. Terms, in the order
+in which the modules build on each other:
 
 - piece: an example, or a part of one that is longer than the longest bucket (`pieces`).
 - pattern: the sizes of the pieces in a row; packing finds patterns (`patterns`, `cascade`).
@@ -12,3 +13,29 @@ Terms, in the order in which the modules build on each other:
 - stage: options, sources and a timetable, from a step on (`stage`).
 - plan: a list of stages (`stages`, `plan`).
 """
+
+from pipeline.planning.bucket import Bucket
+from pipeline.planning.cascade import Attention, Packing
+from pipeline.planning.fit import fit_buckets
+from pipeline.planning.lengths import AnyLengths, Exclude, HasCorpora
+from pipeline.planning.options import By, Changes, Ending, Weights
+from pipeline.planning.pieces import Overflow
+from pipeline.planning.plan import Plan
+from pipeline.planning.planned import PlannedBatch
+
+__all__ = [
+    "AnyLengths",
+    "Attention",
+    "Bucket",
+    "By",
+    "Changes",
+    "Ending",
+    "Exclude",
+    "HasCorpora",
+    "Overflow",
+    "Packing",
+    "Plan",
+    "PlannedBatch",
+    "Weights",
+    "fit_buckets",
+]

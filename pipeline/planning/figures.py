@@ -1,6 +1,5 @@
 """Figures of a plan: tokens, padding, shares and epochs, computed from counts of rows."""
 
-import bisect
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -11,7 +10,6 @@ from pipeline.planning.balance import imbalance as imbalance_of
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.patterns import Packed
 from pipeline.planning.planned import PlannedBatch
-from pipeline.planning.quotas import QuotaTimetable
 from pipeline.planning.stage import Stage
 from pipeline.planning.stages import Stages
 from pipeline.planning.windows import Windows
@@ -82,7 +80,7 @@ def content(plan: Stages, planned: PlannedBatch) -> list[int]:
 def deviations(plan: Stages, first: int, contents: Iterable[Sequence[int]]) -> list[float] | None:
     """The largest difference between each corpus's weight and its share of `RUN` steps in a row.
 
-    These steps are of one phase, before any of its corpora ends.
+    These steps are of one phase.
 
     Args:
         plan: the plan.
@@ -99,15 +97,7 @@ def deviations(plan: Stages, first: int, contents: Iterable[Sequence[int]]) -> l
     for stage, (_, weights), end in zip(stages, weights_by_phase(plan), ends, strict=True):
         begin = max(stage.start, first)
         steps = range(begin, min(end, first + len(counts)) + 1)
-        timetable = stage.timetable
-        assert isinstance(timetable, QuotaTimetable), "several corpora have quotas"
-
-        def has_ended(
-            step: int, stage: Stage = stage, timetable: QuotaTimetable = timetable
-        ) -> bool:
-            return bool(timetable.ended(step - stage.start).any())
-
-        here = sums[begin - first :][: bisect.bisect_left(steps, True, key=has_ended)]
+        here = sums[begin - first :][: len(steps)]
         if len(here) > RUN:
             parts = here[RUN:] - here[:-RUN]
             shares = parts / parts.sum(axis=1, keepdims=True)

@@ -1,10 +1,10 @@
 """Options of a plan, checked once; and weights, the share of each corpus."""
 
 import dataclasses
+import inspect
 import itertools
 import numbers
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Literal, TypedDict, Unpack, get_args
 
@@ -28,8 +28,19 @@ LEAST = Fraction(1, 10**9)  # the least share of a corpus that has one
 By = Literal["tokens", "examples"]
 BY: tuple[By, ...] = get_args(By)
 
-Ending = Literal["repeat", "stop", "renormalise"]
+Ending = Literal["repeat", "stop"]
 ENDINGS: tuple[Ending, ...] = get_args(Ending)
+
+
+def list_keywords(function: Callable) -> tuple[str, ...]:
+    """The names of a function's keyword-only arguments."""
+    parameters = inspect.signature(function).parameters.values()
+    return tuple(each.name for each in parameters if each.kind is each.KEYWORD_ONLY)
+
+
+def select_options(names: Iterable[str], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options whose names are in `names`."""
+    return {name: options[name] for name in names if name in options}
 
 
 class Changes(TypedDict, total=False):
@@ -44,7 +55,6 @@ class Changes(TypedDict, total=False):
     max_segments: int | None
     tiers: int
     by: By
-    patterns: str | os.PathLike | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,7 +80,6 @@ class Options:
     tiers: int = 1
     by: By = "tokens"
     ending: Ending = "repeat"
-    patterns: str | None = None
 
     def __post_init__(self) -> None:
         def put(name: str, value: Any) -> None:
@@ -99,8 +108,6 @@ class Options:
             raise InvalidValue("packing='optimal' is for one length; for pairs use 'best_fit'")
         require_one_of("by", self.by, BY)
         require_one_of("ending", self.ending, ENDINGS)
-        if self.patterns is not None:
-            put("patterns", os.fspath(self.patterns))
 
     @property
     def pairs(self) -> bool:

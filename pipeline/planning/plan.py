@@ -1,6 +1,5 @@
 """The plan: for each global step, the bucket and the segments of each of its rows."""
 
-import os
 from collections.abc import Iterable, Mapping
 from typing import Any, Unpack
 
@@ -56,15 +55,15 @@ class Plan(Stages):
             others. Default None: one corpus, each example once per epoch.
         by: the unit of weights: "tokens" (real positions; default) or "examples".
         ending: what to do when one of several corpora ends. "repeat" (default) repeats it for ever,
-            shuffled again; "stop" ends the plan before the first step that the corpus cannot fill;
-            "renormalise" goes on with the others, in proportion to their weights, until each has
-            had one epoch.
+            shuffled again; "stop" ends the plan before the first step that the corpus cannot fill.
         seed: the seed of every shuffle, 0 ≤ seed < 2**63; default 0.
         shuffle: whether each epoch shuffles examples, rows, batches and buckets again; default
             True. False makes every epoch the same, with rows in the order of their longest example.
         packing: "best_fit" (default); "optimal", column generation, which needs scipy and takes
-            seconds to minutes once (not for pairs; with more than 2,048 different lengths it is
-            best fit); or "none", one example per row.
+            seconds to minutes (not for pairs; with more than 2,048 different lengths it is best
+            fit); or "none", one example per row. A corpus stores what "optimal" finds beside
+            itself; for an array of lengths the search runs again, and may find other rows on
+            another machine.
         overflow: what to do with examples longer than the longest bucket: "split" them (not for
             pairs, whose targets would lose their inputs), "truncate" or "drop" them, or raise an
             "error". Default None: "split", for pairs "error".
@@ -76,10 +75,6 @@ class Plan(Stages):
             and dealt to these steps again, in each bucket, so that the rows of a batch cost about
             the same; default 1. The steps together have the same rows for every number.
         exclude: examples to leave out, as for `after`. Default: none.
-        patterns: the path of a file with the patterns that "optimal" found, made if it is missing.
-            The patterns are then an input of the plan. Default None: a corpus stores them beside
-            itself; for an array of lengths the search runs again, and may find other patterns on
-            another machine.
 
     Attributes:
         stages: how batches are made, from which step on; one stage more for each change.
@@ -98,8 +93,7 @@ class Plan(Stages):
         finite: whether the plan has a last step.
 
     Raises:
-        ValueError: an argument is not as above, no example has a position to train on, or
-            `patterns` is the file of another plan.
+        ValueError: an argument is not as above, or no example has a position to train on.
         ImportError: packing is "optimal", no patterns are stored, and scipy is missing.
     """
 
@@ -120,7 +114,6 @@ class Plan(Stages):
         max_segments: int | None = None,
         tiers: int = 1,
         exclude: Exclude = (),
-        patterns: str | os.PathLike | None = None,
     ):
         options = Options(
             buckets=as_buckets(buckets),
@@ -133,7 +126,6 @@ class Plan(Stages):
             tiers=tiers,
             by=by,
             ending=ending,
-            patterns=None if patterns is None else os.fspath(patterns),
         )
         if weights is None:
             super().__init__([Stage.begin(lengths, options, None, exclude)])
@@ -144,7 +136,7 @@ class Plan(Stages):
         if self.finite and not self.num_batches():
             raise InvalidValue(
                 "the plan has no step: a corpus cannot fill its share of even one batch. Use "
-                "ending='repeat' or 'renormalise', smaller batches, or another weight"
+                "ending='repeat', smaller batches, or another weight"
             )
 
     @classmethod

@@ -3,7 +3,7 @@
 A source has a number of rows of each bucket in an epoch, and its weight gives the pace of its
 epochs. So the steps of each bucket, and the rows that a bucket takes from each source, are fixed
 shares, and a quota gives any step without the steps before it. The shares change only where a
-source ends, or comes to the end of its remainder: there a new interval begins.
+source comes to the end of its remainder: there a new interval begins.
 """
 
 import bisect
@@ -58,35 +58,6 @@ class QuotaSteps:
         return self._buckets.taker(step)
 
 
-class FinalSteps:
-    """The last steps of sources that have ended, with their last rows, bucket by bucket.
-
-    Args:
-        rows: int64 [buckets, sources], the rows; less than a batch of each bucket and source.
-        rows_per_batch: the rows in a batch of each bucket; its last batch may have fewer.
-
-    Attributes:
-        steps: the number of steps.
-    """
-
-    def __init__(self, rows: np.ndarray, rows_per_batch: Sequence[int]):
-        self._rows, self._rows_per_batch = rows, np.array(rows_per_batch)
-        self._ends = np.cumsum(-(-rows.sum(axis=1) // self._rows_per_batch))
-        self.steps = int(self._ends[-1])
-
-    def before(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """See `Timetable.before`."""
-        number = np.diff(self._ends, prepend=0)
-        batches = np.clip(step - (self._ends - number), 0, number)
-        places = (batches * self._rows_per_batch)[:, None]
-        before = np.cumsum(self._rows, axis=1) - self._rows
-        return batches, np.clip(places - before, 0, self._rows)
-
-    def bucket(self, step: int) -> int:
-        """The number of the bucket of a step."""
-        return int(np.searchsorted(self._ends, step, side="right"))
-
-
 @dataclasses.dataclass(frozen=True)
 class Interval:
     """Consecutive steps with the same shares.
@@ -95,15 +66,13 @@ class Interval:
         start: the first step.
         batches: int64 [buckets], batches before it.
         rows: int64 [buckets, sources], rows before it, numbered over the streams of the sources.
-        ended: bool [sources], the sources that have ended before it.
         content: its steps, counted from 0.
     """
 
     start: int
     batches: np.ndarray
     rows: np.ndarray
-    ended: np.ndarray
-    content: QuotaSteps | FinalSteps
+    content: QuotaSteps
 
     def before(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """The batches and rows before `step`, as in the attributes."""
@@ -123,7 +92,6 @@ class QuotaTimetable:
         options: the options `buckets`, `by` and `ending`, as for `Plan`.
         rows_before: int64 [buckets, sources], rows of each source's stream before step 0; None for
             none.
-        ended: bool [sources], the sources that ended before step 0; None for none.
         epoch: the epoch of step 0.
         begins: whether this epoch begins with step 0.
     """
@@ -135,7 +103,6 @@ class QuotaTimetable:
         options: Options,
         *,
         rows_before: np.ndarray | None = None,
-        ended: np.ndarray | None = None,
         epoch: int = 0,
         begins: bool = True,
     ):
@@ -145,69 +112,48 @@ class QuotaTimetable:
         # are the tokens or examples in them, as `by` says.
         self._remainder = np.stack([each.remainder_rows for each in sources], axis=1)
         self._whole = np.stack([each.whole.rows for each in sources], axis=1)
-        self._sizes = [[_size(w, options.by) for w in (s.remainder, s.whole)] for s in sources]
+        self._sizes = [
+            [_size(windows, options.by) for windows in (each.remainder, each.whole)]
+            for each in sources
+        ]
         self._active = np.array([weight > 0 for weight in weights])
-        self.steps: int | None = None
         self._intervals: list[Interval] = []
-        self._add_intervals(
-            sources,
-            options.ending,
-            0 * self._whole if rows_before is None else rows_before,
-            np.zeros(len(sources), bool) if ended is None else ended,
-        )
+        rows = 0 * self._whole if rows_before is None else rows_before
+        self._add_intervals(rows, repeats=options.ending == "repeat")
         self._starts = [interval.start for interval in self._intervals]
+        self.steps: int | None = None
+        if options.ending == "stop":
+            # Each source has its remainder and, from the start of the plan, one whole epoch.
+            stock = self._remainder + self._whole * [source.epoch == 0 for source in sources]
+            self.steps = _first_step(lambda at: bool((self.before(at)[1] > stock).any()), 0) - 1
         self._epoch, self.first_epoch = epoch, epoch if begins else epoch + 1
         self._latest = (0, 0, epoch)  # first step, one past the last step, and number of an epoch
 
-    def _add_intervals(
-        self, sources: Sequence[Source], ending: str, rows: np.ndarray, ended: np.ndarray
-    ) -> None:
-        # Sources of a plan that ends have the remainder and, from its start, one whole epoch.
-        stock = self._remainder + self._whole * [source.epoch == 0 for source in sources]
+    def _add_intervals(self, rows: np.ndarray, *, repeats: bool) -> None:
         start, batches = 0, np.zeros(len(self._rows_per_batch), np.int64)
         while True:
-            active = self._active & ~ended
-            if not active.any():
-                final = FinalSteps(np.where(ended, stock - rows, 0), self._rows_per_batch)
-                self._intervals.append(Interval(start, batches, rows, ended, final))
-                self.steps = start + final.steps
-                return
             in_remainder = np.any(rows < self._remainder, axis=0)
-            content = self._quota_steps(active, in_remainder)
-            interval = Interval(start, batches, rows, ended, content)
+            interval = Interval(start, batches, rows, self._quota_steps(in_remainder))
             self._intervals.append(interval)
-            if ending == "repeat":
-                waiting = active & in_remainder
-                if not waiting.any():
-                    return
+            waiting = self._active & in_remainder
+            if not repeats or not waiting.any():
+                return
 
-                def is_over(
-                    step: int, interval: Interval = interval, waiting: np.ndarray = waiting
-                ) -> bool:
-                    over = (interval.before(step)[1] >= self._remainder).all(axis=0)
-                    return bool((waiting & over).any())
+            def is_over(
+                step: int, interval: Interval = interval, waiting: np.ndarray = waiting
+            ) -> bool:
+                over = (interval.before(step)[1] >= self._remainder).all(axis=0)
+                return bool((waiting & over).any())
 
-                start = _first_step(is_over, start)
-            else:
-
-                def lacking(
-                    step: int, interval: Interval = interval, active: np.ndarray = active
-                ) -> np.ndarray:
-                    return active & (interval.before(step)[1] > stock).any(axis=0)
-
-                start = _first_step(lambda step: bool(lacking(step).any()), start) - 1
-                if ending == "stop":
-                    self.steps = start
-                    return
-                ended = ended | lacking(start + 1)
+            start = _first_step(is_over, start)
             batches, rows = interval.before(start)
 
-    def _quota_steps(self, active: np.ndarray, in_remainder: np.ndarray) -> QuotaSteps:
+    def _quota_steps(self, in_remainder: np.ndarray) -> QuotaSteps:
         rows = np.where(in_remainder, self._remainder, self._whole).tolist()
         pace = [
-            weight / (sizes[0 if first else 1] or 1) if used else Fraction(0)
-            for weight, sizes, first, used in zip(
-                self._weights, self._sizes, in_remainder, active, strict=True
+            weight / (remainder if first else whole)
+            for weight, (remainder, whole), first in zip(
+                self._weights, self._sizes, in_remainder, strict=True
             )
         ]
         shares = [[p * n for p, n in zip(pace, each, strict=True)] for each in rows]
@@ -236,13 +182,8 @@ class QuotaTimetable:
         if last is not None:
             return self.before(max(last, first))[0] > self.before(first)[0]
         interval = self._intervals[-1]
-        assert isinstance(interval.content, QuotaSteps), "the last interval has no end"
         earlier = self.before(max(first, interval.start))[0] > self.before(first)[0]
         return interval.content.used | earlier
-
-    def ended(self, step: int) -> np.ndarray:
-        """The sources that have ended before a step: bool [sources]."""
-        return (self._interval(step - 1) if step else self._intervals[0]).ended
 
     def _count_passes(self, step: int) -> int:
         """The number of epochs that every source with a weight has had before `step`."""

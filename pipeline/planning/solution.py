@@ -3,8 +3,6 @@
 import functools
 import hashlib
 import json
-import os
-import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -45,15 +43,18 @@ class Solution:
         ValueError: the content is not as above.
     """
 
-    def __init__(self, content: bytes, path: str):
-        self._path = path
+    def __init__(self, content: bytes, name: str):
+        self._name = name
         self.digest = hashlib.sha256(content).hexdigest()[:16]
         try:
             stored = json.loads(content)
             self.bound = float(stored["bound"])
             self._patterns = stored["patterns"]
         except (ValueError, KeyError, TypeError) as error:
-            raise InvalidValue(f"{path} does not hold the patterns of a plan: {error!r}") from error
+            raise InvalidValue(
+                f"{name}, beside the corpus, does not hold the patterns of a plan: {error!r}; "
+                "delete it, and the plan makes it again"
+            ) from error
 
     def pack(self, counts: np.ndarray, buckets: Sequence[Bucket], **options: Any) -> Packed:
         """`pipeline.planning.cascade.pack` with the patterns stored for this histogram.
@@ -64,8 +65,8 @@ class Solution:
         stored = self._patterns.get(_digest(counts))
         if stored is None or len(stored) != len(buckets):
             raise InvalidValue(
-                f"the patterns in {self._path} are for other lengths, buckets or windows than "
-                "this plan's; give the path of a new file with patterns=…, and the plan makes it"
+                f"the patterns in {self._name}, beside the corpus, are for other lengths, buckets "
+                "or windows than this plan's; delete the file, and the plan makes it again"
             )
         patterns = [
             [Pattern.of_lengths(pieces, rows) for rows, pieces in of_bucket] for of_bucket in stored
@@ -136,34 +137,13 @@ def _cost(packed: Packed) -> float:
     )
 
 
-def load_solution(
-    store: Store, inputs: Any, search: Callable[[], Search], path: str | None = None
-) -> Solution:
-    """The stored solution for some inputs; if there is none, the search runs and is stored.
+def load_solution(store: Store, inputs: Any, search: Callable[[], Search]) -> Solution:
+    """The stored solution for some inputs, whose text names its file.
 
-    The text of `inputs` names the file; error messages call it `path`, if that is given.
+    If there is none, the search runs and its result is stored.
     """
     name = f"packing-{hashlib.sha256(f'{VERSION};{inputs}'.encode()).hexdigest()[:16]}.json"
-    return Solution(store(name, lambda: search().content(name)), path or name)
-
-
-def store_in_file(path: str | os.PathLike, *, allow_other: bool) -> Store:
-    """A `Store` that keeps a solution in the file `path`.
-
-    With `allow_other`, a solution other than that of the file has a file of its own beside it.
-    """
-
-    def store(name: str, make: Callable[[], bytes]) -> bytes:
-        file = pathlib.Path(path)
-        if allow_other and file.exists() and name.encode() not in file.read_bytes():
-            file = file.with_name(f"{file.stem}-{name}")
-        if not file.exists():
-            temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-            temporary.write_bytes(make())
-            temporary.replace(file)
-        return file.read_bytes()
-
-    return store
+    return Solution(store(name, lambda: search().content(name)), name)
 
 
 def _digest(counts: np.ndarray) -> str:

@@ -23,7 +23,7 @@ from pipeline.planning.pieces import (
     merge_spans,
     trainable_positions,
 )
-from pipeline.planning.solution import Search, Solution, load_solution, store_in_file
+from pipeline.planning.solution import Search, Solution, load_solution
 from pipeline.planning.windows import Windows
 
 
@@ -141,10 +141,7 @@ class Source:
             search.counts = make(search.pack).counts
             return search
 
-        store = self.lengths.store
-        if options.patterns is not None:
-            store = store_in_file(options.patterns, allow_other=self._previous is not None)
-        solution = load_solution(store, inputs, search, options.patterns)
+        solution = load_solution(self.lengths.store, inputs, search)
         return make(solution.pack), solution
 
     def _window(self, pieces: Pieces) -> int | str:

@@ -110,8 +110,6 @@ class Stage:
             given = as_corpora(lengths)
             members = {name: Lengths.of(given[name]) for name in weights}
             changes = options.as_json(MIXTURE_OPTIONS) | _weights_as_json(weights)
-        if options.patterns is not None:
-            changes["patterns"] = options.patterns
         count = sum(map(len, members.values()))
         excluded = select(exclude, take_first(lengths, count), count)
         changes |= {"exclude": excluded.tolist()} if len(excluded) else {}
@@ -132,14 +130,10 @@ class Stage:
         weights: Mapping[str, Any] | None = None,
         **changes: Unpack[Changes],
     ) -> "Stage":
-        """The stage that takes over at `step`; arguments and errors as for `Plan.after`.
-
-        If all corpora have ended before `step`, it starts where they ended.
-        """
+        """The stage that takes over at `step`; arguments and errors as for `Plan.after`."""
         options = self.options.change(**changes)
         if self.weights is None:
             _check_one_corpus(options)
-        step = step if self.end is None else min(step, self.end)
         given = self.given if lengths is None else lengths
         members = {source.name: source.lengths for source in self.sources}
         if lengths is not None:
@@ -179,7 +173,6 @@ class Stage:
                 [shares[source.name] for source in sources],
                 options,
                 rows_before=None if replan else np.pad(rows_before, ((0, 0), (0, joined))),
-                ended=None if replan else np.pad(self.timetable.ended(local), (0, joined)),
                 epoch=epoch + (replan and not begins),
                 begins=replan or begins,
             )
@@ -209,7 +202,7 @@ class Stage:
 def add_phases(
     stages: list[Stage], phases: Iterable[tuple[int, Mapping[str, Fraction]]], given: Any
 ) -> list[Stage]:
-    """Adds a stage for each phase of weights; with ending="stop", up to the end of the plan.
+    """Adds a stage for each phase of weights, up to the end of the plan.
 
     Args:
         stages: the stages before the phases; changed in place.
@@ -218,7 +211,7 @@ def add_phases(
     """
     for start, shares in phases:
         last = stages[-1]
-        if last.options.ending == "stop" and last.end is not None and last.end <= start:
+        if last.end is not None and last.end <= start:
             break
         joined = select_corpora(given, shares) if len(shares) > len(last.sources) else None
         stages.append(last.change(start, lengths=joined, weights=shares))

@@ -4,10 +4,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.errors import InvalidValue, list_keywords, select_options, suggest_option
+from pipeline.errors import InvalidValue, suggest_option
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.lengths import as_lengths
+from pipeline.planning.options import list_keywords, select_options
 from pipeline.planning.plan import Plan
 
 FITTING, PLANNING = list_keywords(fit_buckets), list_keywords(Plan)

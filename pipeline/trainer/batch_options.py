@@ -4,8 +4,9 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pipeline.errors import InvalidValue, list_keywords, suggest_option
+from pipeline.errors import InvalidValue, suggest_option
 from pipeline.planning.fit import fit_buckets
+from pipeline.planning.options import list_keywords
 from pipeline.planning.plan import Plan
 from pipeline.planning.stage import Stage
 from pipeline.planning.table import heading

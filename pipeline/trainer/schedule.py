@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from pipeline.corpus.corpora import Corpora
-from pipeline.errors import InvalidValue, select_options
+from pipeline.errors import InvalidValue
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.lengths import HasCorpora, take_first
+from pipeline.planning.options import select_options
 from pipeline.planning.plan import Plan
 from pipeline.trainer.batch_options import (
     FITTING,
