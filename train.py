@@ -254,8 +254,8 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
             schedule.check(whole, first, config.steps, multiple)
             plan = whole.onward(first)
             batches = pipeline.Batches(corpus, plan, **layout).repeat()
-            loader = enter(pipeline.Loader(batches, mesh=mesh))
-            evaluation = Evaluation(held_out, plan.options, mesh=mesh, **layout)
+            loader = enter(pipeline.Loader(batches))
+            evaluation = Evaluation(held_out, plan.options, **layout)
         agree = {"plan": plan, "corpus": corpus}
         agree |= {"held-out plan": evaluation.plan, "held-out corpus": held_out}
         hosts.require_agreement({name: each.fingerprint for name, each in agree.items()})
@@ -269,7 +269,7 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
         initialise = jax.jit(init, out_shardings=shardings)
         like = initialise.eval_shape(key)  # shapes, dtypes and shardings
         with clock("compile"):
-            train_step = pipeline.Compiled(
+            train_step = pipeline.steps.Compiled(
                 train_step,
                 like,
                 loader.specs,
@@ -278,7 +278,7 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
                 budget=config.memory_budget,
                 out_shardings=(shardings, jax.NamedSharding(mesh, jax.P())),
             )
-            eval_step = pipeline.Compiled(
+            eval_step = pipeline.steps.Compiled(
                 eval_step,
                 like["params"],
                 evaluation.specs,
@@ -304,7 +304,7 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
         # The loop, and what it calls.
         enter(logging_redirect_tqdm())
         compiled = train_step.name, eval_step.name
-        guard = enter(pipeline.CompileGuard(*compiled, on_compile=config.on_compile))
+        guard = enter(pipeline.steps.CompileGuard(*compiled, on_compile=config.on_compile))
         metrics = enter(MetricsLog(workdir, first, evaluated=record.evaluations, enabled=leads))
         clock.add("lost", metrics.lost)
         progress = enter(Progress(config.steps, first, enabled=leads))

@@ -34,42 +34,30 @@ if TYPE_CHECKING:
     from pipeline.corpus.preparation import prepare, prepare_pairs
     from pipeline.corpus.views import Masked, SpanCorruption
     from pipeline.history.losses import losses
-    from pipeline.loading.batches import Batches
-    from pipeline.loading.compact import expand
-    from pipeline.loading.field_names import rename
-    from pipeline.loading.fields import Batch
-    from pipeline.loading.loader import Loader, load
-    from pipeline.loading.sharding import to_global
-    from pipeline.scoring.score import score
-    from pipeline.steps.compile_log import CompileGuard
-    from pipeline.steps.compiled import Compiled
+    from pipeline.loading import Batch, Batches, Loader, load, rename, to_global
+    from pipeline.scoring import score
     from pipeline.text import sources, templates, tokenizers
-    from pipeline.text.fingerprints import Function
 
 # The place of each name that is imported when first used.
 _PLACES = {
-    "Batch": "loading.fields",
-    "Batches": "loading.batches",
-    "CompileGuard": "steps.compile_log",
-    "Compiled": "steps.compiled",
+    "Batch": "loading",
+    "Batches": "loading",
     "Corpora": "corpus.corpora",
     "Corpus": "corpus.corpus",
-    "Function": "text.fingerprints",
     "InPlace": "corpus.in_place",
-    "Loader": "loading.loader",
+    "Loader": "loading",
     "Masked": "corpus.masked",
     "Pairs": "corpus.pairs",
     "SpanCorruption": "corpus.span_corruption",
     "duplicates": "corpus.duplicates",
-    "expand": "loading.compact",
     "tokenize_on_read": "corpus.on_read",
-    "load": "loading.loader",
+    "load": "loading",
     "losses": "history.losses",
     "prepare": "corpus.preparation",
     "prepare_pairs": "corpus.preparation",
-    "rename": "loading.field_names",
-    "score": "scoring.score",
-    "to_global": "loading.sharding",
+    "rename": "loading",
+    "score": "scoring",
+    "to_global": "loading",
 }
 _ROOMS = ("corpus", "fs", "history", "loading", "planning", "report", "scoring", "steps", "text")
 _MODULES = {
@@ -83,11 +71,8 @@ __all__ = [
     "Batch",
     "Batches",
     "Bucket",
-    "CompileGuard",
-    "Compiled",
     "Corpora",
     "Corpus",
-    "Function",
     "InPlace",
     "Loader",
     "Masked",
@@ -98,7 +83,6 @@ __all__ = [
     "calibrate",
     "duplicates",
     "engines",
-    "expand",
     "fit_buckets",
     "load",
     "losses",

@@ -316,7 +316,7 @@ def test_what_has_no_fingerprint_is_named_with_what_to_do(tmp_path, template, se
         prepare(RECORDS, Bytes(), tmp_path, template=template)
     assert re.search(r'pipeline\.Function\(\S+, fingerprint="v1"\)$', str(caught.value))
     assert not list(tmp_path.iterdir())
-    given = pipeline.Function(template, fingerprint="v1")
+    given = pipeline.text.Function(template, fingerprint="v1")
     assert fingerprint(given) == "v1"
     assert fingerprint(Holder(given)) != fingerprint(Holder(Function(use, fingerprint="v2")))
 

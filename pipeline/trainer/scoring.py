@@ -14,7 +14,7 @@ from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import as_path
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.loading.sharding import batch_sharding
-from pipeline.scoring.score import TABLE, ScoreOptions, score
+from pipeline.scoring.scores import TABLE, ScoreOptions, score
 from pipeline.steps import hosts
 from pipeline.steps.mesh import make_mesh
 from pipeline.steps.segments import position_losses
@@ -84,7 +84,7 @@ def score_run(
             state=params,
             model=f"step {step} of {workdir}",
             reduce="sum",
-            mesh=mesh,
+            sharding=mesh,
             **options,
         )
     _report(table, corpus.text_bytes, as_path(directory) / TABLE)
