@@ -124,7 +124,6 @@ class Batches(StepDataset):
         transform: Transform | None = None,
         context_order: ContextOrder = "contiguous",
     ):
-        super().__init__()
         if len(corpus) != plan.num_examples:
             raise InvalidValue(
                 f"the corpus has {len(corpus):,} examples and the plan is for "
@@ -146,10 +145,10 @@ class Batches(StepDataset):
             raise InvalidValue(
                 "both sharding and process_count say which rows to build; give one of them"
             )
+        read_options = FROM_MEMORY if corpus.in_memory else WAITING
+        super().__init__(StateKey(plan, corpus, positions), read_options)
         self.corpus, self.plan = corpus, plan
         self.positions: Positions = positions
-        self.origin = StateKey(plan, corpus, positions)
-        self.read_options = FROM_MEMORY if corpus.in_memory else WAITING
         self._transform_batch, self.ahead = transform, ReadAhead(corpus, plan)
         self._epochs: int | None = 1
         self._planned = False
@@ -173,6 +172,8 @@ class Batches(StepDataset):
             f"Batches({len(self.corpus):,} examples, buckets {buckets}, {batches}, {total}, "
             f"fingerprint {digest})"
         )
+
+    __str__ = __repr__
 
     @property
     def endless(self) -> bool:

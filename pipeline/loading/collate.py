@@ -115,11 +115,6 @@ class _Segments(NamedTuple):
     size: np.ndarray  # positions
     epoch: np.ndarray | int  # one for all, or int64 [segments]
 
-    def select(self, which: np.ndarray) -> "_Segments":
-        """The segments where `which`, bool [segments], is true."""
-        epoch = self.epoch if isinstance(self.epoch, int) else self.epoch[which]
-        return _Segments._make([*(values[which] for values in self[:-1]), epoch])
-
 
 def _in_rows(planned: PlannedBatch, rows: np.ndarray, positions: Positions) -> _Segments:
     """The segments of `rows`, at their columns in the global batch."""
@@ -162,4 +157,6 @@ def _in_columns(segments: _Segments, columns: tuple[int, int]) -> _Segments:
         size=size,
     )
     inside = size > 0
-    return parts if inside.all() else parts.select(inside)
+    if inside.all():
+        return parts
+    return _Segments._make(each if isinstance(each, int) else each[inside] for each in parts)

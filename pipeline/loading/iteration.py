@@ -28,18 +28,39 @@ NO_RUNS = (
 class StepDataset(grain.MapDataset):
     """A Grain data set whose transformations, and whose iterators, keep the state of a plan.
 
-    Attributes:
+    Args:
         origin: what the state of an iterator belongs to.
         read_options: how `to_iter_dataset` reads ahead by default.
+        inside: what transformations of Grain made of a `StepDataset`; None: a subclass, whose
+            elements are its own.
     """
 
-    origin: StateKey
-    read_options: grain.ReadOptions
+    def __init__(
+        self,
+        origin: StateKey,
+        read_options: grain.ReadOptions,
+        inside: grain.MapDataset | None = None,
+    ):
+        super().__init__(*([] if inside is None else [inside]))
+        self.origin, self.read_options = origin, read_options
 
     @property
     def _inside(self) -> grain.MapDataset:
         """The data set that Grain's transformations are applied to."""
-        return self
+        return self._parent if self._parents else self
+
+    def __len__(self) -> int:
+        return len(self._parent)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.slice(index) if isinstance(index, slice) else self._parent[index]
+
+    def __str__(self) -> str:
+        return f"Steps({self._parent})"
+
+    @property
+    def _element_spec(self) -> Any:
+        return grain.experimental.get_element_spec(self._parent)
 
     def map(self, transform: Any) -> "StepDataset":
         """See `grain.MapDataset.map`."""
@@ -63,13 +84,13 @@ class StepDataset(grain.MapDataset):
 
     def slice(self, sl: slice) -> "StepDataset":
         """See `grain.MapDataset.slice`."""
-        return self._transform("slice", sl).reordered(f"slice({sl.start}, {sl.stop}, {sl.step})")
+        return self._transform("slice", sl)._reorder(f"slice({sl.start}, {sl.stop}, {sl.step})")
 
     def shuffle(self, seed: int | None = None) -> "StepDataset":
         """See `grain.MapDataset.shuffle`; a plan is shuffled without it."""
         steps = self._transform("shuffle", seed)
         seed = steps._inside._default_seed if seed is None else seed
-        return steps.reordered(f"shuffle({seed})")
+        return steps._reorder(f"shuffle({seed})")
 
     def batch(
         self, batch_size: int, *, drop_remainder: bool = False, batch_fn: Any = None
@@ -88,7 +109,17 @@ class StepDataset(grain.MapDataset):
             )
         options = {"drop_remainder": drop_remainder, "batch_fn": batch_fn}
         steps = self._transform("batch", batch_size, **options)
-        return steps.reordered(f"batch({batch_size}, drop_remainder={drop_remainder})")
+        return steps._reorder(f"batch({batch_size}, drop_remainder={drop_remainder})")
+
+    def repeat(
+        self, num_epochs: int | None = None, *, reseed_each_epoch: bool = True
+    ) -> "StepDataset":
+        """See `grain.MapDataset.repeat`."""
+        check_repeat(self.origin.plan, num_epochs)
+        if self.origin.plan.finite:
+            return self
+        steps = self._transform("repeat", num_epochs, reseed_each_epoch=reseed_each_epoch)
+        return steps if reseed_each_epoch else steps._reorder("reseed_each_epoch=False")
 
     def to_iter_dataset(
         self, read_options: grain.ReadOptions | None = None, *, allow_nones: bool = False
@@ -96,46 +127,11 @@ class StepDataset(grain.MapDataset):
         """An iterable data set whose iterators have the data state of this plan."""
         return Steps(self._inside, self.origin, read_options or self.read_options, allow_nones)
 
-    def _transform(self, name: str, *args: Any, **options: Any) -> "TransformedSteps":
+    def _transform(self, name: str, *args: Any, **options: Any) -> "StepDataset":
         inside = getattr(grain.MapDataset, name)(self._inside, *args, **options)
-        return TransformedSteps(inside, self.origin, self.read_options)
+        return StepDataset(self.origin, self.read_options, inside)
 
-
-class TransformedSteps(StepDataset):
-    """What a transformation of Grain made of a `StepDataset`."""
-
-    def __init__(self, inside: grain.MapDataset, origin: StateKey, read_options: grain.ReadOptions):
-        super().__init__(inside)
-        self.origin, self.read_options = origin, read_options
-
-    @property
-    def _inside(self) -> grain.MapDataset:
-        return self._parent
-
-    def __len__(self) -> int:
-        return len(self._parent)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.slice(index) if isinstance(index, slice) else self._parent[index]
-
-    def __str__(self) -> str:
-        return f"Steps({self._parent})"
-
-    @property
-    def _element_spec(self) -> Any:
-        return grain.experimental.get_element_spec(self._parent)
-
-    def repeat(
-        self, num_epochs: int | None = None, *, reseed_each_epoch: bool = True
-    ) -> StepDataset:
-        """See `grain.MapDataset.repeat`."""
-        check_repeat(self.origin.plan, num_epochs)
-        if self.origin.plan.finite:
-            return self
-        steps = self._transform("repeat", num_epochs, reseed_each_epoch=reseed_each_epoch)
-        return steps if reseed_each_epoch else steps.reordered("reseed_each_epoch=False")
-
-    def reordered(self, order: str) -> "TransformedSteps":
+    def _reorder(self, order: str) -> "StepDataset":
         """The same, of which the index is no step of the plan, because of a transformation."""
         self.origin = self.origin._replace(order=(*self.origin.order, order))
         return self
