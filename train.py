@@ -181,8 +181,8 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
         corpus, held_out = run.prepare_corpora()
         plan = run.make_plan()
         batches = pipeline.Batches(corpus, plan, **run.layout).repeat()
-        loader = run.enter(pipeline.Loader(batches, mesh=mesh))
-        evaluation = Evaluation(held_out, plan.options, mesh=mesh, **run.layout)
+        loader = run.enter(pipeline.Loader(batches))
+        evaluation = Evaluation(held_out, plan.options, **run.layout)
         run.require_agreement(plan, evaluation)
 
         # The model, and its steps compiled for every bucket.

@@ -1,6 +1,5 @@
 """The loader: real tokens per second and the longest waits, against Grain's packer and memcpy."""
 
-import functools
 import itertools
 import tempfile
 import time
@@ -29,7 +28,6 @@ def measure(lengths: np.ndarray) -> Section:
         buckets = pipeline.fit_buckets(corpus, tokens_per_batch=TOKENS, max_buckets=4)
         plan = pipeline.Plan(corpus, buckets)
         batches = pipeline.Batches(corpus, plan)
-        compact = pipeline.Batches(corpus, plan, compact=True)
         built = [batches[step] for step in range(24)]  # also brings the plan's window up
         room = [{name: np.zeros_like(field) for name, field in batch.items()} for batch in built]
 
@@ -37,13 +35,8 @@ def measure(lengths: np.ndarray) -> Section:
             for step in range(len(batches)):
                 batches[step]
 
-        def one_by_one_compact():
-            for step in range(len(compact)):
-                compact[step]
-
-        def load(compact):
-            loader = pipeline.load(corpus, buckets=buckets, num_epochs=1, compact=compact)
-            with loader:
+        def load():
+            with pipeline.load(corpus, buckets=buckets, num_epochs=1) as loader:
                 for batch in loader:
                     batch["inputs"].block_until_ready()
 
@@ -66,10 +59,8 @@ def measure(lengths: np.ndarray) -> Section:
 
         contenders: dict[str, Callable[[], object]] = {
             "one": one_by_one,
-            "compact": one_by_one_compact,
             "iterator": iterate,
-            "loaded": functools.partial(load, compact=False),
-            "loaded compact": functools.partial(load, compact=True),
+            "loaded": load,
             "copy": copy,
             "grain": grain,
         }
@@ -93,10 +84,8 @@ def measure(lengths: np.ndarray) -> Section:
         "fastest here.",
         [
             line("Lockstep, `batches[step]` in one thread", "one"),
-            line("Lockstep, the same, compact: three fields are made on the device", "compact"),
             line("Lockstep, iterator with its thread", "iterator"),
             line("Lockstep, `load`: as jax.Arrays", "loaded"),
-            line("Lockstep, `load`, compact", "loaded compact"),
             Line("memcpy of the same arrays", f"{rates['copy'] / 1e6:,.1f} M tokens/s"),
             Line("Grain best fit, 32 bins", f"{rates['grain'] / 1e6:,.2f} M tokens/s"),
             Line(

@@ -111,7 +111,7 @@ def work(asked: dict) -> dict[str, dict[str, list]]:
         return jax.tree.map(lambda p, g: p - 1e-3 * g, params, gradients)
 
     buckets = [pipeline.Bucket(asked["count"], LENGTH)]
-    options = {"mesh": mesh, "spec": sharding.spec, "buckets": buckets}
+    options = {"sharding": sharding, "buckets": buckets}
     found: dict[str, dict[str, list]] = {}
     loaders = {k: pipeline.load(asked["corpus"], tiers=k, **options) for k in (1, TIERS)}
     for loader in loaders.values():

@@ -77,7 +77,7 @@ def train(workdir, steps, save_every):
     # multiples of 8 rows, the run may continue on 1, 2, 4 or 8 devices.
     loader = pipeline.load(
         corpus,
-        mesh=mesh,
+        sharding=mesh,
         tokens_per_batch=2048,
         max_length=256,
         row_multiple=8,
@@ -108,7 +108,7 @@ def train(workdir, steps, save_every):
             loader.set_state(restored["data"])
 
         # Lockstep: compiles the step for every bucket now, and refuses any other shape later.
-        compiled_step = pipeline.Compiled(train_step, state, loader.specs, donate=True)
+        compiled_step = pipeline.steps.Compiled(train_step, state, loader.specs, donate=True)
         for step in range(first, steps):
             batch = next(loader)
             state, loss = compiled_step(state, batch)

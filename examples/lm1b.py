@@ -22,7 +22,6 @@ import orbax.checkpoint as ocp
 from flax import linen as nn
 from flax.linen.spmd import logical_to_mesh_sharding
 from flax.training.train_state import TrainState
-from jax.sharding import NamedSharding, PartitionSpec
 
 import pipeline
 from pipeline.text.sources import Records, Slice
@@ -168,11 +167,11 @@ def eval_step(state, batch):
     return compute_metrics(state.apply_fn({"params": state.params}, batch), batch)
 
 
-def evaluate(compiled_eval_step, state, eval_batches, mesh):
+def evaluate(compiled_eval_step, state, eval_batches):
     """Metrics of the held-out set."""
     sums = None
     # Lockstep: a finite pass ends at the same step on every host.
-    with pipeline.Loader(eval_batches, mesh=mesh) as loader:
+    with pipeline.Loader(eval_batches) as loader:
         for batch in loader:
             metrics = jax.device_get(compiled_eval_step(state, batch))
             sums = metrics if sums is None else jax.tree.map(lambda x, y: x + y, sums, metrics)
@@ -216,7 +215,7 @@ def train_and_evaluate(config):
     # multiples of 8 rows, the run may continue on 1, 2, 4 or 8 devices.
     loader = pipeline.load(
         corpus,
-        mesh=mesh,
+        sharding=mesh,
         tokens_per_batch=config.tokens_per_batch,
         max_length=config.max_target_length,
         max_buckets=config.max_buckets,
@@ -227,8 +226,7 @@ def train_and_evaluate(config):
 
     # Lockstep: one epoch of the held-out set in the same shapes; examples keep their order.
     eval_plan = pipeline.Plan(held_out, loader.plan.buckets, shuffle=False)
-    rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
-    eval_batches = pipeline.Batches(held_out, eval_plan, sharding=rows)
+    eval_batches = pipeline.Batches(held_out, eval_plan, sharding=mesh)
 
     with loader, ocp.CheckpointManager(config.workdir / "checkpoints") as manager:
         # Lockstep: the table of positions is as large as either plan needs.
@@ -250,10 +248,10 @@ def train_and_evaluate(config):
             loader.set_state(restored["data"])
 
         # Lockstep: compiles both steps for every bucket now, and refuses other shapes later.
-        compiled_train_step = pipeline.Compiled(
+        compiled_train_step = pipeline.steps.Compiled(
             train_step, state, loader.specs, donate=True, out_shardings=(shardings, None)
         )
-        compiled_eval_step = pipeline.Compiled(eval_step, state, eval_batches.specs(mesh))
+        compiled_eval_step = pipeline.steps.Compiled(eval_step, state, eval_batches.specs)
         for step in range(first, config.num_train_steps):
             batch = next(loader)
             state, metrics = compiled_train_step(state, batch)
@@ -261,7 +259,7 @@ def train_and_evaluate(config):
             loss = normalize(metrics)["loss"]
             print("step", step, "shape", batch["inputs"].shape, "loss", loss)
             if done % config.eval_every_steps == 0 or ends:
-                held_out_metrics = evaluate(compiled_eval_step, state, eval_batches, mesh)
+                held_out_metrics = evaluate(compiled_eval_step, state, eval_batches)
                 print("after step", step, "held out", held_out_metrics)
             if done % config.checkpoint_every_steps == 0 or ends:
                 items = ocp.args.Composite(

@@ -67,9 +67,8 @@ def make_train_iterator(config, mesh, process_indices):
     # first step, and the other one when its first batch comes.
     return pipeline.load(
         config.grain_train_files,
-        mesh=mesh,
         # Lockstep: each process builds the rows and columns that its devices hold.
-        spec=get_input_data_sharding(config, mesh).spec,
+        sharding=get_input_data_sharding(config, mesh),
         tokens_per_batch=rows * length,
         max_length=length,
         max_buckets=2,
@@ -92,8 +91,7 @@ class Evaluation:
         # Lockstep: a finite pass ends at the same step on every host.
         return pipeline.load(
             config.grain_eval_files,
-            mesh=self.mesh,
-            spec=get_input_data_sharding(config, self.mesh).spec,
+            sharding=get_input_data_sharding(config, self.mesh),
             buckets=[pipeline.Bucket(*shape)],
             num_epochs=1,
             shuffle=False,

@@ -80,7 +80,7 @@ def train(workdir, steps, save_every):
     # multiples of 8 rows, the run may continue on 1, 2, 4 or 8 devices.
     loader = pipeline.load(
         corpus,
-        mesh=mesh,
+        sharding=mesh,
         tokens_per_batch=2048,
         max_length=256,
         row_multiple=8,

@@ -129,7 +129,7 @@ def train(workdir, steps, save_every):
     # continue on 1, 2 or 4 devices.
     loader = pipeline.load(
         corpus,
-        mesh=mesh,
+        sharding=mesh,
         tokens_per_batch=2048,
         max_length=512,
         row_multiple=4,

@@ -1,7 +1,7 @@
 """Lockstep: batches of a few static shapes, almost without padding, planned from lengths alone.
 
-`Bucket`, `fit_buckets`, `Plan` and `PlannedBatch` need NumPy only; everything else is imported when
-first used.
+`Bucket`, `fit_buckets` and `Plan` need NumPy only; everything else is imported when first used.
+What is not here is in its room, such as `pipeline.steps.Compiled` or `pipeline.history.losses`.
 """
 
 import importlib
@@ -20,68 +20,32 @@ if TYPE_CHECKING:
     from pipeline import scoring as scoring
     from pipeline import steps as steps
     from pipeline import text as text
-    from pipeline.corpus import engines
-    from pipeline.corpus.corpora import Corpora
-    from pipeline.corpus.corpus import Corpus
-    from pipeline.corpus.duplicates import duplicates
-    from pipeline.corpus.in_place import InPlace
-    from pipeline.corpus.on_read import tokenize_on_read
-    from pipeline.corpus.pairs import Pairs
-    from pipeline.corpus.preparation import prepare, prepare_pairs
-    from pipeline.corpus.views import Masked, SpanCorruption
-    from pipeline.loading.batches import Batches
-    from pipeline.loading.compact import expand
-    from pipeline.loading.field_names import rename
-    from pipeline.loading.fields import Batch
-    from pipeline.loading.loader import Loader, load
-    from pipeline.loading.sharding import to_global
-    from pipeline.scoring.score import score
-    from pipeline.steps.compile_log import CompileGuard
-    from pipeline.steps.compiled import Compiled
-    from pipeline.text import sources, templates, tokenizers
-    from pipeline.text.fingerprints import Function
+    from pipeline.corpus import Corpora, Corpus, InPlace, Masked, Pairs, SpanCorruption
+    from pipeline.corpus import engines as engines
+    from pipeline.corpus import prepare, prepare_pairs
+    from pipeline.loading import Batch, Batches, Loader, load, rename, to_global
+    from pipeline.scoring import score
+    from pipeline.text import sources as sources
+    from pipeline.text import templates as templates
+    from pipeline.text import tokenizers as tokenizers
 
-# The place of each name that is imported when first used.
-_PLACES = {
-    "Batch": "loading.fields",
-    "Batches": "loading.batches",
-    "CompileGuard": "steps.compile_log",
-    "Compiled": "steps.compiled",
-    "Corpora": "corpus.corpora",
-    "Corpus": "corpus.corpus",
-    "Function": "text.fingerprints",
-    "InPlace": "corpus.in_place",
-    "Loader": "loading.loader",
-    "Masked": "corpus.masked",
-    "Pairs": "corpus.pairs",
-    "SpanCorruption": "corpus.span_corruption",
-    "duplicates": "corpus.duplicates",
-    "expand": "loading.compact",
-    "tokenize_on_read": "corpus.on_read",
-    "load": "loading.loader",
-    "prepare": "corpus.preparation",
-    "prepare_pairs": "corpus.preparation",
-    "rename": "loading.field_names",
-    "score": "scoring.score",
-    "to_global": "loading.sharding",
+# The room of each name, and of each module, that is imported when first used.
+_NAMES = {
+    "corpus": ("Corpora", "Corpus", "InPlace", "Masked", "Pairs", "SpanCorruption"),
+    "corpus.preparation": ("prepare", "prepare_pairs"),
+    "loading": ("Batch", "Batches", "Loader", "load", "rename", "to_global"),
+    "scoring": ("score",),
 }
+_MODULES = {"engines": "corpus.engines"}
+_MODULES |= {name: f"text.{name}" for name in ("sources", "templates", "tokenizers")}
 _ROOMS = ("corpus", "fs", "history", "loading", "planning", "report", "scoring", "steps", "text")
-_MODULES = {
-    "engines": "corpus.engines",
-    "sources": "text.sources",
-    "templates": "text.templates",
-    "tokenizers": "text.tokenizers",
-}
 
 __all__ = [
     "Batch",
     "Batches",
     "Bucket",
-    "CompileGuard",
-    "Compiled",
     "Corpora",
     "Corpus",
-    "Function",
     "InPlace",
     "Loader",
     "Masked",
@@ -89,9 +53,7 @@ __all__ = [
     "Plan",
     "PlannedBatch",
     "SpanCorruption",
-    "duplicates",
     "engines",
-    "expand",
     "fit_buckets",
     "load",
     "prepare",
@@ -101,7 +63,6 @@ __all__ = [
     "sources",
     "templates",
     "to_global",
-    "tokenize_on_read",
     "tokenizers",
 ]
 
@@ -116,14 +77,13 @@ if not TYPE_CHECKING:  # with it, type checkers would accept every name
                 return metadata.version("lockstep-pipeline")
             except metadata.PackageNotFoundError:
                 return "unknown (not installed)"
-        if name in _MODULES:
-            return importlib.import_module(f"pipeline.{_MODULES[name]}")
-        if name in _ROOMS:
-            return importlib.import_module(f"pipeline.{name}")
-        if name not in _PLACES:
-            raise AttributeError(f"module 'pipeline' has no attribute {name!r}")
-        return getattr(importlib.import_module(f"pipeline.{_PLACES[name]}"), name)
+        if name in _MODULES or name in _ROOMS:
+            return importlib.import_module(f"pipeline.{_MODULES.get(name, name)}")
+        for room, names in _NAMES.items():
+            if name in names:
+                return getattr(importlib.import_module(f"pipeline.{room}"), name)
+        raise AttributeError(f"module 'pipeline' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    return sorted([*__all__, *_ROOMS, "__version__"])

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
-from jax.sharding import AxisType, Mesh, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import pipeline
 import pipeline.scoring.parts
@@ -26,7 +26,7 @@ def layout(asked):
     order = asked.get("order", range(len(jax.devices())))
     devices = np.array([jax.devices()[index] for index in order]).reshape(tuple(sizes.values()))
     mesh = Mesh(devices, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
-    return mesh, PartitionSpec(*asked["spec"]) if "spec" in asked else None
+    return mesh, NamedSharding(mesh, PartitionSpec(*asked["spec"])) if "spec" in asked else mesh
 
 
 def same(batch):  # one function, so that each shape is compiled once
@@ -35,7 +35,7 @@ def same(batch):  # one function, so that each shape is compiled once
 
 def hash_of(batch, mesh):
     """A hash of every array of a global batch, gathered on every process."""
-    everywhere = jax.sharding.NamedSharding(mesh, PartitionSpec())
+    everywhere = NamedSharding(mesh, PartitionSpec())
     whole = jax.jit(same, out_shardings=everywhere)(batch)
     sha = hashlib.sha256()
     for name, array in sorted(whole.items()):
@@ -45,10 +45,10 @@ def hash_of(batch, mesh):
 
 
 def batches(asked):
-    mesh, spec = layout(asked)
+    mesh, sharding = layout(asked)
     buckets = [pipeline.Bucket(*b) for b in asked.get("buckets", [[8, 16], [4, 64]])]
     answer = {"hashes": [], "weights": [], "states": []}
-    options = {"num_epochs": asked.get("epochs", 2), "mesh": mesh, "spec": spec}
+    options = {"num_epochs": asked.get("epochs", 2), "sharding": sharding}
     options["overflow"] = asked.get("overflow", "split")
     with pipeline.load(asked["corpus"], buckets=buckets, **options) as loader:
         answer["steps_per_epoch"] = loader.plan.num_batches()
@@ -173,7 +173,7 @@ def score(asked):
         step,
         state=params,
         directory=asked["directory"],
-        mesh=mesh,
+        sharding=mesh,
         buckets=[pipeline.Bucket(8, 16), pipeline.Bucket(4, 32)],
     )
     return len(scores)

@@ -127,7 +127,7 @@ def load_each(corpus: pipeline.Corpus, pairs: pipeline.Pairs, mesh: jax.sharding
     with pipeline.load("corpus", tokens_per_batch=4096, positions="restart") as loader:
         for batch in loader:
             (batch["inputs"] * batch["loss_weights"]).sum()
-    pair = next(pipeline.load(pairs, buckets=[pipeline.Bucket(2, (8, 4))], mesh=mesh))
+    pair = next(pipeline.load(pairs, buckets=[pipeline.Bucket(2, (8, 4))], sharding=mesh))
     pair["decoder_inputs"] + pair["targets_positions"]
     batches = pipeline.Batches(corpus, loader.plan, process_count=2)
     batches[0]["inputs"].astype(np.int64)
@@ -143,12 +143,12 @@ def load_each(corpus: pipeline.Corpus, pairs: pipeline.Pairs, mesh: jax.sharding
     batches[0]["loss_weight"]  # mistake: loss_weights
     pipeline.rename(batches[0], "max_text")  # mistake: maxtext
     loader.set_state("state.json")  # mistake: a file
-    pipeline.CompileGuard("train_step", on_compile="ignore")  # mistake: stop or warn
+    pipeline.steps.CompileGuard("train_step", on_compile="ignore")  # mistake: stop or warn
 
 
 def score_each(pairs: pipeline.Pairs, mesh: jax.sharding.Mesh) -> None:
     buckets = [pipeline.Bucket(2, (8, 4))]
-    pipeline.score(pairs, lambda batch: batch, directory="a", buckets=buckets, mesh=mesh)
+    pipeline.score(pairs, lambda batch: batch, directory="a", buckets=buckets, sharding=mesh)
     pipeline.score("corpus", dict, directory="b", tokens_per_batch=4096, exclude=[3])
     found = losses("runs/mine")
     found.select(found.epoch == 0).documents()[2].max()

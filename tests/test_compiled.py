@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from pipeline import Bucket, Compiled
-from pipeline.steps.compile_log import CompileGuard, CompileLog
+from pipeline import Bucket
+from pipeline.steps import Compiled, CompileGuard
+from pipeline.steps.compile_log import CompileLog
 from pipeline.steps.compiled import table
 from pipeline.steps.microbatches import allowed, split, summed_gradients
 

@@ -16,8 +16,7 @@ from models.encoder import Encoder
 from models.encoder_decoder import EncoderDecoder
 from models.loss import cross_entropy
 from pipeline import Batches, Bucket, Plan
-from pipeline.loading.context import CONTEXT_ORDERS, column_order
-from pipeline.loading.sharding import batch_sharding
+from pipeline.loading.sharding import CONTEXT_ORDERS, batch_sharding, column_order
 
 MODEL = {"vocab_size": 1000, "num_layers": 1, "width": 16, "num_heads": 4, "num_kv_heads": 2}
 MODEL |= {"mlp_width": 16}
@@ -71,7 +70,7 @@ def test_a_process_that_holds_a_part_of_the_length_builds_the_columns_of_that_pa
 
 
 def test_lengths_divide_or_are_refused_with_the_multiple_that_would_do(corpus):
-    options = {"mesh": mesh_of(context=3), "context_order": "zigzag"}
+    options = {"sharding": mesh_of(context=3), "context_order": "zigzag"}
     with pipeline.load(corpus, tokens_per_batch=1024, **options) as loader:
         assert [bucket.length for bucket in loader.plan.buckets] == [384]
         assert len(next(loader)["inputs"].addressable_shards) == 3
@@ -79,8 +78,6 @@ def test_lengths_divide_or_are_refused_with_the_multiple_that_would_do(corpus):
         ValueError, match=r"zigzag order; .* a multiple of 6 \(fit_buckets: length_mul"
     ):
         pipeline.load(corpus, buckets=[Bucket(2, 64)], **options)
-    with pytest.raises(ValueError, match="leave out compact=True"):
-        pipeline.load(corpus, buckets=[Bucket(2, 66)], compact=True, **options)
     with pytest.raises(ValueError, match="context_order is 'zig'; it must be one of contiguous"):
         Batches(corpus, Plan(corpus, [Bucket(2, 66)]), context_order="zig")
     with pytest.raises(TypeError, match="no option 'context_order'"):

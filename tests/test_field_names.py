@@ -77,9 +77,7 @@ def test_huggingface_has_names_for_both_sides_of_pairs():
     ("batch", "convention", "message"),
     [
         (BATCH | {"images": BATCH["inputs"]}, "maxtext", "no name for images"),
-        (BATCH | {"segments": BATCH["inputs"]}, "maxtext", "call `expand` on a compact batch"),
-        (BATCH, "t5x", "convention is 't5x'; .* one of maxtext, tunix, huggingface, thd"),
-        (BATCH, "thd", "not compact, and thd needs .*compact=True"),
+        (BATCH, "t5x", "convention is 't5x'; .* one of maxtext, tunix, huggingface"),
         (BATCH, "tunix", "row 0 holds 2 segments.* packing='none'"),
         (PAIR, "maxtext", "no name for decoder_inputs"),
         (PAIR, "tunix", "no name for decoder_inputs"),

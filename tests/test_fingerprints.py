@@ -314,9 +314,9 @@ UNWRITTEN = eval("lambda record: [(record['text'], 1.0)]")
 def test_what_has_no_fingerprint_is_named_with_what_to_do(tmp_path, template, sentence):
     with pytest.raises(ValueError, match=sentence) as caught:
         prepare(RECORDS, Bytes(), tmp_path, template=template)
-    assert re.search(r'pipeline\.Function\(\S+, fingerprint="v1"\)$', str(caught.value))
+    assert re.search(r'pipeline\.text\.Function\(\S+, fingerprint="v1"\)$', str(caught.value))
     assert not list(tmp_path.iterdir())
-    given = pipeline.Function(template, fingerprint="v1")
+    given = pipeline.text.Function(template, fingerprint="v1")
     assert fingerprint(given) == "v1"
     assert fingerprint(Holder(given)) != fingerprint(Holder(Function(use, fingerprint="v2")))
 

@@ -15,6 +15,8 @@ import pipeline
 from pipeline import Batches, Bucket, Plan
 from pipeline.loading.data_state import check_data_state, data_state
 from pipeline.loading.loader import FITTING, PLANNING, Loader, LoadOptions
+from pipeline.loading.sharding import block_of_sharding, field_specs
+from pipeline.steps import Compiled
 
 FIELDS = {
     "inputs": np.int32,
@@ -83,44 +85,47 @@ def auto_mesh(shape, axes, order=(0, 1, 2, 3)):
     return Mesh(devices, axes, axis_types=(AxisType.Auto,) * len(axes))
 
 
+def divided(shape, axes, *spec, order=(0, 1, 2, 3)):
+    return NamedSharding(auto_mesh(shape, axes, order), PartitionSpec(*spec))
+
+
 MESHES = {
-    "rows": (auto_mesh((4,), ("data",)), PartitionSpec("data")),
-    "another order": (auto_mesh((4,), ("data",), (2, 0, 3, 1)), PartitionSpec("data")),
-    "replicas": (auto_mesh((2, 2), ("data", "tensor"), (3, 1, 0, 2)), PartitionSpec("data")),
-    "length": (auto_mesh((2, 2), ("data", "sequence")), PartitionSpec("data", "sequence")),
-    "length alone": (auto_mesh((4,), ("sequence",)), PartitionSpec(None, "sequence")),
-    "two axes of rows": (auto_mesh((2, 2), ("fsdp", "data")), PartitionSpec(("data", "fsdp"))),
+    "rows": divided((4,), ("data",), "data"),
+    "another order": divided((4,), ("data",), "data", order=(2, 0, 3, 1)),
+    "replicas": divided((2, 2), ("data", "tensor"), "data", order=(3, 1, 0, 2)),
+    "length": divided((2, 2), ("data", "sequence"), "data", "sequence"),
+    "length alone": divided((4,), ("sequence",), None, "sequence"),
+    "two axes of rows": divided((2, 2), ("fsdp", "data"), ("data", "fsdp")),
 }
 
 
-class OneProcess:
+class OneProcess(NamedSharding):
     """A sharding as one of several processes sees it, which holds only some of the devices."""
 
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
     def __init__(self, sharding, devices):
-        self.sharding, self.devices = sharding, devices
-        self.spec, self.mesh = sharding.spec, sharding.mesh
+        super().__init__(sharding.mesh, sharding.spec)
+        self.devices = devices
 
     def addressable_devices_indices_map(self, shape):
-        everywhere = self.sharding.devices_indices_map(shape)
+        everywhere = self.devices_indices_map(shape)
         return {device: everywhere[device] for device in self.devices}
 
 
 @pytest.mark.parametrize("name", MESHES)
 def test_global_arrays_are_those_of_one_device_under_any_mesh(corpus, buckets, name):
-    mesh, spec = MESHES[name]
-    sharding = NamedSharding(mesh, spec)
-    plan = Plan(corpus, buckets)
+    sharding, plan = MESHES[name], Plan(corpus, buckets)
     whole, batches = Batches(corpus, plan), Batches(corpus, plan, sharding=sharding)
     for step in range(3):
-        arrays = pipeline.to_global(batches[step], mesh, spec=spec)
+        arrays = pipeline.to_global(batches[step], sharding)
         assert_same(arrays, whole[step])
         assert all(array.sharding.is_equivalent_to(sharding, 2) for array in arrays.values())
 
 
 @pytest.mark.parametrize("name", MESHES)
 def test_a_process_builds_exactly_what_its_devices_hold(corpus, buckets, name):
-    mesh, spec = MESHES[name]
-    sharding, plan = NamedSharding(mesh, spec), Plan(corpus, buckets)
+    sharding, plan = MESHES[name], Plan(corpus, buckets)
     whole = Batches(corpus, plan)
     for devices in ([0], [3], [0, 1], [1, 2], [0, 3]):
         held = [jax.devices()[index] for index in devices]
@@ -149,10 +154,10 @@ def test_rows_that_do_not_divide_are_refused_with_the_multiple_that_would_do(cor
         Batches(corpus, plan, process_index=0, process_count=3)
     odd = Plan(corpus, [pipeline.Bucket(6, 64)])
     with pytest.raises(ValueError, match="row_multiple=4"):
-        Batches(corpus, odd, sharding=NamedSharding(*MESHES["rows"]))
+        Batches(corpus, odd, sharding=MESHES["rows"])
     odd = Plan(corpus, [pipeline.Bucket(8, 66)])
     with pytest.raises(ValueError, match="length_multiple=4"):
-        Batches(corpus, odd, sharding=NamedSharding(*MESHES["length alone"]))
+        Batches(corpus, odd, sharding=MESHES["length alone"])
 
 
 def test_wrong_ways_to_ask_for_batches_get_a_sentence(corpus, buckets):
@@ -160,15 +165,21 @@ def test_wrong_ways_to_ask_for_batches_get_a_sentence(corpus, buckets):
     with pytest.raises(ValueError, match="from 0 to 1"):
         Batches(corpus, plan, process_index=2, process_count=2)
     with pytest.raises(ValueError, match="give one of them"):
-        Batches(corpus, plan, sharding=NamedSharding(*MESHES["rows"]), process_count=2)
+        Batches(corpus, plan, sharding=MESHES["rows"], process_count=2)
     with pytest.raises(ValueError, match="the plan is for 2"):
         Batches(corpus, Plan([1, 2], buckets))
     with pytest.raises(ValueError, match="repeat them once"):
         Batches(corpus, plan).repeat(2).repeat(2)
     with pytest.raises(ValueError, match="none of 'data', 'fsdp' and 'context'"):
         pipeline.to_global({}, auto_mesh((4,), ("x",)))
-    with pytest.raises(ValueError, match="this process holds"):
-        pipeline.to_global({"inputs": np.zeros((2, 8))}, MESHES["rows"][0], shape=(8, 8))
+    with pytest.raises(TypeError, match=r"it must be a jax\.sharding\.Mesh, or"):
+        Batches(corpus, plan, sharding=PartitionSpec("data"))
+    with pytest.raises(ValueError, match=r"of a global batch this process holds multiples of \(4"):
+        pipeline.to_global({"inputs": np.zeros((2, 8))}, MESHES["rows"])
+    with pytest.raises(ValueError, match=r"shape \(4, 8\), but of 8x8 this process holds \(8, 8\)"):
+        pipeline.to_global({"inputs": np.zeros((4, 8))}, MESHES["rows"], bucket=Bucket(8, 8))
+    with pytest.raises(ValueError, match=r"inputs has shape .* sharding=…\) for the same sharding"):
+        Loader(Batches(corpus, plan, process_index=1, process_count=2))
 
 
 def test_the_state_restores_at_every_step_in_any_order(corpus, buckets):
@@ -274,7 +285,7 @@ def test_batches_work_with_grains_own_transformations(corpus, buckets):
 
 def test_load_chooses_buckets_and_names_an_option_that_does_not_exist(corpus):
     options = {"tokens_per_batch": 1024, "max_length": 64, "length_multiple": 16}
-    with pipeline.load(corpus.directory, mesh=MESHES["rows"][0], seed=3, **options) as loader:
+    with pipeline.load(corpus.directory, sharding=MESHES["rows"].mesh, seed=3, **options) as loader:
         assert all(bucket.rows % 4 == 0 for bucket in loader.plan.buckets)
         assert len(loader.plan.buckets) <= 4
         first = next(loader)
@@ -327,13 +338,13 @@ def test_a_loader_transfers_what_a_transform_returns_and_its_specs_say_so(corpus
         ids = batch["inputs_segment_ids"]
         return renamed | {"most": ids.max(axis=1), "mask": ids[:, :, None] == ids[:, None, :]}
 
-    mesh, spec = MESHES[name]
     plan = Plan(corpus, buckets)
     whole = Batches(corpus, plan, transform=transform)
-    options = {"buckets": buckets, "mesh": mesh, "spec": spec, "num_epochs": 1}
+    options = {"buckets": buckets, "sharding": MESHES[name], "num_epochs": 1}
     with pipeline.load(corpus, transform=transform, **options) as loader:
-        assert loader.specs == loader.batches.specs(mesh, spec)
-        count = pipeline.Compiled(lambda total, batch: total + batch["most"].sum(), 0, loader.specs)
+        assert loader.sharding == loader.batches.sharding == MESHES[name]
+        assert loader.specs == loader.batches.specs
+        count = Compiled(lambda total, batch: total + batch["most"].sum(), 0, loader.specs)
         for step, batch in enumerate(loader):
             assert_same(batch, whole[step])
             assert count(0, batch) == whole[step]["most"].sum()
@@ -434,14 +445,9 @@ def split_corpus(tmp_path):
 @pytest.mark.parametrize(
     ("positions", "last"), [("continue", [0, 1, 5, 6, 0]), ("restart", [0, 1, 0, 1, 0])]
 )
-@pytest.mark.parametrize("compact", [False, True])
-def test_positions_of_later_pieces_continue_or_restart(split_corpus, positions, last, compact):
+def test_positions_of_later_pieces_continue_or_restart(split_corpus, positions, last):
     plan = Plan(split_corpus, [Bucket(2, 5)], shuffle=False)
-    batch = Batches(split_corpus, plan, positions=positions, compact=compact)[0]
-    if compact:
-        start = {"continue": 5, "restart": 0}[positions]
-        assert sorted(batch["segments"].tolist()) == [[[2, 0], [2, start]], [[5, 0], [0, 0]]]
-        batch = pipeline.expand(batch)
+    batch = Batches(split_corpus, plan, positions=positions)[0]
     by_row = {len(set(row)): at for at, row in enumerate(batch["inputs_segment_ids"].tolist())}
     whole, pieces = by_row[1], by_row[3]
     fields = {name: np.asarray(batch[name])[[whole, pieces]].tolist() for name in FIELDS}
@@ -454,23 +460,21 @@ def test_positions_of_later_pieces_continue_or_restart(split_corpus, positions, 
     }
 
 
-@pytest.mark.parametrize("compact", [False, True])
-def test_positions_restart_on_every_mesh_and_process(corpus, buckets, compact):
+def test_positions_restart_on_every_mesh_and_process(corpus, buckets):
     plan = Plan(corpus, buckets)
-    options = {"positions": "restart", "compact": compact}
+    options = {"positions": "restart"}
     whole = Batches(corpus, plan, **options)
-    mesh, spec = MESHES["length"]
-    sharded = Batches(corpus, plan, sharding=NamedSharding(mesh, spec), **options)
+    sharded = Batches(corpus, plan, sharding=MESHES["length"], **options)
     parts = [Batches(corpus, plan, process_index=p, process_count=2, **options) for p in range(2)]
     later = 0
     for step in range(len(whole)):
-        batch = pipeline.expand(whole[step])
+        batch = whole[step]
         ids, positions = (np.asarray(batch[f"inputs_{f}"]) for f in ("segment_ids", "positions"))
         starts = (np.diff(ids, axis=1, prepend=0) != 0) & (ids > 0)
         assert not positions[starts].any()
         assert ((np.diff(positions, axis=1) == 1) | starts[:, 1:] | (ids[:, 1:] == 0)).all()
         later += np.count_nonzero(plan.batch(step).segments[:, 2])
-        arrays = pipeline.to_global(sharded[step], mesh, spec=spec)
+        arrays = pipeline.to_global(sharded[step], MESHES["length"])
         assert_same(arrays, whole[step])
         built = [part[step] for part in parts]
         assert_same({n: np.concatenate([b[n] for b in built]) for n in whole[step]}, whole[step])
@@ -560,3 +564,80 @@ def test_a_loader_that_has_ended_starts_again_from_a_state(corpus, buckets):
         assert list(loader) == []  # as of any iterator
         loader.set_state(beginning)
         assert len(list(loader)) == steps
+
+
+def test_ranged_reads_build_the_same_batches_as_maps(corpus, buckets):
+    ranged = pipeline.Corpus.open(corpus.directory, memory_map=False)
+    plan = Plan(corpus, buckets, packing="none")  # much padding, which must be 0
+    mapped, read = Batches(corpus, plan), Batches(ranged, plan)
+    for number in range(0, len(mapped), 3):
+        assert_same(read[number], mapped[number])
+
+
+def test_batches_have_the_same_fields_where_some_corpora_have_weights(tmp_path):
+    texts = [list(range(1, 9))] * 12
+    plain = pipeline.Corpus.from_arrays(texts, tmp_path / "plain")
+    weights = [[0.5] * 8] * 12
+    weighted = pipeline.Corpus.from_arrays(texts, tmp_path / "weighted", weights=weights)
+    joined = pipeline.Corpora({"plain": plain, "weighted": weighted})
+    batches = Batches(joined, Plan(joined, [Bucket(1, 7)]))
+    assert {frozenset(batches[step]) for step in range(24)} == {
+        frozenset(batches.empty(Bucket(1, 7)))
+    }
+    seen = [float(batches[step]["loss_weights"].mean()) for step in range(24)]
+    assert sorted(seen) == [0.5] * 12 + [1] * 12
+
+
+def test_a_mesh_stands_for_the_usual_layout_everywhere(corpus, buckets):
+    mesh = auto_mesh((2, 2), ("context", "fsdp"))
+    usual = NamedSharding(mesh, PartitionSpec(("fsdp",), "context"))
+    plan = Plan(corpus, buckets)
+    batches = Batches(corpus, plan, sharding=mesh)
+    assert batches.sharding == usual
+    assert batches.specs == Batches(corpus, plan, sharding=usual).specs
+    for whole, arrays in (
+        (batches[0], pipeline.to_global(batches[0], mesh)),
+        (batches[0], next(Loader(batches))),
+    ):
+        assert_same(arrays, whole)
+        assert all(array.sharding == usual for array in arrays.values())
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_the_rows_of_a_process_tell_the_global_shape(name):
+    sharding, bucket = MESHES[name], Bucket(8, 16)
+    for devices in ([0], [3], [0, 1], [1, 2], [0, 3]):
+        one = OneProcess(sharding, [jax.devices()[index] for index in devices])
+        rows, length = block_of_sharding(one, bucket.shape).shape
+        batch = {"ids": np.zeros((rows, length), int), "most": np.zeros((rows, 5, 3))}
+        for known in (None, bucket):
+            shapes = {name: each.shape for name, each in field_specs(batch, one, known).items()}
+            assert shapes == {"ids": (8, 16), "most": (8, 5, 3)}
+
+
+def test_a_loader_says_its_step_and_how_many_there_are(corpus, buckets):
+    plan = Plan(corpus, buckets)
+    each = plan.num_batches()
+    with pipeline.load(corpus, buckets=buckets, num_epochs=2) as loader:
+        assert (loader.step, len(loader)) == (0, 2 * each)
+        for step, _ in enumerate(loader, 1):
+            assert loader.step == loader.get_state()["step"] == step
+        assert (loader.step, len(loader)) == (2 * each, 2 * each)
+        loader.set_state(data_state(each, plan, corpus))
+        assert (loader.step, len(loader)) == (each, 2 * each)  # from the beginning of the plan
+        assert len(list(loader)) == each
+    with Loader(Batches(corpus, plan)) as loader:  # one epoch
+        assert len(loader) == len(list(loader)) == each
+        assert type(loader.step) is int
+    with pipeline.load(corpus, buckets=buckets) as loader:
+        with pytest.raises(TypeError, match="this loader has no end; give load num_epochs="):
+            len(loader)
+        assert next(iter(loader)) is not None
+        assert loader.step == 1
+
+
+def test_a_loader_of_a_plan_that_ends_has_its_length(corpus, tmp_path):
+    other = pipeline.Corpus.from_arrays([[*range(33)]] * 40, tmp_path, vocab_size=1000)
+    options = {"buckets": [Bucket(2, 64)], "weights": {"a": 1, "b": 1}, "ending": "stop"}
+    with pipeline.load(pipeline.Corpora({"a": corpus, "b": other}), **options) as loader:
+        assert len(loader) == len(list(loader)) == loader.step

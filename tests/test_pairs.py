@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, Mesh, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import pipeline
-from pipeline import Batches, Bucket, Compiled, Corpus, Pairs, Plan
+from pipeline import Batches, Bucket, Corpus, Pairs, Plan
 from pipeline.report import open_dataset
+from pipeline.steps import Compiled
 from pipeline.text.tokenizers import Bytes
 
 BUCKETS = (Bucket(8, (24, 24)), Bucket(8, (24, 40)), Bucket(4, (64, 40)))
@@ -119,36 +120,32 @@ def auto_mesh(shape, axes, order=(0, 1, 2, 3)):
 
 
 @pytest.mark.parametrize(
-    ("mesh", "spec"),
+    "sharding",
     [
-        (auto_mesh((4,), ("data",), (2, 0, 3, 1)), PartitionSpec("data")),
-        (auto_mesh((2, 2), ("data", "sequence")), PartitionSpec("data", "sequence")),
+        NamedSharding(auto_mesh((4,), ("data",), (2, 0, 3, 1)), PartitionSpec("data")),
+        NamedSharding(auto_mesh((2, 2), ("data", "sequence")), PartitionSpec("data", "sequence")),
     ],
     ids=["rows", "rows and lengths"],
 )
-def test_global_arrays_are_those_of_one_device_under_any_mesh(pairs, plan, mesh, spec):
-    sharding = jax.sharding.NamedSharding(mesh, spec)
+def test_global_arrays_are_those_of_one_device_under_any_mesh(pairs, plan, sharding):
     whole, batches = Batches(pairs, plan), Batches(pairs, plan, sharding=sharding)
     for step in range(len(whole)):
-        arrays = pipeline.to_global(batches[step], mesh, spec=spec)
+        arrays = pipeline.to_global(batches[step], sharding)
         assert_same(arrays, whole[step])
         assert all(array.sharding.is_equivalent_to(sharding, 2) for array in arrays.values())
-        shape = plan.batch(step).bucket.shape
-        assert equal(pipeline.to_global(batches[step], mesh, spec=spec, shape=shape), arrays)
+        bucket = plan.batch(step).bucket
+        assert equal(pipeline.to_global(batches[step], sharding, bucket=bucket), arrays)
 
 
 def test_renamed_fields_of_pairs_keep_the_length_of_their_side(pairs, plan):
     mesh = auto_mesh((2, 2), ("data", "sequence"))
-    spec = PartitionSpec("data", "sequence")
 
     def rename(batch):
         return {f"my_{name}": values for name, values in batch.items()}
 
     whole = Batches(pairs, plan, transform=rename)
-    batches = Batches(
-        pairs, plan, transform=rename, sharding=jax.sharding.NamedSharding(mesh, spec)
-    )
-    with pipeline.Loader(batches, mesh=mesh, spec=spec) as loader:
+    sharding = NamedSharding(mesh, PartitionSpec("data", "sequence"))
+    with pipeline.Loader(Batches(pairs, plan, transform=rename, sharding=sharding)) as loader:
         for step, batch in enumerate(loader):
             assert_same(batch, whole[step])
             assert {name: a.shape for name, a in batch.items()} == {

@@ -221,10 +221,10 @@ def test_a_damaged_part_is_made_again(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(parts, "STEPS", 3)
     once, again = tmp_path / "once", tmp_path / "again"
     pipeline.score(corpus, ready, directory=once, buckets=SHORT)
-    monkeypatch.setattr("pipeline.scoring.score.write_table", None)
+    monkeypatch.setattr("pipeline.scoring.scores.write_table", None)
     with pytest.raises(TypeError):  # every part is there, and no table
         pipeline.score(corpus, ready, directory=again, buckets=SHORT)
-    monkeypatch.setattr("pipeline.scoring.score.write_table", table.write_table)
+    monkeypatch.setattr("pipeline.scoring.scores.write_table", table.write_table)
     part = sorted((again / "parts").iterdir())[2]
     content = bytearray(part.read_bytes())
     content[len(content) // 2] ^= 1
@@ -275,14 +275,14 @@ def test_devices_share_batches_and_a_later_call_keeps_their_rows(corpus, tmp_pat
     auto = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((4,), ("data",), axis_types=auto)
     four, one = tmp_path / "four", tmp_path / "one"
-    scores = pipeline.score(corpus, ready, directory=four, mesh=mesh, **OPTIONS)
+    scores = pipeline.score(corpus, ready, directory=four, sharding=mesh, **OPTIONS)
     assert json.loads((four / "scores.json").read_text())["row_multiple"] == 4
     assert pipeline.score(corpus, ready, directory=four, **OPTIONS).equals(scores)
     pipeline.score(corpus, ready, directory=one, row_multiple=4, **OPTIONS)
     assert files(one) == files(four)
     mesh = jax.make_mesh((4,), ("context",), axis_types=auto)
     pipeline.score(
-        corpus, ready, directory=tmp_path / "length", mesh=mesh, row_multiple=4, **OPTIONS
+        corpus, ready, directory=tmp_path / "length", sharding=mesh, row_multiple=4, **OPTIONS
     )
     assert files(tmp_path / "length") == files(four)
 

@@ -1,4 +1,4 @@
-"""Rows in THD layout: what attention kernels of variable length read, and one of them."""
+"""Rows in THD layout: the lengths that attention kernels read, and one of these kernels."""
 
 import itertools
 
@@ -14,6 +14,7 @@ from models.config import TransformerConfig
 from models.decoder import Decoder
 from models.encoder_decoder import EncoderDecoder
 from pipeline import Batches, Bucket, Plan
+from pipeline.loading import cu_seqlens
 
 MODEL = TransformerConfig(
     vocab_size=1000, num_layers=1, width=16, num_heads=2, num_kv_heads=1, mlp_width=16,
@@ -26,19 +27,22 @@ TARGETS = ("decoder_inputs", "targets_segment_ids", "targets_positions")
 def test_a_batch_by_hand(tmp_path):
     corpus = pipeline.Corpus.from_arrays([[5, 6, 7, 8], [1, 2, 3], [4] * 8, [9, 9]], tmp_path)
     plan = Plan(corpus, [Bucket(3, 7)], shuffle=False)
-    batch = Batches(corpus, plan, compact=True)[0]
+    batch = Batches(corpus, plan)[0]
     order = np.argsort(batch["inputs"][:, 0])  # whatever the order of rows
     batch = {name: values[order] for name, values in batch.items()}
     assert batch["inputs"].tolist() == [[0] * 7, [4] * 7, [5, 6, 7, 1, 2, 9, 0]]
-    flat = pipeline.rename(batch, "thd")
+    thd = cu_seqlens(batch, 3)
     # An empty row; a full one; three segments and one position of padding.
-    assert flat["cu_seqlens_q"].tolist() == [0, *(0, 0, 0, 7), *(14, 14, 14, 14), *(17, 19, 20, 21)]
-    assert flat["cu_seqlens_kv"].tolist() == flat["cu_seqlens_q"].tolist()
-    assert flat["max_seqlen_q"] == flat["max_seqlen_kv"] == 7
-    assert flat["inputs"].tolist() == batch["inputs"].ravel().tolist()
-    assert flat["inputs_positions"][14:].tolist() == [0, 1, 2, 0, 1, 0, 0]
-    assert flat["loss_weights"][14:].tolist() == [1, 1, 1, 1, 1, 1, 0]
-    assert "inputs_segment_ids" not in flat
+    ends = [0, *(0, 0, 0, 7), *(14, 14, 14, 14), *(17, 19, 20, 21)]
+    assert thd["cu_seqlens_q"].tolist() == thd["cu_seqlens_kv"].tolist() == ends
+    assert thd["max_seqlen_q"] == thd["max_seqlen_kv"] == 7
+    assert {*thd} == {"cu_seqlens_q", "cu_seqlens_kv", "max_seqlen_q", "max_seqlen_kv"}
+    # Room for more segments than there are: sequences of length 0.
+    assert np.diff(cu_seqlens(batch, 4)["cu_seqlens_q"])[10:].tolist() == [3, 2, 1, 0, 1]
+    with pytest.raises(ValueError, match="max_segments is 2, and a row holds 3 segments; give"):
+        cu_seqlens(batch, 2)
+    with pytest.raises(ValueError, match=r"no inputs_segment_ids; .* before it is renamed"):
+        cu_seqlens(pipeline.rename(batch, "maxtext"), 3)
 
 
 @pytest.mark.parametrize("kind", ["examples", "pairs"])
@@ -47,21 +51,20 @@ def test_boundaries_have_one_size_for_each_bucket_and_are_those_of_the_segments(
 ):
     data, shapes = (pairs, [Bucket(8, (64, 32))]) if kind == "pairs" else (corpus, buckets)
     plan = Plan(data, shapes, overflow="truncate")
-    whole, compact = Batches(data, plan), Batches(data, plan, compact=True)
-    most = plan.most_segments()
+    whole, most = Batches(data, plan), plan.most_segments()
     for step in range(plan.num_batches()):
-        flat, rows = pipeline.rename(compact[step], "thd"), whole[step]
+        rows, bucket = whole[step], plan.batch(step).bucket
+        thd = cu_seqlens(rows, most[bucket])
         sides = {"q": rows["targets"], "kv": rows["inputs"]}
         ids = {"q": rows.get("targets_segment_ids", rows["inputs_segment_ids"])}
         ids["kv"] = rows["inputs_segment_ids"]
-        bucket = plan.batch(step).bucket
         for side, tokens in sides.items():
-            ends = flat[f"cu_seqlens_{side}"]
+            ends = thd[f"cu_seqlens_{side}"]
             assert ends.dtype == np.int32
             assert len(ends) == bucket.rows * (most[bucket] + 1) + 1
             assert (ends[0], ends[-1]) == (0, tokens.size)
             sizes = np.diff(ends)
-            assert 0 <= sizes.min() <= sizes.max() <= flat[f"max_seqlen_{side}"] == tokens.shape[1]
+            assert 0 <= sizes.min() <= sizes.max() <= thd[f"max_seqlen_{side}"] == tokens.shape[1]
             # Sequence k of a row is segment k of that row, on both sides; the last is padding.
             found = np.repeat(np.tile([*range(1, most[bucket] + 1), 0], bucket.rows), sizes)
             np.testing.assert_array_equal(found, ids[side].ravel())
@@ -96,13 +99,14 @@ def test_a_kernel_that_reads_this_alone_gives_the_losses_of_the_model(
     batch = Batches(data, plan)[1]
     expected = losses(network, [batch[name] for name in fields], batch)
 
-    flat = pipeline.rename(Batches(data, plan, compact=True)[1], "thd")
+    thd = cu_seqlens(batch, plan.most_segments()[bucket])
+    flat = {name: values.reshape(-1) for name, values in batch.items() if "segment" not in name}
 
     def attention(q, k, v, *, causal, kv_segment_ids=None, **_):
         # An encoder attends to itself, a decoder to itself, and then to the encoder.
         sides = ("kv", "kv") if kind == "pairs" and not causal else ("q", "q")
         sides = sides if kv_segment_ids is None else ("q", "kv")
-        read = [flat[f"{name}_{side}"] for name in ("cu_seqlens", "max_seqlen") for side in sides]
+        read = [thd[f"{name}_{side}"] for name in ("cu_seqlens", "max_seqlen") for side in sides]
 
         def call(q, k, v):
             return kernel(*(np.asarray(x[0]) for x in (q, k, v)), *read, causal)[None]
@@ -133,9 +137,10 @@ def losses(network, arguments, batch):
 
 def test_boundaries_in_a_compiled_step_are_those_of_numpy(pairs):
     plan = Plan(pairs, [Bucket(4, (64, 32))], overflow="truncate")
-    batch = Batches(pairs, plan, compact=True)[0]
-    ours = pipeline.rename(batch, "thd")
-    theirs = jax.jit(lambda batch: pipeline.rename(batch, "thd"))(batch)
+    most = plan.most_segments()[plan.buckets[0]]
+    batch = Batches(pairs, plan)[0]
+    ours = cu_seqlens(batch, most)
+    theirs = jax.jit(lambda batch: cu_seqlens(batch, most))(batch)
     assert {*ours} == {*theirs}
     for name, values in ours.items():
         assert not isinstance(values, jax.Array)

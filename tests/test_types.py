@@ -11,7 +11,7 @@ import typing
 import pytest
 
 import pipeline
-from pipeline.loading.fields import Batch
+from pipeline.loading.batches import Batch
 from pipeline.loading.loader import LoadOptions
 from pipeline.planning.options import Changes
 from tests.test_readme import ROOT, SNIPPETS
@@ -104,7 +104,7 @@ def things(corpus, pairs, tmp_path_factory):
     words = pipeline.Corpus.from_arrays(ids, folder, vocab_size=16, task=pipeline.corpus.INPUTS)
     with pipeline.load(corpus, tokens_per_batch=512, max_length=64) as loader:
         next(loader)
-    guard = pipeline.CompileGuard("step")
+    guard = pipeline.steps.CompileGuard("step")
     guard.close()
     return {
         type(each).__name__: each

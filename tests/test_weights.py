@@ -612,15 +612,6 @@ def test_hosts_get_slices_of_the_one_batch(joined):
         assert (batch["inputs"][:, 1:][same] == batch["targets"][:, :-1][same]).all()
 
 
-def test_compact_batches_of_a_mixture_spread_out_to_the_same(joined):
-    mixture = Plan(joined, BUCKETS, weights=WEIGHTS)
-    plain, compact = (pipeline.Batches(joined, mixture, compact=c) for c in (False, True))
-    for step in range(6):
-        spread = pipeline.expand(compact[step])
-        for field, values in plain[step].items():
-            assert (np.asarray(spread[field]) == values).all()
-
-
 def test_a_loader_resumes_at_every_step(joined):
     options = {"buckets": BUCKETS, "weights": WEIGHTS, "num_epochs": 1}
     with pipeline.load(joined, **options) as loader:

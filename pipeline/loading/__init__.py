@@ -1,1 +1,43 @@
-"""From a plan to batches on the devices."""
+"""From the rows of a plan to arrays on the devices, and the state to go on from.
+
+`Batches` builds the batches of a plan in NumPy, as a Grain data set; `Loader` transfers them, and
+`load` makes one of a corpus and options. `to_global` transfers a single batch. `rename` and
+`cu_seqlens` are for other trainers and kernels. `Checkpoints` keep the state of a loader beside
+that of a model.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from pipeline.loading.batches import Batch, Batches
+from pipeline.loading.data_state import check_data_state, data_state
+from pipeline.loading.field_names import cu_seqlens, rename
+from pipeline.loading.loader import Loader, load
+from pipeline.loading.sharding import batch_sharding, multiples, to_global
+
+if TYPE_CHECKING:
+    from pipeline.loading.checkpoint import Checkpoints
+
+__all__ = [
+    "Batch",
+    "Batches",
+    "Checkpoints",
+    "Loader",
+    "batch_sharding",
+    "check_data_state",
+    "cu_seqlens",
+    "data_state",
+    "load",
+    "multiples",
+    "rename",
+    "to_global",
+]
+
+
+if not TYPE_CHECKING:  # with it, type checkers would accept every name
+
+    def __getattr__(name: str) -> Any:
+        if name == "Checkpoints":  # the one that needs JAX: batches are for programs without it
+            from pipeline.loading.checkpoint import Checkpoints
+
+            return Checkpoints
+        raise AttributeError(f"module 'pipeline.loading' has no attribute {name!r}")

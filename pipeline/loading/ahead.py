@@ -53,14 +53,6 @@ class ReadAhead(Handles):
         """Lets caches fetch no more, until batches are built again."""
         self._run = None
 
-    def is_running(self, run: object) -> bool:
-        """Whether caches are still to fetch for a run that `begin` began."""
-        return run is self._run
-
-    def windows(self, name: str) -> list[np.ndarray] | None:
-        """The files of a corpus that are needed from now on; None: any file at any time."""
-        return files_ahead(self._plan, self._step).get(name)
-
     def traffic(self) -> dict[str, float]:
         """What reading through caches has cost so far, in this process; empty without a cache.
 
@@ -87,10 +79,10 @@ def _demand(
     """The parts of one cache that are needed: files `first` to `first + count` of a corpus."""
 
     def demand() -> Sequence[np.ndarray] | None:
-        if (found := ahead()) is None or not found.is_running(run):
+        if (found := ahead()) is None or found._run is not run:  # it ended, or `stop` was called
             return None
-        if (windows := found.windows(name)) is None:
-            return [np.arange(count)]
+        if (windows := files_ahead(found._plan, found._step).get(name)) is None:
+            return [np.arange(count)]  # any file at any time
         return [files[(files >= first) & (files < first + count)] - first for files in windows]
 
     return demand

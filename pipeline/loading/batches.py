@@ -6,7 +6,7 @@ import hashlib
 import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypedDict, TypeVar, overload
 
 import grain
 import numpy as np
@@ -15,18 +15,17 @@ from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import InvalidType, InvalidValue, require_one_of
 from pipeline.loading.ahead import ReadAhead
 from pipeline.loading.collate import POSITIONS, Positions, collate, collate_pairs
-from pipeline.loading.context import CONTEXT_ORDERS, ContextOrder
-from pipeline.loading.fields import Batch
-from pipeline.loading.iteration import NO_RUNS, StateKey
+from pipeline.loading.data_state import StateKey
+from pipeline.loading.iteration import NO_RUNS, StepDataset, check_repeat
 from pipeline.loading.sharding import (
+    CONTEXT_ORDERS,
     Block,
-    batch_mesh,
+    ContextOrder,
     batch_sharding,
     block_of_sharding,
-    field_layout,
+    field_specs,
     slice_of_process,
 )
-from pipeline.loading.steps import StepDataset, check_repeat
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.lengths import HasCorpora
 from pipeline.planning.plan import Plan
@@ -38,6 +37,29 @@ if TYPE_CHECKING:
 TraceAnnotation: Any = contextlib.nullcontext
 with contextlib.suppress(ImportError):  # batches are for programs without JAX as well
     from jax.profiler import TraceAnnotation
+
+Array = TypeVar("Array")
+
+
+class Batch(TypedDict, Generic[Array]):
+    """The fields of a batch, for editors and type checkers; at run time a batch is a dict.
+
+    `pipeline.load` gives a `Batch[jax.Array]`, `pipeline.Batches` a `Batch[np.ndarray]`. Every
+    field is `[rows, length]`. The corpus decides which of them a batch has: those of pairs are in
+    batches of pairs alone, and an encoder's corpus has no targets. A type checker cannot know, and
+    accepts each of them.
+    """
+
+    inputs: Array
+    inputs_segment_ids: Array
+    inputs_positions: Array
+    targets: Array
+    loss_weights: Array
+    # of pairs
+    decoder_inputs: Array
+    targets_segment_ids: Array
+    targets_positions: Array
+
 
 Transform = Callable[[Batch[np.ndarray]], Mapping[str, Any]]
 
@@ -64,13 +86,11 @@ class Batches(StepDataset):
     Args:
         corpus: where the tokens are: a corpus, a view of one, pairs, or `Corpora`.
         plan: which tokens are in which batch.
-        sharding: a `jax.sharding.NamedSharding` of arrays `[rows, length]`; this process then
-            builds exactly the rows and columns that its devices hold.
+        sharding: a `jax.sharding.Mesh`, over which rows are divided by its axes `data` and `fsdp`
+            and their length by `context`, or a `jax.sharding.NamedSharding` of `[rows, length]`;
+            this process then builds exactly the rows and columns that its devices hold.
         process_index, process_count: in place of `sharding`: build the rows
             `[p·rows/P, (p+1)·rows/P)` of process `p` of `P`; default all rows.
-        compact: give `segments`, int32 `[rows, most segments, 2]` (of pairs `inputs_segments` and
-            `targets_segments`), in place of segment ids, positions and weights; `pipeline.expand`
-            makes these inside the compiled step.
         positions: where a later piece of a split example begins: "continue" where the last piece
             ended, or "restart" at 0, so that no position reaches the length of its row.
         transform: a function of each batch that returns another dict of arrays, for example
@@ -81,6 +101,7 @@ class Batches(StepDataset):
             about the same in causal attention. All fields are laid out alike.
 
     Attributes:
+        sharding: the `NamedSharding` of global batches; None: they are on one device.
         blocks: the `Block` that this process builds, by bucket (of pairs, by side of a bucket).
         ahead: the `ReadAhead` of caches.
         origin: what a state belongs to. `origin.state(step)` is the data state after `step`
@@ -96,15 +117,13 @@ class Batches(StepDataset):
         corpus: AnyCorpus,
         plan: Plan,
         *,
-        sharding: "jax.sharding.NamedSharding | None" = None,
+        sharding: "jax.sharding.Mesh | jax.sharding.NamedSharding | None" = None,
         process_index: int = 0,
         process_count: int = 1,
-        compact: bool = False,
         positions: Positions = "continue",
         transform: Transform | None = None,
         context_order: ContextOrder = "contiguous",
     ):
-        super().__init__()
         if len(corpus) != plan.num_examples:
             raise InvalidValue(
                 f"the corpus has {len(corpus):,} examples and the plan is for "
@@ -122,36 +141,30 @@ class Batches(StepDataset):
             )
         require_one_of("positions", positions, POSITIONS)
         require_one_of("context_order", context_order, CONTEXT_ORDERS)
-        if compact and context_order != "contiguous":
-            raise InvalidValue(
-                f"compact batches have contiguous rows, and context_order is {context_order!r}; "
-                "leave out compact=True"
-            )
         if sharding is not None and process_count != 1:
             raise InvalidValue(
                 "both sharding and process_count say which rows to build; give one of them"
             )
+        read_options = FROM_MEMORY if corpus.in_memory else WAITING
+        super().__init__(StateKey(plan, corpus, positions), read_options)
         self.corpus, self.plan = corpus, plan
         self.positions: Positions = positions
-        self.origin = StateKey(plan, corpus, positions)
-        self.read_options = FROM_MEMORY if corpus.in_memory else WAITING
         self._transform_batch, self.ahead = transform, ReadAhead(corpus, plan)
         self._epochs: int | None = 1
         self._planned = False
+        self.sharding = None if sharding is None else batch_sharding(sharding)
         self.blocks: dict[Bucket, Block] = {
             side: slice_of_process(side.shape, process_index, process_count)
-            if sharding is None
-            else block_of_sharding(sharding, side.shape, context_order)
+            if self.sharding is None
+            else block_of_sharding(self.sharding, side.shape, context_order)
             for bucket in plan.buckets
             for side in bucket.sides
         }
-        self._max_segments = plan.most_segments() if compact else {}
 
     def __repr__(self) -> str:
-        endless = self._epochs is None and not self.plan.finite
         buckets = ", ".join(map(str, self.plan.buckets))
         batches = f"{self.plan.num_batches():,} batches an epoch"
-        total = "endless" if endless else f"{len(self):,} in all"
+        total = "endless" if self.endless else f"{len(self):,} in all"
         # Grain's DataLoader refuses a state whose source is printed in another way.
         origin = f"{self.plan.fingerprint};{self.corpus.fingerprint};{self.positions}"
         digest = hashlib.sha256(origin.encode()).hexdigest()[:12]
@@ -160,8 +173,15 @@ class Batches(StepDataset):
             f"fingerprint {digest})"
         )
 
+    __str__ = __repr__
+
+    @property
+    def endless(self) -> bool:
+        """Whether they have no end."""
+        return self._epochs is None and not self.plan.finite
+
     def __len__(self) -> int:
-        if self._epochs is None and not self.plan.finite:
+        if self.endless:
             return sys.maxsize
         return self.plan.first_step(1 if self._epochs is None else self._epochs)
 
@@ -187,25 +207,18 @@ class Batches(StepDataset):
         batches._planned = True
         return batches
 
-    def specs(
-        self,
-        mesh: "jax.sharding.Mesh | None" = None,
-        spec: "jax.sharding.PartitionSpec | None" = None,
-    ) -> "dict[Bucket, dict[str, jax.ShapeDtypeStruct]]":
+    @property
+    def specs(self) -> "dict[Bucket, dict[str, jax.ShapeDtypeStruct]]":
         """For each bucket that the plan uses, the global shape, dtype and sharding of each field.
 
-        What to compile a step for, as `Loader.specs`. Arguments are those of `Loader`.
+        What to compile a step for, as `Loader.specs`. Without a `sharding`, batches are on the
+        first local device.
         """
-        import jax
-
-        sharding = batch_sharding(batch_mesh(mesh), spec)
-        specs: dict[Bucket, dict[str, jax.ShapeDtypeStruct]] = {}
-        for bucket, fields in self._empty_batches():
-            specs[bucket] = {}
-            for name, values in fields.items():
-                _, shape, of_field = field_layout(name, values, bucket.shape, sharding)
-                specs[bucket][name] = jax.ShapeDtypeStruct(shape, values.dtype, sharding=of_field)
-        return specs
+        sharding = batch_sharding(self.sharding)
+        return {
+            bucket: field_specs(fields, sharding, bucket)
+            for bucket, fields in self._empty_batches()
+        }
 
     def empty(self, bucket: Bucket) -> Mapping[str, np.ndarray]:
         """A batch of padding alone: the fields, shapes and dtypes of this process's batches."""
@@ -226,18 +239,11 @@ class Batches(StepDataset):
         }
 
     def _collate(self, planned: PlannedBatch) -> Mapping[str, Any]:
-        bucket, sides = planned.bucket, self.corpus.sides
-        most = self._max_segments.get(bucket)
+        sides = self.corpus.sides
         if len(sides) == 2:  # never split, so positions begin at 0 either way
-            batch: Any = collate_pairs(sides, planned, self.blocks, max_segments=most)
+            batch: Any = collate_pairs(sides, planned, self.blocks)
         else:
-            batch = collate(
-                sides[0],
-                planned,
-                self.blocks[bucket],
-                max_segments=most,
-                positions=self.positions,
-            )
+            batch = collate(sides[0], planned, self.blocks[planned.bucket], self.positions)
         if self._transform_batch is None:
             return batch
         fields = self._transform_batch(batch)

@@ -8,7 +8,6 @@ import numpy as np
 
 from pipeline.corpus.gather import ranges
 from pipeline.corpus.interface import Readable
-from pipeline.loading.compact import SEGMENTS, row_segments
 from pipeline.loading.sharding import Block
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.planned import PlannedBatch
@@ -24,8 +23,6 @@ def collate(
     corpus: Readable,
     planned: PlannedBatch,
     block: Block,
-    *,
-    max_segments: int | None = None,
     positions: Positions = "continue",
 ) -> dict[str, np.ndarray]:
     """The arrays of one block of a planned batch; padding is 0 in every field.
@@ -41,32 +38,30 @@ def collate(
         corpus: a corpus, or one side of pairs.
         planned: the segments of the global batch.
         block: the rows and columns to build.
-        max_segments: the most segments in a row of this bucket; if given, the batch is compact.
         positions: "continue" or "restart", as for `Batches`.
 
     Returns:
         The corpus's features (`inputs`, `targets`, int32), `inputs_segment_ids` and
         `inputs_positions` (int32) and `loss_weights` (float32), each `[rows, length]` of the block.
-        A compact batch has `segments` in place of the last three: see `pipeline.loading.compact`.
     """
     if block.order is not None:  # its columns may be from anywhere in the row
         whole = dataclasses.replace(block, columns=(0, planned.bucket.shape[1]), order=None)
-        batch = collate(corpus, planned, whole, positions=positions)
+        batch = collate(corpus, planned, whole, positions)
         return {name: values[:, block.order] for name, values in batch.items()}
     height, width = block.shape
-    in_rows = _in_rows(planned, block.rows, positions)
-    row, column, ids, example, start, position, size, epoch = _in_columns(in_rows, block.columns)
+    row, column, ids, example, start, position, size, epoch = _in_columns(
+        _in_rows(planned, block.rows, positions), block.columns
+    )
     begin, cells = row * width + column, height * width
     # The fields are built flat and without padding: each segment is extended to the beginning of
     # the next one. Then the padding, which is rare, is set to 0.
     edge = int(begin[0]) if len(begin) else cells
     reach = np.diff(begin, append=cells)
     batch = corpus.read(example, start, size, reach, epoch)
-    if max_segments is None:
-        batch["inputs_segment_ids"] = np.repeat(ids.astype(INT), reach)
-        batch["inputs_positions"] = ranges(position, reach, INT)
-        if "loss_weights" not in batch:
-            batch["loss_weights"] = np.ones(cells - edge, np.float32)
+    batch["inputs_segment_ids"] = np.repeat(ids.astype(INT), reach)
+    batch["inputs_positions"] = ranges(position, reach, INT)
+    if "loss_weights" not in batch:
+        batch["loss_weights"] = np.ones(cells - edge, np.float32)
     padded = np.flatnonzero(reach > size)  # segments with padding after them
     padding = ranges((begin + size - edge)[padded], (reach - size)[padded])
     for name, values in batch.items():
@@ -74,19 +69,11 @@ def collate(
         if edge:  # the first rows are empty
             values = np.concatenate([np.zeros(edge, values.dtype), values])
         batch[name] = values.reshape(height, width)
-    if max_segments is not None:
-        batch[SEGMENTS] = row_segments(
-            in_rows.row, in_rows.ids, in_rows.position, in_rows.size, (height, max_segments)
-        )
     return batch
 
 
 def collate_pairs(
-    sides: Sequence[Readable],
-    planned: PlannedBatch,
-    blocks: Mapping[Bucket, Block],
-    *,
-    max_segments: int | None = None,
+    sides: Sequence[Readable], planned: PlannedBatch, blocks: Mapping[Bucket, Block]
 ) -> dict[str, np.ndarray]:
     """The arrays of a planned batch of pairs; both sides of a pair have the same segment id.
 
@@ -99,23 +86,17 @@ def collate_pairs(
         sides: inputs and targets.
         planned: the segments of the global batch.
         blocks: the rows and columns to build, for the bucket of each side.
-        max_segments: as for `collate`.
 
     Returns:
         `inputs`, `inputs_segment_ids` and `inputs_positions` (int32, `[rows, length]` of the
         inputs' block); `decoder_inputs`, `targets`, `targets_segment_ids`, `targets_positions`
-        (int32) and `loss_weights` (float32), of the targets' block. A compact batch has
-        `inputs_segments` and `targets_segments` in place of segment ids, positions and weights.
+        (int32) and `loss_weights` (float32), of the targets' block.
     """
     inputs, targets = (
-        collate(corpus, side, blocks[side.bucket], max_segments=max_segments)
+        collate(corpus, side, blocks[side.bucket])
         for corpus, side in zip(sides, planned.sides, strict=True)
     )
     inputs.pop("loss_weights", None)
-    if max_segments is not None:
-        inputs[f"inputs_{SEGMENTS}"] = inputs.pop(SEGMENTS)
-        targets[f"targets_{SEGMENTS}"] = targets.pop(SEGMENTS)
-        return inputs | targets
     for field in ("segment_ids", "positions"):
         targets[f"targets_{field}"] = targets.pop(f"inputs_{field}")
     targets["loss_weights"] = targets.pop("loss_weights")  # the last, as in other batches
@@ -133,11 +114,6 @@ class _Segments(NamedTuple):
     position: np.ndarray  # the first value of `inputs_positions`
     size: np.ndarray  # positions
     epoch: np.ndarray | int  # one for all, or int64 [segments]
-
-    def select(self, which: np.ndarray) -> "_Segments":
-        """The segments where `which`, bool [segments], is true."""
-        epoch = self.epoch if isinstance(self.epoch, int) else self.epoch[which]
-        return _Segments._make([*(values[which] for values in self[:-1]), epoch])
 
 
 def _in_rows(planned: PlannedBatch, rows: np.ndarray, positions: Positions) -> _Segments:
@@ -181,4 +157,6 @@ def _in_columns(segments: _Segments, columns: tuple[int, int]) -> _Segments:
         size=size,
     )
     inside = size > 0
-    return parts if inside.all() else parts.select(inside)
+    if inside.all():
+        return parts
+    return _Segments._make(each if isinstance(each, int) else each[inside] for each in parts)

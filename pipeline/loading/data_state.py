@@ -10,7 +10,8 @@ have their "changes". Where corpora join, an entry has the fingerprint of all co
 sliced, shuffled or stacked by Grain: steps are then counted after that.
 """
 
-from typing import Any
+import sys
+from typing import Any, NamedTuple
 
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import InvalidValue
@@ -67,6 +68,40 @@ def check_data_state(
             "Restore it with what it was saved with, or start anew in another directory"
         )
     return step
+
+
+class StateKey(NamedTuple):
+    """What a state belongs to.
+
+    Attributes:
+        plan, corpus, positions: the arguments of `data_state` after the step.
+        order: transformations after which a step is no longer one of the plan, such as slices.
+    """
+
+    plan: Plan
+    corpus: AnyCorpus
+    positions: str
+    order: tuple[str, ...] = ()
+
+    def state(self, step: int) -> dict[str, Any]:
+        """The data state of `step`; with an `order`, of the plan as a whole."""
+        if not self.order:
+            return data_state(step, *self[:3])
+        whole = data_state(sys.maxsize, *self[:3])
+        return {**whole, "step": step, "order": [*self.order]}
+
+    def step(self, state: Any) -> int:
+        """The step of `state`; a ValueError if it belongs to something else."""
+        step = check_data_state(state, *self[:3])
+        if (order := state.get("order", [])) != [*self.order]:
+            raise InvalidValue(
+                f"the state of step {step:,} counts steps after {order or 'no slice or the like'}, "
+                f"and is restored after {[*self.order] or 'none'}; transform the batches as when "
+                "it was saved"
+            )
+        if self.order:
+            check_data_state({**state, "step": sys.maxsize}, *self[:3])
+        return step
 
 
 def _is_state(state: Any) -> bool:

@@ -7,7 +7,7 @@
 - Hugging Face, transformers 5.23: `ForCausalLMLoss` in `loss_utils.py`, where labels of -100 do not
   count and `shift_labels` are not shifted again; `find_packed_sequence_indices` in
   `masking_utils.py`, which tells packed examples apart by their positions.
-- "thd": `DotProductAttention` of Transformer Engine and `PackedSeqParams` of Megatron-LM;
+- `cu_seqlens`: `DotProductAttention` of Transformer Engine and `PackedSeqParams` of Megatron-LM;
   `flash_attn_varlen_func` of FlashAttention calls `_kv` `_k`.
 """
 
@@ -17,11 +17,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from pipeline.errors import InvalidValue
-from pipeline.loading.compact import SIDES, flatten
 
 Fields = Mapping[str, Any]
 
-Convention = Literal["maxtext", "tunix", "huggingface", "thd"]
+Convention = Literal["maxtext", "tunix", "huggingface"]
 
 # Tokens, segment ids and positions of each side of a batch.
 INPUTS = ("inputs", "inputs_segment_ids", "inputs_positions")
@@ -41,11 +40,8 @@ def rename(batch: Fields, convention: Convention) -> dict[str, Any]:
 
     Args:
         batch: NumPy arrays `[rows, length]`, as `Batches` gives them, of a decoder or of pairs. For
-            "thd" a compact batch, of NumPy or JAX arrays. For "tunix" and "huggingface", which
-            shift columns, whole rows with columns in order.
-        convention: "maxtext", "tunix", "huggingface", or "thd": rows one after another and
-            `cu_seqlens_q`, `cu_seqlens_kv`, `max_seqlen_q` and `max_seqlen_kv`, which attention
-            kernels of variable length take.
+            "tunix" and "huggingface", which shift columns, whole rows with columns in order.
+        convention: "maxtext", "tunix" or "huggingface".
 
     Raises:
         ValueError: the convention is unknown, or cannot carry the batch: a field without a name
@@ -59,14 +55,68 @@ def rename(batch: Fields, convention: Convention) -> dict[str, Any]:
     pairs = "decoder_inputs" in batch
     if pairs and convention in ("maxtext", "tunix"):
         raise InvalidValue(f"{convention} has no name for decoder_inputs: it trains decoders alone")
-    known = (*INPUTS, *LOSS, *(TARGETS if pairs else ()), *(SIDES if convention == "thd" else ()))
+    known = (*INPUTS, *LOSS, *(TARGETS if pairs else ()))
     for name in batch:
         if name not in known:
-            advice = "; call `expand` on a compact batch" if name in SIDES else ""
             raise InvalidValue(
-                f"{convention} has no name for {name}; it has one for {', '.join(known)}{advice}"
+                f"{convention} has no name for {name}; it has one for {', '.join(known)}"
             )
     return CONVENTIONS[convention](batch)
+
+
+def cu_seqlens(batch: Fields, max_segments: int) -> dict[str, Any]:
+    """Where the sequences of a batch begin and end, for attention kernels of variable length (THD).
+
+    They count the tokens of all rows, one row after another: `batch["inputs"].reshape(-1)`. The
+    last sequence of each row is its padding, so every position is in a sequence, and kernels leave
+    none undefined. Unused sequences have length 0. With `max_segments=3`, a row of length 6 with
+    segments of 3 and 2 positions has `cu_seqlens_q = [0, 3, 5, 5, 6]`.
+
+    Args:
+        batch: fields `[rows, length]` with segment ids, of NumPy or JAX, also in a compiled step;
+            whole rows with columns in order.
+        max_segments: the most segments in a row: `plan.most_segments()[bucket]`. It decides the
+            shapes.
+
+    Returns:
+        `cu_seqlens_q` and `cu_seqlens_kv`, int32 `[rows · (max_segments + 1) + 1]`, from 0 up to
+        `rows · length`; `max_seqlen_q` and `max_seqlen_kv`, the row lengths, int. Of pairs, q is
+        the targets' side and kv the inputs'.
+
+    Raises:
+        ValueError: the batch has no segment ids, or a row of NumPy arrays has more segments.
+    """
+    if "inputs_segment_ids" not in batch:
+        raise InvalidValue(
+            f"the batch has no inputs_segment_ids; it has {', '.join(batch)}. Call cu_seqlens on a "
+            "batch before it is renamed or transformed"
+        )
+    kv = batch["inputs_segment_ids"]
+    lengths = {}
+    for side, ids in (("q", batch.get("targets_segment_ids", kv)), ("kv", kv)):
+        lengths[f"cu_seqlens_{side}"] = _sequence_ends(ids, max_segments)
+        lengths[f"max_seqlen_{side}"] = ids.shape[1]
+    return lengths
+
+
+def _sequence_ends(ids: Any, max_segments: int) -> Any:
+    """0 and the end of each sequence, of segments and padding: int32 [rows · (most + 1) + 1]."""
+    on_host = isinstance(ids, np.ndarray)
+    if on_host and (most := int(ids.max(initial=0))) > max_segments:
+        raise InvalidValue(
+            f"max_segments is {max_segments}, and a row holds {most} segments; give "
+            "plan.most_segments()[bucket], or plan with max_segments="
+        )
+    if on_host:
+        xp: Any = np
+    else:
+        import jax.numpy as xp
+    sequence = xp.where(ids > 0, xp.minimum(ids - 1, max_segments), max_segments)
+    places = sequence + (max_segments + 1) * np.arange(len(ids), dtype=np.int32)[:, None]
+    count = len(ids) * (max_segments + 1)
+    size = {"minlength": count} if on_host else {"length": count}
+    sizes = xp.bincount(places.reshape(-1), **size)
+    return xp.pad(xp.cumsum(sizes, dtype=np.int32), (1, 0))
 
 
 def _maxtext(batch: Fields) -> dict[str, Any]:
@@ -121,7 +171,7 @@ def _huggingface(batch: Fields) -> dict[str, Any]:
 
 
 CONVENTIONS: dict[str, Callable[[Fields], dict[str, Any]]] = dict(
-    zip(get_args(Convention), (_maxtext, _tunix, _huggingface, flatten), strict=True)
+    zip(get_args(Convention), (_maxtext, _tunix, _huggingface), strict=True)
 )
 
 

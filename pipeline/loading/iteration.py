@@ -1,21 +1,20 @@
-"""Iteration over steps: a Grain data set whose state is the step, and what the steps belong to.
+"""Grain's data sets and iterators over the steps of a plan, whose state is the step.
 
-Grain composes the state of an iterator from those of its parts, one for each worker. Here all
-transformations are functions of the step, so the state is the same for any of them, and for any
-number of workers of `mp_prefetch`.
+Grain composes the state of an iterator from those of its parts, one for each worker, and of a
+`MapDataset` its iterators keep an index alone. Here all transformations are functions of the step,
+so the state is the same for any of them, and for any number of workers of `mp_prefetch`. A
+transformation of a `StepDataset` is one again, and knows what its steps belong to.
 """
 
 import copy
-import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import grain
 from absl import flags
 
-from pipeline.corpus.interface import AnyCorpus
-from pipeline.errors import InvalidState, InvalidValue
-from pipeline.loading.data_state import check_data_state, data_state
+from pipeline.errors import InvalidState, InvalidValue, require_whole
+from pipeline.loading.data_state import StateKey
 from pipeline.planning.plan import Plan
 
 # Elements are made in the thread that asks for them.
@@ -26,38 +25,127 @@ NO_RUNS = (
 )
 
 
-class StateKey(NamedTuple):
-    """What a state belongs to.
+class StepDataset(grain.MapDataset):
+    """A Grain data set whose transformations, and whose iterators, keep the state of a plan.
 
-    Attributes:
-        plan, corpus, positions: the arguments of `data_state` after the step.
-        order: transformations after which a step is no longer one of the plan, such as slices.
+    Args:
+        origin: what the state of an iterator belongs to.
+        read_options: how `to_iter_dataset` reads ahead by default.
+        inside: what transformations of Grain made of a `StepDataset`; None: a subclass, whose
+            elements are its own.
     """
 
-    plan: Plan
-    corpus: AnyCorpus
-    positions: str
-    order: tuple[str, ...] = ()
+    def __init__(
+        self,
+        origin: StateKey,
+        read_options: grain.ReadOptions,
+        inside: grain.MapDataset | None = None,
+    ):
+        super().__init__(*([] if inside is None else [inside]))
+        self.origin, self.read_options = origin, read_options
 
-    def state(self, step: int) -> dict[str, Any]:
-        """The data state of `step`; with an `order`, of the plan as a whole."""
-        if not self.order:
-            return data_state(step, *self[:3])
-        whole = data_state(sys.maxsize, *self[:3])
-        return {**whole, "step": step, "order": [*self.order]}
+    @property
+    def _inside(self) -> grain.MapDataset:
+        """The data set that Grain's transformations are applied to."""
+        return self._parent if self._parents else self
 
-    def step(self, state: Any) -> int:
-        """The step of `state`; a ValueError if it belongs to something else."""
-        step = check_data_state(state, *self[:3])
-        if (order := state.get("order", [])) != [*self.order]:
+    def __len__(self) -> int:
+        return len(self._parent)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.slice(index) if isinstance(index, slice) else self._parent[index]
+
+    def __str__(self) -> str:
+        return f"Steps({self._parent})"
+
+    @property
+    def _element_spec(self) -> Any:
+        return grain.experimental.get_element_spec(self._parent)
+
+    def map(self, transform: Any) -> "StepDataset":
+        """See `grain.MapDataset.map`."""
+        return self._transform("map", transform)
+
+    def map_with_index(self, transform: Any) -> "StepDataset":
+        """See `grain.MapDataset.map_with_index`; the index is the step."""
+        return self._transform("map_with_index", transform)
+
+    def random_map(self, transform: Any, *, seed: int | None = None) -> "StepDataset":
+        """See `grain.MapDataset.random_map`."""
+        return self._transform("random_map", transform, seed=seed)
+
+    def filter(self, transform: Any) -> "StepDataset":
+        """See `grain.MapDataset.filter`; a step that is filtered out still counts as a step."""
+        return self._transform("filter", transform)
+
+    def seed(self, seed: int) -> "StepDataset":
+        """See `grain.MapDataset.seed`."""
+        return self._transform("seed", seed)
+
+    def slice(self, sl: slice) -> "StepDataset":
+        """See `grain.MapDataset.slice`."""
+        return self._transform("slice", sl)._reorder(f"slice({sl.start}, {sl.stop}, {sl.step})")
+
+    def shuffle(self, seed: int | None = None) -> "StepDataset":
+        """See `grain.MapDataset.shuffle`; a plan is shuffled without it."""
+        steps = self._transform("shuffle", seed)
+        seed = steps._inside._default_seed if seed is None else seed
+        return steps._reorder(f"shuffle({seed})")
+
+    def batch(
+        self, batch_size: int, *, drop_remainder: bool = False, batch_fn: Any = None
+    ) -> "StepDataset":
+        """See `grain.MapDataset.batch`: stacks batches, which must then have one shape.
+
+        Raises:
+            ValueError: the plan has batches of several shapes, and there is no `batch_fn`.
+        """
+        shapes = sum(map(bool, self.origin.plan.batches_per_bucket.values()))
+        if shapes > 1 and batch_fn is None:
             raise InvalidValue(
-                f"the state of step {step:,} counts steps after {order or 'no slice or the like'}, "
-                f"and is restored after {[*self.order] or 'none'}; transform the batches as when "
-                "it was saved"
+                f"the plan has batches of {shapes} shapes, which batch({batch_size}) cannot stack: "
+                "give one bucket, or a batch_fn. (ElasticIterator stacks too; iterators of these "
+                "batches go on with any number of hosts without it)"
             )
-        if self.order:
-            check_data_state({**state, "step": sys.maxsize}, *self[:3])
-        return step
+        options = {"drop_remainder": drop_remainder, "batch_fn": batch_fn}
+        steps = self._transform("batch", batch_size, **options)
+        return steps._reorder(f"batch({batch_size}, drop_remainder={drop_remainder})")
+
+    def repeat(
+        self, num_epochs: int | None = None, *, reseed_each_epoch: bool = True
+    ) -> "StepDataset":
+        """See `grain.MapDataset.repeat`."""
+        check_repeat(self.origin.plan, num_epochs)
+        if self.origin.plan.finite:
+            return self
+        steps = self._transform("repeat", num_epochs, reseed_each_epoch=reseed_each_epoch)
+        return steps if reseed_each_epoch else steps._reorder("reseed_each_epoch=False")
+
+    def to_iter_dataset(
+        self, read_options: grain.ReadOptions | None = None, *, allow_nones: bool = False
+    ) -> "Steps":
+        """An iterable data set whose iterators have the data state of this plan."""
+        return Steps(self._inside, self.origin, read_options or self.read_options, allow_nones)
+
+    def _transform(self, name: str, *args: Any, **options: Any) -> "StepDataset":
+        inside = getattr(grain.MapDataset, name)(self._inside, *args, **options)
+        return StepDataset(self.origin, self.read_options, inside)
+
+    def _reorder(self, order: str) -> "StepDataset":
+        """The same, of which the index is no step of the plan, because of a transformation."""
+        self.origin = self.origin._replace(order=(*self.origin.order, order))
+        return self
+
+
+def check_repeat(plan: Plan, num_epochs: int | None) -> None:
+    """Raises a ValueError if batches of `plan` cannot be repeated `num_epochs` times."""
+    if num_epochs is not None:
+        require_whole("num_epochs", num_epochs, 1)
+    if plan.finite and num_epochs not in (None, 1):
+        raise InvalidValue(
+            f"num_epochs is {num_epochs}, and this plan ends once and for all; give None or "
+            "1, or ending='repeat' to go on"
+        )
 
 
 class Steps(grain.IterDataset):
@@ -143,7 +231,7 @@ class Steps(grain.IterDataset):
         ahead, read_options = None, self._read_options
         inside = self._inside
         if self._workers or (self._transformations and read_options.num_threads):
-            inside = ahead = _ReadAhead(self._inside, self._read, self._stride)
+            inside = ahead = _Lookahead(self._inside, self._read, self._stride)
             read_options = AT_ONCE
         steps = self._transform(inside)
         if (self._start, self._stride) != (0, 1):
@@ -168,14 +256,14 @@ class Steps(grain.IterDataset):
         if not self._transformations:
             return inside
         # Grain derives seeds from the depth, which must not depend on who reads ahead.
-        if not isinstance(inside, _ReadAhead):
-            inside = _ReadAhead(inside)
+        if not isinstance(inside, _Lookahead):
+            inside = _Lookahead(inside)
         for name, args, options in self._transformations:
             inside = getattr(grain.MapDataset, name)(inside, *args, **options)
         return inside
 
 
-class _ReadAhead(grain.MapDataset):
+class _Lookahead(grain.MapDataset):
     """Elements of its parent, made ahead from any step on, while steps come in order.
 
     Args:
@@ -241,7 +329,7 @@ class _ReadAhead(grain.MapDataset):
 class _StepIterator(grain.DatasetIterator):
     """An iterator over some steps of a plan, `start`, `start + stride`, …, with its data state."""
 
-    def __init__(self, parent: grain.DatasetIterator, steps: Steps, ahead: _ReadAhead | None):
+    def __init__(self, parent: grain.DatasetIterator, steps: Steps, ahead: _Lookahead | None):
         super().__init__(parent)
         self._origin, self._ahead, self._length = steps._origin, ahead, len(steps._inside)
         self._start, self._stride = steps._start, steps._stride

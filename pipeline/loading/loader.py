@@ -4,22 +4,19 @@ import math
 import os
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import grain
-import jax
 import numpy as np
 
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.pairs import open_corpus
 from pipeline.errors import InvalidType, InvalidValue, suggest_option
 from pipeline.loading.ahead import ReadAhead
-from pipeline.loading.batches import WAITING, Batches, Transform
+from pipeline.loading.batches import WAITING, Batch, Batches, TraceAnnotation, Transform
 from pipeline.loading.collate import Positions
-from pipeline.loading.context import ContextOrder
-from pipeline.loading.fields import Batch
 from pipeline.loading.iteration import AT_ONCE
-from pipeline.loading.sharding import batch_mesh, batch_sharding, multiples, to_global
+from pipeline.loading.sharding import ContextOrder, batch_sharding, multiples, to_global
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.cascade import Attention, Packing
 from pipeline.planning.fit import fit_buckets
@@ -28,6 +25,9 @@ from pipeline.planning.options import By, Ending, Weights, list_keywords, select
 from pipeline.planning.pieces import Overflow
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
+
+if TYPE_CHECKING:
+    import jax
 
 FITTING, PLANNING = list_keywords(fit_buckets), list_keywords(Plan)
 
@@ -66,21 +66,20 @@ class Loader(grain.DatasetIterator):
     Its state is exact with batches in flight: it counts the batches that were handed out. As any
     iterator, it goes on where it is: a second `for` continues, and after the last batch, which
     `num_epochs` decides, it has none. For another pass, make another loader, or give `set_state`
-    a state from before.
+    a state from before. `len` is the number of batches from the first step to the end.
 
     It is a `grain.DatasetIterator`, which Grain's and orbax's checkpoint handlers save and restore.
 
     Args:
-        batches: what to load; made with the sharding of `mesh` and `spec` if there is a mesh.
-        mesh: a `jax.sharding.Mesh`; None: all arrays are on the first local device.
-        spec: a `PartitionSpec` of `[rows, length]`; None: rows over the axes `data` and `fsdp`,
-            length over `context`.
+        batches: what to load; their `sharding` is that of the arrays. Without one, all arrays are
+            on the first local device.
         prefetch: batches kept ready on the devices.
 
     Attributes:
         batches: the `Batches` that it loads.
         plan: the `Plan`: buckets, batches, padding; `print` shows it.
         corpus: where the tokens are.
+        sharding: the `jax.sharding.NamedSharding` of the arrays, `[rows, length]`.
         specs: for each bucket that the plan uses, a dict of a `jax.ShapeDtypeStruct` for each
             field, with its sharding: what to compile a step for.
         planned: the `PlannedBatch` (bucket, segments, epoch) of the batch handed out last; absent
@@ -90,14 +89,7 @@ class Loader(grain.DatasetIterator):
     planned: PlannedBatch
     _close: Callable[[], Any] | None = None  # none, if a wrong argument ends `__init__`
 
-    def __init__(
-        self,
-        batches: Batches,
-        *,
-        mesh: jax.sharding.Mesh | None = None,
-        spec: jax.sharding.PartitionSpec | None = None,
-        prefetch: int = 2,
-    ):
+    def __init__(self, batches: Batches, *, prefetch: int = 2):
         super().__init__()
         if not isinstance(batches, Batches):
             raise InvalidType(
@@ -109,15 +101,15 @@ class Loader(grain.DatasetIterator):
         self._open: list[grain.DatasetIterator] = []
         self._close = weakref.finalize(self, _close, self._open, batches.ahead)
         self.batches, self.plan, self.corpus = batches, batches.plan, batches.corpus
-        mesh = batch_mesh(mesh)
-        self.specs = batches.specs(mesh, spec)
+        self.specs, self.sharding = batches.specs, batch_sharding(batches.sharding)
+        sharding = self.sharding  # without `self`, which threads would keep alive
 
         def transfer(
             built: tuple[PlannedBatch, Batch[np.ndarray]],
-        ) -> tuple[PlannedBatch, dict[str, jax.Array]]:
+        ) -> "tuple[PlannedBatch, dict[str, jax.Array]]":
             planned, batch = built
-            with jax.profiler.TraceAnnotation("transfer"):
-                return planned, to_global(batch, mesh, spec=spec, shape=planned.bucket.shape)
+            with TraceAnnotation("transfer"):
+                return planned, to_global(batch, sharding, bucket=planned.bucket)
 
         # The thread that transfers batches also builds them, unless building waits as a rule.
         read_options = AT_ONCE if self.corpus.in_memory else WAITING
@@ -126,7 +118,7 @@ class Loader(grain.DatasetIterator):
         self._open.append(iter(steps))
 
     def __repr__(self) -> str:
-        at = f"at step {self.get_state()['step']:,}" if self._open else "closed"
+        at = f"at step {self.step:,}" if self._open else "closed"
         return f"Loader({self.batches!r}, {at})"
 
     def __iter__(self) -> "Loader":
@@ -138,7 +130,17 @@ class Loader(grain.DatasetIterator):
             raise InvalidValue("this loader is closed; make another")
         return self._open[0]
 
-    def __next__(self) -> Batch[jax.Array]:
+    def __len__(self) -> int:
+        if self.batches.endless:
+            raise InvalidType("this loader has no end; give load num_epochs=, or repeat a number")
+        return len(self.batches)
+
+    @property
+    def step(self) -> int:
+        """The step of the batch that `next` gives next, from 0: the step of the state."""
+        return self._get_next_index()
+
+    def __next__(self) -> "Batch[jax.Array]":
         self.planned, batch = next(self._steps)
         return batch
 
@@ -186,11 +188,9 @@ def load(
     corpus: AnyCorpus | str | os.PathLike,
     *,
     buckets: Iterable[Bucket] | None = None,
-    mesh: jax.sharding.Mesh | None = None,
-    spec: jax.sharding.PartitionSpec | None = None,
+    sharding: "jax.sharding.Mesh | jax.sharding.NamedSharding | None" = None,
     num_epochs: int | None = None,
     prefetch: int = 2,
-    compact: bool = False,
     positions: Positions = "continue",
     transform: Transform | None = None,
     context_order: ContextOrder = "contiguous",
@@ -212,18 +212,16 @@ def load(
     Args:
         corpus: a corpus, a view of one, pairs, `Corpora`, or the directory of a corpus or of pairs.
         buckets: the shapes; None: fitted, for which `tokens_per_batch` is needed.
-        mesh: the devices that share a batch; None: the first local device.
-        spec: how `[rows, length]` is divided over the mesh; None: rows over `data` and `fsdp`,
-            length over `context`, as far as the mesh has these axes.
+        sharding: the devices that share a batch: a `jax.sharding.Mesh`, over which rows are divided
+            by `data` and `fsdp` and length by `context`, as far as it has these axes; or a
+            `jax.sharding.NamedSharding` of `[rows, length]`; None: the first local device.
         num_epochs: passes through the corpus; None: endless, or until the plan ends.
         prefetch: batches kept ready on the devices (2).
-        compact: give `segments` (of pairs, `inputs_segments` and `targets_segments`) in place of
-            segment ids, positions and weights; call `pipeline.expand(batch)` inside the step.
         positions: a later piece of a split example goes on with its positions ("continue"), or
             begins at 0 ("restart").
         transform: a function of each batch of NumPy arrays before its transfer, which returns a
             dict of arrays; for example `lambda batch: pipeline.rename(batch, "maxtext")`.
-        context_order: the order of the columns of a row whose length is divided over the mesh:
+        context_order: the order of the columns of a row whose length is divided over devices:
             "contiguous", "zigzag" or "striped" (contiguous); see `Batches`.
         **options: of `fit_buckets` and `Plan`, which say more; defaults in brackets.
             To fit buckets (positions are of both sides of pairs together):
@@ -232,7 +230,7 @@ def load(
             max_length: positions in the longest row, of pairs (inputs, targets), rounded up to
                 `length_multiple` (longest example).
             length_multiple, row_multiple: bucket lengths are multiples of so many positions (128),
-                and rows of so many (of both, as many as the mesh can divide).
+                and rows of so many (of both, as many as the devices need).
             attention, width: "dense" or "segment" (dense), and the width of the model (1024).
             To plan:
             packing: "best_fit", "optimal" or "none", one example in a row (best_fit).
@@ -269,8 +267,7 @@ def load(
         )
     if options.get("weights") is not None and not isinstance(corpus, HasCorpora):
         raise InvalidValue("weights are for several corpora; join them: Corpora({'name': corpus})")
-    mesh = batch_mesh(mesh)
-    sharding = batch_sharding(mesh, spec)
+    sharding = batch_sharding(sharding)
     if buckets is None:
         rows, length = multiples(sharding, context_order)
         multiple = {"row_multiple": rows, "length_multiple": math.lcm(128, length)}
@@ -281,9 +278,8 @@ def load(
         corpus,
         plan,
         sharding=sharding,
-        compact=compact,
         positions=positions,
         transform=transform,
         context_order=context_order,
     )
-    return Loader(batches.repeat(num_epochs), mesh=mesh, spec=spec, prefetch=prefetch)
+    return Loader(batches.repeat(num_epochs), prefetch=prefetch)

@@ -1,19 +1,30 @@
-"""Sharding: the rows and columns that a process builds, and global jax.Arrays made of them."""
+"""Sharding: the rows and columns that a process builds, and global jax.Arrays made of them.
+
+Everything takes one `sharding`: a `jax.sharding.Mesh`, whose batches have the usual layout, or a
+`jax.sharding.NamedSharding` of `[rows, length]`.
+
+With causal attention, the last columns of a long segment see many keys and the first see few. So
+contiguous parts of a row cost different amounts: with one segment in four parts, the last part
+costs 1.75 times the mean. Two other orders of columns give each part some from the whole row.
+"""
 
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from pipeline.errors import InvalidValue
-from pipeline.loading.context import ContextOrder, column_order, num_chunks
+from pipeline.errors import InvalidType, InvalidValue
+from pipeline.planning.bucket import Bucket
 
 if TYPE_CHECKING:
     import jax
-    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+    from jax.sharding import Mesh, NamedSharding
+
+ContextOrder = Literal["contiguous", "zigzag", "striped"]
+CONTEXT_ORDERS: tuple[ContextOrder, ...] = get_args(ContextOrder)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +111,34 @@ def block_of_sharding(
     return Block(rows, columns, order)
 
 
+def column_order(order: ContextOrder, length: int, parts: int) -> np.ndarray:
+    """For each column of a batch, the column of the planned row that it holds: int64 [length].
+
+    Part `p` of `P` parts has the columns
+
+    - "contiguous": from `p·length/P` to `(p+1)·length/P`;
+    - "zigzag": chunks `p` and `2P-1-p` of `2P` (Megatron-LM; "dual chunk swap" elsewhere);
+    - "striped": `p`, `p+P`, `p+2P`, … (Brandon et al., 2023).
+
+    >>> column_order("zigzag", 8, 2).tolist()
+    [0, 1, 6, 7, 2, 3, 4, 5]
+    >>> column_order("striped", 8, 2).tolist()
+    [0, 2, 4, 6, 1, 3, 5, 7]
+
+    Args:
+        order: as above.
+        length: a multiple of what `multiples` says.
+        parts: the number of parts, from 1.
+    """
+    columns = np.arange(length)
+    if order == "contiguous":
+        return columns
+    if order == "striped":
+        return columns.reshape(-1, parts).T.ravel()
+    first, last = np.split(columns.reshape(2 * parts, -1), 2)
+    return np.stack([first, last[::-1]], axis=1).ravel()
+
+
 def parts(sharding: "NamedSharding | None") -> tuple[int, int]:
     """The number of parts of the rows and of the length in a `NamedSharding`; None: 1 and 1."""
     if sharding is None:
@@ -113,7 +152,7 @@ def parts(sharding: "NamedSharding | None") -> tuple[int, int]:
 def multiples(sharding: "NamedSharding | None", context_order: ContextOrder) -> tuple[int, int]:
     """What the rows and the lengths of all buckets must be multiples of."""
     rows, length = parts(sharding)
-    return rows, num_chunks(context_order, length)
+    return rows, 2 * length if context_order == "zigzag" and length > 1 else length
 
 
 def _does_not_divide(shape: tuple[int, int], multiple: int, over: str) -> ValueError:
@@ -123,116 +162,103 @@ def _does_not_divide(shape: tuple[int, int], multiple: int, over: str) -> ValueE
     )
 
 
-def batch_mesh(mesh: "Mesh | None") -> "Mesh":
-    """The mesh that is given; without one, the first local device."""
-    if mesh is not None:
-        return mesh
-    import jax
+def batch_sharding(sharding: "Mesh | NamedSharding | None") -> "NamedSharding":
+    """The sharding of `[rows, length]` that an argument `sharding=` stands for.
 
-    auto, devices = (jax.sharding.AxisType.Auto,), jax.local_devices()[:1]
-    return jax.make_mesh((1,), ("data",), axis_types=auto, devices=devices)
-
-
-def batch_sharding(mesh: "Mesh", spec: "PartitionSpec | None" = None) -> "NamedSharding":
-    """The sharding of batches over the axes of a mesh, or as `spec` says.
-
-    Rows are divided over `data` and `fsdp`, their length over `context`, as far as the mesh has
-    these axes.
+    Of a mesh, rows are divided over the axes `data` and `fsdp`, and their length over `context`, as
+    far as it has these axes. A `NamedSharding` is returned as it is. None is the first local
+    device.
 
     Raises:
-        ValueError: the mesh has none of them and no `spec` is given.
+        TypeError: it is none of these.
+        ValueError: the mesh has none of the axes.
     """
     import jax
 
-    if spec is None:
-        axes = tuple(axis for axis in ("data", "fsdp") if axis in mesh.axis_names)
-        length = ("context",) if "context" in mesh.axis_names else ()
-        if not axes and not length:
-            raise InvalidValue(
-                f"the mesh has the axes {mesh.axis_names}, none of 'data', 'fsdp' and 'context'; "
-                "say with spec=jax.sharding.PartitionSpec(…) over which of them batches are divided"
+    if sharding is None:
+        auto, devices = (jax.sharding.AxisType.Auto,), jax.local_devices()[:1]
+        sharding = jax.make_mesh((1,), ("data",), axis_types=auto, devices=devices)
+    if not isinstance(sharding, jax.sharding.Mesh):
+        if not hasattr(sharding, "spec"):
+            raise InvalidType(
+                f"sharding is a {type(sharding).__name__}; it must be a jax.sharding.Mesh, or a "
+                "jax.sharding.NamedSharding of [rows, length]"
             )
-        spec = jax.sharding.PartitionSpec(axes, *length)
-    return jax.sharding.NamedSharding(mesh, spec)
+        return sharding
+    axes = tuple(axis for axis in ("data", "fsdp") if axis in sharding.axis_names)
+    length = ("context",) if "context" in sharding.axis_names else ()
+    if not axes and not length:
+        raise InvalidValue(
+            f"the mesh has the axes {sharding.axis_names}, none of 'data', 'fsdp' and 'context'; "
+            "say over which of them batches are divided, with "
+            "sharding=jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(…))"
+        )
+    return jax.sharding.NamedSharding(sharding, jax.sharding.PartitionSpec(axes, *length))
 
 
-def field_layout(
-    name: str, local: np.ndarray, shape: tuple[int, Any], sharding: "NamedSharding"
-) -> "tuple[Block, tuple[int, ...], NamedSharding]":
-    """What this process holds of a field, and the field's global shape and sharding.
+def field_specs(
+    batch: Mapping[str, np.ndarray], sharding: "NamedSharding", bucket: Bucket | None = None
+) -> "dict[str, jax.ShapeDtypeStruct]":
+    """The global shape, dtype and sharding of each field, of which this process holds `batch`.
 
-    A field `[rows, positions]` has the sharding of batches. In batches of pairs it belongs to the
-    side of the bucket that has as many positions here. A field of other dimensions (`segments` of
-    compact batches) belongs to whole rows, and has the sharding of rows alone.
+    A field `[rows, positions]` has the sharding of batches. A field of other dimensions belongs to
+    whole rows, and has the sharding of rows alone.
 
     Raises:
-        ValueError: this process holds another part of a batch of `shape`.
+        ValueError: this process holds another part of a global array, or of a batch of `bucket`.
     """
     import jax
 
-    rows, lengths = shape[0], shape[1] if isinstance(shape[1], tuple) else (shape[1],)
-    blocks = {(rows, length): block_of_sharding(sharding, (rows, length)) for length in lengths}
-    if local.ndim != 2:
-        block = blocks[rows, lengths[0]]
-        if len(local) == len(block.rows):
-            spec = jax.sharding.PartitionSpec(*sharding.spec[:1])
-            by_row = jax.sharding.NamedSharding(sharding.mesh, spec)
-            return block, (rows, *local.shape[1:]), by_row
-    for side, block in blocks.items():
-        if local.shape == block.shape:
-            return block, side, sharding
-    held = " or ".join(str(block.shape) for block in blocks.values())
-    raise InvalidValue(
-        f"{name} has shape {local.shape}, but of a global batch of {shape} this process holds "
-        f"{held}; build batches with Batches(…, sharding=…) for the same mesh, and transform them "
-        "to fields of as many rows and positions"
-    )
+    whole = parts(sharding)
+    held = block_of_sharding(sharding, whole).shape  # of an array of one element for each part
+    sides = bucket.sides if bucket else ()
+    blocks = [block_of_sharding(sharding, side.shape).shape for side in sides]
+    by_row = jax.sharding.PartitionSpec(*sharding.spec[:1])
+    specs = {}
+    for name, local in batch.items():
+        axes, placed = 2, sharding
+        if local.ndim != 2:
+            axes, placed = 1, jax.sharding.NamedSharding(sharding.mesh, by_row)
+        sizes = list(zip(local.shape[:axes], held, whole, strict=False))
+        fits = bool(sizes) and not any(size % here for size, here, _ in sizes)
+        if not fits or (blocks and local.shape[:axes] not in [block[:axes] for block in blocks]):
+            ours = " or ".join(map(str, blocks)) or f"multiples of {held}"
+            raise InvalidValue(
+                f"{name} has shape {local.shape}, but of {bucket or 'a global batch'} this process "
+                f"holds {ours}; build batches with Batches(…, sharding=…) for the same sharding, "
+                "and transform them to fields of as many rows and positions"
+            )
+        shape = (*(size // here * count for size, here, count in sizes), *local.shape[axes:])
+        specs[name] = jax.ShapeDtypeStruct(shape, local.dtype, sharding=placed)
+    return specs
 
 
 def to_global(
-    batch: Mapping[str, Any],
-    mesh: "Mesh",
-    *,
-    spec: "PartitionSpec | None" = None,
-    shape: tuple[int, Any] | None = None,
-    fields: Iterable[str] | None = None,
+    batch: Mapping[str, Any], sharding: "Mesh | NamedSharding", *, bucket: Bucket | None = None
 ) -> "dict[str, jax.Array]":
     """Global jax.Arrays made of the rows of this process; each device holds its own part.
 
     Args:
-        batch: arrays `[rows, positions]` of this process, as `Batches(…, sharding=…)` builds them.
-        mesh: a `jax.sharding.Mesh`.
-        spec: a `PartitionSpec`; None: rows over the axes `data` and `fsdp`, length over `context`.
-        shape: `(rows, length)` of the global batch, as its bucket has it; not needed with one
-            process.
-        fields: the fields to transfer; None: all of them.
+        batch: arrays `[rows, positions]` of this process, as `Batches(…, sharding=…)` builds them;
+            or `[rows, …]` with other dimensions, which are divided by rows alone.
+        sharding: a `jax.sharding.Mesh`, over which rows are divided by its axes `data` and `fsdp`
+            and length by `context`, or a `NamedSharding` of `[rows, length]`.
+        bucket: of the batch, whose shape arrays must then have; None: any that can be divided.
 
     Returns:
         A dict of jax.Arrays with the dtypes of `batch` and the global shape `[rows, length]`.
 
     Raises:
-        ValueError: with several processes and no `shape`, or arrays of another shape than this
-            process's block of `shape`.
+        ValueError: an array is not of the shape of this process's part.
     """
     import jax
 
-    sharding = batch_sharding(mesh, spec)
-    if shape is None:
-        if jax.process_count() > 1:
-            raise InvalidValue(
-                "to_global needs shape=(rows, length) of the global batch when there are several "
-                "processes: this process's rows do not tell it"
-            )
-        rows, length = next(iter(batch.values())).shape
-        shape = rows, length
-        if "decoder_inputs" in batch:
-            shape = rows, (length, batch["decoder_inputs"].shape[1])
+    sharding = batch_sharding(sharding)
     arrays: dict[str, jax.Array] = {}
-    for name in batch if fields is None else fields:
-        local = batch[name]
-        block, of_field, placed = field_layout(name, local, shape, sharding)
-        part = functools.partial(_part, local, block)
-        arrays[name] = jax.make_array_from_callback(of_field, placed, part)
+    for name, spec in field_specs(batch, sharding, bucket).items():
+        shape = spec.shape if len(spec.shape) == 2 else (spec.shape[0], parts(sharding)[1])
+        part = functools.partial(_part, batch[name], block_of_sharding(sharding, shape))
+        arrays[name] = jax.make_array_from_callback(spec.shape, spec.sharding, part)
     return arrays
 
 

@@ -9,8 +9,8 @@ import numpy as np
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import InvalidValue
 from pipeline.loading.batches import Batches
-from pipeline.loading.context import ContextOrder
 from pipeline.loading.loader import Loader
+from pipeline.loading.sharding import ContextOrder
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.options import Options
 from pipeline.planning.plan import Plan
@@ -24,8 +24,7 @@ class Evaluation:
         options: the options of the training plan, such as `plan.options`. Evaluations use its
             buckets, its packing and, for pairs, its overflow; other examples that are too long are
             split. For evaluations that compare, give those of the last stage.
-        mesh: the mesh of training.
-        sharding: the sharding of batches.
+        sharding: the mesh of training, or the sharding of batches.
         context_order: as for `Batches`.
 
     Attributes:
@@ -41,11 +40,10 @@ class Evaluation:
         corpus: Any,
         options: Options,
         *,
-        mesh: jax.sharding.Mesh,
-        sharding: Any,
+        sharding: jax.sharding.Mesh | jax.sharding.NamedSharding,
         context_order: ContextOrder = "contiguous",
     ):
-        self.corpus, self._mesh = corpus, mesh
+        self.corpus = corpus
         self.plan = Plan(
             corpus,
             options.buckets,
@@ -54,7 +52,7 @@ class Evaluation:
             overflow=options.overflow if np.ndim(corpus.lengths) == 2 else "split",
         )
         self._batches = Batches(corpus, self.plan, sharding=sharding, context_order=context_order)
-        self.specs = self._batches.specs(mesh)
+        self.specs = self._batches.specs
 
     def sums(self, step: Callable, params: Any) -> tuple[float, float]:
         """The sums over all batches of the two numbers that `step(params, batch)` returns.
@@ -62,7 +60,7 @@ class Evaluation:
         Sums are Python floats, which have 53 bits.
         """
         total = weight = 0.0
-        with Loader(self._batches, mesh=self._mesh) as loader:
+        with Loader(self._batches) as loader:
             for batch in loader:
                 sums = jax.device_get(step(params, batch))
                 total, weight = total + float(sums[0]), weight + float(sums[1])

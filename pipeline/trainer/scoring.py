@@ -9,7 +9,7 @@ import jax
 import pyarrow.compute as pc
 from etils import epath
 
-from pipeline.scoring.score import TABLE, ScoreOptions, score
+from pipeline.scoring.scores import TABLE, ScoreOptions, score
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ def score_corpus(
         for name, value in config.batches.items()
         if value is not None and name in ScoreOptions.__annotations__
     }
-    options |= {"directory": directory, "model": model, "mesh": mesh}
+    options |= {"directory": directory, "model": model, "sharding": mesh}
     table = score(corpus, step, state=params, reduce="sum", **options)
     total, weight = (
         pc.call_function("sum", [table[name]]).as_py() or 0.0 for name in ("nll", "weight")

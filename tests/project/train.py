@@ -47,7 +47,7 @@ def main(directory: pathlib.Path, steps: int):
     source = pipeline.sources.TextFiles(str(directory / "*.txt"))
     corpus = pipeline.prepare(source, pipeline.tokenizers.Bytes(), directory / "corpus")
     buckets = pipeline.Bucket(16, 64), pipeline.Bucket(8, 128)
-    loader = pipeline.load(corpus, mesh=mesh, buckets=buckets)
+    loader = pipeline.load(corpus, sharding=mesh, buckets=buckets)
     model = Model()
     empty = jnp.zeros((1, 8), jnp.int32)
     params = model.init(jax.random.key(0), empty, empty)["params"]

@@ -66,7 +66,7 @@ class Description:
             f"{self._root} has no fingerprint: {subject} is {value!r:.80}, {why}. Use functions of "
             "modules, and dataclasses of plain values; or give a fingerprint of your own, and "
             "change it whenever the result would change: "
-            f'pipeline.Function({example}, fingerprint="v1")'
+            f'pipeline.text.Function({example}, fingerprint="v1")'
         )
 
     def add(self, value: Any, place: str) -> None:

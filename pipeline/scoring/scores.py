@@ -34,8 +34,7 @@ from pipeline.steps.compiled import Compiled
 TABLE, MANIFEST, PARTS = "scores.arrow", "scores.json", "parts"
 
 # Options of `load` that decide the order of examples, repeat them, or lay batches out otherwise.
-FIXED = ("seed", "shuffle", "num_epochs", "tiers", "weights", "by", "ending",
-         "compact", "context_order")  # fmt: skip
+FIXED = ("seed", "shuffle", "num_epochs", "tiers", "weights", "by", "ending", "context_order")
 
 
 class ScoreOptions(OrderedOptions, total=False):
@@ -55,8 +54,7 @@ def score(
     model: str = "",
     reduce: str | None = None,
     epoch: int = 0,
-    mesh: Mesh | None = None,
-    spec: PartitionSpec | None = None,
+    sharding: Mesh | NamedSharding | None = None,
     **options: Unpack[ScoreOptions],
 ) -> pa.Table:
     """A table of what `step` returns for each example: one row an example, in order of the corpus.
@@ -79,8 +77,7 @@ def score(
         reduce: "sum" or "mean", of the records of each example. Default None: a list of the records
             of positions, and the record of a segment itself.
         epoch: the epoch, which decides the random choices of a view; default 0.
-        mesh: the devices that share a batch; None: the first local device.
-        spec: how `[rows, length]` is divided over the mesh, as for `load`.
+        sharding: the devices that share a batch, as for `load`; None: the first local device.
         **options: of `load`: `tokens_per_batch`, `max_length`, `max_segments` and others, but for
             those of shuffles and mixtures. If `row_multiple` is not given, a call that continues
             takes that of the first call.
@@ -107,10 +104,10 @@ def score(
             enter(directory_lock(directory, "scoring", wait=False))
         past = _read_manifest(directory)
         if options.get("buckets") is None:
-            multiple = 1 if mesh is None else parts(batch_sharding(mesh, spec))[0]
+            multiple = parts(batch_sharding(sharding))[0]
             options.setdefault("row_multiple", past.get("row_multiple") or multiple)
         loader = enter(
-            load(corpus, mesh=mesh, spec=spec, shuffle=False, num_epochs=epoch + 1, **options)
+            load(corpus, sharding=sharding, shuffle=False, num_epochs=epoch + 1, **options)
         )
         corpus, plan = loader.corpus, loader.plan
         run = _as_step(step, has_state=state is not None)
@@ -141,10 +138,9 @@ def score(
             with atomic_write(directory / MANIFEST) as file:
                 file.write((json.dumps(kept, indent=1) + "\n").encode())
         if done < len(every.ranges):
-            field = next(iter(next(iter(loader.specs.values())).values()))
             # Each device gets all values: so process 0 writes files that are the same for any
             # number of hosts.
-            everywhere = NamedSharding(field.sharding.mesh, PartitionSpec())
+            everywhere = NamedSharding(loader.sharding.mesh, PartitionSpec())
             compiled = Compiled(run, state, loader.specs, out_shardings=everywhere)
             enter(logging_redirect_tqdm())
             _write_parts(loader, functools.partial(compiled, state), every, done, values)
