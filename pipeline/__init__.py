@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from pipeline.corpus import engines
     from pipeline.corpus.corpora import Corpora
     from pipeline.corpus.corpus import Corpus
-    from pipeline.corpus.duplicates import duplicates
     from pipeline.corpus.in_place import InPlace
-    from pipeline.corpus.on_read import tokenize_on_read
     from pipeline.corpus.pairs import Pairs
     from pipeline.corpus.preparation import prepare, prepare_pairs
     from pipeline.corpus.views import Masked, SpanCorruption
@@ -57,12 +55,10 @@ _PLACES = {
     "Function": "text.fingerprints",
     "InPlace": "corpus.in_place",
     "Loader": "loading.loader",
-    "Masked": "corpus.masked",
+    "Masked": "corpus.views",
     "Pairs": "corpus.pairs",
-    "SpanCorruption": "corpus.span_corruption",
-    "duplicates": "corpus.duplicates",
+    "SpanCorruption": "corpus.views",
     "expand": "loading.compact",
-    "tokenize_on_read": "corpus.on_read",
     "load": "loading.loader",
     "losses": "history.losses",
     "prepare": "corpus.preparation",
@@ -96,7 +92,6 @@ __all__ = [
     "PlannedBatch",
     "SpanCorruption",
     "calibrate",
-    "duplicates",
     "engines",
     "expand",
     "fit_buckets",
@@ -109,7 +104,6 @@ __all__ = [
     "sources",
     "templates",
     "to_global",
-    "tokenize_on_read",
     "tokenizers",
 ]
 
