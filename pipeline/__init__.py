@@ -20,9 +20,17 @@ if TYPE_CHECKING:
     from pipeline import scoring as scoring
     from pipeline import steps as steps
     from pipeline import text as text
-    from pipeline.corpus import Corpora, Corpus, InPlace, Masked, Pairs, SpanCorruption
+    from pipeline.corpus import (
+        Corpora,
+        Corpus,
+        InPlace,
+        Masked,
+        Pairs,
+        SpanCorruption,
+        prepare,
+        prepare_pairs,
+    )
     from pipeline.corpus import engines as engines
-    from pipeline.corpus import prepare, prepare_pairs
     from pipeline.loading import Batch, Batches, Loader, load, rename, to_global
     from pipeline.scoring import score
     from pipeline.text import sources as sources
@@ -31,8 +39,10 @@ if TYPE_CHECKING:
 
 # The room of each name, and of each module, that is imported when first used.
 _NAMES = {
-    "corpus": ("Corpora", "Corpus", "InPlace", "Masked", "Pairs", "SpanCorruption"),
-    "corpus.preparation": ("prepare", "prepare_pairs"),
+    "corpus": (
+        *("Corpora", "Corpus", "InPlace", "Masked", "Pairs", "SpanCorruption"),
+        *("prepare", "prepare_pairs"),
+    ),
     "loading": ("Batch", "Batches", "Loader", "load", "rename", "to_global"),
     "scoring": ("score",),
 }

@@ -73,8 +73,7 @@ class Preparation(Trial):
         self.name = f"{kind}, {workers} workers" if workers else kind
 
     def run(self, folder: Path) -> None:
-        from pipeline import Corpus, prepare, prepare_pairs, tokenize_on_read
-        from pipeline.corpus import ranges
+        from pipeline.corpus import Corpus, prepare, prepare_pairs, ranges, tokenize_on_read
         from pipeline.text import ragged
         from pipeline.text.sources import JsonLines
         from pipeline.text.tokenizers import Bytes

@@ -302,7 +302,7 @@ def made(kind: str) -> dict[str, bytes]:
             pipeline.prepare(source, tokenizers.Bytes(), place, progress=False, num_workers=0)
         elif kind == "index":
             source = sources.Records(texts)
-            pipeline.tokenize_on_read(
+            pipeline.corpus.tokenize_on_read(
                 source, tokenizers.Bytes(), place, progress=False, num_workers=0
             )
         else:
@@ -379,7 +379,7 @@ def damaged_indices(place, given):
     put(place, {**made(kind), name: content})
     source = sources.Records([f"text {number} " * (number % 4) for number in range(12)])
     with refusing():
-        opened = pipeline.tokenize_on_read(
+        opened = pipeline.corpus.tokenize_on_read(
             source, tokenizers.Bytes(), place, progress=False, num_workers=0
         )
         texts = [tokenizers.Bytes().decode(example["targets"]) for example in opened]

@@ -3,7 +3,7 @@ import pytest
 
 import pipeline
 from pipeline.cli.check import check_duplicates
-from pipeline.corpus import duplicates as module
+from pipeline.corpus import copies
 from pipeline.corpus.tasks import INPUTS
 
 EXAMPLES = [[1, 5, 2], [1, 5], [1, 5, 2], [1], [1], [5, 2], [1, 6, 2], [1, 5, 2], [1, 5]]
@@ -15,11 +15,11 @@ def corpus(tmp_path):
 
 
 def test_later_copies_are_found_and_left_out_of_a_plan(corpus, monkeypatch):
-    assert pipeline.duplicates(corpus).tolist() == [2, 7, 8]  # not 4, which is in no batch
-    monkeypatch.setattr(module, "READ", 3)  # blocks of one or two examples
-    assert pipeline.duplicates(corpus).tolist() == [2, 7, 8]
+    assert pipeline.corpus.duplicates(corpus).tolist() == [2, 7, 8]  # not 4, which is in no batch
+    monkeypatch.setattr(copies, "READ", 3)  # blocks of one or two examples
+    assert pipeline.corpus.duplicates(corpus).tolist() == [2, 7, 8]
     buckets = [pipeline.Bucket(rows=1, length=4)]
-    for chosen in (pipeline.duplicates, pipeline.duplicates(corpus)):
+    for chosen in (pipeline.corpus.duplicates, pipeline.corpus.duplicates(corpus)):
         plan = pipeline.Plan(corpus, buckets, exclude=chosen)
         batches = [plan.batch(step) for step in range(plan.num_batches())]
         seen = sorted(example for batch in batches for example in batch.segments[:, 1].tolist())
@@ -34,20 +34,20 @@ def test_random_examples_have_the_copies_that_a_dict_finds(tmp_path):
     expected = [
         n for n, example in enumerate(map(tuple, examples)) if first.setdefault(example, n) != n
     ]
-    assert pipeline.duplicates(corpus).tolist() == expected
+    assert pipeline.corpus.duplicates(corpus).tolist() == expected
 
 
 def test_copies_have_the_same_weights(tmp_path):
     weights = [[1] * len(example) for example in EXAMPLES]
     weights[2] = [1, 1, 0.5]
     corpus = pipeline.Corpus.from_arrays(EXAMPLES, tmp_path, weights=weights)
-    assert pipeline.duplicates(corpus).tolist() == [7, 8]
+    assert pipeline.corpus.duplicates(corpus).tolist() == [7, 8]
 
 
 def test_copies_among_pairs_agree_on_both_sides(tmp_path):
     inputs, targets = [[5], [5, 6], [5], [5], [5, 6]], [[1, 6, 7], [1, 7], [1, 6, 7], [1, 8], [1]]
     pairs = pipeline.Pairs.from_arrays(inputs, targets, tmp_path)
-    assert pipeline.duplicates(pairs).tolist() == [2]
+    assert pipeline.corpus.duplicates(pairs).tolist() == [2]
 
 
 def test_copies_are_found_across_corpora_and_beneath_views(tmp_path):
@@ -56,11 +56,11 @@ def test_copies_are_found_across_corpora_and_beneath_views(tmp_path):
         for name, some in (("one", EXAMPLES[:3]), ("other", EXAMPLES[5:]))
     )
     both = pipeline.Corpora({"one": one, "other": other})
-    assert pipeline.duplicates(both).tolist() == [2, 5, 6]
+    assert pipeline.corpus.duplicates(both).tolist() == [2, 5, 6]
     view = pipeline.Masked(one, mask_id=8)
-    assert pipeline.duplicates(view).tolist() == [2]
+    assert pipeline.corpus.duplicates(view).tolist() == [2]
     views = pipeline.Corpora({"one": view, "other": pipeline.Masked(other, mask_id=8)})
-    assert pipeline.duplicates(views).tolist() == [2, 5, 6]
+    assert pipeline.corpus.duplicates(views).tolist() == [2, 5, 6]
 
 
 def test_check_counts_copies(corpus, tmp_path):

@@ -98,7 +98,9 @@ def test_a_child_reads_ranges_of_a_corpus_after_its_parent_did(tmp_path):
 
 def test_a_child_leaves_the_tokenising_processes_of_its_parent_alone(tmp_path):
     texts = sources.Records([{"text": "a" * n} for n in range(1, 9)])
-    examples = pipeline.tokenize_on_read(texts, tokenizers.Bytes(), tmp_path / "index", readers=2)
+    examples = pipeline.corpus.tokenize_on_read(
+        texts, tokenizers.Bytes(), tmp_path / "index", readers=2
+    )
     read = [0, 7], [0, 0], [1, 8]
     expected = examples.read(*read)["inputs"].tolist()
 

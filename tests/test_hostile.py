@@ -97,7 +97,7 @@ def test_a_damaged_arrow_file_does_not_crash_the_process(tmp_path):
 def test_a_damaged_index_is_refused(tmp_path):
     def opened():
         source = Records(["one", "two", "three"])
-        return pipeline.tokenize_on_read(
+        return pipeline.corpus.tokenize_on_read(
             source, Bytes(), tmp_path / "index", progress=False, num_workers=0
         )
 

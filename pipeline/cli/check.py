@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from pipeline.corpus.copies import duplicates
 from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.corpus import Corpus
-from pipeline.corpus.duplicates import duplicates
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.pairs import Pairs
 from pipeline.corpus.views import View
@@ -77,7 +77,7 @@ def check_duplicates(corpus: AnyCorpus, report: Callable[[str], None]) -> None:
         corpus: the corpus.
         report: gets a line with their number.
     """
-    hint = "; pipeline.duplicates(corpus), given as exclude, leaves them out of a plan"
+    hint = "; pipeline.corpus.duplicates(corpus), given as exclude, leaves them out of a plan"
     found = len(duplicates(corpus))
     said = f"{found:,} of {len(corpus):,} examples are exact copies of earlier ones"
     report(f"duplicates: {said}{hint if found else ''}")

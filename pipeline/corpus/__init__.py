@@ -1,5 +1,38 @@
-"""Corpora: tokenised examples on disk, in a bucket or in place, and views of them."""
+"""Corpora: tokenised examples on disk, in a bucket or in place; views of them; their preparation.
 
+Whatever kind a corpus is, `interface.AnyCorpus` says what it has: lengths, a fingerprint, and sides
+that tokens are read from. `engines` run the work of a preparation.
+"""
+
+from pipeline.corpus import engines
+from pipeline.corpus.copies import duplicates
+from pipeline.corpus.corpora import Corpora
+from pipeline.corpus.corpus import Corpus
+from pipeline.corpus.in_place import InPlace
+from pipeline.corpus.interface import AnyCorpus
+from pipeline.corpus.on_read import tokenize_on_read
+from pipeline.corpus.pairs import Pairs, open_corpus
+from pipeline.corpus.preparation import prepare, prepare_pairs, prepare_share
 from pipeline.corpus.tasks import CAUSAL, INPUTS, TARGETS, Task
+from pipeline.corpus.views import Masked, SpanCorruption
 
-__all__ = ["CAUSAL", "INPUTS", "TARGETS", "Task"]
+__all__ = [
+    "CAUSAL",
+    "INPUTS",
+    "TARGETS",
+    "AnyCorpus",
+    "Corpora",
+    "Corpus",
+    "InPlace",
+    "Masked",
+    "Pairs",
+    "SpanCorruption",
+    "Task",
+    "duplicates",
+    "engines",
+    "open_corpus",
+    "prepare",
+    "prepare_pairs",
+    "prepare_share",
+    "tokenize_on_read",
+]

@@ -10,6 +10,7 @@ what is used of the room, and what a killed process leaves is never taken for a 
 """
 
 import contextlib
+import dataclasses
 import fcntl
 import logging
 import os
@@ -24,9 +25,7 @@ import numpy as np
 from etils import epath
 
 from pipeline.corpus.manifest import part_name, require_same_part
-from pipeline.corpus.maps import Maps
-from pipeline.corpus.parts import Part, PartFile, read_part
-from pipeline.corpus.traffic import Traffic
+from pipeline.corpus.parts import Maps, Part, PartFile, read_part
 from pipeline.errors import InvalidValue
 from pipeline.fs import objects
 from pipeline.fs.atomic import atomic_write
@@ -45,6 +44,26 @@ NEVER = 1 << 40
 
 # The parts that are needed from now on, those of each window in an array; None: no longer any.
 Demand = Callable[[], Sequence[np.ndarray] | None]
+
+
+@dataclasses.dataclass
+class Traffic:
+    """What reading has cost so far, in this process.
+
+    Attributes:
+        fetched: bytes of whole parts.
+        ranged: bytes that were read by ranges, since their part was not there.
+        hits, misses: pieces of examples that were read from parts on disk, and by ranges.
+        stalls: reads that waited for ranges.
+        waited: the seconds of these.
+    """
+
+    fetched: int = 0
+    ranged: int = 0
+    hits: int = 0
+    misses: int = 0
+    stalls: int = 0
+    waited: float = 0.0
 
 
 class PartCache(Handles):

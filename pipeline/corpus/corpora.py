@@ -1,16 +1,14 @@
 """Corpora: several corpora read as one, their examples numbered one after another."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from pipeline.corpus.cache import PartCache
-from pipeline.corpus.gather import as_pieces, gather
-from pipeline.corpus.interface import AnyCorpus, Readable
+from pipeline.corpus.gather import gather
+from pipeline.corpus.interface import AnyCorpus, Readable, Split, as_pieces
 from pipeline.errors import InvalidValue
-from pipeline.text import tokenizers
 
 
 class Corpora(AnyCorpus):
@@ -34,9 +32,9 @@ class Corpora(AnyCorpus):
         if not corpora:
             raise InvalidValue("corpora is empty; give at least one, as {'name': corpus}")
         self.corpora = dict(corpora)
-        self._all = list(self.corpora.values())
-        self.first = np.cumsum([0, *map(len, self._all)])
-        first, expected = next(iter(self.corpora)), _traits(self._all[0])
+        self.members = tuple(self.corpora.values())
+        self.first = np.cumsum([0, *map(len, self.members)])
+        first, expected = next(iter(self.corpora)), _traits(self.members[0])
         for name, corpus in self.corpora.items():
             traits = _traits(corpus)
             for what in {**expected, **traits}:
@@ -46,26 +44,16 @@ class Corpora(AnyCorpus):
                         f"{expected.get(what)}; corpora that are read as one must agree: prepare "
                         "both with the same one"
                     )
-        self._sides = tuple(map(CorporaSide, zip(*(c.sides for c in self._all), strict=True)))
-        self.vocab_size = self._all[0].vocab_size
-        self.in_memory = all(corpus.in_memory for corpus in self._all)
-        files = [corpus.files for corpus in self._all if corpus.files is not None]
-        self.files = np.concatenate(files) if len(files) == len(self._all) else None
-        texts = [corpus.text_bytes for corpus in self._all if corpus.text_bytes is not None]
-        self.text_bytes = sum(texts) if len(texts) == len(self._all) else None
+        self._sides = tuple(map(CorporaSide, zip(*(c.sides for c in self.members), strict=True)))
+        self.vocab_size = self.members[0].vocab_size
+        files = [corpus.files for corpus in self.members if corpus.files is not None]
+        self.files = np.concatenate(files) if len(files) == len(self.members) else None
+        texts = [corpus.text_bytes for corpus in self.members if corpus.text_bytes is not None]
+        self.text_bytes = sum(texts) if len(texts) == len(self.members) else None
         self.fingerprint = _fingerprint(self.corpora)
 
     def __len__(self) -> int:
         return int(self.first[-1])
-
-    @property
-    def caches(self) -> tuple[tuple[PartCache, int], ...]:
-        """See `AnyCorpus`."""
-        first, found = 0, []
-        for corpus in self._all:
-            found += [(cache, first + number) for cache, number in corpus.caches]
-            first += 0 if corpus.files is None else len(corpus.files)
-        return tuple(found)
 
     def begin(self, examples: int) -> AnyCorpus:
         """Those of the corpora that together have the first `examples` examples.
@@ -74,48 +62,34 @@ class Corpora(AnyCorpus):
             ValueError: that number of examples ends in the middle of a corpus.
         """
         count = int(np.searchsorted(self.first, examples))
-        if count > len(self._all) or self.first[count] != examples:
+        if count > len(self.members) or self.first[count] != examples:
             raise InvalidValue(
                 f"the first {examples:,} examples are no whole corpora; these end after "
                 f"{', '.join(f'{end:,}' for end in self.first[1:].tolist())}"
             )
-        if count == len(self._all):
-            return self if count > 1 else self._all[0]
-        return self._all[0] if count == 1 else Corpora(dict(list(self.corpora.items())[:count]))
-
-    def read(
-        self, examples: Any, starts: Any, lengths: Any, reach: Any = None, epoch: Any = 0
-    ) -> dict[str, np.ndarray]:
-        """Pieces of examples, one after another: see `Corpus.read`; not of pairs."""
-        (side,) = self.sides
-        return side.read(examples, starts, lengths, reach, epoch)
+        if count == len(self.members):
+            return self if count > 1 else self.members[0]
+        return self.members[0] if count == 1 else Corpora(dict(list(self.corpora.items())[:count]))
 
     def _example(self, number: int) -> dict[str, np.ndarray]:
         which = int(np.searchsorted(self.first, number, side="right")) - 1
-        return self._all[which][number - int(self.first[which])]
-
-    @property
-    def lengths(self) -> np.ndarray:  # type: ignore[override]  # others have an attribute
-        """Positions of each example, a copy of those of all corpora: uint32 [n] or [n, 2]."""
-        return self._lengths
+        return self.members[which][number - int(self.first[which])]
 
     @functools.cached_property
-    def _lengths(self) -> np.ndarray:
-        return np.concatenate([corpus.lengths for corpus in self._all])
+    def lengths(self) -> np.ndarray:  # type: ignore[override]  # others have an attribute
+        """Positions of each example, a copy of those of all corpora: uint32 [n] or [n, 2]."""
+        return np.concatenate([corpus.lengths for corpus in self.members])
 
     @property
     def sides(self) -> tuple["CorporaSide", ...]:
-        """See `AnyCorpus`."""
+        """One of all corpora for each of theirs."""
         return self._sides
 
-    @property
-    def tokenizer(self) -> tokenizers.Tokenizer | None:
-        """The tokenizer that made the tokens of all; None if they were made from arrays."""
-        return self._all[0].tokenizer
-
-    def cached_file(self, name: str, make: Callable[[], bytes]) -> bytes:
-        """See `AnyCorpus`; stored beside the first of the corpora."""
-        return self._all[0].cached_file(name, make)
+    def split(self, hold_out: float = 0.01) -> tuple["Corpora", "Corpora"]:
+        """Two views, each `Corpora` of views of these corpora; see `AnyCorpus.split`."""
+        split = {name: corpus.split(hold_out) for name, corpus in self.corpora.items()}
+        train, held_out = ({name: views[at] for name, views in split.items()} for at in (0, 1))
+        return Corpora(train), Corpora(held_out)
 
     def __repr__(self) -> str:
         return f"Corpora({self.corpora!r})"
@@ -124,36 +98,37 @@ class Corpora(AnyCorpus):
         return "\n\n".join(f"{name}\n{corpus}" for name, corpus in self.corpora.items())
 
 
-# Corpora that are read as one have the parts of a fingerprint with these ends in common.
+# Corpora that are read as one have the entries of a fingerprint with these ends in common.
 SHARED = "task", "tokenizer"
 
 
-def _parts(corpus: AnyCorpus) -> dict[str, str]:
-    """The parts of a fingerprint, by name."""
-    return dict(part.split("=", 1) for part in corpus.fingerprint.split(";"))
+def _entries(corpus: AnyCorpus) -> dict[str, str]:
+    """The entries of a fingerprint, by name."""
+    return dict(entry.split("=", 1) for entry in corpus.fingerprint.split(";"))
 
 
 def _traits(corpus: AnyCorpus) -> dict[str, Any]:
     """The properties that corpora must share to be read as one."""
-    parts = _parts(corpus)
-    shared: dict[str, Any] = {name: parts[name] for name in parts if name.endswith(SHARED)}
-    # Corpora, pairs and views of a kind are described by the same names.
-    return shared | {"vocabulary": corpus.vocab_size, "a fingerprint of": ", ".join(parts)}
+    entries = _entries(corpus)
+    shared: dict[str, Any] = {name: entries[name] for name in entries if name.endswith(SHARED)}
+    # Corpora, pairs and views of a kind are described by the same names, split or whole.
+    names = ", ".join(name for name in entries if name.split(" of ")[0] != Split.kind)
+    return shared | {"vocabulary": corpus.vocab_size, "a fingerprint of": names}
 
 
 def _fingerprint(corpora: Mapping[str, AnyCorpus]) -> str:
-    """The parts of all fingerprints, each with the name of its corpus; of one corpus its own."""
+    """The entries of all fingerprints, each with the name of its corpus; of one corpus its own."""
     if len(corpora) == 1:
         return next(iter(corpora.values())).fingerprint
-    parts = {
+    entries = {
         what if what.endswith(SHARED) else f"{what} of {name}": value
         for name, corpus in corpora.items()
-        for what, value in _parts(corpus).items()
+        for what, value in _entries(corpus).items()
     }
-    return ";".join(f"{name}={value}" for name, value in parts.items())
+    return ";".join(f"{name}={value}" for name, value in entries.items())
 
 
-class CorporaSide:
+class CorporaSide(Readable):
     """One side of several corpora, read as one.
 
     Args:
@@ -171,7 +146,7 @@ class CorporaSide:
     def read(
         self, examples: Any, starts: Any, lengths: Any, reach: Any = None, epoch: Any = 0
     ) -> dict[str, np.ndarray]:
-        """Pieces of examples, one after another: see `Corpus.read`.
+        """Pieces of examples, one after another: see `Readable.read`.
 
         Tokens of a corpus without weights have the weight 1 where others have weights.
         """

@@ -11,8 +11,7 @@ import numpy as np
 from etils import epath
 
 from pipeline.corpus.cache import PartCache
-from pipeline.corpus.gather import as_pieces, require_within
-from pipeline.corpus.interface import AnyCorpus
+from pipeline.corpus.interface import Examples
 from pipeline.corpus.manifest import (
     LENGTHS,
     MANIFEST,
@@ -32,7 +31,7 @@ from pipeline.text import tokenizers
 from pipeline.text.ragged import Ragged, assemble_parts, chunk_arrays
 
 
-class Corpus(AnyCorpus):
+class Corpus(Examples):
     """Examples of token ids in a directory; made by `prepare`, `from_arrays` or `open`.
 
     Opening reads a small manifest and maps the lengths; tokens are mapped when first read, and
@@ -44,8 +43,8 @@ class Corpus(AnyCorpus):
         task: decides the fields of an example, `task.shifts`, and so its length.
         weighted: whether tokens have loss weights.
         origin: what it was made from: fingerprints of the source and the tokenizer, and the field.
-        fingerprint: says which tokens these are, part by part, so that a refusal can say which
-            part changed. It depends on content alone: not on paths, times, or worker processes.
+        fingerprint: says which tokens these are, entry by entry, so that a refusal can say which
+            changed. It depends on content alone: not on paths, times, or worker processes.
         in_memory: whether tokens are read from memory maps, of the parts or of a cache of them.
         files: the examples in each part, int64 [parts].
     """
@@ -157,31 +156,10 @@ class Corpus(AnyCorpus):
             writer.finish(vocab_size=vocab_size, tokenizer=None, source=None)
         return cls.open(directory)
 
-    def read(
-        self, examples: Any, starts: Any, lengths: Any, reach: Any = None, epoch: Any = 0
+    def _read(
+        self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any
     ) -> dict[str, np.ndarray]:
-        """Pieces of examples, one after another: the one way that batches get tokens.
-
-        Args:
-            examples: the example of each piece; ints, [pieces].
-            starts: the first position of each piece, within its example.
-            lengths: the positions of each piece; may be 0.
-            reach: the places that each piece takes in the result, at least its length, or 0 for
-                a piece of length 0; the places after it hold any number. None: `lengths`.
-            epoch: ignored: a corpus is the same in every epoch.
-
-        Returns:
-            A flat int32 array of `sum(reach)` for each field of the task (of causal text `inputs`
-            and `targets`), and float32 `loss_weights` where tokens have weights.
-
-        Raises:
-            IndexError: there is no such example, or it is too short for its piece.
-        """
-        del epoch
-        examples, starts, lengths, reach = as_pieces(examples, starts, lengths, reach, len(self))
-        room = np.asarray(self.lengths[examples], np.int64)
-        require_within(room, examples, starts, lengths)
-        counts = room + self.task.lookahead
+        counts = np.asarray(self.lengths[examples], np.int64) + self.task.lookahead
         return self._reader.read(examples, starts, lengths, reach, counts, self.task.shifts)
 
     @functools.cached_property
@@ -196,13 +174,9 @@ class Corpus(AnyCorpus):
         """See `AnyCorpus`."""
         return () if self._cache is None else ((self._cache, 0),)
 
-    @property
+    @functools.cached_property
     def tokenizer(self) -> tokenizers.Tokenizer | None:
         """The tokenizer that made the tokens, for decoding; None if it was made from arrays."""
-        return self._tokenizer
-
-    @functools.cached_property
-    def _tokenizer(self) -> tokenizers.Tokenizer | None:
         if (description := self._manifest.tokenizer) is None:
             return None
         try:

@@ -6,8 +6,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.errors import InvalidValue, OutOfRange
-
 
 def gather(
     tokens: np.ndarray,
@@ -97,39 +95,3 @@ def ranges(first: np.ndarray, sizes: np.ndarray, dtype: Any = np.int64) -> np.nd
     numbers = np.repeat((first - before).astype(dtype), sizes)
     numbers += np.arange(len(numbers), dtype=dtype)
     return numbers
-
-
-def as_pieces(
-    examples: Any, starts: Any, lengths: Any, reach: Any, count: int
-) -> tuple[np.ndarray, ...]:
-    """The arguments of `Corpus.read` as int64 arrays, without the pieces of length 0.
-
-    Raises:
-        IndexError: an example is not one of `count`.
-        ValueError: a piece is longer than its reach.
-    """
-    reach = lengths if reach is None else reach
-    arrays = tuple(np.asarray(each, np.int64) for each in (examples, starts, lengths, reach))
-    examples, _, lengths, _ = arrays
-    if len(examples) and not (examples.min() >= 0 and examples.max() < count):
-        wrong = examples[(examples < 0) | (examples >= count)][0]
-        raise OutOfRange(f"example {wrong} of {count:,}; they are numbered from 0")
-    some = lengths != 0
-    pieces = arrays if some.all() else tuple(each[some] for each in arrays)
-    _, _, lengths, reach = pieces
-    for at in np.flatnonzero(reach < lengths)[:1]:
-        raise InvalidValue(f"a piece has length {lengths[at]} and reach {reach[at]}, which is less")
-    return pieces
-
-
-def require_within(
-    room: np.ndarray, examples: np.ndarray, starts: np.ndarray, lengths: np.ndarray
-) -> None:
-    """Raises an IndexError that names the first piece beyond the `room` of its example."""
-    wrong = np.flatnonzero((starts < 0) | (lengths < 0) | (starts > room - lengths))
-    if len(wrong):
-        at, start = int(wrong[0]), int(starts[wrong[0]])
-        raise OutOfRange(
-            f"piece {at} asks for positions {start} to {start + int(lengths[at])} of "
-            f"example {examples[at]}, which has length {room[at]}"
-        )

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 from etils import epath
 
-from pipeline.corpus.examples import Examples
 from pipeline.corpus.gather import gather, span
+from pipeline.corpus.interface import Examples
 from pipeline.corpus.tasks import CAUSAL, Task
 from pipeline.errors import InvalidValue
 from pipeline.text.sources import ArrowFiles, ParquetFiles, files
@@ -33,7 +33,8 @@ class InPlace(Examples):
         make: functools.partial["InPlace"],
     ):
         task = make.keywords["task"]
-        super().__init__(np.concatenate(counts), task)
+        self.task, self.lengths = task, task.lengths(np.concatenate(counts))
+        self.lengths.flags.writeable = False
         self.vocab_size = make.keywords["vocab_size"]
         self.fingerprint = f"tokens={fingerprint};tokenizer=none;task={task.name}"
         self._make = make
@@ -147,11 +148,9 @@ class InPlace(Examples):
         tokens, begins, counts = map(list, zip(*lists, strict=True))
         return cls(tokens, begins, counts, fingerprint=source.fingerprint, make=make)
 
-    def read(
-        self, examples: Any, starts: Any, lengths: Any, reach: Any = None, epoch: Any = 0
+    def _read(
+        self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any
     ) -> dict[str, np.ndarray]:
-        """See `Corpus.read`."""
-        examples, starts, lengths, reach = self._pieces(examples, starts, lengths, reach)
         ends = self._ends[np.searchsorted(self._first, examples, side="right") - 1]
         first = self._begins[examples] + starts
         fields = gather(self._tokens, first, lengths, reach, self.task.shifts, ends)

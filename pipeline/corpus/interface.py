@@ -1,72 +1,138 @@
-"""The interface of a corpus: what planning and loading need, and what all kinds have in common."""
+"""The base of all kinds of corpora: what planning and loading need, and what they share."""
 
 import functools
 import operator
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, cast
+from typing import Any, ClassVar
 
 import numpy as np
 
+from pipeline.corpus import prng
 from pipeline.corpus.cache import PartCache
-from pipeline.errors import OutOfRange
+from pipeline.corpus.tasks import Task
+from pipeline.errors import InvalidType, InvalidValue, OutOfRange, require_share
 from pipeline.text.tokenizers import Tokenizer
 
 
-class Readable(Protocol):
-    """One side of a corpus: the tokens of examples, or of pairs the inputs or the targets."""
+class Readable:
+    """One side of a corpus: the tokens of examples, or of pairs the inputs or the targets.
 
-    @property
-    def weighted(self) -> bool:
-        """Whether `read` gives `loss_weights`, too; else every token counts for 1."""
-        ...
+    Attributes:
+        lengths: positions of each example: unsigned [examples].
+        weighted: whether `read` gives `loss_weights`, too; else every token counts for 1.
+    """
 
-    def __len__(self) -> int: ...
+    lengths: np.ndarray
+    weighted: bool = False
+
+    def __len__(self) -> int:
+        return len(self.lengths)
 
     def read(
         self, examples: Any, starts: Any, lengths: Any, reach: Any = None, epoch: Any = 0
     ) -> dict[str, np.ndarray]:
-        """Pieces of examples, one after another; see `Corpus.read`.
+        """Pieces of examples, one after another: the one way that batches get tokens.
 
-        `epoch` decides the random choices of a view; where several corpora are joined, it may be
-        one for each piece.
+        Args:
+            examples: the example of each piece; ints, [pieces].
+            starts: the first position of each piece, within its example.
+            lengths: the positions of each piece; may be 0.
+            reach: the places that each piece takes in the result, at least its length, or 0 for
+                a piece of length 0; the places after it hold any number. None: `lengths`.
+            epoch: decides the random choices of a view. Where several corpora are joined, it may
+                be one for each piece.
+
+        Returns:
+            A flat int32 array of `sum(reach)` for each field of the task (of causal text `inputs`
+            and `targets`), and float32 `loss_weights` where tokens have weights.
+
+        Raises:
+            IndexError: there is no such example, or it is too short for its piece.
         """
-        ...
+        examples, starts, lengths, reach = as_pieces(examples, starts, lengths, reach, len(self))
+        room = np.asarray(self.lengths[examples], np.int64)
+        wrong = np.flatnonzero((starts < 0) | (lengths < 0) | (starts > room - lengths))
+        if len(wrong):
+            at, start = int(wrong[0]), int(starts[wrong[0]])
+            raise OutOfRange(
+                f"piece {at} asks for positions {start} to {start + int(lengths[at])} of "
+                f"example {examples[at]}, which has length {room[at]}"
+            )
+        return self._read(examples, starts, lengths, reach, epoch)
+
+    def _read(
+        self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any
+    ) -> dict[str, np.ndarray]:
+        """As `read`, of int64 arrays of pieces that exist, each of at least one position."""
+        raise NotImplementedError
+
+
+def as_pieces(
+    examples: Any, starts: Any, lengths: Any, reach: Any, count: int
+) -> tuple[np.ndarray, ...]:
+    """The arguments of `Readable.read` as int64 arrays, without the pieces of length 0.
+
+    Raises:
+        IndexError: an example is not one of `count`.
+        ValueError: a piece is longer than its reach.
+    """
+    reach = lengths if reach is None else reach
+    arrays = tuple(np.asarray(each, np.int64) for each in (examples, starts, lengths, reach))
+    examples, _, lengths, _ = arrays
+    if len(examples) and not (examples.min() >= 0 and examples.max() < count):
+        wrong = examples[(examples < 0) | (examples >= count)][0]
+        raise OutOfRange(f"example {wrong} of {count:,}; they are numbered from 0")
+    some = lengths != 0
+    pieces = arrays if some.all() else tuple(each[some] for each in arrays)
+    _, _, lengths, reach = pieces
+    for at in np.flatnonzero(reach < lengths)[:1]:
+        raise InvalidValue(f"a piece has length {lengths[at]} and reach {reach[at]}, which is less")
+    return pieces
 
 
 class AnyCorpus:
     """Examples by number: a corpus, pairs, a view, a corpus without a copy, or several as one.
 
     Attributes:
+        members: the corpora that this one reads. The first decides for all where they must agree.
         lengths: positions of each example: unsigned, `[n]`, of pairs `[n, 2]`.
         fingerprint: says which tokens these are, as `name=value` with semicolons between.
         vocab_size: token ids are below this; None if nobody said.
         text_bytes: UTF-8 bytes of the text that is learnt; None if unknown.
-        in_memory: whether reading hardly ever waits for a network or a tokenizer.
         files: the examples in each file that holds tokens, in order: int64 `[files]`. A large
             corpus is planned in windows of whole files. None: there are no such files.
     """
 
+    members: tuple["AnyCorpus", ...] = ()
     lengths: np.ndarray
     fingerprint: str
     vocab_size: int | None = None
     text_bytes: int | None = None
-    in_memory: bool = True
     files: np.ndarray | None = None
+
+    @functools.cached_property
+    def in_memory(self) -> bool:
+        """Whether reading hardly ever waits for a network or a tokenizer."""
+        return all(member.in_memory for member in self.members)
 
     @property
     def caches(self) -> tuple[tuple[PartCache, int], ...]:
         """The caches that parts are fetched into, each with the number of its first file."""
-        return ()
+        first, found = 0, []
+        for member in self.members:
+            found += [(cache, first + number) for cache, number in member.caches]
+            first += 0 if member.files is None else len(member.files)
+        return tuple(found)
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer that made the tokens, for decoding; None if there is none."""
-        return None
+        """The tokenizer that made the tokens, for decoding; None if they were made from arrays."""
+        return self.members[0].tokenizer if self.members else None
 
     @property
     def sides(self) -> tuple[Readable, ...]:
         """Where batches read tokens: the corpus itself; of pairs, inputs and targets."""
-        return (cast(Readable, self),)
+        raise NotImplementedError
 
     @functools.cached_property
     def num_tokens(self) -> int:
@@ -78,8 +144,39 @@ class AnyCorpus:
 
         Without a place to store it, the result is made each time.
         """
-        del name
-        return make()
+        return self.members[0].cached_file(name, make) if self.members else make()
+
+    def read(
+        self, examples: Any, starts: Any, lengths: Any, reach: Any = None, epoch: Any = 0
+    ) -> dict[str, np.ndarray]:
+        """Pieces of examples; see `Readable.read`. Of pairs, each of the `sides` is read.
+
+        Raises:
+            TypeError: these are pairs.
+        """
+        if len(self.sides) > 1:
+            raise InvalidType(f"{self!r:.80} has two sides; read those of corpus.sides")
+        return self.sides[0].read(examples, starts, lengths, reach, epoch)
+
+    def split(self, hold_out: float = 0.01) -> tuple["AnyCorpus", "AnyCorpus"]:
+        """Two views that have each example once: those to train on, and those held out.
+
+        A hash of the number of an example decides where it is. So the same examples are held out
+        when a corpus has grown, and a smaller share is held out of those of a larger one. Pieces
+        of a text that `SpanCorruption` cuts are examples of their own; split its corpus instead.
+
+        >>> train, held_out = corpus.split(hold_out=0.01)  # doctest: +SKIP
+
+        Args:
+            hold_out: the share of examples that are held out, above 0 and below 1.
+
+        Raises:
+            ValueError: `hold_out` is no such number, or leaves one of the two without examples.
+        """
+        return (
+            Split(self, hold_out=hold_out, held_out=False),
+            Split(self, hold_out=hold_out, held_out=True),
+        )
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -100,3 +197,128 @@ class AnyCorpus:
 
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
         return (self[index] for index in range(len(self)))
+
+
+class Examples(Readable, AnyCorpus):
+    """A corpus of single examples, which is its own only side.
+
+    Attributes:
+        task: decides the fields of an example, `task.shifts`, and so its length.
+    """
+
+    task: Task
+
+    @property
+    def sides(self) -> tuple[Readable, ...]:
+        """The corpus itself."""
+        return (self,)
+
+    def __str__(self) -> str:
+        return (
+            f"{self!r}\n"
+            f"documents    {len(self):,}\n"
+            f"tokens       {self.num_tokens:,} to train on\n"
+            f"lengths      longest {int(self.lengths.max(initial=0)):,}\n"
+            f"fingerprint  {self.fingerprint}"
+        )
+
+
+class View(AnyCorpus):
+    """Another corpus, whose examples are chosen or changed when batches are built.
+
+    There are no `text_bytes`: the loss of some tokens says nothing of bits per byte of all text.
+
+    Args:
+        corpus: what is viewed.
+
+    Attributes:
+        corpus: as given.
+        description: the argument of `view_of`, as JSON.
+        fingerprint: that of the corpus, and what decides the fields.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(self, corpus: AnyCorpus):
+        self.corpus, self.members, self.files = corpus, (corpus,), corpus.files
+        self.vocab_size = corpus.vocab_size
+
+    @property
+    def directory(self) -> Any:
+        """Where the corpus is; an `AttributeError` where it is in no directory."""
+        return self.corpus.directory  # type: ignore[attr-defined]  # of those that have one
+
+    def _describe(self, options: dict[str, Any], **decisive: object) -> None:
+        """Sets `description`, from what the view was made with, and the fingerprint."""
+        self.description: dict[str, Any] = {"kind": self.kind, **options}
+        if isinstance(self.corpus, View):
+            self.description["of"] = self.corpus.description
+        self._decisive = decisive
+        added = (f"{name}={value}" for name, value in decisive.items())
+        self.fingerprint = ";".join([self.corpus.fingerprint, *added])
+
+    def __str__(self) -> str:
+        about = ", ".join(f"{name} {value}" for name, value in self._decisive.items())
+        return f"{self.corpus}\nseen as      {type(self).__name__}: {about}"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} of {self.corpus!r}"
+
+
+class Split(View):
+    """The examples of a corpus that are held out, or all others; made by `AnyCorpus.split`.
+
+    Args:
+        corpus: any but `Corpora`, each of which is split by itself.
+        hold_out: as for `split`.
+        held_out: whether these are the examples that are held out.
+
+    Attributes:
+        numbers: those that its examples have in the corpus, ascending: int64 [examples].
+        task: of the corpus; None of pairs.
+    """
+
+    kind = "split"
+
+    def __init__(self, corpus: AnyCorpus, *, hold_out: float, held_out: bool):
+        super().__init__(corpus)
+        self.hold_out, self.held_out = require_share("hold_out", hold_out), bool(held_out)
+        bits = prng.mix(np.arange(1, len(corpus) + 1, dtype=np.uint64) * prng.GAMMA)
+        self.numbers = np.flatnonzero((bits < prng.share(self.hold_out)) == self.held_out)
+        if not len(self.numbers):
+            raise InvalidValue(
+                f"hold_out is {self.hold_out}, and that leaves none of the {len(corpus):,} "
+                f"examples {'to hold out' if held_out else 'to train on'}; give a share nearer to "
+                "one half, or split a larger corpus"
+            )
+        self.lengths, self.task = corpus.lengths[self.numbers], getattr(corpus, "task", None)
+        if corpus.files is not None:
+            ends = np.searchsorted(self.numbers, np.cumsum(corpus.files))
+            self.files = np.diff(ends, prepend=0)
+        columns = np.reshape(self.lengths, (len(self), -1)).T
+        self._sides = tuple(
+            _SplitSide(side, self.numbers, lengths)
+            for side, lengths in zip(corpus.sides, columns, strict=True)
+        )
+        options = {"hold_out": self.hold_out, "held_out": self.held_out}
+        self._describe(options, split=f"{'held-out' if held_out else 'train'}/{self.hold_out}")
+
+    @property
+    def sides(self) -> tuple[Readable, ...]:
+        """Those of the corpus, of these examples."""
+        return self._sides
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        make = functools.partial(Split, hold_out=self.hold_out, held_out=self.held_out)
+        return make, (self.corpus,)
+
+
+class _SplitSide(Readable):
+    def __init__(self, side: Readable, numbers: np.ndarray, lengths: np.ndarray):
+        self._side, self._numbers, self.lengths = side, numbers, lengths
+        self.weighted = side.weighted
+
+    def _read(
+        self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any
+    ) -> dict[str, np.ndarray]:
+        return self._side.read(self._numbers[examples], starts, lengths, reach, epoch)

@@ -16,8 +16,8 @@ from etils import epath
 
 from pipeline.corpus.engines import Processes
 from pipeline.corpus.engines.processes import GUARD, workers
-from pipeline.corpus.examples import Examples
 from pipeline.corpus.gather import gather
+from pipeline.corpus.interface import Examples
 from pipeline.corpus.manifest import require_same_origin
 from pipeline.corpus.ranges import Receipt, divide_records, run_ranges
 from pipeline.corpus.tasks import CAUSAL, Task
@@ -147,13 +147,13 @@ def _read(directory: epath.Path) -> tuple[dict[str, Any], np.ndarray]:
 
 
 class TokenizedOnRead(Handles, Examples):
-    """Examples with known lengths, tokenised when they are read; made by `index`."""
+    """Examples with known lengths, tokenised when they are read; made by `tokenize_on_read`."""
 
-    in_memory = False
     handles = ("_submit", "_running")
 
     def __init__(self, job: Job, counts: np.ndarray, task: Task, readers: int):
-        super().__init__(counts, task)
+        self.task, self.lengths, self.in_memory = task, task.lengths(counts), False
+        self.lengths.flags.writeable = False
         self._job, self._counts, self._readers = job, counts.astype(np.int64), readers
         self.vocab_size = job.tokenizer.vocab_size
         about = json.dumps([job.origin, digest(self.lengths)], sort_keys=True)
@@ -176,15 +176,9 @@ class TokenizedOnRead(Handles, Examples):
         self._submit: Callable[[Sequence[int]], Future[Ragged]] | None = None
         weakref.finalize(self, self._running.close)
 
-    def read(
-        self, examples: Any, starts: Any, lengths: Any, reach: Any = None, epoch: Any = 0
+    def _read(
+        self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any
     ) -> dict[str, np.ndarray]:
-        """See `Corpus.read`.
-
-        Raises:
-            ValueError: a record has another number of tokens than when it was measured.
-        """
-        examples, starts, lengths, reach = self._pieces(examples, starts, lengths, reach)
         several, which = np.unique(examples, return_inverse=True)
         if not len(several):
             return {field: np.zeros(0, np.int32) for field in self.task.shifts}

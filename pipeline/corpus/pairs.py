@@ -1,20 +1,18 @@
 """Pairs: two corpora side by side, the inputs and the targets of the same examples."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.cache import PartCache
 from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.manifest import MANIFEST
 from pipeline.corpus.tasks import INPUTS, TARGETS
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import as_path
-from pipeline.text import tokenizers
 
 
 class OpenOptions(TypedDict, total=False):
@@ -38,7 +36,7 @@ class Pairs(AnyCorpus):
     Attributes:
         inputs, targets: as given.
         lengths: positions of inputs and targets of each example; uint32, [examples, 2].
-        fingerprint: of both, part by part.
+        fingerprint: of both, entry by entry.
         text_bytes: UTF-8 bytes of the targets' text, on which the loss is.
         directory: where the directories of both are.
 
@@ -55,17 +53,17 @@ class Pairs(AnyCorpus):
                 "many of both, in the same order"
             )
         self.inputs, self.targets = inputs, targets
+        self.members = targets, inputs  # plans are stored with the targets
         self.lengths = np.stack([inputs.lengths, targets.lengths], axis=1)
         self.lengths.flags.writeable = False
         self.directory = targets.directory.parent
-        self.in_memory = inputs.in_memory and targets.in_memory
         self.text_bytes = targets.text_bytes
         if inputs.vocab_size is not None and targets.vocab_size is not None:
             self.vocab_size = max(inputs.vocab_size, targets.vocab_size)
         self.fingerprint = ";".join(
-            f"{corpus.task.name}_{part}"
+            f"{corpus.task.name}_{entry}"
             for corpus in (inputs, targets)
-            for part in corpus.fingerprint.split(";")
+            for entry in corpus.fingerprint.split(";")
         )
 
     @classmethod
@@ -112,20 +110,6 @@ class Pairs(AnyCorpus):
     def sides(self) -> tuple[Corpus, Corpus]:
         """Inputs and targets."""
         return self.inputs, self.targets
-
-    @property
-    def caches(self) -> tuple[tuple[PartCache, int], ...]:
-        """See `AnyCorpus`."""
-        return *self.inputs.caches, *self.targets.caches
-
-    @property
-    def tokenizer(self) -> tokenizers.Tokenizer | None:
-        """The tokenizer of the targets; None if they were made from arrays."""
-        return self.targets.tokenizer
-
-    def cached_file(self, name: str, make: Callable[[], bytes]) -> bytes:
-        """See `AnyCorpus`; stored with the targets."""
-        return self.targets.cached_file(name, make)
 
     def verify(self) -> None:
         """Reads everything and compares digests; see `Corpus.verify`."""

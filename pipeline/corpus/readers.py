@@ -12,8 +12,7 @@ from etils import epath
 from pipeline.corpus.cache import PartCache
 from pipeline.corpus.gather import gather, span
 from pipeline.corpus.manifest import damage, require_same_part
-from pipeline.corpus.maps import Maps
-from pipeline.corpus.parts import Part, PartFile, read_part
+from pipeline.corpus.parts import Maps, Part, PartFile, read_part
 from pipeline.fs import objects
 
 

@@ -1,21 +1,331 @@
-"""Views: the tokens of a corpus, asked something else; what is random is drawn in each epoch."""
+"""Views of tokens for other tasks: masked, or with spans taken out; drawn anew in each epoch."""
 
-from collections.abc import Mapping
+import numbers
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.corpus.corpus import Corpus
-from pipeline.corpus.masked import Masked
-from pipeline.corpus.span_corruption import SpanCorruption
-from pipeline.corpus.view import View
+import numpy as np
+
+from pipeline.corpus import prng
+from pipeline.corpus.gather import gather, ranges
+from pipeline.corpus.interface import AnyCorpus, Examples, Readable, Split, View
+from pipeline.corpus.tasks import INPUTS, TARGETS
+from pipeline.errors import InvalidValue, require_share, require_whole
 
 __all__ = ["KINDS", "Masked", "SpanCorruption", "View", "view_of"]
+
+# The shares of selected tokens that become the mask, and a random token; the rest stays.
+MASK, RANDOM = 0.8, 0.1
+
+
+class TokenView(View):
+    """A view whose fields are made of the tokens of a corpus; its random choices are an epoch's.
+
+    Args:
+        corpus: single examples of the task "inputs".
+
+    Raises:
+        ValueError: the corpus is of another task.
+    """
+
+    def __init__(self, corpus: AnyCorpus):
+        super().__init__(corpus)
+        if (task := getattr(corpus, "task", None)) != INPUTS:
+            raise InvalidValue(
+                f"{type(self).__name__} needs tokens as they are, and {corpus!r} has those of the "
+                f"task {getattr(task, 'name', None)!r}; prepare it with task=pipeline.corpus.INPUTS"
+            )
+
+    @property
+    def marks(self) -> tuple[int | None, int | None]:
+        """The ids that begin and end each example; None where there is none."""
+        tokenizer = self.tokenizer
+        return (None, None) if tokenizer is None else (tokenizer.begin_id, tokenizer.end_id)
+
+    def _new_id(self, option: str) -> int:
+        """The first id after those of the corpus's vocabulary."""
+        if self.corpus.vocab_size is None:
+            raise InvalidValue(
+                f"{self.corpus!r} does not say the size of its vocabulary; give {option}=, or "
+                "write the corpus with vocab_size="
+            )
+        return self.corpus.vocab_size
+
+
+class Masked(TokenView, Examples):
+    """Inputs with some tokens hidden, targets, and a loss on those (BERT, Devlin et al., 2019).
+
+    Each token is selected with probability `rate`, independently of all others. A selected token
+    becomes `mask_id` in 80% of cases, any token of the vocabulary in 10%, and stays in 10%. Lengths
+    are those of the corpus. Epochs differ; within one, an example is the same whenever and wherever
+    it is read.
+
+    Args:
+        corpus: tokens as they are (`prepare(…, task=pipeline.corpus.INPUTS)`).
+        mask_id: of the mask; None: a new id after those of the corpus's vocabulary.
+        rate: the share of tokens that are selected, above 0 and below 1.
+        seed: decides the selection.
+        keep_ids: tokens that are never selected; None: the marks of the corpus's tokenizer.
+
+    Raises:
+        ValueError: the corpus is for another task, `rate` is out of range, or a new id is wanted
+            for a vocabulary of unknown size.
+    """
+
+    kind = "masked"
+    weighted = True
+
+    def __init__(
+        self,
+        corpus: AnyCorpus,
+        *,
+        mask_id: int | None = None,
+        rate: float = 0.15,
+        seed: int = 0,
+        keep_ids: Sequence[int] | None = None,
+    ):
+        super().__init__(corpus)
+        if mask_id is None:
+            mask_id = self._new_id("mask_id")
+        self.mask_id, self.rate = require_whole("mask_id", mask_id, 0), require_share("rate", rate)
+        self.seed = require_whole("seed", seed, 0)
+        marks = [mark for mark in self.marks if mark is not None]
+        kept = marks if keep_ids is None else keep_ids
+        self.keep_ids = sorted({require_whole("an id of keep_ids", each, 0) for each in kept})
+        self.lengths, self.num_tokens = corpus.lengths, corpus.num_tokens
+        self.vocab_size = self._num_ids = max(corpus.vocab_size or 0, self.mask_id + 1)
+        self._describe(
+            {name: getattr(self, name) for name in ("mask_id", "rate", "seed", "keep_ids")},
+            mask=self.mask_id,
+            rate=self.rate,
+            mask_seed=self.seed,
+            unmasked="+".join(map(str, self.keep_ids)) or "none",
+        )
+
+    def _read(
+        self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any
+    ) -> dict[str, np.ndarray]:
+        targets = self.corpus.read(examples, starts, lengths, reach)["inputs"]
+        bits = prng.draw(self.seed, epoch, examples, starts, reach)
+        selected = bits < prng.share(self.rate)
+        for keep in self.keep_ids:
+            selected &= targets != keep
+        places = np.flatnonzero(selected)
+        # Selected places have small bits, so these are mixed once more.
+        fate = prng.mix(bits[places])
+        inputs = targets.copy()
+        inputs[places[fate < prng.share(MASK)]] = self.mask_id
+        other = (fate >= prng.share(MASK)) & (fate < prng.share(MASK + RANDOM))
+        random = prng.below(prng.mix(fate[other]), self._num_ids)
+        inputs[places[other]] = random
+        return {"inputs": inputs, "targets": targets, "loss_weights": selected.astype(np.float32)}
+
+
+class SpanCorruption(TokenView):
+    """Pairs of a text with gaps, and what was in the gaps (T5, Raffel et al., 2020).
+
+    A text of `n` tokens, marks not counted, loses `round(n · density)` of them, in as many spans as
+    `mean_span` gives; each epoch draws new spans. Inputs have a sentinel in place of each span,
+    targets have each sentinel before its span, and both end with the end mark. Both lengths follow
+    from `n` alone, so they are the same in every epoch.
+
+        tokens   A B C D E F G H
+        inputs   A B <0> E F <1> H end
+        targets  <0> C D <1> G end
+
+    Args:
+        corpus: tokens as they are (`prepare(…, task=pipeline.corpus.INPUTS)`).
+        max_length: examples of more tokens are cut into equal pieces of at most this many, each a
+            pair of its own; at least 3. A text of a single token cannot have a gap: length 0.
+        density: the share of tokens that are taken out, above 0 and below 1.
+        mean_span: tokens in a span, on average; at least 1.
+        sentinels: the ids that stand for spans, in order; None: new ones after those of the
+            corpus's vocabulary.
+        end_id: None: the end mark of the corpus's tokenizer; where there is no tokenizer, it must
+            be given.
+        start_id: what the decoder starts from; None: the begin mark, or else 0, which is padding.
+        seed: decides the spans.
+
+    Attributes:
+        lengths: positions of inputs and of targets, of each pair: uint32 [pairs, 2].
+        inputs, targets: the sides, each read like a corpus.
+
+    Raises:
+        ValueError: the corpus is for another task, a number is out of range, or there are fewer
+            sentinels than spans.
+    """
+
+    kind = "corrupted"
+
+    def __init__(
+        self,
+        corpus: AnyCorpus,
+        *,
+        max_length: int,
+        density: float = 0.15,
+        mean_span: float = 3.0,
+        sentinels: Sequence[int] | None = None,
+        end_id: int | None = None,
+        start_id: int | None = None,
+        seed: int = 0,
+    ):
+        super().__init__(corpus)
+        self.max_length = require_whole("max_length", max_length, 3)
+        self.density, self.mean_span = require_share("density", density), mean_span
+        if not issubclass(type(mean_span), numbers.Real) or not mean_span >= 1:
+            raise InvalidValue(f"mean_span is {mean_span!r}; it must be a number from 1 up")
+        begin, end = marks = self.marks
+        end = end if end_id is None else end_id
+        if end is None:
+            raise InvalidValue(f"{corpus!r} has no tokenizer with an end mark; give end_id=")
+        self.end_id = require_whole("end_id", end, 0)
+        start = start_id if start_id is not None else begin or 0
+        self.start_id = require_whole("start_id", start, 0)
+        self.seed = require_whole("seed", seed, 0)
+        # Marks before and after a text are not part of it.
+        self._before = int(begin is not None)
+        around = sum(mark is not None for mark in marks)
+        counts = np.maximum(np.asarray(corpus.lengths, np.int64) - around, 0)
+        # At least one piece each, so that numbers stay those of the corpus where nothing is cut.
+        cut = np.maximum(-(-counts // self.max_length), 1)
+        self._counts, self._first = counts, np.concatenate([[0], np.cumsum(cut)])
+        sizes = self._sizes(np.arange(self._first[-1]))[2]
+        noise, spans = self._shape(sizes)
+        some = sizes >= 2
+        pairs = np.stack([sizes - noise + spans + 1, noise + spans + 1], axis=1)
+        self.lengths = (pairs * some[:, None]).astype(np.uint32)
+        self.inputs, self.targets = _Side(self, 0, INPUTS.shifts), _Side(self, 1, TARGETS.shifts)
+        self._latest: tuple[int, np.ndarray, tuple[np.ndarray, ...]] | None = None
+        wanted = int(self._shape(np.array([self.max_length]))[1][0])
+        if sentinels is None:
+            sentinels = range(self._new_id("sentinels"), 1 << 31)[:wanted]
+        if len(sentinels) < wanted:
+            raise InvalidValue(
+                f"{self.max_length} tokens have {wanted} spans, and there are {len(sentinels)} "
+                "sentinels; give more of them, or a smaller max_length or density"
+            )
+        self.sentinels = np.asarray(sentinels, np.int32)[:wanted]
+        highest = max(self.sentinels.max(initial=0), self.end_id, self.start_id)
+        self.vocab_size = max(corpus.vocab_size or 0, int(highest) + 1)
+        names = ("max_length", "density", "mean_span", "end_id", "start_id", "seed")
+        first, last = self.sentinels[:1].tolist(), self.sentinels[-1:].tolist()
+        self._describe(
+            {name: getattr(self, name) for name in names} | {"sentinels": self.sentinels.tolist()},
+            corruption=f"{self.density}/{self.mean_span}",
+            max_length=self.max_length,
+            sentinels="–".join(map(str, first + last)),
+            end_and_start=f"{self.end_id}/{self.start_id}",
+            corruption_seed=self.seed,
+        )
+
+    def _sizes(self, pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The example of each pair, the first of its tokens that is text, and how many are."""
+        example = np.searchsorted(self._first, pairs, side="right") - 1
+        number = pairs - self._first[example]
+        pieces = self._first[example + 1] - self._first[example]
+        count = self._counts[example]
+        start = count * number // pieces
+        return example, start + self._before, count * (number + 1) // pieces - start
+
+    def _shape(self, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The number of tokens to take out of a text of each size, and of spans they are in."""
+        noise = np.clip(np.rint(sizes * self.density), 1, np.maximum(sizes - 1, 1))
+        spans = np.clip(np.rint(noise / self.mean_span), 1, np.minimum(noise, sizes - noise))
+        return noise.astype(np.int64), np.maximum(spans, 1).astype(np.int64)
+
+    @property
+    def sides(self) -> tuple["_Side", "_Side"]:
+        """Inputs and targets."""
+        return self.inputs, self.targets
+
+    def draw(self, pairs: np.ndarray, epoch: int) -> tuple[np.ndarray, ...]:
+        """As `corrupt`; the result is kept for the other side, which reads the same pairs."""
+        latest = self._latest
+        if latest is None or latest[0] != epoch or not np.array_equal(latest[1], pairs):
+            latest = self._latest = epoch, pairs, self.corrupt(pairs, epoch)
+        return latest[2]
+
+    def corrupt(self, pairs: np.ndarray, epoch: int) -> tuple[np.ndarray, ...]:
+        """Whole pairs of at least two tokens, with the random choices of an epoch.
+
+        Returns:
+            Inputs of all pairs one after another, the first place of each, targets with the start
+            id before each, and the first place of each.
+        """
+        example, start, size = self._sizes(pairs)
+        text = self.corpus.read(example, start, size)["inputs"]
+        noise, spans = self._shape(size)
+        # A pair has two streams of bits: places below 2**32 for runs to remove, others above.
+        removed = self._runs(noise, spans, pairs, epoch, 0)
+        kept = self._runs(size - noise, spans, pairs, epoch, 1 << 32)
+        # Runs alternate: each that is kept, then one that is removed.
+        runs = np.stack([kept, removed], axis=1).reshape(-1)
+        remove = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
+        last = np.cumsum(spans) - 1
+        number = ranges(np.zeros_like(spans), spans)
+        sentinels = self.sentinels[number]
+        ends, starts = np.full(len(pairs), self.end_id), np.full(len(pairs), self.start_id)
+
+        # Inputs: after each run that is kept its sentinel, after the last of a pair the end mark.
+        # Marks for one place keep the order in which they are given.
+        after = np.cumsum(kept)
+        inputs = np.insert(
+            text[~remove], np.concatenate([after, after[last]]), np.concatenate([sentinels, ends])
+        )
+        # Targets: the start, then before each run that is removed its sentinel, then the end mark.
+        after = np.cumsum(removed)
+        before = after - removed
+        targets = np.insert(
+            text[remove],
+            np.concatenate([after[last], before[number == 0], before]),
+            np.concatenate([ends, starts, sentinels]),
+        )
+        inputs_sizes, targets_sizes = size - noise + spans + 1, noise + spans + 2
+        inputs_first = np.cumsum(inputs_sizes) - inputs_sizes
+        return inputs, inputs_first, targets, np.cumsum(targets_sizes) - targets_sizes
+
+    def _runs(
+        self, totals: np.ndarray, runs: np.ndarray, pairs: np.ndarray, epoch: int, stream: int
+    ) -> np.ndarray:
+        """The sizes of `runs` runs of `totals` tokens in all, every division equally likely."""
+        group = np.repeat(np.arange(len(totals), dtype=np.uint64), totals)
+        bits = prng.draw(self.seed, epoch, pairs, np.full(len(pairs), stream), totals)
+        begins = np.cumsum(totals) - totals
+        # A run begins at the first token of a pair, and where its bits are lowest. Always 40 of
+        # them are looked at, so that no choice depends on what else is read; equal ones keep order.
+        keys = group << np.uint64(40) | bits >> np.uint64(24)
+        keys[begins] = group[begins] << np.uint64(40)
+        order = np.argsort(keys, kind="stable")
+        rank = np.arange(len(order)) - np.repeat(begins, totals)
+        cuts = np.zeros(len(order), bool)
+        cuts[order[rank < np.repeat(runs, totals)]] = True
+        return np.diff(np.flatnonzero(cuts), append=len(cuts))
+
+
+class _Side(Readable):
+    def __init__(self, view: SpanCorruption, number: int, shifts: Mapping[str, int]):
+        self._view, self._number, self._shifts = view, number, shifts
+        self.lengths = view.lengths[:, number]
+
+    def _read(
+        self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any
+    ) -> dict[str, np.ndarray]:
+        if not len(examples):
+            return {field: np.zeros(0, np.int32) for field in self._shifts}
+        made = self._view.draw(examples, epoch)
+        flat, first = made[2 * self._number : 2 * self._number + 2]
+        return gather(flat, first + starts, lengths, reach, self._shifts)
+
 
 KINDS: dict[str, type[Masked] | type[SpanCorruption]] = {
     view.kind: view for view in (Masked, SpanCorruption)
 }
 
 
-def view_of(corpus: Corpus, description: Mapping[str, Any]) -> View:
+def view_of(corpus: AnyCorpus, description: Mapping[str, Any]) -> View:
     """The view of a corpus that another view's `description` tells of."""
     options = dict(description)
-    return KINDS[options.pop("kind")](corpus, **options)
+    kind, viewed = options.pop("kind"), options.pop("of", None)
+    if viewed is not None:
+        corpus = view_of(corpus, viewed)
+    return {**KINDS, Split.kind: Split}[kind](corpus, **options)

@@ -7,7 +7,6 @@ from typing import Any
 from etils import epath
 
 from pipeline.corpus.corpora import Corpora
-from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.pairs import open_corpus
 from pipeline.corpus.views import View, view_of
@@ -79,7 +78,7 @@ def _open(directory: epath.Path, view: dict[str, Any] | None) -> AnyCorpus:
     if not isinstance(view, dict | None):
         raise InvalidType(f"view is {view!r:.80}")
     corpus = open_corpus(directory)
-    return view_of(corpus, view) if view and isinstance(corpus, Corpus) else corpus
+    return view_of(corpus, view) if view else corpus
 
 
 def read_history(workdir: epath.PathLike) -> tuple[AnyCorpus, Plan]:

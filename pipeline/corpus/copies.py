@@ -1,4 +1,4 @@
-"""Duplicates: examples that are exact copies of earlier ones."""
+"""Copies: examples that are the same as earlier ones, token by token."""
 
 import hashlib
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.corpus.corpora import Corpora
-from pipeline.corpus.interface import AnyCorpus, Readable
+from pipeline.corpus.interface import AnyCorpus, Readable, Split
 
 # Tokens to read at a time.
 READ = 1 << 22
@@ -19,7 +19,7 @@ def duplicates(corpus: AnyCorpus) -> np.ndarray:
     stored: one pass reads all tokens, at some 100 million a second, and keeps 16 bytes for each
     example of a side. Examples of length 0 are in no batch, and count as no copies.
 
-    >>> pipeline.Plan(corpus, buckets, exclude=pipeline.duplicates(corpus))  # doctest: +SKIP
+    >>> pipeline.Plan(corpus, buckets, exclude=duplicates(corpus))  # doctest: +SKIP
 
     Args:
         corpus: a corpus, pairs, or several as one; of a view, its corpus is compared.
@@ -41,6 +41,9 @@ def _as_stored(corpus: Any) -> AnyCorpus:
     """The corpus of a view, whose own fields are drawn at random."""
     if isinstance(corpus, Corpora):
         return Corpora({name: _as_stored(each) for name, each in corpus.corpora.items()})
+    if isinstance(corpus, Split):
+        stored = _as_stored(corpus.corpus)
+        return Split(stored, hold_out=corpus.hold_out, held_out=corpus.held_out)
     return getattr(corpus, "corpus", corpus)
 
 
