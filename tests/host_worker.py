@@ -16,7 +16,7 @@ import pipeline.scoring.parts
 from pipeline.loading.sharding import batch_sharding
 from pipeline.planning.options import VERSION
 from pipeline.steps import hosts
-from pipeline.steps.microbatches import summed_gradients
+from pipeline.steps.microbatches import summed
 from pipeline.text.sources import TextFiles
 from pipeline.text.tokenizers import Bytes
 
@@ -102,8 +102,9 @@ def gradients(asked):
         return (hidden**2 * batch["loss_weights"]).sum(), batch["loss_weights"].sum()
 
     def run(table, batch, number):
-        total, weight, gradient = summed_gradients(
-            loss, table, batch, microbatches=number, sharding=sharding
+        differentiate = jax.value_and_grad(loss, has_aux=True)
+        (total, weight), gradient = summed(
+            differentiate, table, batch, microbatches=number, sharding=sharding
         )
         return total / weight, gradient / weight
 

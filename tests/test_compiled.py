@@ -8,7 +8,7 @@ from pipeline import Bucket
 from pipeline.steps import Compiled, CompileGuard
 from pipeline.steps.compile_log import CompileLog
 from pipeline.steps.compiled import table
-from pipeline.steps.microbatches import allowed, split, summed_gradients
+from pipeline.steps.microbatches import allowed, split, summed
 
 WIDTH = 16
 
@@ -59,8 +59,9 @@ def params():
 
 def make_step(sharding):
     def step(params, batch, microbatches=1):
-        total, weight, gradients = summed_gradients(
-            loss, params, batch, microbatches=microbatches, sharding=sharding
+        differentiate = jax.value_and_grad(loss, has_aux=True)
+        (total, weight), gradients = summed(
+            differentiate, params, batch, microbatches=microbatches, sharding=sharding
         )
         return jax.tree.map(lambda p, g: p - 0.1 * g / weight, params, gradients), total / weight
 
@@ -71,8 +72,12 @@ def make_step(sharding):
 def test_microbatches_give_the_gradients_of_the_whole_batch(sharding, params, number):
     batch = batch_of(sharding, (32, 24))
     run = jax.jit(
-        lambda params, batch, number: summed_gradients(
-            loss, params, batch, microbatches=number, sharding=sharding
+        lambda params, batch, number: summed(
+            jax.value_and_grad(loss, has_aux=True),
+            params,
+            batch,
+            microbatches=number,
+            sharding=sharding,
         ),
         static_argnums=2,
     )

@@ -15,7 +15,7 @@ from pipeline import Bucket, Plan
 from pipeline.cli.commands import main
 from pipeline.history import loss_archive, losses, read_history, write_history
 from pipeline.history.loss_archive import LossLog, StepFiles, read_sums
-from pipeline.steps.microbatches import summed_gradients
+from pipeline.steps.microbatches import summed
 from pipeline.steps.segments import by_segment
 from tests.runs import run, segment_losses, tiny
 from tests.test_train import text  # noqa: F401
@@ -49,10 +49,11 @@ def test_sums_of_segments_are_those_of_their_positions(columns, microbatches):
     @jax.jit
     def step(scale, batch):
         sums, batch = by_segment(loss, batch, 7)
-        return summed_gradients(sums, scale, batch, microbatches=microbatches, sharding=sharding)
+        sums = jax.value_and_grad(sums, has_aux=True)
+        return summed(sums, scale, batch, microbatches=microbatches, sharding=sharding)
 
     batch = jax.device_put(fields, sharding)
-    total, (weight, sums), gradient = step(jnp.float32(3), batch)
+    (total, (weight, sums)), gradient = step(jnp.float32(3), batch)
     losses = weights * (3 * fields["inputs"]) ** 2
     for found, values in zip(sums, (losses, weights), strict=True):
         expected = [[values[row][ids[row] == n].sum() for n in range(1, 8)] for row in range(8)]

@@ -10,7 +10,7 @@ from pipeline.steps.compile_log import CompileGuard, CompileLog
 from pipeline.steps.compiled import Compiled, keep_programs
 from pipeline.steps.compiled import table as programs_table
 from pipeline.steps.mesh import make_mesh
-from pipeline.steps.microbatches import summed, summed_gradients
+from pipeline.steps.microbatches import summed
 from pipeline.steps.segments import by_segment, position_losses, sum_segments
 from pipeline.steps.train_step import (
     accumulate,
@@ -35,5 +35,4 @@ __all__ = [
     "programs_table",
     "sum_segments",
     "summed",
-    "summed_gradients",
 ]

@@ -65,6 +65,8 @@ def summed(
 ) -> T:
     """Σ over its microbatches of what `function` makes of a batch.
 
+    Of `jax.value_and_grad(loss, has_aux=True)` it gives the gradients of the whole batch.
+
     Args:
         function: from parameters and a batch to a pytree of sums over the batch.
         params: what `function` is given first.
@@ -83,29 +85,3 @@ def summed(
 
     start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sums)
     return jax.lax.scan(add, start, stacked)[0]
-
-
-def summed_gradients(
-    loss: Callable[[Any, Mapping[str, Any]], tuple[jax.Array, jax.Array]],
-    params: Any,
-    batch: Mapping[str, Any],
-    *,
-    microbatches: int,
-    sharding: Sharding,
-) -> tuple[jax.Array, jax.Array, Any]:
-    """Σ weight·nll, Σ weight, and the gradients of the first, of a whole batch.
-
-    Args:
-        loss: from parameters and a batch to the two sums, float32 scalars.
-        params: what to differentiate by.
-        batch: as for `summed`.
-        microbatches: as for `summed`.
-        sharding: as for `summed`.
-    """
-    differentiate = jax.value_and_grad(loss, has_aux=True)
-
-    def sums(params: Any, batch: Mapping[str, Any]) -> tuple[jax.Array, jax.Array, Any]:
-        (total, weight), gradients = differentiate(params, batch)
-        return total, weight, gradients
-
-    return summed(sums, params, batch, microbatches=microbatches, sharding=sharding)

@@ -58,7 +58,7 @@ def sum_segments(
 def by_segment(
     loss: Callable, batch: Mapping[str, jax.Array], most: int
 ) -> tuple[Callable, dict[str, jax.Array]]:
-    """`loss` with the sums of segments, and the batch for it, for `summed_gradients`.
+    """`loss` with the sums of segments, and the batch for it, for a sum over microbatches.
 
     Args:
         loss: as for `position_losses`.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pipeline.steps.microbatches import Sharding, summed, summed_gradients
+from pipeline.steps.microbatches import Sharding, summed
 from pipeline.steps.segments import by_segment, position_losses
 
 if TYPE_CHECKING:
@@ -157,8 +157,9 @@ def make_train_step(
             total, divisor = sums(params, microbatch)
             return total * scale, divisor
 
-        total, divisor, gradients = summed_gradients(
-            scaled, state["params"], batch, microbatches=microbatches, sharding=sharding
+        differentiate = jax.value_and_grad(scaled, has_aux=True)
+        (total, divisor), gradients = summed(
+            differentiate, state["params"], batch, microbatches=microbatches, sharding=sharding
         )
         weight, segments = divisor if most_segments is not None else (divisor, None)
         least = jnp.maximum(weight, 1)
