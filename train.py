@@ -45,8 +45,8 @@ from pipeline.steps import (
 )
 from pipeline.trainer import (
     EmptyCorpus,
-    Evaluation,
     Run,
+    evaluation_batches,
     prepare_corpora,
     restore_parameters,
     score_corpus,
@@ -180,10 +180,10 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
         # Corpora, plan and loader.
         corpus, held_out = run.prepare_corpora()
         plan = run.make_plan()
-        batches = pipeline.Batches(corpus, plan, **run.layout).repeat()
-        loader = run.enter(pipeline.Loader(batches))
-        evaluation = Evaluation(held_out, plan.options, **run.layout)
-        run.require_agreement(plan, evaluation)
+        batches = pipeline.Batches(corpus, plan, **run.layout)
+        evaluation = evaluation_batches(held_out, plan.options, **run.layout)
+        run.require_agreement(batches, evaluation)
+        loader = run.enter(pipeline.Loader(batches.repeat()))
 
         # The model, and its steps compiled for every bucket.
         most = max(plan.most_segments().values()) if config.segment_losses else None

@@ -1,7 +1,7 @@
 """The parts of train.py that know its config: its corpora, its schedule of batches, its run."""
 
 from pipeline.trainer.corpora import EmptyCorpus, prepare_corpora
-from pipeline.trainer.evaluation import Evaluation
+from pipeline.trainer.evaluation import evaluation_batches
 from pipeline.trainer.parameters import restore_parameters
 from pipeline.trainer.run import Run
 from pipeline.trainer.schedule import Schedule
@@ -9,9 +9,9 @@ from pipeline.trainer.scoring import score_corpus
 
 __all__ = [
     "EmptyCorpus",
-    "Evaluation",
     "Run",
     "Schedule",
+    "evaluation_batches",
     "prepare_corpora",
     "restore_parameters",
     "score_corpus",

@@ -1,6 +1,6 @@
 """Evaluation: sums over all positions of held-out data, each once, on every host alike."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -8,63 +8,41 @@ import numpy as np
 
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import InvalidValue
-from pipeline.loading.batches import Batches
-from pipeline.loading.loader import Loader
-from pipeline.loading.sharding import ContextOrder
-from pipeline.planning.bucket import Bucket
+from pipeline.loading import Batches, Loader
+from pipeline.planning import Plan
 from pipeline.planning.options import Options
-from pipeline.planning.plan import Plan
 
 
-class Evaluation:
-    """Held-out data in batches of the shapes of training.
+def evaluation_batches(corpus: AnyCorpus, options: Options, **layout: Any) -> Batches:
+    """One epoch of held-out data, in order, in batches of the shapes of training.
 
     Args:
         corpus: the held-out corpus, a view of one, or pairs.
-        options: the options of the training plan, such as `plan.options`. Evaluations use its
-            buckets, its packing and, for pairs, its overflow; other examples that are too long are
-            split. For evaluations that compare, give those of the last stage.
-        sharding: the mesh of training, or the sharding of batches.
-        context_order: as for `Batches`.
-
-    Attributes:
-        corpus: the argument.
-        plan: one epoch of it, in order.
-        specs: for each bucket, a `jax.ShapeDtypeStruct` for each field: what to compile a step for.
+        options: the options of the training plan, `plan.options`. Evaluations use its buckets, its
+            packing and, for pairs, its overflow; other examples that are too long are split.
+        **layout: `sharding` and `context_order`, as for `Batches`.
     """
+    plan = Plan(
+        corpus,
+        options.buckets,
+        shuffle=False,
+        packing=options.packing,
+        overflow=options.overflow if np.ndim(corpus.lengths) == 2 else "split",
+    )
+    return Batches(corpus, plan, **layout)
 
-    specs: Mapping[Bucket, Mapping[str, jax.ShapeDtypeStruct]]
 
-    def __init__(
-        self,
-        corpus: Any,
-        options: Options,
-        *,
-        sharding: jax.sharding.Mesh | jax.sharding.NamedSharding,
-        context_order: ContextOrder = "contiguous",
-    ):
-        self.corpus = corpus
-        self.plan = Plan(
-            corpus,
-            options.buckets,
-            shuffle=False,
-            packing=options.packing,
-            overflow=options.overflow if np.ndim(corpus.lengths) == 2 else "split",
-        )
-        self._batches = Batches(corpus, self.plan, sharding=sharding, context_order=context_order)
-        self.specs = self._batches.specs
+def sum_over_batches(batches: Batches, step: Callable, params: Any) -> tuple[float, float]:
+    """The sums over all batches of the two numbers that `step(params, batch)` returns.
 
-    def sums(self, step: Callable, params: Any) -> tuple[float, float]:
-        """The sums over all batches of the two numbers that `step(params, batch)` returns.
-
-        Sums are Python floats, which have 53 bits.
-        """
-        total = weight = 0.0
-        with Loader(self._batches) as loader:
-            for batch in loader:
-                sums = jax.device_get(step(params, batch))
-                total, weight = total + float(sums[0]), weight + float(sums[1])
-        return total, weight
+    Sums are Python floats, which have 53 bits.
+    """
+    total = weight = 0.0
+    with Loader(batches) as loader:
+        for batch in loader:
+            sums = jax.device_get(step(params, batch))
+            total, weight = total + float(sums[0]), weight + float(sums[1])
+    return total, weight
 
 
 def unigram_entropy(corpus: AnyCorpus) -> float:

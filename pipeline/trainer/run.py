@@ -18,6 +18,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.fs.atomic import as_path, directory_lock, make_directory
 from pipeline.history import RunLog, write_history
+from pipeline.loading.batches import Batches
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.loading.loader import Loader
 from pipeline.loading.sharding import batch_sharding, multiples
@@ -26,7 +27,7 @@ from pipeline.planning.planned import PlannedBatch
 from pipeline.report import markdown
 from pipeline.steps import Compiled, CompileGuard, hosts, keep_programs, make_mesh
 from pipeline.trainer.corpora import prepare_corpora
-from pipeline.trainer.evaluation import Evaluation, unigram_entropy
+from pipeline.trainer.evaluation import sum_over_batches, unigram_entropy
 from pipeline.trainer.profile import Profile
 from pipeline.trainer.run_config import check_config, flatten, require_same
 from pipeline.trainer.schedule import Schedule
@@ -148,7 +149,6 @@ class Run:
             stats.unigram_entropy = stats.unigram_entropy or unigram_entropy(held_out)
         self._mixture = dict(self.config.get("mixture", {}))
         self._corpus = corpus if self._mixture else self._schedule.select(corpus)
-        self._held_out = held_out
         logger.info(f"{self._corpus}")
         return self._corpus, held_out
 
@@ -163,14 +163,14 @@ class Run:
         logger.info(f"{plan}")
         return plan
 
-    def require_agreement(self, plan: Plan, evaluation: Evaluation) -> None:
+    def require_agreement(self, training: Batches, evaluation: Batches) -> None:
         """Checks that all hosts have the same plans of the same corpora.
 
         Raises:
             InvalidValue: on every host, if they have not.
         """
-        held_out = {"held-out plan": evaluation.plan, "held-out corpus": self._held_out}
-        agree = {"plan": plan, "corpus": self._corpus, **held_out}
+        agree: dict[str, Any] = {"plan": training.plan, "corpus": training.corpus}
+        agree |= {"held-out plan": evaluation.plan, "held-out corpus": evaluation.corpus}
         hosts.require_agreement({name: each.fingerprint for name, each in agree.items()})
 
     def restore(self, like: Any, loader: Loader) -> Any:
@@ -236,12 +236,12 @@ class Run:
             return True
         return done % self.config.eval_every == 0 and not self._interrupted
 
-    def evaluate(self, done: int, evaluation: Evaluation, params: Any) -> None:
+    def evaluate(self, done: int, batches: Batches, params: Any) -> None:
         """Evaluates after so many steps, and records it."""
         self.log.flush()
         with self.log.clock("evaluate"):
-            total, weight = evaluation.sums(self._eval_step, params)
-        self.log.evaluate(done, total, weight, self._held_out.text_bytes)
+            total, weight = sum_over_batches(batches, self._eval_step, params)
+        self.log.evaluate(done, total, weight, batches.corpus.text_bytes)
 
     def save(self, done: int, state: Any) -> None:
         """Writes a checkpoint after so many steps."""
