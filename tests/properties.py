@@ -31,7 +31,7 @@ from pipeline.errors import UserError
 from pipeline.history.audit import audit
 from pipeline.history.history import read_history, write_history
 from pipeline.history.metrics import MetricsLog
-from pipeline.loading.data_state import check_data_state, data_state
+from pipeline.loading.state import check_data_state, data_state
 from pipeline.planning.plan import Plan
 from pipeline.trainer.corpora import open_source, open_template, open_tokenizer, open_view
 from pipeline.trainer.schedule import Schedule

@@ -49,13 +49,12 @@ class Block:
 
     def within(self, index: tuple[slice, ...]) -> tuple[slice, ...]:
         """`index`, slices of a global array, as an index into this block; not 2-D: rows alone."""
-        first, last = index[0].start or 0, index[0].stop
-        top = int(np.searchsorted(self.rows, first))
-        bottom = len(self.rows) if last is None else int(np.searchsorted(self.rows, last))
+        first, last, _ = index[0].indices(1 << 62)
+        rows = slice(*np.searchsorted(self.rows, [first, last]).tolist())
         if len(index) != 2:
-            return (slice(top, bottom),)
+            return (rows,)
         left, right, _ = index[1].indices(self.columns[1])
-        return slice(top, bottom), slice(left - self.columns[0], right - self.columns[0])
+        return rows, slice(left - self.columns[0], right - self.columns[0])
 
 
 def slice_of_process(shape: tuple[int, int], process_index: int, process_count: int) -> Block:
@@ -241,8 +240,7 @@ def to_global(
     Args:
         batch: arrays `[rows, positions]` of this process, as `Batches(…, sharding=…)` builds them;
             or `[rows, …]` with other dimensions, which are divided by rows alone.
-        sharding: a `jax.sharding.Mesh`, over which rows are divided by its axes `data` and `fsdp`
-            and length by `context`, or a `NamedSharding` of `[rows, length]`.
+        sharding: a `Mesh`, or a `NamedSharding` of `[rows, length]`, as for `pipeline.load`.
         bucket: of the batch, whose shape arrays must then have; None: any that can be divided.
 
     Returns:

@@ -20,9 +20,9 @@ from pipeline.errors import InvalidType, InvalidValue, require_whole
 from pipeline.fs.atomic import as_path, atomic_write, directory_lock, make_directory
 from pipeline.history.metrics import Progress
 from pipeline.loading.collate import Positions
-from pipeline.loading.data_state import data_state, differences
 from pipeline.loading.loader import Loader, OrderedOptions, load
 from pipeline.loading.sharding import batch_sharding, parts
+from pipeline.loading.state import data_state, differences
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.planned import PlannedBatch
 from pipeline.scoring.parts import Parts
