@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import operator
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypedDict, TypeVar, overload
 
 import grain
@@ -226,25 +226,24 @@ class Batches(StepDataset):
         sharding = batch_sharding(self.sharding)
         return {
             bucket: field_specs(fields, sharding, bucket)
-            for bucket, fields in self._empty_batches()
+            for bucket, fields in self._empty_batches().items()
         }
 
     def empty(self, bucket: Bucket) -> Mapping[str, np.ndarray]:
         """A batch of padding alone: the fields, shapes and dtypes of this process's batches."""
         return self._collate(PlannedBatch(bucket, np.zeros((0, 3 + len(bucket.lengths)), np.int64)))
 
-    def _empty_batches(self) -> Iterator[tuple[Bucket, Mapping[str, np.ndarray]]]:
-        """Each bucket that the plan uses, and an empty batch of it."""
-        for bucket, number in self.plan.batches_per_bucket.items():
-            if number:
-                yield bucket, self.empty(bucket)
+    def _empty_batches(self) -> dict[Bucket, Mapping[str, np.ndarray]]:
+        """An empty batch of each bucket that the plan uses."""
+        used = self.plan.batches_per_bucket.items()
+        return {bucket: self.empty(bucket) for bucket, number in used if number}
 
     @property
     def _element_spec(self) -> dict[Bucket, dict[str, grain.experimental.ShapeDtypeStruct]]:
         spec = grain.experimental.ShapeDtypeStruct
         return {
             bucket: {name: spec(field.shape, field.dtype) for name, field in fields.items()}
-            for bucket, fields in self._empty_batches()
+            for bucket, fields in self._empty_batches().items()
         }
 
     def _collate(self, planned: PlannedBatch) -> Mapping[str, Any]:
