@@ -639,7 +639,7 @@ def test_a_loader_says_its_step_and_how_many_there_are(corpus, buckets):
         assert len(loader) == len(list(loader)) == each
         assert type(loader.step) is int
     with pipeline.load(corpus, buckets=buckets) as loader:
-        with pytest.raises(TypeError, match="this loader has no end, .*; give num_epochs= to load"):
+        with pytest.raises(TypeError, match="has no length; give num_epochs= to load"):
             len(loader)
         assert loader
         assert next(iter(loader)) is not None

@@ -212,12 +212,11 @@ def field_specs(
     held = block_of_sharding(sharding, whole).shape  # of an array of one element for each part
     sides = bucket.sides if bucket else ()
     blocks = [block_of_sharding(sharding, side.shape).shape for side in sides]
-    by_row = jax.sharding.PartitionSpec(*sharding.spec[:1])
+    rows = jax.sharding.PartitionSpec(*sharding.spec[:1])
+    by_row = jax.sharding.NamedSharding(sharding.mesh, rows)
     specs = {}
     for name, local in batch.items():
-        axes, placed = 2, sharding
-        if local.ndim != 2:
-            axes, placed = 1, jax.sharding.NamedSharding(sharding.mesh, by_row)
+        axes, placed = (2, sharding) if local.ndim == 2 else (1, by_row)
         sizes = list(zip(local.shape[:axes], held, whole, strict=False))
         fits = bool(sizes) and not any(size % here for size, here, _ in sizes)
         if not fits or (blocks and local.shape[:axes] not in [block[:axes] for block in blocks]):
@@ -241,7 +240,7 @@ def to_global(
         batch: arrays `[rows, positions]` of this process, as `Batches(…, sharding=…)` builds them;
             or `[rows, …]` with other dimensions, which are divided by rows alone.
         sharding: a `Mesh`, or a `NamedSharding` of `[rows, length]`, as for `pipeline.load`.
-        bucket: of the batch, whose shape arrays must then have; None: any that can be divided.
+        bucket: the bucket of the batch, whose shape is then checked; None: any that divides.
 
     Returns:
         A dict of jax.Arrays with the dtypes of `batch` and the global shape `[rows, length]`.
