@@ -29,7 +29,7 @@ from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.in_place import InPlace
 from pipeline.errors import UserError
 from pipeline.history import RunLog, audit, read_history, write_history
-from pipeline.loading.data_state import check_data_state, data_state
+from pipeline.loading.state import check_data_state, data_state
 from pipeline.planning.plan import Plan
 from pipeline.trainer.corpora import open_source, open_template, open_tokenizer, open_view
 from pipeline.trainer.schedule import Schedule

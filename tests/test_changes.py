@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import pipeline
 from pipeline import Batches, Bucket, Plan
-from pipeline.loading.data_state import check_data_state, data_state
+from pipeline.loading.state import check_data_state, data_state
 from pipeline.planning.windows import Windows
 
 FOURS = (Bucket(16, 16), Bucket(8, 32), Bucket(4, 64))

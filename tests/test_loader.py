@@ -1,3 +1,4 @@
+import copy
 import importlib
 import json
 import pickle
@@ -13,9 +14,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import pipeline
 from pipeline import Batches, Bucket, Plan
-from pipeline.loading.data_state import check_data_state, data_state
 from pipeline.loading.loader import FITTING, PLANNING, Loader, LoadOptions
 from pipeline.loading.sharding import block_of_sharding, field_specs
+from pipeline.loading.state import check_data_state, data_state
 from pipeline.steps import Compiled
 
 FIELDS = {
@@ -615,6 +616,14 @@ def test_the_rows_of_a_process_tell_the_global_shape(name):
             assert shapes == {"ids": (8, 16), "most": (8, 5, 3)}
 
 
+def test_a_copy_keeps_the_sharding_and_a_pickled_one_the_rows(corpus, buckets):
+    batches = Batches(corpus, Plan(corpus, buckets), sharding=MESHES["length"])
+    assert copy.copy(batches).repeat(2).sharding == MESHES["length"]
+    there = pickle.loads(pickle.dumps(batches))
+    assert_same(there[3], batches[3])
+    assert not hasattr(there, "sharding")
+
+
 def test_a_loader_says_its_step_and_how_many_there_are(corpus, buckets):
     plan = Plan(corpus, buckets)
     each = plan.num_batches()
@@ -630,8 +639,9 @@ def test_a_loader_says_its_step_and_how_many_there_are(corpus, buckets):
         assert len(loader) == len(list(loader)) == each
         assert type(loader.step) is int
     with pipeline.load(corpus, buckets=buckets) as loader:
-        with pytest.raises(TypeError, match="this loader has no end; give load num_epochs="):
+        with pytest.raises(TypeError, match="has no length; give num_epochs= to load"):
             len(loader)
+        assert loader
         assert next(iter(loader)) is not None
         assert loader.step == 1
 

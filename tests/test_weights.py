@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import pipeline
 from pipeline import Bucket, Plan
-from pipeline.loading.data_state import check_data_state, data_state
+from pipeline.loading.state import check_data_state, data_state
 from pipeline.planning import figures
 from pipeline.planning.order import Quota
 from pipeline.planning.windows import Windows

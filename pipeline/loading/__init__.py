@@ -9,10 +9,10 @@ that of a model.
 from typing import TYPE_CHECKING, Any
 
 from pipeline.loading.batches import Batch, Batches
-from pipeline.loading.data_state import check_data_state, data_state
 from pipeline.loading.field_names import cu_seqlens, rename
 from pipeline.loading.loader import Loader, load
 from pipeline.loading.sharding import batch_sharding, multiples, to_global
+from pipeline.loading.state import check_data_state, data_state
 
 if TYPE_CHECKING:
     from pipeline.loading.checkpoint import Checkpoints

@@ -1,11 +1,10 @@
 """Batches: the batches of a plan as a Grain data set."""
 
 import contextlib
-import copy
 import hashlib
 import operator
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypedDict, TypeVar, overload
 
 import grain
@@ -15,7 +14,6 @@ from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import InvalidType, InvalidValue, require_one_of
 from pipeline.loading.ahead import ReadAhead
 from pipeline.loading.collate import POSITIONS, Positions, collate, collate_pairs
-from pipeline.loading.data_state import StateKey
 from pipeline.loading.iteration import NO_RUNS, StepDataset, check_repeat
 from pipeline.loading.sharding import (
     CONTEXT_ORDERS,
@@ -26,6 +24,7 @@ from pipeline.loading.sharding import (
     field_specs,
     slice_of_process,
 )
+from pipeline.loading.state import StateKey
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.lengths import HasCorpora
 from pipeline.planning.plan import Plan
@@ -80,15 +79,14 @@ class Batches(StepDataset):
 
     Steps count from 0 over all epochs. The length is one epoch; `repeat` gives several, or
     endless ones, with every epoch shuffled anew. Iterators have the state of
-    `pipeline.loading.checkpoint.data_state`, and refuse the state of another plan or corpus, also
+    `pipeline.loading.state`, and refuse the state of another plan or corpus, also
     after Grain's transformations.
 
     Args:
         corpus: where the tokens are: a corpus, a view of one, pairs, or `Corpora`.
         plan: which tokens are in which batch.
-        sharding: a `jax.sharding.Mesh`, over which rows are divided by its axes `data` and `fsdp`
-            and their length by `context`, or a `jax.sharding.NamedSharding` of `[rows, length]`;
-            this process then builds exactly the rows and columns that its devices hold.
+        sharding: a `Mesh`, or a `NamedSharding` of `[rows, length]`, as for `pipeline.load`; this
+            process then builds exactly the rows and columns that its devices hold.
         process_index, process_count: in place of `sharding`: build the rows
             `[p·rows/P, (p+1)·rows/P)` of process `p` of `P`; default all rows.
         positions: where a later piece of a split example begins: "continue" where the last piece
@@ -101,7 +99,8 @@ class Batches(StepDataset):
             about the same in causal attention. All fields are laid out alike.
 
     Attributes:
-        sharding: the `NamedSharding` of global batches; None: they are on one device.
+        sharding: the `NamedSharding` of global batches; None: they are on one device. A pickled
+            copy, as of a worker, does not have one.
         blocks: the `Block` that this process builds, by bucket (of pairs, by side of a bucket).
         ahead: the `ReadAhead` of caches.
         origin: what a state belongs to. `origin.state(step)` is the data state after `step`
@@ -203,9 +202,19 @@ class Batches(StepDataset):
 
     def with_plans(self) -> "Batches":
         """The same batches, each with the plan that it is built from: `(PlannedBatch, batch)`."""
-        batches = copy.copy(self)
-        batches._planned = True
+        return self._copy(_planned=True)
+
+    def _copy(self, **changes: Any) -> "Batches":
+        batches = object.__new__(Batches)
+        batches.__dict__.update(self.__dict__, **changes)
         return batches
+
+    def __copy__(self) -> "Batches":
+        return self._copy()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Devices cannot be pickled. Workers have the blocks of this process, and need no more.
+        return {name: v for name, v in vars(self).items() if name != "sharding" or v is None}
 
     @property
     def specs(self) -> "dict[Bucket, dict[str, jax.ShapeDtypeStruct]]":
@@ -217,25 +226,24 @@ class Batches(StepDataset):
         sharding = batch_sharding(self.sharding)
         return {
             bucket: field_specs(fields, sharding, bucket)
-            for bucket, fields in self._empty_batches()
+            for bucket, fields in self._empty_batches().items()
         }
 
     def empty(self, bucket: Bucket) -> Mapping[str, np.ndarray]:
         """A batch of padding alone: the fields, shapes and dtypes of this process's batches."""
         return self._collate(PlannedBatch(bucket, np.zeros((0, 3 + len(bucket.lengths)), np.int64)))
 
-    def _empty_batches(self) -> Iterator[tuple[Bucket, Mapping[str, np.ndarray]]]:
-        """Each bucket that the plan uses, and an empty batch of it."""
-        for bucket, number in self.plan.batches_per_bucket.items():
-            if number:
-                yield bucket, self.empty(bucket)
+    def _empty_batches(self) -> dict[Bucket, Mapping[str, np.ndarray]]:
+        """An empty batch of each bucket that the plan uses."""
+        used = self.plan.batches_per_bucket.items()
+        return {bucket: self.empty(bucket) for bucket, number in used if number}
 
     @property
     def _element_spec(self) -> dict[Bucket, dict[str, grain.experimental.ShapeDtypeStruct]]:
         spec = grain.experimental.ShapeDtypeStruct
         return {
             bucket: {name: spec(field.shape, field.dtype) for name, field in fields.items()}
-            for bucket, fields in self._empty_batches()
+            for bucket, fields in self._empty_batches().items()
         }
 
     def _collate(self, planned: PlannedBatch) -> Mapping[str, Any]:
@@ -261,9 +269,7 @@ class Batches(StepDataset):
                 f"repeat(num_epochs={num_epochs}, {options}) of batches that are repeated "
                 f"{self._epochs} times; repeat them once, and without other options"
             )
-        batches = copy.copy(self)
-        batches._epochs = num_epochs
-        return batches
+        return self._copy(_epochs=num_epochs)
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
         """Refuses Grain's slicing of sources, which would take steps out from under the plan."""

@@ -14,7 +14,7 @@ import grain
 from absl import flags
 
 from pipeline.errors import InvalidState, InvalidValue, require_whole
-from pipeline.loading.data_state import StateKey
+from pipeline.loading.state import StateKey
 from pipeline.planning.plan import Plan
 
 # Elements are made in the thread that asks for them.

@@ -132,8 +132,14 @@ class Loader(grain.DatasetIterator):
 
     def __len__(self) -> int:
         if self.batches.endless:
-            raise InvalidType("this loader has no end; give load num_epochs=, or repeat a number")
+            raise InvalidType(
+                "this loader has no end, so it has no length; give num_epochs= to load, or to "
+                "Batches.repeat"
+            )
         return len(self.batches)
+
+    def __bool__(self) -> bool:
+        return True  # as any iterator, also where there is no length
 
     @property
     def step(self) -> int:

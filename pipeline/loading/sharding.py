@@ -49,13 +49,12 @@ class Block:
 
     def within(self, index: tuple[slice, ...]) -> tuple[slice, ...]:
         """`index`, slices of a global array, as an index into this block; not 2-D: rows alone."""
-        first, last = index[0].start or 0, index[0].stop
-        top = int(np.searchsorted(self.rows, first))
-        bottom = len(self.rows) if last is None else int(np.searchsorted(self.rows, last))
+        first, last, _ = index[0].indices(1 << 62)
+        rows = slice(*np.searchsorted(self.rows, [first, last]).tolist())
         if len(index) != 2:
-            return (slice(top, bottom),)
+            return (rows,)
         left, right, _ = index[1].indices(self.columns[1])
-        return slice(top, bottom), slice(left - self.columns[0], right - self.columns[0])
+        return rows, slice(left - self.columns[0], right - self.columns[0])
 
 
 def slice_of_process(shape: tuple[int, int], process_index: int, process_count: int) -> Block:
@@ -213,12 +212,11 @@ def field_specs(
     held = block_of_sharding(sharding, whole).shape  # of an array of one element for each part
     sides = bucket.sides if bucket else ()
     blocks = [block_of_sharding(sharding, side.shape).shape for side in sides]
-    by_row = jax.sharding.PartitionSpec(*sharding.spec[:1])
+    rows = jax.sharding.PartitionSpec(*sharding.spec[:1])
+    by_row = jax.sharding.NamedSharding(sharding.mesh, rows)
     specs = {}
     for name, local in batch.items():
-        axes, placed = 2, sharding
-        if local.ndim != 2:
-            axes, placed = 1, jax.sharding.NamedSharding(sharding.mesh, by_row)
+        axes, placed = (2, sharding) if local.ndim == 2 else (1, by_row)
         sizes = list(zip(local.shape[:axes], held, whole, strict=False))
         fits = bool(sizes) and not any(size % here for size, here, _ in sizes)
         if not fits or (blocks and local.shape[:axes] not in [block[:axes] for block in blocks]):
@@ -241,9 +239,8 @@ def to_global(
     Args:
         batch: arrays `[rows, positions]` of this process, as `Batches(…, sharding=…)` builds them;
             or `[rows, …]` with other dimensions, which are divided by rows alone.
-        sharding: a `jax.sharding.Mesh`, over which rows are divided by its axes `data` and `fsdp`
-            and length by `context`, or a `NamedSharding` of `[rows, length]`.
-        bucket: of the batch, whose shape arrays must then have; None: any that can be divided.
+        sharding: a `Mesh`, or a `NamedSharding` of `[rows, length]`, as for `pipeline.load`.
+        bucket: the bucket of the batch, whose shape is then checked; None: any that divides.
 
     Returns:
         A dict of jax.Arrays with the dtypes of `batch` and the global shape `[rows, length]`.

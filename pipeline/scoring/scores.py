@@ -20,9 +20,9 @@ from pipeline.errors import InvalidType, InvalidValue, require_whole
 from pipeline.fs.atomic import as_path, atomic_write, directory_lock, make_directory
 from pipeline.history.progress import Progress
 from pipeline.loading.collate import Positions
-from pipeline.loading.data_state import data_state, differences
 from pipeline.loading.loader import Loader, OrderedOptions, load
 from pipeline.loading.sharding import batch_sharding, parts
+from pipeline.loading.state import differences
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.planned import PlannedBatch
 from pipeline.scoring.parts import Parts
@@ -172,7 +172,7 @@ def _write_parts(
     """Runs the steps of all parts but the first `done`, and writes these parts on process 0."""
     leads, begin, end = jax.process_index() == 0, every.ranges[0][0], every.ranges[-1][-1] + 1
     first = every.ranges[done][0]
-    loader.set_state(data_state(first, loader.plan, loader.corpus, loader.batches.positions))
+    loader.set_state(loader.batches.origin.state(first))
     results = _run(loader, step, end - first)
     with Progress(end - begin, first - begin, name="score", enabled=leads) as progress:
         for number in range(done, len(every.ranges)):

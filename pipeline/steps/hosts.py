@@ -18,7 +18,7 @@ import numpy as np
 from etils import epath
 
 from pipeline.errors import InvalidState, InvalidValue
-from pipeline.loading.data_state import differences
+from pipeline.loading.state import differences
 
 T = TypeVar("T")
 

@@ -11,6 +11,7 @@ sliced, shuffled or stacked by Grain: steps are then counted after that.
 """
 
 import sys
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pipeline.corpus.interface import AnyCorpus
@@ -20,24 +21,39 @@ from pipeline.planning.plan import Plan
 
 
 def data_state(
-    step: int, plan: Plan, corpus: AnyCorpus | None = None, positions: str = "continue"
+    step: int,
+    plan: Plan,
+    corpus: AnyCorpus | None = None,
+    positions: str = "continue",
+    order: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The state after `step` batches of `plan`, with tokens of `corpus` and as `positions` says."""
-    entries = [dict(entry) for entry in plan.entries_at(int(step))]
+    """The state after `step` batches of `plan`, with tokens of `corpus` and as `positions` says.
+
+    With an `order`, transformations after which a step is none of the plan, it is the plan's whole
+    future that the state belongs to.
+    """
+    entries = [dict(entry) for entry in plan.entries_at(sys.maxsize if order else int(step))]
     for entry, count, before in zip(entries, plan.counts, (0, *plan.counts), strict=False):
         if count != before and corpus is not None:
             known = corpus if count == len(corpus) else take_first(corpus, count)
             entry["corpus"] = known.fingerprint
-    state = {"step": int(step), "plans": entries}
-    return state if positions == "continue" else {**state, "positions": positions}
+    state: dict[str, Any] = {"step": int(step), "plans": entries}
+    if positions != "continue":
+        state["positions"] = positions
+    return {**state, "order": [*order]} if order else state
 
 
 def check_data_state(
-    state: Any, plan: Plan, corpus: AnyCorpus | None = None, positions: str = "continue"
+    state: Any,
+    plan: Plan,
+    corpus: AnyCorpus | None = None,
+    positions: str = "continue",
+    order: Sequence[str] = (),
 ) -> int:
     """The step of `state`, if it counts steps of this plan, this corpus and these positions.
 
-    The plan must be the same up to that step. Later stages may differ: a run may change its future.
+    The plan must be the same up to that step. Later stages may differ, unless there is an `order`:
+    a run may change its future.
 
     Raises:
         ValueError: `state` is no data state, or belongs to another plan or corpus; the message
@@ -61,8 +77,13 @@ def check_data_state(
             f"the state of step {step:,} was saved with positions={saved!r} and is restored with "
             f"positions={positions!r}; load with positions={saved!r} to go on, or start anew"
         )
-    now = data_state(step, plan, corpus)["plans"]
-    if changes := _changes(step, then, now):
+    if (saved := state.get("order", [])) != [*order]:
+        raise InvalidValue(
+            f"the state of step {step:,} counts steps after {saved or 'no slice or the like'}, and "
+            f"is restored after {[*order] or 'none'}; transform the batches as when it was saved"
+        )
+    now = data_state(step, plan, corpus, order=order)["plans"]
+    if changes := _changes(sys.maxsize if order else step, then, now):
         raise InvalidValue(
             f"the state of step {step:,} belongs to another plan or corpus: {'; '.join(changes)}. "
             "Restore it with what it was saved with, or start anew in another directory"
@@ -71,12 +92,7 @@ def check_data_state(
 
 
 class StateKey(NamedTuple):
-    """What a state belongs to.
-
-    Attributes:
-        plan, corpus, positions: the arguments of `data_state` after the step.
-        order: transformations after which a step is no longer one of the plan, such as slices.
-    """
+    """What a state belongs to: the arguments of `data_state` after the step."""
 
     plan: Plan
     corpus: AnyCorpus
@@ -84,24 +100,12 @@ class StateKey(NamedTuple):
     order: tuple[str, ...] = ()
 
     def state(self, step: int) -> dict[str, Any]:
-        """The data state of `step`; with an `order`, of the plan as a whole."""
-        if not self.order:
-            return data_state(step, *self[:3])
-        whole = data_state(sys.maxsize, *self[:3])
-        return {**whole, "step": step, "order": [*self.order]}
+        """The data state of `step`."""
+        return data_state(step, *self)
 
     def step(self, state: Any) -> int:
         """The step of `state`; a ValueError if it belongs to something else."""
-        step = check_data_state(state, *self[:3])
-        if (order := state.get("order", [])) != [*self.order]:
-            raise InvalidValue(
-                f"the state of step {step:,} counts steps after {order or 'no slice or the like'}, "
-                f"and is restored after {[*self.order] or 'none'}; transform the batches as when "
-                "it was saved"
-            )
-        if self.order:
-            check_data_state({**state, "step": sys.maxsize}, *self[:3])
-        return step
+        return check_data_state(state, *self)
 
 
 def _is_state(state: Any) -> bool:
