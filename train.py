@@ -342,7 +342,6 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
             if ends or (done % config.eval_every == 0 and not stops):
                 evaluate(done)
             if ends or stops or done % config.checkpoint_every == 0:
-                run_log.flush()
                 save(done)
             if stops and not ends:
                 log.info(f"{signals.reason}: saved step {done:,}; run again to go on")

@@ -133,7 +133,6 @@ class RunLog:
             FloatingPointError: the step before was not finite, and `on_nonfinite` is "stop"; names
                 the step, the bucket and the documents.
         """
-        self._require_open()
         self.flush()
         self._last = step, planned, values, flops
 
@@ -143,13 +142,14 @@ class RunLog:
         Raises:
             FloatingPointError: as `add`.
         """
+        if self._stack is None:
+            raise InvalidState("the log is not open; use it as in: with RunLog(…) as log: …")
         last, self._last = self._last, None
-        if last:
+        if last is not None:
             self._record(*last)
 
     def write(self, values: Mapping[str, Any]) -> None:
         """Writes a line of your own after that of the last step; `step` is among its values."""
-        self._require_open()
         self.flush()
         if self._leads:
             self._files.write(values)
@@ -178,7 +178,6 @@ class RunLog:
 
     def text(self, name: str, markdown: str) -> None:
         """Shows a text in TensorBoard, at step 0."""
-        self._require_open()
         if self._leads:
             self._files.text(name, markdown)
 
@@ -188,7 +187,6 @@ class RunLog:
         Raises:
             FloatingPointError: as `add`.
         """
-        self._require_open()
         self.flush()
         with self.clock("save"):
             if self._leads:
@@ -199,16 +197,14 @@ class RunLog:
 
     def write_summary(self, steps: int) -> None:
         """Logs the summary of the run after some steps, and writes it to `summary.json`."""
+        if self._last is not None:
+            self.flush()
         self.stats.seconds = self.clock.seconds()
         text = json.dumps(self.stats.summary(steps), indent=1)
         if self._leads:
             with atomic_write(self._workdir / "summary.json") as file:
                 file.write(f"{text}\n".encode())
         logger.info("%s", text)
-
-    def _require_open(self) -> None:
-        if self._stack is None:
-            raise InvalidState("the log is not open; use it as in: with RunLog(…) as log: …")
 
     def _record(
         self, step: int, planned: PlannedBatch, values: Mapping[str, Any], flops: float | None
