@@ -19,6 +19,7 @@ from pipeline.trainer.evaluation import unigram_entropy
 from pipeline.trainer.parameters import require_tokenizer
 from pipeline.trainer.profile import Profile
 from pipeline.trainer.run_config import require_same
+from tests.runs import lines, summary
 
 
 def test_a_config_under_which_a_run_cannot_go_on_names_every_field():
@@ -86,7 +87,7 @@ def test_tensorboard_keeps_the_evaluation_at_the_step_that_is_gone_on_from(tmp_p
             log.write(line)
     drawn.clear()
     with RunLog(tmp_path, 4, 6, state={"evaluations": {"4": {}}}) as log:
-        assert log.clock["lost"] == 2.5  # what is done again was time lost
+        assert log.clock.seconds()["lost"] == 2.5  # what is done again was time lost
     assert drawn == [("eval_loss", 2.0, 4)]
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
 
@@ -180,3 +181,20 @@ def test_a_log_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(ImportError, match=r"needs tensorboardX.*lockstep-pipeline\[train\]"):
         RunLog(tmp_path, 0, 1).__enter__()
+
+
+def test_a_log_is_used_in_a_with_block_and_goes_on_from_its_own_state(tmp_path):
+    plan = pipeline.Plan([5, 3, 4], [pipeline.Bucket(1, 8)])
+    with pytest.raises(RuntimeError, match="the log is not open; use it as in: with RunLog"):
+        RunLog(tmp_path, 0, 2).add(0, plan.batch(0), {"loss": 2.0})
+    assert not list(tmp_path.iterdir())
+    with RunLog(tmp_path, 0, 2) as log:
+        log.add(0, plan.batch(0), {"loss": 2.0})
+        state = json.loads(json.dumps(log.save()))
+    with RunLog(tmp_path, 1, 2, state=state) as log:
+        log.add(1, plan.batch(1), {"loss": 1.0})  # recorded at the end of the block
+    assert [line["step"] for line in lines(tmp_path)] == [0, 1]
+    log.write_summary(2)
+    assert summary(tmp_path)["tokens"] == plan.batch(0).num_tokens + plan.batch(1).num_tokens
+    with pytest.raises(ValueError, match="state has record; give what `save` returned"):
+        RunLog(tmp_path, 1, 2, state={"record": state})

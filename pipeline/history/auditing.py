@@ -1,11 +1,10 @@
-"""The audit: whether each batch that a run trained on is the one that was planned.
+"""The audit: whether a run trained on the batches that were planned, and on each position once.
 
-The run logs a digest of each batch; `plans.json` has all that planned them. Where every digest is
-that of the plan made again, what was trained on is what the plan says; and that each epoch of the
-plan has each position once is counted here, over the batches, and not taken from it.
+The run logs a digest of each batch, and `plans.json` has all that planned them. So each batch is
+planned again and compared. That each epoch of the plan has each position once is counted over the
+batches here, and not taken from the plan.
 """
 
-import dataclasses
 import json
 import os
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import numpy as np
 from etils import epath
 
 from pipeline.errors import InvalidValue, Missing
+from pipeline.fs.atomic import as_path
 from pipeline.history.loss_archive import NAME, losses
 from pipeline.history.plans import read_history
 from pipeline.planning import figures
@@ -22,7 +22,6 @@ from pipeline.planning.bucket import Bucket
 from pipeline.planning.lengths import as_lengths
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
-from pipeline.planning.source import Source
 
 # Examples and steps that are named one by one.
 SHOWN = 10
@@ -32,119 +31,27 @@ class NotAsPlanned(InvalidValue):
     """What a run did is not what was planned; the message names the step."""
 
 
-class Account:
-    """The positions of one corpus that epochs had, and how many epochs each example was in.
-
-    Args:
-        source: the corpus, as the last stage of the plan has it.
-        report: is called with a line for each epoch.
-    """
-
-    def __init__(self, source: Source, report: Callable[[str], None]):
-        self.times = np.zeros(len(source.lengths), np.int64)
-        self._of = f" of {source.name}" if source.name else ""
-        self._source, self._report = source, report
-        self._pieces: dict[int, list[np.ndarray]] = {}
-        self._left: dict[int, int] = {}
-        self._closed: set[int] = set()
-
-    def add(self, epoch: int, pieces: np.ndarray) -> None:
-        """Counts some pieces, int64 [n, 3 or 4] without their rows; closes the epoch if it is over.
-
-        Raises:
-            NotAsPlanned: as `close`.
-        """
-        if epoch not in self._pieces:
-            self._pieces[epoch], self._left[epoch] = (
-                [],
-                int(self._source.expected_positions(epoch).sum()),
-            )
-        self._pieces[epoch].append(pieces)
-        self._left[epoch] -= int(pieces[:, 2:].sum())
-        if not self._left[epoch]:
-            self.close(epoch, over=True)
-
-    def open(self, first: int, over: int) -> list[int]:
-        """The epochs that are not closed, those from `first` on that are over included."""
-        unseen = [epoch for epoch in range(first, over) if epoch not in self._closed]
-        return sorted(
-            {
-                *self._pieces,
-                *(each for each in unseen if self._source.expected_positions(each).any()),
-            }
-        )
-
-    def close(self, epoch: int, *, over: bool) -> None:
-        """Checks an epoch: each position at most once and, if it is over, all that are due.
-
-        Raises:
-            NotAsPlanned: a position is there twice, or is missing.
-        """
-        due = self._source.expected_positions(epoch)
-        sides = due.shape[1]
-        none = np.zeros((0, 2 + sides), np.int64)
-        pieces = np.concatenate([none, *self._pieces.pop(epoch, [])])
-        self._left.pop(epoch, None)
-        self._closed.add(epoch)
-        lengths = as_lengths(self._source.lengths.given).reshape(due.shape)
-        covered = np.stack(
-            [self._once(epoch, pieces, side, lengths[:, side]) for side in range(sides)],
-            axis=1,
-        )
-        self.times += covered.any(axis=1)
-        total = int(covered.sum())
-        wrong = (covered != due if over else covered > due).any(axis=1)
-        if wrong.any():
-            first = int(wrong.argmax())
-            raise NotAsPlanned(
-                f"epoch {epoch}{self._of} of the plan has {covered[first].sum():,} of the "
-                f"{due[first].sum():,} positions of example {first:,} ({np.count_nonzero(wrong):,} "
-                "such examples). This is a defect of Lockstep: please report it"
-            )
-        if not over:
-            self._report(f"epoch {epoch}{self._of}, not over: {total:,} positions, none twice")
-            return
-        there = int(lengths[: self._source.count_examples(epoch)].sum(dtype=np.int64))
-        lost = f"; {there - total:,} in no batch" * (total < there)
-        self._report(f"epoch {epoch}{self._of}: {total:,} positions, each once{lost}")
-
-    def _once(self, epoch: int, pieces: np.ndarray, side: int, lengths: np.ndarray) -> np.ndarray:
-        """Positions of each example on one side that some pieces have, none of them twice."""
-        example, start, size = pieces[:, [0, 1, 2 + side]].T
-        order = np.lexsort((start, example))
-        example, start, size = example[order], start[order], size[order]
-        end = start + size
-        wrong = end > lengths[example]
-        wrong[:-1] |= (np.diff(example) == 0) & (end[:-1] > start[1:])
-        if wrong.any():
-            raise NotAsPlanned(
-                f"epoch {epoch}{self._of} of the plan has positions of example "
-                f"{example[wrong.argmax()]:,} twice, or some that it does not have. This is a "
-                "defect of Lockstep: please report it"
-            )
-        return np.bincount(example, size, len(lengths)).astype(np.int64)
-
-
 class Ledger:
-    """Counts the epochs of every corpus of a plan.
+    """Counts the positions that each epoch of each corpus of a plan had, batch by batch.
 
     Args:
         plan: which; it may change on the way.
         report: is called with a line for each epoch.
         first_epoch: the first epoch of which batches are counted.
+
+    Attributes:
+        times: in how many epochs of its corpus each example was: int64 [examples].
     """
 
     def __init__(self, plan: Plan, report: Callable[[str], None], first_epoch: int = 0):
-        self._plan, self._first_epoch = plan, first_epoch
-        sources = plan.stages[-1].sources
-        self._ends = np.array([source.first + len(source.lengths) for source in sources])
-        self._first = [source.first for source in sources]
-        self._accounts = [Account(source, report) for source in sources]
-
-    @property
-    def times(self) -> np.ndarray:
-        """In how many epochs of its corpus each example was: int64 [examples]."""
-        return np.concatenate([account.times for account in self._accounts])
+        self._plan, self._report, self._first_epoch = plan, report, first_epoch
+        self._sources = plan.stages[-1].sources
+        self._ends = np.array([source.first + len(source.lengths) for source in self._sources])
+        self.times = np.zeros(self._ends[-1], np.int64)
+        # By corpus and epoch: pieces so far, as example, start and sizes, and positions to come.
+        self._pieces: dict[tuple[int, int], list[np.ndarray]] = {}
+        self._left: dict[tuple[int, int], int] = {}
+        self._closed: set[tuple[int, int]] = set()
 
     def add(self, planned: PlannedBatch) -> None:
         """Counts the next batch.
@@ -152,13 +59,19 @@ class Ledger:
         Raises:
             NotAsPlanned: an epoch has a position twice, or not all that are due.
         """
-        source = np.searchsorted(self._ends, planned.segments[:, 1], side="right")
-        epochs = planned.epoch_of_segments
-        for number in np.unique(source).tolist():
-            for epoch in np.unique(epochs[source == number]).tolist():
-                pieces = planned.segments[(source == number) & (epochs == epoch), 1:]
-                pieces[:, 0] -= self._first[number]
-                self._accounts[number].add(epoch, pieces)
+        number = np.searchsorted(self._ends, planned.segments[:, 1], side="right")
+        owner = planned.epoch_of_segments * len(self._sources) + number
+        for each in np.unique(owner).tolist():
+            epoch, which = divmod(each, len(self._sources))
+            key, pieces = (which, epoch), planned.segments[owner == each, 1:]
+            pieces[:, 0] -= self._sources[which].first
+            if key not in self._pieces:
+                self._pieces[key] = []
+                self._left[key] = int(self._sources[which].expected_positions(epoch).sum())
+            self._pieces[key].append(pieces)
+            self._left[key] -= int(pieces[:, 2:].sum())
+            if not self._left[key]:
+                self._close(which, epoch, over=True)
 
     def finish(self, steps: int) -> None:
         """Checks the epochs in progress, after so many batches.
@@ -166,34 +79,57 @@ class Ledger:
         Raises:
             NotAsPlanned: as `add`.
         """
-        over = figures.whole_epochs(self._plan, steps)
-        for account, whole in zip(self._accounts, over.values(), strict=True):
-            for epoch in account.open(self._first_epoch, whole):
-                account.close(epoch, over=epoch < whole)
+        for which, whole in enumerate(figures.whole_epochs(self._plan, steps).values()):
+            expected = self._sources[which].expected_positions
+            missing = {
+                epoch
+                for epoch in range(self._first_epoch, whole)
+                if (which, epoch) not in self._closed and expected(epoch).any()
+            }
+            for epoch in sorted(missing | {epoch for at, epoch in self._pieces if at == which}):
+                self._close(which, epoch, over=epoch < whole)
+
+    def _close(self, which: int, epoch: int, *, over: bool) -> None:
+        """Checks an epoch: each position at most once and, if it is over, all that are due."""
+        source = self._sources[which]
+        name = f"epoch {epoch}{f' of {source.name}' if source.name else ''}"
+        due = source.expected_positions(epoch)
+        lengths = as_lengths(source.lengths.given).reshape(due.shape)
+        none = np.zeros((0, 2 + due.shape[1]), np.int64)
+        pieces = np.concatenate([none, *self._pieces.pop((which, epoch), [])])
+        self._closed.add((which, epoch))
+        example, start, *sizes = pieces[np.lexsort((pieces[:, 1], pieces[:, 0]))].T
+        covered = np.zeros_like(due)
+        for side, size in enumerate(sizes):
+            end = start + size
+            wrong = end > lengths[example, side]
+            wrong[:-1] |= (example[:-1] == example[1:]) & (end[:-1] > start[1:])
+            if wrong.any():
+                raise NotAsPlanned(
+                    f"{name} of the plan has positions of example {example[wrong.argmax()]:,} "
+                    "twice, or some that it does not have. This is a defect of Lockstep: please "
+                    "report it"
+                )
+            covered[:, side] = np.bincount(example, size, len(due))
+        wrong = (covered != due if over else covered > due).any(axis=1)
+        if wrong.any():
+            first = int(wrong.argmax())
+            raise NotAsPlanned(
+                f"{name} of the plan has {covered[first].sum():,} of the {due[first].sum():,} "
+                f"positions of example {first:,} ({np.count_nonzero(wrong):,} such examples). This "
+                "is a defect of Lockstep: please report it"
+            )
+        self.times[source.first : self._ends[which]] += covered.any(axis=1)
+        total = int(covered.sum())
+        if not over:
+            self._report(f"{name}, not over: {total:,} positions, none twice")
+            return
+        there = int(lengths[: source.count_examples(epoch)].sum(dtype=np.int64))
+        lost = f"; {there - total:,} in no batch" * (total < there)
+        self._report(f"{name}: {total:,} positions, each once{lost}")
 
 
-def some(numbers: np.ndarray) -> str:
-    """The first of some numbers, and how many there are if that is more."""
-    shown = ", ".join(map(str, numbers[:SHOWN].tolist()))
-    return shown if len(numbers) <= SHOWN else f"{shown}, … ({len(numbers):,} in all)"
-
-
-@dataclasses.dataclass(frozen=True)
-class Logged:
-    """What a run's log says of its batches.
-
-    Attributes:
-        digests: of each step's batch, in order.
-        skipped: the steps whose batch was left out, because the config said so.
-        lost: the steps that ran without an update, because a loss was not finite.
-    """
-
-    digests: list[str]
-    skipped: list[int]
-    lost: list[int]
-
-
-def audit(workdir: epath.Path, report: Callable[[str], None]) -> None:
+def audit(workdir: epath.PathLike, report: Callable[[str], None] = print) -> None:
     """Compares every batch of a run with its plan, and says what became of every example.
 
     Args:
@@ -206,18 +142,19 @@ def audit(workdir: epath.Path, report: Callable[[str], None]) -> None:
         FileNotFoundError: there is no run.
         ValueError: what is there cannot be read, or the batches cannot be planned again.
     """
+    workdir = as_path(workdir)
     corpus, plan = read_history(workdir)
     for step, changes in plan.changes:
         said = ", ".join(f"{name}={_short(value)}" for name, value in changes.items())
         report(f"plan from step {step:,} on: {said or 'planned anew'}")
     sources = plan.stages[-1].sources
     if len(sources) > 1:
-        first = [f"{source.first} {source.name}" for source in sources]
-        report(f"documents are counted over all corpora, from {', from '.join(first)}")
-    logged = _read_log(workdir)
+        first = [f"from {source.first} {source.name}" for source in sources]
+        report(f"documents are counted over all corpora, {', '.join(first)}")
+    digests, skipped, lost = _read_log(workdir)
     ledger = Ledger(plan, report)
     seen: dict[str, int] = {}
-    for step, digest in enumerate(logged.digests):
+    for step, digest in enumerate(digests):
         if plan.finite and step >= plan.num_batches():
             raise NotAsPlanned(f"step {step:,} ran, and the plan ends before it")
         planned = plan.batch(step)
@@ -229,14 +166,35 @@ def audit(workdir: epath.Path, report: Callable[[str], None]) -> None:
             )
         seen[digest] = step
         ledger.add(planned)
-    steps = len(logged.digests)
-    ledger.finish(steps)
-    asked = [(step, changes["exclude"]) for step, changes in plan.changes if "exclude" in changes]
-    for step, numbers in asked:
-        reason = _reason(workdir, step, numbers)
-        report(f"left out from step {step:,} on, as asked: {some(np.array(numbers))}{reason}")
-    _report_omissions(plan, np.asarray(corpus.lengths), ledger.times, logged, report)
-    report(f"all {steps:,} batches are those that were planned, each once and in order")
+    ledger.finish(len(digests))
+    for step, changes in plan.changes:
+        if "exclude" in changes:
+            numbers = changes["exclude"]
+            reason = _reason(workdir, step, numbers)
+            report(f"left out from step {step:,} on, as asked: {_some(numbers)}{reason}")
+    for stage in plan.stages:
+        done = {"truncate": "cut", "drop": "dropped"}.get(str(stage.options.overflow))
+        overlong = [source.whole.pieces.overlong + source.first for source in stage.sources]
+        if done and any(map(len, overlong)):
+            longest = " and ".join(f"{each:,}" for each in stage.options.buckets[-1].lengths)
+            report(
+                f"from step {stage.start:,} on, documents longer than {longest} are {done} "
+                f"(overflow={stage.options.overflow!r}): {_some(np.concatenate(overlong))}"
+            )
+    trained_on = np.reshape(corpus.lengths, (len(corpus), -1))[:, -1]
+    if empty := np.count_nonzero(trained_on == 0):
+        report(f"left out: {empty:,} documents with nothing to train on")
+    for what, steps in (
+        ("left out: the batches of steps {} (skip_steps)", skipped),
+        ("without an update, as the loss was not finite: steps {}", lost),
+    ):
+        if steps:
+            documents = np.unique(np.concatenate([plan.batch(n).segments[:, 1] for n in steps]))
+            report(f"{what.format(_some(steps))}: documents {_some(documents)}")
+    for number, count in enumerate(np.bincount(ledger.times).tolist()):
+        if number > 1 and count:
+            report(f"repeated: {count:,} documents in {number} epochs each")
+    report(f"all {len(digests):,} batches are those that were planned, each once and in order")
 
 
 def _reason(workdir: epath.Path, step: int, numbers: list[int]) -> str:
@@ -254,47 +212,18 @@ def _reason(workdir: epath.Path, step: int, numbers: list[int]) -> str:
     )
 
 
-def _report_omissions(
-    plan: Plan,
-    lengths: np.ndarray,
-    times: np.ndarray,
-    logged: Logged,
-    report: Callable[[str], None],
-) -> None:
-    """What was left out, and why; what was repeated, and how often."""
-    for stage in plan.stages:
-        done = {"truncate": "cut", "drop": "dropped"}.get(str(stage.options.overflow))
-        numbers = [source.whole.pieces.overlong + source.first for source in stage.sources]
-        if done and any(map(len, numbers)):
-            longest = " and ".join(f"{each:,}" for each in stage.options.buckets[-1].lengths)
-            report(
-                f"from step {stage.start:,} on, documents longer than {longest} are {done} "
-                f"(overflow={stage.options.overflow!r}): {some(np.concatenate(numbers))}"
-            )
-    if empty := np.count_nonzero((lengths if lengths.ndim == 1 else lengths[:, 1]) == 0):
-        report(f"left out: {empty:,} documents with nothing to train on")
-    if logged.skipped:
-        report(
-            f"left out: the batches of steps {some(np.array(logged.skipped))} (skip_steps): "
-            f"{_documents(plan, logged.skipped)}"
-        )
-    if logged.lost:
-        report(
-            f"without an update, as the loss was not finite: steps {some(np.array(logged.lost))}: "
-            f"{_documents(plan, logged.lost)}"
-        )
-    for number, count in enumerate(np.bincount(times).tolist()):
-        if number > 1 and count:
-            report(f"repeated: {count:,} documents in {number} epochs each")
+def _read_log(workdir: epath.Path) -> tuple[list[str], list[int], list[int]]:
+    """The digests of the batches of `metrics.jsonl`, which has each step once, in order.
 
-
-def _read_log(workdir: epath.Path) -> Logged:
-    """The steps of `metrics.jsonl`, checked to be each there once, as many as were saved.
+    Returns:
+        The digests; the steps that were left out; those without an update, as they were not finite.
 
     Raises:
-        NotAsPlanned: they are not.
+        NotAsPlanned: a step is missing or was run twice, or fewer steps are there than were saved.
     """
-    logged = Logged([], [], [])
+    digests: list[str] = []
+    skipped: list[int] = []
+    lost: list[int] = []
     path = workdir / "metrics.jsonl"
     if not path.exists():
         raise Missing(
@@ -313,29 +242,30 @@ def _read_log(workdir: epath.Path) -> Logged:
             raise InvalidValue(f"line {number} of {path} cannot be read: {error!r}") from error
         if digest is None:  # an evaluation
             continue
-        due = len(logged.digests)
+        due = len(digests)
         if step != due:
             what = f"step {due:,} is missing" if step > due else f"step {step:,} was run twice"
             raise NotAsPlanned(f"{what}: line {number} of metrics.jsonl is of step {step:,}")
         if "skipped" in values:
-            logged.skipped.append(step)
+            skipped.append(step)
         elif loss is None or values.get("gradient_norm", 0) is None:
-            logged.lost.append(step)
-        logged.digests.append(digest)
+            lost.append(step)
+        digests.append(digest)
     folder = workdir / "checkpoints"
     names = [each.name for each in folder.iterdir()] if folder.exists() else []
     saved = max((int(name) for name in names if name.isdigit()), default=0)
-    if len(logged.digests) < saved:
+    if len(digests) < saved:
         raise NotAsPlanned(
-            f"step {len(logged.digests):,} is missing: the log ends there, and the last checkpoint "
-            f"is of step {saved:,}"
+            f"step {len(digests):,} is missing: the log ends there, and the last checkpoint is of "
+            f"step {saved:,}"
         )
-    return logged
+    return digests, skipped, lost
 
 
-def _documents(plan: Plan, steps: list[int]) -> str:
-    found = np.unique(np.concatenate([plan.batch(step).segments[:, 1] for step in steps]))
-    return f"documents {some(found)}"
+def _some(numbers: np.ndarray | list[int]) -> str:
+    """The first of some numbers, and how many there are if that is more."""
+    shown = ", ".join(f"{number}" for number in numbers[:SHOWN])
+    return shown if len(numbers) <= SHOWN else f"{shown}, … ({len(numbers):,} in all)"
 
 
 def _short(value: Any) -> str:
@@ -343,4 +273,4 @@ def _short(value: Any) -> str:
         return " ".join(f"{name}:{weight}" for name, weight in value.items())
     if isinstance(value, list) and value and isinstance(value[0], list):
         return "+".join(str(Bucket(*each)) for each in value)
-    return some(np.array(value)) if isinstance(value, list) else str(value)
+    return _some(value) if isinstance(value, list) else str(value)

@@ -28,7 +28,7 @@ AROUND = 8
 
 
 class StepFiles:
-    """Files `FIRST-LAST-DIGEST.KIND` of ranges of steps, which never change.
+    """Files `FIRST-LAST-DIGEST.KIND` of ranges of steps, whole or absent, which never change.
 
     The digest is of the bytes of the file, so that damage is noticed.
 
@@ -43,22 +43,22 @@ class StepFiles:
     def ranges(self) -> list[range]:
         """The steps of each file, in order."""
         name = re.compile(rf"(\d+)-(\d+)-[0-9a-f]+\.{self._kind}")
-        names = [path.name for path in self.directory.glob(f"*.{self._kind}")]
-        found = sorted((int(each[1]), int(each[2])) for each in map(name.fullmatch, names) if each)
-        return [range(first, last + 1) for first, last in found]
+        found = [name.fullmatch(path.name) for path in self.directory.glob(f"*.{self._kind}")]
+        steps = sorted((int(each[1]), int(each[2])) for each in found if each)
+        return [range(first, last + 1) for first, last in steps]
 
     def read(self, steps: range) -> bytes | None:
         """The content of the file of some steps; None if it is missing or damaged."""
         for path in self._paths(steps):
             content = path.read_bytes()
-            if path.name == self._name(steps, content):
+            if path.name == self._name(steps, _digest(content)):
                 return content
         return None
 
     def write(self, steps: range, content: bytes) -> None:
         """Writes the file of some steps, whole or not at all."""
         make_directory(self.directory)
-        with atomic_write(self.directory / self._name(steps, content)) as file:
+        with atomic_write(self.directory / self._name(steps, _digest(content))) as file:
             file.write(content)
 
     def remove(self, first: int) -> None:
@@ -68,18 +68,18 @@ class StepFiles:
                 path.unlink(missing_ok=True)
 
     def _paths(self, steps: range) -> list[epath.Path]:
-        return list(self.directory.glob(f"{_range(steps)}-*.{self._kind}"))
+        return list(self.directory.glob(self._name(steps, "*")))
 
-    def _name(self, steps: range, content: bytes) -> str:
-        return f"{_range(steps)}-{hashlib.sha256(content).hexdigest()[:16]}.{self._kind}"
+    def _name(self, steps: range, digest: str) -> str:
+        return f"{steps[0]:09d}-{steps[-1]:09d}-{digest}.{self._kind}"
 
 
-def _range(steps: range) -> str:
-    return f"{steps[0]:09d}-{steps[-1]:09d}"
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 class LossLog:
-    """The sums of losses and weights of all segments of a run, in Arrow files of some steps each.
+    """Writes the sums of losses and weights of all segments, in Arrow files of some steps each.
 
     A file has the columns `loss` and `weight`, float32, and in its schema the number of segments of
     each of its steps. It names no examples: the plan says which they are.
@@ -90,7 +90,7 @@ class LossLog:
     """
 
     def __init__(self, workdir: epath.Path, step: int):
-        self._files = _files(workdir)
+        self._files = StepFiles(workdir / NAME, "arrow")
         self._files.remove(step)
         self._sums: dict[int, np.ndarray] = {}
         self._count = 0
@@ -109,24 +109,19 @@ class LossLog:
             return
         steps = range(min(self._sums), max(self._sums) + 1)
         sums = [self._sums.get(step, np.zeros((2, 0), np.float32)) for step in steps]
-        loss, weight = np.concatenate(sums, axis=1)
-        batch = pa.record_batch({"loss": pa.array(loss), "weight": pa.array(weight)})
-        counts = {"segments": [each.shape[1] for each in sums]}
-        schema, buffer = batch.schema.with_metadata({"lockstep": json.dumps(counts)}), io.BytesIO()
-        options = pa.ipc.IpcWriteOptions(compression="zstd")
-        with pa.ipc.new_file(buffer, schema, options=options) as writer:
-            writer.write_batch(batch.replace_schema_metadata(schema.metadata))
-        self._files.write(steps, buffer.getvalue())
         self._sums, self._count = {}, 0
+        counts = json.dumps({"segments": [each.shape[1] for each in sums]})
+        table = pa.table(dict(zip(("loss", "weight"), np.concatenate(sums, axis=1), strict=True)))
+        table, buffer = table.replace_schema_metadata({"lockstep": counts}), io.BytesIO()
+        options = pa.ipc.IpcWriteOptions(compression="zstd")
+        with pa.ipc.new_file(buffer, table.schema, options=options) as writer:
+            writer.write_table(table)
+        self._files.write(steps, buffer.getvalue())
 
 
-def read_sums(workdir: epath.Path) -> Iterator[tuple[int, np.ndarray]]:
-    """Each step that has losses and, float32 [2, segments], the sums of its losses and weights.
-
-    Raises:
-        ValueError: a file is damaged.
-    """
-    files = _files(workdir)
+def _read_sums(workdir: epath.Path) -> Iterator[tuple[int, np.ndarray]]:
+    """Each step that has losses and, float32 [2, segments], the sums of its losses and weights."""
+    files = StepFiles(workdir / NAME, "arrow")
     ranges = files.ranges()
     for steps, following in itertools.zip_longest(ranges, ranges[1:]):
         if (content := files.read(steps)) is None:
@@ -142,10 +137,6 @@ def read_sums(workdir: epath.Path) -> Iterator[tuple[int, np.ndarray]]:
             # A run that went on from before the end of a file has these steps in the next one.
             if found.size and (following is None or step < following[0]):
                 yield step, found
-
-
-def _files(workdir: epath.Path) -> StepFiles:
-    return StepFiles(workdir / NAME, "arrow")
 
 
 class Losses(NamedTuple):
@@ -224,7 +215,7 @@ def losses(workdir: epath.PathLike) -> Losses:
     workdir = as_path(workdir)
     corpus, plan = read_history(workdir)
     found = []
-    for step, sums in read_sums(workdir):
+    for step, sums in _read_sums(workdir):
         planned = plan.batch(step)
         count = len(planned.segments)
         if count != sums.shape[1]:

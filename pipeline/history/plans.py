@@ -1,4 +1,4 @@
-"""The history of a run's plans, `plans.json`: all that is needed to plan its batches again."""
+"""The plans of a run, `plans.json`: all that is needed to plan its batches again."""
 
 import json
 import os
@@ -20,10 +20,10 @@ NAME = "plans.json"
 def write_history(workdir: epath.PathLike, corpus: Any, plan: Plan) -> None:
     """Writes which corpus, plans and changes make up the batches of the run in `workdir`.
 
-    A corpus inside the work directory is named relative to it, any other by its whole path. Of a
-    view it tells that, too, as `view`; of several corpora, directories and views by name.
+    A corpus inside the work directory is named relative to it, any other by its whole path. `view`
+    describes a view. Of several corpora, directories and views are given by name.
 
-    {"corpus": "corpus/train", "tokens": "tokens=…",
+    {"corpus": "corpus/train", "view": null, "tokens": "tokens=…",
      "plans": [{"from": 0, "fingerprint": …, "changes": {"buckets": [[8, 128]], "seed": 0, …}},
                {"from": 2000, "fingerprint": …, "changes": {"buckets": [[16, 128]]}}]}
 
@@ -36,49 +36,28 @@ def write_history(workdir: epath.PathLike, corpus: Any, plan: Plan) -> None:
         ValueError: a corpus has no directory to open it by, such as one of `InPlace`.
     """
     inside = os.path.join(_absolute(workdir), "")
-
-    def place(one: Any) -> str:
+    several = isinstance(corpus, Corpora)
+    places, views = {}, {}
+    for name, one in corpus.corpora.items() if several else [("", corpus)]:
         if not hasattr(one, "directory"):
             raise InvalidValue(
                 f"the corpus is {one!r:.80}, which has no directory, so its batches cannot be "
                 "planned again for audit and show; prepare a corpus, or write no history"
             )
-        return _absolute(one.directory).removeprefix(inside)
-
-    several = isinstance(corpus, Corpora)
+        places[name] = _absolute(one.directory).removeprefix(inside)
+        if isinstance(one, View):
+            views[name] = one.description
     content = {
-        "corpus": {name: place(one) for name, one in corpus.corpora.items()}
-        if several
-        else place(corpus),
-        "view": _views(corpus),
+        "corpus": places if several else places[""],
+        "view": (views if several else views.get("")) or None,
         "tokens": corpus.fingerprint,
         "plans": [
             {**entry, "changes": changes}
             for entry, (_, changes) in zip(plan.entries, plan.changes, strict=True)
         ],
     }
-    directory = as_path(workdir)
-    make_directory(directory)
-    with atomic_write(directory / NAME) as file:
+    with atomic_write(make_directory(workdir) / NAME) as file:
         file.write(json.dumps(content, indent=1).encode())
-
-
-def _absolute(path: epath.PathLike) -> str:
-    return os.path.abspath(path) if is_local(path) else os.fspath(path)
-
-
-def _views(corpus: Any) -> dict[str, Any] | None:
-    if isinstance(corpus, Corpora):
-        found = {name: _views(one) for name, one in corpus.corpora.items()}
-        return {name: view for name, view in found.items() if view} or None
-    return corpus.description if isinstance(corpus, View) else None
-
-
-def _open(directory: epath.Path, view: dict[str, Any] | None) -> AnyCorpus:
-    if not isinstance(view, dict | None):
-        raise InvalidType(f"view is {view!r:.80}")
-    corpus = open_corpus(directory)
-    return view_of(corpus, view) if view else corpus
 
 
 def read_history(workdir: epath.PathLike) -> tuple[AnyCorpus, Plan]:
@@ -100,18 +79,18 @@ def read_history(workdir: epath.PathLike) -> tuple[AnyCorpus, Plan]:
         content: dict[str, Any] = json.loads(path.read_text())
         changes = [(int(entry["from"]), dict(entry["changes"])) for entry in content["plans"]]
         fingerprints = [str(entry["fingerprint"]) for entry in content["plans"]]
-        directory, tokens, seen_as = content["corpus"], content["tokens"], content.get("view")
+        directory, tokens, view = content["corpus"], content["tokens"], content.get("view")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damage(path, error) from error
     corpus: AnyCorpus
     try:
         if isinstance(directory, dict):
-            views = seen_as or {}
+            views = view or {}
             corpus = Corpora(
                 {name: _open(workdir / place, views.get(name)) for name, place in directory.items()}
             )
         else:
-            corpus = _open(workdir / directory, seen_as)
+            corpus = _open(workdir / directory, view)
     except (KeyError, TypeError, AttributeError) as error:
         raise _damage(path, error) from error
     if corpus.fingerprint != tokens:
@@ -130,6 +109,17 @@ def read_history(workdir: epath.PathLike) -> tuple[AnyCorpus, Plan]:
                 f"{now['fingerprint']}; use the version of Lockstep that the run was made with"
             )
     return corpus, plan
+
+
+def _absolute(path: epath.PathLike) -> str:
+    return os.path.abspath(path) if is_local(path) else os.fspath(path)
+
+
+def _open(directory: epath.Path, view: dict[str, Any] | None) -> AnyCorpus:
+    if not isinstance(view, dict | None):
+        raise InvalidType(f"view is {view!r:.80}")
+    corpus = open_corpus(directory)
+    return view_of(corpus, view) if view else corpus
 
 
 def _damage(path: epath.Path, error: Exception) -> ValueError:

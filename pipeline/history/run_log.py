@@ -1,6 +1,7 @@
 """The log of a run: each step's values, recorded while the device computes the next step."""
 
 import contextlib
+import dataclasses
 import json
 import logging
 import math
@@ -11,7 +12,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from pipeline.errors import NotFinite, require_one_of
+from pipeline.errors import InvalidState, InvalidValue, NotFinite, require_one_of
 from pipeline.fs.atomic import as_path, atomic_write
 from pipeline.history.loss_archive import LossLog
 from pipeline.history.metrics_files import MetricsFiles
@@ -60,7 +61,7 @@ class RunLog:
         stats: counts over all starts of the run.
 
     Raises:
-        ValueError: `on_nonfinite` is neither.
+        ValueError: `on_nonfinite` is neither, or `state` has other fields.
         ImportError: tensorboardX is not installed.
     """
 
@@ -75,6 +76,8 @@ class RunLog:
         on_nonfinite: OnNonfinite = "stop",
     ):
         require_one_of("on_nonfinite", on_nonfinite, get_args(OnNonfinite))
+        if strange := set(state or {}) - set(RunStats.__dataclass_fields__):
+            raise InvalidValue(f"state has {', '.join(sorted(strange))}; give what `save` returned")
         self.stats = RunStats(**(state or {}))
         self.clock = Clock(self.stats.seconds)
         self._workdir, self._first, self._steps = as_path(workdir), first, steps
@@ -83,6 +86,7 @@ class RunLog:
         self._peak = peak * jax.device_count() if peak else 0.0
         self._stops = on_nonfinite == "stop"
         self._last: tuple[int, PlannedBatch, Mapping[str, Any], float | None] | None = None
+        self._stack: contextlib.ExitStack | None = None
 
     def __enter__(self) -> "RunLog":
         with contextlib.ExitStack() as stack:
@@ -95,11 +99,12 @@ class RunLog:
             self._progress = stack.enter_context(
                 Progress(self._steps, self._first, enabled=self._leads)
             )
-            self._train, self._wait = self.clock["train"], self.clock["wait"]
+            self._before = self.clock.seconds()
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        assert self._stack is not None, "entered"
         with self._stack:
             if kind is None:
                 self.flush()
@@ -137,8 +142,10 @@ class RunLog:
         Raises:
             FloatingPointError: as `add`.
         """
+        if self._stack is None:
+            raise InvalidState("the log is not open; use it as in: with RunLog(…) as log: …")
         last, self._last = self._last, None
-        if last:
+        if last is not None:
             self._record(*last)
 
     def write(self, values: Mapping[str, Any]) -> None:
@@ -186,10 +193,12 @@ class RunLog:
                 self._losses.flush()
                 self._files.flush()
         self.stats.seconds = self.clock.seconds()
-        return self.stats.as_json()
+        return dataclasses.asdict(self.stats)
 
     def write_summary(self, steps: int) -> None:
         """Logs the summary of the run after some steps, and writes it to `summary.json`."""
+        if self._last is not None:
+            self.flush()
         self.stats.seconds = self.clock.seconds()
         text = json.dumps(self.stats.summary(steps), indent=1)
         if self._leads:
@@ -207,15 +216,15 @@ class RunLog:
             self._losses.add(step, planned, sums)
         numbers = {name: np.asarray(each).item() for name, each in arrays.items()}
         documents = np.unique(planned.segments[:, 1])
-        train, wait = self.clock["train"], self.clock["wait"]
-        waited = wait - self._wait
-        seconds = max(train - self._train + waited, 1e-9)
-        self._train, self._wait = train, wait
+        before, self._before = self._before, self.clock.seconds()
+        trained, waited = (
+            self._before.get(phase, 0.0) - before.get(phase, 0.0) for phase in ("train", "wait")
+        )
+        seconds = max(trained + waited, 1e-9)
         if not numbers.pop("finite", math.isfinite(numbers["loss"])):
             self._handle_nonfinite(step, planned, documents, numbers)
             self.stats.skipped_seconds += seconds
         self.stats.add(planned, len(documents))
-        so_far = self.clock.seconds()
         line = {
             "step": step,
             "epoch": planned.epoch,
@@ -231,8 +240,8 @@ class RunLog:
             "seconds": seconds,
             "tokens_per_second": planned.num_tokens / seconds,
             "positions_per_second": planned.bucket.positions / seconds,
-            "goodput": self.stats.goodput(so_far),
-            **{f"seconds/{name}": so_far.get(name, 0.0) for name in ("compile", "save")},
+            "goodput": self.stats.goodput(self._before),
+            **{f"seconds/{name}": self._before.get(name, 0.0) for name in ("compile", "save")},
         }
         if self._peak and flops is not None:
             self.stats.flops += flops

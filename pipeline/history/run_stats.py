@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -23,8 +22,8 @@ class Clock:
     ['train', 'other', 'plan']
     """
 
-    def __init__(self, seconds: Mapping[str, float] | None = None):
-        self._seconds: dict[str, float] = defaultdict(float, seconds or {})
+    def __init__(self, seconds: Mapping[str, float]):
+        self._seconds: dict[str, float] = defaultdict(float, seconds)
         self._open, self._since = ["other"], time.perf_counter()
 
     def seconds(self) -> dict[str, float]:
@@ -38,10 +37,6 @@ class Clock:
         """Adds seconds that passed elsewhere, if there are any."""
         if seconds:
             self._seconds[phase] += seconds
-
-    def __getitem__(self, phase: str) -> float:
-        """Seconds of one phase."""
-        return self.seconds().get(phase, 0.0)
 
     @contextlib.contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
@@ -94,10 +89,6 @@ class RunStats:
     compiles_after_start: int = 0
     other_compiles: int = 0
 
-    def as_json(self) -> dict[str, Any]:
-        """A copy as JSON values."""
-        return json.loads(json.dumps(dataclasses.asdict(self)))
-
     @property
     def padding(self) -> float:
         """The share of computed positions that were padding."""
@@ -112,11 +103,6 @@ class RunStats:
         for name, tokens in planned.sources.items():
             self.sources[name] = self.sources.get(name, 0) + tokens
 
-    @property
-    def training_seconds(self) -> float:
-        """Seconds of training steps, waiting for batches included."""
-        return self.seconds.get("train", 0.0) + self.seconds.get("wait", 0.0)
-
     def goodput(self, seconds: Mapping[str, float]) -> float:
         """The share of all time, by phase in `seconds`, that went into steps with an update."""
         useful = seconds.get("train", 0.0) - self.skipped_seconds
@@ -125,7 +111,8 @@ class RunStats:
     def summary(self, steps: int) -> dict[str, Any]:
         """The content of `summary.json` after some steps."""
         evaluations = list(self.evaluations.values()) or [{}]
-        training = max(self.training_seconds, 1e-9)
+        waiting = self.seconds.get("wait", 0.0)
+        training = max(self.seconds.get("train", 0.0) + waiting, 1e-9)
         return {
             "eval_loss_first": evaluations[0].get("eval_loss"),
             "eval_loss_last": evaluations[-1].get("eval_loss"),
@@ -145,6 +132,6 @@ class RunStats:
             "compiles_after_start": self.compiles_after_start,
             "other_compiles": self.other_compiles,
             "goodput": self.goodput(self.seconds),
-            "waiting": self.seconds.get("wait", 0.0) / training,
+            "waiting": waiting / training,
             "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
         }

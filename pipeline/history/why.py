@@ -29,7 +29,7 @@ class Why:
         ValueError: what is there cannot be read.
     """
 
-    def __init__(self, workdir: epath.Path, width: int = 110):
+    def __init__(self, workdir: epath.PathLike, width: int = 110):
         self._corpus, _ = read_history(workdir)
         self._losses, self._width = losses(workdir), width
 
@@ -57,8 +57,7 @@ class Why:
         """The documents of the run whose losses are the most above what is usual."""
         numbers, loss, excess = self._losses.documents()
         order = np.lexsort((-excess, np.isfinite(loss)))[:count]
-        steps = len(np.unique(self._losses.step))
-        yield f"{len(numbers):,} documents in {steps:,} steps"
+        yield f"{len(numbers):,} documents in {len(np.unique(self._losses.step)):,} steps"
         yield from self._table(numbers[order], loss[order], excess[order], self._losses, "by epoch")
 
     def document(self, number: int) -> Iterator[str]:
@@ -87,25 +86,21 @@ class Why:
     ) -> Iterator[str]:
         """A line for each document, with its losses by epoch and the start of its text."""
         past = past.select(np.isin(past.example, numbers))
-        told: dict[int, list[str]] = {number: [] for number in numbers.tolist()}
+        by_epoch: dict[int, list[str]] = {number: [] for number in numbers.tolist()}
         for epoch in np.unique(past.epoch):
-            examples, losses, _ = past.select(past.epoch == epoch).documents()
-            for example, value in zip(examples.tolist(), losses, strict=True):
-                told[example].append(f"{value:.2f}")
+            examples, then, _ = past.select(past.epoch == epoch).documents()
+            for example, mean in zip(examples.tolist(), then, strict=True):
+                by_epoch[example].append(f"{mean:.2f}")
         rows = [["document", "loss", "usual", title]]
-        for (number, history), one, above in zip(told.items(), loss, excess, strict=True):
-            several = "… " * (len(history) > EPOCHS) + " ".join(history[-EPOCHS:])
-            cells = [f"{one:.3f}", f"{one - above:.3f}", several or "–"]
-            rows.append([f"{number:,}{self._owner(number)}", *cells])
-        texts = ["", *map(self._start, told)]
-        for line, text in zip(text_table(rows), texts, strict=True):
+        for (number, means), one, above in zip(by_epoch.items(), loss, excess, strict=True):
+            owner = ""
+            if isinstance(self._corpus, Corpora):
+                which = int(np.searchsorted(self._corpus.first, number, side="right")) - 1
+                owner = f" {[*self._corpus.corpora][which]}"
+            several = "… " * (len(means) > EPOCHS) + " ".join(means[-EPOCHS:])
+            rows.append([f"{number:,}{owner}", f"{one:.3f}", f"{one - above:.3f}", several or "–"])
+        for line, text in zip(text_table(rows), ["", *map(self._start, by_epoch)], strict=True):
             yield f"{line}  {text}"[: max(self._width, len(line))].rstrip()
-
-    def _owner(self, number: int) -> str:
-        if not isinstance(self._corpus, Corpora):
-            return ""
-        which = int(np.searchsorted(self._corpus.first, number, side="right")) - 1
-        return f" {[*self._corpus.corpora][which]}"
 
     def _start(self, number: int) -> str:
         """The first tokens of a document, of pairs those of its targets, on one line."""
