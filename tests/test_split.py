@@ -41,7 +41,7 @@ def make(kind, directory, sizes=SIZES):
                 {name: Corpus.from_arrays(some, directory / name) for name, some in both.items()}
             )
     corpus = pipeline.prepare(records, Bytes(), directory, task=INPUTS, progress=False)
-    return Masked(corpus) if kind == "masked" else SpanCorruption(corpus, max_length=40)
+    return Masked(corpus) if kind == "masked" else SpanCorruption(corpus, max_length=20)
 
 
 @pytest.fixture(scope="module", params=KINDS)
