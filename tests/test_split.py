@@ -5,6 +5,7 @@ import tempfile
 
 import numpy as np
 import pytest
+from etils import epath
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ import pipeline
 from pipeline import Batches, Bucket, Corpora, Corpus, Masked, Pairs, Plan, SpanCorruption
 from pipeline.corpus import INPUTS, duplicates
 from pipeline.corpus.views import view_of
+from pipeline.history.history import read_history, write_history
 from pipeline.text.sources import Records
 from pipeline.text.tokenizers import Bytes
 
@@ -142,3 +144,12 @@ def test_copies_in_a_split_are_those_of_its_own_examples():
         corpus = Corpus.from_arrays([[7, 7, 7]] * 100, directory)
         for view in corpus.split(0.4):
             assert duplicates(view).tolist() == list(range(1, len(view)))
+
+
+@pytest.mark.parametrize("kind", ["arrays", "pairs", "masked", "joined"])
+def test_a_run_on_a_split_is_planned_again(kind, tmp_path):
+    view = make(kind, tmp_path / "corpus").split(0.3)[1]
+    plan = Plan(view, [Bucket(4, (40, 40) if kind == "pairs" else 40)])
+    write_history(tmp_path, view, plan)
+    corpus, again = read_history(epath.Path(tmp_path))
+    assert (corpus.fingerprint, again.fingerprint) == (view.fingerprint, plan.fingerprint)
