@@ -14,6 +14,7 @@ from pipeline import Batches, Bucket, Corpora, Corpus, Masked, Pairs, Plan, Span
 from pipeline.corpus import INPUTS, duplicates
 from pipeline.corpus.views import view_of
 from pipeline.history.history import read_history, write_history
+from pipeline.text import ragged
 from pipeline.text.sources import Records
 from pipeline.text.tokenizers import Bytes
 
@@ -153,3 +154,14 @@ def test_a_run_on_a_split_is_planned_again(kind, tmp_path):
     write_history(tmp_path, view, plan)
     corpus, again = read_history(epath.Path(tmp_path))
     assert (corpus.fingerprint, again.fingerprint) == (view.fingerprint, plan.fingerprint)
+
+
+def test_windows_of_files_have_every_example_of_a_view(tmp_path, monkeypatch):
+    monkeypatch.setattr(ragged, "TOKENS_PER_PART", 40)
+    for view in make("arrays", tmp_path).split(0.5):
+        assert len(view.files) > 20
+        assert view.files.min() == 0  # all of its examples are in the other view
+        plan = Plan(view, [Bucket(2, 40)], window=9)
+        segments = [plan.batch(step).segments for step in range(plan.num_batches())]
+        seen = np.unique(np.concatenate(segments)[:, 1])
+        assert seen.tolist() == np.flatnonzero(view.lengths).tolist()

@@ -19,7 +19,6 @@ from pipeline.fs.atomic import atomic_write
 from pipeline.planning import lengths as lengths_module
 from pipeline.text.ragged import Ragged
 
-# Corpora of version 1, which had no digest, are read too.
 SCHEMA_VERSION = 2
 MANIFEST = "corpus.json"
 LENGTHS = "lengths.npy"
@@ -130,14 +129,14 @@ class Manifest:
             ) from None
         except (ValueError, KeyError, TypeError) as error:
             raise damage(directory / MANIFEST, f"it cannot be read: {error}") from error
-        if version not in range(1, SCHEMA_VERSION + 1):
+        if version != SCHEMA_VERSION:
             raise InvalidValue(
                 f"the corpus in {place} has schema version {version}, and this version of Lockstep "
-                f"reads up to {SCHEMA_VERSION}: prepare it anew in another directory, or use the "
+                f"reads version {SCHEMA_VERSION}: prepare it anew in another directory, or use the "
                 "version that wrote it"
             )
         try:
-            if version > 1 and entries.pop("digest") != json_digest(entries):
+            if entries.pop("digest") != json_digest(entries):
                 raise InvalidValue("its entries are not those that its digest was made of")
             return cls(**{**entries, "parts": [Part(**part) for part in entries["parts"]]})
         except (KeyError, TypeError) as error:
