@@ -102,6 +102,8 @@ class AnyCorpus:
         fingerprint: says which tokens these are, as `name=value` with semicolons between.
         vocab_size: token ids are below this; None if nobody said.
         text_bytes: UTF-8 bytes of the text that is learnt; None if unknown.
+        tokenizer: what made the tokens, for decoding; None if they were made from arrays.
+        in_memory: whether reading hardly ever waits for a network or a tokenizer.
         files: the examples in each file that holds tokens, in order: int64 `[files]`. A large
             corpus is planned in windows of whole files. None: there are no such files.
     """
@@ -116,7 +118,7 @@ class AnyCorpus:
 
     @functools.cached_property
     def in_memory(self) -> bool:
-        """Whether reading hardly ever waits for a network or a tokenizer."""
+        """Whether all members are."""
         return all(member.in_memory for member in self.members)
 
     @property
@@ -130,7 +132,7 @@ class AnyCorpus:
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer that made the tokens, for decoding; None if they were made from arrays."""
+        """That of the first member."""
         return self.members[0].tokenizer if self.members else None
 
     @functools.cached_property
