@@ -397,7 +397,7 @@ def spoil(corpus, how):
         ("manifest of something else", "damaged at .*corpus.json: it does not have"),
         (
             "another schema",
-            "schema version 99, and this version of Lockstep reads up to 2: prepare",
+            "schema version 99, and this version of Lockstep reads version 2: prepare",
         ),
         ("no manifest", "half-written: it has parts but no corpus.json. Prepare it again"),
     ],

@@ -193,17 +193,6 @@ def test_a_manifest_with_another_entry_is_refused(tmp_path, entry):
             Corpus.open(tmp_path)
 
 
-def test_a_manifest_of_version_1_has_no_digest_and_is_read(corpus):
-    path = corpus.directory / "corpus.json"
-    manifest = json.loads(path.read_text()) | {"schema_version": 1}
-    path.write_text(json.dumps(manifest))
-    with pytest.raises(ValueError, match=r"damaged at .*corpus.json: .*digest"):
-        Corpus.open(corpus.directory)
-    del manifest["digest"]
-    path.write_text(json.dumps(manifest))
-    assert Corpus.open(corpus.directory).fingerprint == corpus.fingerprint
-
-
 @pytest.mark.parametrize(
     ("entry", "value", "sentence"),
     [

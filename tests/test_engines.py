@@ -108,7 +108,7 @@ def test_files_of_others_in_the_folder_of_ranges_stay(source, tmp_path):
     ("after", "sentence"),
     [
         (4, r"Broken ended without 6 of 10 ranges, first that of the records 64 to 79; run again"),
-        (11, r"Broken ended without \d+ parts, first part-00001.arrow; run again to go on"),
+        (11, r"Broken ended without \d+ of \d+ parts, first part-00001.arrow; run again to go on"),
     ],
 )
 def test_an_engine_that_loses_tasks_is_refused(after, sentence, source, tmp_path):

@@ -5,6 +5,7 @@ import tempfile
 
 import numpy as np
 import pytest
+from etils import epath
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +13,8 @@ import pipeline
 from pipeline import Batches, Bucket, Corpora, Corpus, Masked, Pairs, Plan, SpanCorruption
 from pipeline.corpus import INPUTS, duplicates
 from pipeline.corpus.views import view_of
+from pipeline.history.history import read_history, write_history
+from pipeline.text import ragged
 from pipeline.text.sources import Records
 from pipeline.text.tokenizers import Bytes
 
@@ -41,7 +44,7 @@ def make(kind, directory, sizes=SIZES):
                 {name: Corpus.from_arrays(some, directory / name) for name, some in both.items()}
             )
     corpus = pipeline.prepare(records, Bytes(), directory, task=INPUTS, progress=False)
-    return Masked(corpus) if kind == "masked" else SpanCorruption(corpus, max_length=40)
+    return Masked(corpus) if kind == "masked" else SpanCorruption(corpus, max_length=20)
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -142,3 +145,23 @@ def test_copies_in_a_split_are_those_of_its_own_examples():
         corpus = Corpus.from_arrays([[7, 7, 7]] * 100, directory)
         for view in corpus.split(0.4):
             assert duplicates(view).tolist() == list(range(1, len(view)))
+
+
+@pytest.mark.parametrize("kind", ["arrays", "pairs", "masked", "joined"])
+def test_a_run_on_a_split_is_planned_again(kind, tmp_path):
+    view = make(kind, tmp_path / "corpus").split(0.3)[1]
+    plan = Plan(view, [Bucket(4, (40, 40) if kind == "pairs" else 40)])
+    write_history(tmp_path, view, plan)
+    corpus, again = read_history(epath.Path(tmp_path))
+    assert (corpus.fingerprint, again.fingerprint) == (view.fingerprint, plan.fingerprint)
+
+
+def test_windows_of_files_have_every_example_of_a_view(tmp_path, monkeypatch):
+    monkeypatch.setattr(ragged, "TOKENS_PER_PART", 40)
+    for view in make("arrays", tmp_path).split(0.5):
+        assert len(view.files) > 20
+        assert view.files.min() == 0  # all of its examples are in the other view
+        plan = Plan(view, [Bucket(2, 40)], window=9)
+        segments = [plan.batch(step).segments for step in range(plan.num_batches())]
+        seen = np.unique(np.concatenate(segments)[:, 1])
+        assert seen.tolist() == np.flatnonzero(view.lengths).tolist()

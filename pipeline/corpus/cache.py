@@ -2,7 +2,7 @@
 
 A plan knows every future read. So the parts that are needed first are fetched first, and when there
 is no room, the part that is not needed for longest makes way (Belády, 1966, whose rule fetches the
-fewest bytes). Parts that are not there yet are read by ranges; see `readers.CachedReader`.
+fewest bytes). Parts that are not there yet are read by ranges; see `reader.Reader`.
 
 All processes of a machine share the directory. A part is fetched by one of them into a temporary
 file of its full size, which it locks and renames when it is whole. So the sizes of all files are

@@ -44,7 +44,7 @@ class Corpora(AnyCorpus):
                         f"{expected.get(what)}; corpora that are read as one must agree: prepare "
                         "both with the same one"
                     )
-        self._sides = tuple(map(CorporaSide, zip(*(c.sides for c in self.members), strict=True)))
+        self.sides = tuple(map(CorporaSide, zip(*(c.sides for c in self.members), strict=True)))
         self.vocab_size = self.members[0].vocab_size
         files = [corpus.files for corpus in self.members if corpus.files is not None]
         self.files = np.concatenate(files) if len(files) == len(self.members) else None
@@ -79,11 +79,6 @@ class Corpora(AnyCorpus):
     def lengths(self) -> np.ndarray:  # type: ignore[override]  # others have an attribute
         """Positions of each example, a copy of those of all corpora: uint32 [n] or [n, 2]."""
         return np.concatenate([corpus.lengths for corpus in self.members])
-
-    @property
-    def sides(self) -> tuple["CorporaSide", ...]:
-        """One of all corpora for each of theirs."""
-        return self._sides
 
     def split(self, hold_out: float = 0.01) -> tuple["Corpora", "Corpora"]:
         """Two views, each `Corpora` of views of these corpora; see `AnyCorpus.split`."""
@@ -129,11 +124,7 @@ def _fingerprint(corpora: Mapping[str, AnyCorpus]) -> str:
 
 
 class CorporaSide(Readable):
-    """One side of several corpora, read as one.
-
-    Args:
-        sides: one of each corpus, in order.
-    """
+    """One side of several corpora, read as one: `sides` has that of each, in order."""
 
     def __init__(self, sides: Sequence[Readable]):
         self._sides = sides
@@ -152,14 +143,14 @@ class CorporaSide(Readable):
         """
         epochs = np.broadcast_to(epoch, np.shape(lengths))[np.asarray(lengths) != 0]
         examples, starts, lengths, reach = as_pieces(examples, starts, lengths, reach, len(self))
-        source = np.searchsorted(self._first, examples, side="right") - 1
+        member = np.searchsorted(self._first, examples, side="right") - 1
         # Each corpus and epoch gives its pieces at once; then all are put in the order asked for.
-        key = source + len(self._sides) * epochs
+        key = member + len(self._sides) * epochs
         order = np.argsort(key, kind="stable")
         groups = np.split(order, np.flatnonzero(np.diff(key[order])) + 1)
         read = []
         for mine in groups:
-            which, now = (int(source[mine[0]]), int(epochs[mine[0]])) if len(mine) else (0, 0)
+            which, now = (int(member[mine[0]]), int(epochs[mine[0]])) if len(mine) else (0, 0)
             numbers, sizes = examples[mine] - self._first[which], reach[mine]
             fields = self._sides[which].read(numbers, starts[mine], lengths[mine], sizes, now)
             if self.weighted:

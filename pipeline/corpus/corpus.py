@@ -16,14 +16,16 @@ from pipeline.corpus.manifest import (
     LENGTHS,
     MANIFEST,
     Manifest,
+    Writer,
     damage,
     read_lengths,
     require_same_origin,
+    require_same_part,
     summarise,
 )
-from pipeline.corpus.readers import CachedReader, MappedReader, Reader
+from pipeline.corpus.parts import read_part
+from pipeline.corpus.reader import Reader
 from pipeline.corpus.tasks import CAUSAL, TASKS, Task
-from pipeline.corpus.writer import Writer
 from pipeline.errors import InvalidValue, require_whole
 from pipeline.fs.atomic import as_path, atomic_write, directory_lock, is_local
 from pipeline.planning import lengths as lengths_module
@@ -39,14 +41,9 @@ class Corpus(Examples):
 
     Attributes:
         directory: where it is.
-        lengths: positions to train on, of each example; uint32, [examples], read-only.
-        task: decides the fields of an example, `task.shifts`, and so its length.
-        weighted: whether tokens have loss weights.
         origin: what it was made from: fingerprints of the source and the tokenizer, and the field.
         fingerprint: says which tokens these are, entry by entry, so that a refusal can say which
             changed. It depends on content alone: not on paths, times, or worker processes.
-        in_memory: whether tokens are read from memory maps, of the parts or of a cache of them.
-        files: the examples in each part, int64 [parts].
     """
 
     def __init__(
@@ -164,10 +161,7 @@ class Corpus(Examples):
 
     @functools.cached_property
     def _reader(self) -> Reader:
-        if self._cache is not None:
-            return CachedReader(self.directory, self._manifest.parts, self._cache)
-        reader = MappedReader if self.in_memory else Reader
-        return reader(self.directory, self._manifest.parts)
+        return Reader(self.directory, self._manifest.parts, self.in_memory, self._cache)
 
     @property
     def caches(self) -> tuple[tuple[PartCache, int], ...]:
@@ -214,7 +208,18 @@ class Corpus(Examples):
         manifest = self._manifest
         if lengths_module.digest(self.lengths) != manifest.lengths_digest:
             raise damage(self.directory / LENGTHS, "its digest differs")
-        lengths, texts = manifest.verify_parts(self.directory)
+        found, texts = [], []
+        for part in manifest.parts:
+            path = self.directory / part.file
+            try:
+                file = read_part(path)
+                require_same_origin(self.directory, self.origin, file.metadata["origin"])
+                found.append(self.task.lengths(file.verify().counts))
+                texts.append(file.metadata["text_bytes"])
+                require_same_part(part, file.part)
+            except (ValueError, LookupError) as error:
+                raise damage(path, str(error)) from error
+        lengths = np.concatenate(found)
         for at in np.flatnonzero(lengths != self.lengths)[:1]:
             seen = f"example {at:,} has length {self.lengths[at]:,}, by its tokens {lengths[at]:,}"
             raise damage(self.directory / LENGTHS, seen)
@@ -254,21 +259,3 @@ class Corpus(Examples):
 
     def __repr__(self) -> str:
         return f"Corpus.open({os.fspath(self.directory)!r})"
-
-    def __str__(self) -> str:
-        sizes, counts = lengths_module.histogram(self.lengths)
-        at = np.searchsorted(np.cumsum(counts), np.array([0.5, 0.9, 0.99]) * len(self))
-        shares = [f"p{p} {sizes[i]:,}" for p, i in zip((50, 90, 99), at, strict=True)]
-        text = "" if self.text_bytes is None else f", from {self.text_bytes:,} bytes of text"
-        empty = self._manifest.empty
-        vocab = "unknown" if self.vocab_size is None else f"{self.vocab_size:,} ids"
-        return "\n".join(
-            [
-                f"corpus       {os.fspath(self.directory)}",
-                f"documents    {len(self):,}" + (f", {empty:,} of them of length 0" * bool(empty)),
-                f"tokens       {self.num_tokens:,} to train on{text}",
-                f"lengths      {', '.join(shares)}, longest {sizes[-1]:,}",
-                f"vocabulary   {vocab}",
-                f"fingerprint  {self.fingerprint}",
-            ]
-        )

@@ -70,7 +70,7 @@ def _slices(
     return flat
 
 
-def span(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def join_memory(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """One array over the memory of several of one dtype, and the place in it of each: int64 [n].
 
     All memory has one address space, so an array from the lowest to the highest covers all of them.

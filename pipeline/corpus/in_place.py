@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from etils import epath
 
-from pipeline.corpus.gather import gather, span
+from pipeline.corpus.gather import gather, join_memory
 from pipeline.corpus.interface import Examples
 from pipeline.corpus.tasks import CAUSAL, Task
 from pipeline.errors import InvalidValue
@@ -39,7 +39,7 @@ class InPlace(Examples):
         self.fingerprint = f"tokens={fingerprint};tokenizer=none;task={task.name}"
         self._make = make
         self._held = tokens
-        self._tokens, places = span(tokens)
+        self._tokens, places = join_memory(tokens)
         self._ends = places + [len(each) for each in tokens]
         self._first = np.cumsum([0, *map(len, counts)])
         self._begins = np.concatenate(

@@ -2,6 +2,7 @@
 
 import functools
 import operator
+import os
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
@@ -11,6 +12,7 @@ from pipeline.corpus import prng
 from pipeline.corpus.cache import PartCache
 from pipeline.corpus.tasks import Task
 from pipeline.errors import InvalidType, InvalidValue, OutOfRange, require_share
+from pipeline.planning import lengths as lengths_module
 from pipeline.text.tokenizers import Tokenizer
 
 
@@ -95,15 +97,19 @@ class AnyCorpus:
 
     Attributes:
         members: the corpora that this one reads. The first decides for all where they must agree.
+        sides: where batches read tokens: the corpus itself; of pairs, inputs and targets.
         lengths: positions of each example: unsigned, `[n]`, of pairs `[n, 2]`.
         fingerprint: says which tokens these are, as `name=value` with semicolons between.
         vocab_size: token ids are below this; None if nobody said.
         text_bytes: UTF-8 bytes of the text that is learnt; None if unknown.
+        tokenizer: what made the tokens, for decoding; None if they were made from arrays.
+        in_memory: whether reading hardly ever waits for a network or a tokenizer.
         files: the examples in each file that holds tokens, in order: int64 `[files]`. A large
             corpus is planned in windows of whole files. None: there are no such files.
     """
 
     members: tuple["AnyCorpus", ...] = ()
+    sides: tuple[Readable, ...]
     lengths: np.ndarray
     fingerprint: str
     vocab_size: int | None = None
@@ -112,7 +118,7 @@ class AnyCorpus:
 
     @functools.cached_property
     def in_memory(self) -> bool:
-        """Whether reading hardly ever waits for a network or a tokenizer."""
+        """Whether all members are."""
         return all(member.in_memory for member in self.members)
 
     @property
@@ -126,13 +132,8 @@ class AnyCorpus:
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer that made the tokens, for decoding; None if they were made from arrays."""
+        """That of the first member."""
         return self.members[0].tokenizer if self.members else None
-
-    @property
-    def sides(self) -> tuple[Readable, ...]:
-        """Where batches read tokens: the corpus itself; of pairs, inputs and targets."""
-        raise NotImplementedError
 
     @functools.cached_property
     def num_tokens(self) -> int:
@@ -161,9 +162,9 @@ class AnyCorpus:
     def split(self, hold_out: float = 0.01) -> tuple["AnyCorpus", "AnyCorpus"]:
         """Two views that have each example once: those to train on, and those held out.
 
-        A hash of the number of an example decides where it is. So the same examples are held out
-        when a corpus has grown, and a smaller share is held out of those of a larger one. Pieces
-        of a text that `SpanCorruption` cuts are examples of their own; split its corpus instead.
+        A hash of the number of an example decides where it is. So what was held out stays so when
+        a corpus grows, and a larger share holds out the same examples and more. The pieces of a
+        text that `SpanCorruption` cuts are examples of their own: split its corpus instead.
 
         >>> train, held_out = corpus.split(hold_out=0.01)  # doctest: +SKIP
 
@@ -209,17 +210,26 @@ class Examples(Readable, AnyCorpus):
     task: Task
 
     @property
-    def sides(self) -> tuple[Readable, ...]:
+    def sides(self) -> tuple[Readable, ...]:  # type: ignore[override]  # others have an attribute
         """The corpus itself."""
         return (self,)
 
     def __str__(self) -> str:
-        return (
-            f"{self!r}\n"
-            f"documents    {len(self):,}\n"
-            f"tokens       {self.num_tokens:,} to train on\n"
-            f"lengths      longest {int(self.lengths.max(initial=0)):,}\n"
-            f"fingerprint  {self.fingerprint}"
+        sizes, counts = lengths_module.histogram(self.lengths)
+        at = np.searchsorted(np.cumsum(counts), np.array([0.5, 0.9, 0.99]) * len(self))
+        shares = [f"p{p} {sizes[i]:,}" for p, i in zip((50, 90, 99), at, strict=True)]
+        text = "" if self.text_bytes is None else f", from {self.text_bytes:,} bytes of text"
+        empty = int(counts[sizes == 0].sum())
+        vocab = "unknown" if self.vocab_size is None else f"{self.vocab_size:,} ids"
+        return "\n".join(
+            [
+                f"corpus       {os.fspath(getattr(self, 'directory', repr(self)))}",
+                f"documents    {len(self):,}" + (f", {empty:,} of them of length 0" * bool(empty)),
+                f"tokens       {self.num_tokens:,} to train on{text}",
+                f"lengths      {', '.join(shares)}, longest {sizes[-1]:,}",
+                f"vocabulary   {vocab}",
+                f"fingerprint  {self.fingerprint}",
+            ]
         )
 
 
@@ -284,7 +294,7 @@ class Split(View):
         super().__init__(corpus)
         self.hold_out, self.held_out = require_share("hold_out", hold_out), bool(held_out)
         bits = prng.mix(np.arange(1, len(corpus) + 1, dtype=np.uint64) * prng.GAMMA)
-        self.numbers = np.flatnonzero((bits < prng.share(self.hold_out)) == self.held_out)
+        self.numbers = np.flatnonzero((bits < prng.threshold(self.hold_out)) == self.held_out)
         if not len(self.numbers):
             raise InvalidValue(
                 f"hold_out is {self.hold_out}, and that leaves none of the {len(corpus):,} "
@@ -296,17 +306,12 @@ class Split(View):
             ends = np.searchsorted(self.numbers, np.cumsum(corpus.files))
             self.files = np.diff(ends, prepend=0)
         columns = np.reshape(self.lengths, (len(self), -1)).T
-        self._sides = tuple(
+        self.sides = tuple(
             _SplitSide(side, self.numbers, lengths)
             for side, lengths in zip(corpus.sides, columns, strict=True)
         )
         options = {"hold_out": self.hold_out, "held_out": self.held_out}
         self._describe(options, split=f"{'held-out' if held_out else 'train'}/{self.hold_out}")
-
-    @property
-    def sides(self) -> tuple[Readable, ...]:
-        """Those of the corpus, of these examples."""
-        return self._sides
 
     def __reduce__(self) -> tuple[Any, ...]:
         make = functools.partial(Split, hold_out=self.hold_out, held_out=self.held_out)

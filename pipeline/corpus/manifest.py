@@ -1,4 +1,4 @@
-"""Manifest: the small JSON file that says what a corpus is and where its tokens are."""
+"""The manifest, a JSON file that says what a corpus is, and the writer of parts and manifest."""
 
 import dataclasses
 import hashlib
@@ -11,19 +11,23 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.parts import Part, read_part
-from pipeline.corpus.tasks import TASKS
+from pipeline.corpus.parts import Part, PartFile, read_part, write_part
+from pipeline.corpus.tasks import TASKS, Task
 from pipeline.errors import InvalidValue, Missing
 from pipeline.fs import objects
 from pipeline.fs.atomic import atomic_write
 from pipeline.planning import lengths as lengths_module
+from pipeline.text.ragged import Ragged
 
-# Corpora of version 1, which had no digest, are read too.
 SCHEMA_VERSION = 2
 MANIFEST = "corpus.json"
 LENGTHS = "lengths.npy"
 RANGES = "ranges"
 PART_NAME = re.compile(r"part-\d{5,}\.arrow")
+# Temporary names of files of a corpus; see `pipeline.fs.atomic.atomic_write`.
+TEMPORARY = re.compile(
+    rf"\.({PART_NAME.pattern}|{re.escape(LENGTHS)}|{re.escape(MANIFEST)})\.[0-9a-f]+\.tmp"
+)
 
 # The things a corpus is made from, in words. Corpora are interchangeable when these agree.
 ORIGINS = {
@@ -125,14 +129,14 @@ class Manifest:
             ) from None
         except (ValueError, KeyError, TypeError) as error:
             raise damage(directory / MANIFEST, f"it cannot be read: {error}") from error
-        if version not in range(1, SCHEMA_VERSION + 1):
+        if version != SCHEMA_VERSION:
             raise InvalidValue(
                 f"the corpus in {place} has schema version {version}, and this version of Lockstep "
-                f"reads up to {SCHEMA_VERSION}: prepare it anew in another directory, or use the "
+                f"reads version {SCHEMA_VERSION}: prepare it anew in another directory, or use the "
                 "version that wrote it"
             )
         try:
-            if version > 1 and entries.pop("digest") != json_digest(entries):
+            if entries.pop("digest") != json_digest(entries):
                 raise InvalidValue("its entries are not those that its digest was made of")
             return cls(**{**entries, "parts": [Part(**part) for part in entries["parts"]]})
         except (KeyError, TypeError) as error:
@@ -142,11 +146,7 @@ class Manifest:
             raise damage(directory / MANIFEST, str(error)) from error
 
     def require_files(self, directory: epath.Path) -> None:
-        """Refuses a directory in which a file is missing or of another size than recorded.
-
-        Raises:
-            ValueError: names the file.
-        """
+        """Refuses a directory in which a file is missing or of another size than recorded."""
         sizes = {LENGTHS: self.lengths_bytes} | {part.file: part.bytes for part in self.parts}
         here: Mapping[str, objects.Head] | None = None
         if isinstance(directory, objects.ObjectPath):  # which lists all sizes at once
@@ -159,28 +159,6 @@ class Manifest:
                 raise damage(path, "it is missing") from None
             if seen != size:
                 raise damage(path, f"it has {seen:,} bytes instead of {size:,}")
-
-    def verify_parts(self, directory: epath.Path) -> tuple[np.ndarray, list[int | None]]:
-        """Reads all parts and compares them with their digests.
-
-        Returns:
-            The lengths by the tokens, uint32 [examples], and the bytes of text of each part.
-
-        Raises:
-            ValueError: names the first part that is not what was written.
-        """
-        lengths, texts = [], []
-        for part in self.parts:
-            path = directory / part.file
-            try:
-                file = read_part(path)
-                require_same_origin(directory, self.origin, file.metadata["origin"])
-                lengths.append(TASKS[self.task].lengths(file.verify().counts))
-                texts.append(file.metadata["text_bytes"])
-                require_same_part(part, file.part)
-            except (ValueError, LookupError) as error:
-                raise damage(path, str(error)) from error
-        return np.concatenate(lengths), texts
 
     def write(self, directory: epath.Path) -> None:
         """Writes it as the last file of a corpus."""
@@ -206,11 +184,7 @@ def tokens_digest(parts: list[Part]) -> str:
 
 
 def require_same_origin(directory: epath.Path, there: Mapping, asked: Mapping) -> None:
-    """Refuses to take a corpus, whole or half-written, for one made from something else.
-
-    Raises:
-        ValueError: the source or the tokenizer differs; names which, and both values.
-    """
+    """Refuses to take a corpus, whole or half-written, for one made from something else."""
     for key, name in ORIGINS.items():
         if there.get(key) != asked.get(key):
             raise InvalidValue(
@@ -222,7 +196,7 @@ def require_same_origin(directory: epath.Path, there: Mapping, asked: Mapping) -
 
 
 def require_same_part(said: Part, seen: Part) -> None:
-    """Refuses, with a `ValueError`, a file whose header contradicts the manifest."""
+    """Refuses a file whose header contradicts the manifest."""
     for field in dataclasses.fields(Part):
         one, other = getattr(said, field.name), getattr(seen, field.name)
         if one != other:
@@ -252,9 +226,8 @@ def damage(path: epath.Path, seen: str) -> ValueError:
 def read_lengths(path: epath.Path, manifest: Manifest, memory_map: bool) -> np.ndarray:
     """The lengths of a corpus, from the file beside its manifest: uint32 [examples], read-only.
 
-    Raises:
-        ValueError: they are damaged. One changed bit changes their sum, and could make one example
-            so long that planning takes all memory.
+    One changed bit changes their sum, which is checked: it could make an example so long that
+    planning takes all memory.
     """
     try:
         if memory_map:
@@ -273,3 +246,117 @@ def read_lengths(path: epath.Path, manifest: Manifest, memory_map: bool) -> np.n
     if (total := int(lengths.sum(dtype=np.int64))) != manifest.num_tokens:
         raise damage(path, f"they sum to {total:,}, not {manifest.num_tokens:,}")
     return lengths
+
+
+class Writer:
+    """Parts of one corpus, appended in order; `finish` writes the lengths and, last, the manifest.
+
+    It starts with the whole parts that an interrupted writer of the same origin left, and removes
+    those from the first missing or damaged one on; without `resume`, all of them. It removes no
+    file that is not a part of this corpus.
+
+    Raises:
+        ValueError: the directory has files that could be taken for parts and are not, or parts of
+            another origin.
+    """
+
+    def __init__(
+        self, directory: epath.Path, task: Task, origin: Mapping[str, Any], *, resume: bool = True
+    ):
+        self.directory, self.task, self.origin = directory, task, dict(origin)
+        self.parts: list[Part] = []
+        self._counts: list[np.ndarray] = []
+        #: UTF-8 bytes of the learnt text of each part; None if no text is known.
+        self.text_bytes: list[int | None] = []
+        self._keep_whole_parts(resume)
+
+    @property
+    def examples(self) -> int:
+        """How many examples are on disk."""
+        return sum(part.examples for part in self.parts)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens are on disk."""
+        return sum(part.tokens for part in self.parts)
+
+    def find_empty(self) -> np.ndarray:
+        """The numbers of the examples on disk that have no tokens: int64."""
+        return np.flatnonzero(np.concatenate(self._counts) == 0)
+
+    def _keep_whole_parts(self, resume: bool) -> None:
+        files = self._find_parts()
+        for number, (path, file) in enumerate(files.items()):
+            if path.name != part_name(number) or file is None or not resume:
+                break
+            try:
+                counts = file.verify().counts
+            except ValueError:
+                break
+            self.append(file.part, counts, file.metadata["text_bytes"])
+        for path in list(files)[len(self.parts) :]:
+            path.unlink()
+        for path in self.directory.glob(".*.tmp"):
+            if TEMPORARY.fullmatch(path.name):
+                path.unlink()
+
+    def _find_parts(self) -> dict[epath.Path, PartFile | None]:
+        """The parts in the directory, in order; None for one that is damaged.
+
+        A file that cannot be read is a damaged part only beside a part of this corpus.
+        """
+        files: dict[epath.Path, PartFile | None] = {}
+        for path in sorted(self.directory.glob("part-*.arrow")):
+            try:
+                files[path] = read_part(path) if PART_NAME.fullmatch(path.name) else None
+            except ValueError:
+                files[path] = None
+        sound = [file for file in files.values() if file is not None]
+        for file in sound:
+            require_same_origin(self.directory, file.metadata.get("origin", {}), self.origin)
+        for path, read in files.items():
+            if read is None and not (sound and PART_NAME.fullmatch(path.name)):
+                raise InvalidValue(
+                    f"{os.fspath(path)} is not a part of a corpus, and would be in its way. "
+                    "Prepare into a directory of its own, or move that file"
+                )
+        return files
+
+    def append(self, part: Part, counts: np.ndarray, text_bytes: int | None) -> None:
+        """Takes over the next part, which is on disk."""
+        self.parts.append(part)
+        self._counts.append(counts.astype(np.uint32))
+        self.text_bytes.append(text_bytes)
+
+    def add(self, examples: Ragged) -> None:
+        """Writes the next part."""
+        path = self.directory / part_name(len(self.parts))
+        file = write_part(path, examples, self.origin)
+        self.append(file.part, examples.counts, file.metadata["text_bytes"])
+
+    def discard(self) -> None:
+        """Removes the parts."""
+        for part in self.parts:
+            (self.directory / part.file).unlink()
+        self.parts, self._counts, self.text_bytes = [], [], []
+
+    def finish(
+        self, *, vocab_size: int | None, tokenizer: dict[str, Any] | None, source: str | None
+    ) -> None:
+        """Writes the lengths and, last, the manifest; the arguments are entries of `Manifest`."""
+        lengths = self.task.lengths(np.concatenate(self._counts))
+        with atomic_write(self.directory / LENGTHS) as file:
+            np.save(file, lengths)
+            size = file.tell()
+        Manifest(
+            task=self.task.name,
+            origin=self.origin,
+            tokens=self.tokens,
+            tokens_digest=tokens_digest(self.parts),
+            lengths_bytes=size,
+            vocab_size=vocab_size,
+            tokenizer=tokenizer,
+            source=source,
+            parts=self.parts,
+            **summarise(lengths, self.text_bytes),
+        ).write(self.directory)

@@ -1,7 +1,7 @@
 """Text that is tokenised when batches are built; only lengths are on disk."""
 
 import contextlib
-import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.engines import Processes
-from pipeline.corpus.engines.processes import GUARD, workers
+from pipeline.corpus.engines import GUARD, Processes, workers
 from pipeline.corpus.gather import gather
 from pipeline.corpus.interface import Examples
 from pipeline.corpus.manifest import require_same_origin
-from pipeline.corpus.ranges import Receipt, divide_records, run_ranges
+from pipeline.corpus.ranges import divide_records, run_ranges
 from pipeline.corpus.tasks import CAUSAL, Task
 from pipeline.corpus.tokenisation import Job
 from pipeline.errors import InvalidState, InvalidValue
@@ -85,16 +84,10 @@ def tokenize_on_read(
     return TokenizedOnRead(job, counts, task, readers)
 
 
-@dataclasses.dataclass(frozen=True)
-class Measurement:
-    """Counts the tokens of ranges of records."""
-
-    job: Job
-
-    def __call__(self, records: range) -> Receipt:
-        """The receipt of a range; its tokens are kept nowhere."""
-        counts = [chunk.counts.astype(np.uint32) for chunk in self.job.chunks(records)]
-        return Receipt(records, np.concatenate(counts))
+def _count_tokens(job: Job, records: range) -> np.ndarray:
+    """The tokens of each record of a range, uint32; kept nowhere."""
+    counts = [chunk.counts.astype(np.uint32) for chunk in job.chunks(records)]
+    return np.concatenate(counts)
 
 
 def _measure(job: Job, directory: epath.Path, num_workers: int | None, progress: bool) -> None:
@@ -103,15 +96,15 @@ def _measure(job: Job, directory: epath.Path, num_workers: int | None, progress:
             f"the source is empty ({job.source}); check that it names the right files"
         )
     job.require_unchanged()
-    receipts = run_ranges(
+    counts = run_ranges(
         Processes(num_workers),
-        Measurement(job),
+        functools.partial(_count_tokens, job),
         divide_records(len(job.source)),
         name="measuring",
         progress=progress,
     )
     job.require_unchanged()
-    every = np.concatenate([receipt.counts for receipt in receipts])
+    every = np.concatenate(counts)
     with atomic_write(directory / COUNTS) as file:
         np.save(file, every)
     with atomic_write(directory / MANIFEST) as file:
@@ -120,11 +113,7 @@ def _measure(job: Job, directory: epath.Path, num_workers: int | None, progress:
 
 
 def _read(directory: epath.Path) -> tuple[dict[str, Any], np.ndarray]:
-    """The origin of the index in `directory`, and the tokens of each record: integers [records].
-
-    Raises:
-        ValueError: one of its files is damaged.
-    """
+    """The origin of the index in `directory`, and the tokens of each record: uint32 [records]."""
     path = directory / MANIFEST
     try:
         content = json.loads(path.read_text())
@@ -134,7 +123,7 @@ def _read(directory: epath.Path) -> tuple[dict[str, Any], np.ndarray]:
             counts = np.load(file)
         if counts.ndim != 1 or counts.dtype != np.dtype("<u4"):
             raise InvalidValue(f"it has shape {counts.shape} and dtype {counts.dtype}")
-        if content.get("counts_digest", digest(counts)) != digest(counts):
+        if content["counts_digest"] != digest(counts):
             raise InvalidValue("its digest differs")
     except OSError:
         raise

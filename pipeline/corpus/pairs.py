@@ -35,7 +35,6 @@ class Pairs(AnyCorpus):
 
     Attributes:
         inputs, targets: as given.
-        lengths: positions of inputs and targets of each example; uint32, [examples, 2].
         fingerprint: of both, entry by entry.
         text_bytes: UTF-8 bytes of the targets' text, on which the loss is.
         directory: where the directories of both are.
@@ -52,7 +51,7 @@ class Pairs(AnyCorpus):
                 f"there are {len(inputs):,} inputs and {len(targets):,} targets; pairs need as "
                 "many of both, in the same order"
             )
-        self.inputs, self.targets = inputs, targets
+        self.inputs, self.targets = self.sides = inputs, targets
         self.members = targets, inputs  # plans are stored with the targets
         self.lengths = np.stack([inputs.lengths, targets.lengths], axis=1)
         self.lengths.flags.writeable = False
@@ -105,11 +104,6 @@ class Pairs(AnyCorpus):
                 for examples, task in ((inputs, INPUTS), (targets, TARGETS))
             )
         )
-
-    @property
-    def sides(self) -> tuple[Corpus, Corpus]:
-        """Inputs and targets."""
-        return self.inputs, self.targets
 
     def verify(self) -> None:
         """Reads everything and compares digests; see `Corpus.verify`."""

@@ -4,12 +4,13 @@ import dataclasses
 import json
 import os
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from etils import epath
 
-from pipeline.corpus.gather import span
+from pipeline.corpus.gather import join_memory
 from pipeline.errors import InvalidValue
 from pipeline.fs import objects
 from pipeline.fs.atomic import atomic_write, is_local
@@ -81,10 +82,6 @@ class Part:
 class PartFile:
     """The Arrow file of a part, parsed without a copy; its tokens are not looked at.
 
-    Args:
-        name: the file's name.
-        content: its bytes.
-
     Attributes:
         offsets: where each example begins, and the last one ends: int64 [examples + 1].
         tokens: of all examples, int32.
@@ -120,21 +117,13 @@ class PartFile:
             weights_at=weights_at,
         )
 
-    def read(self) -> Ragged:
-        """The examples, as views of the file.
-
-        Raises:
-            ValueError: offsets do not ascend from 0 to the number of tokens.
-        """
-        return as_ragged(self.part.file, self.offsets, self.tokens, self.weights)
-
     def verify(self) -> Ragged:
-        """The examples, compared with their digest.
+        """The examples, as views of the file, compared with their digest.
 
         Raises:
             ValueError: they are not what was written.
         """
-        examples = self.read()
+        examples = as_ragged(self.part.file, self.offsets, self.tokens, self.weights)
         if examples.digest != self.part.sha256:
             raise InvalidValue("its digest differs")
         return examples
@@ -143,11 +132,7 @@ class PartFile:
 def as_ragged(
     name: str, offsets: np.ndarray, tokens: np.ndarray, weights: np.ndarray | None
 ) -> Ragged:
-    """Lists of the file `name` as `Ragged`, without a copy.
-
-    Raises:
-        ValueError: offsets do not ascend from 0 to the number of tokens.
-    """
+    """Lists of the file `name` as `Ragged`, without a copy; refuses offsets that do not ascend."""
     counts = np.diff(offsets)
     if offsets[0] or offsets[-1] != len(tokens) or counts.min(initial=0) < 0:
         raise InvalidValue(
@@ -157,11 +142,7 @@ def as_ragged(
 
 
 def read_lists(batch: pa.RecordBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Offsets, tokens and weights (None where there are none) of a batch, without a copy.
-
-    Raises:
-        ValueError: a column is missing or of another type.
-    """
+    """Offsets, tokens and weights (None where there are none) of a batch, without a copy."""
     column = _lists(batch, "tokens", pa.int32())
     _, offsets, _, tokens = column.buffers()
     flat = np.frombuffer(tokens, np.int32, len(column.values))
@@ -192,8 +173,10 @@ def write_lists(examples: Ragged) -> dict[str, pa.Array]:
     }
 
 
-def write_part(path: epath.Path, examples: Ragged, metadata: Mapping[str, object]) -> Part:
-    """Writes one part, whole or not at all, with `metadata` as JSON in its Arrow schema."""
+def write_part(path: epath.Path, examples: Ragged, origin: Mapping[str, Any]) -> PartFile:
+    """Writes one part, whole or not at all, of examples that were made from `origin`."""
+    text = None if examples.text_bytes is None else int(examples.text_bytes.sum())
+    metadata = {"origin": dict(origin), "sha256": examples.digest, "text_bytes": text}
     columns = write_lists(examples)
     schema = pa.schema(
         [pa.field(name, column.type) for name, column in columns.items()],
@@ -206,22 +189,18 @@ def write_part(path: epath.Path, examples: Ragged, metadata: Mapping[str, object
             pa.ipc.new_file(file, schema, options=WRITE) as writer,
         ):
             writer.write_batch(batch)
-        return read_part(path).part
+        return read_part(path)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema, options=WRITE) as writer:
         writer.write_batch(batch)
     content = sink.getvalue()
     with atomic_write(path, shared=True) as file:
         file.write(content)
-    return PartFile(path.name, content).part
+    return PartFile(path.name, content)
 
 
 def read_content(path: epath.Path) -> pa.Buffer:
-    """The bytes of a file, mapped where it is local.
-
-    Raises:
-        ValueError: the file cannot be read.
-    """
+    """The bytes of a file, mapped where it is local."""
     try:
         if isinstance(path, objects.ObjectPath):
             return pa.py_buffer(objects.get(path))
@@ -235,11 +214,7 @@ def read_content(path: epath.Path) -> pa.Buffer:
 
 
 def read_part(path: epath.Path) -> PartFile:
-    """The file of a part, mapped where it is local.
-
-    Raises:
-        ValueError: the file is not a whole part.
-    """
+    """The file of a part, mapped where it is local; a `ValueError` if it is not whole."""
     return PartFile(path.name, read_content(path))
 
 
@@ -247,16 +222,12 @@ COLUMNS = {"offsets": np.int64, "tokens": np.int32, "weights": np.float32}
 
 
 class Maps:
-    """Some parts of a corpus, mapped into memory for as long as this object lives.
-
-    Args:
-        files: the files of these parts, by their numbers.
-        count: the number of parts of the corpus.
+    """Some parts of a corpus of `count`, by number, mapped as long as this object lives.
 
     Attributes:
         has: whether each part of the corpus is one of them: bool [parts].
-        columns: for each name of `COLUMNS` one array over the memory of all its parts (see `span`),
-            and the place in it where each part begins: int64 [parts].
+        columns: for each name of `COLUMNS` one array over the memory of all its parts, made by
+            `join_memory`, and the place in it where each part begins: int64 [parts].
     """
 
     def __init__(self, files: Mapping[int, PartFile], count: int):
@@ -268,7 +239,7 @@ class Maps:
         for name, dtype in COLUMNS.items():
             arrays = [getattr(file, name) for file in files.values()]
             arrays = [np.zeros(0, dtype) if array is None else array for array in arrays]
-            values, begins = span([np.zeros(0, dtype), *arrays])
+            values, begins = join_memory([np.zeros(0, dtype), *arrays])
             places = np.zeros(count, np.int64)
             places[numbers] = begins[1:]
             self.columns[name] = values, places

@@ -1,29 +1,28 @@
 """Prepare: text to a corpus; once, in parallel, and from where it was interrupted."""
 
+import functools
 import logging
 import multiprocessing
 import os
-from typing import Any
+from typing import TypedDict, Unpack
 
 from etils import epath
 
-from pipeline.corpus.assembly import assemble
 from pipeline.corpus.corpus import Corpus
-from pipeline.corpus.engines import Engine, Processes
-from pipeline.corpus.engines.processes import GUARD
-from pipeline.corpus.manifest import MANIFEST, RANGES, require_same_origin
+from pipeline.corpus.engines import GUARD, Engine, Processes
+from pipeline.corpus.manifest import MANIFEST, RANGES, Writer, require_same_origin
 from pipeline.corpus.pairs import Pairs
 from pipeline.corpus.ranges import (
     RangeFiles,
-    Tokenisation,
+    assemble,
     clear_ranges,
     divide_records,
     run_ranges,
+    write_range,
 )
 from pipeline.corpus.tasks import CAUSAL, INPUTS, TARGETS, Task
-from pipeline.corpus.tokenisation import Job, OnError
-from pipeline.corpus.writer import Writer
-from pipeline.errors import InvalidState, InvalidType, InvalidValue
+from pipeline.corpus.tokenisation import Job, OnError, require_tokenizable
+from pipeline.errors import InvalidState, InvalidValue
 from pipeline.fs.atomic import as_path, directory_lock, is_local, make_directory
 from pipeline.text.sources import Source
 from pipeline.text.templates import Template
@@ -78,7 +77,6 @@ def prepare(
         RuntimeError: a worker died.
     """
     directory = _as_directory(directory)
-    _require(source, tokenizer)
     engine = _as_engine(engine, num_workers)
     job = Job(source, tokenizer, field, template, task.has_targets, on_error)
     origin = job.origin
@@ -94,16 +92,22 @@ def prepare(
     return corpus
 
 
+class RunOptions(TypedDict, total=False):
+    """The options of `prepare` that both sides of pairs share, for type checkers."""
+
+    on_error: OnError
+    num_workers: int | None
+    engine: Engine | None
+    progress: bool
+
+
 def prepare_pairs(
     source: Source,
     tokenizer: Tokenizer,
     directory: epath.PathLike,
     *,
     fields: tuple[str | Template, str | Template] = ("inputs", "targets"),
-    on_error: OnError = "raise",
-    num_workers: int | None = None,
-    engine: Engine | None = None,
-    progress: bool = True,
+    **options: Unpack[RunOptions],
 ) -> Pairs:
     """The pairs of `source`, for sequence to sequence: two corpora, one for each side.
 
@@ -114,15 +118,12 @@ def prepare_pairs(
         directory: where to write; each side is prepared as by `prepare`.
         fields: the fields of each record that hold inputs and targets, or templates; the template
             of the targets decides which of them are learnt. Default: "inputs" and "targets".
-        on_error: as for `prepare`.
-        num_workers: as for `prepare`.
-        engine: as for `prepare`.
-        progress: as for `prepare`.
+        **options: `on_error`, `num_workers`, `engine` and `progress`, as for `prepare`.
 
     Raises:
         ValueError: the tokenizer marks no beginnings, or what `prepare` raises.
     """
-    _require(source, tokenizer)
+    require_tokenizable(source, tokenizer)
     if len(fields) != 2 or isinstance(fields, str):
         raise InvalidValue(
             f"fields is {fields!r}; it must be two, of the inputs and of the targets"
@@ -140,10 +141,7 @@ def prepare_pairs(
             field=of_side if isinstance(of_side, str) else "text",
             template=None if isinstance(of_side, str) else of_side,
             task=task,
-            on_error=on_error,
-            num_workers=num_workers,
-            engine=engine,
-            progress=progress,
+            **options,
         )
         for of_side, task in zip(fields, (INPUTS, TARGETS), strict=True)
     )
@@ -157,18 +155,24 @@ def prepare_pairs(
     return Pairs(inputs, targets)
 
 
+class JobOptions(TypedDict, total=False):
+    """The options of `prepare` that decide the tokens, for type checkers."""
+
+    field: str
+    template: Template | None
+    on_error: OnError
+
+
 def prepare_share(
     source: Source,
     tokenizer: Tokenizer,
     directory: epath.PathLike,
     share: tuple[int, int],
     *,
-    field: str = "text",
-    template: Template | None = None,
     task: Task = CAUSAL,
-    on_error: OnError = "raise",
     engine: Engine | None = None,
     progress: bool = True,
+    **options: Unpack[JobOptions],
 ) -> None:
     """Tokenises one of several shares of the records, in which `prepare` then finds its work done.
 
@@ -180,24 +184,21 @@ def prepare_share(
         tokenizer: as for `prepare`.
         directory: as for `prepare`.
         share: its number, from 0, and the number of shares.
-        field: as for `prepare`.
-        template: as for `prepare`.
         task: as for `prepare`.
-        on_error: as for `prepare`.
         engine: as for `prepare`; by default this machine's processes.
         progress: as for `prepare`.
+        **options: `field`, `template` and `on_error`, as for `prepare`.
 
     Raises:
         ValueError: there is no such share, or what `prepare` raises.
     """
     directory = _as_directory(directory)
-    _require(source, tokenizer)
     number, shares = share
     if not 0 <= number < shares:
         raise InvalidValue(
             f"share is {share}; of {shares} shares the numbers are 0 to {shares - 1}"
         )
-    job = Job(source, tokenizer, field, template, task.has_targets, on_error)
+    job = Job(source, tokenizer, weighted=task.has_targets, **options)
     if (directory / MANIFEST).exists():
         return
     _refuse_import()
@@ -206,7 +207,8 @@ def prepare_share(
     make_directory(directory / RANGES)
     job.require_unchanged()
     name = f"share {number} of {shares}"
-    run_ranges(engine or Processes(), Tokenisation(job, files), mine, name=name, progress=progress)
+    function = functools.partial(write_range, job, files)
+    run_ranges(engine or Processes(), function, mine, name=name, progress=progress)
     try:
         job.require_unchanged()
     except ValueError:
@@ -238,19 +240,6 @@ def _as_engine(engine: Engine | None, num_workers: int | None) -> Engine:
     return engine
 
 
-def _require(source: Any, tokenizer: Any) -> None:
-    """Raises a `TypeError` for a source or a tokenizer that is none."""
-    if not hasattr(source, "fingerprint"):
-        raise InvalidType(
-            f"source is {source!r:.80}; it must be a source, as sources.TextFiles('*.txt') or "
-            "sources.Records([{'text': '…'}])"
-        )
-    if isinstance(tokenizer, type) or not hasattr(tokenizer, "encode_batch"):
-        raise InvalidType(
-            f"tokenizer is {tokenizer!r:.80}; it must be a tokenizer, as tokenizers.Bytes()"
-        )
-
-
 def _prepare(job: Job, task: Task, directory: epath.Path, engine: Engine, progress: bool) -> None:
     documents = len(job.source)
     if not documents:
@@ -262,10 +251,11 @@ def _prepare(job: Job, task: Task, directory: epath.Path, engine: Engine, progre
     writer = Writer(directory, task, job.origin)
     files = RangeFiles.of(job, directory)
     make_directory(directory / RANGES)
-    receipts = run_ranges(
+    ranges = [each for each in divide_records(documents) if each.stop > writer.examples]
+    counts = run_ranges(
         engine,
-        Tokenisation(job, files),
-        [records for records in divide_records(documents) if records.stop > writer.examples],
+        functools.partial(write_range, job, files),
+        ranges,
         name="preparing",
         progress=progress,
         done=writer.examples,
@@ -277,7 +267,7 @@ def _prepare(job: Job, task: Task, directory: epath.Path, engine: Engine, progre
         writer.discard()  # some may be of before the edit and some of after it
         clear_ranges(directory)
         raise
-    assemble(writer, files, receipts, engine, progress)
+    assemble(writer, files, ranges, counts, engine, progress)
     if job.on_error == "skip" and len(failed := writer.find_empty()):
         if len(failed) == documents:
             writer.discard()

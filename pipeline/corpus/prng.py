@@ -31,8 +31,8 @@ def draw(
     """Random bits for places `starts` to `starts + sizes` of each example: uint64, in order.
 
     >>> whole = draw(0, 3, np.array([7]), np.array([0]), np.array([5]))
-    >>> parts = draw(0, 3, np.array([7, 7]), np.array([3, 0]), np.array([2, 3]))
-    >>> whole[3:].tolist() == parts[:2].tolist(), whole[:3].tolist() == parts[2:].tolist()
+    >>> pieces = draw(0, 3, np.array([7, 7]), np.array([3, 0]), np.array([2, 3]))
+    >>> whole[3:].tolist() == pieces[:2].tolist(), whole[:3].tolist() == pieces[2:].tolist()
     (True, True)
     """
     keys = np.array([seed], np.uint64)
@@ -50,6 +50,6 @@ def below(bits: np.ndarray, limit: int) -> np.ndarray:
     return ((bits >> np.uint64(32)) * np.uint64(limit) >> np.uint64(32)).astype(np.int64)
 
 
-def share(fraction: float) -> np.uint64:
+def threshold(fraction: float) -> np.uint64:
     """Random bits are below this with the probability `fraction`, which is below 1."""
     return np.uint64(int(fraction * 2**64))

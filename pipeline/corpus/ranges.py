@@ -1,14 +1,16 @@
-"""Ranges: consecutive records, the unit of work of an engine, and the files of their tokens."""
+"""Ranges: consecutive records, the unit of work of an engine; their files, made into parts."""
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -16,12 +18,21 @@ from etils import epath
 from tqdm import tqdm
 
 from pipeline.corpus.engines import Engine
-from pipeline.corpus.manifest import RANGES
-from pipeline.corpus.parts import WRITE, as_ragged, read_content, read_lists, write_lists
+from pipeline.corpus.manifest import RANGES, Writer, part_name
+from pipeline.corpus.parts import (
+    WRITE,
+    Part,
+    as_ragged,
+    read_content,
+    read_lists,
+    read_part,
+    write_lists,
+    write_part,
+)
 from pipeline.corpus.tokenisation import Job
 from pipeline.errors import InvalidState, InvalidValue
 from pipeline.fs.atomic import atomic_write
-from pipeline.text.ragged import Ragged
+from pipeline.text.ragged import Ragged, divide
 
 # A source has about `COUNT` ranges, unless these would be smaller or larger than the other two.
 COUNT, RECORDS, MOST = 1024, 512, 8192
@@ -42,76 +53,69 @@ def divide_records(documents: int) -> list[range]:
     return [range(at, min(at + size, documents)) for at in range(0, documents, size)]
 
 
-@dataclasses.dataclass(frozen=True)
-class Receipt:
-    """A range that is done, and the number of tokens of each of its records: uint32."""
-
-    records: range
-    counts: np.ndarray
-
-
 def run_ranges(
     engine: Engine,
-    function: Callable[[range], Receipt],
+    function: Callable[[range], np.ndarray],
     ranges: Sequence[range],
     *,
     name: str,
     progress: bool,
     done: int = 0,
     tokens: int = 0,
-) -> list[Receipt]:
-    """The receipts of ranges, in their order, with a progress bar.
+) -> list[np.ndarray]:
+    """What a function of each range returns: the tokens of each of its records.
 
-    Args:
-        engine: what runs the function.
-        function: does the work of one range.
-        ranges: the ranges.
-        name: what the bar calls the work.
-        progress: whether to show the bar.
-        done: the number of records that were done before.
-        tokens: how many tokens these have.
-
-    Raises:
-        RuntimeError: the engine ended without all receipts.
+    A progress bar has a `name`, and begins where `done` records of so many `tokens` are done.
     """
     new, started = 0, time.monotonic()
-    found: dict[int, Receipt] = {}
+    counts: dict[int, np.ndarray] = {}
     # In a log file, a line now and then is enough.
     interval = 0.2 if sys.stderr.isatty() else 10
     options: dict = {"unit": " documents", "unit_scale": True, "mininterval": interval}
     options |= {"initial": done, "total": done + sum(map(len, ranges))}
-    with (
-        contextlib.closing(engine.run(function, ranges)) as receipts,
-        tqdm(desc=name, disable=not progress, **options) as bar,
-    ):
-        for receipt in receipts:
-            if receipt.records.start in found:
-                continue
-            found[receipt.records.start] = receipt
-            new += int(receipt.counts.sum(dtype=np.int64))
+    with tqdm(desc=name, disable=not progress, **options) as bar:
+        names = [f"that of the records {each.start:,} to {each.stop - 1:,}" for each in ranges]
+        for number, counts[number] in _run(engine, function, ranges, "ranges", names):
+            new += int(counts[number].sum(dtype=np.int64))
             rate = new / max(time.monotonic() - started, 1e-9)
             postfix = f"{(tokens + new) / 1e6:,.1f} M tokens, {rate / 1e6:.2f} M/s"
             bar.set_postfix_str(postfix, refresh=False)
-            bar.update(len(receipt.records))
-    if missing := [records for records in ranges if records.start not in found]:
+            bar.update(len(ranges[number]))
+    return [counts[number] for number in range(len(ranges))]
+
+
+def _run(
+    engine: Engine, function: Callable, items: Sequence, what: str, names: Sequence[str]
+) -> Iterator[tuple[int, Any]]:
+    """The number of each item and the result of a function of it, once each, in any order.
+
+    `what` the items are, and the `names` of all, are for the error if the engine ends without some.
+    """
+    numbered, missing = list(enumerate(items)), {*range(len(items))}
+    with contextlib.closing(engine.run(functools.partial(_number, function), numbered)) as results:
+        for number, result in results:
+            if number in missing:
+                missing.remove(number)
+                yield number, result
+    if missing:
         raise InvalidState(
-            f"{type(engine).__name__} ended without {len(missing):,} of {len(ranges):,} ranges, "
-            f"first that of the records {missing[0].start:,} to {missing[0].stop - 1:,}; run again "
-            "to go on"
+            f"{type(engine).__name__} ended without {len(missing):,} of {len(items):,} {what}, "
+            f"first {names[min(missing)]}; run again to go on"
         )
-    return [found[records.start] for records in ranges]
+
+
+def _number(function: Callable, numbered: tuple[int, Any]) -> tuple[int, Any]:
+    number, item = numbered
+    return number, function(item)
 
 
 @dataclasses.dataclass(frozen=True)
 class RangeFiles:
-    """The files of ranges beside the parts of a corpus.
+    """The files of ranges beside the parts of a corpus in `directory`.
 
     A file holds its range in chunks, each with its digest. So a file that is whole is known to be
-    so, and its range is done, whoever wrote it.
-
-    Args:
-        directory: of the corpus.
-        origin: a short hash of all that decides the tokens; files of others have other names.
+    so, and its range is done, whoever wrote it. Its name has `origin`, a short hash of all that
+    decides the tokens.
     """
 
     directory: epath.Path
@@ -133,14 +137,9 @@ class RangeFiles:
     ) -> Iterator[Ragged]:
         """The tokens of the records of a range from `first` up to `last`, as views of its file.
 
-        Args:
-            records: the range.
-            first: the number of the first record.
-            last: the number after that of the last record. None: the end of the range.
-            verify: whether to compare digests.
-
         Raises:
-            ValueError: the file is missing or not whole.
+            ValueError: the file is missing or not whole, or where it is to `verify`, a digest
+                differs.
         """
         path, at = self.path(records), records.start
         last = records.stop if last is None else last
@@ -170,36 +169,26 @@ class RangeFiles:
         self.path(records).unlink(missing_ok=True)
 
 
-@dataclasses.dataclass(frozen=True)
-class Tokenisation:
-    """Tokenises ranges, each into its file."""
-
-    job: Job
-    files: RangeFiles
-
-    def __call__(self, records: range) -> Receipt:
-        """Writes the file of a range, unless it is there and whole."""
-        path = self.files.path(records)
-        if path.exists():
-            with contextlib.suppress(ValueError):
-                there = [
-                    chunk.counts.astype(np.uint32)
-                    for chunk in self.files.read(records, verify=True)
-                ]
-                return Receipt(records, np.concatenate(there))
-        counts = []
-        with contextlib.ExitStack() as stack:
-            file = stack.enter_context(atomic_write(path, shared=True, durable=False))
-            writer = None
-            for chunk in self.job.chunks(records):
-                text = pa.array(chunk.text_bytes, pa.int64())
-                batch = pa.record_batch({**write_lists(chunk), "text_bytes": text})
-                if writer is None:
-                    writer = stack.enter_context(pa.ipc.new_file(file, batch.schema, options=WRITE))
-                writer.write_batch(batch, custom_metadata={"sha256": _digest(chunk)})
-                counts.append(chunk.counts.astype(np.uint32))
-                del chunk, text, batch  # before the next is made
-        return Receipt(records, np.concatenate(counts))
+def write_range(job: Job, files: RangeFiles, records: range) -> np.ndarray:
+    """Writes the file of a range, if it is not there whole; returns the tokens of each record."""
+    path = files.path(records)
+    if path.exists():
+        with contextlib.suppress(ValueError):
+            there = [chunk.counts for chunk in files.read(records, verify=True)]
+            return np.concatenate(there, dtype=np.uint32, casting="unsafe")
+    counts = []
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(atomic_write(path, shared=True, durable=False))
+        writer = None
+        for chunk in job.chunks(records):
+            text = pa.array(chunk.text_bytes, pa.int64())
+            batch = pa.record_batch({**write_lists(chunk), "text_bytes": text})
+            if writer is None:
+                writer = stack.enter_context(pa.ipc.new_file(file, batch.schema, options=WRITE))
+            writer.write_batch(batch, custom_metadata={"sha256": _digest(chunk)})
+            counts.append(chunk.counts.astype(np.uint32))
+            del chunk, text, batch  # before the next is made
+    return np.concatenate(counts)
 
 
 def _digest(chunk: Ragged) -> str:
@@ -216,3 +205,64 @@ def clear_ranges(directory: epath.Path) -> None:
             path.unlink(missing_ok=True)
     with contextlib.suppress(OSError, ValueError):
         folder.rmdir()
+
+
+# Of a part: its number, and ranges with the first of their records and the one after the last.
+Layout: TypeAlias = tuple[int, list[tuple[range, int, int]]]
+
+
+def assemble(
+    writer: Writer,
+    files: RangeFiles,
+    ranges: Sequence[range],
+    counts: Sequence[np.ndarray],
+    engine: Engine,
+    progress: bool,
+) -> None:
+    """Adds the parts that `writer` does not have, and removes each range that is in parts.
+
+    `ranges` are all that are not, as a whole, in parts; `counts` the tokens of each of their
+    records. A progress bar shows if it takes more than two seconds.
+    """
+    starts = [max(records.start, writer.examples) for records in ranges]
+    counts = [
+        each[start - records.start :]
+        for each, records, start in zip(counts, ranges, starts, strict=True)
+    ]
+    parts = list(divide(counts))
+    layouts: list[Layout] = [
+        (number, [(ranges[at], starts[at] + first, starts[at] + last) for at, first, last in part])
+        for number, part in enumerate(parts, len(writer.parts))
+    ]
+    names = [part_name(number) for number, _ in layouts]
+    function = functools.partial(_assemble_part, files, writer.origin)
+    found: dict[int, tuple[Part, int | None]] = {}
+    at = 0  # parts are added in order
+    options: dict = {"unit": " parts", "delay": 2, "disable": not progress}
+    with tqdm(desc="assembling", total=len(parts), **options) as bar:
+        for number, result in _run(engine, function, layouts, "parts", names):
+            found[number] = result
+            while at in found:
+                part, text_bytes = found.pop(at)
+                of_part = np.concatenate([counts[n][first:last] for n, first, last in parts[at]])
+                writer.append(part, of_part, text_bytes)
+                for records, _, _ in layouts[at][1]:
+                    if records.stop <= writer.examples:
+                        files.remove(records)
+                at += 1
+                bar.update()
+
+
+def _assemble_part(
+    files: RangeFiles, origin: Mapping[str, Any], layout: Layout
+) -> tuple[Part, int | None]:
+    """Writes a part, unless it is there and whole; returns what `Writer.append` needs."""
+    number, pieces = layout
+    path = files.directory / part_name(number)
+    with contextlib.suppress(ValueError):  # another attempt wrote it
+        file = read_part(path)
+        file.verify()
+        return file.part, file.metadata["text_bytes"]
+    chunks = [chunk for piece in pieces for chunk in files.read(*piece)]
+    file = write_part(path, Ragged.concatenate(chunks), origin)
+    return file.part, file.metadata["text_bytes"]

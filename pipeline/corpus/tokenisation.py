@@ -5,11 +5,11 @@ import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 
-from pipeline.errors import InvalidValue, require_one_of
+from pipeline.errors import InvalidType, InvalidValue, require_one_of
 from pipeline.text import templates
 from pipeline.text.ragged import Ragged
 from pipeline.text.sources import Source
@@ -39,12 +39,13 @@ class Job:
 
     source: Source
     tokenizer: Tokenizer
-    field: str
+    field: str = "text"
     template: Template | None = None
     weighted: bool = True
     on_error: OnError = "raise"
 
     def __post_init__(self) -> None:
+        require_tokenizable(self.source, self.tokenizer)
         require_one_of("on_error", self.on_error, get_args(OnError))
 
     @functools.cached_property
@@ -63,7 +64,7 @@ class Job:
         return origin if self.on_error == "raise" else origin | {"on_error": self.on_error}
 
     def require_unchanged(self) -> None:
-        """Refuses, with a `ValueError`, a source that was edited since `origin` was first read."""
+        """Refuses a source that was edited since `origin` was first read."""
         now = self.source.fingerprint
         if now != self.origin["source"]:
             raise InvalidValue(
@@ -73,11 +74,11 @@ class Job:
             )
 
     def run(self, records: Sequence[int]) -> Ragged:
-        """The tokens of the records with these numbers; raises what `run_first` raises."""
+        """The tokens of the records with these numbers."""
         return Ragged.concatenate(list(self.chunks(records)))
 
     def chunks(self, records: Sequence[int]) -> Iterator[Ragged]:
-        """The tokens of the records with these numbers, in chunks; raises what `run_first` does."""
+        """The tokens of the records with these numbers, in chunks."""
         while len(records):
             # Popped: else this generator, too, would keep a chunk while others work on it.
             chunk = [self.run_first(records)]
@@ -120,10 +121,10 @@ class Job:
         groups = _divide(records)
         if (template := self.template) is not None:
             encode = (templates.encode(template, self.source, g, self.tokenizer) for g in groups)
-            chunk = Ragged.concatenate(_take(encode, lambda part: len(part.flat)))
+            chunk = Ragged.concatenate(_take(encode, lambda group: len(group.flat)))
         else:
             read = (read_texts(self.source, group, self.field) for group in groups)
-            texts = list(itertools.chain(*_take(read, lambda part: sum(map(len, part)))))
+            texts = list(itertools.chain(*_take(read, lambda group: sum(map(len, group)))))
             sizes = np.fromiter((len(text.encode()) for text in texts), np.int64, len(texts))
             chunk = Ragged(*self.tokenizer.encode_batch(texts), sizes)
         flat, most = chunk.flat, self.tokenizer.vocab_size
@@ -138,6 +139,19 @@ class Job:
         return chunk if self.weighted else dataclasses.replace(chunk, weights=None)
 
 
+def require_tokenizable(source: Any, tokenizer: Any) -> None:
+    """Raises a `TypeError` for a source or a tokenizer that is none."""
+    if not hasattr(source, "fingerprint"):
+        raise InvalidType(
+            f"source is {source!r:.80}; it must be a source, as sources.TextFiles('*.txt') or "
+            "sources.Records([{'text': '…'}])"
+        )
+    if isinstance(tokenizer, type) or not hasattr(tokenizer, "encode_batch"):
+        raise InvalidType(
+            f"tokenizer is {tokenizer!r:.80}; it must be a tokenizer, as tokenizers.Bytes()"
+        )
+
+
 def _divide(records: Sequence[int]) -> Iterator[Sequence[int]]:
     """Groups of records that are read at once: at first small ones, as records may be huge."""
     at, size = 0, 1
@@ -146,12 +160,12 @@ def _divide(records: Sequence[int]) -> Iterator[Sequence[int]]:
         at, size = at + size, min(2 * size, GROUP)
 
 
-def _take(parts: Iterable[T], size: Callable[[T], int]) -> list[T]:
-    """The first of some parts, until their sizes make `TEXT`."""
+def _take(groups: Iterable[T], size: Callable[[T], int]) -> list[T]:
+    """The first of some groups, until their sizes make `TEXT`."""
     taken, total = [], 0
-    for part in parts:
-        taken.append(part)
-        total += size(part)
+    for group in groups:
+        taken.append(group)
+        total += size(group)
         if total >= TEXT:
             break
     return taken

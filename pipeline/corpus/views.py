@@ -107,15 +107,15 @@ class Masked(TokenView, Examples):
     ) -> dict[str, np.ndarray]:
         targets = self.corpus.read(examples, starts, lengths, reach)["inputs"]
         bits = prng.draw(self.seed, epoch, examples, starts, reach)
-        selected = bits < prng.share(self.rate)
+        selected = bits < prng.threshold(self.rate)
         for keep in self.keep_ids:
             selected &= targets != keep
         places = np.flatnonzero(selected)
         # Selected places have small bits, so these are mixed once more.
         fate = prng.mix(bits[places])
         inputs = targets.copy()
-        inputs[places[fate < prng.share(MASK)]] = self.mask_id
-        other = (fate >= prng.share(MASK)) & (fate < prng.share(MASK + RANDOM))
+        inputs[places[fate < prng.threshold(MASK)]] = self.mask_id
+        other = (fate >= prng.threshold(MASK)) & (fate < prng.threshold(MASK + RANDOM))
         random = prng.below(prng.mix(fate[other]), self._num_ids)
         inputs[places[other]] = random
         return {"inputs": inputs, "targets": targets, "loss_weights": selected.astype(np.float32)}
@@ -189,12 +189,15 @@ class SpanCorruption(TokenView):
         # At least one piece each, so that numbers stay those of the corpus where nothing is cut.
         cut = np.maximum(-(-counts // self.max_length), 1)
         self._counts, self._first = counts, np.concatenate([[0], np.cumsum(cut)])
+        if corpus.files is not None:
+            self.files = np.diff(self._first[np.cumsum(corpus.files)], prepend=0)
         sizes = self._sizes(np.arange(self._first[-1]))[2]
         noise, spans = self._shape(sizes)
         some = sizes >= 2
         pairs = np.stack([sizes - noise + spans + 1, noise + spans + 1], axis=1)
         self.lengths = (pairs * some[:, None]).astype(np.uint32)
         self.inputs, self.targets = _Side(self, 0, INPUTS.shifts), _Side(self, 1, TARGETS.shifts)
+        self.sides = self.inputs, self.targets
         self._latest: tuple[int, np.ndarray, tuple[np.ndarray, ...]] | None = None
         wanted = int(self._shape(np.array([self.max_length]))[1][0])
         if sentinels is None:
@@ -232,11 +235,6 @@ class SpanCorruption(TokenView):
         noise = np.clip(np.rint(sizes * self.density), 1, np.maximum(sizes - 1, 1))
         spans = np.clip(np.rint(noise / self.mean_span), 1, np.minimum(noise, sizes - noise))
         return noise.astype(np.int64), np.maximum(spans, 1).astype(np.int64)
-
-    @property
-    def sides(self) -> tuple["_Side", "_Side"]:
-        """Inputs and targets."""
-        return self.inputs, self.targets
 
     def draw(self, pairs: np.ndarray, epoch: int) -> tuple[np.ndarray, ...]:
         """As `corrupt`; the result is kept for the other side, which reads the same pairs."""

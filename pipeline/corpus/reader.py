@@ -1,4 +1,4 @@
-"""Readers of the parts of a corpus: from memory maps, or by ranges of bytes."""
+"""The reader of the parts of a corpus: from memory maps, or by ranges of bytes."""
 
 import os
 import time
@@ -10,27 +10,30 @@ import pyarrow as pa
 from etils import epath
 
 from pipeline.corpus.cache import PartCache
-from pipeline.corpus.gather import gather, span
+from pipeline.corpus.gather import gather, join_memory
 from pipeline.corpus.manifest import damage, require_same_part
 from pipeline.corpus.parts import Maps, Part, PartFile, read_part
 from pipeline.fs import objects
 
 
 class Reader:
-    """Pieces of examples from parts that cannot be mapped (object storage).
+    """Pieces of examples from parts that are mapped: all of them, those in a cache, or none.
 
-    Ranges of bytes are fetched in parallel; the header of a part and its offsets (8 bytes per
-    example) when the part is first touched. The offsets are kept. Subclasses map some parts.
+    Of other parts (object storage), ranges of bytes are fetched in parallel; the header of a part
+    and its offsets (8 bytes per example) when the part is first touched. The offsets are kept.
     """
 
-    def __init__(self, directory: epath.Path, parts: Sequence[Part]):
-        self._directory, self._parts = directory, parts
+    def __init__(
+        self, directory: epath.Path, parts: Sequence[Part], mapped: bool, cache: PartCache | None
+    ):
+        self._directory, self._parts, self._cache = directory, parts, cache
         examples = np.array([part.examples for part in parts], np.int64)
         self._first = np.cumsum(examples) - examples
         self._sizes = np.array([part.tokens for part in parts], np.int64)
         self._weighted = parts[0].weights_at is not None
         self._offsets: dict[int, np.ndarray] = {}
-        self._maps = Maps({}, len(parts))
+        files = enumerate(parts) if mapped and cache is None else ()
+        self._maps = Maps({number: self._open(part) for number, part in files}, len(parts))
 
     def read(
         self,
@@ -61,8 +64,12 @@ class Reader:
 
     def _map(self, part: np.ndarray) -> Maps:
         """The parts that are mapped, when pieces of these are to be read."""
-        del part
-        return self._maps
+        if self._cache is None:
+            return self._maps
+        maps = self._cache.maps(part)
+        hits = int(np.count_nonzero(maps.has[part]))
+        self._cache.count(hits=hits, misses=len(part) - hits)
+        return maps
 
     def _edges(
         self, maps: Maps, part: np.ndarray, number: np.ndarray
@@ -71,8 +78,10 @@ class Reader:
         offsets, places = maps.columns["offsets"]
         if (away := ~maps.has[part]).any():
             numbers = np.unique(part[away])
-            kept = self._offsets_of(numbers.tolist())
-            offsets, there = span([offsets, *kept])
+            if missing := [each for each in numbers.tolist() if each not in self._offsets]:
+                self._load(missing)
+            fetched = (self._offsets[each] for each in numbers.tolist())
+            offsets, there = join_memory([offsets, *fetched])
             places = places + there[0]
             places[numbers] = there[1:]
         at = places[part] + number
@@ -95,17 +104,11 @@ class Reader:
             # What ranges give is one more array, in which pieces lie one after another.
             counts = lengths[away] + max(shifts.values())
             fetched = self._fetch_values(column, part[away], first[away], counts)
-            values, (base, there) = span([values, fetched])
+            values, (base, there) = join_memory([values, fetched])
             begins, ends = begins + base, ends + base
             begins[away] = there + np.cumsum(counts) - counts
             ends[away] = there + len(fetched)
         return gather(values, begins, lengths, reach, shifts, ends)
-
-    def _offsets_of(self, parts: list[int]) -> list[np.ndarray]:
-        """The offsets of some parts, by their numbers: int64 [examples + 1] of each."""
-        if missing := [number for number in parts if number not in self._offsets]:
-            self._load(missing)
-        return [self._offsets[number] for number in parts]
 
     def _fetch_values(self, column: str, part: Any, first: Any, counts: Any) -> np.ndarray:
         """`counts` values of a column from each place `first` of a part on, one after another."""
@@ -133,51 +136,25 @@ class Reader:
             content = np.zeros(part.bytes, np.uint8)
             content[: len(head)] = np.frombuffer(head, np.uint8)
             content[last:] = np.frombuffer(footer, np.uint8)
-            try:
-                require_same_part(part, PartFile(part.file, pa.py_buffer(content)).part)
-            except ValueError as error:
-                raise damage(self._directory / part.file, str(error)) from error
+            self._open(part, pa.py_buffer(content))
             self._offsets[number] = np.frombuffer(head, np.int64, offset=part.offsets_at).copy()
 
     def _fetch(self, part: Sequence[int] | np.ndarray, begins: Any, ends: Any) -> list[memoryview]:
         """Bytes of parts, from each of `begins` to each of `ends`."""
         paths = [os.fspath(self._directory / each.file) for each in self._parts]
-        return objects.get_ranges([paths[number] for number in part], begins, ends)
+        begin = time.perf_counter()
+        found = objects.get_ranges([paths[number] for number in part], begins, ends)
+        if self._cache is not None:
+            waited = time.perf_counter() - begin
+            self._cache.count(ranged=sum(map(len, found)), stalls=1, waited=waited)
+        return found
 
-
-class MappedReader(Reader):
-    """Reads parts that are mapped, all of them."""
-
-    def __init__(self, directory: epath.Path, parts: Sequence[Part]):
-        super().__init__(directory, parts)
-        self._maps = Maps({n: self._open(part) for n, part in enumerate(parts)}, len(parts))
-
-    def _open(self, part: Part) -> PartFile:
+    def _open(self, part: Part, content: pa.Buffer | None = None) -> PartFile:
+        """The file of a part, whose header is compared with the manifest."""
         path = self._directory / part.file
         try:
-            file = read_part(path)
+            file = read_part(path) if content is None else PartFile(part.file, content)
             require_same_part(part, file.part)
         except ValueError as error:
             raise damage(path, str(error)) from error
         return file
-
-
-class CachedReader(Reader):
-    """Reads the parts that a cache has from their maps, and the others by ranges."""
-
-    def __init__(self, directory: epath.Path, parts: Sequence[Part], cache: PartCache):
-        super().__init__(directory, parts)
-        self._cache = cache
-
-    def _map(self, part: Any) -> Any:
-        maps = self._cache.maps(part)
-        hits = int(np.count_nonzero(maps.has[part]))
-        self._cache.count(hits=hits, misses=len(part) - hits)
-        return maps
-
-    def _fetch(self, part: Any, begins: Any, ends: Any) -> Any:
-        begin = time.perf_counter()
-        found = super()._fetch(part, begins, ends)
-        waited = time.perf_counter() - begin
-        self._cache.count(ranged=sum(map(len, found)), stalls=1, waited=waited)
-        return found
