@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pipeline.steps.compile_log import CompileGuard
     from pipeline.steps.compiled import Compiled
     from pipeline.text import sources, templates, tokenizers
-    from pipeline.text.fingerprints import Function
+    from pipeline.text.templates import Function
 
 # The place of each name that is imported when first used.
 _PLACES = {
@@ -54,7 +54,7 @@ _PLACES = {
     "Compiled": "steps.compiled",
     "Corpora": "corpus.corpora",
     "Corpus": "corpus.corpus",
-    "Function": "text.fingerprints",
+    "Function": "text.templates",
     "InPlace": "corpus.in_place",
     "Loader": "loading.loader",
     "Masked": "corpus.masked",

@@ -30,7 +30,7 @@ from pipeline.fs.object_path import ObjectPath
 from pipeline.history.metrics import Profile
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.text import ragged
-from pipeline.text.sources.named import open_files
+from pipeline.text.sources import open_files
 from tests import object_servers
 from tests.processes import environment
 from tests.runs import lines, loss_files, messages, run, segment_losses, summary, tiny

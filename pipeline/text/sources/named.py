@@ -10,11 +10,9 @@ from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import as_path
 from pipeline.text.sources import files
 from pipeline.text.sources.array_records import ArrayRecords
-from pipeline.text.sources.arrow import ArrowFiles, HuggingFaceDataset
-from pipeline.text.sources.json_lines import JsonLines
-from pipeline.text.sources.parquet import ParquetFiles
+from pipeline.text.sources.lines import JsonLines, TextFiles
 from pipeline.text.sources.source import Source
-from pipeline.text.sources.text_files import TextFiles
+from pipeline.text.sources.tables import ArrowFiles, HuggingFaceDataset, ParquetFiles
 
 KINDS: dict[str, Callable[..., Source]] = {
     "text": TextFiles,
