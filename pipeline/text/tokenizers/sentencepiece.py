@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from pipeline.errors import InvalidValue, require
+from pipeline.errors import InvalidValue, NotInstalled, require
 from pipeline.fs.atomic import as_path, atomic_write, directory_lock
 from pipeline.text.sources.source import Source, read_texts
 from pipeline.text.tokenizers.file_tokenizer import FileTokenizer
@@ -51,23 +51,19 @@ class SentencePiece(FileTokenizer):
 
     def _setup(self, *, begin: bool, end: bool) -> None:
         self._processor = self._parser = _load(self._content, self._name)
-        # Only the model itself says which pieces the library finds in any text. Where some of them
-        # are marks, `_processor` never makes them of text, and `_parser` does, and adds no space.
-        proto = require_sentencepiece("sentencepiece.sentencepiece_model_pb2").ModelProto()
-        proto.ParseFromString(self._content)
-        defined = [each for each in proto.pieces if each.type == each.USER_DEFINED]
-        marks = [each for each in defined if is_mark(each.piece.replace(SPACE, " "))]
+        # The library finds user-defined symbols in any text. Where some of them are marks, it is to
+        # find them in none; and `_parser` finds them, and puts no space before a text.
+        model = _read_proto(self._content)
+        symbols = [each for each in model.pieces if each.type == each.USER_DEFINED]
+        marks = [each for each in symbols if is_mark(each.piece.replace(SPACE, " "))]
         self._set_marks([each.piece for each in marks])
         if marks:
-            adds_space, proto.normalizer_spec.add_dummy_prefix = (
-                proto.normalizer_spec.add_dummy_prefix,
-                False,
-            )
-            self._parser = _load(proto.SerializeToString(), self._name)
-            proto.normalizer_spec.add_dummy_prefix = adds_space
             for each in marks:
                 each.type = each.UNUSED
-            self._processor = _load(proto.SerializeToString(), self._name)
+            self._processor = _load(model.SerializeToString(), self._name)
+            model = _read_proto(self._content)
+            model.normalizer_spec.add_dummy_prefix = False
+            self._parser = _load(model.SerializeToString(), self._name)
         self.begin_id = self._mark("begin", begin, self._processor.bos_id())
         self.end_id = self._mark("end", end, self._processor.eos_id())
         self.vocab_size = self._processor.vocab_size()
@@ -84,20 +80,8 @@ class SentencePiece(FileTokenizer):
             raise InvalidValue(f"the model {self._name} has no {option} mark; pass {option}=False")
         return mark if wanted else None
 
-    @property
-    def fingerprint(self) -> str:
-        """From the content of the model, the marks around texts, and whether some are parsed."""
-        marks = [name for name in ("begin", "end") if self._options[name]]
-        markup = ["markup"] * (self._marks is not None)
-        return "-".join(["sentencepiece", self._digest(), *marks, *markup])
-
-    def _encode(self, texts: list[str]) -> list[list[int]]:
-        return self._encode_by(self._processor, texts)
-
-    def _parse(self, texts: list[str]) -> list[list[int]]:
-        return self._encode_by(self._parser, texts)
-
-    def _encode_by(self, processor: Any, texts: list[str]) -> list[list[int]]:
+    def _encode(self, texts: list[str], *, parse: bool) -> list[list[int]]:
+        processor = self._parser if parse else self._processor
         # One thread: whoever has many texts has many processes.
         ids = processor.encode(texts, out_type=int, num_threads=1)
         if self._space:
@@ -171,6 +155,20 @@ def train_sentencepiece(
                 with atomic_write(note) as file:
                     file.write(json.dumps(about, indent=1).encode())
     return SentencePiece(path, begin=begin, end=end)
+
+
+def _read_proto(content: bytes) -> Any:
+    """The protocol buffer of a model."""
+    try:
+        module = require_sentencepiece("sentencepiece.sentencepiece_model_pb2")
+    except NotInstalled:
+        raise
+    except Exception as error:  # protobuf has a class of its own, in newer versions alone
+        raise NotInstalled(
+            f"sentencepiece and protobuf do not suit each other ({error}); upgrade both: "
+            "pip install --upgrade sentencepiece protobuf"
+        ) from error
+    return module.ModelProto.FromString(content)
 
 
 def _load(content: bytes, name: str) -> Any:
