@@ -231,6 +231,9 @@ def test_the_fingerprints_of_what_lockstep_brings_stay():
     )
     assert fingerprint(importlib.import_module("json").loads) == "json.loads"
     assert fingerprint(np.asarray) == "numpy.asarray"
+    methods = [re.compile("a").findall, re.compile("b").findall]
+    methods += [Chat().__call__, Chat(after="").__call__]
+    assert len(set(map(fingerprint, methods))) == 4
 
 
 NOTEBOOK = """

@@ -36,7 +36,7 @@ CLEAR = (
     *(datetime.date, datetime.time, datetime.timedelta, datetime.timezone),
     *(types.GenericAlias, types.UnionType),
 )
-CODE = ("co_code", "co_names", "co_varnames", "co_freevars", "co_flags", "co_argcount")
+CODE = ("code", "names", "varnames", "freevars", "flags", "argcount", "kwonlyargcount")
 
 
 def fingerprint(value: Any) -> str:
@@ -72,7 +72,9 @@ def _name(value: Any) -> str:
 
 def _is_known(value: Any) -> bool:
     """Whether a function or class is compiled, or of Python or Lockstep: its name says it all."""
-    if isinstance(value, types.FunctionType | types.MethodType | type):
+    if not isinstance(getattr(value, "__self__", None), types.ModuleType | None):
+        return False  # a method with its object
+    if isinstance(value, types.FunctionType | type):
         return str(value.__module__).partition(".")[0] in {*sys.stdlib_module_names, "pipeline"}
     return inspect.isroutine(value) and not hasattr(value, "__wrapped__")
 
@@ -186,7 +188,7 @@ class _Description:
             # Other lines are there where the file changed after it was imported.
             if re.search(rf"^(async )?def {code.co_name}\b", source, re.MULTILINE):
                 return source
-        return [getattr(code, name) for name in CODE], self.of(code.co_consts, place)
+        return [getattr(code, f"co_{name}") for name in CODE], self.of(code.co_consts, place)
 
 
 def _find_globals(code: types.CodeType) -> Iterator[str]:

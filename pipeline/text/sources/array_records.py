@@ -39,7 +39,7 @@ class ArrayRecords(files.FileSource):
         super().__init__(paths)
         self.parse = parse
         self._parser = fingerprint(parse) if parse else ""
-        self.prefix = "-".join(["array_record", *filter(None, [self._parser])])
+        self.prefix = f"array_record-{self._parser}" if parse else "array_record"
 
     @functools.cached_property
     def _readers(self) -> list[Any]:
@@ -68,23 +68,17 @@ class ArrayRecords(files.FileSource):
                 f"{os.fspath(self.files[part])} cannot be read from record {min(numbers)} "
                 f"to {max(numbers)}: {error}. It is damaged; fetch it again"
             ) from error
-        if self.parse is None:
-            return [{"text": content} for content in contents]
         return [self._parse(part, *pair) for pair in zip(numbers, contents, strict=True)]
 
     def _parse(self, part: int, number: int, content: bytes) -> dict[str, Any]:
-        assert self.parse is not None
         try:
-            return self.parse(content)
+            return {"text": content} if self.parse is None else self.parse(content)
         except Exception as error:
             name = getattr(self.parse, "__qualname__", self._parser)
             raise InvalidValue(
                 f"{self._where(part, number)} cannot be parsed by {name}: {error!r}; "
                 "mend the record, or give another parse="
             ) from error
-
-    def _where(self, part: int, number: int) -> str:
-        return f"{os.fspath(self.files[part])}, record {number}"
 
 
 class Tfds(files.FileSource):

@@ -21,7 +21,7 @@ from pipeline.text.sources.source import PartedSource
 SAMPLES, SAMPLE = 16, 1 << 16
 
 COMPRESSED = (".gz", ".zst")
-BUFFER = 1 << 18
+BUFFER = 1 << 17
 
 # `indexed_gzip` keeps 32 KiB for each so many bytes of content; a seek decompresses up to as many.
 SPACING = 1 << 22
@@ -37,6 +37,7 @@ class FileSource(PartedSource, Handles):
 
     Raises:
         FileNotFoundError: a file does not exist, or a glob matches none.
+        ValueError: from reading, when a file is damaged; names it.
     """
 
     format: str  # what the files hold, for people
@@ -68,6 +69,9 @@ class FileSource(PartedSource, Handles):
                     "read, and open the source anew"
                 )
         return f"{self.prefix}-{self._known[1]}"
+
+    def _where(self, part: int, number: int) -> str:
+        return f"{os.fspath(self.files[part])}, record {number}"
 
     def __str__(self) -> str:
         more = f" and {len(self.files) - 1:,} more" if len(self.files) > 1 else ""
@@ -144,7 +148,8 @@ def open_indexed(path: epath.Path) -> IO[bytes] | None:
         return None
     name = os.fspath(path) if is_local(path) else None
     file = path.open("rb") if name is None else None
-    return indexed_gzip.IndexedGzipFile(name, fileobj=file, spacing=SPACING)
+    sizes = {"spacing": SPACING, "readbuf_size": BUFFER, "buffer_size": BUFFER}
+    return indexed_gzip.IndexedGzipFile(name, fileobj=file, **sizes)
 
 
 def digest(files: Iterable[epath.Path]) -> str:

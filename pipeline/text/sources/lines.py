@@ -17,7 +17,7 @@ from pipeline.text.sources.source import PartedSource, read_texts, where
 # The index holds the place of every 32nd line: half a byte per line, and at most 31 lines are
 # read in vain to reach one at random. Lines in order are read without looking at the index.
 STRIDE = 32
-BLOCK = 1 << 20
+BLOCK = 1 << 20  # bytes that are read in vain at once
 
 
 @dataclass(frozen=True)
