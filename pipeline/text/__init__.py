@@ -1,7 +1,7 @@
-"""Text: how do records become tokens?
+"""Text: how records become tokens.
 
-A source gives records by number, a template says which text of a record is read and which is learnt,
-and a tokenizer makes ids of it. The fingerprint of each says when tokens have to be made anew.
+A source gives records by number, a template says which text of a record is read and which is
+learnt, and a tokenizer makes ids of it. By their fingerprints, a corpus knows what it was made of.
 """
 
 from pipeline.text import sources, templates, tokenizers
