@@ -29,7 +29,7 @@ from pipeline.fs.atomic import as_path, atomic_write, directory_lock
 from pipeline.fs.object_path import ObjectPath
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.text import ragged
-from pipeline.text.sources.named import open_files
+from pipeline.text.sources import open_files
 from pipeline.trainer.profile import Profile
 from tests import object_servers
 from tests.processes import environment

@@ -1,9 +1,9 @@
 import gzip
-import io
 import itertools
 import json
 import os
 import pickle
+import sys
 import time
 
 import numpy as np
@@ -19,7 +19,6 @@ from pipeline.text.sources import (
     TextFiles,
     Tfds,
     files,
-    gzip_stream,
     lines,
 )
 from pipeline.text.sources.source import read_texts, where
@@ -83,41 +82,46 @@ def test_reading_in_order_decompresses_once(text_files, monkeypatch):
     assert len(scans) == 2
 
 
-def test_gzip_is_read_at_random_without_starting_over(tmp_path, monkeypatch):
-    monkeypatch.setattr(gzip_stream, "STEP", 1 << 12)
-    monkeypatch.setattr(gzip_stream, "BLOCK", 1 << 8)
+@pytest.fixture(params=["indexed_gzip", "without"])
+def with_index(request, monkeypatch):
+    """Whether the package `indexed_gzip` is installed."""
+    if request.param == "without":
+        monkeypatch.setitem(sys.modules, "indexed_gzip", None)
+    else:
+        pytest.importorskip("indexed_gzip")
+    return request.param == "indexed_gzip"
+
+
+def test_gzip_has_the_same_lines_with_and_without_an_index(tmp_path, with_index, monkeypatch):
+    monkeypatch.setattr(files, "SPACING", 1 << 16)
     text = [f"{number} {number**5:x}" for number in range(20_000)]
-    halves = text[:9_000], text[9_000:]  # two members, and zeros after them
-    content = b"".join(gzip.compress("".join(f"{t}\n" for t in half).encode()) for half in halves)
+    parts = text[:9_000], [], text[9_000:], []  # members, some of them empty, and zeros after them
+    members = (gzip.compress("".join(f"{line}\n" for line in part).encode()) for part in parts)
     path = tmp_path / "a.txt.gz"
-    path.write_bytes(content + bytes(600))
+    path.write_bytes(b"".join(members) + bytes(600))
+    scans = []
+    scan = lines._scan
+    monkeypatch.setattr(lines, "_scan", lambda *place: scans.append(place) or scan(*place))
     source = TextFiles(path)
-    assert source[19_999]["text"] == text[-1]
-    begun = []
-    go_on = gzip_stream.GzipStream._go_on_from
-    monkeypatch.setattr(
-        gzip_stream.GzipStream,
-        "_go_on_from",
-        lambda self, point: begun.append(point.offset) or go_on(self, point),
-    )
-    for number in range(19_000, 5_000, -700):
-        begun.clear()
-        assert source[number]["text"] == text[number]
-        offset = len("".join(f"{t}\n" for t in text[:number]))
-        assert offset - max(begun) < 4 * (1 << 12)
+    order = [19_999, *range(19_000, 5_000, -700), *range(0, 20_000, 999), 8_999, 9_000, 0]
+    for each in (source, pickle.loads(pickle.dumps(source))):
+        assert [each[number]["text"] for number in order] == [text[number] for number in order]
+    assert [len(place) == 4 and bool(place[3]) for place in scans[:2]] == [False, with_index], scans
+    assert source.__getitems__(range(20_000)) == [{"text": line} for line in text]
 
 
-@given(st.binary(max_size=3000), st.lists(st.integers(0, 3000), max_size=20), st.booleans())
-def test_gzip_has_the_bytes_of_its_content_at_any_place(content, places, two):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gzip_stream, "STEP", 100)
-        patch.setattr(gzip_stream, "BLOCK", 30)
-        raw = gzip.compress(content[:500]) + gzip.compress(content[500:]) if two else None
-        points = []
-        for place in places:
-            stream = gzip_stream.GzipStream(io.BytesIO(raw or gzip.compress(content)), points)
-            assert stream.seek(place) == min(place, len(content))
-            assert io.BufferedReader(stream).read() == content[place:]
+def test_gzip_without_an_index_is_read_front_to_back(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "indexed_gzip", None)
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(gzip.compress(b"".join(b"%d\n" % number for number in range(5000))))
+    source = TextFiles(path)
+    scans = []
+    scan = lines._scan
+    monkeypatch.setattr(lines, "_scan", lambda *place: scans.append(place) or scan(*place))
+    assert [source[number]["text"] for number in range(0, 5000, 99)] == [
+        str(number) for number in range(0, 5000, 99)
+    ]
+    assert len(scans) == 2  # of which one is the index of lines
 
 
 def test_numbers_in_any_order_read_zstandard_once(tmp_path, monkeypatch):
@@ -272,7 +276,7 @@ def test_a_broken_line_of_json_is_named(tmp_path, line, sentence):
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
-def test_a_damaged_compressed_file_is_named(tmp_path, suffix):
+def test_a_damaged_compressed_file_is_named(tmp_path, suffix, with_index):
     path = tmp_path / f"a.txt{suffix}"
     path.write_bytes(b"this is not compressed at all" * 10)
     with pytest.raises(ValueError, match=f"{path} cannot be decompressed"):

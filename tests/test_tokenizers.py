@@ -16,7 +16,6 @@ from pipeline.text.tokenizers import (
     SentencePiece,
     load,
     train_sentencepiece,
-    training,
 )
 from pipeline.text.tokenizers import sentencepiece as sentencepiece_module
 
@@ -187,16 +186,16 @@ def test_training_is_deterministic_and_done_once(source, trained, tmp_path):
 
 def test_a_large_source_is_sampled_all_over_by_the_seed(source, monkeypatch, tmp_path):
     total = sum(len(text) for text in source.texts)
-    monkeypatch.setattr(training, "SAMPLE_BYTES", total // 3)
-    samples = [list(training._sample(source, ["text"], seed)) for seed in (0, 0, 1)]
+    monkeypatch.setattr(sentencepiece_module, "SAMPLE_BYTES", total // 3)
+    samples = [list(sentencepiece_module._sample(source, ["text"], seed)) for seed in (0, 0, 1)]
     assert samples[0] == samples[1] != samples[2]
     assert 80 < len(samples[0]) < 120
     places = [source.texts.index(text) for text in samples[0]]
     assert places == sorted(places)
     assert places[0] < 10
     assert places[-1] > 290
-    monkeypatch.setattr(training, "SAMPLE_BYTES", 10 * total)
-    assert list(training._sample(source, ["text"], 0)) == source.texts
+    monkeypatch.setattr(sentencepiece_module, "SAMPLE_BYTES", 10 * total)
+    assert list(sentencepiece_module._sample(source, ["text"], 0)) == source.texts
 
 
 def test_a_vocabulary_of_an_impossible_size_is_refused(source, tmp_path):

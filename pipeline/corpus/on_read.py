@@ -54,7 +54,7 @@ def tokenize_on_read(
 
     Args:
         source: as for `prepare`; batches read it in any order. `.zst` files are then decompressed
-            from their start for each batch; plain files and `.gz` are not.
+            from their start for each batch, and so are `.gz` files without the extra `gzip`.
         tokenizer: as for `prepare`.
         directory: where to write the counts.
         field: as for `prepare`.

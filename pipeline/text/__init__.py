@@ -1,5 +1,11 @@
-"""Records to tokens: sources, templates, tokenizers."""
+"""Text: how records become tokens.
 
-from pipeline.text.fingerprints import Function
+A source gives records by number, a template says which text of a record is read and which is
+learnt, and a tokenizer makes ids of it. By their fingerprints, a corpus knows what it was made of.
+"""
 
-__all__ = ["Function"]
+from pipeline.text import sources, templates, tokenizers
+from pipeline.text.fingerprints import fingerprint
+from pipeline.text.templates import Function
+
+__all__ = ["Function", "fingerprint", "sources", "templates", "tokenizers"]

@@ -1,17 +1,18 @@
 """Sources: records by number, from files of many kinds, TFDS and Python."""
 
-from pipeline.text.sources.array_records import ArrayRecords
-from pipeline.text.sources.arrow import ArrowFiles, HuggingFaceDataset
-from pipeline.text.sources.concatenated import Concatenated
-from pipeline.text.sources.json_lines import JsonLines
-from pipeline.text.sources.named import open_files
-from pipeline.text.sources.parallel_text import ParallelText
-from pipeline.text.sources.parquet import ParquetFiles
-from pipeline.text.sources.records import Records
-from pipeline.text.sources.slice import Slice
-from pipeline.text.sources.source import Source
-from pipeline.text.sources.text_files import TextFiles
-from pipeline.text.sources.tfds import Tfds
+import os
+import re
+from collections.abc import Callable, Sequence
+
+from etils import epath
+
+from pipeline.errors import InvalidValue
+from pipeline.fs.atomic import as_path
+from pipeline.text.sources import files
+from pipeline.text.sources.array_records import ArrayRecords, Tfds
+from pipeline.text.sources.lines import JsonLines, ParallelText, TextFiles
+from pipeline.text.sources.source import Concatenated, Records, Slice, Source
+from pipeline.text.sources.tables import ArrowFiles, HuggingFaceDataset, ParquetFiles
 
 __all__ = [
     "ArrayRecords",
@@ -28,3 +29,67 @@ __all__ = [
     "Tfds",
     "open_files",
 ]
+
+KINDS: dict[str, Callable[..., Source]] = {
+    "text": TextFiles,
+    "jsonl": JsonLines,
+    "parquet": ParquetFiles,
+    "arrow": ArrowFiles,
+    "array_record": ArrayRecords,
+}
+
+# The kind by the extension, which may come before `.gz`, `.zst` or a shard's `-00000-of-00010`.
+EXTENSIONS = {f".{kind}": kind for kind in KINDS if kind != "text"} | {
+    ".txt": "text",
+    ".feather": "arrow",
+    ".arrayrecord": "array_record",
+}
+
+
+def open_files(names: Sequence[str], split: str | None = None, kind: str = "") -> Source:
+    """The source of files, of the kind that their extensions tell.
+
+    Args:
+        names: names or globs: `.txt` (a record a line), `.jsonl`, `.parquet`, `.array_record`,
+            `.arrow` and `.feather`; `.txt` and `.jsonl` also as `.gz` and `.zst`. Or one
+            directory, of a Hugging Face data set that was saved to disk.
+        split: of such a data set.
+        kind: "text", "jsonl", "parquet", "arrow" or "array_record", whatever the names are; empty:
+            told by their extensions.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: there is no such kind, an extension is unknown, files of several kinds are
+            mixed, or as the source raises.
+    """
+    if len(names) == 1 and as_path(names[0]).is_dir():
+        return HuggingFaceDataset(names[0], split or None)
+    if kind and kind not in KINDS:
+        raise InvalidValue(f"kind is {kind!r}; it must be one of {', '.join(KINDS)}")
+    kinds = {kind} if kind else {kind_of(path) for path in files.find(names)}
+    if len(kinds) > 1:
+        raise InvalidValue(
+            f"{', '.join(names)} are of several kinds, {' and '.join(sorted(kinds))}; give files "
+            "of one kind"
+        )
+    return KINDS[kinds.pop()](list(names))
+
+
+def kind_of(path: epath.Path) -> str:
+    """The kind of a file, by its extension.
+
+    >>> kind_of(epath.Path("x.parquet/notes.txt.gz")), kind_of(epath.Path("a.arrow-00001-of-00002"))
+    ('text', 'arrow')
+
+    Raises:
+        ValueError: the extension is unknown.
+    """
+    name = re.sub(r"-\d+-of-\d+$", "", path.name.removesuffix(".gz").removesuffix(".zst"))
+    extension = os.path.splitext(name)[1]
+    if extension not in EXTENSIONS:
+        raise InvalidValue(
+            f"{os.fspath(path)} does not say by its end what it holds; it must be one of "
+            f"{', '.join(EXTENSIONS)} (also .gz or .zst for text and .jsonl), or say it: "
+            f"--kind=text, config.train.kind, or kind= (one of {', '.join(KINDS)})"
+        )
+    return EXTENSIONS[extension]

@@ -1,11 +1,14 @@
-"""ArrayRecord: files of records that are read at random, many at a time."""
+"""ArrayRecord: files of records that are read at random, many at a time; and those of TFDS."""
 
 import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pipeline.errors import InvalidValue
+from etils import epath
+
+from pipeline.errors import InvalidValue, Missing, require
+from pipeline.fs.atomic import as_path
 from pipeline.text.fingerprints import fingerprint
 from pipeline.text.sources import files
 
@@ -36,7 +39,7 @@ class ArrayRecords(files.FileSource):
         super().__init__(paths)
         self.parse = parse
         self._parser = fingerprint(parse) if parse else ""
-        self.prefix = "-".join(["array_record", *filter(None, [self._parser])])
+        self.prefix = f"array_record-{self._parser}" if parse else "array_record"
 
     @functools.cached_property
     def _readers(self) -> list[Any]:
@@ -65,14 +68,11 @@ class ArrayRecords(files.FileSource):
                 f"{os.fspath(self.files[part])} cannot be read from record {min(numbers)} "
                 f"to {max(numbers)}: {error}. It is damaged; fetch it again"
             ) from error
-        if self.parse is None:
-            return [{"text": content} for content in contents]
         return [self._parse(part, *pair) for pair in zip(numbers, contents, strict=True)]
 
     def _parse(self, part: int, number: int, content: bytes) -> dict[str, Any]:
-        assert self.parse is not None
         try:
-            return self.parse(content)
+            return {"text": content} if self.parse is None else self.parse(content)
         except Exception as error:
             name = getattr(self.parse, "__qualname__", self._parser)
             raise InvalidValue(
@@ -80,5 +80,72 @@ class ArrayRecords(files.FileSource):
                 "mend the record, or give another parse="
             ) from error
 
+
+class Tfds(files.FileSource):
+    """Records of a split of a data set that TFDS prepared with `file_format="array_record"`.
+
+    Text is `bytes`, as TFDS gives it.
+
+    Args:
+        name: as TFDS spells it: `name`, `name/config`, `name:1.0.0` or `name/config:1.0.0`.
+        split: as TFDS spells it: `train`, `train[:90%]`, `validation`.
+        data_dir: where the data set was prepared; by default where TFDS looks.
+
+    Raises:
+        FileNotFoundError: the data set is not on disk. Nothing is ever downloaded.
+        ValueError: it has no such split, or its files have no random access.
+    """
+
+    handles = ("_builder", "_records", "_first")
+
+    def __init__(self, name: str, split: str, data_dir: epath.PathLike | None = None):
+        self.name, self.split = name, split
+        self.data_dir = None if data_dir is None else os.fspath(as_path(data_dir))
+        info = self._builder.info
+        kind = info.file_format.value if info.file_format else "unknown"
+        if kind != "array_record":
+            raise InvalidValue(
+                f"the data set {name} was prepared as {kind}, which cannot be read at random "
+                "without TensorFlow; prepare it again with file_format='array_record'"
+            )
+        try:
+            known = info.splits[split]
+        except (KeyError, ValueError) as error:
+            raise InvalidValue(
+                f"the data set {name} has no split {split!r}; its splits are "
+                f"{', '.join(info.splits)}, or parts of them such as train[:90%]"
+            ) from error
+        if not known.num_examples:
+            raise InvalidValue(f"the split {split!r} of {name} is empty")
+        self.prefix = f"tfds-{info.full_name}-{split}"
+        super().__init__([piece.filename for piece in known.file_instructions])
+
+    @functools.cached_property
+    def _builder(self) -> Any:
+        tfds = require("tensorflow_datasets", extra="tfds", purpose="reading a TFDS data set")
+        try:
+            return tfds.core.read_only_builder.builder_from_files(self.name, data_dir=self.data_dir)
+        except (tfds.core.registered.DatasetNotFoundError, FileNotFoundError) as error:
+            where = self.data_dir or "the data directory of TFDS"
+            raise Missing(
+                f"the data set {self.name} is not in {where}. Prepare it there first: "
+                "tfds.builder(name, data_dir=…, file_format='array_record')"
+                ".download_and_prepare(); a data set with configs is named name/config"
+            ) from error
+
+    @functools.cached_property
+    def _records(self) -> Any:
+        return self._builder.as_data_source(split=self.split)
+
+    @property
+    def _sizes(self) -> list[int]:
+        return [len(self._records)]
+
+    def _read(self, part: int, numbers: Sequence[int]) -> Sequence[dict[str, Any]]:
+        return self._records.__getitems__(numbers)
+
     def _where(self, part: int, number: int) -> str:
-        return f"{os.fspath(self.files[part])}, record {number}"
+        return f"record {number} of {self}"
+
+    def __str__(self) -> str:
+        return f"{self.name}, split {self.split}"

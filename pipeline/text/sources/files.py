@@ -1,8 +1,10 @@
 """Files of a source: found by name or glob, decompressed while read, told apart by content."""
 
+import gzip
 import hashlib
 import io
 import os
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
@@ -13,16 +15,21 @@ from etils import epath
 from pipeline.errors import InvalidValue, Missing
 from pipeline.fs.atomic import as_path, is_local
 from pipeline.fs.fork import Handles
-from pipeline.text.sources.gzip_stream import GzipStream, Point
-from pipeline.text.sources.parts import Parts
+from pipeline.text.sources.source import PartedSource
 
 # A fingerprint reads this many samples of a file, spread evenly; smaller files are read whole.
 SAMPLES, SAMPLE = 16, 1 << 16
 
+COMPRESSED = (".gz", ".zst")
+BUFFER = 1 << 17
+
+# `indexed_gzip` keeps 32 KiB for each so many bytes of content; a seek decompresses up to as many.
+SPACING = 1 << 22
+
 Paths = str | os.PathLike | Sequence[str | os.PathLike]
 
 
-class FileSource(Parts, Handles):
+class FileSource(PartedSource, Handles):
     """A source that reads files; the base of one class for each format.
 
     Args:
@@ -30,6 +37,7 @@ class FileSource(Parts, Handles):
 
     Raises:
         FileNotFoundError: a file does not exist, or a glob matches none.
+        ValueError: from reading, when a file is damaged; names it.
     """
 
     format: str  # what the files hold, for people
@@ -61,6 +69,9 @@ class FileSource(Parts, Handles):
                     "read, and open the source anew"
                 )
         return f"{self.prefix}-{self._known[1]}"
+
+    def _where(self, part: int, number: int) -> str:
+        return f"{os.fspath(self.files[part])}, record {number}"
 
     def __str__(self) -> str:
         more = f" and {len(self.files) - 1:,} more" if len(self.files) > 1 else ""
@@ -99,31 +110,46 @@ def _match(name: str) -> list[epath.Path]:
 
 
 @contextmanager
-def open_file(path: epath.Path, points: list[Point] | None = None) -> Iterator[IO[bytes]]:
+def open_file(path: epath.Path, indexed: IO[bytes] | None = None) -> Iterator[IO[bytes]]:
     """The content of a file, decompressed if its name ends in `.gz` or `.zst`.
 
-    All but `.zst` can seek; `points` are for `GzipStream`.
+    All but `.zst` can seek, but `.gz` does so by reading on or anew, unless it is `indexed`.
 
     Raises:
         ValueError: from reading, when a compressed file is damaged or cut short; names it.
     """
-    with path.open("rb") as raw:
-        if path.suffix == ".gz":
-            stream: Any = GzipStream(raw, points)
-        elif path.suffix == ".zst":
-            stream = pa.CompressedInputStream(raw, "zstd")
-        else:
-            yield raw
+    try:
+        if indexed is not None:
+            yield indexed
             return
-        try:
-            yield io.BufferedReader(stream, 1 << 18)
-        except OSError as error:
-            if error.errno is not None:  # of the system, not of the content
-                raise
-            raise InvalidValue(
-                f"{os.fspath(path)} cannot be decompressed: {error}. It is damaged or cut short; "
-                "fetch it again"
-            ) from error
+        with path.open("rb") as raw:
+            stream: Any = raw
+            if path.suffix == ".gz":
+                stream = io.BufferedReader(gzip.GzipFile(fileobj=raw), BUFFER)
+            elif path.suffix == ".zst":
+                stream = io.BufferedReader(pa.CompressedInputStream(raw, "zstd"), BUFFER)
+            yield stream
+    except (OSError, EOFError, zlib.error) as error:
+        if path.suffix not in COMPRESSED or getattr(error, "errno", None) is not None:
+            raise  # of the system, not of the content
+        raise InvalidValue(
+            f"{os.fspath(path)} cannot be decompressed: {error}. It is damaged or cut short; "
+            "fetch it again"
+        ) from error
+
+
+def open_indexed(path: epath.Path) -> IO[bytes] | None:
+    """A `.gz` file that seeks without starting over; None of others, or without `indexed_gzip`."""
+    try:
+        import indexed_gzip
+    except ImportError:
+        return None
+    if path.suffix != ".gz":
+        return None
+    name = os.fspath(path) if is_local(path) else None
+    file = path.open("rb") if name is None else None
+    sizes = {"spacing": SPACING, "readbuf_size": BUFFER, "buffer_size": BUFFER}
+    return indexed_gzip.IndexedGzipFile(name, fileobj=file, **sizes)
 
 
 def digest(files: Iterable[epath.Path]) -> str:

@@ -1,23 +1,23 @@
-"""Lines of many files by number, through a sparse index that one pass over the files builds."""
+"""Lines of text files by number, through a sparse index that one pass over the files builds."""
 
-import collections
 import functools
 import itertools
+import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 from etils import epath
 
 from pipeline.errors import InvalidValue
 from pipeline.text.sources import files
-from pipeline.text.sources.gzip_stream import STEP, Point
+from pipeline.text.sources.source import PartedSource, read_texts, where
 
 # The index holds the place of every 32nd line: half a byte per line, and at most 31 lines are
 # read in vain to reach one at random. Lines in order are read without looking at the index.
 STRIDE = 32
-BLOCK = 1 << 20
+BLOCK = 1 << 20  # bytes that are read in vain at once
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Line:
 class LineSource(files.FileSource):
     """Records from lines; the base of `TextFiles` and `JsonLines`."""
 
-    handles = ("_cursor", "_points")
+    handles = ("_cursor", "_indexed")
     keep_blank = False  # whether a blank line is a record, too
 
     def _parse(self, line: Line) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class LineSource(files.FileSource):
         for path in self.files:
             marks.append([])
             count = 0
-            for line in _scan(path, 0, 1, None):
+            for line in _scan(path, 0, 1):
                 if not self._is_record(line):
                     blank += 1
                     continue
@@ -94,9 +94,9 @@ class LineSource(files.FileSource):
         return self._index[1]
 
     @functools.cached_property
-    def _points(self) -> dict[int, list[Point]]:
-        """Where seeks in `.gz` files may go on, by the number of the file."""
-        return collections.defaultdict(list)
+    def _indexed(self) -> dict[int, IO[bytes] | None]:
+        """What `files.open_indexed` opened, by the number of the file."""
+        return {}
 
     @property
     def blank_lines(self) -> int:
@@ -116,13 +116,17 @@ class LineSource(files.FileSource):
         latest, following, lines = self._cursor
         del self._cursor  # should reading fail
         path, skip = self.files[file], number - following
+        if file not in self._indexed:
+            self._indexed[file] = files.open_indexed(path)
+        indexed = self._indexed[file]
         rank, rest = divmod(number, STRIDE)
         mark = marks[rank]
         goes_on = file == latest and skip >= 0
-        if goes_on and skip >= STRIDE:
-            goes_on = not _is_far(path, marks[following // STRIDE], mark)
+        if goes_on and skip >= STRIDE:  # unless a seek is cheaper than reading on
+            near = mark[0] - marks[following // STRIDE][0] <= files.SPACING
+            goes_on = near if indexed else path.suffix in files.COMPRESSED
         if not goes_on:
-            scan = _scan(path, *mark, self._points[file])
+            scan = _scan(path, *mark, indexed)
             lines, skip = filter(self._is_record, scan), rest
         line = next(itertools.islice(lines, skip, None), None)
         if line is None:
@@ -133,16 +137,141 @@ class LineSource(files.FileSource):
         return line
 
 
-def _is_far(path: epath.Path, here: tuple[int, int], there: tuple[int, int]) -> bool:
-    """Whether a seek from one mark of a file to a later one is cheaper than reading on."""
-    if path.suffix == ".zst":
-        return False
-    return path.suffix != ".gz" or there[0] - here[0] > STEP
+class TextFiles(LineSource):
+    """Records `{"text": …}` from UTF-8 files, plain, `.gz` or `.zst`.
+
+    Args:
+        paths: names or globs, one or several.
+        sample_by: "line" makes a record of each line that is not blank, without its end; "file"
+            makes one of each file.
+        keep_blank: whether a blank line is a record of empty text, so that record i is line i.
+
+    Raises:
+        FileNotFoundError: a file does not exist, or a glob matches none.
+        ValueError: from reading, when a file is not UTF-8; names the file, line and byte.
+    """
+
+    def __init__(self, paths: files.Paths, *, sample_by: str = "line", keep_blank: bool = False):
+        if sample_by not in ("line", "file"):
+            raise InvalidValue(f"sample_by is {sample_by!r}; it must be 'line' or 'file'")
+        super().__init__(paths)
+        self.sample_by, self.keep_blank = sample_by, keep_blank
+        self.format, self.prefix = f"text, a record per {sample_by},", f"text-{sample_by}"
+        if keep_blank:
+            self.prefix += "-or-blank"
+
+    def _parse(self, line: Line) -> dict[str, Any]:
+        return {"text": line.text()}
+
+    @property
+    def _sizes(self) -> list[int]:
+        return [1] * len(self.files) if self.sample_by == "file" else super()._sizes
+
+    def _read(self, part: int, numbers: Sequence[int]) -> list[dict[str, Any]]:
+        if self.sample_by == "line":
+            return super()._read(part, numbers)
+        return [{"text": _read_text(self.files[part])} for _ in numbers]
+
+    def _where(self, part: int, number: int) -> str:
+        by_file = self.sample_by == "file"
+        return os.fspath(self.files[part]) if by_file else super()._where(part, number)
 
 
-def _scan(path: epath.Path, offset: int, number: int, points: list[Point] | None) -> Iterator[Line]:
+class JsonLines(LineSource):
+    """Records from UTF-8 files, plain, `.gz` or `.zst`, that hold a JSON object per line.
+
+    Args:
+        paths: names or globs, one or several. Blank lines are skipped.
+
+    Raises:
+        FileNotFoundError: a file does not exist, or a glob matches none.
+        ValueError: from reading, when a line is not UTF-8 or not a JSON object; names the line.
+    """
+
+    format, prefix = "JSON lines", "jsonl"
+
+    def _parse(self, line: Line) -> dict[str, Any]:
+        text = line.text()
+        try:
+            record = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise InvalidValue(
+                f"{line} is broken JSON: {error.msg} at column {error.colno}. Each line must hold "
+                "one whole JSON object; mend or remove that line"
+            ) from None
+        except (RecursionError, ValueError) as error:  # as Python limits both
+            raise InvalidValue(
+                f"{line} cannot be read: its JSON is nested too deeply, or has a number of too "
+                f"many digits ({error}). Mend or remove that line"
+            ) from None
+        if not isinstance(record, dict):
+            raise InvalidValue(
+                f"{line} holds a JSON {type(record).__name__}; each line must hold an object, such "
+                'as {"text": "…"}'
+            )
+        return record
+
+
+class ParallelText(PartedSource):
+    """Records `{"inputs": …, "targets": …}`: line i of one text and line i of another.
+
+    A blank line is an empty text, so that the lines after it stay beside each other.
+
+    Args:
+        inputs: names or globs of UTF-8 files, plain, `.gz` or `.zst`.
+        targets: as many; each has as many lines as the file at its place in `inputs`.
+
+    Raises:
+        FileNotFoundError: a file does not exist, or a glob matches none.
+        ValueError: the numbers of files differ; or, when lines are counted or read, the numbers of
+            lines of two files, or a line is not UTF-8.
+    """
+
+    fields = "inputs", "targets"
+
+    def __init__(self, inputs: files.Paths, targets: files.Paths):
+        self.sides = tuple(TextFiles(paths, keep_blank=True) for paths in (inputs, targets))
+        of_inputs, of_targets = (len(side.files) for side in self.sides)
+        if of_inputs != of_targets:
+            raise InvalidValue(
+                f"there are {of_inputs:,} files of inputs and {of_targets:,} of targets; give as "
+                "many of both, in the same order"
+            )
+
+    @property
+    def fingerprint(self) -> str:
+        """See `Source`."""
+        return "parallel-" + "-".join(side.fingerprint for side in self.sides)
+
+    @property
+    def _sizes(self) -> list[int]:
+        inputs, targets = self.sides
+        counts = zip(inputs._sizes, targets._sizes, strict=True)
+        for number, (of_inputs, of_targets) in enumerate(counts):
+            if of_inputs != of_targets:
+                raise InvalidValue(
+                    f"{os.fspath(inputs.files[number])} has {of_inputs:,} lines and "
+                    f"{os.fspath(targets.files[number])} has {of_targets:,}, blank ones counted; "
+                    "parallel texts need as many lines of both, line i with line i"
+                )
+        return [len(inputs)]
+
+    def _read(self, part: int, numbers: Sequence[int]) -> list[dict[str, Any]]:
+        texts = (read_texts(side, numbers, "text") for side in self.sides)
+        return [dict(zip(self.fields, pair, strict=True)) for pair in zip(*texts, strict=True)]
+
+    def _where(self, part: int, number: int) -> str:
+        return " and ".join(where(side, number) for side in self.sides)
+
+    def __str__(self) -> str:
+        return " beside ".join(map(str, self.sides))
+
+
+def _scan(
+    path: epath.Path, offset: int, number: int, indexed: IO[bytes] | None = None
+) -> Iterator[Line]:
     """The lines of one file from a place on; lines of white space alone have no content."""
-    with files.open_file(path, points) as file:
+    with files.open_file(path, indexed) as file:
         if file.seekable():
             file.seek(offset)
         else:
@@ -156,3 +285,14 @@ def _scan(path: epath.Path, offset: int, number: int, points: list[Point] | None
             number += 1
             del content, text
             yield line.pop()  # a line may be huge, and this generator keeps nothing of it
+
+
+def _read_text(path: epath.Path) -> str:
+    with files.open_file(path) as file:
+        content = file.read()
+    try:
+        return content.decode().removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        start = content.rfind(b"\n", 0, error.start) + 1
+        number = content.count(b"\n", 0, start) + 1
+        return Line(path, number, start, content[start : error.end]).text()

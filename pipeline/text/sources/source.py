@@ -1,9 +1,18 @@
-"""Source: random access to records, and the text in them."""
+"""Source: records by number, and the text in them; those in memory, and those of other sources."""
 
+import bisect
+import functools
+import hashlib
+import itertools
+import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from pipeline.errors import InvalidValue
+from pipeline.errors import InvalidValue, OutOfRange
+
+# The default fingerprint of `Records` reads this many, spread evenly.
+SAMPLES = 1024
 
 
 class Source(Protocol):
@@ -82,3 +91,213 @@ def _text(record: Mapping[str, Any], field: str, source: Source, index: int) -> 
         f"{where(source, index)}: field {field!r} holds {type(value).__name__}, not text; name "
         "another field with field=, or turn it into a string first"
     )
+
+
+class PartedSource:
+    """Records numbered over several parts; a subclass has `_sizes`, `_read` and `_where`.
+
+    Parts are files, groups of rows, or other sources.
+    """
+
+    @property
+    def _sizes(self) -> Sequence[int]:
+        """The number of records of each part."""
+        raise NotImplementedError
+
+    def _read(self, part: int, numbers: Sequence[int]) -> Sequence[Any]:
+        """Records of one part by their numbers there, ascending."""
+        raise NotImplementedError
+
+    def _where(self, part: int, number: int) -> str:
+        raise NotImplementedError
+
+    @functools.cached_property
+    def _first(self) -> list[int]:
+        """The number of the first record of each part, and of all records."""
+        return [0, *itertools.accumulate(self._sizes)]
+
+    def _locate(self, index: int) -> tuple[int, int]:
+        """The part that holds a record, and its number there."""
+        if not 0 <= index < len(self):
+            raise OutOfRange(f"record {index} of {len(self):,}")
+        part = bisect.bisect_right(self._first, index) - 1
+        return part, index - self._first[part]
+
+    def __len__(self) -> int:
+        return self._first[-1]
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """The records with these numbers; each part is read once, in ascending order."""
+        places = sorted((self._locate(index), at) for at, index in enumerate(indices))
+        records: list[Any] = [None] * len(indices)
+        for part, run in itertools.groupby(places, key=lambda place: place[0][0]):
+            numbers, order = zip(*((number, at) for (_, number), at in run), strict=True)
+            for at, record in zip(order, self._read(part, numbers), strict=True):
+                records[at] = record
+        return records
+
+    def where(self, index: int) -> str:
+        """Where a record comes from, for people."""
+        return self._where(*self._locate(index))
+
+
+class Concatenated(PartedSource):
+    """The records of the first source, then those of the second, and so on.
+
+    >>> both = Concatenated([[{"text": "a"}], [{"text": "b"}, {"text": "c"}]])
+    >>> len(both), both[2]
+    (3, {'text': 'c'})
+    """
+
+    def __init__(self, sources: Sequence[Source]):
+        self.sources = list(sources)
+
+    @property
+    def fingerprint(self) -> str:
+        """See `Source`."""
+        return "+".join(source.fingerprint for source in self.sources)
+
+    @property
+    def _sizes(self) -> list[int]:
+        return list(map(len, self.sources))
+
+    def _read(self, part: int, numbers: Sequence[int]) -> Sequence[Any]:
+        return read_records(self.sources[part], numbers)
+
+    def _where(self, part: int, number: int) -> str:
+        return where(self.sources[part], number)
+
+    def __str__(self) -> str:
+        return " and ".join(map(str, self.sources))
+
+
+class Slice(PartedSource):
+    """The records of `source` from fraction `begin` up to fraction `end`.
+
+    Slices that share a bound share no record and leave none out.
+
+    >>> letters = [{"text": letter} for letter in "abcdefg"]
+    >>> [len(Slice(letters, 0.0, 0.9)), len(Slice(letters, 0.9, 1.0))]
+    [6, 1]
+
+    Raises:
+        ValueError: not 0 <= begin < end <= 1.
+    """
+
+    def __init__(self, source: Source, begin: float, end: float):
+        if not 0 <= begin < end <= 1:
+            raise InvalidValue(f"Slice from {begin} to {end}; it takes 0.0 <= begin < end <= 1.0")
+        self.source, self.begin, self.end = source, begin, end
+
+    @property
+    def fingerprint(self) -> str:
+        """See `Source`."""
+        return f"{self.source.fingerprint}[{self.begin}:{self.end}]"
+
+    def _at(self, fraction: float) -> int:
+        return int(len(self.source) * fraction)
+
+    @property
+    def _sizes(self) -> list[int]:
+        return [self._at(self.end) - self._at(self.begin)]
+
+    def _read(self, part: int, numbers: Sequence[int]) -> Sequence[Any]:
+        first = self._at(self.begin)
+        return read_records(self.source, [first + number for number in numbers])
+
+    def _where(self, part: int, number: int) -> str:
+        return where(self.source, self._at(self.begin) + number)
+
+    def __str__(self) -> str:
+        return f"{self.begin:.1%} to {self.end:.1%} of {self.source}"
+
+
+class Records:
+    """Anything with a length and random access: a list, a `grain.MapDataset`, a data source.
+
+    Entries are dicts, or texts (`str`, `bytes`), which become `{"text": …}`.
+
+    >>> Records(["one", "two"])[1]
+    {'text': 'two'}
+
+    Args:
+        records: entries by number. For workers it must pickle.
+        fingerprint: tells the content apart, as `Source` wants it. None: from the length and up to
+            1,024 entries spread evenly, so a change that misses all of them goes unnoticed.
+
+    Raises:
+        ValueError: `records` has no length, or, from reading, an entry is neither dict nor text.
+    """
+
+    def __init__(self, records: Any, *, fingerprint: str | None = None):
+        if not hasattr(records, "__getitem__") or not hasattr(records, "__len__"):
+            raise InvalidValue(
+                f"records is a {type(records).__name__}, without random access or a length; put "
+                "them into a list first"
+            )
+        self.records, self._given = records, fingerprint
+
+    @property
+    def fingerprint(self) -> str:
+        """See `Source`.
+
+        Raises:
+            ValueError: it was not given, and an entry holds an object that says nothing of itself.
+        """
+        if self._given is not None:
+            return self._given
+        count = len(self)
+        samples = min(count, SAMPLES)
+        sha = hashlib.sha256(f"{count}\n".encode())
+        for record in self.__getitems__([at * count // samples for at in range(samples)]):
+            sha.update(json.dumps(record, sort_keys=True, default=_as_json).encode() + b"\n")
+        return f"records-{sha.hexdigest()[:12]}"
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """The records with these numbers."""
+        for index in indices:
+            if not 0 <= index < len(self):  # a list would count from its end
+                raise OutOfRange(f"record {index} of {len(self):,}")
+        entries = read_records(self.records, [int(index) for index in indices])
+        return [_as_record(*pair) for pair in zip(indices, entries, strict=True)]
+
+    def __str__(self) -> str:
+        return f"{len(self):,} records of a {type(self.records).__name__}"
+
+
+def _as_record(index: int, entry: Any) -> dict[str, Any]:
+    if isinstance(entry, dict):
+        return entry
+    if isinstance(entry, str | bytes):
+        return {"text": entry}
+    hint = "; a filtered MapDataset has gaps: filter before it is one" if entry is None else ""
+    raise InvalidValue(
+        f"record {index} is a {type(entry).__name__}; a record is a dict, or text{hint}"
+    )
+
+
+def _as_json(value: Any) -> Any:
+    """A value that JSON cannot hold: arrays and sets become lists, bytes become text."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
+    if isinstance(value, set | frozenset):
+        return sorted(map(repr, value))
+    text = repr(value)
+    if re.search(r" at 0x[0-9a-f]+", text):
+        raise InvalidValue(
+            f"the records have no fingerprint: one holds {text:.80}, which another process would "
+            "see at another address. Leave such fields out, or give a text that you change "
+            'whenever the records change, as in Records(records, fingerprint="v1")'
+        )
+    return text

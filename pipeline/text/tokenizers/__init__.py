@@ -5,12 +5,10 @@ from typing import Any
 from etils import epath
 
 from pipeline.errors import InvalidValue
-from pipeline.text.tokenizers.bytes import Bytes
 from pipeline.text.tokenizers.hugging_face import HuggingFace
 from pipeline.text.tokenizers.markup import Markup
-from pipeline.text.tokenizers.sentencepiece import SentencePiece
-from pipeline.text.tokenizers.tokenizer import Tokenizer
-from pipeline.text.tokenizers.training import train_sentencepiece
+from pipeline.text.tokenizers.sentencepiece import SentencePiece, train_sentencepiece
+from pipeline.text.tokenizers.tokenizer import Bytes, Tokenizer
 
 __all__ = [
     "Bytes",

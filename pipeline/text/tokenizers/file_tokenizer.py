@@ -23,8 +23,7 @@ class FileTokenizer:
     """A tokenizer read from a file, whose content it keeps, to be stored with corpora.
 
     A subclass has `_setup`, which takes the options, sets `begin_id`, `end_id` and `vocab_size`,
-    and calls `_set_marks`; `_encode`, to which marks are text; and `_parse`, to which they are
-    tokens.
+    and calls `_set_marks`.
     """
 
     kind: str
@@ -54,12 +53,8 @@ class FileTokenizer:
         longest = sorted(marks, key=len, reverse=True)
         self._marks = re.compile("|".join(map(re.escape, longest))) if marks else None
 
-    def _encode(self, texts: list[str]) -> list[list[int]]:
-        """The ids of each text, in which all is text."""
-        raise NotImplementedError
-
-    def _parse(self, texts: list[str]) -> list[list[int]]:
-        """The ids of each text, in which marks are tokens."""
+    def _encode(self, texts: list[str], *, parse: bool) -> list[list[int]]:
+        """The ids of each text, in which marks are tokens if `parse`, and text otherwise."""
         raise NotImplementedError
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -68,14 +63,14 @@ class FileTokenizer:
         Where a mark is parsed, the text before and after that part is encoded by itself.
         """
         if self._marks is None:
-            ids = self._encode(list(texts))
+            ids = self._encode(list(texts), parse=False)
         else:
-            runs = [self._divide(text) for text in texts]
-            each = [run for divided in runs for run in divided]
-            encoded = self._encode([text for text, parsed in each if not parsed])
-            parsed = self._parse([text for text, parsed in each if parsed])
-            sources = {False: iter(encoded), True: iter(parsed)}
-            ids = [[id_ for _, kind in divided for id_ in next(sources[kind])] for divided in runs]
+            divided = [self._divide(text) for text in texts]
+            encoded = {}
+            for parse in (False, True):
+                chosen = [text for runs in divided for text, parsed in runs if parsed == parse]
+                encoded[parse] = iter(self._encode(chosen, parse=parse))
+            ids = [[id_ for _, parse in runs for id_ in next(encoded[parse])] for runs in divided]
         counts = np.fromiter(map(len, ids), np.int64, len(ids))
         body = np.fromiter(itertools.chain.from_iterable(ids), np.int32, int(counts.sum()))
         return with_marks(body, counts, self.begin_id, self.end_id)
@@ -100,8 +95,14 @@ class FileTokenizer:
             runs.append((part, parse))
         return runs
 
-    def _digest(self) -> str:
-        return hashlib.sha256(self._content).hexdigest()[:12]
+    @property
+    def fingerprint(self) -> str:
+        """From the content of the file, the marks around texts, and whether some are parsed."""
+        marks = {"begin": self.begin_id, "end": self.end_id}
+        around = [f"{name}{mark}" for name, mark in marks.items() if mark is not None]
+        markup = ["markup"] * (self._marks is not None)
+        digest = hashlib.sha256(self._content).hexdigest()[:12]
+        return "-".join([self.kind, digest, *around, *markup])
 
     def save(self, directory: epath.Path) -> dict[str, Any]:
         """See `Tokenizer`; writes the file."""

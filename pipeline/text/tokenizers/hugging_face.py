@@ -105,18 +105,11 @@ class HuggingFace(FileTokenizer):
             raise InvalidValue(f"{self._name} has no token {wanted!r}; give another {option}=")
         return found
 
-    @property
-    def fingerprint(self) -> str:
-        """From the content of the file, the marks around texts, and whether some are parsed."""
-        marks = [f"begin{self.begin_id}"] * (self.begin_id is not None)
-        marks += [f"end{self.end_id}"] * (self.end_id is not None)
-        markup = ["markup"] * (self._marks is not None)
-        return "-".join(["huggingface", self._digest(), *marks, *markup])
-
-    def _encode(self, texts: list[str]) -> list[list[int]]:
-        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    def _encode(self, texts: list[str], *, parse: bool) -> list[list[int]]:
+        tokenizer = self._parser if parse else self._tokenizer
+        encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         ids = [each.ids for each in encodings]
-        for text, each in zip(texts, ids, strict=True):
+        for text, each in zip([] if parse else texts, ids, strict=False):
             if found := self._control.intersection(each):
                 mark = self._tokenizer.id_to_token(min(found))
                 at = max(text.find(mark) - 20, 0)
@@ -126,10 +119,6 @@ class HuggingFace(FileTokenizer):
                     "records, or use another tokenizer"
                 )
         return ids
-
-    def _parse(self, texts: list[str]) -> list[list[int]]:
-        encodings = self._parser.encode_batch_fast(texts, add_special_tokens=False)
-        return [each.ids for each in encodings]
 
     def decode(self, ids: Any) -> str:
         """See `Tokenizer`."""

@@ -1,28 +1,30 @@
-"""SentencePiece: a trained model, read from its file."""
+"""SentencePiece: a trained model, read from its file; and how one is trained."""
 
-from collections.abc import Iterator
+import io
+import json
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from etils import epath
 
-from pipeline.errors import InvalidValue, require
+from pipeline.errors import InvalidValue, NotInstalled, require
+from pipeline.fs.atomic import as_path, atomic_write, directory_lock
+from pipeline.text.sources.source import Source, read_texts
 from pipeline.text.tokenizers.file_tokenizer import FileTokenizer
 from pipeline.text.tokenizers.markup import is_mark
+from pipeline.text.tokenizers.tokenizer import BEGIN, END, PAD
 
 SPACE = "\u2581"  # how a model spells a space
 
-# In the protocol buffer of a model: its pieces, and the text and the type of a piece. The library
-# finds pieces of the first type here in any text, and those of the second in none.
-PIECE, TEXT, TYPE = 1, 1, 3
-USER_DEFINED, CONTROL = 4, 3
-NO_SPACE = b"\x1a\x02\x18\x00"  # appended, it says: normalizer_spec { add_dummy_prefix: false }
+# Trained on no more text than this, read in batches of records.
+SAMPLE_BYTES, BATCH = 1 << 25, 1024
 
 
-def require_sentencepiece() -> Any:
-    """The module `sentencepiece`; an ImportError says how to install it."""
+def require_sentencepiece(module: str = "sentencepiece") -> Any:
+    """A module of `sentencepiece`; an ImportError says how to install it."""
     purpose = "a sentencepiece tokenizer (Bytes() does not)"
-    return require("sentencepiece", extra="sentencepiece", purpose=purpose)
+    return require(module, extra="sentencepiece", purpose=purpose)
 
 
 class SentencePiece(FileTokenizer):
@@ -48,16 +50,20 @@ class SentencePiece(FileTokenizer):
         super().__init__(model, begin=begin, end=end)
 
     def _setup(self, *, begin: bool, end: bool) -> None:
-        self._processor = self._encoder = self._parser = _load(self._content, self._name)
-        symbols = _find_symbols(self._content)
-        marks = {text: at for text, at in symbols.items() if is_mark(text.replace(SPACE, " "))}
-        self._set_marks(list(marks))
+        self._processor = self._parser = _load(self._content, self._name)
+        # The library finds user-defined symbols in any text. Where some of them are marks, it is to
+        # find them in none; and `_parser` finds them, and puts no space before a text.
+        model = _read_proto(self._content)
+        symbols = [each for each in model.pieces if each.type == each.USER_DEFINED]
+        marks = [each for each in symbols if is_mark(each.piece.replace(SPACE, " "))]
+        self._set_marks([each.piece for each in marks])
         if marks:
-            plain = bytearray(self._content)
-            for at in marks.values():
-                plain[at] = CONTROL
-            self._encoder = _load(bytes(plain), self._name)
-            self._parser = _load(self._content + NO_SPACE, self._name)
+            for each in marks:
+                each.type = each.UNUSED
+            self._processor = _load(model.SerializeToString(), self._name)
+            model = _read_proto(self._content)
+            model.normalizer_spec.add_dummy_prefix = False
+            self._parser = _load(model.SerializeToString(), self._name)
         self.begin_id = self._mark("begin", begin, self._processor.bos_id())
         self.end_id = self._mark("end", end, self._processor.eos_id())
         self.vocab_size = self._processor.vocab_size()
@@ -74,20 +80,8 @@ class SentencePiece(FileTokenizer):
             raise InvalidValue(f"the model {self._name} has no {option} mark; pass {option}=False")
         return mark if wanted else None
 
-    @property
-    def fingerprint(self) -> str:
-        """From the content of the model, the marks around texts, and whether some are parsed."""
-        marks = [name for name in ("begin", "end") if self._options[name]]
-        markup = ["markup"] * (self._marks is not None)
-        return "-".join(["sentencepiece", self._digest(), *marks, *markup])
-
-    def _encode(self, texts: list[str]) -> list[list[int]]:
-        return self._encode_by(self._encoder, texts)
-
-    def _parse(self, texts: list[str]) -> list[list[int]]:
-        return self._encode_by(self._parser, texts)
-
-    def _encode_by(self, processor: Any, texts: list[str]) -> list[list[int]]:
+    def _encode(self, texts: list[str], *, parse: bool) -> list[list[int]]:
+        processor = self._parser if parse else self._processor
         # One thread: whoever has many texts has many processes.
         ids = processor.encode(texts, out_type=int, num_threads=1)
         if self._space:
@@ -105,6 +99,78 @@ class SentencePiece(FileTokenizer):
         return self._processor.decode([i for i in np.asarray(ids).tolist() if i not in marks])
 
 
+def train_sentencepiece(
+    source: Source,
+    vocab_size: int,
+    model: epath.PathLike,
+    *,
+    seed: int = 0,
+    field: str | Sequence[str] = "text",
+    begin: bool = True,
+    end: bool = True,
+) -> SentencePiece:
+    """A byte-pair model trained on `source`, exact: decoding gives back every text as it was.
+
+    No character is normalised, no space added or removed, and what is not in the vocabulary falls
+    back to bytes. Ids: 0 padding, 1 begin, 2 end, 3 unknown (never used), then 256 bytes, then
+    pieces. The same source, size and seed give the same model on every machine with the same
+    sentencepiece.
+
+    Args:
+        source: whose text to train on; of one with more than 32 MiB, a sample spread over all of
+            it, drawn by `seed`.
+        vocab_size: ids in all.
+        model: the file to write. If it was trained there already from the same source with the
+            same options, it is loaded instead.
+        seed: draws the sample.
+        field: the field of the records that holds the text; or several, all of whose texts count.
+        begin: see `SentencePiece`.
+        end: see `SentencePiece`.
+
+    Raises:
+        ValueError: `vocab_size` is too large or too small for this text.
+    """
+    path = as_path(model)
+    fields = [field] if isinstance(field, str) else list(field)
+    about = {
+        "source": source.fingerprint,
+        "field": field if isinstance(field, str) else list(field),
+        "vocab_size": vocab_size,
+        "seed": seed,
+        "sample_bytes": SAMPLE_BYTES,
+    }
+    note = path.parent / f"{path.name}.json"
+
+    def done() -> bool:
+        return path.exists() and note.exists() and json.loads(note.read_text()) == about
+
+    if not done():
+        with directory_lock(path.parent, "training a tokenizer"):
+            if not done():
+                # The note goes first and comes last, so it never describes another model.
+                note.unlink(missing_ok=True)
+                proto = _train(_sample(source, fields, seed), vocab_size)
+                with atomic_write(path) as file:
+                    file.write(proto)
+                with atomic_write(note) as file:
+                    file.write(json.dumps(about, indent=1).encode())
+    return SentencePiece(path, begin=begin, end=end)
+
+
+def _read_proto(content: bytes) -> Any:
+    """The protocol buffer of a model."""
+    try:
+        module = require_sentencepiece("sentencepiece.sentencepiece_model_pb2")
+    except NotInstalled:
+        raise
+    except Exception as error:  # protobuf has a class of its own, in newer versions alone
+        raise NotInstalled(
+            f"sentencepiece and protobuf do not suit each other ({error}); upgrade both: "
+            "pip install --upgrade sentencepiece protobuf"
+        ) from error
+    return module.ModelProto.FromString(content)
+
+
 def _load(content: bytes, name: str) -> Any:
     processor = require_sentencepiece().SentencePieceProcessor()
     try:
@@ -114,37 +180,46 @@ def _load(content: bytes, name: str) -> Any:
     return processor
 
 
-def _find_symbols(content: bytes) -> dict[str, int]:
-    """The user-defined symbols of a model, each with the place of the byte that says its type.
+def _train(texts: Iterator[str], vocab_size: int) -> bytes:
+    proto = io.BytesIO()
+    try:
+        require_sentencepiece().SentencePieceTrainer.train(
+            sentence_iterator=texts,
+            model_writer=proto,
+            model_type="bpe",
+            vocab_size=vocab_size,
+            byte_fallback=True,
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            add_dummy_prefix=False,
+            allow_whitespace_only_pieces=True,
+            max_sentence_length=1 << 30,
+            pad_id=PAD,
+            bos_id=BEGIN,
+            eos_id=END,
+            unk_id=END + 1,
+            num_threads=8,  # recorded in the model, so it must not depend on the machine
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        seen = str(error).rpartition("] ")[2].rstrip(".")  # without its place in the C++ source
+        raise InvalidValue(
+            f"sentencepiece cannot make {vocab_size:,} pieces of this text: {seen}. Choose "
+            "another vocab_size, or more text"
+        ) from error
+    return proto.getvalue()
 
-    Read here, because the library does not tell the type of a piece without protobuf.
-    """
-    symbols = {}
-    for number, begin, end in _fields(content, 0, len(content)):
-        if number == PIECE:
-            places = {field: (at, to) for field, at, to in _fields(content, begin, end)}
-            if TYPE in places and content[places[TYPE][0]] == USER_DEFINED:
-                symbols[content[slice(*places[TEXT])].decode()] = places[TYPE][0]
-    return symbols
 
-
-def _fields(content: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """The number of each field of a protocol buffer, and where its value begins and ends."""
-    while at < end:
-        key, at = _varint(content, at)
-        if key & 7 == 2:
-            size, at = _varint(content, at)
-        else:
-            size = {1: 8, 5: 4}.get(key & 7) or _varint(content, at)[1] - at
-        yield key >> 3, at, at + size
-        at += size
-
-
-def _varint(content: bytes, at: int) -> tuple[int, int]:
-    """The number that begins there, and where the next thing begins."""
-    value = shift = 0
-    while True:
-        byte = content[at]
-        value, shift, at = value | (byte & 127) << shift, shift + 7, at + 1
-        if byte < 128:
-            return value, at
+def _sample(source: Source, fields: Sequence[str], seed: int) -> Iterator[str]:
+    """Texts of about `SAMPLE_BYTES` in all, in order, spread evenly over the source."""
+    total = len(source)
+    probe = np.unique(np.linspace(0, total - 1, num=min(total, 256)).astype(np.int64))
+    texts = (text for field in fields for text in read_texts(source, probe.tolist(), field))
+    size = sum(len(text.encode()) for text in texts)
+    wanted = min(total, max(1, SAMPLE_BYTES * len(probe) // max(size, 1)))
+    # One record of each of `wanted` equal stretches, so that compressed files are read in order.
+    within = np.random.Philox(key=seed).random_raw(wanted) / 2**64
+    numbers = ((np.arange(wanted) + within) * (total / wanted)).astype(np.int64)
+    for begin in range(0, wanted, BATCH):
+        for field in fields:
+            yield from read_texts(source, numbers[begin : begin + BATCH].tolist(), field)

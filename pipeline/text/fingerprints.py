@@ -1,0 +1,200 @@
+"""Fingerprints of functions and objects: they change where the text that these make may change.
+
+The rule: a function counts with its source, its defaults, the values it captured, and the
+functions, classes and values of its own module that it names; what it names of other modules counts
+by name alone. A lambda, or a function without source, counts with its code instead. An object of a
+dataclass counts with its fields and the methods of its class, and any plain value with its content.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import decimal
+import dis
+import enum
+import functools
+import hashlib
+import inspect
+import logging
+import pathlib
+import re
+import sys
+import textwrap
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from pipeline.errors import InvalidValue
+
+PLAIN = (bool, int, float, complex, str, bytes)
+
+# Types whose `repr` says all there is to a value.
+CLEAR = (
+    *(type(None), type(...), range, np.dtype, np.ufunc, pathlib.PurePath, decimal.Decimal),
+    *(datetime.date, datetime.time, datetime.timedelta, datetime.timezone),
+    *(types.GenericAlias, types.UnionType),
+)
+CODE = ("code", "names", "varnames", "freevars", "flags", "argcount", "kwonlyargcount")
+
+
+def fingerprint(value: Any) -> str:
+    """The name of a function or of an object's class, and a hash of all that counts with it.
+
+    Args:
+        value: a function, an object of a dataclass, a `functools.partial` of such, or anything with
+            a text attribute `fingerprint`, which is returned.
+
+    Raises:
+        ValueError: it holds or names something that cannot be described; the message names that.
+    """
+    if isinstance(given := getattr(value, "fingerprint", None), str):
+        return given
+    name = _name(value)
+    described = repr(_Description(name).of(value, name)).encode(errors="surrogatepass")
+    if dataclasses.is_dataclass(type(value)) and _is_known(type(value)):
+        return repr(value)
+    return name if _is_known(value) else f"{name}-{hashlib.sha256(described).hexdigest()[:12]}"
+
+
+def _name(value: Any) -> str:
+    """The module and the name of a function or class, or of the class of an object."""
+    if isinstance(value, functools.partial):
+        return _name(value.func)
+    module = getattr(value, "__module__", None) or "builtins"
+    if module in ("__main__", "__mp_main__"):  # as when the script is imported
+        main = sys.modules["__main__"]
+        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", "__main__")
+        module = spec.name if spec else pathlib.PurePath(file).stem
+    return f"{module}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+
+
+def _is_known(value: Any) -> bool:
+    """Whether a function or class is compiled, or of Python or Lockstep: its name says it all."""
+    if not isinstance(getattr(value, "__self__", None), types.ModuleType | None):
+        return False  # a method with its object
+    if isinstance(value, types.FunctionType | type):
+        return str(value.__module__).partition(".")[0] in {*sys.stdlib_module_names, "pipeline"}
+    return inspect.isroutine(value) and not hasattr(value, "__wrapped__")
+
+
+class _Description:
+    """Describes values in tuples of texts and numbers; errors say that `root` cannot be."""
+
+    def __init__(self, root: str):
+        self._root = root
+        # Functions and classes, which may name each other, by their numbers.
+        self._found: dict[int, tuple[int, Any]] = {}
+
+    def _refusal(self, value: Any, place: str, why: str) -> InvalidValue:
+        subject = "it" if place == self._root else place
+        return InvalidValue(
+            f"{self._root} has no fingerprint: {subject} is {value!r:.80}, {why}. Use functions of "
+            "modules, and dataclasses of plain values; or give the object an attribute "
+            "`fingerprint`, or the function a fingerprint of your own, and change it whenever the "
+            'result would change: pipeline.templates.Function(…, fingerprint="v1")'
+        )
+
+    def of(self, value: Any, place: str) -> Any:
+        """Describes a value that was found at `place`."""
+        kind = type(value)
+        if isinstance(value, enum.Enum):
+            return _name(kind), value.name, self.of(value.value, place)
+        if isinstance(value, PLAIN):
+            base: Any = next(each for each in PLAIN if isinstance(value, each))
+            return kind.__name__, base.__repr__(value), getattr(value, "parts", None)
+        if isinstance(value, CLEAR) or kind.__module__ == "typing":
+            return kind.__name__, repr(value)
+        if isinstance(value, types.CodeType):
+            return self._of_code(value, place)
+        if isinstance(value, re.Pattern):
+            return "pattern", value.pattern, value.flags
+        if isinstance(value, types.ModuleType | logging.Logger):
+            return kind.__name__, getattr(value, "__name__", getattr(value, "name", ""))
+        if isinstance(value, types.FunctionType | type) and not _is_known(value):
+            new = id(value) not in self._found
+            number, _ = self._found.setdefault(id(value), (len(self._found), value))
+            describe: Any = self._of_class if isinstance(value, type) else self._of_function
+            return number, describe(value, place) if new else None
+        if not isinstance(value, types.FunctionType) and hasattr(value, "__wrapped__"):
+            return self.of(value.__wrapped__, place)  # by a cache or a compiler
+        if inspect.isroutine(value) or isinstance(value, type):
+            parts = getattr(value, "__func__", None), getattr(value, "__self__", None)
+            return _name(value), self.of(parts, place)
+        if isinstance(given := getattr(value, "fingerprint", None), str):
+            return kind.__qualname__, given
+        try:
+            return kind.__name__, self._of_object(value, place)
+        except RecursionError:
+            raise self._refusal(value, place, "which contains itself") from None
+
+    def _of_object(self, value: Any, place: str) -> Any:
+        if isinstance(value, functools.partial):
+            return self.of((value.func, value.args, value.keywords), place)
+        if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+            return str(value.dtype), value.shape, hashlib.sha256(value.tobytes()).hexdigest()
+        if isinstance(value, list | tuple):
+            return getattr(value, "_fields", ()), [self.of(entry, place) for entry in value]
+        if isinstance(value, Mapping):
+            entries = [*value.items(), getattr(value, "default_factory", None)]
+            return [self.of(entry, place) for entry in entries]
+        if isinstance(value, set | frozenset):  # whose order differs between processes
+            return sorted(repr(_Description(self._root).of(entry, place)) for entry in value)
+        if not dataclasses.is_dataclass(value):
+            raise self._refusal(value, place, f"and no {type(value).__name__} says what it is")
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        if "__dataclass_fields__" not in vars(type(value)):  # a subclass with its own attributes
+            fields |= getattr(value, "__dict__", {})
+        described = [(name, self.of(each, f"{place}.{name}")) for name, each in fields.items()]
+        return self.of(type(value), place), described
+
+    def _of_class(self, kind: type, place: str) -> Any:
+        """A class by what its body defines, and by those that it extends."""
+        described = [self.of(kind.__bases__, place)]
+        fields = getattr(kind, "__dataclass_fields__", {})
+        for name, entry in sorted({**vars(kind), **getattr(kind, "__members__", {})}.items()):
+            if isinstance(entry, property | functools.cached_property):
+                entry = getattr(entry, "fget", getattr(entry, "func", None))
+            if isinstance(function := inspect.unwrap(entry), types.FunctionType):
+                skip = function.__code__.co_qualname.startswith("__create_fn__")  # by `dataclass`
+            else:
+                skip = hasattr(entry, "__get__") or name in fields
+                skip |= name == "_abc_impl" or name[:1] == name[-1:] == "_"
+            if not skip:
+                described.append((name, self.of(entry, f"{place}.{name}")))
+        return described
+
+    def _of_function(self, function: types.FunctionType, place: str) -> Any:
+        code = function.__code__
+        defaults = [function.__defaults__, function.__kwdefaults__]
+        described = [self._of_code(code, place), self.of(defaults, f"the defaults of {place}")]
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            if cell != types.CellType():  # which is not set yet
+                content = self.of(cell.cell_contents, f"{name}, which {place} captured,")
+                described.append((name, content))
+        for name in sorted(set(_find_globals(code)) & set(function.__globals__)):
+            value = function.__globals__[name]
+            defined = inspect.isroutine(value) or isinstance(value, type)
+            if defined and getattr(value, "__module__", None) != function.__module__:
+                described.append((name, _name(value)))
+            elif not name.startswith("__"):
+                described.append((name, self.of(value, f"{name}, which {place} names,")))
+        return described
+
+    def _of_code(self, code: types.CodeType, place: str) -> Any:
+        with contextlib.suppress(OSError, TypeError, SyntaxError):
+            source = textwrap.dedent(inspect.getsource(code))
+            # Other lines are there where the file changed after it was imported.
+            if re.search(rf"^(async )?def {code.co_name}\b", source, re.MULTILINE):
+                return source
+        return [getattr(code, f"co_{name}") for name in CODE], self.of(code.co_consts, place)
+
+
+def _find_globals(code: types.CodeType) -> Iterator[str]:
+    """The names that a function, and those inside it, look up in its module."""
+    every = dis.get_instructions(code)
+    yield from (each.argval for each in every if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _find_globals(constant)

@@ -1,0 +1,252 @@
+"""Templates: from a record to spans of text, each with the loss weight of its tokens.
+
+A template is a pure function at the top of a module, or an object of a dataclass there, so that it
+pickles and has a fingerprint; see `pipeline.text.fingerprints`.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pipeline.errors import InvalidValue
+from pipeline.text.fingerprints import fingerprint
+from pipeline.text.ragged import Ragged
+from pipeline.text.sources.source import PartedSource, Source, read_records, where
+from pipeline.text.tokenizers import Markup, Tokenizer
+
+__all__ = [
+    "Answer",
+    "Chat",
+    "FilledSource",
+    "Function",
+    "Markup",
+    "Span",
+    "Template",
+    "encode",
+    "fingerprint",
+]
+
+# A piece of text, and the loss weight of each of its tokens: 0 for what is only read.
+Span = tuple[str, float]
+Template = Callable[[dict[str, Any]], Sequence[Span]]
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function with a fingerprint that you give it, where none can be computed.
+
+    >>> shout = Function(lambda record: [(record["text"].upper(), 1.0)], fingerprint="shout-1")
+    >>> shout({"text": "a"}), fingerprint(shout)
+    ([('A', 1.0)], 'shout-1')
+
+    Args:
+        function: anything that can be called; for workers it must pickle.
+        fingerprint: change it whenever `function` would return something else.
+
+    Raises:
+        ValueError: `fingerprint` is not text, or empty.
+    """
+
+    function: Callable[..., Any]
+    fingerprint: str = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.fingerprint, str) or not self.fingerprint:
+            raise InvalidValue(f'fingerprint is {self.fingerprint!r}; give a text, such as "v1"')
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """What the function returns."""
+        return self.function(*arguments, **options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    r"""A prompt without loss, then an answer with it; for instruction and prefix tuning.
+
+    Both are format strings of the record's fields. Special tokens are parsed in the format strings
+    alone, not in the fields; see `Markup`.
+
+    >>> Answer(prompt="Q: {question}\nA: ", answer="{answer}")({"question": "2+2", "answer": "4"})
+    [('Q: 2+2\nA: ', 0.0), ('4', 1.0)]
+    """
+
+    prompt: str
+    answer: str
+
+    def __call__(self, record: Mapping[str, Any]) -> list[Span]:
+        """The two spans of a record."""
+        return [(Markup.fill(self.prompt, record), 0.0), (Markup.fill(self.answer, record), 1.0)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chat:
+    r"""The turns of a conversation, one after another, each between `before` and `after`.
+
+    The loss is on what the chosen roles say and on the `after` that ends it, by which the model
+    learns to stop; `before` is never learnt. Special tokens are parsed in `before` and `after`
+    alone, not in what somebody says; see `Markup`.
+
+    >>> Chat()({"messages": [{"role": "user", "content": "Hi"},
+    ...                      {"role": "assistant", "content": "Hello."}]})
+    [('<|user|>\n', 0.0), ('Hi<|end|>\n', 0.0), ('<|assistant|>\n', 0.0), ('Hello.<|end|>\n', 1.0)]
+
+    Attributes:
+        weights: of each role that is learnt, the weight; others weigh 0.
+        before: stands before each turn; `{role}` is its role.
+        after: stands after each turn.
+        messages: the field of a record that lists the turns.
+        role: the field of a turn that names its role.
+        content: the field of a turn that holds its text.
+
+    Raises:
+        ValueError: `weights` does not map roles to numbers.
+    """
+
+    weights: Mapping[str, float] = field(default_factory=lambda: {"assistant": 1.0})
+    before: str = "<|{role}|>\n"
+    after: str = "<|end|>\n"
+    messages: str = "messages"
+    role: str = "role"
+    content: str = "content"
+
+    def __post_init__(self) -> None:
+        valid = isinstance(self.weights, Mapping)
+        if not valid or not all(isinstance(each, int | float) for each in self.weights.values()):
+            raise InvalidValue(
+                f"weights is {self.weights!r}; it must map roles to numbers, such as "
+                "{'assistant': 1.0}"
+            )
+
+    def __call__(self, record: Mapping[str, Any]) -> list[Span]:
+        """Two spans for each turn of a record.
+
+        Raises:
+            ValueError: there is no turn, what it says is not text, or its role has signs that marks
+                have.
+        """
+        spans: list[Span] = []
+        for turn in record[self.messages]:
+            role, content = turn[self.role], turn[self.content]
+            if not isinstance(content, str):
+                raise InvalidValue(f"a turn of {role} says {type(content).__name__}, not text")
+            if re.search(r"[<>|\[\]{}\r\n]", str(role)):
+                raise InvalidValue(
+                    f"a turn has the role {role!r:.80}; a role becomes part of a mark, so it is a "
+                    "name without < > | [ ] { } and line breaks"
+                )
+            spans.append((Markup(self.before.format(role=role)), 0.0))
+            spans.append((content + Markup(self.after), self.weights.get(role, 0.0)))
+        if not spans:
+            raise InvalidValue(f"its {self.messages} are empty")
+        return spans
+
+
+class FilledSource(PartedSource):
+    """Records `{"text": …}`: all spans of each record of a source, one after another.
+
+    >>> FilledSource([{"q": "2+2", "a": "4"}], Answer(prompt="{q}=", answer="{a}"))[0]
+    {'text': '2+2=4'}
+    """
+
+    def __init__(self, source: Source, template: Template):
+        self.source, self.template = source, template
+
+    @property
+    def fingerprint(self) -> str:
+        """See `Source`."""
+        return f"{self.source.fingerprint}-{fingerprint(self.template)}"
+
+    @property
+    def _sizes(self) -> list[int]:
+        return [len(self.source)]
+
+    def _read(self, part: int, numbers: Sequence[int]) -> list[dict[str, str]]:
+        filled = fill(self.template, self.source, numbers)
+        return [{"text": "".join(text for text, _ in spans)} for spans in filled]
+
+    def _where(self, part: int, number: int) -> str:
+        return where(self.source, number)
+
+    def __str__(self) -> str:
+        return f"{self.source}, by a template"
+
+
+def fill(template: Template, source: Source, indices: Sequence[int]) -> list[list[Span]]:
+    """The spans that a template makes of each record.
+
+    Raises:
+        ValueError: the template fails on a record, or gives no spans or invalid weights; names the
+            record.
+    """
+    filled = []
+    for index, record in zip(indices, read_records(source, indices), strict=True):
+        try:
+            # Some sources give text as bytes.
+            texts = {k: v.decode() if isinstance(v, bytes) else v for k, v in record.items()}
+            spans = [(text, float(weight)) for text, weight in template(texts)]
+            _check(spans)
+            filled.append(spans)
+        except Exception as error:
+            reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+            raise InvalidValue(
+                f"{where(source, index)} does not suit the template {fingerprint(template)}: "
+                f"{reason}. Its fields are {', '.join(map(str, record))}; mend it, or give another "
+                "template"
+            ) from error
+    return filled
+
+
+def _check(spans: Sequence[Span]) -> None:
+    if not spans:
+        raise InvalidValue("it gave no spans; give at least one text with its weight")
+    for text, weight in spans:
+        if not isinstance(text, str):
+            raise InvalidValue(f"it gave a span that is {type(text).__name__}, not text")
+        if not (math.isfinite(weight) and weight >= 0):
+            raise InvalidValue(f"it gave the weight {weight}; a weight is a number from 0 up")
+
+
+def encode(
+    template: Template, source: Source, indices: Sequence[int], tokenizer: Tokenizer
+) -> Ragged:
+    """The tokens and weights of some records.
+
+    Spans are tokenised one by one, so that each token has one weight. The tokenizer's marks stand
+    around the whole: the begin mark weighs 0, the end mark as much as the last span.
+
+    >>> from pipeline.text.tokenizers import Bytes
+    >>> def greeting(record):
+    ...     return [(record["name"], 0.0), ("!", 1.0)]
+    >>> chunk = encode(greeting, [{"name": "Jo"}], [0], Bytes())
+    >>> chunk.flat.tolist(), chunk.weights.tolist()
+    ([1, 77, 114, 36, 2], [0.0, 0.0, 0.0, 1.0, 1.0])
+
+    Raises:
+        ValueError: as `fill`.
+    """
+    filled = fill(template, source, indices)
+    spans = [span for each in filled for span in each]
+    sizes = np.array([len(each) for each in filled])
+    flat, counts = tokenizer.encode_batch([text for text, _ in spans])
+    weights = np.repeat(np.array([weight for _, weight in spans], np.float32), counts)
+    # The tokenizer marks each span; only the marks at the ends of a record stay.
+    ends = np.cumsum(counts)
+    begins, last = ends - counts, np.cumsum(sizes) - 1
+    keep = np.ones(len(flat), bool)
+    if tokenizer.begin_id is not None:
+        first = begins[last - sizes + 1]
+        keep[begins] = False
+        keep[first] = True
+        weights[first] = 0
+    if tokenizer.end_id is not None:
+        keep[ends - 1] = False
+        keep[ends[last] - 1] = True
+    record_of = np.repeat(np.arange(len(sizes)), sizes)
+    tokens = np.bincount(np.repeat(record_of, counts)[keep], minlength=len(sizes))
+    weighted = [len(text.encode()) if weight else 0 for text, weight in spans]
+    text_bytes = np.bincount(record_of, weighted, len(sizes)).astype(np.int64)
+    return Ragged(flat[keep], tokens, text_bytes, weights[keep])
