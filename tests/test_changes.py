@@ -198,6 +198,7 @@ def test_what_was_planned_anew_is_another_plan_even_with_the_same_options():
         (lambda plan: plan.after(5, seed=-1), "seed is -1"),
         (lambda plan: plan.after(5, seed=None), "seed is None; it must be a whole number"),
         (lambda plan: plan.after(float("nan")), "step is nan; it must be a whole number"),
+        (lambda plan: plan.after(5, lengths=[3, 4, 9]), "do not begin with the 3 that the plan"),
         (lambda plan: plan.after(5, exclude=[3]), "numbered from 0 to 2"),
         (lambda plan: plan.after(5, exclude=["a"]), "list of numbers of examples"),
         (lambda plan: plan.after(5, exclude=range(3)), "none of the 3 examples has a position"),
@@ -227,39 +228,11 @@ def test_examples_are_left_out_by_a_function_of_the_corpus(corpus):
     assert excluded.tolist() == np.flatnonzero(corpus.lengths > 100).tolist()
 
 
-def test_buckets_of_a_change_that_another_takes_the_place_of_are_not_used():
-    plan = Plan([3] * 80 + [60], [Bucket(1, 64)], shuffle=False)
-    plan = plan.after(1, buckets=[Bucket(2, 8), Bucket(3, 64)]).after(2, buckets=[Bucket(5, 64)])
-    planned = {plan.batch(step).bucket for step in range(plan.first_step(2))}
-    assert planned == {Bucket(1, 64), Bucket(2, 8), Bucket(5, 64)}
-    assert {bucket for bucket, number in plan.batches_per_bucket.items() if number} == planned
-    assert set(plan.buckets) == planned
-
-
 def test_a_plan_from_a_later_step_on_knows_all_epochs(corpus):
-    plan = Plan([5, 3, 4, 2, 9, 6], [Bucket(1, 8)]).after(9, buckets=[Bucket(3, 16)])
-    later = plan.onward(40)
-    for epoch in range(30):
-        assert later.first_step(epoch) == plan.first_step(epoch)
-        assert later.num_batches(epoch) == plan.num_batches(epoch)
     changing = Plan(corpus, FOURS).after(50, seed=1)
     batches = Batches(corpus, changing.onward(50))
     assert len(batches) == changing.num_batches(0)
     assert len(batches.repeat(3)) == changing.first_step(3)
-
-
-def test_pairs_join_the_epoch_in_progress():
-    few, more = [[5, 3], [4, 4], [6, 2]], [[2, 7], [0, 3], [3, 0]]
-    plan = Plan(few, [Bucket(1, (8, 8))], shuffle=False).after(1, lengths=few + more)
-    assert plan.counts == (3, 6)
-    steps = [plan.batch(step) for step in range(plan.first_step(2))]
-    for epoch in (0, 1):
-        segments = np.concatenate([each.segments for each in steps if each.epoch == epoch])
-        trained = {example: sides for _, example, _, *sides in segments.tolist()}
-        assert len(segments) == len(trained)
-        assert trained == {0: [5, 3], 1: [4, 4], 2: [6, 2], 3: [2, 7], 4: [0, 3]}
-    with pytest.raises(ValueError, match="do not begin with the 3 that the plan has"):
-        Plan(few, [Bucket(1, (8, 8))]).after(1, lengths=few[1:] + more)
 
 
 def test_far_steps_cost_no_walk(monkeypatch):

@@ -119,7 +119,9 @@ def made(corpora, phases, begin, changes):
         given["exclude"] = sorted(
             {may_go[number] for number in change.get("exclude", ()) if number < len(may_go)}
         )
-        plan = plan.after(step, **given)
+        before, plan = plan, plan.after(step, **given)
+        for earlier in {0, step // 2, step - 1} & {*range(step)}:
+            assert plan.batch(earlier).digest == before.batch(earlier).digest
         used = [used_buckets(source) for source in plan.until(step).stages[-1].sources]
         events.append((step, {**change, "exclude": given["exclude"], "used": used}))
     return plan, {name: lengths[name] for name in plan.names}, events

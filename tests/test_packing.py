@@ -116,7 +116,7 @@ def test_buckets_partition_the_histogram_in_whole_batches(
 def test_left_over_rows_go_to_the_next_longer_bucket():
     # Five rows of 10 make two batches of 2; the fifth moves to the bucket of 20.
     packed = pack(as_counts({10: 5, 20: 1}), [Bucket(2, 10), Bucket(2, 20)])
-    assert [packed.batches(0), packed.batches(1)] == [2, 1]
+    assert [packed.rows(0), packed.rows(1)] == [4, 2]
     assert packed.segments(1) == 2
 
 

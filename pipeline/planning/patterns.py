@@ -56,10 +56,6 @@ class Packed:
         """Rows of bucket number `index`, without empty rows."""
         return sum([pattern.rows for pattern in self.patterns[index]])
 
-    def batches(self, index: int) -> int:
-        """Batches of bucket number `index`; the last may end in empty rows."""
-        return -(-self.rows(index) // self.buckets[index].rows)
-
     def real(self, index: int) -> int:
         """Real positions in the rows of bucket number `index`."""
         return sum([pattern.fill * pattern.rows for pattern in self.patterns[index]])
