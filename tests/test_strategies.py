@@ -113,7 +113,7 @@ def test_hosts_that_read_every_eighth_document_of_a_run_have_unequal_batches():
 def test_figures_of_two_batches_worked_by_hand():
     # Batches of 2 × 4 and 1 × 2 with the segments 4, 1, 2; scores: 2·4² + 2² = 36.
     sums = {"tokens": 7, "positions": 10, "scores": 36, "squares": 21}
-    seen = strategy("a", "b", 10, **sums, batches=2, shapes=2, hosts=[2, 3], reread=5)
+    seen = strategy("a", "b", 10, [2, 3], **sums, batches=2, shapes=2, reread=5)
     assert seen["padding"] == pytest.approx(3 / 10)
     assert (seen["batches"], seen["shapes"], seen["reread"]) == (2, 2, 5)
     assert seen["positions_per_token"] == pytest.approx(10 / 7)

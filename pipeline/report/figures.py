@@ -1,7 +1,6 @@
 """Figures: everything that the report says, computed here and nowhere else, as plain JSON."""
 
 import bisect
-import dataclasses
 import math
 import statistics
 from collections import Counter
@@ -65,7 +64,11 @@ def measure(
         progress=progress,
     )
     if dataset.pairs:
-        others = [_pad_pairs(dataset.lengths, options, longest)]
+        bucket = Bucket(max(options["tokens_per_batch"] // sum(longest), 1), longest)
+        padded = options.replace(packing="none", **PLAIN).plan(dataset.lengths, (bucket,))
+        about = f"every row {length_of(bucket.length)} long, one pair in a row"
+        name = "padded to the longest of all"
+        others = [_of_plan(name, about, padded, width, padded.num_batches())]
     else:
         others = compare_others(*histogram(dataset.lengths), options, *longest)
     figures["strategies"] = others + ours
@@ -156,7 +159,7 @@ def measure_vocabulary(corpus: AnyCorpus, side: int = 0) -> dict[str, Any]:
     tokens = int(counts.sum())
     frequent = np.sort(counts)[::-1]
     share = frequent[frequent > 0] / max(tokens, 1)
-    last = side == len(corpus.sides) - 1
+    has_text = corpus.text_bytes and total and side == len(corpus.sides) - 1
     return {
         "tokens": tokens,
         "of": total,
@@ -165,9 +168,7 @@ def measure_vocabulary(corpus: AnyCorpus, side: int = 0) -> dict[str, Any]:
         "rare": int(np.count_nonzero((counts > 0) & (counts < 10))),
         "half": int(np.searchsorted(np.cumsum(frequent), tokens / 2)) + 1,
         "entropy": float(-(share * np.log2(share)).sum()),
-        "text_bytes_per_token": corpus.text_bytes / total
-        if corpus.text_bytes and total and last
-        else None,
+        "text_bytes_per_token": (corpus.text_bytes or 0) / total if has_text else None,
     }
 
 
@@ -188,6 +189,7 @@ def strategy(
     name: str,
     about: str,
     width: int,
+    hosts: Sequence[int],
     *,
     tokens: int,
     positions: float,
@@ -195,33 +197,23 @@ def strategy(
     squares: float,
     batches: int,
     shapes: float,
-    hosts: Sequence[int],
     cut: float = 0,
     reread: int = 0,
 ) -> dict[str, Any]:
     """What the report's JSON has for a way to make the batches of an epoch.
 
-    Args:
-        name: its name in the report.
-        about: its parameters, in a phrase.
-        width: of the model, which weighs attention against the rest.
-        tokens: real positions.
-        positions: all positions.
-        scores: the scores that attention over whole rows computes.
-        squares: the scores that attention inside segments computes.
-        batches: of one host that has all rows.
-        shapes: different shapes of batches, each of which is compiled once.
-        hosts: the batches of each of several hosts that share the rows.
-        cut: documents that lie in more than one segment.
-        reread: examples to read again to resume after an interruption, at most.
+    `tokens` are the real ones of all `positions`; `scores` those that attention over whole rows
+    computes, and `squares` those inside segments; `hosts` the batches of each of several hosts that
+    share the rows.
 
     Returns:
-        `padding` (0 to 1); `batches`, `shapes`, `cut` and `reread`; `positions_per_token`;
-        `attention_flops_per_token` of one layer's scores and their use, forward, over whole rows,
-        and `segment_attention_flops_per_token`, inside segments; `cost` and `segment_cost`, the
-        work of a layer per token with these two, in units of the work at one position without
-        attention (`L + L²/(6·width)` over all rows); `batches_per_host`, and whether they are
-        `equal`.
+        `padding` (0 to 1); `batches`; the different `shapes`, each of which is compiled once; `cut`
+        documents, which lie in more than one segment; examples to `reread` to resume, at most;
+        `positions_per_token`; `attention_flops_per_token` of one layer's scores and their use,
+        forward, over whole rows, and `segment_attention_flops_per_token`, inside segments; `cost`
+        and `segment_cost`, the work of a layer per token with these two, in units of the work at
+        one position without attention (`L + L²/(6·width)` over all rows); `batches_per_host`, and
+        whether they are `equal`.
     """
     real = max(tokens, 1)
     return {
@@ -247,12 +239,8 @@ def compare_others(
 ) -> list[dict[str, Any]]:
     """Figures of the ways to batch that others use: what is expected of a random order.
 
-    Args:
-        sizes: the different lengths, ascending.
-        counts: the number of examples of each.
-        options: `overflow` decides on examples longer than a row, `tokens_per_batch` on the rows of
-            packed batches.
-        row: positions in the longest row.
+    There are `counts` examples of the lengths `sizes`; longer ones than `row` are treated as the
+    `overflow` of the options says.
     """
     if (overflow := options.values.get("overflow")) == "truncate":
         sizes = np.minimum(sizes, row)
@@ -271,19 +259,19 @@ def compare_others(
         positions, scores, lengths = float(number * longest), float(number * longest**2), 1.0
         if window:
             positions, scores, lengths = pad_windows(pieces, ends[pieces], ROWS, window)
-        of_host = ((number + host) // HOSTS for host in range(HOSTS))
+        of_hosts = ((number + host) // HOSTS for host in range(HOSTS))
         found.append(
             strategy(
                 name,
                 about,
                 options["width"],
+                [-(-each // (ROWS // HOSTS)) for each in of_hosts],
                 tokens=int(counts @ sizes),
                 positions=positions,
                 scores=scores,
                 squares=float(ends[pieces] @ pieces**2),
                 batches=-(-number // ROWS),
                 shapes=lengths + (number > ROWS and number % ROWS > 0),
-                hosts=[-(-each // (ROWS // HOSTS)) for each in of_host],
                 cut=counts[sizes > row].sum(),
                 reread=min(window, number) if window > ROWS else 0,
             )
@@ -338,13 +326,13 @@ def _concatenate(
         "concatenate and split",
         f"one run of tokens, cut every {row:,}, batches of {height}",
         options["width"],
+        [math.ceil(round(rank / each, 6)) for rank in ranks],
         tokens=tokens,
         positions=rows * row,
         scores=rows * row**2,
         squares=squares,
         batches=-(-rows // height),
         shapes=1 + (rows > height and rows % height > 0),
-        hosts=[math.ceil(round(rank / each, 6)) for rank in ranks],
         cut=cut,
         reread=int(cut > 0),
     )
@@ -434,16 +422,6 @@ def compare_plans(
     return found, excluded
 
 
-def _pad_pairs(lengths: np.ndarray, options: Options, longest: tuple[int, ...]) -> dict[str, Any]:
-    """Figures of pairs padded to the longest inputs and the longest targets, one in a row."""
-    bucket = Bucket(max(options["tokens_per_batch"] // sum(longest), 1), longest)
-    plan = options.replace(packing="none", **PLAIN).plan(lengths, (bucket,))
-    about = f"every row {length_of(bucket.length)} long, one pair in a row"
-    return _of_plan(
-        "padded to the longest of all", about, plan, options["width"], plan.num_batches()
-    )
-
-
 def _of_plan(name: str, about: str, plan: Plan, width: int, batches_of_host: int) -> dict[str, Any]:
     """Figures of an epoch of a plan of one corpus."""
     batches = planned_figures.epoch_batches(plan)
@@ -457,13 +435,13 @@ def _of_plan(name: str, about: str, plan: Plan, width: int, batches_of_host: int
         name,
         about,
         width,
+        [batches_of_host] * HOSTS,
         tokens=plan.num_tokens,
         positions=sum(number * bucket.positions for bucket, number in batches.items()),
         scores=sum(n * b.rows * int(_scores(b.lengths)) for b, n in batches.items()),
         squares=squares,
         batches=sum(batches.values()),
         shapes=sum(number > 0 for number in batches.values()),
-        hosts=[batches_of_host] * HOSTS,
         cut=planned_figures.losses(plan).overlong if split else 0,
     )
 
@@ -530,18 +508,20 @@ def measure_epoch(
     stages = [stage for stage, _, _ in plan.stages_between(steps.start, steps.stop)]
     number_of = {b: index for stage in stages for index, b in enumerate(stage.options.buckets)}
     hosts = next(h for h in (HOSTS, 4, 2, 1) if all(b.rows % h == 0 for b in number_of))
-    walked = [_measure_batch(plan, plan.batch(step), hosts, width) for step in steps]
+    walked = [_Batch(plan, plan.batch(step), hosts, width) for step in steps]
     order = np.array([number_of[each.bucket] for each in walked])
     for index, bucket in enumerate(buckets):
         documents = [each.documents for each in walked if number_of[each.bucket] == index]
         bucket["documents_per_step"] = float(np.mean(documents)) if documents else None
-    balance: dict[str, Any] = {"hosts": hosts}
-    for name, ratio in zip(
-        ("tokens", "attention"), np.array([each.busiest for each in walked]).T, strict=True
-    ):
-        balance[name] = {"mean": float(ratio.mean()), "worst": float(ratio.max())}
+    busiest = np.array([each.busiest for each in walked])
+    worst, mean = busiest.max(axis=0).tolist(), busiest.mean(axis=0).tolist()
     costs = [(each.bucket, each.costs) for each in walked]
-    balance["over_ideal"] = compare_tiers(costs, plan.options.tiers)
+    balance = {
+        "hosts": hosts,
+        "tokens": {"mean": mean[0], "worst": worst[0]},
+        "attention": {"mean": mean[1], "worst": worst[1]},
+        "over_ideal": compare_tiers(costs, plan.options.tiers),
+    }
     return {
         "fingerprint": plan.fingerprint,
         "batches": last - first,
@@ -590,53 +570,29 @@ def _count_rows(plan: Plan) -> tuple[list[dict[str, Any]], list[list[int]]]:
     return buckets, [[count, rows] for count, rows in sorted(per_row.items())]
 
 
-@dataclasses.dataclass(frozen=True)
 class _Batch:
-    """The figures of one batch.
+    """The figures of one batch, as `measure_epoch` adds them up."""
 
-    Attributes:
-        bucket: its shape.
-        documents: different documents in it.
-        busiest: tokens, and squared lengths of segments, of the busiest host ÷ those of the mean.
-        costs: of each row, as `row_costs`.
-        moments: the number of its segments, and the sums of their lengths and squared lengths; NaN
-            unless all rows are used.
-        tokens: real positions of each corpus of a mixture.
-        content: what it has of each corpus, in the unit of the weights.
-    """
-
-    bucket: Bucket
-    documents: int
-    busiest: np.ndarray
-    costs: np.ndarray
-    moments: tuple[float, float, float]
-    tokens: list[int]
-    content: list[int]
-
-
-def _measure_batch(plan: Plan, planned: PlannedBatch, hosts: int, width: int) -> _Batch:
-    row, example, start = planned.segments[:, :3].T
-    sides, rows = planned.segments[:, 3:].astype(float), planned.bucket.rows
-    lengths, squares = sides.sum(axis=1), (sides**2).sum(axis=1)
-    work = np.stack([np.bincount(row, each, rows) for each in (lengths, squares)])
-    of_hosts = work.reshape(2, hosts, -1).sum(axis=2)
-    moments = len(lengths), float(lengths.sum()), float((lengths**2).sum())
-    full = np.count_nonzero(np.diff(row)) + 1 == rows
-    sources = plan.stages[-1].sources
-    tokens = content = [planned.sources.get(source.name, 0) for source in sources]
-    if plan.options.by == "examples":  # those that begin in the batch
-        firsts = [source.first for source in sources]
-        owner = np.searchsorted(firsts, example[start == 0], side="right") - 1
-        content = np.bincount(owner, minlength=len(sources)).tolist()
-    return _Batch(
-        bucket=planned.bucket,
-        documents=len(np.unique(example)),
-        busiest=of_hosts.max(axis=1) / of_hosts.mean(axis=1),
-        costs=row_costs(planned.bucket, planned.segments, width),
-        moments=moments if full else (math.nan,) * 3,
-        tokens=tokens,
-        content=content,
-    )
+    def __init__(self, plan: Plan, planned: PlannedBatch, hosts: int, width: int):
+        row, example, start = planned.segments[:, :3].T
+        sides, rows = planned.segments[:, 3:].astype(float), planned.bucket.rows
+        lengths, squares = sides.sum(axis=1), (sides**2).sum(axis=1)
+        self.bucket, self.documents = planned.bucket, len(np.unique(example))
+        # Tokens, and squared lengths of segments, of the busiest host ÷ those of the mean.
+        work = np.stack([np.bincount(row, each, rows) for each in (lengths, squares)])
+        of_hosts = work.reshape(2, hosts, -1).sum(axis=2)
+        self.busiest = of_hosts.max(axis=1) / of_hosts.mean(axis=1)
+        self.costs = row_costs(planned.bucket, planned.segments, width)
+        self.moments = np.array([len(lengths), lengths.sum(), (lengths**2).sum()])
+        if np.count_nonzero(np.diff(row)) + 1 < rows:
+            self.moments *= math.nan  # its mean is over fewer rows
+        # What it has of each corpus: real positions, and in the unit of the weights.
+        sources = plan.stages[-1].sources
+        self.tokens = self.content = [planned.sources.get(source.name, 0) for source in sources]
+        if plan.options.by == "examples":  # those that begin in the batch
+            firsts = [source.first for source in sources]
+            owner = np.searchsorted(firsts, example[start == 0], side="right") - 1
+            self.content = np.bincount(owner, minlength=len(sources)).tolist()
 
 
 def _measure_sources(plan: Plan, first: int, walked: list[_Batch]) -> list[dict[str, Any]]:
