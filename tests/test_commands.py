@@ -231,7 +231,7 @@ def test_report_prints_json_for_programs_and_nothing_else(run, lengths):
     status, out, err = run("report", lengths, "--json")
     seen = json.loads(out)
     assert (status, err) == (FINE, "")
-    assert len([each for each in seen["strategies"] if "packing" not in each]) == 4
+    assert len([each for each in seen["strategies"] if "packing" not in each]) == 5
 
 
 def test_a_file_of_counts_is_the_same_as_its_lengths(run, tmp_path):

@@ -299,6 +299,7 @@ def test_strategies_of_many_lengths_come_in_the_order_of_their_padding():
         padding["padded to the longest of all"]
         > padding["padded to the longest in the batch"]
         > padding["sorted windows"]
+        > padding["token budget, read-ahead"]
         > padding["Lockstep, 1 bucket"]
     )
     assert padding["Lockstep, 1 bucket"] < 0.001

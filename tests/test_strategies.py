@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks import simulations
 from pipeline import Bucket
 from pipeline.errors import NotInstalled
 from pipeline.planning.cascade import PACKINGS
@@ -16,6 +17,7 @@ from pipeline.report.figures import (
     compare_plans,
     cut_documents,
     pad_windows,
+    read_ahead,
     strategy,
 )
 
@@ -41,6 +43,16 @@ def test_padded_batches_are_as_expected_of_a_random_order(window):
     expected = pad_windows(*histogram(SKEWED), 32, window)
     assert expected == pytest.approx(np.mean(counted, axis=0), rel=0.04)
     assert expected[0] == pytest.approx(np.mean(counted, axis=0)[0], rel=0.01)
+
+
+def test_read_ahead_is_as_expected_of_a_random_order():
+    lengths = np.tile(SKEWED, 8)
+    shuffled = np.random.default_rng(0).permutation(lengths)
+    made = simulations.token_budget(shuffled, budget=4096, window=10_000)
+    (batches, positions, _), shapes = read_ahead(*histogram(lengths), 4096)
+    assert batches == pytest.approx(len(made.rows), rel=0.02)
+    assert positions == pytest.approx(made.positions, rel=0.005)
+    assert shapes == pytest.approx(made.shapes, rel=0.2)
 
 
 def cut(lengths, row):
@@ -84,7 +96,7 @@ def test_every_strategy_counts_all_tokens(lengths):
 
 def test_a_few_examples_worked_by_hand():
     # 40 examples of 6: batches of 32 and 8. In rows of 4, each has pieces of 4 and 2.
-    longest, batch, windows, run = others([6] * 40, 8)
+    longest, batch, windows, _, run = others([6] * 40, 8)
     for each in (longest, batch, windows):
         assert (each["batches"], each["padding"], each["cut"]) == (2, 0, 0)
         assert (each["shapes"], each["batches_per_host"]) == (2, [2] * 8)

@@ -177,6 +177,7 @@ def measure_vocabulary(corpus: AnyCorpus, side: int = 0) -> dict[str, Any]:
 HOSTS = 8
 BUCKETS = (1, 2, 3, 4, 6)
 ROWS, WINDOW = 32, 320  # of batches with a fixed number of rows
+READ_AHEAD = 10_000  # examples that are sorted before they are cut by a budget of tokens
 
 # "optimal" is included without --optimal up to so many different lengths: it takes some seconds.
 OPTIMAL_LENGTHS = 512
@@ -276,7 +277,50 @@ def compare_others(
                 reread=min(window, number) if window > ROWS else 0,
             )
         )
-    return [*found, _concatenate(sizes, counts, row, options)]
+    # Every eighth document is a host's; the tokens of hosts differ as sums of random documents do.
+    tokens, budget = int(counts @ sizes), options["tokens_per_batch"]
+    deviation = math.sqrt((HOSTS - 1) * (counts @ (sizes - tokens / counts.sum()) ** 2)) / tokens
+    normal = statistics.NormalDist(1, deviation or 1e-9)
+    ranks = [normal.inv_cdf((host + 0.625) / (HOSTS + 0.25)) for host in range(HOSTS)]
+    (batches, positions, scores), lengths = read_ahead(pieces, ends[pieces], budget)
+    (of_host, *_), _ = read_ahead(pieces, ends[pieces] / HOSTS, max(budget // HOSTS, 1))
+    found.append(
+        strategy(
+            "token budget, read-ahead",
+            f"infinibatch: {READ_AHEAD:,} read ahead and sorted, at most {budget:,} positions a "
+            "batch",
+            options["width"],
+            [math.ceil(round(rank * of_host, 6)) for rank in ranks],
+            tokens=tokens,
+            positions=positions,
+            scores=scores,
+            squares=float(ends[pieces] @ pieces**2),
+            batches=math.ceil(batches),
+            shapes=lengths,
+            cut=counts[sizes > row].sum(),
+            reread=min(READ_AHEAD, number),
+        )
+    )
+    height, rows = max(budget // row, 1), -(-tokens // row)
+    cut, squares = cut_documents(sizes, counts, row)
+    of_host = tokens / HOSTS / (max(height // HOSTS, 1) * row)
+    found.append(
+        strategy(
+            "concatenate and split",
+            f"one run of tokens, cut every {row:,}, batches of {height}",
+            options["width"],
+            [math.ceil(round(rank * of_host, 6)) for rank in ranks],
+            tokens=tokens,
+            positions=rows * row,
+            scores=rows * row**2,
+            squares=squares,
+            batches=-(-rows // height),
+            shapes=1 + (rows > height and rows % height > 0),
+            cut=cut,
+            reread=int(cut > 0),
+        )
+    )
+    return found
 
 
 def pad_windows(
@@ -310,32 +354,27 @@ def pad_windows(
     return positions, scores, float((1 - absent).sum())
 
 
-def _concatenate(
-    sizes: np.ndarray, counts: np.ndarray, row: int, options: Options
-) -> dict[str, Any]:
-    """Figures of one run of all tokens, cut every `row` positions."""
-    tokens, height = int(counts @ sizes), max(options["tokens_per_batch"] // row, 1)
-    rows = -(-tokens // row)
-    cut, squares = cut_documents(sizes, counts, row)
-    # Every eighth document is a host's; the tokens of hosts differ as sums of random documents do.
-    variance = counts @ (sizes - tokens / counts.sum()) ** 2 * (HOSTS - 1) / HOSTS**2
-    normal = statistics.NormalDist(tokens / HOSTS, math.sqrt(variance) or 1e-9)
-    ranks = (normal.inv_cdf((host + 0.625) / (HOSTS + 0.25)) for host in range(HOSTS))
-    each = max(height // HOSTS, 1) * row
-    return strategy(
-        "concatenate and split",
-        f"one run of tokens, cut every {row:,}, batches of {height}",
-        options["width"],
-        [math.ceil(round(rank / each, 6)) for rank in ranks],
-        tokens=tokens,
-        positions=rows * row,
-        scores=rows * row**2,
-        squares=squares,
-        batches=-(-rows // height),
-        shapes=1 + (rows > height and rows % height > 0),
-        cut=cut,
-        reread=int(cut > 0),
-    )
+def read_ahead(
+    sizes: np.ndarray, counts: np.ndarray, budget: int
+) -> tuple[tuple[float, float, float], float]:
+    """Batches, positions and squared lengths of rows if windows are cut by a budget of positions.
+
+    A window has `READ_AHEAD` examples, taken to be like all of them. It is sorted from the longest
+    down and cut into batches of `budget // longest left` rows. At the end are the different shapes:
+    an example is the first of its batch in one case out of so many rows.
+    """
+    number = float(counts.sum())
+    window = max(min(READ_AHEAD, int(number)), 1)
+    evenly = (np.arange(window) + 0.5) / window * number
+    left = sizes[np.searchsorted(np.cumsum(counts), evenly)][::-1].tolist()
+    begin, batches = 0, []
+    while begin < window:
+        rows = min(max(budget // left[begin], 1), window - begin)
+        batches.append((1, rows * left[begin], rows * left[begin] ** 2))
+        begin += rows
+    first, second, third = (np.sum(batches, axis=0) * (number / window)).tolist()
+    shapes = float((1 - (1 - np.minimum(sizes / budget, 1)) ** counts).sum())
+    return (first, second, third), shapes
 
 
 def cut_documents(sizes: np.ndarray, counts: np.ndarray, row: int) -> tuple[float, float]:
