@@ -8,7 +8,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, TextIO
+from typing import Any
 
 from pipeline.cli.arguments import PLANNING, parse
 from pipeline.errors import InvalidState, InvalidValue, StorageError, UserError
@@ -70,7 +70,8 @@ def report(arguments: argparse.Namespace) -> int:
     if arguments.html:
         command = shlex.join(["python", "-m", "pipeline", *arguments.command_line])
         page = format_page(figures, command=command, date=datetime.date.today())
-        _write(arguments.html, page.encode(), sys.stderr)
+        _write(arguments.html, page.encode())
+        print(f"wrote {arguments.html}", file=sys.stderr)
     if arguments.png:
         _write(arguments.png, draw_png(figures))
     text = json.dumps(figures, indent=1) + "\n"
@@ -78,7 +79,8 @@ def report(arguments: argparse.Namespace) -> int:
         print(text, end="")
         return FINE
     if arguments.json:
-        _write(arguments.json, text.encode(), sys.stderr)
+        _write(arguments.json, text.encode())
+        print(f"wrote {arguments.json}", file=sys.stderr)
     width = shutil.get_terminal_size((130, 40)).columns
     print(format_text(figures, width=width, colour=_coloured("auto")))
     return FINE
@@ -115,7 +117,8 @@ def show(arguments: argparse.Namespace) -> int:
     plan = dataset.plan or options.plan(dataset.examples)
     shown = Shown(dataset.examples, plan, arguments.step)
     if arguments.png:
-        _write(arguments.png, shown.draw_png(), sys.stdout)
+        _write(arguments.png, shown.draw_png())
+        print(f"wrote {arguments.png}")
         return FINE
     width = shutil.get_terminal_size((110, 40)).columns
     colour = _coloured(arguments.color)
@@ -174,13 +177,17 @@ def why(arguments: argparse.Namespace) -> int:
 
 def prepare(arguments: argparse.Namespace) -> int:
     """Prepares a corpus, pairs, or the corpora of a config."""
-    from pipeline.cli.prepare import check_config_options, prepare_config, prepare_files
+    from pipeline.cli.prepare import prepare_config, prepare_files
 
-    if [os.path.splitext(each)[1] for each in arguments.source] == [".py"]:
-        check_config_options(arguments)
-        print(prepare_config(arguments.source[0], arguments.workdir)[0])
-    else:
+    if [os.path.splitext(each)[1] for each in arguments.source] != [".py"]:
         print(prepare_files(arguments))
+        return FINE
+    if (arguments.engine, arguments.of, arguments.on_error) != ("processes", None, "raise"):
+        raise InvalidValue(
+            "--engine, --task and --on-error go with files, and the source is a config; prepare "
+            "its files into the directory that the config's run then finds them in"
+        )
+    print(prepare_config(arguments.source[0], arguments.workdir)[0])
     return FINE
 
 
@@ -197,7 +204,7 @@ def _coloured(when: str) -> bool:
     return when == "always"
 
 
-def _write(path: str, content: bytes, said: TextIO | None = None) -> None:
+def _write(path: str, content: bytes) -> None:
     from pipeline.fs.atomic import as_path
 
     try:
@@ -206,8 +213,6 @@ def _write(path: str, content: bytes, said: TextIO | None = None) -> None:
         raise StorageError(
             f"{path} cannot be written: {error.strerror or error}; check the path, and make room"
         ) from error
-    if said:
-        print(f"wrote {path}", file=said)
 
 
 def _fail(error: Exception) -> int:

@@ -21,15 +21,6 @@ from pipeline.text import sources, tokenizers
 from pipeline.trainer.corpora import open_source, prepare_corpora
 
 
-def check_config_options(arguments: argparse.Namespace) -> None:
-    """Refuses options that do not go with a config."""
-    if (arguments.engine, arguments.of, arguments.on_error) != ("processes", None, "raise"):
-        raise InvalidValue(
-            "--engine, --task and --on-error go with files, and the source is a config; prepare "
-            "its files into the directory that the config's run then finds them in"
-        )
-
-
 def prepare_config(path: str, workdir: str | None) -> tuple[AnyCorpus, dict[str, Any]]:
     """Prepares the corpora of a config; returns that for training, and the options of its plan.
 

@@ -252,6 +252,9 @@ def compare_others(
     ends[row] += counts @ full
     pieces = np.flatnonzero(ends)
     found, number, longest = [], int(ends.sum()), int(pieces[-1])
+    tokens, budget, width = int(counts @ sizes), options["tokens_per_batch"], options["width"]
+    common: dict[str, Any] = {"tokens": tokens, "squares": float(ends[pieces] @ pieces**2)}
+    common["cut"] = int(counts[sizes > row].sum())
     for name, about, window in (
         ("padded to the longest of all", f"batches of {ROWS}, every row {longest:,} long", 0),
         ("padded to the longest in the batch", f"batches of {ROWS} in random order", ROWS),
@@ -265,20 +268,17 @@ def compare_others(
             strategy(
                 name,
                 about,
-                options["width"],
+                width,
                 [-(-each // (ROWS // HOSTS)) for each in of_hosts],
-                tokens=int(counts @ sizes),
                 positions=positions,
                 scores=scores,
-                squares=float(ends[pieces] @ pieces**2),
                 batches=-(-number // ROWS),
                 shapes=lengths + (number > ROWS and number % ROWS > 0),
-                cut=counts[sizes > row].sum(),
                 reread=min(window, number) if window > ROWS else 0,
+                **common,
             )
         )
     # Every eighth document is a host's; the tokens of hosts differ as sums of random documents do.
-    tokens, budget = int(counts @ sizes), options["tokens_per_batch"]
     deviation = math.sqrt((HOSTS - 1) * (counts @ (sizes - tokens / counts.sum()) ** 2)) / tokens
     normal = statistics.NormalDist(1, deviation or 1e-9)
     ranks = [normal.inv_cdf((host + 0.625) / (HOSTS + 0.25)) for host in range(HOSTS)]
@@ -289,16 +289,14 @@ def compare_others(
             "token budget, read-ahead",
             f"infinibatch: {READ_AHEAD:,} read ahead and sorted, at most {budget:,} positions a "
             "batch",
-            options["width"],
+            width,
             [math.ceil(round(rank * of_host, 6)) for rank in ranks],
-            tokens=tokens,
             positions=positions,
             scores=scores,
-            squares=float(ends[pieces] @ pieces**2),
             batches=math.ceil(batches),
-            shapes=lengths,
-            cut=counts[sizes > row].sum(),
+            shapes=max(lengths, 1),
             reread=min(READ_AHEAD, number),
+            **common,
         )
     )
     height, rows = max(budget // row, 1), -(-tokens // row)
@@ -308,7 +306,7 @@ def compare_others(
         strategy(
             "concatenate and split",
             f"one run of tokens, cut every {row:,}, batches of {height}",
-            options["width"],
+            width,
             [math.ceil(round(rank * of_host, 6)) for rank in ranks],
             tokens=tokens,
             positions=rows * row,
