@@ -1,11 +1,9 @@
-"""Agreement: the report's simulations beside Grain and infinibatch, which must be within 2%."""
+"""Agreement: the simulations beside Grain and infinibatch, which must be within 2%."""
 
 import numpy as np
 
-from benchmarks import packers
+from benchmarks import packers, simulations
 from benchmarks.results import Line, Section
-from pipeline.report import simulations
-from pipeline.report.stream import Stream
 
 TOKENS = 16_384
 OPEN_ROWS = 64
@@ -26,19 +24,18 @@ def measure(lengths: np.ndarray) -> Section:
     some = lengths[:GRAIN_EXAMPLES]
     lines = []
     for name, pack in (("first fit", simulations.first_fit), ("best fit", simulations.best_fit)):
-        simulation = pack(Stream(some, longest), rows=1, length=longest, open_rows=OPEN_ROWS)
+        positions = longest * pack(some, length=longest, open_rows=OPEN_ROWS)
         fill = packers.grain_fill(some, longest, packer=name, bins=OPEN_ROWS)
-        lines.append(_compare(f"Grain, {name}", simulation.positions, int(some.sum() / fill)))
+        lines.append(_compare(f"Grain, {name}", positions, int(some.sum() / fill)))
     ahead, made_by = packers.read_ahead(lengths, TOKENS, READ_AHEAD)
     if made_by == "infinibatch":
-        stream = Stream(lengths, longest)
-        simulation = simulations.token_budget(stream, budget=TOKENS, window=READ_AHEAD)
+        simulation = simulations.token_budget(lengths, budget=TOKENS, window=READ_AHEAD)
         lines.append(_compare("infinibatch, token budget", simulation.positions, ahead.positions))
     else:
         lines.append(Line("infinibatch, token budget", "–", "not installed"))
     return Section(
         "agreement",
-        f"Positions that the report's simulations need, beside those of the libraries, which read "
+        f"Positions that the simulations need, beside those of the libraries, which read "
         f"the examples in another random order; {len(some):,} examples for Grain, "
         f"{len(lengths):,} for infinibatch.",
         lines,

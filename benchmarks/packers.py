@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import grain
 import numpy as np
 
-from pipeline.report import simulations
-from pipeline.report.simulations import Simulation
-from pipeline.report.stream import Stream
+from benchmarks import simulations
+from benchmarks.simulations import Simulation
 
 # Elements in memory need no threads: with them, each element costs twice as much.
 READ = grain.ReadOptions(num_threads=0, prefetch_buffer_size=16)
@@ -42,14 +41,13 @@ def grain_fill(lengths: np.ndarray, length: int, *, packer: str, bins: int) -> f
 def read_ahead(lengths: np.ndarray, budget: int, window: int = 10_000) -> tuple[Simulation, str]:
     """Batches of like lengths, in a random order of examples, and who made them.
 
-    infinibatch if it is installed (`pip install infinibatch`); otherwise the report's simulation.
+    infinibatch if it is installed (`pip install infinibatch`); otherwise `benchmarks.simulations`.
     """
     items = np.random.default_rng(0).permutation(lengths)
     try:
         from infinibatch import iterators
     except ImportError:
-        stream = Stream(items, int(lengths.max()))
-        return simulations.token_budget(stream, budget=budget, window=window), "simulated"
+        return simulations.token_budget(items, budget=budget, window=window), "simulated"
     batches = list(
         iterators.BucketedReadaheadBatchIterator(
             iterators.NativeCheckpointableIterator(items.tolist()),
@@ -63,9 +61,6 @@ def read_ahead(lengths: np.ndarray, budget: int, window: int = 10_000) -> tuple[
         rows=np.array([len(batch) for batch in batches]),
         lengths=np.array([max(batch) for batch in batches]),
         tokens=int(lengths.sum()),
-        squares=int(np.square(lengths).sum()),
-        cut=0,
-        reread=window,
     )
     return simulation, "infinibatch"
 

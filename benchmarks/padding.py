@@ -12,11 +12,9 @@ import pathlib
 import numpy as np
 
 import pipeline
-from benchmarks import packers
+from benchmarks import packers, simulations
 from benchmarks.lengths import sample
-from pipeline.report import simulations
 from pipeline.report.charts import PARAMETERS, require_matplotlib
-from pipeline.report.stream import Stream
 
 PATH = pathlib.Path(__file__).with_name("padding.svg")
 TOKENS = 16_384
@@ -27,15 +25,13 @@ GRAIN_EXAMPLES = 100_000
 def simulate(lengths: np.ndarray) -> list[tuple[str, int, float]]:
     """Strategy, number of shapes and share of padding, from most padding to least."""
     order = np.random.default_rng(0).permutation(lengths)
-    stream, total = Stream(order, LONGEST), int(lengths.sum())
+    total = int(lengths.sum())
     simulated = {
         "every row padded to 512": simulations.pad_batches(
-            stream, rows=32, window=32, length=LONGEST
+            order, rows=32, window=32, length=LONGEST
         ),
-        "batches of 32, padded to the longest": simulations.pad_batches(stream, rows=32, window=32),
-        "windows of 320 sorted, batches of 32": simulations.pad_batches(
-            stream, rows=32, window=320
-        ),
+        "batches of 32, padded to the longest": simulations.pad_batches(order, rows=32, window=32),
+        "windows of 320 sorted, batches of 32": simulations.pad_batches(order, rows=32, window=320),
         "read-ahead, token budget": packers.read_ahead(lengths, TOKENS)[0],
     }
     buckets = pipeline.fit_buckets(
@@ -48,7 +44,7 @@ def simulate(lengths: np.ndarray) -> list[tuple[str, int, float]]:
     grain = packers.grain_fill(lengths[:GRAIN_EXAMPLES], LONGEST, packer="best fit", bins=32)
     return sorted(
         [
-            *((name, s.shapes, 1 - s.tokens / s.positions) for name, s in simulated.items()),
+            *((name, s.shapes, s.padding) for name, s in simulated.items()),
             ("contiguous next fit", 1, 1 - total / (packers.next_fit(order, LONGEST) * LONGEST)),
             ("Grain best fit, 32 bins", 1, 1 - grain),
             *((name, len(buckets), plan.padding) for name, plan in plans.items()),

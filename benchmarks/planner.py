@@ -7,8 +7,8 @@ import numpy as np
 import pipeline
 from benchmarks import packers
 from benchmarks.results import Line, Section
+from benchmarks.simulations import Simulation
 from benchmarks.turns import best_seconds
-from pipeline.report.simulations import Simulation
 
 TOKENS = 16_384  # positions in a batch, as in the published figures of read-ahead batches
 
@@ -50,7 +50,7 @@ def measure(lengths: np.ndarray) -> Section:
         return f"{len(lengths) / seconds[name] / 1e6:.1f} M examples/s"
 
     ahead, made_by = batches[0]
-    padding = 1 - ahead.tokens / ahead.positions
+    padding = ahead.padding
     lines = [
         Line(
             "Lockstep: plan of an epoch and its first batch",

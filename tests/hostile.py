@@ -330,7 +330,7 @@ chats = sometimes(
 FLAGS = """
     --tokens-per-batch --max-buckets --max-length --length-multiple --row-multiple --packing
     --overflow --attention --width --seed --step --row --epoch --field --begin --end --tokenizer
-    --vocab-size --split --kind --ids --no-marks --json --sample --workers --color --workdir
+    --vocab-size --split --kind --ids --no-marks --json --workers --color --workdir
 """
 flags = st.sampled_from(FLAGS.split())
 arguments = st.one_of(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pipeline import Bucket, Plan
 from pipeline.planning.deal import GROUP, deal
 from pipeline.planning.order import Purpose, random_bits
-from pipeline.report.epoch import measure_epoch, spread_of_means
+from pipeline.report.figures import measure_epoch, spread_of_means
 
 # Like word problems of grade-school maths: a few hundred different lengths around 150.
 SHORT = np.clip(np.random.default_rng(0).gamma(9, 150 / 9, 7473).round(), 40, 450).astype(int)

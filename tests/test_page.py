@@ -5,9 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from pipeline.report import Options, measure
-from pipeline.report.dataset import from_corpus, from_lengths
-from pipeline.report.page import page
+from pipeline.report import Options, format_page, from_corpus, from_lengths, measure
 from tests.browser import CHROMIUM, look
 
 # A narrow model, for which several buckets are worth it.
@@ -27,7 +25,7 @@ def figures(corpus):
 
 
 def html(figures):
-    return page(figures, command=COMMAND, date=datetime.date(2026, 1, 2))
+    return format_page(figures, command=COMMAND, date=datetime.date(2026, 1, 2))
 
 
 def test_the_page_needs_no_network_and_no_script(figures):

@@ -5,15 +5,21 @@ import numpy as np
 import pytest
 
 from pipeline import Batches, Bucket, Corpus, Plan
-from pipeline.report import Options, markdown, measure, open_dataset
-from pipeline.report.charts import png
-from pipeline.report.dataset import from_corpus, from_lengths
-from pipeline.report.epoch import measure_epoch
+from pipeline.report import (
+    Options,
+    draw_png,
+    format_page,
+    format_text,
+    from_corpus,
+    from_lengths,
+    markdown,
+    measure,
+    measure_epoch,
+    open_dataset,
+)
+from pipeline.report.figures import measure_lengths
 from pipeline.report.findings import findings
-from pipeline.report.page import page
-from pipeline.report.statistics import statistics
-from pipeline.report.table import percent
-from pipeline.report.terminal import terminal
+from pipeline.report.tables import percent
 
 # A narrow model, for which attention weighs so much that several buckets are worth it.
 OPTIONS = {
@@ -177,7 +183,7 @@ def test_each_host_has_as_many_batches_as_the_report_says(figures, corpus):
 def test_the_statistics_of_a_few_examples(tmp_path):
     examples = [[1, 2, 2], [7], [3] * 5, [1, 2, 9, 9, 9, 9, 9, 9, 9, 9, 9]]
     corpus = Corpus.from_arrays(map(np.array, examples), tmp_path / "c", vocab_size=12)
-    seen = statistics(from_corpus(corpus, "few"), 0, 8)  # lengths 2, 0, 4, 10
+    seen = measure_lengths(from_corpus(corpus, "few"), 0, 8)  # lengths 2, 0, 4, 10
     assert (seen["examples"], seen["tokens"], seen["empty"], seen["overlong"]) == (4, 16, 1, 1)
     assert (seen["shortest"], seen["longest"], seen["mean"]) == (2, 10, 16 / 3)
     assert seen["percentiles"]["50"] == 4
@@ -204,13 +210,12 @@ def test_sources_have_their_shares(tmp_path):
     shares = [(each["examples"], each["share_of_tokens"]) for each in seen["corpus"]["sources"]]
     assert shares == [(30, 0.3), (20, 0.7)]
     assert seen["corpus"]["vocabulary"] == []
-    assert "70.0%" in terminal(seen)
-    assert "b.json" in page(seen, command="", date=datetime.date(2026, 1, 2))
+    assert "70.0%" in format_text(seen)
+    assert "b.json" in format_page(seen, command="", date=datetime.date(2026, 1, 2))
 
 
-def test_only_the_first_batches_of_a_long_epoch_are_walked(monkeypatch):
-    monkeypatch.setattr("pipeline.report.epoch.MOST_BATCHES", 3)
-    seen = measure_epoch(Plan(np.full(100, 10), [Bucket(2, 20)]))
+def test_only_the_first_batches_of_a_long_epoch_are_walked():
+    seen = measure_epoch(Plan(np.full(100, 10), [Bucket(2, 20)]), 3)
     assert (seen["batches"], seen["walked"], len(seen["order"])) == (25, 3, 3)
     assert seen["buckets"][0]["documents_per_step"] == 4
 
@@ -239,13 +244,13 @@ def test_the_report_is_plain_json(figures):
         assert 0 <= each["padding"] < 1
 
 
-def test_lines_fit_the_terminal(figures):
+def test_lines_fit_the_format_text(figures):
     for width in (80, 100, 130, 200):
-        lines = terminal(figures, width=width).splitlines()
+        lines = format_text(figures, width=width).splitlines()
         assert max(map(len, lines)) <= width
-        assert "Lockstep, 1 bucket" in terminal(figures, width=width)
-    assert "\033[" not in terminal(figures)
-    assert "\033[32m" in terminal(figures, colour=True)
+        assert "Lockstep, 1 bucket" in format_text(figures, width=width)
+    assert "\033[" not in format_text(figures)
+    assert "\033[32m" in format_text(figures, colour=True)
 
 
 def test_shares_are_written_with_the_digits_that_matter():
@@ -265,9 +270,8 @@ def test_the_markdown_for_tensorboard_has_a_line_for_each_bucket(plan, figures):
     assert f"`{plan.fingerprint}`" in text
 
 
-def test_the_picture_is_a_png(figures, tmp_path):
-    png(figures, tmp_path / "out.png")
-    data = (tmp_path / "out.png").read_bytes()
+def test_the_picture_is_a_png(figures):
+    data = draw_png(figures)
     assert data.startswith(b"\x89PNG")
     assert int.from_bytes(data[16:20], "big") == 1800
 
@@ -289,14 +293,13 @@ def test_strategies_of_many_lengths_come_in_the_order_of_their_padding():
     lengths = np.clip(np.random.default_rng(0).lognormal(4.2, 0.9, 50_000), 3, 512)
     lengths = np.where(lengths > 64, lengths // 16 * 16, lengths)  # optimal packing is fast
     options = Options({"tokens_per_batch": 16_384})
-    seen = measure(from_lengths("lengths", lengths.astype(np.uint32)), options, sample=50_000)
+    seen = measure(from_lengths("lengths", lengths.astype(np.uint32)), options)
     padding = {each["name"]: each["padding"] for each in seen["strategies"]}
     assert (
         padding["padded to the longest of all"]
         > padding["padded to the longest in the batch"]
         > padding["sorted windows"]
         > padding["token budget, read-ahead"]
-        > padding["best fit, 64 open rows"]
         > padding["Lockstep, 1 bucket"]
     )
     assert padding["Lockstep, 1 bucket"] < 0.001

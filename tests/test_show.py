@@ -138,9 +138,8 @@ def test_of_pairs_without_inputs_the_targets_alone_are_shown(tmp_path):
     assert seen == [[("B", 1, [5, 6])], [("A", 0, [1, 2, 3, 4, 5, 6]), ("B", 1, [1])]]
 
 
-def test_pictures_of_pairs_have_both_sides(shown_pairs, tmp_path):
-    shown_pairs.picture(tmp_path / "batch.png")
-    assert (tmp_path / "batch.png").read_bytes().startswith(b"\x89PNG")
+def test_pictures_of_pairs_have_both_sides(shown_pairs):
+    assert shown_pairs.draw_png().startswith(b"\x89PNG")
 
 
 def test_segments_of_both_sides_are_read_back_from_the_arrays(pairs):
@@ -189,9 +188,8 @@ def test_a_wrong_row_or_step_is_refused(shown, texts):
         Shown(texts, Plan(texts, [Bucket(2, 8)]), -1)
 
 
-def test_the_picture_is_a_png(shown, tmp_path):
-    shown.picture(tmp_path / "batch.png")
-    data = (tmp_path / "batch.png").read_bytes()
+def test_the_picture_is_a_png(shown):
+    data = shown.draw_png()
     assert data.startswith(b"\x89PNG")
     assert int.from_bytes(data[16:20], "big") == 1500
 

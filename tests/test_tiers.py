@@ -7,8 +7,8 @@ import pytest
 
 from pipeline import Batches, Bucket, Corpus, Plan
 from pipeline.planning.balance import row_costs, sort_rows, time_over_ideal
-from pipeline.report import tables
-from pipeline.report.epoch import measure_epoch
+from pipeline.report import measure_epoch, tables
+from pipeline.report.findings import about_tiers
 
 LENGTHS = np.clip(np.random.default_rng(0).lognormal(3, 1.2, 900), 1, 256).astype(int)
 PAIRS = np.stack([LENGTHS, np.maximum(LENGTHS // 2, 1)], axis=1)
@@ -83,24 +83,25 @@ def test_what_the_report_says_of_tiers_is_what_a_plan_with_tiers_has():
         assert sorted(each.tolist() for each in said) == sorted(each.tolist() for each in real)
 
 
-def test_a_printed_plan_compares_numbers_of_tiers_and_says_which_to_choose():
+def test_the_report_compares_numbers_of_tiers_and_says_which_to_choose():
     plans = {k: Plan(LENGTHS, [Bucket(32, 256)], tiers=k) for k in (1, 4)}
-    text = str(plans[1])
+    found = [measure_epoch(plan)["balance"]["over_ideal"] for plan in plans.values()]
     for k, plan in plans.items():
-        assert plan.num_batches() <= 64
         batches = [plan.batch(step) for step in range(plan.num_batches())]
         costs = [row_costs(each.bucket, each.segments) for each in batches]
-        (line,) = (line for line in text.split("\n") if line.startswith(f"tiers={k} "))
         ratios = [time_over_ideal(costs, groups) for groups in (8, 32)]
-        assert [*map(float, line.split()[1:])] == pytest.approx(ratios, abs=0.002)
-    assert "tiers=1 " not in str(plans[4])
+        seen = [each["ratio"] for each in found[0] if each["tiers"] == k]
+        assert seen == pytest.approx(ratios, abs=0.002)
+    assert {each["tiers"] for each in found[1]} == {4}
+    text = about_tiers(found[0])
     assert "needs no tiers" in text
     choice = int(text.partition(" times with tiers=")[2].partition(".")[0])
     assert choice in (4, 16)
 
 
-def test_a_printed_plan_of_rows_that_cost_the_same_asks_for_no_tiers():
-    text = str(Plan(np.full(400, 256), [Bucket(8, 256)]))
+def test_rows_that_cost_the_same_need_no_tiers():
+    plan = Plan(np.full(400, 256), [Bucket(8, 256)])
+    text = about_tiers(measure_epoch(plan)["balance"]["over_ideal"])
     assert "8 groups of rows take 1.000 times the least time, and tiers gain nothing" in text
 
 

@@ -16,6 +16,7 @@ from pipeline.loading.state import check_data_state, data_state
 from pipeline.planning import figures
 from pipeline.planning.order import Quota
 from pipeline.planning.windows import Windows
+from pipeline.report import measure_epoch
 
 BUCKETS = (Bucket(8, 16), Bucket(4, 32), Bucket(2, 64))
 WEIGHTS = {"code": 0.6, "prose": 0.3, "chat": 0.1}
@@ -450,46 +451,33 @@ def test_the_printed_mixture_says_what_each_source_really_has():
     assert 59 < float(code[2].rstrip("%")) < 61
 
 
-def printed_deviations(mixture):
-    """The line below the table, and how far each corpus is off its weight, in percent."""
-    text = str(mixture)
-    (line,) = re.findall("^off by: .*$", text, re.M)
-    found = {}
-    for name in mixture.names:
-        (share,) = re.findall(rf"^{name} .*%  +([\d.]+)%  ", text, re.M)
-        found[name] = float(share)
-    return line, found
-
-
-def test_the_printed_mixture_says_how_far_shares_are_off():
+def test_the_report_says_how_far_shares_are_off():
     # Batches of 4,096 positions among batches of 64: no order of them can have even shares.
-    corpora = {"short": np.full(900, 16), "long": np.full(300, 60)}
+    corpora = {"short": np.full(9000, 16), "long": np.full(3000, 60)}
     mixture = Plan(corpora, [Bucket(256, 16), Bucket(1, 64)], weights={"short": 1, "long": 2})
-    due = 100 * largest_deviations(mixture, 0, 400, 200)
-    assert due.max() > 5
-    line, printed = printed_deviations(mixture)
-    assert "any 200 of the first 400 steps are off the weight, in tokens" in line
-    assert list(printed) == ["short", "long"]
-    assert list(printed.values()) == pytest.approx(due, abs=0.006)
+    seen = measure_epoch(mixture)
+    due = largest_deviations(mixture, 0, seen["walked"], 200)
+    assert due.max() > 0.05
+    assert [each["off"] for each in seen["sources"]] == pytest.approx(list(due))
+    short = Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending="stop")
+    assert {each["off"] for each in measure_epoch(short)["sources"]} == {None}
     phases = [(0, WEIGHTS), (1000, WEIGHTS | {"code": 3}), (1100, WEIGHTS)]
-    line, printed = printed_deviations(Plan(SOURCES, BUCKETS, weights=phases))
-    assert "any 200 of the first 400 steps of each phase are off" in line
     text = str(Plan(SOURCES, BUCKETS, weights=phases))
     assert re.search("^code  +0.6 → 0.8824 → 0.6  ", text, re.M)  # a gap on both sides
-    assert 0 < max(printed.values()) < 2
-    assert "off by: " not in str(Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending="stop"))
 
 
 def test_shares_of_examples_are_compared_with_weights_of_examples():
-    mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS, by="examples")
-    first = np.cumsum([0, *map(len, SOURCES.values())])
+    corpora = {name: np.tile(each, 12) for name, each in SOURCES.items()}
+    mixture = Plan(corpora, BUCKETS, weights=WEIGHTS, by="examples")
+    first = np.cumsum([0, *map(len, corpora.values())])
 
     def count(planned):
         return np.histogram(planned.segments[planned.segments[:, 2] == 0, 1], first)[0]
 
-    due = 100 * largest_deviations(mixture, 0, 400, 200, count)
-    assert list(printed_deviations(mixture)[1].values()) == pytest.approx(due, abs=0.006)
-    assert due.max() < 2  # of tokens, "chat" has 2.7% in place of 10%
+    seen = measure_epoch(mixture)
+    due = largest_deviations(mixture, 0, seen["walked"], 200, count)
+    assert [each["off"] for each in seen["sources"]] == pytest.approx(list(due))
+    assert due.max() < 0.03  # of tokens, "chat" has 2.7% in place of 10%
 
 
 def test_the_printed_buckets_are_counted_over_the_batches():

@@ -119,9 +119,7 @@ def parser() -> argparse.ArgumentParser:
     flag("--html", metavar="FILE", help="write one page with plots, for a browser")
     flag("--json", metavar="FILE", nargs="?", const="-", help="write figures; or print them")
     flag("--png", metavar="FILE", help="write the comparison as a picture")
-    sampled = "examples for strategies that go one by one (1000000)"
-    flag("--sample", type=_count, metavar="N", help=sampled)
-    optimal = "simulate optimal packing also for many different lengths, which may take minutes"
+    optimal = "include optimal packing also for many different lengths, which may take minutes"
     flag("--optimal", action="store_true", help=optimal)
 
     add(

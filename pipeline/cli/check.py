@@ -22,9 +22,8 @@ READ = 1 << 22
 def check_corpus(corpus: AnyCorpus, report: Callable[[str], None]) -> None:
     """Reads all of a corpus: digests, offsets, fingerprint, and ids against the vocabulary.
 
-    It checks both sides of pairs, the corpus of a view, and each of several corpora.
-
-    `report` gets a line for each thing that is right.
+    It checks both sides of pairs, the corpus of a view, and each of several corpora. `report` gets
+    a line for each thing that is right.
 
     Raises:
         ValueError: names the first thing that is wrong, and what to do.
@@ -71,12 +70,7 @@ def _check_vocabulary(corpus: Corpus, report: Callable[[str], None]) -> None:
 
 
 def check_duplicates(corpus: AnyCorpus, report: Callable[[str], None]) -> None:
-    """Counts the examples that are exact copies of earlier ones, which is no error.
-
-    Args:
-        corpus: the corpus.
-        report: gets a line with their number.
-    """
+    """Tells `report` how many examples are exact copies of earlier ones, which is no error."""
     hint = "; pipeline.corpus.duplicates(corpus), given as exclude, leaves them out of a plan"
     found = len(duplicates(corpus))
     said = f"{found:,} of {len(corpus):,} examples are exact copies of earlier ones"

@@ -8,54 +8,49 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from pipeline.cli.arguments import PLANNING, parse
-from pipeline.errors import InvalidState, InvalidValue, UserError
+from pipeline.errors import InvalidState, InvalidValue, StorageError, UserError
 
 FINE, DAMAGED, WRONG = 0, 1, 2
 
 
-class CheckFailed(Exception):
-    """A check found something wrong, as the message says."""
-
-
-def _open(arguments: argparse.Namespace, *, tokens: bool = False):
+def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, Any]:
     """The dataset and the options of the command line; of a run, its corpus and plan.
 
-    Args:
-        arguments: `dataset`, `workdir`, and options of buckets and plans.
-        tokens: whether the command needs a corpus, not only lengths.
-
-    Raises:
-        ValueError: the dataset cannot be read, or the options do not go with it.
+    `tokens` says whether the command needs a corpus, not only lengths.
     """
+    from pipeline.cli.prepare import prepare_config
     from pipeline.fs.atomic import as_path
     from pipeline.history.plans import NAME, read_history
-    from pipeline.report import Options, open_dataset
-    from pipeline.report.dataset import from_corpus
+    from pipeline.report import Options, from_corpus, open_dataset
 
     paths = [arguments.data] if isinstance(arguments.data, str) else arguments.data
     given = {name: getattr(arguments, name) for name, _, _ in PLANNING}
     given = {name: value for name, value in given.items() if value is not None}
     workdir = as_path(paths[0])
-    try:
-        if len(paths) == 1 and (workdir / NAME).exists():
-            if given:
-                raise InvalidState(
-                    f"{', '.join('--' + name.replace('_', '-') for name in given)} cannot be given "
-                    f"with {paths[0]}, whose plan is that of its run"
-                )
-            corpus, plan = read_history(workdir)
-            options = plan.options.as_json(("packing", "overflow", "seed"))
-            options["tokens_per_batch"] = max(bucket.positions for bucket in plan.options.buckets)
-            dataset = from_corpus(corpus, paths[0], options, plan)
-        else:
-            dataset = open_dataset(paths, arguments.workdir)
-    except (RecursionError, OverflowError, MemoryError) as error:
+    configs = [path for path in paths if path.endswith(".py")]
+    if len(paths) == 1 and (workdir / NAME).exists():
+        if given:
+            raise InvalidState(
+                f"{', '.join('--' + name.replace('_', '-') for name in given)} cannot be given "
+                f"with {paths[0]}, whose plan is that of its run"
+            )
+        corpus, plan = read_history(workdir)
+        options = plan.options.as_json(("packing", "overflow", "seed"))
+        options["tokens_per_batch"] = max(bucket.positions for bucket in plan.options.buckets)
+        dataset = from_corpus(corpus, paths[0], options, plan)
+    elif configs and len(paths) > 1:
         raise InvalidValue(
-            f"{' '.join(paths)} cannot be read: its JSON is nested too deeply, or has too large a "
-            f"number ({error})"
-        ) from error
+            "a config was given together with other paths; give it alone, or give directories of "
+            "corpora and files of lengths"
+        )
+    elif configs:
+        corpus, options = prepare_config(paths[0], arguments.workdir)
+        dataset = from_corpus(corpus, paths[0], options)
+    else:
+        dataset = open_dataset(paths)
     if tokens and not dataset.corpora:
         raise InvalidValue(
             f"{dataset.name} holds lengths alone, and {arguments.command} needs tokens; give the "
@@ -66,36 +61,28 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False):
 
 def report(arguments: argparse.Namespace) -> int:
     """Measures; writes the files asked for, and prints a table, or JSON."""
-    from pipeline.report import charts, measure
-    from pipeline.report.measure import SAMPLE
+    from pipeline.report import charts, draw_png, format_page, format_text, measure
 
     if arguments.html or arguments.png:  # says what is missing before it measures
         charts.require_matplotlib()
     dataset, options = _open(arguments)
-    figures = measure(
-        dataset,
-        options,
-        sample=arguments.sample or SAMPLE,
-        optimal=arguments.optimal,
-        progress=_progress(),
-    )
+    figures = measure(dataset, options, optimal=arguments.optimal, progress=_progress())
     if arguments.html:
-        from pipeline.report.page import page
-
         command = shlex.join(["python", "-m", "pipeline", *arguments.command_line])
-        _write(arguments.html, page(figures, command=command, date=datetime.date.today()))
+        page = format_page(figures, command=command, date=datetime.date.today())
+        _write(arguments.html, page.encode())
+        print(f"wrote {arguments.html}", file=sys.stderr)
     if arguments.png:
-        charts.png(figures, arguments.png)
+        _write(arguments.png, draw_png(figures))
     text = json.dumps(figures, indent=1) + "\n"
     if arguments.json == "-":
         print(text, end="")
-    else:
-        from pipeline.report.terminal import terminal
-
-        if arguments.json:
-            _write(arguments.json, text)
-        width = shutil.get_terminal_size((130, 40)).columns
-        print(terminal(figures, width=width, colour=_coloured("auto")))
+        return FINE
+    if arguments.json:
+        _write(arguments.json, text.encode())
+        print(f"wrote {arguments.json}", file=sys.stderr)
+    width = shutil.get_terminal_size((130, 40)).columns
+    print(format_text(figures, width=width, colour=_coloured("auto")))
     return FINE
 
 
@@ -127,9 +114,10 @@ def show(arguments: argparse.Namespace) -> int:
     from pipeline.cli.show import Shown
 
     dataset, options = _open(arguments, tokens=True)
-    shown = Shown(dataset.corpus, dataset.plan or options.plan(dataset.corpus), arguments.step)
+    plan = dataset.plan or options.plan(dataset.examples)
+    shown = Shown(dataset.examples, plan, arguments.step)
     if arguments.png:
-        shown.picture(arguments.png)
+        _write(arguments.png, shown.draw_png())
         print(f"wrote {arguments.png}")
         return FINE
     width = shutil.get_terminal_size((110, 40)).columns
@@ -146,17 +134,17 @@ def check(arguments: argparse.Namespace) -> int:
 
     try:
         dataset, options = _open(arguments, tokens=True)
-    except ValueError as error:
+    except InvalidValue as error:
         if not as_path(arguments.data).is_dir():
             raise  # the command is wrong, not a corpus
-        raise CheckFailed(f"{error}") from error
-    plan = dataset.plan or options.plan(dataset.corpus)
+        return _fail(error)
+    plan = dataset.plan or options.plan(dataset.examples)
     try:
-        check_corpus(dataset.corpus, print)
-        check_duplicates(dataset.corpus, print)
+        check_corpus(dataset.examples, print)
+        check_duplicates(dataset.examples, print)
         check_plan(plan, arguments.epoch, print)
-    except ValueError as error:
-        raise CheckFailed(f"{error}") from error
+    except InvalidValue as error:
+        return _fail(error)
     return FINE
 
 
@@ -168,7 +156,7 @@ def audit(arguments: argparse.Namespace) -> int:
     try:
         audit(as_path(arguments.workdir), print)
     except NotAsPlanned as error:
-        raise CheckFailed(f"{error}") from error
+        return _fail(error)
     return FINE
 
 
@@ -191,8 +179,15 @@ def prepare(arguments: argparse.Namespace) -> int:
     """Prepares a corpus, pairs, or the corpora of a config."""
     from pipeline.cli.prepare import prepare_config, prepare_files
 
-    config = [os.path.splitext(each)[1] for each in arguments.source] == [".py"]
-    print((prepare_config if config else prepare_files)(arguments))
+    if [os.path.splitext(each)[1] for each in arguments.source] != [".py"]:
+        print(prepare_files(arguments))
+        return FINE
+    if (arguments.engine, arguments.of, arguments.on_error) != ("processes", None, "raise"):
+        raise InvalidValue(
+            "--engine, --task and --on-error go with files, and the source is a config; prepare "
+            "its files into the directory that the config's run then finds them in"
+        )
+    print(prepare_config(arguments.source[0], arguments.workdir)[0])
     return FINE
 
 
@@ -209,11 +204,21 @@ def _coloured(when: str) -> bool:
     return when == "always"
 
 
-def _write(path: str, text: str) -> None:
+def _write(path: str, content: bytes) -> None:
     from pipeline.fs.atomic import as_path
 
-    as_path(path).write_text(text)
-    print(f"wrote {path}", file=sys.stderr)
+    try:
+        as_path(path).write_bytes(content)
+    except OSError as error:
+        raise StorageError(
+            f"{path} cannot be written: {error.strerror or error}; check the path, and make room"
+        ) from error
+
+
+def _fail(error: Exception) -> int:
+    """Says what a check found to be wrong."""
+    print(f"wrong: {error}", file=sys.stderr)
+    return DAMAGED
 
 
 COMMANDS = {
@@ -238,9 +243,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FINE
     except KeyboardInterrupt:
         return 130
-    except CheckFailed as error:
-        print(f"wrong: {error}", file=sys.stderr)
-        return DAMAGED
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return WRONG

@@ -1,34 +1,45 @@
 """Prepare: what the command line says becomes a corpus, pairs, or the corpora of a config."""
 
 import argparse
+import os
+import pathlib
+import runpy
 import shlex
+import sys
 from typing import Any
 
 from etils import epath
 
 import pipeline
 from pipeline.corpus.engines import Beam, Engine, Processes, Ray
+from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.preparation import prepare_share
 from pipeline.corpus.tasks import INPUTS, TARGETS
-from pipeline.errors import InvalidValue
+from pipeline.errors import InvalidValue, Missing
 from pipeline.fs.atomic import as_path
-from pipeline.report import open_dataset
 from pipeline.text import sources, tokenizers
-from pipeline.trainer.corpora import open_source
+from pipeline.trainer.corpora import open_source, prepare_corpora
 
 
-def prepare_config(arguments: argparse.Namespace) -> str:
-    """Prepares the corpora of a config; says what that for training is.
+def prepare_config(path: str, workdir: str | None) -> tuple[AnyCorpus, dict[str, Any]]:
+    """Prepares the corpora of a config; returns that for training, and the options of its plan.
 
-    Raises:
-        ValueError: an option does not go with a config.
+    `workdir` is where its corpora lie or are prepared, by default `runs/NAME`. What the config
+    itself raises is not caught.
     """
-    if (arguments.engine, arguments.of, arguments.on_error) != ("processes", None, "raise"):
-        raise InvalidValue(
-            "--engine, --task and --on-error go with files, and the source is a config; prepare "
-            "its files into the directory that the config's run then finds them in"
-        )
-    return str(open_dataset(arguments.source, arguments.workdir).corpus)
+    file = pathlib.Path(path)
+    if not file.is_file():
+        raise Missing(f"there is no file {path}; check the path")
+    # A config may import others: beside it, and those of a clone that this package lies in.
+    for place in (file.resolve().parent, pathlib.Path(__file__).parents[2]):
+        if os.fspath(place) not in sys.path:
+            sys.path.append(os.fspath(place))
+    module = runpy.run_path(path, run_name=file.stem)
+    if "get_config" not in module:
+        raise InvalidValue(f"{path} has no function get_config(), which a config must have")
+    config = module["get_config"]()
+    corpus, _ = prepare_corpora(config, as_path(workdir or f"runs/{file.stem}") / "corpus")
+    return corpus, {**config.batches, **config.get("mixture", {}), "seed": config.seed}
 
 
 def prepare_files(arguments: argparse.Namespace) -> str:

@@ -1,15 +1,14 @@
 """Show: one batch, as it reaches the model, in colour: in a terminal, or as a picture."""
 
 import dataclasses
+import io
 import itertools
 from collections.abc import Iterator
 
 import numpy as np
-from etils import epath
 
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import InvalidValue, require
-from pipeline.fs.atomic import as_path
 from pipeline.loading.collate import collate
 from pipeline.loading.sharding import slice_of_process
 from pipeline.planning.plan import Plan
@@ -213,8 +212,8 @@ class Shown:
         if whole and real < bucket.length:
             yield f"  {PADDING} padding, columns {real:,} on"
 
-    def picture(self, path: epath.PathLike) -> None:
-        """Draws rows × positions into a PNG: segments in colours, pale without loss.
+    def draw_png(self) -> bytes:
+        """Rows × positions as a PNG: segments in colours, pale without loss.
 
         Raises:
             ImportError: matplotlib is not installed.
@@ -245,8 +244,9 @@ class Shown:
             loc="left",
             fontsize=10,
         )
-        with as_path(path).open("wb") as file:
-            drawn.savefig(file, format="png")
+        file = io.BytesIO()
+        drawn.savefig(file, format="png")
+        return file.getvalue()
 
 
 def pixels(ids: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -127,7 +127,7 @@ class Manifest:
                 f"there is no corpus in {place} (no {MANIFEST}); prepare one there, or check the "
                 "path"
             ) from None
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise damage(directory / MANIFEST, f"it cannot be read: {error}") from error
         if version != SCHEMA_VERSION:
             raise InvalidValue(

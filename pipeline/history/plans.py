@@ -80,7 +80,7 @@ def read_history(workdir: epath.PathLike) -> tuple[AnyCorpus, Plan]:
         changes = [(int(entry["from"]), dict(entry["changes"])) for entry in content["plans"]]
         fingerprints = [str(entry["fingerprint"]) for entry in content["plans"]]
         directory, tokens, view = content["corpus"], content["tokens"], content.get("view")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _damage(path, error) from error
     corpus: AnyCorpus
     try:

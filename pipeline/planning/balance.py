@@ -72,21 +72,6 @@ def row_costs(bucket: Bucket, segments: np.ndarray, width: int = 1024) -> np.nda
     return sum(bucket.lengths) + np.bincount(segments[:, 0], squares, bucket.rows) / (6 * width)
 
 
-def imbalance(segments: np.ndarray, rows: int, hosts: int) -> float:
-    """The work of the busiest host in a batch, as a multiple of the mean: at least 1.
-
-    >>> imbalance(np.array([[0, 0, 0, 3], [1, 1, 0, 1]]), rows=2, hosts=2)  # 9 against 1
-    1.8
-
-    Args:
-        segments: int64 [n, 4] or [n, 5], as in `PlannedBatch`.
-        rows: rows in the batch.
-        hosts: the number of hosts, which have contiguous slices of the rows; divides `rows`.
-    """
-    squares = (segments[:, 3:] ** 2.0).sum(axis=1)
-    return time_over_ideal([np.bincount(segments[:, 0], weights=squares, minlength=rows)], hosts)
-
-
 def time_over_ideal(batches: Iterable[np.ndarray], groups: int) -> float:
     """The time that devices need for some batches, as a multiple of the least: at least 1.
 
@@ -142,37 +127,3 @@ def compare_tiers(
                 ratio = time_over_ideal(dealt, groups)
                 found.append({"groups": groups, "tiers": steps * tiers, "ratio": ratio})
     return found
-
-
-def tiers_table(over_ideal: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """The figures of `compare_tiers` as cells, the headings first; empty without figures.
-
-    >>> tiers_table([{"groups": 8, "tiers": 4, "ratio": 1.5}])
-    [['time over ideal', '8 groups'], ['tiers=4', '1.500']]
-    """
-    rows: dict[int, list[str]] = {}
-    for each in over_ideal:
-        rows.setdefault(each["tiers"], [f"tiers={each['tiers']}"]).append(f"{each['ratio']:.3f}")
-    groups = dict.fromkeys(f"{each['groups']:,} groups" for each in over_ideal)
-    return [["time over ideal", *groups], *rows.values()] if rows else []
-
-
-def about_tiers(over_ideal: Sequence[dict[str, Any]]) -> str:
-    """Which number of tiers to choose, from the figures of `compare_tiers`; may be empty."""
-    if not over_ideal:
-        return ""
-    groups = max(each["groups"] for each in over_ideal)
-    ratios = {each["tiers"]: each["ratio"] for each in over_ideal if each["groups"] == groups}
-    least = min(ratios)
-    enough = min(tiers for tiers in ratios if ratios[tiers] <= min(ratios.values()) * 1.01)
-    text = (
-        f"With attention that skips other segments, steps of {groups:,} groups of rows take "
-        f"{ratios[least]:.3f} times the least time"
-    )
-    if enough > least:
-        text += f", and {ratios[enough]:.3f} times with tiers={enough}"
-    elif least == 1:
-        text += ", and tiers gain nothing"
-    else:
-        text += f" (tiers={least})"
-    return f"{text}. Attention over whole rows needs no tiers: all rows cost the same."

@@ -1,21 +1,16 @@
 """Figures of a plan: tokens, padding, shares and epochs, computed from counts of rows."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from pipeline.planning.balance import imbalance as imbalance_of
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.patterns import Packed
-from pipeline.planning.planned import PlannedBatch
 from pipeline.planning.stage import Stage
 from pipeline.planning.stages import Stages
 from pipeline.planning.windows import Windows
-
-# The shares of a mixture are compared with its weights over any so many steps in a row.
-RUN = 200
 
 
 def epoch_steps(plan: Stages) -> tuple[int, int]:
@@ -62,47 +57,6 @@ def shares(plan: Stages, first: int, last: int) -> dict[str, float]:
     found = tokens(plan, first, last)
     total = max(sum(found.values()), 1)
     return {name: count / total for name, count in found.items()}
-
-
-def content(plan: Stages, planned: PlannedBatch) -> list[int]:
-    """What a batch has of each corpus, in the unit of the weights.
-
-    With by="tokens" these are real positions, with by="examples" the examples that begin in it.
-    """
-    sources = plan.stages[-1].sources
-    if plan.options.by == "tokens":
-        return [planned.sources.get(source.name, 0) for source in sources]
-    begin = planned.segments[planned.segments[:, 2] == 0, 1]
-    owner = np.searchsorted([source.first for source in sources], begin, side="right") - 1
-    return np.bincount(owner, minlength=len(sources)).tolist()
-
-
-def deviations(plan: Stages, first: int, contents: Iterable[Sequence[int]]) -> list[float] | None:
-    """The largest difference between each corpus's weight and its share of `RUN` steps in a row.
-
-    These steps are of one phase.
-
-    Args:
-        plan: the plan.
-        first: the step to which the first of `contents` belongs.
-        contents: the `content` of the batches from there on.
-
-    Returns:
-        A share of the whole for each corpus, from 0 to 1; None if no phase has so many steps.
-    """
-    counts = np.array(list(contents))
-    sums = np.cumsum(np.concatenate([0 * counts[:1], counts]), axis=0)
-    stages, found = phases(plan), []
-    ends = [*(stage.start for stage in stages[1:]), first + len(counts)]
-    for stage, (_, weights), end in zip(stages, weights_by_phase(plan), ends, strict=True):
-        begin = max(stage.start, first)
-        steps = range(begin, min(end, first + len(counts)) + 1)
-        here = sums[begin - first :][: len(steps)]
-        if len(here) > RUN:
-            parts = here[RUN:] - here[:-RUN]
-            shares = parts / parts.sum(axis=1, keepdims=True)
-            found.append(np.abs(shares - list(weights.values())).max(axis=0))
-    return np.max(found, axis=0).tolist() if found else None
 
 
 def passes(plan: Stages, step: int) -> dict[str, float]:
@@ -180,19 +134,6 @@ def side_fills(plan: Stages) -> tuple[float, ...]:
         n * bucket.rows * np.array(bucket.lengths) for bucket, n in epoch_batches(plan).items()
     )
     return tuple((used / positions).tolist())
-
-
-def imbalance(batches: Iterable[PlannedBatch], hosts: int) -> dict[Bucket, float]:
-    """The work of the busiest of `hosts` as a multiple of the mean, averaged for each bucket.
-
-    Work is that of attention within segments. Buckets whose rows `hosts` does not divide are left
-    out.
-    """
-    found: dict[Bucket, list[float]] = {}
-    for batch in batches:
-        if (rows := batch.bucket.rows) % hosts == 0:
-            found.setdefault(batch.bucket, []).append(imbalance_of(batch.segments, rows, hosts))
-    return {bucket: sum(values) / len(values) for bucket, values in found.items()}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -282,5 +282,5 @@ class Plan(Stages):
             phase = figures.phases(prefix)[0]
             if phase is not self.stages[0]:
                 texts.append(heading(self.stages[self.stages.index(phase) - 1], phase))
-            texts.append(table(prefix, prefix.batch))
+            texts.append(table(prefix))
         return "\n".join(texts)

@@ -1,25 +1,15 @@
 """The texts of a plan: `repr(plan)`, and the table of an epoch for `print(plan)`."""
 
 import dataclasses
-import math
-from collections.abc import Callable
 
 import numpy as np
 
 from pipeline.planning import figures
-from pipeline.planning.balance import about_tiers, compare_tiers, row_costs, tiers_table
 from pipeline.planning.options import Options
 from pipeline.planning.pair_packing import volume_bound
-from pipeline.planning.planned import PlannedBatch
 from pipeline.planning.stage import Stage
 from pipeline.planning.stages import Stages
 from pipeline.planning.text_table import text_table
-
-# The number of hosts whose work the table compares, and the batches in which it does.
-HOSTS, COMPARED = 8, 64
-
-# The steps at the beginning of each phase of weights in which shares are compared with them.
-WALKED = 400
 
 UNITS = {
     "window": "pieces",
@@ -65,24 +55,16 @@ def heading(before: Stage, stage: Stage) -> str:
     return f"{text}:"
 
 
-def table(plan: Stages, batch: Callable[[int], PlannedBatch]) -> str:
-    """The table of an epoch of the last stage.
+def table(plan: Stages) -> str:
+    """The table of an epoch of the last stage, from the numbers of rows alone.
 
-    Each bucket has a line with its batches, rows, fill and tokens. Then comes the time of the first
-    steps over the least time, for attention that skips other segments and a model of width 1,024.
-    With one corpus, padding follows beside that of one example per row, and with packing="optimal"
-    the proven bound. With several, each has a line with its weight, its share of real positions,
-    and how far the shares of a few steps are off its weight. At the end are the numbers of empty
-    and of overlong examples.
-
-    Args:
-        plan: the plan.
-        batch: the batch of a step.
+    Each bucket has a line with its batches, rows, fill and tokens. With one corpus, padding follows
+    beside that of one example per row, and with packing="optimal" the proven bound. With several,
+    each has a line with its weight and its share of real positions. At the end are the numbers of
+    empty and of overlong examples.
     """
-    first, last = figures.epoch_steps(plan)
-    batches = [batch(step) for step in range(first, min(first + COMPARED, last))]
-    lines = _bucket_lines(plan, batches) + _tiers_lines(plan, batches)
-    lines += _padding_lines(plan) if plan.stages[-1].weights is None else _corpus_lines(plan, batch)
+    lines = _bucket_lines(plan)
+    lines += _padding_lines(plan) if plan.stages[-1].weights is None else _corpus_lines(plan)
     losses, options = figures.losses(plan), plan.stages[-1].options
     if losses.excluded:
         lines.append(f"{losses.excluded:,} examples are left out, as asked")
@@ -96,23 +78,16 @@ def table(plan: Stages, batch: Callable[[int], PlannedBatch]) -> str:
     return "\n".join(lines)
 
 
-def _bucket_lines(plan: Stages, batches: list[PlannedBatch]) -> list[str]:
-    busiest, contents = figures.imbalance(batches, HOSTS), figures.rows_and_tokens(plan)
-    lines = [["bucket", "batches", "rows", "fill", "tokens", f"busiest of {HOSTS}"]]
+def _bucket_lines(plan: Stages) -> list[str]:
+    contents = figures.rows_and_tokens(plan)
+    lines = [["bucket", "batches", "rows", "fill", "tokens"]]
     total = np.zeros(4, np.int64)
     for bucket, number in figures.epoch_batches(plan).items():
         rows, real = contents.get(bucket, np.zeros(2)).round().astype(int).tolist()
         counts = np.array([number, rows, real, number * bucket.positions])
-        even = f"{busiest[bucket]:.3f}×" if bucket in busiest else "–"
-        lines.append(_counts(str(bucket), counts, even))
+        lines.append(_counts(str(bucket), counts))
         total += counts
-    return text_table([*lines, _counts("epoch", total, "")])
-
-
-def _tiers_lines(plan: Stages, batches: list[PlannedBatch]) -> list[str]:
-    costs = [(each.bucket, row_costs(each.bucket, each.segments)) for each in batches]
-    over_ideal = compare_tiers(costs, plan.stages[-1].options.tiers)
-    return [*text_table(tiers_table(over_ideal)), about_tiers(over_ideal)] if over_ideal else []
+    return text_table([*lines, _counts("epoch", total)])
 
 
 def _padding_lines(plan: Stages) -> list[str]:
@@ -142,50 +117,31 @@ def _padding_lines(plan: Stages) -> list[str]:
     return lines
 
 
-def _corpus_lines(plan: Stages, batch: Callable[[int], PlannedBatch]) -> list[str]:
+def _corpus_lines(plan: Stages) -> list[str]:
     first, last = figures.epoch_steps(plan)
     shares, phases = figures.shares(plan, first, last), figures.weights_by_phase(plan)
     before, after = figures.passes(plan, first), figures.passes(plan, last)
-    off = _deviations(plan, batch)
     share = "share" if plan.options.by == "tokens" else "of tokens"
-    rows = [["corpus", "weight", share, "off by", "epochs", "tokens of one", "examples"]]
+    rows = [["corpus", "weight", share, "epochs", "tokens of one", "examples"]]
     for source in plan.stages[-1].sources:
         name = source.name
         weights = " → ".join(f"{phase[name]:.4g}" for _, phase in phases)
         epochs, tokens = f"{after[name] - before[name]:.2f}", f"{source.whole.real.sum():,}"
-        most = f"{off[name]:.2%}" if off else "–"
-        cells = name, weights, f"{shares[name]:.3%}", most, epochs, tokens
+        cells = name, weights, f"{shares[name]:.3%}", epochs, tokens
         rows.append([*cells, f"{len(source.lengths):,}"])
     lines = text_table(rows)
     if len(phases) > 1:
         lines.append(f"weights begin at steps {', '.join(f'{start:,}' for start, _ in phases)}")
-    if off:
-        each_phase = " of each phase" * (len(phases) > 1)
-        lines.append(
-            f"off by: how far any {figures.RUN} of the first {WALKED} steps{each_phase} are off "
-            f"the weight, in {plan.options.by}, at most"
-        )
     how = "all its steps" if plan.finite else "steps until each has been through"
     lines.append(f"an epoch is {how}: {last - first:,}; padding {figures.padding(plan):.3%}")
     return lines
-
-
-def _deviations(plan: Stages, batch: Callable[[int], PlannedBatch]) -> dict[str, float]:
-    """How far the shares of each corpus are off its weight; empty where phases are short."""
-    found = []
-    for stage in figures.phases(plan):
-        last = min(stage.start + WALKED, plan.stages[-1].end or math.inf)
-        contents = [figures.content(plan, batch(step)) for step in range(stage.start, int(last))]
-        if contents and (off := figures.deviations(plan, stage.start, contents)):
-            found.append(off)
-    return dict(zip(plan.names, np.max(found, axis=0), strict=True)) if found else {}
 
 
 def _longest(plan: Stages) -> str:
     return " and ".join(f"{length:,}" for length in plan.stages[-1].options.buckets[-1].lengths)
 
 
-def _counts(name: str, counts: np.ndarray, last: str) -> list[str]:
+def _counts(name: str, counts: np.ndarray) -> list[str]:
     batches, rows, tokens, positions = counts.tolist()
     fill = f"{tokens / positions:.2%}" if positions else "–"
-    return [name, f"{batches:,}", f"{rows:,}", fill, f"{tokens:,}", last]
+    return [name, f"{batches:,}", f"{rows:,}", fill, f"{tokens:,}"]

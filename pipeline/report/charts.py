@@ -9,13 +9,30 @@ from html import escape
 from typing import Any
 
 import numpy as np
-from etils import epath
 
 from pipeline.errors import require
-from pipeline.fs.atomic import as_path
+from pipeline.report.figures import length_of
 from pipeline.report.findings import cost_key, ours, rivals
-from pipeline.report.style import LIGHT
-from pipeline.report.table import length_of, percent
+from pipeline.report.tables import percent
+
+# Name, light colour, dark colour. Charts are drawn in the light ones; on the page each becomes the
+# variable of its name.
+COLOURS = {
+    "paper": ("#ffffff", "#12161c"),
+    "panel": ("#f6f7f9", "#1b2129"),
+    "ink": ("#1c2430", "#e7ebf1"),
+    "soft": ("#566072", "#a3adbc"),
+    "line": ("#d8dde5", "#323b47"),
+    "bar": ("#97a1b2", "#6f7b8d"),
+    "over": ("#c2410c", "#fb923c"),
+    "c0": ("#0b7a5c", "#3ccf9f"),
+    "c1": ("#2f6fde", "#74a5ff"),
+    "c2": ("#b7791f", "#e8b04b"),
+    "c3": ("#9a3fb5", "#cf8be6"),
+    "c4": ("#cf3d5b", "#ff7d98"),
+    "c5": ("#4c8f1f", "#97d05f"),
+}
+LIGHT, DARK = ({name: pair[shade] for name, pair in COLOURS.items()} for shade in (0, 1))
 
 STEPS = 120  # that the order of buckets is shown for
 WIDTH = 400  # of an SVG; text keeps about its size on a phone, where this is the whole width
@@ -74,8 +91,8 @@ def svg(draw: Callable[[Any, dict], None], figures: dict[str, Any], height: int,
     return text.replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1)
 
 
-def png(figures: dict[str, Any], path: epath.PathLike) -> None:
-    """Draws lengths and the work of each strategy into a PNG of 1,800 pixels width.
+def draw_png(figures: dict[str, Any]) -> bytes:
+    """Lengths and the work of each strategy as a PNG of 1,800 pixels width.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -87,8 +104,9 @@ def png(figures: dict[str, Any], path: epath.PathLike) -> None:
         left, right = drawing.subplots(1, 2)
         lengths(left, figures["corpus"])
         strategies(right, figures)
-        with as_path(path).open("wb") as file:
-            drawing.savefig(file, format="png")
+        file = io.BytesIO()
+        drawing.savefig(file, format="png")
+    return file.getvalue()
 
 
 def lengths(axes, corpus: dict[str, Any]) -> None:

@@ -1,11 +1,8 @@
-"""Datasets for the commands: corpora, the corpus of a config, or lengths alone."""
+"""Datasets for the commands: lengths with the corpora that they come from, and options."""
 
 import dataclasses
 import json
 import os
-import pathlib
-import runpy
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,13 +13,80 @@ from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.manifest import MANIFEST
 from pipeline.corpus.pairs import open_corpus
-from pipeline.errors import InvalidValue, Missing, NotInstalled
+from pipeline.errors import InvalidValue, Missing, StorageError, suggest_option
 from pipeline.fs.atomic import as_path
-from pipeline.planning import lengths as lengths_lib
+from pipeline.planning.bucket import Bucket
+from pipeline.planning.fit import fit_buckets
+from pipeline.planning.lengths import as_lengths
+from pipeline.planning.options import list_keywords, select_options
 from pipeline.planning.plan import Plan
 
-# The most examples that a file of counts may say there are: 16 GiB of lengths.
+# No file of counts may have so long an example, or more examples: 16 GiB of lengths.
 MOST = 1 << 32
+
+FITTING, PLANNING = list_keywords(fit_buckets), list_keywords(Plan)
+
+DEFAULTS: dict[str, Any] = {
+    "tokens_per_batch": 16_384,
+    "max_buckets": 4,
+    "max_length": None,
+    "length_multiple": 128,
+    "row_multiple": 1,
+    "packing": "best_fit",
+    "attention": "dense",
+    "width": 1024,
+    "seed": 0,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The options of `fit_buckets` and `Plan`, and `buckets`; None stands for the default.
+
+    >>> Options({"max_buckets": 1}).fit([100, 30])
+    (Bucket(rows=128, length=128),)
+
+    Raises:
+        ValueError: there is no such option.
+    """
+
+    values: Mapping[str, Any]
+
+    def __post_init__(self):
+        known = {"buckets", *FITTING, *PLANNING}
+        for name in self.values:
+            if name not in known:
+                raise InvalidValue(f"there is no option {suggest_option(name, known)}")
+        given = {name: value for name, value in self.values.items() if value is not None}
+        object.__setattr__(self, "values", {**DEFAULTS, **given})
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+    def replace(self, **changes) -> "Options":
+        """A copy with other values."""
+        return Options({**self.values, **changes})
+
+    def for_lengths(self, lengths) -> "Options":
+        """A copy in which, without `max_length`, rows are no longer than a batch."""
+        if as_lengths(lengths).ndim == 2:
+            return self
+        most = self["tokens_per_batch"] // self["row_multiple"]
+        most -= most % self["length_multiple"]
+        longest = int(as_lengths(lengths).max(initial=0))
+        if self["max_length"] is None and longest > most > 0:
+            return self.replace(max_length=most)
+        return self
+
+    def fit(self, lengths) -> tuple[Bucket, ...]:
+        """The `buckets` given, or those that `fit_buckets` chooses for `lengths`."""
+        if self.values.get("buckets"):
+            return tuple(self.values["buckets"])
+        return fit_buckets(lengths, **select_options(FITTING, self.values))
+
+    def plan(self, lengths, buckets: tuple[Bucket, ...] | None = None) -> Plan:
+        """The plan of `lengths`, with weights those of several corpora, by default over `fit`."""
+        return Plan(lengths, buckets or self.fit(lengths), **select_options(PLANNING, self.values))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,7 +98,7 @@ class Dataset:
         lengths: positions of each example, integers [n], for pairs [n, 2].
         sources: name and number of examples of each source, in the order of `lengths`.
         corpora: the corpus of each source, or one of all; empty if only lengths are known.
-        options: the options of `pipeline.load` that a config gives; empty without one.
+        options: the options that a config gives; empty without one.
         plan: the plan of a run, with all its changes; None: the report makes one.
     """
 
@@ -54,79 +118,6 @@ class Dataset:
     def examples(self) -> Any:
         """What a plan is made from: the one corpus, or the lengths."""
         return self.corpora[0] if len(self.corpora) == 1 else self.lengths
-
-    @property
-    def corpus(self) -> AnyCorpus:
-        """The one corpus.
-
-        Raises:
-            ValueError: there is none, or there are several.
-        """
-        if len(self.corpora) != 1:
-            raise InvalidValue(
-                f"{self.name} is {len(self.corpora)} corpora and tokens are needed; give the "
-                "directory of one corpus, or a config"
-            )
-        return self.corpora[0]
-
-
-def open_dataset(paths: Sequence[str], workdir: str | None = None) -> Dataset:
-    """The data that the paths name; several paths are the sources of one mixture.
-
-    Args:
-        paths: directories of corpora; or one config (`.py`); or files of lengths: `.npy`, an
-            integer array, or `.json`, an object that maps length to count.
-        workdir: for a config, where its corpus lies or is prepared; default `runs/NAME`.
-
-    Raises:
-        ValueError: a path is none of these, or its content is not as above.
-        FileNotFoundError: a path does not exist.
-    """
-    parts = [_open(path, workdir) for path in paths]
-    if len(parts) == 1:
-        return parts[0]
-    if any(part.options for part in parts):
-        raise InvalidValue(
-            "a config was given together with other paths; give it alone, or give directories of "
-            "corpora and files of lengths"
-        )
-    if len({part.lengths.ndim for part in parts}) > 1:
-        raise InvalidValue("some of these are pairs and others are not; give those of one kind")
-    return Dataset(
-        name=" + ".join(part.name for part in parts),
-        lengths=np.concatenate([part.lengths for part in parts]),
-        sources=tuple(source for part in parts for source in part.sources),
-        corpora=tuple(corpus for part in parts for corpus in part.corpora),
-    )
-
-
-def _open(path: str, workdir: str | None) -> Dataset:
-    place = as_path(path)
-    name = os.fspath(path).rstrip("/") or "/"
-    if place.suffix in (".npy", ".json", ".py") and not place.exists():
-        raise Missing(f"there is no file {path}; check the path")
-    if place.suffix == ".npy":
-        return from_lengths(name, _from_npy(place))
-    if place.suffix == ".json":
-        return from_lengths(name, _from_json(place))
-    if place.suffix == ".py":
-        return _from_config(pathlib.Path(os.fspath(place)), workdir)
-    if place.is_file():
-        raise InvalidValue(
-            f"{path} is a file, and its name does not say of what; give the directory of a corpus, "
-            "a config (.py), or lengths (.npy, or .json that maps length to count)"
-        )
-    try:
-        return from_corpus(open_corpus(place), name)
-    except FileNotFoundError as error:
-        depths = (f"{'*/' * depth}{MANIFEST}" for depth in (1, 2, 3))
-        inside = [str(found.parent) for depth in depths for found in sorted(place.glob(depth))]
-        if inside:
-            raise Missing(
-                f"there is no corpus in {path} itself, but there is in {' and in '.join(inside)}; "
-                "give one of these"
-            ) from error
-        raise
 
 
 def from_corpus(
@@ -152,49 +143,77 @@ def from_lengths(name: str, lengths: np.ndarray) -> Dataset:
     return Dataset(name=name, lengths=lengths, sources=((name, len(lengths)),))
 
 
-def _from_npy(path: epath.Path) -> np.ndarray:
-    try:
-        lengths = np.load(os.fspath(path), mmap_mode="r")
-        return lengths_lib.as_lengths(np.asarray(lengths))
-    except (ValueError, EOFError) as error:
-        raise InvalidValue(f"{path} is not an array of lengths: {error}") from error
+def open_dataset(paths: Sequence[str]) -> Dataset:
+    """The data that the paths name; several paths are the sources of one mixture.
+
+    Args:
+        paths: directories of corpora, or files of lengths: `.npy`, an integer array, or `.json`,
+            an object that maps length to count.
+
+    Raises:
+        ValueError: a path is none of these, or its content is not as above.
+        FileNotFoundError: a path does not exist.
+    """
+    parts = [_open(path) for path in paths]
+    if len(parts) == 1:
+        return parts[0]
+    if len({part.lengths.ndim for part in parts}) > 1:
+        raise InvalidValue("some of these are pairs and others are not; give those of one kind")
+    return Dataset(
+        name=" + ".join(part.name for part in parts),
+        lengths=np.concatenate([part.lengths for part in parts]),
+        sources=tuple(source for part in parts for source in part.sources),
+        corpora=tuple(corpus for part in parts for corpus in part.corpora),
+    )
 
 
-def _from_json(path: epath.Path) -> np.ndarray:
+def _open(path: str) -> Dataset:
+    place = as_path(path)
+    name = os.fspath(path).rstrip("/") or "/"
+    if place.suffix in (".npy", ".json"):
+        return from_lengths(name, _read_lengths(place))
+    if place.is_file():
+        raise InvalidValue(
+            f"{path} is a file, and its name does not say of what; give the directory of a corpus, "
+            "a config (.py), or lengths (.npy, or .json that maps length to count)"
+        )
     try:
-        counts = {int(length): count for length, count in json.loads(path.read_text()).items()}
-        for length, count in counts.items():
-            if length < 0 or not isinstance(count, int) or count < 0:
-                raise InvalidValue(f"it says {count!r} for length {length}")
-        if (total := float(sum(counts.values()))) > MOST:
-            raise InvalidValue(f"{total:.3g} examples is too large a number: {MOST:,} is the most")
-    except (ValueError, AttributeError, TypeError) as error:
+        return from_corpus(open_corpus(place), name)
+    except Missing as error:
+        depths = (f"{'*/' * depth}{MANIFEST}" for depth in (1, 2, 3))
+        inside = [str(found.parent) for depth in depths for found in sorted(place.glob(depth))]
+        if inside:
+            raise Missing(
+                f"there is no corpus in {path} itself, but there is in {' and in '.join(inside)}; "
+                "give one of these"
+            ) from error
+        raise
+
+
+def _read_lengths(path: epath.Path) -> np.ndarray:
+    if not path.exists():
+        raise Missing(f"there is no file {path}; check the path")
+    try:
+        if path.suffix == ".json":
+            return _count_lengths(json.loads(path.read_bytes()))
+        return as_lengths(np.asarray(np.load(os.fspath(path), mmap_mode="r")))
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error}") from error
+    except Exception as error:  # a header of .npy is Python, and fails in many ways
+        if path.suffix == ".npy":
+            raise InvalidValue(f"{path} is not an array of lengths: {error}") from error
         raise InvalidValue(
             f"{path} does not map length to count ({error}); it must hold one object of whole "
             'numbers, such as {"12": 3400, "13": 3120}'
         ) from error
+
+
+def _count_lengths(stored: Mapping[str, int]) -> np.ndarray:
+    counts = {int(length): count for length, count in stored.items()}
+    for length, count in counts.items():
+        if length < 0 or not isinstance(count, int) or count < 0:
+            raise InvalidValue(f"it says {count!r} for length {length}")
+    if max(counts, default=0) >= MOST or sum(counts.values()) > MOST:
+        raise InvalidValue(f"a length or the examples in all are too large a number: {MOST:,}")
     lengths = sorted(counts)
     return np.repeat(np.array(lengths, np.uint32), [counts[length] for length in lengths])
-
-
-def _from_config(path: pathlib.Path, workdir: str | None) -> Dataset:
-    from pipeline.trainer.corpora import prepare_corpora
-
-    # A config may import others: beside it, and those of a clone that this package lies in.
-    for place in (path.resolve().parent, pathlib.Path(__file__).parents[2]):
-        if os.fspath(place) not in sys.path:
-            sys.path.append(os.fspath(place))
-    try:
-        module = runpy.run_path(os.fspath(path), run_name=path.stem)
-    except ImportError as error:
-        raise NotInstalled(
-            f"{path} cannot be imported: {error}. Python looks in the current directory, in that "
-            "of the config, and in those that PYTHONPATH names"
-        ) from error
-    if "get_config" not in module:
-        raise InvalidValue(f"{path} has no function get_config(), which a config must have")
-    config = module["get_config"]()
-    directory = as_path(workdir or f"runs/{path.stem}")
-    corpus, _ = prepare_corpora(config, directory / "corpus")
-    options = {**config.batches, **config.get("mixture", {}), "seed": config.seed}
-    return from_corpus(corpus, os.fspath(path), options)

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from pipeline.planning.balance import about_tiers
-from pipeline.planning.figures import RUN
-from pipeline.report.table import length_of, percent
+from pipeline.report.figures import RUN, length_of
+from pipeline.report.tables import percent
 
 
 def findings(figures: dict[str, Any]) -> list[str]:
@@ -141,17 +140,12 @@ def about_losses(figures: dict[str, Any]) -> list[str]:
     return found
 
 
-def about_samples(figures: dict[str, Any]) -> str:
-    """On how many examples the strategies are simulated, and which are left out."""
-    samples = {row["sample"] for row in figures["strategies"]} - {None}
-    text = "Each strategy is simulated on all examples."
-    if samples:
-        text = (
-            f"The other strategies are simulated on {max(samples):,} examples drawn at random: "
-            "batches and cut documents are scaled up (≈); shapes, batches on each host and "
-            "examples read again are those of the sample. Lockstep's plans are of all examples."
-        )
-    return text + "".join(f" Left out: {each}." for each in figures["excluded"])
+def about_strategies(figures: dict[str, Any]) -> str:
+    """Where the figures of the strategies come from, and which are left out."""
+    text = "Lockstep's figures are counts over its plans"
+    if "targets" not in figures:
+        text += "; those of the other strategies are what is expected of a random order"
+    return f"{text}." + "".join(f" Left out: {each}." for each in figures["excluded"])
 
 
 def about_balance(balance: dict[str, Any]) -> str:
@@ -169,6 +163,27 @@ def about_balance(balance: dict[str, Any]) -> str:
         f"{attention['worst']:.2f})."
     )
     return f"{text} {about_tiers(balance['over_ideal'])}".strip()
+
+
+def about_tiers(over_ideal: list[dict[str, Any]]) -> str:
+    """Which number of tiers to choose; empty if the rows of no batch can be grouped."""
+    if not over_ideal:
+        return ""
+    groups = max(each["groups"] for each in over_ideal)
+    ratios = {each["tiers"]: each["ratio"] for each in over_ideal if each["groups"] == groups}
+    least = min(ratios)
+    enough = min(tiers for tiers in ratios if ratios[tiers] <= min(ratios.values()) * 1.01)
+    text = (
+        f"With attention that skips other segments, steps of {groups:,} groups of rows take "
+        f"{ratios[least]:.3f} times the least time"
+    )
+    if enough > least:
+        text += f", and {ratios[enough]:.3f} times with tiers={enough}"
+    elif least == 1:
+        text += ", and tiers gain nothing"
+    else:
+        text += f" (tiers={least})"
+    return f"{text}. Attention over whole rows needs no tiers: all rows cost the same."
 
 
 def _listed(items: list[str]) -> str:

@@ -1,29 +1,132 @@
-"""The report's tables, and the single figures of a dataset, for a terminal and for the page."""
+"""Tables: the report's figures in columns, as text for a terminal, as Markdown or as HTML."""
 
-import operator
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
 from typing import Any
 
-from pipeline.planning.balance import tiers_table
-from pipeline.report.table import Column, Row, Table, length_of, number, percent
+from pipeline.planning.text_table import text_table
+from pipeline.report.figures import length_of
+
+Row = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        name: its heading.
+        format: the text of a cell, from the figures of its row.
+        unit: what is counted, under the heading.
+        about: what the figure means, in a sentence.
+        detail: the name of the figure that HTML shows in small print under a cell.
+    """
+
+    name: str
+    format: Callable[[Row], str]
+    unit: str = ""
+    about: str = ""
+    detail: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Rows of figures under columns; the first column is a name and aligned left.
+
+    >>> table = Table([Column("bucket", lambda row: row["name"]),
+    ...                Column("fill", lambda row: f"{row['fill']:.0%}", "of positions")],
+    ...               [{"name": "8 × 64", "fill": 0.5}])
+    >>> print("\\n".join(table.text()))
+    bucket            fill
+              of positions
+    8 × 64             50%
+    >>> print("\\n".join(table.markdown()))
+    | bucket | fill (of positions) |
+    | :--- | ---: |
+    | 8 × 64 | 50% |
+
+    Rows that have `packing`, which are Lockstep's own, are printed in bold or colour.
+    """
+
+    columns: Sequence[Column]
+    rows: Sequence[Row]
+
+    def _cells(self) -> list[list[str]]:
+        return [[column.format(row) for column in self.columns] for row in self.rows]
+
+    def fit(self, width: int) -> "Table":
+        """The table without as many of its last columns as lines of `width` need."""
+        table = self
+        while max(map(len, table.text())) > width and len(table.columns) > 2:
+            table = Table(table.columns[:-1], self.rows)
+        return table
+
+    def text(self, paint: Callable[[str], str] = str) -> list[str]:
+        """Lines of aligned text; `paint` colours the names of Lockstep's rows."""
+        heads = [[column.name for column in self.columns]]
+        if any(column.unit for column in self.columns):
+            heads.append([column.unit for column in self.columns])
+        cells = self._cells()
+        lines = text_table([*heads, *cells])
+        for number, (row, (name, *_)) in enumerate(zip(self.rows, cells, strict=True), len(heads)):
+            if "packing" in row:
+                lines[number] = paint(name) + lines[number][len(name) :]
+        return lines
+
+    def markdown(self) -> list[str]:
+        """Lines of a Markdown table."""
+        heads = [f"{c.name} ({c.unit})" if c.unit else c.name for c in self.columns]
+        align = [":---", *["---:"] * (len(heads) - 1)]
+        return [f"| {' | '.join(cells)} |" for cells in (heads, align, *self._cells())]
+
+    def html(self) -> str:
+        """An HTML table in a frame that scrolls sideways on a narrow screen."""
+        heads = "".join(
+            f"<th>{escape(column.name)}<small>{escape(column.unit)}</small></th>"
+            for column in self.columns
+        )
+        body = ""
+        for row, cells in zip(self.rows, self._cells(), strict=True):
+            body += '<tr class="ours">' if "packing" in row else "<tr>"
+            for column, cell in zip(self.columns, cells, strict=True):
+                detail = f"<small>{escape(row[column.detail])}</small>" if column.detail else ""
+                body += f"<td>{escape(cell)}{detail}</td>"
+            body += "</tr>"
+        return (
+            f'<div class="scroll"><table><thead><tr>{heads}</tr></thead>'
+            f"<tbody>{body}</tbody></table></div>"
+        )
+
+
+def percent(share: float) -> str:
+    """A share with as many digits as are worth reading.
+
+    >>> percent(0.6818), percent(0.0312), percent(0.00052), percent(1e-9), percent(0)
+    ('68.2%', '3.12%', '0.052%', '< 0.001%', '0%')
+    """
+    if share < 0.000005:
+        return "< 0.001%" if share > 0 else "0%"
+    digits = next((n for n, least in enumerate((0.0995, 0.00995)) if share >= least), 2)
+    return f"{share:.{digits + 1}%}"
+
+
+def number(name: str, digits: int = 0) -> Callable[[Row], str]:
+    """Formats a figure of a row with thousands separators, and None as a dash."""
+    return lambda row: "–" if row[name] is None else f"{row[name]:,.{digits}f}"
 
 
 def strategies(figures: dict[str, Any]) -> Table:
     """The comparison: a row for each strategy."""
-    corpus = figures["corpus"]
-    documents = corpus["examples"] - corpus["empty"]
-    width = figures["options"]["width"]
+    documents = figures["corpus"]["examples"] - figures["corpus"]["empty"]
     hosts = len(figures["strategies"][0]["batches_per_host"])
-
-    def estimate(row: Row, text: str) -> str:
-        return f"≈ {text}" if row["sample"] else text
 
     def per_host(row: Row) -> str:
         least, most = min(row["batches_per_host"]), max(row["batches_per_host"])
         return f"{least:,}" if row["equal"] else f"{least:,} to {most:,}"
 
     columns = [
-        Column("strategy", lambda row: row["name"], detail=lambda row: row["about"]),
+        Column("strategy", lambda row: row["name"], detail="about"),
         Column(
             "padding",
             lambda row: percent(row["padding"]),
@@ -32,7 +135,7 @@ def strategies(figures: dict[str, Any]) -> Table:
         ),
         Column(
             "shapes",
-            lambda row: number(row["shapes"]),
+            number("shapes"),
             "compiled",
             "Different batch shapes, each of which is compiled once.",
         ),
@@ -45,38 +148,33 @@ def strategies(figures: dict[str, Any]) -> Table:
         ),
         Column(
             "work",
-            lambda row: number(row["cost"], 3),
+            number("cost", 3),
             "a token",
             "Work of a layer with attention over whole rows, for each real token; 1 is the work at "
             "a position without attention.",
         ),
-        Column(
-            "batches",
-            lambda row: estimate(row, number(row["batches"])),
-            "an epoch",
-            "Batches of an epoch on one host.",
-        ),
+        Column("batches", number("batches"), "an epoch", "Batches of an epoch on one host."),
         Column(
             "cut",
-            lambda row: estimate(row, percent(row["cut"] / documents)) if row["cut"] else "0",
+            lambda row: percent(row["cut"] / documents) if row["cut"] else "0",
             "documents",
             "Documents that lie in more than one segment.",
         ),
         Column(
             "read again",
-            lambda row: number(row["reread"]),
+            number("reread"),
             "examples",
             "Examples to read again to resume exactly after an interruption, at most.",
         ),
         Column(
             "attention",
-            lambda row: number(row["attention_flops_per_token"] / 1e6, 2),
+            lambda row: f"{row['attention_flops_per_token'] / 1e6:,.2f}",
             "MFLOP a token",
-            f"Scores and their use in one layer of width {width:,}, forward, over whole rows, for "
-            "each real token.",
+            f"Scores and their use in one layer of width {figures['options']['width']:,}, forward, "
+            "over whole rows, for each real token.",
         ),
     ]
-    return Table(columns, figures["strategies"], emphasized=lambda row: "packing" in row)
+    return Table(columns, figures["strategies"])
 
 
 def buckets(plan: dict[str, Any]) -> Table:
@@ -87,32 +185,36 @@ def buckets(plan: dict[str, Any]) -> Table:
             lambda row: f"{row['rows']:,} × {length_of(row['length'])}",
             "rows × positions",
         ),
-        Column("batches", lambda row: number(row["batches"]), "an epoch"),
+        Column("batches", number("batches"), "an epoch"),
         Column(
             "fill",
             lambda row: "–" if row["fill"] is None else f"{row['fill']:.2%}",
             "of positions",
         ),
-        Column("tokens", lambda row: number(row["tokens_per_step"]), "a step"),
-        Column("documents", lambda row: number(row["documents_per_step"], 1), "a step"),
-        Column("segments", lambda row: number(row["segments"]), "an epoch"),
+        Column("tokens", number("tokens_per_step"), "a step"),
+        Column("documents", number("documents_per_step", 1), "a step"),
+        Column("segments", number("segments"), "an epoch"),
     ]
     return Table(columns, plan["buckets"])
 
 
 def tiers(over_ideal: Sequence[dict[str, Any]]) -> Table:
     """A row for each number of tiers, a column for each number of groups of rows."""
-    heads, *rows = tiers_table(over_ideal) or [["time over ideal"]]
-    columns = [Column(name, operator.itemgetter(name)) for name in heads]
-    return Table(columns, [dict(zip(heads, row, strict=True)) for row in rows])
+    rows: dict[int, dict[str, Any]] = {}
+    for each in over_ideal:
+        row = rows.setdefault(each["tiers"], {"tiers": each["tiers"]})
+        row[f"{each['groups']:,} groups"] = each["ratio"]
+    groups = [name for name in next(iter(rows.values()), {}) if name != "tiers"]
+    first = Column("time over ideal", lambda row: f"tiers={row['tiers']}")
+    return Table([first, *(Column(name, number(name, 3)) for name in groups)], [*rows.values()])
 
 
 def sources(corpus: dict[str, Any]) -> Table:
     """A row for each source of a dataset."""
     columns = [
         Column("source", lambda row: row["name"]),
-        Column("examples", lambda row: number(row["examples"])),
-        Column("tokens", lambda row: number(row["tokens"])),
+        Column("examples", number("examples")),
+        Column("tokens", number("tokens")),
         Column("share", lambda row: percent(row["share_of_tokens"]), "of tokens"),
     ]
     return Table(columns, corpus["sources"])

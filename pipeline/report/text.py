@@ -1,15 +1,21 @@
-"""Terminal: the report as text, as wide as there is room for."""
+"""Text: the report for a terminal, and a plan as Markdown for TensorBoard."""
 
+import itertools
 import textwrap
 from typing import Any
 
+from pipeline.planning.plan import Plan
 from pipeline.report import findings, tables
+from pipeline.report.figures import length_of, measure_epoch
 
 GREEN, BOLD, END = "\033[32m", "\033[1m", "\033[0m"
 BLOCKS = " ▁▂▃▄▅▆▇█"
 
+# Batches that are built for the Markdown, at most: a run should not wait for it.
+MOST_BATCHES = 500
 
-def terminal(figures: dict[str, Any], *, width: int = 120, colour: bool = False) -> str:
+
+def format_text(figures: dict[str, Any], *, width: int = 120, colour: bool = False) -> str:
     """The report of `measure` as lines of at most `width` characters where that is possible."""
     bold, green = (f"{code}{{}}{END}".format if colour else str for code in (BOLD, GREEN))
 
@@ -30,8 +36,8 @@ def terminal(figures: dict[str, Any], *, width: int = 120, colour: bool = False)
             lines.append(_histogram(figures[side]["histogram"]))
     table = tables.strategies(figures)
     narrow = table.fit(width)
-    lines += ["", *narrow.text(green), *wrap(findings.about_samples(figures))]
-    if dropped := [each.name for each in table.columns if each not in narrow.columns]:
+    lines += ["", *narrow.text(green), *wrap(findings.about_strategies(figures))]
+    if dropped := [each.name for each in table.columns[len(narrow.columns) :]]:
         lines += wrap(
             f"Left out for lack of room: {', '.join(dropped)}; --html and --json have it."
         )
@@ -55,3 +61,33 @@ def _histogram(binned: dict[str, Any]) -> str:
         BLOCKS[max(round(8 * value / most), value > 0)] for value in binned["examples"]
     )
     return f"1 ▕{blocks}▏ {binned['edges'][-1] - 1:,} positions (log)"
+
+
+def markdown(plan: Plan) -> str:
+    """The plan's figures as a Markdown table and sentences.
+
+    For `SummaryWriter.add_text("plan", markdown(plan), 0)`. Documents a step, the order of
+    buckets and the balance of hosts are those of the epoch's first batches.
+    """
+    figures = measure_epoch(plan, MOST_BATCHES)
+    rows = sum(count for _, count in figures["segments_per_row"])
+    segments = sum(held * count for held, count in figures["segments_per_row"])
+    runs = [(bucket, len([*same])) for bucket, same in itertools.groupby(figures["order"])]
+    order = ", ".join(
+        f"{count} × {length_of(figures['buckets'][bucket]['length'])}"
+        for bucket, count in runs[:12]
+    )
+    paragraphs = [
+        f"**{figures['batches']:,} batches** an epoch, **{figures['padding']:.3%} padding**, "
+        f"{figures['tokens']:,} tokens",
+        "\n".join(tables.buckets(figures).markdown()),
+        f"{segments / rows:.2f} segments a row. The epoch begins with batches of length {order}, …",
+        findings.about_balance(figures["balance"]),
+        *findings.about_sources(figures),
+    ]
+    if figures["overlong"]:
+        paragraphs.append(
+            f"{figures['overlong']:,} examples are longer than the longest bucket (overflow: "
+            f"{figures['overflow']}); {figures['lost']:,} positions are lost."
+        )
+    return "\n\n".join([*paragraphs, f"`{figures['fingerprint']}`"])

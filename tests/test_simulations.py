@@ -1,0 +1,100 @@
+"""The simulations of other packers that benchmarks compare with, beside these packers."""
+
+import grain
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks import simulations
+
+
+def shapes(made):
+    return list(zip(made.rows.tolist(), made.lengths.tolist(), strict=True))
+
+
+def test_padded_to_the_longest_of_all():
+    made = simulations.pad_batches(np.array([2, 5, 3, 1, 4]), rows=2, window=2, length=5)
+    assert shapes(made) == [(2, 5), (2, 5), (1, 5)]
+    assert (made.tokens, made.positions, made.shapes, made.padding) == (15, 25, 2, 0.4)
+
+
+def test_padded_to_the_longest_in_the_batch():
+    # Batches are [2, 5], [3, 1] and [4].
+    made = simulations.pad_batches(np.array([2, 5, 3, 1, 4]), rows=2, window=2)
+    assert shapes(made) == [(2, 5), (2, 3), (1, 4)]
+    assert (made.tokens, made.positions, made.shapes) == (15, 20, 3)
+
+
+def test_windows_are_sorted_before_they_are_cut():
+    # Windows [7, 1, 6, 2] and [5, 3] become 1 2 | 6 7 and 3 5.
+    made = simulations.pad_batches(np.array([7, 1, 6, 2, 5, 3]), rows=2, window=4)
+    assert shapes(made) == [(2, 2), (2, 7), (2, 5)]
+
+
+def test_a_token_budget_cuts_as_many_rows_as_the_longest_left_allows():
+    # The window 9 4 4 3 3 under a budget of 12: one row of 9, three of 4, and one of 3 is left.
+    # The next window is 6 1: two rows of 6.
+    made = simulations.token_budget(np.array([3, 9, 4, 3, 4, 1, 6]), budget=12, window=5)
+    assert shapes(made) == [(1, 9), (3, 4), (1, 3), (2, 6)]
+    assert (made.tokens, made.positions) == (30, 36)
+
+
+def test_an_example_over_the_budget_has_a_batch_to_itself():
+    made = simulations.token_budget(np.array([9, 8]), budget=5, window=2)
+    assert shapes(made) == [(1, 9), (1, 8)]
+
+
+def test_best_fit_takes_the_row_with_least_room():
+    # 4 goes beside the 6 and fills it; 5 beside 5. First fit puts 4 beside 5 and must open more.
+    order = np.array([5, 6, 4, 5])
+    assert simulations.best_fit(order, length=10, open_rows=2) == 2
+    assert simulations.first_fit(order, length=10, open_rows=2) == 3
+
+
+PACKERS = {"first fit": simulations.first_fit, "best fit": simulations.best_fit}
+GRAIN = {
+    "first fit": grain.experimental.FirstFitPackIterDataset,
+    "best fit": grain.experimental.BestFitPackIterDataset,
+}
+
+
+@pytest.mark.parametrize("name", GRAIN)
+@pytest.mark.parametrize("open_rows", [3, 8])
+def test_the_packers_make_as_many_rows_as_grains(name, open_rows):
+    lengths = np.random.default_rng(open_rows).integers(1, 33, 250)
+    data = grain.MapDataset.source([{"x": np.ones(n, np.int32)} for n in lengths])
+    rows = GRAIN[name](
+        data.to_iter_dataset(grain.ReadOptions(0, 1)),
+        length_struct={"x": 32},
+        num_packing_bins=open_rows,
+    )
+    made = PACKERS[name](lengths, length=32, open_rows=open_rows)
+    assert made == sum(1 for _ in rows)
+
+
+def test_a_token_budget_makes_the_batches_of_infinibatch():
+    iterators = pytest.importorskip("infinibatch.iterators")
+    lengths = np.random.default_rng(0).integers(1, 400, 5000)
+    theirs = iterators.BucketedReadaheadBatchIterator(
+        iterators.NativeCheckpointableIterator(lengths.tolist()),
+        read_ahead=700,
+        key=int,
+        batch_size=lambda longest: 2048 // longest,
+        seed=0,
+    )
+    made = simulations.token_budget(lengths, budget=2048, window=700)
+    assert sorted(shapes(made)) == sorted((len(batch), max(batch)) for batch in theirs)
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=60), st.integers(1, 9))
+def test_first_fit_agrees_with_a_plain_loop(lengths, open_rows):
+    used, room = 0, [20] * open_rows
+    for size in lengths:
+        at = next((at for at, left in enumerate(room) if left >= size), None)
+        if at is None:
+            used += sum(left < 20 for left in room)
+            room, at = [20] * open_rows, 0
+        room[at] -= size
+    used += sum(left < 20 for left in room)
+    assert simulations.first_fit(np.array(lengths), length=20, open_rows=open_rows) == used
