@@ -91,10 +91,16 @@ def atomic_write(
     if is_local(path) and not shared:
         _remove_leftovers(path)
     try:
-        with _Target(path, temporary) as file:
-            yield file  # type: ignore[misc]  # an IO[bytes] by its methods
-            if is_local(path) and durable:
-                file.sync()
+        if is_local(path):
+            raw = _Temporary(path, temporary)
+            with io.BufferedWriter(raw) as file:
+                yield file
+                file.flush()
+                if durable:
+                    raw.sync()
+        else:
+            with temporary.open("wb") as remote:
+                yield remote
         with _name_errors(path):
             temporary.replace(path)
     except BaseException:
@@ -110,48 +116,25 @@ def atomic_write(
             os.close(directory)
 
 
-class _Target(io.RawIOBase):
+class _Temporary(io.FileIO):
     """A file to write under a temporary name, whose errors name the file that it becomes."""
 
     def __init__(self, path: epath.Path, temporary: epath.Path):
         self._path = path
         with _name_errors(path):
-            self._file: Any = temporary.open("wb")
-
-    def writable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        with _name_errors(self._path):
-            return self._file.seek(offset, whence)
+            super().__init__(os.fspath(temporary), "wb")
 
     def write(self, data: Any) -> int:
         with _name_errors(self._path):
-            return self._file.write(data)
+            return super().write(data)
 
-    def flush(self) -> None:
-        if not self.closed:
-            with _name_errors(self._path):
-                self._file.flush()
+    def fileno(self) -> int:  # by which NumPy would write past `write`
+        raise io.UnsupportedOperation
 
     def sync(self) -> None:
         """Returns when the bytes are on the disk itself."""
-        self.flush()
         with _name_errors(self._path):
-            os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        try:
-            super().close()
-        finally:
-            with _name_errors(self._path):
-                self._file.close()
+            os.fsync(super().fileno())
 
 
 @contextlib.contextmanager

@@ -82,9 +82,9 @@ class _Lease:
         while True:
             # Nobody holds a lock that is absent or empty.
             if not seen or _is_gone(seen) or time.monotonic() - since > SILENCE:
-                if seen:
-                    logger.warning("%s no more: its lock is taken over", said)
                 if self._write():
+                    if seen:
+                        logger.warning("%s no more: its lock is taken over", said)
                     return
             else:
                 if not told:
