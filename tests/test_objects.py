@@ -486,6 +486,24 @@ def test_a_lock_whose_holder_says_nothing_is_taken_over(place, monkeypatch):
     assert (place / ".lock").exists()
 
 
+def test_a_lock_that_is_heard_too_late_is_not_held(place, monkeypatch):
+    monkeypatch.setattr(lease, "BEAT", 0.1)
+    monkeypatch.setattr(lease, "SILENCE", 0.2)
+    write, taken = objects.put, {"owner": "x", "host": "elsewhere", "pid": 1, "beat": 0}
+
+    def put(path, content, **condition):
+        version = write(path, content, **condition)
+        if condition.get("if_absent"):  # whose answer comes after another process took it over
+            time.sleep(0.3)
+            write(path, json.dumps(taken).encode())
+        return version
+
+    monkeypatch.setattr(objects, "put", put)
+    with messages() as said, directory_lock(place, "working"):
+        assert json.loads((place / ".lock").read_text())["beat"] >= 0
+    assert "its lock is taken over" in str(said)
+
+
 def test_scores_in_a_bucket_are_those_on_disk(place, corpus, tmp_path):
     def step(batch):
         return {"twice": 2 * batch["inputs"]}

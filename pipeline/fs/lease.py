@@ -82,7 +82,11 @@ class _Lease:
         while True:
             # Nobody holds a lock that is absent or empty.
             if not seen or _is_gone(seen) or time.monotonic() - since > SILENCE:
-                if self._write():
+                # An answer so late that others may have waited in vain is no answer.
+                begun, held = time.monotonic(), self._write()
+                while held and time.monotonic() - begun > SILENCE / 2:
+                    begun, held = time.monotonic(), self._write()
+                if held:
                     if seen:
                         logger.warning("%s no more: its lock is taken over", said)
                     return
