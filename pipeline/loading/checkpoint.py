@@ -12,9 +12,7 @@ from typing import Any
 from etils import epath
 
 from pipeline.errors import InvalidValue, require
-from pipeline.fs.atomic import as_path, is_local, name_full_disk
-from pipeline.fs.mirror import Mirror
-from pipeline.fs.objects import ObjectPath
+from pipeline.fs import Mirror, ObjectPath, as_path, is_local, name_full_disk
 from pipeline.loading.checksum import checksums
 
 # Statuses of storage for files that are missing or damaged.
