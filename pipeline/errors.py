@@ -46,6 +46,10 @@ class Exists(UserError, FileExistsError):
     """A file that is there, where none may be."""
 
 
+class NotAllowed(UserError, PermissionError):
+    """A place that the credentials, or their absence, keep from being read or written."""
+
+
 class StorageError(UserError, OSError):
     """A disk or an object storage that cannot be read or written."""
 

@@ -166,7 +166,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def ask(self, method, path, body):
         headers = {k: v for k, v in self.headers.items() if k.lower() not in HOP}
-        condition = self.headers.get("x-goog-if-generation-match")
+        place = path.partition("?")[0]
         if self.server.translate and ("?uploads" in path or "uploadId=" in path):
             return self.take_part(method, path, headers, body)
         if self.server.translate and method == "PUT" and "uploadType" not in path:
@@ -179,9 +179,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
             else:
                 path = f"/upload/storage/v1/b/{to}/o?uploadType=media&name={name}"
             method = "POST"
-        if condition == "0":  # which the emulator forgets
+        # The servers forget conditions.
+        conditions = [(k, v) for k, v in CONDITIONS if self.command == "PUT" and k in self.headers]
+        for name, tag in conditions:
             with self.server.lock:
-                if self.exchange("HEAD", f"/{to}/{name}", {}, b"")[0] == 200:
+                status, seen, _ = self.exchange("HEAD", place, {}, b"")
+                found = {k.lower(): v for k, v in seen.items()}.get(tag, "0")
+                if (found if status == 200 else "0") != self.headers[name].replace("*", "0"):
                     return 412, {}, b""
                 return self.exchange(method, path, headers, body)
         return self.exchange(method, path, headers, body)
@@ -224,6 +228,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             kept["Content-Length"] = found.getheader("Content-Length")
         if self.server.translate and self.command == "PUT":
             kept["ETag"] = '"none"'
+            if content.startswith(b"{"):
+                kept["x-goog-generation"] = json.loads(content).get("generation", "0")
         if found.will_close:
             self.hang_up()
         return found.status, kept, content
@@ -247,6 +253,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(content)
 
 
+# Headers of conditional writes, and those that say which version an object is; "0" is none.
+CONDITIONS = (
+    ("x-goog-if-generation-match", "x-goog-generation"),
+    ("If-None-Match", "etag"),
+    ("If-Match", "etag"),
+)
 HOP = {"host", "connection", "keep-alive", "transfer-encoding", "content-length", "expect"}
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.gather import gather
-from pipeline.fs import transfers
+from pipeline.fs import objects
 from pipeline.planning import lengths
 from pipeline.text import ragged
 
@@ -244,9 +244,9 @@ def test_neighbouring_pieces_are_fetched_as_one_range(directory, monkeypatch):
     corpus = Corpus.open(directory, memory_map=False)
     corpus.read([1, 7], [0, 0], [1, 1])  # fetches the offsets of both parts
     fetched = []
-    fetch = transfers._get_piece
+    fetch = objects._read_ranges
     monkeypatch.setattr(
-        transfers, "_get_piece", lambda piece: fetched.append(piece) or fetch(piece)
+        objects, "_read_ranges", lambda *asked: fetched.append(asked) or fetch(*asked)
     )
     picked, starts, wanted = [7, 1, 2, 1], [1, 0, 0, 2], [3, 6, 10, 2]
     assert same(corpus.read(picked, starts, wanted), naive(picked, starts, wanted))

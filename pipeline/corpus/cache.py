@@ -11,7 +11,6 @@ what is used of the room, and what a killed process leaves is never taken for a 
 
 import contextlib
 import dataclasses
-import fcntl
 import logging
 import os
 import pathlib
@@ -19,7 +18,8 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import IO
 
 import numpy as np
 from etils import epath
@@ -28,7 +28,7 @@ from pipeline.corpus.manifest import part_name, require_same_part
 from pipeline.corpus.parts import Maps, Part, PartFile, read_part
 from pipeline.errors import InvalidValue
 from pipeline.fs import objects
-from pipeline.fs.atomic import atomic_write
+from pipeline.fs.atomic import atomic_write, is_locked, open_locked
 from pipeline.fs.fork import Handles, restart_in_children
 
 logger = logging.getLogger(__name__)
@@ -236,7 +236,7 @@ class PartCache(Handles):
             for number in np.argsort(needed, kind="stable").tolist():
                 if needed[number] == NEVER:
                     return False
-                if number in here or self._is_locked(number):
+                if number in here or is_locked(self._fetching(number)):
                     continue
                 if not self._make_room(number, needed, here, reserved):
                     return False
@@ -244,30 +244,28 @@ class PartCache(Handles):
             else:
                 return False
             name, size = part_name(number), int(self._sizes[number])
-            file = (self.directory / FETCHING.format(name)).open("wb")
-            fcntl.flock(file, fcntl.LOCK_EX)
+            temporary = self._fetching(number)
+            file = open_locked(temporary)
             try:
                 os.posix_fallocate(file.fileno(), 0, size)
             except OSError:
-                self._remove(FETCHING.format(name))
+                temporary.unlink()
                 raise
         with file:
-            objects.download(self._source / name, file.name, size=size)
+            objects.download(self._source / name, temporary, size=size)
             os.fdatasync(file.fileno())
             with self._exclusively():  # so that no other process sees both names, or neither
-                pathlib.Path(file.name).replace(self.directory / name)
+                temporary.replace(self.directory / name)
         self.count(fetched=size)
         return True
 
-    @contextlib.contextmanager
-    def _exclusively(self) -> Iterator[None]:
+    def _exclusively(self) -> IO[bytes]:
         """Holds the lock of the directory, which ends with the process that holds it."""
-        with (self.directory / ".lock").open("wb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+        return open_locked(self.directory / ".lock")
 
-    def _remove(self, name: str) -> None:
-        (self.directory / name).unlink(missing_ok=True)
+    def _fetching(self, number: int) -> pathlib.Path:
+        """The name of a part until it is whole."""
+        return self.directory / FETCHING.format(part_name(number))
 
     def _make_room(
         self, number: int, needed: np.ndarray, here: dict[int, int], reserved: dict[int, int]
@@ -278,8 +276,8 @@ class PartCache(Handles):
         """
         room = self.max_bytes - sum(here.values()) - sum(reserved.values())
         for other in reserved:
-            if other == number or not self._is_locked(other):
-                self._remove(FETCHING.format(part_name(other)))
+            if other == number or not is_locked(self._fetching(other)):
+                self._fetching(other).unlink(missing_ok=True)
                 room += reserved[other]
         out = self._removable(number, needed, here)
         sizes = np.cumsum([0, *(here[other] for other in out)])
@@ -287,7 +285,7 @@ class PartCache(Handles):
             return False
         out = out[: int(np.searchsorted(sizes, self._sizes[number] - room))]
         for other in out:
-            self._remove(part_name(other))
+            (self.directory / part_name(other)).unlink(missing_ok=True)
         self._unmap(out)
         return True
 
@@ -295,18 +293,6 @@ class PartCache(Handles):
         """The parts that may make way for part `number`; the first one first."""
         later = [other for other in here if needed[other] > needed[number]]
         return sorted(later, key=lambda other: (needed[other], other), reverse=True)
-
-    def _is_locked(self, number: int) -> bool:
-        """Whether a process is fetching a part."""
-        path = self.directory / FETCHING.format(part_name(number))
-        try:
-            with path.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return False
-        except BlockingIOError:
-            return True
-        return False
 
     def _scan(self) -> tuple[dict[int, int], dict[int, int]]:
         """The sizes of the files of parts: of whole ones, and of those that are being fetched."""

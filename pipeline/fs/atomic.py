@@ -4,17 +4,18 @@ import contextlib
 import errno
 import fcntl
 import glob
+import io
 import logging
 import os
 import uuid
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, Any, overload
 
 from etils import epath
 
 from pipeline.errors import InvalidState, InvalidValue, StorageError
-from pipeline.fs import objects
-from pipeline.fs.pid import is_running
+from pipeline.fs.lease import hold_lease, is_running
+from pipeline.fs.objects import SCHEMES, ObjectPath
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +31,8 @@ def as_path(path: epath.PathLike) -> epath.Path:
     Raises:
         ValueError: it has a scheme that nothing here reads.
     """
-    if os.fspath(path).startswith(objects.SCHEMES):
-        objects.register()
+    if os.fspath(path).startswith(SCHEMES):
+        return ObjectPath(path)
     try:
         return epath.Path(path).expanduser()
     except KeyError as error:
@@ -77,10 +78,11 @@ def atomic_write(
             after a loss of power.
 
     Raises:
-        OSError: the disk is full or cannot be written; the message names the file.
+        StorageError: the disk is full or cannot be written; the message names the file. Other
+            errors of the block stay what they are.
     """
     path = as_path(path)
-    if isinstance(path, objects.ObjectPath):
+    if isinstance(path, ObjectPath):
         with path.open("wb") as file:
             yield file
         return
@@ -89,17 +91,21 @@ def atomic_write(
     if is_local(path) and not shared:
         _remove_leftovers(path)
     try:
-        with temporary.open("wb") as file:
-            yield file
-            if is_local(path) and durable:
+        if is_local(path):
+            raw = _Temporary(path, temporary)
+            with io.BufferedWriter(raw) as file:
+                yield file
                 file.flush()
-                os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException as error:
+                if durable:
+                    raw.sync()
+        else:
+            with temporary.open("wb") as remote:
+                yield remote
+        with _name_errors(path):
+            temporary.replace(path)
+    except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise _write_error(path, error.errno, error.strerror or str(error)) from error
         raise
     if is_local(path) and durable:
         directory = os.open(path.parent, os.O_RDONLY)
@@ -108,6 +114,36 @@ def atomic_write(
                 os.fsync(directory)
         finally:
             os.close(directory)
+
+
+class _Temporary(io.FileIO):
+    """A file to write under a temporary name, whose errors name the file that it becomes."""
+
+    def __init__(self, path: epath.Path, temporary: epath.Path):
+        self._path = path
+        with _name_errors(path):
+            super().__init__(os.fspath(temporary), "wb")
+
+    def write(self, data: Any) -> int:
+        with _name_errors(self._path):
+            return super().write(data)
+
+    def fileno(self) -> int:  # by which NumPy would write past `write`
+        raise io.UnsupportedOperation
+
+    def sync(self) -> None:
+        """Returns when the bytes are on the disk itself."""
+        with _name_errors(self._path):
+            os.fsync(super().fileno())
+
+
+@contextlib.contextmanager
+def _name_errors(path: epath.PathLike) -> Iterator[None]:
+    """Says that `path` could not be written when an operation of a file inside the block fails."""
+    try:
+        yield
+    except OSError as error:
+        raise _write_error(path, error.errno, error.strerror or str(error)) from error
 
 
 @contextlib.contextmanager
@@ -149,7 +185,7 @@ def directory_lock(directory: epath.PathLike, doing: str, *, wait: bool = True) 
     """Holds the lock of `directory` while the block runs; other processes wait, and say so.
 
     The lock ends with the process that holds it, also when that is killed; in object storage within
-    a minute, see `objects.hold_lease`. Other places that are not local (`hf://`) have no lock.
+    a minute, see `hold_lease`. Other places that are not local (`hf://`) have no lock.
 
     Args:
         directory: a path; the directory is made where there is none.
@@ -161,31 +197,66 @@ def directory_lock(directory: epath.PathLike, doing: str, *, wait: bool = True) 
         ValueError: the lock file is a symbolic link.
     """
     directory = make_directory(directory)
-    if isinstance(directory, objects.ObjectPath):
-        with objects.hold_lease(directory, doing, wait=wait):
+    if isinstance(directory, ObjectPath):
+        with hold_lease(directory, doing, wait=wait):
             yield
         return
     if not is_local(directory):
         yield
         return
-    # Neither truncated nor followed: the file may be anybody's.
+    lock = directory / ".lock"
+    if (file := open_locked(lock, wait=False)) is None:
+        said = f"another process is {doing} in {os.fspath(directory)}"
+        if not wait:
+            raise InvalidState(f"{said}; stop it first, or use another directory")
+        logger.warning("%s; waiting for it", said)
+        file = open_locked(lock)
+    with file:
+        yield
+
+
+@overload
+def open_locked(path: epath.PathLike) -> IO[bytes]: ...
+@overload
+def open_locked(path: epath.PathLike, *, wait: bool) -> IO[bytes] | None: ...
+def open_locked(path: epath.PathLike, *, wait: bool = True) -> IO[bytes] | None:
+    """A local file to write, which this process alone has locked until it closes it.
+
+    The file is made where there is none, and neither truncated nor followed if it is a link: it may
+    be anybody's.
+
+    Args:
+        path: of the file.
+        wait: whether to wait for a process that has locked it, or to return None.
+
+    Raises:
+        StorageError: the file cannot be made; the message says why.
+        ValueError: the file is a symbolic link.
+    """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        descriptor = os.open(os.fspath(directory / ".lock"), flags, 0o666)
+        file = os.fdopen(os.open(os.fspath(path), flags, 0o666), "wb")
     except OSError as error:
         if error.errno != errno.ELOOP:
-            raise _write_error(directory / ".lock", error.errno, f"{error.strerror}") from error
+            raise _write_error(path, error.errno, f"{error.strerror}") from error
         raise InvalidValue(
-            f"{os.fspath(directory / '.lock')} is a symbolic link; remove it, so that a lock can "
-            "be made there"
+            f"{os.fspath(path)} is a symbolic link; remove it, so that a lock can be made there"
         ) from None
-    with os.fdopen(descriptor, "wb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            said = f"another process is {doing} in {os.fspath(directory)}"
-            if not wait:
-                raise InvalidState(f"{said}; stop it first, or use another directory") from None
-            logger.warning("%s; waiting for it", said)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        file.close()
+        return None
+    return file
+
+
+def is_locked(path: epath.PathLike) -> bool:
+    """Whether a process has the local file locked; False if there is none."""
+    try:
+        with open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False

@@ -6,10 +6,9 @@ import tempfile
 
 from etils import epath
 
-from pipeline.fs import transfers
-from pipeline.fs.object_path import ObjectPath
-from pipeline.fs.pid import is_running
-from pipeline.fs.requests import client
+from pipeline.fs import objects
+from pipeline.fs.lease import is_running
+from pipeline.fs.objects import ObjectPath
 
 # The last object of a folder to be written, and the first to be deleted: with it, all is there.
 # orbax makes one in each checkpoint.
@@ -38,16 +37,16 @@ class Mirror:
         self._scratch = tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-")
         self.local = epath.Path(self._scratch.name)
         self._partial: set[str] = set()  # folders of which only the top is here
-        for name in transfers.children(remote)[1]:
-            objects, _ = transfers.children(remote / name)
-            if WHOLE in objects:
-                self._download([remote / name / each for each in objects])
+        for name in objects.children(remote)[1]:
+            top, _ = objects.children(remote / name)
+            if WHOLE in top:
+                self._download([remote / name / each for each in top])
                 self._partial.add(name)
 
     def fetch(self, name: str) -> None:
         """Downloads the whole of a folder, if it is there and not here."""
         if name in self._partial:
-            self._download([ObjectPath(each) for each in transfers.keys(self._remote / name)])
+            self._download([ObjectPath(each) for each in objects.keys(self._remote / name)])
             self._partial.remove(name)
 
     def push(self) -> None:
@@ -56,33 +55,30 @@ class Mirror:
         Then each has only the files at its top here.
         """
         here = {path.name for path in self.local.iterdir() if path.is_dir()}
-        there = set(transfers.children(self._remote)[1])
+        there = set(objects.children(self._remote)[1])
         whole = {name for name in here & there if (self._remote / name / WHOLE).exists()}
         for name in there - whole:  # gone here, or cut short there
-            transfers.delete([self._remote / name / WHOLE])
-            transfers.delete(transfers.keys(self._remote / name))
+            objects.delete([self._remote / name / WHOLE])
+            objects.delete(objects.keys(self._remote / name))
         for name in here - whole:
             last = self.local / name / WHOLE
             tree = [(epath.Path(root), names) for root, _, names in os.walk(last.parent)]
             files = [root / each for root, names in tree for each in names]
-            for _ in client.map(self._upload, [file for file in files if file != last]):
-                pass
-            self._upload(last)
+            # One after the other: large ones go up in many parts at once.
+            for file in [*(file for file in files if file != last), last]:
+                with file.open("rb") as content:
+                    objects.put(self._remote / file.relative_to(self.local), content)
         for name in here - self._partial:
             for path in (self.local / name).iterdir():
                 if path.is_dir():
                     path.rmtree()
         self._partial = here
 
-    def _upload(self, path: epath.Path) -> None:
-        with path.open("rb") as file:
-            transfers.put(self._remote / path.relative_to(self.local), file)
-
     def _download(self, paths: list[ObjectPath]) -> None:
         for path in paths:
             file = self.local / path.relative_to(self._remote)
             file.parent.mkdir(parents=True, exist_ok=True)
-            transfers.download(path, file)
+            objects.download(path, file)
 
 
 def _remove_leftovers() -> None:

@@ -1,62 +1,700 @@
-"""Objects of object storage (`s3://`, `gs://`, `az://`): whole, and by ranges of their bytes.
+"""Objects of object storage (`s3://`, `gs://`, `az://`): as paths, whole, and by ranges of bytes.
 
-A path names a bucket and a key, as `s3://mine/corpus/lengths.npy`. Reading and writing:
+A path names a bucket and a key, as `s3://mine/corpus/lengths.npy`. An object is whole or absent;
+nobody sees a part of it. obstore makes the requests. It makes one again that fails for a reason
+that may pass (a status of 5xx or 429, a connection that is cut or says nothing for 30 seconds), 12
+times within about a minute and a half. Other errors are sentences:
 
-    get(path)                            the bytes of an object
-    get_ranges(path, begins, ends)       ranges of its bytes; neighbours as one request
-    download(path, file)                 an object into a local file
-    put(path, content)                   writes an object, whole or not at all
-    put(path, content, if_absent=True)   the same, unless there is one; says which it was
+    Missing        there is no such object
+    NotAllowed     there are no credentials, or they do not suffice
+    StorageError   there is no such bucket, or the storage cannot be reached
+    NotInstalled   the extra `cloud` is not installed
 
-and `head`, `children`, `keys`, `copy` and `delete`. `ObjectPath` is a path that has the methods of
-`etils.epath`, `Mirror` a local directory whose folders are kept there, and `hold_lease` a
-lock.
-
-Large objects are read and written in pieces, many at once. A request that fails for a reason that
-may pass (a status of 5xx or 429, a connection that is cut or says nothing for 30 seconds) is made
-again, 12 times within about a minute and a half; the log says so, every ten seconds at most. Other
-errors are sentences:
-
-    FileNotFoundError   there is no such object
-    PermissionError     there are no credentials, or they do not suffice
-    OSError             there is no such bucket, or the storage cannot be reached
-    ImportError         the extra `cloud` is not installed
-
-Credentials come from where each cloud's own programs look for them; see docs/scale.md.
+Credentials come from where each cloud's own programs look for them; see docs/scale.md. Nothing is
+registered in etils or fsspec, so other libraries of the process open such paths as they did.
 """
 
-from pipeline.fs.lease import hold_lease
-from pipeline.fs.mirror import WHOLE, Mirror
-from pipeline.fs.object_path import ObjectPath, register
-from pipeline.fs.requests import SCHEMES
-from pipeline.fs.transfers import (
-    Head,
-    children,
-    copy,
-    delete,
-    download,
-    get,
-    get_ranges,
-    head,
-    keys,
-    put,
+import asyncio
+import contextlib
+import datetime
+import functools
+import io
+import json
+import os
+import re
+import tempfile
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from etils import epath
+from etils.epath.gpath import PosixGPath
+from etils.epath.stat_utils import StatResult
+
+from pipeline.errors import (
+    Exists,
+    InvalidState,
+    InvalidValue,
+    Missing,
+    NotAllowed,
+    StorageError,
+    require,
 )
 
-__all__ = [
-    "SCHEMES",
-    "WHOLE",
-    "Head",
-    "Mirror",
-    "ObjectPath",
-    "children",
-    "copy",
-    "delete",
-    "download",
-    "get",
-    "get_ranges",
-    "head",
-    "hold_lease",
-    "keys",
-    "put",
-    "register",
-]
+SCHEMES = ("s3://", "gs://", "az://")
+
+# The attempts of a request, and the most seconds between two of them.
+TRIES, LONGEST = 12, 15.0
+# Large objects are read and written in pieces, so many at once.
+PIECE, TOGETHER = 8 << 20, 16
+# Ranges with at most `GAP` bytes between them are read as one: at 200 MB/s, 256 KiB take as long as
+# each of 32 requests that wait 40 ms for their answers together.
+GAP = 1 << 18
+# Bytes that an open file asks for at once, and that one keeps in memory while it is written.
+READ, WRITTEN = 1 << 20, 64 << 20
+
+Buffer = Any  # bytes, or anything that shares its memory as they do
+Version = Mapping[str, str]  # what tells the content of an object from any other that it had
+
+
+class Head(NamedTuple):
+    """The size of an object in bytes, and the time of its last change in seconds."""
+
+    size: int
+    changed: float
+
+
+# ---- buckets and requests
+
+
+def split(path: epath.PathLike) -> tuple[str, str]:
+    """The bucket of a path, as `s3://mine`, and the key."""
+    scheme, _, rest = os.fspath(path).partition("://")
+    bucket, _, key = rest.partition("/")
+    return f"{scheme}://{bucket}", key.strip("/")
+
+
+_users: set[int] = set()  # the process that made requests: its forks have this too, not its threads
+
+
+def _open(path: epath.PathLike) -> tuple[Any, Any, str]:
+    """The file system and the store of a path's bucket, and its key."""
+    bucket, key = split(path)
+    if _users - {os.getpid()}:
+        raise InvalidState(
+            "this process is a fork of one that used object storage, whose client has threads; "
+            "start processes by multiprocessing.get_context('spawn')"
+        )
+    require("obstore", extra="cloud", purpose=f"reading {bucket}")
+    _users.add(os.getpid())
+    filesystem = _open_filesystem(bucket, _address(bucket), TRIES, LONGEST)
+    return filesystem, filesystem._construct_store(bucket.partition("://")[2]), key
+
+
+def _address(bucket: str) -> str | None:
+    """The address of the server of a bucket, by the environment; None: that of its cloud."""
+    if bucket.startswith("s3://"):
+        return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    if bucket.startswith("gs://") and (address := os.environ.get("STORAGE_EMULATOR_HOST")):
+        return address if "://" in address else f"http://{address}"
+    return None
+
+
+@functools.lru_cache(maxsize=64)
+def _open_filesystem(bucket: str, address: str | None, tries: int, longest: float) -> Any:
+    """Obstore's file system for a bucket, with the credentials of its cloud's own programs."""
+    from obstore import fsspec
+
+    scheme, _, name = bucket.partition("://")
+    config: dict[str, Any] = {}
+    if scheme == "s3":
+        # Not all servers delete several objects with one request.
+        config = {"disable_bulk_delete": True} | _profile()
+        if address:
+            config["endpoint"] = address
+    elif scheme == "gs" and address:
+        account = {"gcs_base_url": address, "disable_oauth": True}
+        account |= dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
+        config["service_account_key"] = json.dumps(account)
+    client: dict[str, Any] = {"timeout": "10 minutes", "connect_timeout": "10s"}
+    client |= {"read_timeout": "30s", "allow_http": str(address).startswith("http://")}
+    # Pauses are random, up to `base` times the one before: with 4, twice as long on average.
+    pauses = {"init_backoff": datetime.timedelta(seconds=min(0.1, longest)), "base": 4}
+    pauses["max_backoff"] = datetime.timedelta(seconds=longest)
+
+    kind: Any = fsspec.FsspecStore  # has a signature for each cloud
+
+    def make(retries: int) -> Any:
+        return kind(
+            scheme,
+            client_options=client,
+            retry_config={"max_retries": retries, "backoff": pauses},
+            skip_instance_cache=True,
+            **config,
+        )
+
+    # Where there are no credentials, the machine is asked for some: not for a minute and a half.
+    with _told(bucket), contextlib.suppress(FileNotFoundError):
+        try:
+            make(2)._construct_store(name).head("credentials")
+        except _error() as error:
+            if _asks_machine(str(error)):
+                raise
+    return make(tries - 1)
+
+
+def _profile() -> dict[str, Any]:
+    """Credentials and region of a profile in ~/.aws, where boto3 is installed to read it."""
+    if "AWS_ACCESS_KEY_ID" in os.environ or "AWS_SKIP_SIGNATURE" in os.environ:
+        return {}
+    try:
+        import boto3
+        from obstore.auth.boto3 import Boto3CredentialProvider
+    except ImportError:
+        return {}
+    session = boto3.Session()
+    if session.get_credentials() is None:
+        return {}
+    found: dict[str, Any] = {"credential_provider": Boto3CredentialProvider(session)}
+    return found | ({"region": session.region_name} if session.region_name else {})
+
+
+def _request(
+    path: epath.PathLike, call: Callable[[Any, str], Any], *, in_bucket: bool = False
+) -> Any:
+    """The result of `call(store, key)`; its errors are sentences.
+
+    Args:
+        path: gives the bucket, whose store it is, and the key.
+        call: makes a request.
+        in_bucket: whether it lists or writes, so that "not found" means the bucket.
+    """
+    _, store, key = _open(path)
+    with _told(path, in_bucket):
+        for last in (False, False, True):
+            try:
+                return call(store, key)
+            except _error() as error:
+                # obstore makes other requests again by itself, and not those whose answer it
+                # begins to read: lists, copies and the first one of a large object.
+                if last or "response body" not in str(error):
+                    raise
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _gather(paths: Iterable[Any], call: Callable[[Any], Awaitable[Any]]) -> list[Any]:
+    """Results of `call` for each of some things, in order; the first error cancels the others."""
+    from fsspec import asyn
+
+    async def run() -> list[Any]:
+        room = asyncio.Semaphore(2 * TOGETHER)
+
+        async def one(path: Any) -> Any:
+            async with room:
+                return await call(path)
+
+        tasks = [asyncio.ensure_future(one(path)) for path in paths]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    return asyn.sync(asyn.get_loop(), run)
+
+
+def _error() -> type[Exception]:
+    from obstore import exceptions
+
+    return exceptions.BaseError
+
+
+def _asks_machine(reason: str) -> bool:
+    """Whether a request for credentials of the machine failed, since there were no others."""
+    return any(each in reason for each in ("/latest/", "metadata.google", "token request"))
+
+
+@contextlib.contextmanager
+def _told(path: epath.PathLike, in_bucket: bool = False) -> Iterator[None]:
+    """Raises errors of obstore inside the block as sentences."""
+    try:
+        yield
+    except (_error(), OSError) as error:
+        reason = str(error).partition("\n\nDebug source")[0][:300]
+        raise _sentence(os.fspath(path), error, reason, in_bucket) from error
+
+
+def _sentence(place: str, error: Exception, reason: str, in_bucket: bool) -> OSError:
+    bucket, kind = split(place)[0], type(error).__name__
+    found = re.search(r"status code: (\d{3})", reason)
+    status = int(found[1]) if found else None
+    if _asks_machine(reason):
+        return NotAllowed(
+            f"there are no credentials for {bucket}. Set those of its cloud: for s3:// "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, for gs:// "
+            "GOOGLE_APPLICATION_CREDENTIALS, for "
+            f"az:// AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY ({reason})"
+        )
+    if "NoSuchBucket" in reason or "NoSuchContainer" in reason or (in_bucket and status == 404):
+        return StorageError(
+            f"there is no bucket {bucket}, in which {place} is to be; create it, or check its name "
+            "and the address of the storage"
+        )
+    if isinstance(error, FileNotFoundError):
+        return Missing(f"there is no object {place}; check the path")
+    if kind == "UnauthenticatedError" or status == 401:
+        return NotAllowed(f"the credentials for {bucket} are refused; renew them ({reason})")
+    if kind == "PermissionDeniedError" or status == 403:
+        return NotAllowed(
+            f"the credentials do not allow this of {place}; they need the right to list the bucket "
+            f"and to read and write in it ({reason})"
+        )
+    if status in (301, 307, 308):
+        return StorageError(f"{bucket} is in another region; set AWS_REGION to that one ({reason})")
+    if status == 416:
+        return _ends_before(place)
+    if status is not None and 400 <= status < 500 and status not in (408, 425, 429):
+        return StorageError(f"the storage refused a request for {place}: {reason}")
+    return StorageError(
+        f"{place} cannot be reached: {reason}. Check the network and the address of the storage, "
+        "and run again to go on"
+    )
+
+
+def _ends_before(place: str) -> StorageError:
+    return StorageError(f"{place} ends before what is to be read of it; it changed since")
+
+
+# ---- reading
+
+
+def get(path: epath.PathLike) -> memoryview:
+    """The bytes of an object."""
+
+    def begin(store: Any, key: str) -> tuple[int, Any]:
+        result = store.get(key)
+        size = result.meta["size"]
+        return size, result.bytes() if size <= PIECE else None
+
+    size, content = _request(path, begin)
+    return memoryview(b"".join(_pieces(path, size)) if content is None else content)
+
+
+def download(path: epath.PathLike, file: epath.PathLike, *, size: int | None = None) -> int:
+    """Copies an object, or any other file, into a local file; returns its size in bytes.
+
+    The file has that size at once, and is whole only in the end. So give a temporary name, and
+    rename it.
+
+    Args:
+        path: of the object.
+        file: the name of the local file; made if there is none.
+        size: of the object; None: it is asked for.
+    """
+    size = head(path).size if size is None else size
+    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666), "wb") as whole:
+        whole.truncate(size)
+        for piece in _pieces(path, size):
+            whole.write(piece)
+    return size
+
+
+def _pieces(path: epath.PathLike, size: int) -> Iterator[Buffer]:
+    """The bytes of an object, in order.
+
+    The first piece comes alone, so a storage that always fails gets the attempts of one request.
+    """
+    begins = range(0, size, PIECE)
+    if not (place := os.fspath(path)).startswith(SCHEMES):
+        yield from _read_ranges(place, [(begin, min(begin + PIECE, size)) for begin in begins])
+        return
+    _, store, key = _open(path)
+
+    async def fetch(begin: int) -> Buffer:
+        end = min(begin + PIECE, size)
+        with _told(path):
+            content = await store.get_range_async(key, start=begin, end=end)
+        return _whole(place, content, end - begin)
+
+    yield from _gather(begins[:1], fetch)
+    for at in range(1, len(begins), TOGETHER):
+        yield from _gather(begins[at : at + TOGETHER], fetch)
+
+
+def get_ranges(
+    path: epath.PathLike | Sequence[epath.PathLike], begins: Sequence[int], ends: Sequence[int]
+) -> list[memoryview]:
+    """Bytes of objects from each of `begins` up to each of `ends`; neighbours as one request.
+
+    Args:
+        path: of the object, or of any other file; or a sequence, of the object of each range.
+        begins: the first byte of each range.
+        ends: the byte after the last of each range.
+
+    Raises:
+        OSError: an object ends before the end of a range.
+    """
+    paths = [path] * len(begins) if isinstance(path, str | os.PathLike) else path
+    wanted: dict[str, list[int]] = {}
+    for number, (place, begin, end) in enumerate(zip(paths, begins, ends, strict=True)):
+        if begin < end:
+            wanted.setdefault(os.fspath(place), []).append(number)
+
+    async def fetch(opened: tuple[str, Any, str]) -> list[Buffer]:
+        place, store, key = opened
+        starts, stops = ([int(side[each]) for each in wanted[place]] for side in (begins, ends))
+        with _told(place):
+            return await store.get_ranges_async(key, starts=starts, ends=stops, coalesce=GAP)
+
+    found = [memoryview(b"")] * len(begins)
+    remote = [place for place in wanted if place.startswith(SCHEMES)]
+    contents = dict(zip(remote, _gather([(p, *_open(p)[1:]) for p in remote], fetch), strict=True))
+    for place, numbers in wanted.items():
+        for number, content in zip(
+            numbers,
+            contents.get(place) or _read_ranges(place, [(begins[n], ends[n]) for n in numbers]),
+            strict=True,
+        ):
+            size = ends[number] - begins[number]
+            found[number] = memoryview(_whole(place, content, size))
+    return found
+
+
+def _read_ranges(place: str, ranges: Iterable[tuple[int, int]]) -> Iterator[bytes]:
+    """Ranges of the bytes of a file that is not in object storage."""
+    with epath.Path(place).open("rb") as file:
+        for begin, end in ranges:
+            file.seek(begin)
+            yield _whole(place, file.read(end - begin), end - begin)
+
+
+def _whole(place: str, content: Buffer, size: int) -> Buffer:
+    if len(content) != size:
+        raise _ends_before(place)
+    return content
+
+
+def head(path: epath.PathLike) -> Head:
+    """The size of an object, and the time of its last change."""
+    meta = _request(path, lambda store, key: store.head(key))
+    return Head(meta["size"], meta["last_modified"].timestamp())
+
+
+def get_version(path: epath.PathLike) -> tuple[bytes, Version]:
+    """The bytes of a small object, and the version that they are."""
+
+    def read(store: Any, key: str) -> tuple[bytes, Version]:
+        result = store.get(key)
+        return bytes(result.bytes()), _version(result.meta)
+
+    return _request(path, read)
+
+
+def children(path: epath.PathLike) -> tuple[dict[str, Head], list[str]]:
+    """The objects in a folder, by name, and the names of the folders in it."""
+    found = _request(path, lambda store, key: store.list_with_delimiter(key), in_bucket=True)
+    objects = {
+        each["path"].rpartition("/")[2]: Head(each["size"], each["last_modified"].timestamp())
+        for each in found["objects"]
+    }
+    return objects, [each.rstrip("/").rpartition("/")[2] for each in found["common_prefixes"]]
+
+
+def keys(path: epath.PathLike, *, limit: int | None = None) -> list[str]:
+    """The paths of all objects in a folder and in those within it; of the first ones by `limit`."""
+
+    def read(store: Any, key: str) -> list[str]:
+        stream = store.list(key or None, chunk_size=limit or 1000)
+        metas = stream.collect() if limit is None else next(iter(stream), [])[:limit]
+        return [f"{split(path)[0]}/{each['path']}" for each in metas]
+
+    return _request(path, read, in_bucket=True)
+
+
+# ---- writing
+
+
+def put(
+    path: epath.PathLike,
+    content: Buffer,
+    *,
+    if_absent: bool = False,
+    if_version: Version | None = None,
+) -> Version | None:
+    """Writes an object, whole or not at all; of conditional writes at the same time, one succeeds.
+
+    Args:
+        path: of the object.
+        content: bytes, or a binary file, of which all is taken.
+        if_absent: whether to leave an object alone that is there.
+        if_version: the version that the object must have, from `get_version` or `put`; None: any.
+
+    Returns:
+        Its version; None if it is not as the condition says, and nothing is written.
+    """
+    if hasattr(content, "read"):
+        large = content.seek(0, os.SEEK_END) > 2 * PIECE
+    else:
+        content = memoryview(content).cast("B")
+        large = len(content) > 2 * PIECE
+    condition = "create" if if_absent else dict(if_version) if if_version is not None else None
+    options: dict[str, Any] = {"use_multipart": large and condition is None}
+    options |= {"mode": condition} if condition else {"chunk_size": 2 * PIECE}
+
+    def write(store: Any, key: str) -> Version | None:
+        if hasattr(content, "read"):
+            content.seek(0)
+        return _version(store.put(key, content, **options))
+
+    def write_if(store: Any, key: str) -> Version | None:
+        for last in (False, False, True):
+            try:
+                return write(store, key)
+            except _error() as error:
+                refused = type(error).__name__ in ("AlreadyExistsError", "PreconditionError")
+                # obstore does not make a conditional write again whose answer was lost.
+                tried = "status code" in str(error) or f"after {TRIES - 1} retries" in str(error)
+                if not refused and (last or tried):
+                    raise
+                with contextlib.suppress(FileNotFoundError):  # that write may have been heard
+                    result = store.get(key)
+                    if result.meta["size"] == len(content) and result.bytes() == content:
+                        return _version(result.meta)
+                if refused:
+                    return None
+        raise AssertionError("the last attempt returns or raises")
+
+    if condition and hasattr(content, "read"):
+        content.seek(0)
+        content = content.read()
+    return _request(path, write_if if condition else write, in_bucket=True)
+
+
+def _version(meta: Mapping[str, Any]) -> Version:
+    return {name: meta[name] for name in ("e_tag", "version") if meta[name]}
+
+
+def copy(path: epath.PathLike, other: epath.PathLike) -> None:
+    """Copies an object under another key, in the same bucket or elsewhere."""
+    (bucket, _), (to, key) = split(path), split(other)
+    if bucket == to:
+        _request(path, lambda store, of: store.copy(of, key))
+    else:
+        put(other, get(path))
+
+
+def delete(paths: Iterable[epath.PathLike]) -> None:
+    """Deletes objects; those that are not there count as deleted."""
+
+    async def remove(opened: tuple[epath.PathLike, Any, str]) -> None:
+        path, store, key = opened
+        with contextlib.suppress(FileNotFoundError), _told(path):
+            await store.delete_async(key)
+
+    _gather([(path, *_open(path)[1:]) for path in paths], remove)
+
+
+# ---- paths and open files
+
+
+class ObjectPath(PosixGPath):
+    """A path of object storage with the methods of `etils.epath.Path`.
+
+    There are no directories in it: one is there while there are objects whose keys begin with its
+    name. So `mkdir` does nothing, and an empty directory does not exist. A file that is open for
+    writing becomes the object when it is closed; a block that raises leaves what was there. Files
+    cannot be appended to.
+    """
+
+    def resolve(self, strict: bool = False) -> "ObjectPath":
+        """Itself."""
+        del strict
+        return self
+
+    def exists(self) -> bool:
+        """Whether it is an object, or there are some in it."""
+        return self.is_file() or self.is_dir()
+
+    def is_file(self) -> bool:
+        """Whether it is an object."""
+        try:
+            return bool(split(self)[1]) and head(self) is not None
+        except FileNotFoundError:
+            return False
+
+    def is_dir(self) -> bool:
+        """Whether there are objects in it, or it is a bucket."""
+        return bool(keys(self, limit=1)) or not split(self)[1]
+
+    def iterdir(self) -> "Iterator[ObjectPath]":
+        """The objects and directories in it."""
+        objects, folders = children(self)
+        return iter([self / name for name in (*folders, *objects)])
+
+    def glob(self, pattern: str) -> "Iterator[ObjectPath]":
+        """Objects and directories whose paths match; as in a shell, `*` leaves out hidden ones."""
+        if "**" in pattern:
+            raise InvalidValue(f"{pattern} has **, which object storage has not; use * instead")
+        scheme, _, place = os.fspath(self / pattern).partition("://")
+        found = _request(self, lambda *_: _open(self)[0].glob(place), in_bucket=True)
+        shown = pattern.rpartition("/")[2].startswith(".")
+        paths = [ObjectPath(f"{scheme}://{each}") for each in sorted(found)]
+        return iter([path for path in paths if shown or not path.name.startswith(".")])
+
+    def walk(
+        self, *, top_down: bool = True, on_error: Callable[[OSError], object] | None = None
+    ) -> "Iterator[tuple[ObjectPath, list[str], list[str]]]":
+        """Each directory from this one down, with the names of directories and objects in it."""
+        del on_error
+        objects, folders = children(self)
+        if top_down:
+            yield self, folders, list(objects)
+        for name in folders:
+            yield from (self / name).walk(top_down=top_down)
+        if not top_down:
+            yield self, folders, list(objects)
+
+    def stat(self) -> StatResult:
+        """The size in bytes and the time of the last change; of a directory neither."""
+        try:
+            seen, directory = head(self), False
+        except FileNotFoundError:
+            if not self.is_dir():
+                raise
+            seen, directory = Head(0, 0), True
+        about = {"owner": None, "group": None, "mode": None}
+        return StatResult(
+            is_directory=directory, length=seen.size, mtime=int(seen.changed), **about
+        )
+
+    def open(self, mode: str = "r", *, encoding: str | None = None, **options: Any) -> Any:
+        """A file to read (`r`, `rb`) or to write (`w`, `wb`)."""
+        if mode.replace("b", "") not in ("r", "w") or any(options.values()):
+            raise InvalidValue(
+                f"mode is {mode!r}; objects can be read and written, not appended to"
+            )
+        file: Any = io.BufferedReader(_Reader(self)) if mode[0] == "r" else _Writer(self)
+        return file if "b" in mode else _Text(file, encoding or "utf-8")
+
+    def read_bytes(self) -> bytes:
+        """Its content."""
+        return bytes(get(self))
+
+    def write_bytes(self, data: bytes) -> int:
+        """Makes `data` its content; returns its size."""
+        put(self, data)
+        return len(data)
+
+    def mkdir(self, mode: int | None = None, parents: bool = False, exist_ok: bool = False) -> None:
+        """Does nothing, or raises a `FileExistsError` for a path that must not exist."""
+        del mode, parents
+        if not exist_ok and self.exists():
+            raise Exists(f"{self} exists")
+
+    def rmdir(self) -> None:
+        """Does nothing: an empty directory is not there."""
+        if self.is_dir():
+            raise StorageError(f"{self} is not empty")
+
+    def rmtree(self, missing_ok: bool = False) -> None:
+        """Deletes all objects in it."""
+        found = keys(self)
+        if not found and not missing_ok:
+            raise Missing(f"there is nothing in {self}")
+        delete(found)
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        """Deletes the object."""
+        if not missing_ok:
+            head(self)
+        delete([self])
+
+    def rename(self, target: epath.PathLike) -> "ObjectPath":
+        """Copies it, or all that is in it, to where nothing is, and deletes it then."""
+        if ObjectPath(target).exists():
+            raise Exists(f"{self} cannot become {target}, which exists")
+        return self.replace(target)
+
+    def replace(self, target: epath.PathLike) -> "ObjectPath":
+        """Copies it, or all that is in it, and deletes it then; not in one step."""
+        to, here = ObjectPath(target), os.fspath(self)
+        moved = [here] if self.is_file() else keys(self)
+        if not moved:
+            raise Missing(f"there is no {self}")
+        for path in moved:
+            copy(path, os.fspath(to) + path.removeprefix(here))
+        delete(moved)
+        return to
+
+    def copy(self, dst: epath.PathLike, overwrite: bool = False) -> Any:
+        """Copies the object, to object storage or a local file."""
+        to = ObjectPath(dst) if os.fspath(dst).startswith(SCHEMES) else epath.Path(dst)
+        if not overwrite and to.exists():
+            raise Exists(f"{to} exists; {self} cannot be copied there")
+        if isinstance(to, ObjectPath):
+            copy(self, to)
+        else:
+            download(self, to)
+        return to
+
+
+class _Reader(io.RawIOBase):
+    """obstore's reader of an object, with errors that are sentences."""
+
+    def __init__(self, path: ObjectPath):
+        import obstore
+
+        self._path = path
+        self._file = _request(path, lambda *at: obstore.open_reader(*at, buffer_size=READ))
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def readinto(self, buffer: Any) -> int:
+        with _told(self._path):
+            content = self._file.read(len(buffer))
+        buffer[: len(content)] = content
+        return len(content)
+
+
+class _Writer(tempfile.SpooledTemporaryFile):
+    """A file that becomes an object when it is closed, but not after an error."""
+
+    def __init__(self, path: ObjectPath):
+        super().__init__(WRITTEN)
+        self._path = path
+
+    def close(self) -> None:
+        if not self.closed:
+            try:
+                put(self._path, self)
+            finally:
+                self.discard()
+
+    def discard(self) -> None:
+        """Closes the file, and writes nothing."""
+        super().close()
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        self.close() if kind is None else self.discard()
+
+    def __del__(self) -> None:  # which would write it
+        self.discard()
+
+
+class _Text(io.TextIOWrapper):
+    """Text of a file of object storage."""
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        if kind is not None and isinstance(self.buffer, _Writer):
+            self.buffer.discard()
+        else:
+            self.close()

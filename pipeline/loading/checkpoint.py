@@ -12,8 +12,7 @@ from typing import Any
 from etils import epath
 
 from pipeline.errors import InvalidValue, require
-from pipeline.fs import objects
-from pipeline.fs.atomic import as_path, is_local, name_full_disk
+from pipeline.fs import Mirror, ObjectPath, as_path, is_local, name_full_disk
 from pipeline.loading.checksum import checksums
 
 # Statuses of storage for files that are missing or damaged.
@@ -57,7 +56,7 @@ class Checkpoints:
         self._args, self._orbax = ocp.args, ocp
         place = as_path(directory)
         self._directory = place.absolute() if is_local(directory) else place
-        self._mirror = _mirror(place) if isinstance(place, objects.ObjectPath) else None
+        self._mirror = _mirror(place) if isinstance(place, ObjectPath) else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
         self._upload: Future | None = None
         self._manager = ocp.CheckpointManager(
@@ -163,7 +162,7 @@ class Checkpoints:
         if kind is None or issubclass(kind, FloatingPointError):
             self.close()
 
-    def _push(self, mirror: objects.Mirror) -> None:
+    def _push(self, mirror: Mirror) -> None:
         with name_full_disk(self._directory):
             self._manager.wait_until_finished()
         mirror.push()
@@ -221,7 +220,7 @@ class Checkpoints:
         return None
 
 
-def _mirror(directory: objects.ObjectPath) -> objects.Mirror | None:
+def _mirror(directory: ObjectPath) -> Mirror | None:
     """What a single process writes to in place of object storage; None for several processes.
 
     orbax itself writes to file systems and to gs://, and asks Google's library about a bucket.
@@ -229,7 +228,7 @@ def _mirror(directory: objects.ObjectPath) -> objects.Mirror | None:
     import jax
 
     if (count := jax.process_count()) == 1:
-        return objects.Mirror(directory)
+        return Mirror(directory)
     if not os.fspath(directory).startswith("gs://"):
         raise InvalidValue(
             f"{count} processes cannot write checkpoints to {directory}: each writes arrays of its "
