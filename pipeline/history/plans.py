@@ -37,8 +37,9 @@ def write_history(workdir: epath.PathLike, corpus: Any, plan: Plan) -> None:
     """
     inside = os.path.join(_absolute(workdir), "")
     several = isinstance(corpus, Corpora)
+    corpora: dict[str, Any] = dict(corpus.corpora) if several else {"": corpus}
     places, views = {}, {}
-    for name, one in corpus.corpora.items() if several else [("", corpus)]:
+    for name, one in corpora.items():
         if not hasattr(one, "directory"):
             raise InvalidValue(
                 f"the corpus is {one!r:.80}, which has no directory, so its batches cannot be "
