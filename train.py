@@ -5,7 +5,8 @@
 Run the same command again, and it goes on from its last checkpoint. With --mode=score it writes
 the loss of each document instead. On several hosts, run it on each; where the platform does not say
 how many there are, add --coordinator=HOST:PORT --num_processes=N --process_id=I. To train another
-model, copy this file and change `make_model` and `make_optimizer`: nothing else knows them.
+model, copy this file and change `make_model` and `make_optimizer`; `parameter_shardings` says how
+parameters are split over devices.
 """
 
 import functools
@@ -55,9 +56,9 @@ from pipeline.trainer import (
 HERE = pathlib.Path(__file__).parent
 CONFIG = config_flags.DEFINE_config_file("config", f"{HERE}/configs/quickstart.py")
 MODE = flags.DEFINE_enum("mode", "train", ["train", "score"], "What to do.")
-WORKDIR = flags.DEFINE_string("workdir", None, "For corpus, checkpoints, metrics: runs/CONFIG.")
-CHANGE = flags.DEFINE_string("change", "", "JSON, options of batches that change from here on.")
-SCORES = flags.DEFINE_string("scores", None, "Directory for --mode=score: WORKDIR/scores.")
+WORKDIR = flags.DEFINE_string("workdir", None, "For corpus, checkpoints, metrics; runs/CONFIG.")
+CHANGE = flags.DEFINE_string("change", "", "JSON: options of batches to change from here on.")
+SCORES = flags.DEFINE_string("scores", None, "Where --mode=score writes; default: WORKDIR/scores.")
 PROFILE = flags.DEFINE_string("profile_steps", "", "FIRST:LAST, the steps to trace for a profile.")
 COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0.")
 NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "Number of processes.")
@@ -69,15 +70,16 @@ logger = logging.getLogger("pipeline.train")
 fail = functools.partial(describe, command="train.py")
 
 
-# ---- The model and its optimizer. These two functions are all that knows of them.
+# ---- The model and its optimizer.
 
 
 def make_model(config: ConfigDict, corpus: Any) -> tuple[Callable, Callable, Callable]:
-    """The model for a corpus, a view of one, or pairs.
+    """The model for a corpus, a `Masked` view of one, or pairs.
 
     Returns:
         `init(key)`, its parameters; `loss(params, batch)`, the sums of weighted losses and of their
-        weights; and `flops(planned)`, the operations of a training step on a planned batch.
+        weights, linear in `batch["loss_weights"]`; and `flops(planned)`, the operations of a
+        training step on a planned batch. README.md shows what a batch has.
     """
     try:
         model = TransformerConfig(vocab_size=corpus.vocab_size or 0, **config.model)
@@ -89,13 +91,13 @@ def make_model(config: ConfigDict, corpus: Any) -> tuple[Callable, Callable, Cal
         fields += ["decoder_inputs", "targets_segment_ids", "targets_positions"]
     else:
         network = Encoder if isinstance(corpus, pipeline.Masked) else Decoder
-    graph, _ = nnx.split(nnx.eval_shape(lambda: network(model, rngs=nnx.Rngs(0))))
+    graphdef, _ = nnx.split(nnx.eval_shape(lambda: network(model, rngs=nnx.Rngs(0))))
 
     def init(key):
         return nnx.to_pure_dict(nnx.state(network(model, rngs=nnx.Rngs(key)), nnx.Param))
 
     def loss(params, batch):
-        logits = nnx.merge(graph, params)(*(batch[name] for name in fields))
+        logits = nnx.merge(graphdef, params)(*(batch[name] for name in fields))
         return cross_entropy(logits, batch["targets"], batch["loss_weights"])
 
     def flops(planned: pipeline.PlannedBatch):
@@ -142,10 +144,13 @@ class Steps(NamedTuple):
 def make_steps(
     config: ConfigDict, corpus: Any, mesh: jax.sharding.Mesh, most_segments: int | None = None
 ) -> Steps:
-    """The steps of a config; with `most_segments`, training gives the loss of each segment."""
+    """The steps of a config.
+
+    With `most_segments`, the most in a row, training gives the loss of each segment.
+    """
     init, loss, flops = make_model(config, corpus)
     optimizer, learning_rate = make_optimizer(config)
-    begin, train_step = make_train_step(
+    init_state, train_step = make_train_step(
         loss,
         optimizer,
         accumulated=config.accumulate,
@@ -156,7 +161,7 @@ def make_steps(
     )
 
     def initialise(key):
-        return begin(init(key))
+        return init_state(init(key))
 
     shardings = parameter_shardings(jax.eval_shape(initialise, jax.random.key(0)), mesh)
     return Steps(
@@ -173,9 +178,10 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
     with Run(config, workdir, change=change, profile=profile) as run:
         if run.finished:
             return
-        config, mesh = run.config, run.mesh
-        # What a model or an optimizer cannot have is refused before anything is prepared.
-        make_model(config, EmptyCorpus()), make_optimizer(config)
+        config, mesh = run.config, run.mesh  # now with the seed of the run's past
+        # Options that model or optimizer cannot have are refused before the slow preparation.
+        make_model(config, EmptyCorpus())
+        make_optimizer(config)
 
         # Corpora, plan and loader.
         corpus, held_out = run.prepare_corpora()
@@ -212,7 +218,7 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
                 budget=config.memory_budget,
             )
         logger.info(programs_table(train_step, eval_step))
-        if run.first:
+        if run.first_step > 0:
             state = run.restore(like, loader)
         else:
             with run.log.clock("initialise"):
@@ -221,10 +227,10 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
                     _, state["params"] = restore_parameters(as_path(start), corpus, like)
 
         # The loop.
-        run.watch(state, train_step, eval_step, loader, steps.flops)
-        if run.evaluation_due(run.first):
-            run.evaluate(run.first, evaluation, state["params"])
-        for step in range(run.first, config.steps):
+        run.begin(state, train_step, eval_step, loader, steps.flops)
+        if run.evaluation_due(run.first_step):
+            run.evaluate(run.first_step, evaluation, state["params"])
+        for step in range(run.first_step, config.steps):
             with run.log.clock("wait"):
                 batch = next(loader)
             if step in config.skip_steps:
@@ -233,7 +239,8 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
                 with run.training(step, state):
                     state, values = train_step(state, batch)
                 run.add(step, values)
-            stops = run.stops_after(step)  # at the last step, or a signal that all hosts see
+            # Hosts agree here whether to stop: at the last step, or after a signal.
+            stops = run.stops_after(step)
             if run.evaluation_due(step + 1):
                 run.evaluate(step + 1, evaluation, state["params"])
             if stops or (step + 1) % config.checkpoint_every == 0:
@@ -243,7 +250,7 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
 
 
 def score(config: ConfigDict, workdir: epath.Path, directory: epath.Path) -> None:
-    """Writes the loss of each document, with the latest checkpoint of the run in `workdir`."""
+    """Writes the loss of each document under the latest checkpoint of the run in `workdir`."""
     mesh = make_mesh(config.mesh)
     with jax.set_mesh(mesh):
         corpus, _ = hosts.main_process_first(
@@ -282,7 +289,8 @@ def parse(argv: list[str]) -> list[str]:
     except Exception as error:  # of the flags, or of the file of the config
         sys.exit(fail(InvalidValue(error.args[0] if error.args else repr(error))))
     if VERSION.value:
-        sys.exit(print(f"lockstep {pipeline.__version__}"))
+        print(f"lockstep {pipeline.__version__}")
+        sys.exit()
     return rest
 
 

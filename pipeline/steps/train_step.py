@@ -60,8 +60,7 @@ def accumulate(
     """
     import optax
 
-    def mean(gradients: Any, weight: Any) -> Any:
-        return jax.tree.map(lambda leaf: leaf / jnp.maximum(weight, 1), gradients)
+    inner_optimizer = optax.with_extra_args_support(optimizer)
 
     def init(params: Any) -> Any:
         inner = optimizer.init(params)
@@ -71,15 +70,16 @@ def accumulate(
         return Accumulated(inner, zeros, jnp.float32(0), jnp.int32(0))
 
     def update(gradients: Any, state: Any, params: Any = None, **more: Any) -> tuple[Any, Any]:
-        weight = more["weight"]
+        weight = more.pop("weight")
         if batches == 1:
-            return optimizer.update(mean(gradients, weight), state, params)
+            return inner_optimizer.update(_divided(gradients, weight), state, params, **more)
         sums = jax.tree.map(jnp.add, state.gradients, gradients)
         weight = state.weight + weight
         zeros = jax.tree.map(jnp.zeros_like, sums)
 
         def apply() -> tuple[Any, Accumulated]:
-            updates, inner = optimizer.update(mean(sums, weight), state.inner, params)
+            mean = _divided(sums, weight)
+            updates, inner = inner_optimizer.update(mean, state.inner, params, **more)
             return updates, Accumulated(inner, zeros, jnp.float32(0), jnp.int32(0))
 
         def wait() -> tuple[Any, Accumulated]:
@@ -88,6 +88,15 @@ def accumulate(
         return jax.lax.cond(state.batches + 1 == batches, apply, wait)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _divided(gradients: Any, weight: jax.Array) -> Any:
+    """Gradients ÷ weight, of their own dtypes; where nothing has a weight, all of them are 0."""
+    return jax.tree.map(lambda leaf: (leaf / _divisor(weight)).astype(leaf.dtype), gradients)
+
+
+def _divisor(weight: jax.Array) -> jax.Array:
+    return jnp.where(weight > 0, weight, 1)
 
 
 def make_train_step(
@@ -115,7 +124,7 @@ def make_train_step(
     Args:
         loss: from parameters and a batch to a sum and what it is divided by (Σ weights: of tokens,
             pairs or rollouts). With `most_segments` it must be linear in `loss_weights`.
-        optimizer: of optax; gets the gradients of the mean loss.
+        optimizer: of optax; gets the gradients of the mean loss, and `value=`, that loss.
         accumulated: steps whose gradients make one update.
         learning_rate: of the optimizer, a function of the number of updates, for the values.
         loss_scale: float16 only: by what losses are multiplied at first, so that small gradients do
@@ -125,8 +134,8 @@ def make_train_step(
         sharding: the `NamedSharding` of the fields of a batch; None on one device.
 
     Returns:
-        `init(params)`: the state, a dict of `params`, `optimizer`, `updates` (steps with an update,
-        or with a part of one, an int32 scalar) and, with a `loss_scale`, that.
+        `init(params)`: the state, a dict of `params`, `optimizer`, `steps` (those that were
+        finite, an int32 scalar) and, with a `loss_scale`, that.
         `train_step(state, batch, microbatches=1)`: the new state, and a dict of scalars: `loss`,
         the mean; `gradient_norm`; `finite`, whether both are, without which the state stays as it
         was; and where asked for `learning_rate`, `loss_scale`, and `segments`, as `sum_segments`.
@@ -136,7 +145,7 @@ def make_train_step(
     accumulating = accumulate(optimizer, accumulated)
 
     def init(params: Any) -> dict[str, Any]:
-        state = {"params": params, "optimizer": accumulating.init(params), "updates": jnp.int32(0)}
+        state = {"params": params, "optimizer": accumulating.init(params), "steps": jnp.int32(0)}
         if loss_scale is not None:
             from flax.training.dynamic_scale import DynamicScale
 
@@ -147,8 +156,9 @@ def make_train_step(
         state: dict[str, Any], batch: Mapping[str, jax.Array], microbatches: int = 1
     ) -> tuple[dict[str, Any], dict[str, jax.Array]]:
         # The scale is meant for mean losses, and these are sums.
-        size = batch["loss_weights"].size
-        scale = state["loss_scale"].scale / size if "loss_scale" in state else 1.0
+        scale: Any = 1.0
+        if "loss_scale" in state:
+            scale = state["loss_scale"].scale / batch["loss_weights"].size
         sums: Loss = loss
         if most_segments is not None:
             sums, batch = by_segment(loss, batch, most_segments)
@@ -162,13 +172,14 @@ def make_train_step(
             differentiate, state["params"], batch, microbatches=microbatches, sharding=sharding
         )
         weight, segments = divisor if most_segments is not None else (divisor, None)
-        least = jnp.maximum(weight, 1)
-        gradients = jax.tree.map(lambda gradient: gradient / scale, gradients)
-        mean, norm = total / (least * scale), optax.global_norm(gradients) / least
+        gradients = jax.tree.map(lambda leaf: (leaf / scale).astype(leaf.dtype), gradients)
+        mean = total / (_divisor(weight) * scale)
+        norm = optax.global_norm(gradients) / _divisor(weight)
         params, moments = state["params"], state["optimizer"]
-        updates, moments = accumulating.update(gradients, moments, params, weight=weight)
+        more = {"weight": weight, "value": mean}
+        updates, moments = accumulating.update(gradients, moments, params, **more)
         params = optax.apply_updates(params, updates)
-        new = {"params": params, "optimizer": moments, "updates": state["updates"] + 1}
+        new = {"params": params, "optimizer": moments, "steps": state["steps"] + 1}
         # A step that is not finite leaves the state as it was.
         finite = jnp.isfinite(mean) & jnp.isfinite(norm)
         new = jax.tree.map(functools.partial(jnp.where, finite), new, {k: state[k] for k in new})
@@ -176,7 +187,7 @@ def make_train_step(
         if segments is not None:
             values["segments"] = segments
         if learning_rate is not None:
-            values["learning_rate"] = learning_rate(state["updates"] // accumulated)
+            values["learning_rate"] = learning_rate(state["steps"] // accumulated)
         if "loss_scale" in state:
             # A scale adjusts itself to the gradient that it gives: here 1 or, as in this step, NaN.
             slope = jnp.where(finite, 1.0, jnp.nan)

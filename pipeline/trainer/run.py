@@ -50,7 +50,7 @@ class Run:
     Attributes:
         config: the config, with what the past of the run decides: `seed`, `optimizer.decay_steps`.
         workdir: the argument, as a path.
-        first: the step that the run goes on from.
+        first_step: the step that the run goes on from; 0 for a new run.
         finished: whether all steps are done.
         mesh: of all devices; it is JAX's default inside the block.
         layout: `sharding` and `context_order`, as `Batches` takes them.
@@ -79,18 +79,18 @@ class Run:
 
     def _open(self) -> None:
         make_directory(self.workdir)
+        if self._leads:
+            self.enter(directory_lock(self.workdir, "training", wait=False))
         keep_programs(self.workdir / "programs")
         self.checkpoints = Checkpoints(self.workdir / "checkpoints", keep=self.config.keep)
         self.enter(self.checkpoints)
-        self.first: int = self.checkpoints.latest or 0
+        self.first_step: int = self.checkpoints.latest or 0
         given = json.loads(self.config.to_json())
         # Hosts that differ here would later wait for each other.
         fields = ";".join(f"{name}={value}" for name, value in flatten(given).items())
-        start = {"configuration": fields, "checkpoint": f"step={self.first}"}
+        start = {"configuration": fields, "checkpoint": f"step={self.first_step}"}
         hosts.require_agreement(start | {"change": f"asked={self._change}"})
         hosts.require_shared(self.workdir)
-        if self._leads:
-            self.enter(directory_lock(self.workdir, "training", wait=False))
         self.mesh = make_mesh(self.config.mesh)
         self.enter(jax.set_mesh(self.mesh))
         self.layout: dict[str, Any] = {
@@ -99,40 +99,41 @@ class Run:
         }
         self._multiples = multiples(**self.layout)
         self._resume(given)
-        self.finished: bool = self.first >= self.config.steps
-        self._done, self._interrupted, self._watched = self.first, False, False
+        self.finished: bool = self.first_step >= self.config.steps
+        self._done, self._interrupted, self._watched = self.first_step, False, False
         if self.finished:
             logger.info(
-                f"finished: all {self.first:,} steps are done; ask for more: --config.steps=N"
+                f"finished: all {self.first_step:,} steps are done; ask for more: --config.steps=N"
             )
-        elif not self.first and (self.workdir / "metrics.jsonl").exists():
+        elif not self.first_step and (self.workdir / "metrics.jsonl").exists():
             logger.info(
                 f"{self.workdir} has no checkpoint: the run begins anew, and so does its log"
             )
 
     def _resume(self, given: dict[str, Any]) -> None:
         """Takes over the past of the run, which stands; its future may change."""
-        if given["batches"].get("tiers") is None:
+        if given["batches"].get("tiers") is None:  # steps of one update get rows that cost alike
             given["batches"]["tiers"] = self.config.accumulate
         self._schedule = Schedule({"seed": given["seed"], **given["batches"]}, given["schedule"])
         begun: dict[str, Any] = {"config": given, "schedule": None, "record": {}}
-        past = self.checkpoints.restore_json(self.first) if self.first else ({}, begun)
+        past = self.checkpoints.restore_json(self.first_step) if self.first_step else ({}, begun)
         self._data_state, run = past
         require_same(run, given)
-        self._schedule.resume(run["schedule"], self.first, self._change)
+        self._schedule.resume(run["schedule"], self.first_step, self._change)
         options = {"peak_flops": self.config.peak_flops, "on_nonfinite": self.config.on_nonfinite}
         self.log = RunLog(
-            self.workdir, self.first, self.config.steps, state=run["record"], **options
+            self.workdir, self.first_step, self.config.steps, state=run["record"], **options
         )
-        decay = given["optimizer"]["decay_steps"] or run["config"]["optimizer"]["decay_steps"]
-        given["optimizer"]["decay_steps"] = decay or self.config.steps
         self._given = given
         with self.config.unlocked():
             self.config.seed = self._schedule.entries[0].options["seed"]
-            self.config.optimizer.decay_steps = given["optimizer"]["decay_steps"]
-        if self.config.steps > self.config.optimizer.decay_steps:
-            decay = self.config.optimizer.decay_steps
-            logger.info(f"the learning rate decays over the first {decay:,} steps, and then stays")
+            if "decay_steps" in self.config.optimizer:
+                then, now = (each["optimizer"] for each in (run["config"], given))
+                now["decay_steps"] = now["decay_steps"] or then["decay_steps"] or self.config.steps
+                self.config.optimizer.decay_steps = decay = now["decay_steps"]
+                if self.config.steps > decay:
+                    rate = "the learning rate decays over"
+                    logger.info(f"{rate} the first {decay:,} steps, and then stays")
 
     def enter(self, thing: Any) -> Any:
         """Enters a context manager, which is left with the run."""
@@ -158,8 +159,8 @@ class Run:
             self._plan = self._schedule.plan(
                 self._corpus, self._mixture, row_multiple=self._multiples[0]
             )
-            self._schedule.check(self._plan, self.first, self.config.steps, self._multiples)
-            plan = self._plan.onward(self.first)
+            self._schedule.check(self._plan, self.first_step, self.config.steps, self._multiples)
+            plan = self._plan.onward(self.first_step)
         logger.info(f"{plan}")
         return plan
 
@@ -177,11 +178,11 @@ class Run:
         """The state in the last checkpoint, as `like`; the loader goes on from there, too."""
         with self.log.clock("restore"):
             loader.set_state(self._data_state)
-            state = self.checkpoints.restore_state(self.first, like)
-        logger.info(f"resumed: step {self.first:,} of {self.config.steps:,}")
+            state = self.checkpoints.restore_state(self.first_step, like)
+        logger.info(f"resumed: step {self.first_step:,} of {self.config.steps:,}")
         return state
 
-    def watch(
+    def begin(
         self,
         state: Any,
         train_step: Compiled,
@@ -189,7 +190,10 @@ class Run:
         loader: Loader,
         flops: Callable[[PlannedBatch], float],
     ) -> None:
-        """Begins the log of steps, and watches for signals and for steps compiled once more."""
+        """Begins the log of steps, and watches for signals and for recompilation.
+
+        `state` is the one to begin with; it is not kept.
+        """
         self._train_step, self._eval_step = train_step, eval_step
         self._loader, self._flops = loader, flops
         self.checkpoints.compile(state)
