@@ -21,8 +21,7 @@ from flax.training.train_state import TrainState
 from jax.sharding import NamedSharding, PartitionSpec
 
 import pipeline
-from pipeline.text.sources import Records
-from pipeline.text.tokenizers import Bytes
+from pipeline import sources, tokenizers
 
 WIDTH = 32
 
@@ -65,7 +64,7 @@ def make_corpus(directory):
     files = sorted(pathlib.Path(email.__file__).parent.glob("*.py"))
     texts = [text for file in files for text in file.read_text("utf-8").split("\n\n")]
     # Lockstep: tokenises once; the next call opens what is there.
-    return pipeline.prepare(Records(texts), Bytes(), directory)
+    return pipeline.prepare(sources.Records(texts), tokenizers.Bytes(), directory)
 
 
 def train(workdir, steps, save_every):

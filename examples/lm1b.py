@@ -24,8 +24,7 @@ from flax.linen.spmd import logical_to_mesh_sharding
 from flax.training.train_state import TrainState
 
 import pipeline
-from pipeline.text.sources import Records, Slice
-from pipeline.text.tokenizers import Bytes
+from pipeline import sources, tokenizers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,11 +180,13 @@ def evaluate(compiled_eval_step, state, eval_batches):
 def get_corpora(directory):
     """The paragraphs of Python's own email package, as corpora of bytes: to train on, held out."""
     files = sorted(pathlib.Path(email.__file__).parent.glob("*.py"))
-    records = Records([text for file in files for text in file.read_text("utf-8").split("\n\n")])
+    records = sources.Records(
+        [text for file in files for text in file.read_text("utf-8").split("\n\n")]
+    )
     # Lockstep: tokenises once; the next call opens what is there.
     return (
-        pipeline.prepare(Slice(records, 0.0, 0.9), Bytes(), directory / "train"),
-        pipeline.prepare(Slice(records, 0.9, 1.0), Bytes(), directory / "eval"),
+        pipeline.prepare(sources.Slice(records, 0.0, 0.9), tokenizers.Bytes(), directory / "train"),
+        pipeline.prepare(sources.Slice(records, 0.9, 1.0), tokenizers.Bytes(), directory / "eval"),
     )
 
 

@@ -19,8 +19,7 @@ from maxtext.trainers.pre_train import train
 from maxtext.utils.sharding import get_input_data_sharding
 
 import pipeline
-from pipeline.text.sources import Records, Slice
-from pipeline.text.tokenizers import Bytes
+from pipeline import sources, tokenizers
 
 # A tiny model, for a CPU.
 TINY = {
@@ -46,11 +45,15 @@ TINY = {
 def make_corpora(directory):
     """The paragraphs of Python's own email package, as corpora of bytes: to train on, held out."""
     files = sorted(pathlib.Path(email.__file__).parent.glob("*.py"))
-    records = Records([text for file in files for text in file.read_text("utf-8").split("\n\n")])
+    records = sources.Records(
+        [text for file in files for text in file.read_text("utf-8").split("\n\n")]
+    )
     # Lockstep: tokenises once; the next call opens what is there.
     return (
-        pipeline.prepare(Slice(records, 0.0, 0.95), Bytes(), directory / "train"),
-        pipeline.prepare(Slice(records, 0.95, 1.0), Bytes(), directory / "eval"),
+        pipeline.prepare(
+            sources.Slice(records, 0.0, 0.95), tokenizers.Bytes(), directory / "train"
+        ),
+        pipeline.prepare(sources.Slice(records, 0.95, 1.0), tokenizers.Bytes(), directory / "eval"),
     )
 
 

@@ -18,8 +18,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 
 import pipeline
-from pipeline.text.sources import Records
-from pipeline.text.tokenizers import Bytes
+from pipeline import sources, tokenizers
 
 WIDTH = 32
 
@@ -61,7 +60,7 @@ def make_corpus(directory):
     files = sorted(pathlib.Path(email.__file__).parent.glob("*.py"))
     texts = [text for file in files for text in file.read_text("utf-8").split("\n\n")]
     # Lockstep: tokenises once; the next call opens what is there.
-    return pipeline.prepare(Records(texts), Bytes(), directory)
+    return pipeline.prepare(sources.Records(texts), tokenizers.Bytes(), directory)
 
 
 def train(workdir, steps, save_every, workers):

@@ -25,7 +25,7 @@ from tunix.sft import hooks
 from tunix.sft.dpo.dpo_trainer import DPOTrainer, DPOTrainingConfig
 
 import pipeline
-from pipeline.loading.state import check_data_state, data_state
+from pipeline.loading import check_data_state, data_state
 
 SIDES = ("prompt", "chosen", "rejected")
 

@@ -26,8 +26,7 @@ from tunix.sft import hooks
 from tunix.sft.peft_trainer import PeftTrainer, TrainingConfig
 
 import pipeline
-from pipeline import sources, templates
-from pipeline.text.tokenizers import Bytes
+from pipeline import sources, templates, tokenizers
 
 
 def make_corpus(directory):
@@ -42,7 +41,9 @@ def make_corpus(directory):
     ]
     # Lockstep: tokenises once, with weight 0 on the prompts; the next call opens what is there.
     template = templates.Answer(prompt="What does {question} do?\n", answer="{answer}")
-    return pipeline.prepare(sources.Records(found), Bytes(), directory, template=template)
+    return pipeline.prepare(
+        sources.Records(found), tokenizers.Bytes(), directory, template=template
+    )
 
 
 def make_model(vocab_size, mesh):
