@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.errors import InvalidValue, require_one_of, require_whole
+from pipeline.loading.sharding import CONTEXT_ORDERS
 
 NONE = "not there"
 
@@ -30,6 +31,7 @@ def check_config(config: Any) -> None:
             f"config.steps is {config.steps}; config.accumulate={config.accumulate} steps make an "
             "update: give a multiple of that"
         )
+    require_one_of("config.context_order", config.context_order, CONTEXT_ORDERS)
     require_one_of("config.on_nonfinite", config.on_nonfinite, ("stop", "skip"))
     require_one_of("config.on_compile", config.on_compile, ("stop", "warn"))
 
