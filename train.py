@@ -9,7 +9,6 @@ model, copy this file and change `make_model` and `make_optimizer`; `parameter_s
 parameters are split over devices.
 """
 
-import functools
 import logging
 import pathlib
 import sys
@@ -67,7 +66,6 @@ WAIT = flags.DEFINE_integer("wait", 100, "Seconds of silence after which a host 
 VERSION = flags.DEFINE_bool("version", False, "Print the version and exit.")
 
 logger = logging.getLogger("pipeline.train")
-fail = functools.partial(describe, command="train.py")
 
 
 # ---- The model and its optimizer.
@@ -267,7 +265,7 @@ def main(_) -> None:
     """Runs the configuration that the flags give."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout, force=True)
     logging.getLogger("absl").setLevel(logging.WARNING)
-    with hosts.exit_together(fail):
+    with hosts.exit_together("train.py"):
         hosts.connect(COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value, WAIT.value)
         if jax.process_index() == 0:
             logging.getLogger("pipeline").setLevel(logging.INFO)
@@ -287,7 +285,8 @@ def parse(argv: list[str]) -> list[str]:
         if len(rest) > 1:
             raise flags.Error(f"{rest[1]!r} is not a flag; write --NAME=VALUE, and lists in quotes")
     except Exception as error:  # of the flags, or of the file of the config
-        sys.exit(fail(InvalidValue(error.args[0] if error.args else repr(error))))
+        wrong = InvalidValue(error.args[0] if error.args else repr(error))
+        sys.exit(describe(wrong, command="train.py"))
     if VERSION.value:
         print(f"lockstep {pipeline.__version__}")
         sys.exit()

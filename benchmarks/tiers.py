@@ -133,5 +133,5 @@ def work(asked: dict) -> dict[str, dict[str, list]]:
 
 
 if __name__ == "__main__":
-    with hosts.exit_together():
+    with hosts.exit_together("tiers"):
         print("ANSWER", json.dumps(work(json.loads(sys.argv[1]))), flush=True)

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-import train
+from pipeline.errors import describe
 
 MANY = 100_000
 
@@ -51,7 +51,7 @@ def fails(work, *arguments):
         error = caught
     else:
         return False
-    assert train.fail(error) == 2
+    assert describe(error, command="train.py") == 2
     assert "No space left" in f"{error}"
     assert "make room" in f"{error}" or error.filename
     return True

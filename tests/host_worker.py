@@ -195,7 +195,7 @@ def main():
         hosts.connect(None, None, None, wait=20)
     elif asked["count"] > 1:
         hosts.connect(f"127.0.0.1:{asked['port']}", asked["count"], asked["index"], wait=20)
-    with hosts.exit_together():
+    with hosts.exit_together("host_worker.py"):
         print("ANSWER", json.dumps(DO[asked["do"]](asked)), flush=True)
 
 

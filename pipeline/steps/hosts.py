@@ -10,14 +10,13 @@ import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 from etils import epath
 
-from pipeline.errors import InvalidState, InvalidValue
+from pipeline.errors import InvalidState, InvalidValue, describe
 from pipeline.loading.state import differences
 
 T = TypeVar("T")
@@ -251,21 +250,15 @@ class StopSignals:
             signal.signal(number, handler)
 
 
-def _print(error: BaseException) -> int:
-    traceback.print_exception(error)
-    return 1
-
-
 @contextlib.contextmanager
-def exit_together(describe: Callable[[BaseException], int] = _print) -> Iterator[None]:
+def exit_together(command: str) -> Iterator[None]:
     """Ends this process when the block raises, and after it if there are other processes.
 
     An ordinary exit would wait for all other processes, also for those that are gone, and JAX's own
     exit hangs when a SIGTERM comes at that moment.
 
     Args:
-        describe: prints an exception and returns the exit code; the default prints a traceback and
-            returns 1. `pipeline.errors.describe` makes a user's mistake one sentence.
+        command: whose name begins the message of a user's mistake; other errors have a traceback.
     """
     import jax
 
@@ -274,7 +267,7 @@ def exit_together(describe: Callable[[BaseException], int] = _print) -> Iterator
         yield
         _require_all("the run", None)  # nobody leaves before all are done
     except Exception as error:
-        code = describe(error)
+        code = describe(error, command=command)
         if jax.process_count() == 1:
             sys.exit(code)
         if isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error):
