@@ -185,6 +185,7 @@ def test_another_model_is_another_run(text, tmp_path):  # noqa: F811
 
 
 FLAGS = {
+    "--config.stepz=3": 'Did you mean "steps" instead of "stepz"?',
     "--config.model.widht=3": 'Did you mean "width" instead of "widht"?',
     "more.jsonl": "'more.jsonl' is not a flag; write --NAME=VALUE",
     "--config=nowhere.py": "No such file or directory: 'nowhere.py'",
