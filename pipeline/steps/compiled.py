@@ -33,26 +33,15 @@ TIGHT = 0.9
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """One compiled shape of a step.
-
-    Attributes:
-        run: the executable.
-        microbatches: into how many parts it splits a batch.
-        compiles: compilations of the step that JAX reported while it was made.
-        searched: compilations for other numbers of microbatches, thrown away.
-        seconds: what making it took, the search included.
-        flops: floating-point operations of one call, as XLA estimates them; loops count once.
-        memory: bytes on a device: arguments, results and temporaries, what is donated once; and
-            what is held besides.
-    """
+    """One compiled shape of a step."""
 
     run: Callable
-    microbatches: int
-    compiles: int
-    searched: int
-    seconds: float
-    flops: float
-    memory: int
+    microbatches: int  # parts into which it splits a batch
+    compiles: int  # compilations of the step that JAX reported while it was made
+    searched: int  # compilations for other numbers of microbatches, thrown away
+    seconds: float  # that making it took, the search included
+    flops: float  # operations of one call, as XLA estimates them; loops count once
+    memory: int  # bytes on a device: arguments (donated ones once), results, temporaries, `held`
 
 
 class Compiled:

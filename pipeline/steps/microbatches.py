@@ -1,8 +1,4 @@
-"""A batch in several parts: gradients summed over all tokens, divided once.
-
-Averaging the gradients of microbatches, as `optax.MultiSteps` does, is wrong when they hold
-different numbers of tokens. Here the sums are those of the whole batch.
-"""
+"""A batch in several parts, whose sums are those of the whole batch."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -34,10 +30,7 @@ def split(batch: Mapping[str, Any], number: int, sharding: Sharding) -> dict[str
 
     Each device cuts the rows that it holds, so microbatch `k` is the `k`-th part of every device.
 
-    Args:
-        batch: fields of the global batch.
-        number: one of `allowed(rows, sharding)`.
-        sharding: the `NamedSharding` of the fields; None on one device.
+    `number` is one of `allowed(rows, sharding)`.
     """
     devices = parts(sharding)[0]
 

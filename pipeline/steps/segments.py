@@ -12,13 +12,8 @@ def position_losses(
 ) -> tuple[jax.Array, Any, jax.Array]:
     """Σ weight · nll and Σ weight of a batch, and the weight · nll of each position.
 
-    The loss is linear in the weights, so that its gradient by them is the nll of each position.
-    This takes no second pass: nothing but the last product is differentiated.
-
-    Args:
-        loss: from parameters and a batch to the two sums, float32 scalars.
-        params: what `loss` is given first.
-        batch: fields of the batch, `loss_weights` float32 `[rows, length]` among them.
+    `loss` gives the first two. It is linear in `loss_weights`, so that its gradient by them is the
+    nll of each position. This takes no second pass: only the last product is differentiated.
     """
 
     def total(weights: jax.Array) -> tuple[jax.Array, Any]:
@@ -60,14 +55,8 @@ def by_segment(
 ) -> tuple[Callable, dict[str, jax.Array]]:
     """`loss` with the sums of segments, and the batch for it, for a sum over microbatches.
 
-    Args:
-        loss: as for `position_losses`.
-        batch: fields of the whole batch.
-        most: the most segments in a row.
-
-    Returns:
-        A function from parameters and a batch, or a microbatch, to Σ weight · nll, and to Σ weight
-        and `sum_segments`; and the batch with the numbers of its rows.
+    The function gives Σ weight · nll, and Σ weight with `sum_segments`; the batch has the numbers
+    of its rows; `most` is the most segments in a row.
     """
     rows = len(batch["loss_weights"])
 

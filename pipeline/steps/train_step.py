@@ -23,19 +23,12 @@ Loss = Callable[[Any, Mapping[str, Any]], tuple[jax.Array, jax.Array]]
 
 
 class Accumulated(NamedTuple):
-    """The state of an optimizer that accumulates.
+    """The state of an optimizer that accumulates; all sums are since its last update."""
 
-    Attributes:
-        inner: the state of the optimizer itself.
-        gradients: Σ gradients of weighted losses since the last update, as the parameters.
-        weight: Σ weights since the last update, a float32 scalar.
-        batches: batches since the last update, an int32 scalar.
-    """
-
-    inner: Any
-    gradients: Any
-    weight: jax.Array
-    batches: jax.Array
+    inner: Any  # the state of the optimizer itself
+    gradients: Any  # Σ gradients of weighted losses, as the parameters
+    weight: jax.Array  # Σ weights, a float32 scalar
+    batches: jax.Array  # an int32 scalar
 
 
 def accumulate(
@@ -202,9 +195,7 @@ def make_train_step(
 def make_eval_step(loss: Loss, *, sharding: Sharding = None) -> Callable[..., Any]:
     """`eval_step(params, batch, microbatches=1)`: the two sums of the loss of a batch.
 
-    Args:
-        loss: as for `make_train_step`.
-        sharding: as for `make_train_step`.
+    `loss` and `sharding` are as for `make_train_step`.
     """
 
     def eval_step(params: Any, batch: Mapping[str, jax.Array], microbatches: int = 1) -> Any:
@@ -216,8 +207,7 @@ def make_eval_step(loss: Loss, *, sharding: Sharding = None) -> Callable[..., An
 def make_score_step(loss: Loss) -> Callable[[Any, Mapping[str, jax.Array]], dict[str, jax.Array]]:
     """`score_step(params, batch)`: `nll`, weight · nll, and `weight`, float32 `[rows, length]`.
 
-    Args:
-        loss: as for `make_train_step`, linear in `loss_weights`.
+    `loss` is as for `make_train_step`, linear in `loss_weights`.
     """
 
     def score_step(params: Any, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:

@@ -99,14 +99,7 @@ def merge_options(options: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def describe_change(
     options: Mapping[str, Any], force: Mapping[str, Any], before: Stage, now: Stage
 ) -> str:
-    """What a change of options comes to, in words.
-
-    Args:
-        options: those that change.
-        force: those in force before.
-        before: the stage of the plan before the change.
-        now: the stage that the change begins.
-    """
+    """What a change of `options`, from those in `force`, comes to, in words; from stage to stage."""
     lines = [heading(before, now)]
     for name, value in options.items():
         if name == "exclude":

@@ -59,13 +59,11 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def require_same(run: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Refuses a config under which a run cannot go on.
 
-    Args:
-        run: the `run` item of its checkpoint, JSON values: `config`, `schedule` and `record`.
-        now: the config that it is given; None stands for the value that the run has.
+    `run` is the item of its checkpoint, JSON values: `config`, `schedule` and `record`. None in the
+    config `now` stands for the value that the run has.
 
     Raises:
-        ValueError: another field differs, each of which is named with both values; or the
-            checkpoint does not have these items.
+        InvalidValue: names each other field that differs, with both values.
     """
     if missing := [name for name in ("config", "schedule", "record") if name not in run]:
         raise InvalidValue(

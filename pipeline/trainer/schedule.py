@@ -38,13 +38,9 @@ logger = logging.getLogger(__name__)
 class Entry:
     """Options that hold from a step on.
 
-    Attributes:
-        step: the first step with these options.
-        options: what the config or `--change` asks for: options of `fit_buckets` and `Plan`;
-            `buckets`, as rows and length of each; `exclude`, numbers of examples; `add`, names of
-            corpora that join the first.
-        plan: the same as arguments of `Plan.after`, with fitted buckets; empty until the entry is
-            resolved for a corpus.
+    The config or `--change` asks for `options`: those of `fit_buckets` and `Plan`; `buckets`, as rows
+    and length of each; `exclude`, numbers of examples; `add`, names of corpora that join the first.
+    `plan` has the same as arguments of `Plan.after`, with fitted buckets, once they are resolved.
     """
 
     step: int

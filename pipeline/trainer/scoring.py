@@ -26,18 +26,9 @@ def score_corpus(
 ) -> None:
     """Scores the documents of a corpus, and logs their mean loss.
 
-    Args:
-        config: of train.py; `batches` says how documents are packed.
-        corpus: to score.
-        step: from `make_score_step`.
-        params: of the model.
-        model: a name for model and parameters.
-        directory: where the table goes: `nll`, the sum of the weighted losses of each document in
-            nats, and `weight`, the sum of its weights.
-        mesh: of all devices.
-
-    Raises:
-        UserError: what `score` raises.
+    `config.batches` says how documents are packed, and `step` is of `make_score_step`. The table in
+    `directory` has `nll`, the sum of the weighted losses of each document in nats, and `weight`, the
+    sum of its weights.
     """
     options = {
         name: value
