@@ -99,7 +99,7 @@ def merge_options(options: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def describe_change(
     options: Mapping[str, Any], force: Mapping[str, Any], before: Stage, now: Stage
 ) -> str:
-    """What a change of `options`, from those in `force`, comes to, in words; from stage to stage."""
+    """What a change of `options`, from those in `force`, comes to in words, between two stages."""
     lines = [heading(before, now)]
     for name, value in options.items():
         if name == "exclude":
