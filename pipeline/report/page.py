@@ -2,7 +2,7 @@
 
 import datetime
 import importlib.metadata
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from typing import Any
 
@@ -14,12 +14,12 @@ STYLE = """
 body{margin:0 auto;padding:20px;max-width:1080px;background:Canvas;color:CanvasText;
 font:15px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}
 p{max-width:75ch}
-.soft,dl,small,span{font-size:13px}
-.grid,.tiles{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,400px),1fr));
-gap:16px;margin:14px 0}
-.tiles{grid-template-columns:repeat(auto-fill,minmax(140px,1fr))}
+.soft,dl,small{font-size:13px}
+.grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,400px),1fr));gap:16px}
+dl{display:grid;grid-template-columns:max-content 1fr;gap:4px 14px}
+dd{margin:0}
 figure{margin:0;min-width:0}
-.tile b,small{display:block}
+small{display:block}
 svg{display:block;width:100%;height:auto;max-width:520px}
 text{fill:currentColor}
 .scroll{overflow-x:auto}
@@ -89,16 +89,8 @@ def _chart(title: str, draw, figures: dict[str, Any], height: int = 240) -> str:
     return f"<figure><h3>{escape(title)}</h3>{drawing}</figure>"
 
 
-def _grid(parts: Sequence[str]) -> str:
+def _grid(*parts: str) -> str:
     return f'<div class="grid">{"".join(parts)}</div>'
-
-
-def _tiles(tiles: Sequence[tuple[str, str]]) -> str:
-    inside = "".join(
-        f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
-        for value, name in tiles
-    )
-    return f'<div class="tiles">{inside}</div>'
 
 
 def _strategies(figures: dict[str, Any]) -> str:
@@ -112,19 +104,14 @@ def _strategies(figures: dict[str, Any]) -> str:
     )
     if len(cost["curve"]) > 1:
         text = _chart("How many buckets are worth it", charts.bucket_curve, cost) + text
-    height = 36 * bars + 60
+    chart = _chart("Work per real token", charts.strategies, figures, 36 * bars + 60)
     return _section(
         "Strategies compared",
-        _grid(
-            [
-                _chart("Work per real token", charts.strategies, figures, height),
-                f"<div>{text}</div>",
-            ]
-        ),
+        _grid(chart, f"<div>{text}</div>"),
         _details(
             f"All figures of {len(table.rows)} strategies",
             table.html(),
-            _definitions({each.name: each.about for each in table.columns if each.about}),
+            _definitions(tables.explain_strategies(cost["width"])),
         ),
     )
 
@@ -146,11 +133,10 @@ def _plan(figures: dict[str, Any]) -> str:
     text = findings.about_balance(plan["balance"])
     if plan["walked"] < plan["batches"]:
         text += (
-            f" The order of buckets, documents a step and the balance of hosts are counted over "
-            f"the first {plan['walked']:,} of {plan['batches']:,} batches; everything else over "
-            "all."
+            " The order of buckets, documents a step and the balance of hosts are counted over the "
+            f"first {plan['walked']:,} of {plan['batches']:,} batches; everything else over all."
         )
-    return _section("The plan", *found, _paragraph(text), _grid(parts))
+    return _section("The plan", *found, _paragraph(text), _grid(*parts))
 
 
 def _side(title: str, corpus: dict[str, Any]) -> str:
@@ -158,7 +144,7 @@ def _side(title: str, corpus: dict[str, Any]) -> str:
     if corpus["shortest"] < corpus["longest"]:
         parts = [_chart("Examples by length", charts.lengths, corpus), *parts]
     sources = tables.sources(corpus).html() if len(corpus["sources"]) > 1 else ""
-    return _section(title, _tiles(tables.corpus(corpus)), sources, _grid(parts))
+    return _section(title, _definitions(tables.corpus(corpus)), sources, _grid(*parts))
 
 
 def _vocabulary(corpus: dict[str, Any]) -> str:
@@ -168,6 +154,6 @@ def _vocabulary(corpus: dict[str, Any]) -> str:
         names = [""]
     for name, each in zip(names, corpus["vocabulary"], strict=False):
         title = f"Vocabulary of {name}" if name else "Vocabulary"
-        tiles = _tiles(tables.vocabulary(each))
-        parts.append(f"<div><h3>{escape(title)}</h3>{tiles}</div>")
+        facts = _definitions(tables.vocabulary(each))
+        parts.append(f"<div><h3>{escape(title)}</h3>{facts}</div>")
     return "".join(parts)

@@ -30,7 +30,7 @@ def format_text(figures: dict[str, Any], *, width: int = 120, colour: bool = Fal
             lines += [bold(name)] if "targets" in figures else []
             counted = [tables.vocabulary(each) for each in figures[side]["vocabulary"]]
             for facts in (tables.corpus(figures[side]), *counted):
-                lines += wrap("; ".join(f"{value} {name}" for value, name in facts))
+                lines += wrap("; ".join(f"{value} {name}" for name, value in facts.items()))
             if len(figures[side]["sources"]) > 1:
                 lines += tables.sources(figures[side]).text()
             lines.append(_histogram(figures[side]["histogram"]))
