@@ -46,13 +46,13 @@ def measure(
     figures: dict[str, Any] = {
         "version": VERSION,
         "name": dataset.name,
-        "options": {name: value for name, value in options.values.items() if name != "buckets"},
+        "options": {name: value for name, value in options.items() if name != "buckets"},
         "plan": measure_epoch(plan, width=width),
     }
     progress("counting")
     for side, name in enumerate(("corpus", "targets")[: len(longest)]):
         figures[name] = measure_lengths(dataset, side, longest[side])
-    if dataset.plan or options.values.get("buckets"):  # rows are as long as those of the plan
+    if dataset.plan or options.get("buckets"):  # rows are as long as those of the plan
         options = options.replace(max_length=longest if dataset.pairs else longest[0])
     optimal = optimal or options["packing"] == "optimal"
     ours, figures["excluded"] = compare_plans(
@@ -227,7 +227,7 @@ def compare_others(
     There are `counts` examples of the lengths `sizes`; longer ones than `row` are treated as the
     `overflow` of the options says.
     """
-    if (overflow := options.values.get("overflow")) == "truncate":
+    if (overflow := options.get("overflow")) == "truncate":
         sizes = np.minimum(sizes, row)
     kept = (sizes > 0) & (sizes <= row if overflow == "drop" else True)
     sizes, counts = sizes[kept].astype(np.int64), counts[kept]
@@ -402,8 +402,7 @@ def compare_plans(
     progress("fitting buckets")
     # The different sets of buckets, each with the least number that gives it.
     packed = {fit(most, "best_fit"): most for most in reversed(BUCKETS)}
-    others = [name for name in PACKINGS if name not in ("best_fit", "none") and not pairs]
-    for packing in ("best_fit", *others, "none"):
+    for packing in [each for each in PACKINGS if each != "optimal" or not pairs]:
         if packing == "optimal" and different > OPTIMAL_LENGTHS and not optimal:
             excluded.append(
                 f"packing {packing!r}, whose linear programs may take minutes for "
@@ -514,9 +513,9 @@ def measure_epoch(
     hosts = next(h for h in (HOSTS, 4, 2, 1) if all(b.rows % h == 0 for b in number_of))
     walked = [_Batch(plan, plan.batch(step), hosts, width) for step in steps]
     order = np.array([number_of[each.bucket] for each in walked])
-    for index, bucket in enumerate(buckets):
-        documents = [each.documents for each in walked if number_of[each.bucket] == index]
-        bucket["documents_per_step"] = float(np.mean(documents)) if documents else None
+    for bucket, figures in buckets.items():
+        documents = [each.documents for each in walked if each.bucket == bucket]
+        figures["documents_per_step"] = float(np.mean(documents)) if documents else None
     busiest = np.array([each.busiest for each in walked])
     worst, mean = busiest.max(axis=0).tolist(), busiest.mean(axis=0).tolist()
     costs = [(each.bucket, each.costs) for each in walked]
@@ -535,7 +534,7 @@ def measure_epoch(
         "overlong": losses.overlong,
         "lost": losses.lost,
         "sides": list(planned_figures.side_fills(plan)),
-        "buckets": buckets,
+        "buckets": [*buckets.values()],
         "segments_per_row": per_row,
         "walked": len(walked),
         "order": order.tolist(),
@@ -545,7 +544,7 @@ def measure_epoch(
     }
 
 
-def _count_rows(plan: Plan) -> tuple[list[dict[str, Any]], list[list[int]]]:
+def _count_rows(plan: Plan) -> tuple[dict[Bucket, dict[str, Any]], list[list[int]]]:
     """Each bucket's figures, and `[segments, rows]` pairs, both from the packed histograms."""
     per_row: Counter[int] = Counter()
     segments: Counter[Bucket] = Counter()
@@ -555,22 +554,20 @@ def _count_rows(plan: Plan) -> tuple[list[dict[str, Any]], list[list[int]]]:
             for pattern in packed.patterns[index]:
                 per_row[pattern.segments] += round(times * pattern.rows)
     contents = planned_figures.rows_and_tokens(plan)
-    buckets = []
+    buckets = {}
     for bucket, batches in planned_figures.epoch_batches(plan).items():
         rows, tokens = contents.get(bucket, np.zeros(2)).round().astype(int).tolist()
         if empty := batches * bucket.rows - rows:
             per_row[0] += empty
-        buckets.append(
-            {
-                "rows": bucket.rows,
-                "length": bucket.length,
-                "batches": batches,
-                "fill": tokens / (batches * bucket.positions) if batches else None,
-                "tokens": tokens,
-                "segments": segments[bucket],
-                "tokens_per_step": tokens / batches if batches else None,
-            }
-        )
+        buckets[bucket] = {
+            "rows": bucket.rows,
+            "length": bucket.length,
+            "batches": batches,
+            "fill": tokens / (batches * bucket.positions) if batches else None,
+            "tokens": tokens,
+            "segments": segments[bucket],
+            "tokens_per_step": tokens / batches if batches else None,
+        }
     return buckets, [[count, rows] for count, rows in sorted(per_row.items())]
 
 

@@ -19,7 +19,6 @@ p{max-width:75ch}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:4px 14px}
 dd{margin:0}
 figure{margin:0;min-width:0}
-small{display:block}
 svg{display:block;width:100%;height:auto;max-width:520px}
 text{fill:currentColor}
 .scroll{overflow-x:auto}
@@ -28,7 +27,7 @@ th,td{text-align:right;padding:6px 8px;border-bottom:1px solid GrayText;vertical
 white-space:nowrap}
 th:first-child,td:first-child{text-align:left;position:sticky;left:0;background:Canvas;
 white-space:normal;min-width:130px}
-small{font-weight:400}
+small{display:block;font-weight:400}
 .ours td:first-child,dt{font-weight:600}
 @media print{figure,tr{break-inside:avoid}}
 """
@@ -59,7 +58,7 @@ def format_page(figures: dict[str, Any], *, command: str, date: datetime.date) -
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f'<title>Lockstep: {name}</title><link rel="icon" href="data:,"><style>{STYLE}</style>'
-        f'</head><body><h1>{name}</h1><ul class="findings">{points}</ul>'
+        f'</head><body><h1>{name}</h1><ul>{points}</ul>'
         f'<p class="soft">Lockstep {escape(version)}, {date}: <code>{escape(command)}</code></p>'
         f"{''.join(sections)}</body></html>\n"
     )
