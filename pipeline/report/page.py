@@ -58,7 +58,7 @@ def format_page(figures: dict[str, Any], *, command: str, date: datetime.date) -
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f'<title>Lockstep: {name}</title><link rel="icon" href="data:,"><style>{STYLE}</style>'
-        f'</head><body><h1>{name}</h1><ul>{points}</ul>'
+        f"</head><body><h1>{name}</h1><ul>{points}</ul>"
         f'<p class="soft">Lockstep {escape(version)}, {date}: <code>{escape(command)}</code></p>'
         f"{''.join(sections)}</body></html>\n"
     )
