@@ -97,13 +97,22 @@ def measure_lengths(dataset: Dataset, side: int, longest: int) -> dict[str, Any]
     at = {f"{p:g}": int(sizes[np.searchsorted(below, p / 100 * examples)]) for p in PERCENTILES}
     # Edges grow by a fixed factor; short columns hold a single length.
     edges = np.unique(np.ceil(np.geomspace(1, sizes[-1] + 1, BINS + 1) - 1e-9).astype(np.int64))
-    column = np.searchsorted(edges, sizes, side="right") - 1
     columns = {
-        name: np.bincount(column, each, len(edges) - 1).astype(int).tolist()
+        name: np.histogram(sizes, edges, weights=each)[0].tolist()
         for name, each in (("examples", counts), ("tokens", counts * sizes))
     }
     ends = np.cumsum([examples for _, examples in dataset.sources])
     of_sources = [int(part.sum(dtype=np.int64)) for part in np.split(lengths, ends[:-1])]
+    sources = [
+        {
+            "name": name,
+            "examples": number,
+            "tokens": of_source,
+            "share_of_examples": number / max(all_examples, 1),
+            "share_of_tokens": of_source / max(tokens, 1),
+        }
+        for (name, number), of_source in zip(dataset.sources, of_sources, strict=True)
+    ]
     return {
         "examples": all_examples,
         "tokens": tokens,
@@ -115,16 +124,7 @@ def measure_lengths(dataset: Dataset, side: int, longest: int) -> dict[str, Any]
         "mean": tokens / examples,
         "percentiles": at,
         "histogram": {"edges": edges.tolist(), **columns},
-        "sources": [
-            {
-                "name": name,
-                "examples": number,
-                "tokens": of_source,
-                "share_of_examples": number / max(all_examples, 1),
-                "share_of_tokens": of_source / max(tokens, 1),
-            }
-            for (name, number), of_source in zip(dataset.sources, of_sources, strict=True)
-        ],
+        "sources": sources,
         "vocabulary": [measure_vocabulary(corpus, side) for corpus in dataset.corpora],
     }
 
