@@ -9,8 +9,8 @@ import pipeline
 from benchmarks.histograms import lengths_of
 from benchmarks.results import Line, Section
 from benchmarks.turns import best_seconds
-from pipeline.planning.balance import row_costs, time_over_ideal
 from pipeline.report import measure_epoch
+from pipeline.report.tiers import row_costs, time_over_ideal
 
 EXAMPLES = 1_000_000
 WIDTH = 4096  # of the model: a row costs L + Σ l² / (6 · WIDTH), the FLOPs of a whole layer

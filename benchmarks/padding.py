@@ -73,7 +73,7 @@ def draw(bars: list[tuple[str, int, float]]) -> None:
             label.set_color(colour)
         axes.invert_yaxis()
         axes.xaxis.set_visible(False)
-        axes.grid(visible=False)
+        axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
         metadata = {"Date": None, "Title": "Share of positions that are padding, per strategy"}
         drawing.savefig(PATH, transparent=True, metadata=metadata)

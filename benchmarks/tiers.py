@@ -24,7 +24,7 @@ from models.config import TransformerConfig
 from models.decoder import Decoder
 from models.loss import cross_entropy
 from pipeline.loading.sharding import batch_sharding
-from pipeline.planning.balance import row_costs, time_over_ideal
+from pipeline.report.tiers import row_costs, time_over_ideal
 from pipeline.steps import hosts
 from pipeline.steps.mesh import make_mesh
 from tests.processes import Group, environment, free_port

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from pipeline import Batches, Bucket, Corpus, Plan
-from pipeline.planning.balance import row_costs, sort_rows, time_over_ideal
 from pipeline.report import measure_epoch, tables
 from pipeline.report.findings import about_tiers
+from pipeline.report.tiers import row_costs, sort_rows, time_over_ideal
 
 LENGTHS = np.clip(np.random.default_rng(0).lognormal(3, 1.2, 900), 1, 256).astype(int)
 PAIRS = np.stack([LENGTHS, np.maximum(LENGTHS // 2, 1)], axis=1)

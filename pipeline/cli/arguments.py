@@ -60,11 +60,7 @@ _count = functools.partial(_whole, least=1)
 PLANNING: tuple[tuple[str, Any, str], ...] = (
     ("tokens_per_batch", _whole, "positions in a global batch, at most (16384)"),
     ("max_buckets", _whole, "the most buckets; each is one compilation (4)"),
-    (
-        "max_length",
-        _whole,
-        "positions in the longest row, rounded up to a multiple (longest example)",
-    ),
+    ("max_length", _whole, "positions in the longest row, rounded up (longest example)"),
     ("length_multiple", _whole, "lengths of buckets are multiples of this (128)"),
     ("row_multiple", _whole, "rows are multiples of this: the devices that share them (1)"),
     ("packing", tuple(PACKINGS), "how rows are filled (best_fit)"),
@@ -93,8 +89,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    version = f"lockstep {pipeline.__version__}"
-    whole.add_argument("--version", action="version", version=version)
+    whole.add_argument("--version", action="version", version=f"lockstep {pipeline.__version__}")
     commands = whole.add_subparsers(required=True, dest="command", metavar="COMMAND")
 
     def add(name: str, about: str, more: str = "", given: str = "") -> Callable[..., Any]:
@@ -119,15 +114,11 @@ def parser() -> argparse.ArgumentParser:
     flag("--html", metavar="FILE", help="write one page with plots, for a browser")
     flag("--json", metavar="FILE", nargs="?", const="-", help="write figures; or print them")
     flag("--png", metavar="FILE", help="write the comparison as a picture")
-    optimal = "include optimal packing also for many different lengths, which may take minutes"
+    optimal = "optimal packing also for many different lengths, which may take minutes"
     flag("--optimal", action="store_true", help=optimal)
 
-    add(
-        "buckets",
-        "buckets that fit this data, ready to paste",
-        "The output\nis Python: pass it to pipeline.load or pipeline.Plan as buckets=buckets.",
-        LENGTHS,
-    )
+    more = "The output\nis Python: pass it to pipeline.load or pipeline.Plan as buckets=buckets."
+    add("buckets", "buckets that fit this data, ready to paste", more, LENGTHS)
 
     flag = add(
         "show",
@@ -172,11 +163,8 @@ def parser() -> argparse.ArgumentParser:
     group.add_argument("--worst", type=_count, metavar="N", help=worst)
     group.add_argument("--document", type=_whole, metavar="N", help="the history of a document")
 
-    flag = add(
-        "prepare",
-        "text to a corpus: tokenised once, in parallel, resumable",
-        "Run it again\nafter an interruption and it goes on from there.",
-    )
+    more = "Run it again\nafter an interruption and it goes on from there."
+    flag = add("prepare", "text to a corpus: tokenised once, in parallel, resumable", more)
     flag(
         "source",
         nargs="*",
@@ -184,12 +172,8 @@ def parser() -> argparse.ArgumentParser:
         ".array_record files; a Hugging Face data set saved to disk; or one config (.py), for "
         "which training and evaluation corpora are made",
     )
-    flag(
-        "--targets",
-        nargs="+",
-        metavar="FILE",
-        help="text whose lines are the targets of the lines of SOURCE, which makes pairs",
-    )
+    about = "text whose lines are the targets of the lines of SOURCE, which makes pairs"
+    flag("--targets", nargs="+", metavar="FILE", help=about)
     flag("--into", metavar="DIRECTORY", help="where the corpus goes")
     flag("--tfds", metavar="NAME", help="a prepared TFDS data set instead of files")
     flag("--split", default="train", help="of a data set that has some (train)")
@@ -206,21 +190,16 @@ def parser() -> argparse.ArgumentParser:
     )
     flag("--vocab-size", type=_count, default=8192, help="when training (8192)")
     flag("--no-marks", action="store_true", help="mark no begin and end of texts")
-    choices = ("raise", "skip")
     about = "raise ends at a record that fails; skip leaves it without tokens and goes on (raise)"
-    flag("--on-error", choices=choices, default="raise", help=about)
+    flag("--on-error", choices=("raise", "skip"), default="raise", help=about)
     flag("--workers", type=_count, help="processes (as many as CPUs, if worth it)")
     flag("--workdir", help="for a config: where it runs (runs/NAME)")
     engines = ("processes", "beam", "ray")
     flag("--engine", choices=engines, default="processes", help="what runs the work (processes)")
     flag("--engine-options", metavar="TEXT", help="flags of Beam, as one text; or Ray's address")
     flag("--task", type=_whole, metavar="I", help="do share I only, from 0; see --of")
-    flag(
-        "--of",
-        type=_count,
-        metavar="N",
-        help="of N shares, which may run anywhere; without --task and --of, assemble the corpus",
-    )
+    about = "of N shares, which may run anywhere; without --task and --of, assemble the corpus"
+    flag("--of", type=_count, metavar="N", help=about)
     return whole
 
 

@@ -23,10 +23,7 @@ def check_corpus(corpus: AnyCorpus, report: Callable[[str], None]) -> None:
     """Reads all of a corpus: digests, offsets, fingerprint, and ids against the vocabulary.
 
     It checks both sides of pairs, the corpus of a view, and each of several corpora. `report` gets
-    a line for each thing that is right.
-
-    Raises:
-        ValueError: names the first thing that is wrong, and what to do.
+    a line for each thing that is right; an error names the first that is wrong.
     """
     if isinstance(corpus, Corpora):
         parts = list(corpus.corpora.values())
@@ -83,10 +80,7 @@ def check_plan(plan: Plan, epoch: int, report: Callable[[str], None]) -> None:
     The epochs of several corpora end at different steps. So all steps up to the end of the plan's
     epoch are walked, and each epoch of a corpus that ends by then is checked.
 
-    `report` gets a line for each thing that is right.
-
-    Raises:
-        ValueError: names the first batch or example that is wrong.
+    An error names the first batch or example that is wrong.
     """
     last = plan.first_step(epoch + 1)
     first, first_epoch = plan.first_step(epoch), epoch

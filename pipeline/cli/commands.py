@@ -8,12 +8,18 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from pipeline.cli.arguments import PLANNING, parse
 from pipeline.errors import InvalidState, InvalidValue, StorageError, UserError
+from pipeline.fs.atomic import as_path
+from pipeline.planning.figures import epoch_batches
 
 FINE, DAMAGED, WRONG = 0, 1, 2
+
+
+class Damaged(Exception):
+    """A corpus, a plan or a run is not as it should be."""
 
 
 def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, Any]:
@@ -22,13 +28,12 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, 
     `tokens` says whether the command needs a corpus, not only lengths.
     """
     from pipeline.cli.prepare import prepare_config
-    from pipeline.fs.atomic import as_path
     from pipeline.history.plans import NAME, read_history
     from pipeline.report import Options, from_corpus, open_dataset
 
     paths = [arguments.data] if isinstance(arguments.data, str) else arguments.data
-    given = {name: getattr(arguments, name) for name, _, _ in PLANNING}
-    given = {name: value for name, value in given.items() if value is not None}
+    options = {name: getattr(arguments, name) for name, _, _ in PLANNING}
+    given = {name: value for name, value in options.items() if value is not None}
     workdir = as_path(paths[0])
     configs = [path for path in paths if path.endswith(".py")]
     if len(paths) == 1 and (workdir / NAME).exists():
@@ -59,7 +64,7 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, 
     return dataset, Options({**dataset.options, **given}).for_lengths(dataset.lengths)
 
 
-def report(arguments: argparse.Namespace) -> int:
+def report(arguments: argparse.Namespace) -> None:
     """Measures; writes the files asked for, and prints a table, or JSON."""
     from pipeline.report import charts, draw_png, format_page, format_text, measure
 
@@ -71,45 +76,39 @@ def report(arguments: argparse.Namespace) -> int:
         command = shlex.join(["python", "-m", "pipeline", *arguments.command_line])
         page = format_page(figures, command=command, date=datetime.date.today())
         _write(arguments.html, page.encode())
-        print(f"wrote {arguments.html}", file=sys.stderr)
     if arguments.png:
         _write(arguments.png, draw_png(figures))
     text = json.dumps(figures, indent=1) + "\n"
     if arguments.json == "-":
         print(text, end="")
-        return FINE
+        return
     if arguments.json:
         _write(arguments.json, text.encode())
-        print(f"wrote {arguments.json}", file=sys.stderr)
     width = shutil.get_terminal_size((130, 40)).columns
     print(format_text(figures, width=width, colour=_coloured("auto")))
-    return FINE
 
 
-def buckets(arguments: argparse.Namespace) -> int:
+def buckets(arguments: argparse.Namespace) -> None:
     """Prints the fitted buckets as Python."""
-    from pipeline.planning import figures
-
     dataset, options = _open(arguments)
     plan = dataset.plan or options.plan(dataset.examples)
     print("from pipeline import Bucket\n")
     fitted = ("tokens_per_batch", "max_buckets", "row_multiple", "packing", "attention", "width")
-    if dataset.plan is None:
+    if dataset.plan:
+        print(f"# Those of {dataset.name} in the end")
+    else:
         print(f"# Fitted to {dataset.name}")
         for some in (fitted[:3], fitted[3:]):
             print(f"# {', '.join(f'{name}={options[name]!r}' for name in some)}")
-    else:
-        print(f"# Those of {dataset.name} in the end")
-    found = figures.epoch_batches(plan)
+    found = epoch_batches(plan)
     print(f"# {sum(found.values()):,} batches an epoch, {plan.padding:.3%} padding.")
     print("buckets = (")
     for bucket, batches in found.items():
         print(f"    Bucket(rows={bucket.rows}, length={bucket.length}),  # {batches:,} batches")
     print(")")
-    return FINE
 
 
-def show(arguments: argparse.Namespace) -> int:
+def show(arguments: argparse.Namespace) -> None:
     """Prints a batch, or draws it."""
     from pipeline.cli.show import Shown
 
@@ -117,53 +116,46 @@ def show(arguments: argparse.Namespace) -> int:
     plan = dataset.plan or options.plan(dataset.examples)
     shown = Shown(dataset.examples, plan, arguments.step)
     if arguments.png:
-        _write(arguments.png, shown.draw_png())
-        print(f"wrote {arguments.png}")
-        return FINE
+        _write(arguments.png, shown.draw_png(), sys.stdout)
+        return
     width = shutil.get_terminal_size((110, 40)).columns
     colour = _coloured(arguments.color)
     for line in shown.lines(row=arguments.row, width=width, colour=colour, ids=arguments.ids):
         print(line)
-    return FINE
 
 
-def check(arguments: argparse.Namespace) -> int:
-    """Verifies a corpus and its plan; 1 if something is wrong."""
+def check(arguments: argparse.Namespace) -> None:
+    """Verifies a corpus and its plan."""
     from pipeline.cli.check import check_corpus, check_duplicates, check_plan
-    from pipeline.fs.atomic import as_path
 
     try:
         dataset, options = _open(arguments, tokens=True)
     except InvalidValue as error:
-        if not as_path(arguments.data).is_dir():
-            raise  # the command is wrong, not a corpus
-        return _fail(error)
+        if as_path(arguments.data).is_dir():
+            raise Damaged(error) from error
+        raise  # the command is wrong, not a corpus
     plan = dataset.plan or options.plan(dataset.examples)
     try:
         check_corpus(dataset.examples, print)
         check_duplicates(dataset.examples, print)
         check_plan(plan, arguments.epoch, print)
     except InvalidValue as error:
-        return _fail(error)
-    return FINE
+        raise Damaged(error) from error
 
 
-def audit(arguments: argparse.Namespace) -> int:
-    """Compares what a run did with its plan; 1 if that differs."""
-    from pipeline.fs.atomic import as_path
+def audit(arguments: argparse.Namespace) -> None:
+    """Compares what a run did with its plan."""
     from pipeline.history import NotAsPlanned, audit
 
     try:
         audit(as_path(arguments.workdir), print)
     except NotAsPlanned as error:
-        return _fail(error)
-    return FINE
+        raise Damaged(error) from error
 
 
-def why(arguments: argparse.Namespace) -> int:
+def why(arguments: argparse.Namespace) -> None:
     """Prints which documents a loss is from."""
     from pipeline.cli.show import printable
-    from pipeline.fs.atomic import as_path
     from pipeline.history import Why
 
     width = shutil.get_terminal_size((110, 40)).columns
@@ -172,23 +164,21 @@ def why(arguments: argparse.Namespace) -> int:
     ((name, number),) = ((n, v) for n, v in vars(arguments).items() if n in ways and v is not None)
     for line in ways[name](number):
         print(printable(line))
-    return FINE
 
 
-def prepare(arguments: argparse.Namespace) -> int:
+def prepare(arguments: argparse.Namespace) -> None:
     """Prepares a corpus, pairs, or the corpora of a config."""
     from pipeline.cli.prepare import prepare_config, prepare_files
 
     if [os.path.splitext(each)[1] for each in arguments.source] != [".py"]:
         print(prepare_files(arguments))
-        return FINE
+        return
     if (arguments.engine, arguments.of, arguments.on_error) != ("processes", None, "raise"):
         raise InvalidValue(
             "--engine, --task and --on-error go with files, and the source is a config; prepare "
             "its files into the directory that the config's run then finds them in"
         )
     print(prepare_config(arguments.source[0], arguments.workdir)[0])
-    return FINE
 
 
 def _progress() -> Callable[[str], None]:
@@ -204,32 +194,17 @@ def _coloured(when: str) -> bool:
     return when == "always"
 
 
-def _write(path: str, content: bytes) -> None:
-    from pipeline.fs.atomic import as_path
-
+def _write(path: str, content: bytes, told: TextIO | None = None) -> None:
     try:
         as_path(path).write_bytes(content)
     except OSError as error:
         raise StorageError(
             f"{path} cannot be written: {error.strerror or error}; check the path, and make room"
         ) from error
+    print(f"wrote {path}", file=told or sys.stderr)
 
 
-def _fail(error: Exception) -> int:
-    """Says what a check found to be wrong."""
-    print(f"wrong: {error}", file=sys.stderr)
-    return DAMAGED
-
-
-COMMANDS = {
-    "report": report,
-    "buckets": buckets,
-    "show": show,
-    "check": check,
-    "audit": audit,
-    "why": why,
-    "prepare": prepare,
-}
+COMMANDS = {each.__name__: each for each in (report, buckets, show, check, audit, why, prepare)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -237,12 +212,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parse(arguments)
     given.command_line = sys.argv[1:] if arguments is None else arguments
     try:
-        return COMMANDS[given.command](given)
+        COMMANDS[given.command](given)
     except BrokenPipeError:  # `show | head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FINE
     except KeyboardInterrupt:
         return 130
+    except Damaged as error:
+        print(f"wrong: {error}", file=sys.stderr)
+        return DAMAGED
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return WRONG
+    return FINE

@@ -24,8 +24,7 @@ from pipeline.trainer.corpora import open_source, prepare_corpora
 def prepare_config(path: str, workdir: str | None) -> tuple[AnyCorpus, dict[str, Any]]:
     """Prepares the corpora of a config; returns that for training, and the options of its plan.
 
-    `workdir` is where its corpora lie or are prepared, by default `runs/NAME`. What the config
-    itself raises is not caught.
+    `workdir` is by default `runs/NAME`. What the config itself raises is not caught.
     """
     file = pathlib.Path(path)
     if not file.is_file():
@@ -43,28 +42,20 @@ def prepare_config(path: str, workdir: str | None) -> tuple[AnyCorpus, dict[str,
 
 
 def prepare_files(arguments: argparse.Namespace) -> str:
-    """Prepares a corpus or pairs, or tokenises a share of one; says what came of it.
-
-    Raises:
-        ValueError: an option is missing, or they contradict each other.
-    """
+    """Prepares a corpus or pairs, or tokenises a share of one; says what came of it."""
     if not arguments.into:
         raise InvalidValue("--into is missing; say in which directory the corpus goes")
     directory = as_path(arguments.into)
     engine = _engine(arguments)
     field: Any = sources.ParallelText.fields if arguments.targets else arguments.field
-    source = open_source(
-        {
-            "tfds": arguments.tfds or "",
-            "files": ",".join(arguments.source),
-            "split": arguments.split,
-            "kind": arguments.kind or "",
-            "targets": ",".join(arguments.targets or ()),
-            "begin": arguments.begin,
-            "end": arguments.end,
-        },
-        "the command",
-    )
+    given = {
+        "tfds": arguments.tfds or "",
+        "files": ",".join(arguments.source),
+        "kind": arguments.kind or "",
+        "targets": ",".join(arguments.targets or ()),
+        **{name: getattr(arguments, name) for name in ("split", "begin", "end")},
+    }
+    source = open_source(given, "the command")
     tokenizer = _tokenizer(arguments, source, field, directory)
     options: Any = {"engine": engine, "on_error": arguments.on_error}
     if arguments.of is not None:

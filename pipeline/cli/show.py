@@ -1,9 +1,9 @@
 """Show: one batch, as it reaches the model, in colour: in a terminal, or as a picture."""
 
-import dataclasses
 import io
 import itertools
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,27 +13,21 @@ from pipeline.loading.collate import collate
 from pipeline.loading.sharding import slice_of_process
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
+from pipeline.report.figures import length_of
 
-# ANSI colours of the segments of a row, in turn, and the same for a picture.
-COLOURS = (36, 33, 35, 32, 34, 31)
-PAINTS = ("#2f6fde", "#e0a030", "#9a3fb5", "#2a9d6f", "#cf3d5b", "#3a8fa3")
-PADDING_PAINT = "#454c56"  # far from white, and from every colour made paler
+COLOURS = (36, 33, 35, 32, 34, 31)  # ANSI colours of the segments of a row, in turn
 PALE = 0.3  # how much colour is left without loss
 NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 PADDING = "·"
 LOSS = "⟦", "⟧"
 
 
-@dataclasses.dataclass(frozen=True)
-class Segment:
+class Segment(NamedTuple):
     """A segment of a row, read back from the arrays of its batch.
 
-    Attributes:
-        number: its place among the segments of the row, from 0.
-        example: the example it is from.
-        columns: its first column in the row and one past its last.
-        positions: its first and last position.
-        fields: token ids and `loss_weights` of its columns, by the name of the field.
+    `number` is its place among the segments of the row. `columns` are its first column and one past
+    its last, `positions` its first and last position, and `fields` the token ids and `loss_weights`
+    of its columns, by the name of the field.
     """
 
     number: int
@@ -69,20 +63,18 @@ class Shown:
         if step < 0:
             raise InvalidValue(f"step is {step}; steps count from 0 over all epochs")
         self.planned: PlannedBatch = plan.batch(step)
-        epoch = self.planned.epoch
+        epoch, self.bucket = self.planned.epoch, self.planned.bucket
         self.corpus, self.step = corpus, step
-        self.place = f"epoch {epoch}, batch {step - plan.first_step(epoch):,} of "
-        self.place += f"{plan.num_batches(epoch):,}"
-        self.bucket = self.planned.bucket
+        batch = f"batch {step - plan.first_step(epoch):,} of {plan.num_batches(epoch):,}"
+        self.place = f"epoch {epoch}, {batch}"
+        self.shape = f"{self.bucket.rows} rows × {length_of(self.bucket.length)}"
+        self.padding = 1 - self.planned.num_tokens / self.bucket.positions
+        names = ("inputs", "targets") if len(corpus.sides) == 2 else ("",)
+        sides = zip(names, self.planned.sides, corpus.sides, strict=True)
         #: For each side: its name, bucket, and arrays.
         self.sides = [
             (name, side.bucket, collate(reader, side, slice_of_process(side.bucket.shape, 0, 1)))
-            for name, side, reader in zip(
-                ("inputs", "targets") if len(corpus.sides) == 2 else ("",),
-                self.planned.sides,
-                corpus.sides,
-                strict=True,
-            )
+            for name, side, reader in sides
         ]
 
     def segments(self, row: int, side: int = 0) -> list[Segment]:
@@ -95,16 +87,11 @@ class Shown:
         found = []
         for first, last in itertools.pairwise(edges.tolist()):
             if number := int(ids[first]):
-                place = arrays["inputs_positions"][row, [first, last - 1]]
-                found.append(
-                    Segment(
-                        number=number - 1,
-                        example=int(examples[number - 1]),
-                        columns=(first, last),
-                        positions=(int(place[0]), int(place[1])),
-                        fields={name: values[first:last] for name, values in fields.items()},
-                    )
-                )
+                first_position, last_position = arrays["inputs_positions"][row, [first, last - 1]]
+                positions = int(first_position), int(last_position)
+                inside = {name: values[first:last] for name, values in fields.items()}
+                example = int(examples[number - 1])
+                found.append(Segment(number - 1, example, (first, last), positions, inside))
         return found
 
     def text(self, segment: Segment, side: int = 0) -> str:
@@ -124,10 +111,9 @@ class Shown:
         return "".join(text.join(LOSS) if marked else text for text, marked in parts)
 
     def _decode(self, tokens: np.ndarray) -> str:
-        tokenizer = self.corpus.tokenizer
-        return (
-            " ".join(map(str, tokens.tolist())) if tokenizer is None else tokenizer.decode(tokens)
-        )
+        if self.corpus.tokenizer is None:
+            return " ".join(map(str, tokens.tolist()))
+        return self.corpus.tokenizer.decode(tokens)
 
     def _shifted(self, side: int) -> bool:
         """Whether each target is the next token of its segment, as for decoders."""
@@ -153,17 +139,14 @@ class Shown:
         if row is not None and not 0 <= row < rows:
             raise InvalidValue(f"row is {row}; bucket {self.bucket} has the rows 0 to {rows - 1}")
         real = self.planned.num_tokens
-        lengths = " + ".join(f"{length:,}" for length in self.bucket.lengths)
-        yield f"step {self.step:,} ({self.place}), {rows} rows × {lengths} positions"
+        yield f"step {self.step:,} ({self.place}), {self.shape} positions"
         yield (
             f"{len(self.planned.segments):,} segments, {real:,} real positions, "
-            f"{1 - real / self.bucket.positions:.2%} padding, weights "
+            f"{self.padding:.2%} padding, weights "
             f"{float(self.sides[-1][2]['loss_weights'].sum()):,g}, digest {self.planned.digest}"
         )
         if self.planned.sources:
-            shares = (
-                f"{name} {tokens / real:.1%}" for name, tokens in self.planned.sources.items()
-            )
+            shares = [f"{name} {n / real:.1%}" for name, n in self.planned.sources.items()]
             yield f"of {', '.join(shares)}"
         for number in range(rows) if row is None else (row,):
             yield ""
@@ -185,12 +168,11 @@ class Shown:
         loss = arrays["loss_weights"][row, middles] > 0
         strip = ""
         for (at, counts), cell in itertools.groupby(zip(whose, loss, strict=True)):
-            count = len(list(cell))
             if at == len(segments):
-                strip += PADDING * count
+                strip += PADDING * len(list(cell))
             else:
                 letter = segments[at].name if counts else segments[at].name.lower()
-                strip += _paint(letter * count, segments[at], colour)
+                strip += _paint(letter * len(list(cell)), segments[at], colour)
         yield f"{head}▕{strip}▏{tail}"
         for segment in segments:
             first, last = segment.positions
@@ -235,12 +217,9 @@ class Shown:
             axes.set_xlabel(f"position in the row{f' of {name}' if name else ''}")
             axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         every[0].set_ylabel("row of the batch")
-        padding = 1 - self.planned.num_tokens / self.bucket.positions
-        lengths = " + ".join(f"{length:,}" for length in self.bucket.lengths)
         every[0].set_title(
-            f"step {self.step:,}: {self.bucket.rows} rows × {lengths}, "
-            f"{len(self.planned.segments):,} segments, {padding:.2%} padding (dark grey); "
-            "pale: no loss",
+            f"step {self.step:,}: {self.shape}, {len(self.planned.segments):,} segments, "
+            f"{self.padding:.2%} padding (dark grey); pale: no loss",
             loc="left",
             fontsize=10,
         )
@@ -252,17 +231,14 @@ class Shown:
 def pixels(ids: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """The colour of each position: float [rows, length, 3], red, green and blue from 0 to 1.
 
-    Args:
-        ids: segment ids, `[rows, length]`; 0 is padding.
-        weights: loss weights, `[rows, length]`; the larger, the stronger is the colour.
+    `ids` are segment ids, where 0 is padding; the larger the loss weight, the stronger the colour.
     """
-    paints = [
-        [int(paint[at : at + 2], 16) for at in (1, 3, 5)] for paint in (PADDING_PAINT, *PAINTS)
-    ]
-    colours = (np.array(paints) / 255)[np.where(ids == 0, 0, (ids - 1) % len(PAINTS) + 1)]
+    from matplotlib import colormaps
+
+    colours = colormaps["tab10"](np.maximum(ids - 1, 0) % len(COLOURS))[..., :3]
     strength = PALE + (1 - PALE) * np.clip(weights / max(weights.max(initial=0), 1e-9), 0, 1)
-    strength = np.where(ids == 0, 1, strength)[..., None]
-    return colours * strength + (1 - strength)
+    colours = 1 - strength[..., None] * (1 - colours)
+    return np.where(ids[..., None], colours, 0.3)  # padding is dark grey
 
 
 def _paint(text: str, segment: Segment, colour: bool) -> str:

@@ -1,13 +1,13 @@
 """Figures of a plan: tokens, padding, shares and epochs, computed from counts of rows."""
 
-import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.patterns import Packed
+from pipeline.planning.source import Source
 from pipeline.planning.stage import Stage
 from pipeline.planning.stages import Stages
 from pipeline.planning.windows import Windows
@@ -24,20 +24,23 @@ def epoch_steps(plan: Stages) -> tuple[int, int]:
     return plan.first_step(epoch), plan.first_step(epoch + 1)
 
 
-def _count_epochs(stage: Stage, begin: int, end: int) -> Iterator[tuple[int, Windows, np.ndarray]]:
-    """How often the steps of a stage have all rows of each of its windows.
+def _count_epochs(
+    plan: Stages, first: int, last: int
+) -> Iterator[tuple[Stage, Source, Windows, np.ndarray]]:
+    """How often the steps `first` to `last` have all rows of the windows of each source.
 
-    Yields the number of a source, its windows, and for each bucket the number of their epochs:
-    float64 [buckets].
+    Yields a stage, a source, its windows, and for each bucket the number of their epochs: float64
+    [buckets].
     """
-    first, last = (stage.timetable.before(step - stage.start)[1] for step in (begin, end))
-    for number, source in enumerate(stage.sources):
-        remainder = source.remainder_rows
-        before, after = (np.minimum(rows[:, number], remainder) for rows in (first, last))
-        if source.remainder is not None:
-            yield number, source.remainder, (after - before) / np.maximum(remainder, 1)
-        rest = (last - first)[:, number] - (after - before)
-        yield number, source.whole, rest / np.maximum(source.whole.rows, 1)
+    for stage, begin, end in plan.stages_between(first, last):
+        rows = [stage.timetable.before(step - stage.start)[1] for step in (begin, end)]
+        for number, source in enumerate(stage.sources):
+            remainder = source.remainder_rows
+            before, after = (np.minimum(each[:, number], remainder) for each in rows)
+            if source.remainder is not None:
+                yield stage, source, source.remainder, (after - before) / np.maximum(remainder, 1)
+            rest = (rows[1] - rows[0])[:, number] - (after - before)
+            yield stage, source, source.whole, rest / np.maximum(source.whole.rows, 1)
 
 
 def tokens(plan: Stages, first: int, last: int) -> dict[str, float]:
@@ -46,9 +49,8 @@ def tokens(plan: Stages, first: int, last: int) -> dict[str, float]:
     Exact for whole epochs; otherwise computed from the mean fill of the rows.
     """
     found = {source.name: 0.0 for source in plan.stages[-1].sources}
-    for stage, begin, end in plan.stages_between(first, last):
-        for number, windows, epochs in _count_epochs(stage, begin, end):
-            found[stage.sources[number].name] += float((windows.real * epochs).sum())
+    for _, source, windows, epochs in _count_epochs(plan, first, last):
+        found[source.name] += float((windows.real * epochs).sum())
     return found
 
 
@@ -62,11 +64,8 @@ def shares(plan: Stages, first: int, last: int) -> dict[str, float]:
 def passes(plan: Stages, step: int) -> dict[str, float]:
     """Epochs of each corpus before `step`, with fractions, by name."""
     found = {source.name: 0.0 for source in plan.stages[-1].sources}
-    for stage, begin, end in plan.stages_between(0, step):
-        for number, windows, epochs in _count_epochs(stage, begin, end):
-            source = stage.sources[number]
-            rows = float((windows.rows * epochs).sum()) / float(source.whole.rows.sum())
-            found[source.name] += rows
+    for _, source, windows, epochs in _count_epochs(plan, 0, step):
+        found[source.name] += float((windows.rows * epochs).sum() / source.whole.rows.sum())
     return found
 
 
@@ -86,21 +85,19 @@ def packed(plan: Stages) -> Iterator[tuple[Windows, list[tuple[Bucket, float]], 
 
     Each comes with its windows, and with its buckets and how often the epoch has their rows.
     """
-    for stage, begin, end in plan.stages_between(*epoch_steps(plan)):
-        for _, windows, epochs in _count_epochs(stage, begin, end):
-            for kind, histogram in zip(windows.kinds, windows.packed(), strict=True):
-                times = (epochs * kind.number).tolist()
-                yield windows, list(zip(stage.options.buckets, times, strict=True)), histogram
+    for stage, _, windows, epochs in _count_epochs(plan, *epoch_steps(plan)):
+        for kind, histogram in zip(windows.kinds, windows.packed(), strict=True):
+            times = (epochs * kind.number).tolist()
+            yield windows, list(zip(stage.options.buckets, times, strict=True)), histogram
 
 
 def rows_and_tokens(plan: Stages) -> dict[Bucket, np.ndarray]:
     """The rows of each bucket in an epoch, and the real positions in them: float64 [2]."""
     found: dict[Bucket, np.ndarray] = {}
-    for stage, begin, end in plan.stages_between(*epoch_steps(plan)):
-        for _, windows, epochs in _count_epochs(stage, begin, end):
-            both = np.stack([windows.rows, windows.real], axis=1) * epochs[:, None]
-            for bucket, values in zip(stage.options.buckets, both, strict=True):
-                found[bucket] = found.get(bucket, np.zeros(2)) + values
+    for stage, _, windows, epochs in _count_epochs(plan, *epoch_steps(plan)):
+        both = np.stack([windows.rows, windows.real], axis=1) * epochs[:, None]
+        for bucket, values in zip(stage.options.buckets, both, strict=True):
+            found[bucket] = found.get(bucket, np.zeros(2)) + values
     return found
 
 
@@ -136,15 +133,11 @@ def side_fills(plan: Stages) -> tuple[float, ...]:
     return tuple((used / positions).tolist())
 
 
-@dataclasses.dataclass(frozen=True)
-class Losses:
-    """Counts of examples that are not, or not wholly, in a batch.
+class Losses(NamedTuple):
+    """Counts of examples that are not, or not wholly, in a batch, and of the positions `lost`.
 
-    Attributes:
-        excluded: examples with positions to train on that `exclude` excludes.
-        empty: other examples without positions to train on.
-        overlong: examples longer than the longest bucket.
-        lost: positions of overlong examples that are in no batch.
+    `exclude` excludes the `excluded`; `empty` ones have no position to train on, and `overlong`
+    ones are longer than the longest bucket.
     """
 
     excluded: int
@@ -155,15 +148,14 @@ class Losses:
 
 def losses(plan: Stages) -> Losses:
     """The examples that whole epochs of the last stage do not have."""
-    excluded = empty = overlong = lost = 0
-    stage = plan.stages[-1]
+    stage, found = plan.stages[-1], np.zeros(4, np.int64)
     for source in stage.sources:
-        pieces = source.whole.pieces
-        dropped = len(pieces.overlong) if stage.options.overflow == "drop" else 0
-        excluded += source.lengths.num_left_out
-        empty += int(source.whole.counts[0]) - dropped - source.lengths.num_left_out
-        overlong, lost = overlong + len(pieces.overlong), lost + pieces.lost
-    return Losses(excluded, empty, overlong, lost)
+        pieces, excluded = source.whole.pieces, source.lengths.num_left_out
+        overlong = len(pieces.overlong)
+        dropped = overlong if stage.options.overflow == "drop" else 0
+        empty = int(source.whole.counts[0]) - dropped - excluded
+        found += (excluded, empty, overlong, pieces.lost)
+    return Losses(*found.tolist())
 
 
 def phases(plan: Stages) -> list[Stage]:

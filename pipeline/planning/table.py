@@ -58,10 +58,8 @@ def heading(before: Stage, stage: Stage) -> str:
 def table(plan: Stages) -> str:
     """The table of an epoch of the last stage, from the numbers of rows alone.
 
-    Each bucket has a line with its batches, rows, fill and tokens. With one corpus, padding follows
-    beside that of one example per row, and with packing="optimal" the proven bound. With several,
-    each has a line with its weight and its share of real positions. At the end are the numbers of
-    empty and of overlong examples.
+    Each bucket has a line. With one corpus, padding follows beside that of one example per row;
+    with several, each has a line with its weight and its share of real positions.
     """
     lines = _bucket_lines(plan)
     lines += _padding_lines(plan) if plan.stages[-1].weights is None else _corpus_lines(plan)
@@ -79,15 +77,17 @@ def table(plan: Stages) -> str:
 
 
 def _bucket_lines(plan: Stages) -> list[str]:
-    contents = figures.rows_and_tokens(plan)
-    lines = [["bucket", "batches", "rows", "fill", "tokens"]]
-    total = np.zeros(4, np.int64)
+    contents, found = figures.rows_and_tokens(plan), {}
     for bucket, number in figures.epoch_batches(plan).items():
         rows, real = contents.get(bucket, np.zeros(2)).round().astype(int).tolist()
-        counts = np.array([number, rows, real, number * bucket.positions])
-        lines.append(_counts(str(bucket), counts))
-        total += counts
-    return text_table([*lines, _counts("epoch", total)])
+        found[str(bucket)] = np.array([number, rows, real, number * bucket.positions])
+    found["epoch"] = np.sum([*found.values()], axis=0)
+    lines = [["bucket", "batches", "rows", "fill", "tokens"]]
+    for name, counts in found.items():
+        batches, rows, tokens, positions = counts.tolist()
+        fill = f"{tokens / positions:.2%}" if positions else "–"
+        lines.append([name, f"{batches:,}", f"{rows:,}", fill, f"{tokens:,}"])
+    return text_table(lines)
 
 
 def _padding_lines(plan: Stages) -> list[str]:
@@ -139,9 +139,3 @@ def _corpus_lines(plan: Stages) -> list[str]:
 
 def _longest(plan: Stages) -> str:
     return " and ".join(f"{length:,}" for length in plan.stages[-1].options.buckets[-1].lengths)
-
-
-def _counts(name: str, counts: np.ndarray) -> list[str]:
-    batches, rows, tokens, positions = counts.tolist()
-    fill = f"{tokens / positions:.2%}" if positions else "–"
-    return [name, f"{batches:,}", f"{rows:,}", fill, f"{tokens:,}"]

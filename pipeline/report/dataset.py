@@ -39,8 +39,7 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Options:
+class Options(dict[str, Any]):
     """The options of `fit_buckets` and `Plan`, and `buckets`; None stands for the default.
 
     >>> Options({"max_buckets": 1}).fit([100, 30])
@@ -50,46 +49,38 @@ class Options:
         ValueError: there is no such option.
     """
 
-    values: Mapping[str, Any]
-
-    def __post_init__(self):
+    def __init__(self, given: Mapping[str, Any]):
         known = {"buckets", *FITTING, *PLANNING}
-        for name in self.values:
+        for name in given:
             if name not in known:
                 raise InvalidValue(f"there is no option {suggest_option(name, known)}")
-        given = {name: value for name, value in self.values.items() if value is not None}
-        object.__setattr__(self, "values", {**DEFAULTS, **given})
-
-    def __getitem__(self, name: str) -> Any:
-        return self.values[name]
+        values = {name: value for name, value in given.items() if value is not None}
+        super().__init__(DEFAULTS | values)
 
     def replace(self, **changes) -> "Options":
         """A copy with other values."""
-        return Options({**self.values, **changes})
+        return Options(self | changes)
 
     def for_lengths(self, lengths) -> "Options":
         """A copy in which, without `max_length`, rows are no longer than a batch."""
-        if as_lengths(lengths).ndim == 2:
-            return self
+        lengths = as_lengths(lengths)
         most = self["tokens_per_batch"] // self["row_multiple"]
         most -= most % self["length_multiple"]
-        longest = int(as_lengths(lengths).max(initial=0))
-        if self["max_length"] is None and longest > most > 0:
-            return self.replace(max_length=most)
-        return self
+        fits = lengths.ndim == 2 or not 0 < most < lengths.max(initial=0)
+        return self if fits or self["max_length"] is not None else self.replace(max_length=most)
 
     def fit(self, lengths) -> tuple[Bucket, ...]:
         """The `buckets` given, or those that `fit_buckets` chooses for `lengths`."""
-        if self.values.get("buckets"):
-            return tuple(self.values["buckets"])
-        return fit_buckets(lengths, **select_options(FITTING, self.values))
+        if self.get("buckets"):
+            return tuple(self["buckets"])
+        return fit_buckets(lengths, **select_options(FITTING, self))
 
     def plan(self, lengths, buckets: tuple[Bucket, ...] | None = None) -> Plan:
         """The plan of `lengths`, with weights those of several corpora, by default over `fit`."""
-        return Plan(lengths, buckets or self.fit(lengths), **select_options(PLANNING, self.values))
+        return Plan(lengths, buckets or self.fit(lengths), **select_options(PLANNING, self))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Dataset:
     """Lengths, with the corpora that they come from and the options of a config.
 
@@ -128,27 +119,20 @@ def from_corpus(
 ) -> Dataset:
     """The dataset that is this corpus."""
     parts = corpus.corpora if isinstance(corpus, Corpora) else {name: corpus}
-    return Dataset(
-        name=name,
-        lengths=corpus.lengths,
-        sources=tuple((name, len(part)) for name, part in parts.items()),
-        corpora=(corpus,),
-        options=options or {},
-        plan=plan,
-    )
+    sources = tuple((name, len(part)) for name, part in parts.items())
+    return Dataset(name, corpus.lengths, sources, (corpus,), options or {}, plan)
 
 
 def from_lengths(name: str, lengths: np.ndarray) -> Dataset:
     """The dataset of these lengths, without tokens."""
-    return Dataset(name=name, lengths=lengths, sources=((name, len(lengths)),))
+    return Dataset(name, lengths, ((name, len(lengths)),))
 
 
 def open_dataset(paths: Sequence[str]) -> Dataset:
     """The data that the paths name; several paths are the sources of one mixture.
 
-    Args:
-        paths: directories of corpora, or files of lengths: `.npy`, an integer array, or `.json`,
-            an object that maps length to count.
+    A path is the directory of a corpus, or a file of lengths: `.npy`, an integer array, or `.json`,
+    an object that maps length to count.
 
     Raises:
         ValueError: a path is none of these, or its content is not as above.

@@ -1,6 +1,5 @@
 """Figures: everything that the report says, computed here and nowhere else, as plain JSON."""
 
-import bisect
 import math
 import statistics
 from collections import Counter
@@ -12,14 +11,13 @@ import numpy as np
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import NotInstalled
 from pipeline.planning import figures as planned_figures
-from pipeline.planning.balance import compare_tiers, row_costs
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.cascade import PACKINGS
 from pipeline.planning.lengths import Lengths, histogram
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
-from pipeline.planning.stage import Stage
 from pipeline.report.dataset import Dataset, Options
+from pipeline.report.tiers import compare_tiers, row_costs
 
 VERSION = 3
 
@@ -39,7 +37,7 @@ def measure(
     """The report as JSON: `corpus`, `strategies`, `plan`, `cost` and the `options` behind them.
 
     For pairs, `corpus` describes the inputs and `targets` the targets. `optimal` includes optimal
-    packing also where it may take minutes. `progress` is called with the name of each step.
+    packing also where it may take minutes; `progress` is called with the name of each step.
     """
     options = options.for_lengths(dataset.lengths)
     progress("planning")
@@ -48,20 +46,17 @@ def measure(
     figures: dict[str, Any] = {
         "version": VERSION,
         "name": dataset.name,
-        "options": {name: value for name, value in options.values.items() if name != "buckets"},
+        "options": {name: value for name, value in options.items() if name != "buckets"},
         "plan": measure_epoch(plan, width=width),
     }
     progress("counting")
     for side, name in enumerate(("corpus", "targets")[: len(longest)]):
         figures[name] = measure_lengths(dataset, side, longest[side])
-    if dataset.plan or options.values.get("buckets"):  # rows are as long as those of the plan
+    if dataset.plan or options.get("buckets"):  # rows are as long as those of the plan
         options = options.replace(max_length=longest if dataset.pairs else longest[0])
+    optimal = optimal or options["packing"] == "optimal"
     ours, figures["excluded"] = compare_plans(
-        dataset.lengths,
-        options,
-        longest,
-        optimal=optimal or options["packing"] == "optimal",
-        progress=progress,
+        dataset.lengths, options, longest, optimal=optimal, progress=progress
     )
     if dataset.pairs:
         bucket = Bucket(max(options["tokens_per_batch"] // sum(longest), 1), longest)
@@ -87,15 +82,11 @@ TOKENS, BLOCKS = 1 << 24, 16
 
 
 def measure_lengths(dataset: Dataset, side: int, longest: int) -> dict[str, Any]:
-    """What the report's JSON has for a dataset, or for one side of pairs.
+    """The lengths of a dataset, its sources and the use of its vocabulary; of pairs, of one side.
 
     `side` is 0, or 1 for the targets of pairs; examples are overlong beyond `longest` positions.
-
-    Returns:
-        `examples`; `tokens`, positions to train on; `empty` and `overlong` examples; `mean` and
-        `percentiles` of the lengths above 0; their `histogram`, whose columns have the lengths from
-        an edge up to the next, exclusive; `sources`, with the share of each; and for corpora
-        `vocabulary`.
+    The mean, the percentiles and the histogram leave out empty examples. A column of the histogram
+    has the lengths from an edge up to the next, exclusive.
     """
     lengths = dataset.lengths.reshape(len(dataset.lengths), -1)[:, side]
     sizes, counts = histogram(lengths)
@@ -106,13 +97,22 @@ def measure_lengths(dataset: Dataset, side: int, longest: int) -> dict[str, Any]
     at = {f"{p:g}": int(sizes[np.searchsorted(below, p / 100 * examples)]) for p in PERCENTILES}
     # Edges grow by a fixed factor; short columns hold a single length.
     edges = np.unique(np.ceil(np.geomspace(1, sizes[-1] + 1, BINS + 1) - 1e-9).astype(np.int64))
-    column = np.searchsorted(edges, sizes, side="right") - 1
     columns = {
-        name: np.bincount(column, each, len(edges) - 1).astype(int).tolist()
+        name: np.histogram(sizes, edges, weights=each)[0].tolist()
         for name, each in (("examples", counts), ("tokens", counts * sizes))
     }
     ends = np.cumsum([examples for _, examples in dataset.sources])
     of_sources = [int(part.sum(dtype=np.int64)) for part in np.split(lengths, ends[:-1])]
+    sources = [
+        {
+            "name": name,
+            "examples": number,
+            "tokens": of_source,
+            "share_of_examples": number / max(all_examples, 1),
+            "share_of_tokens": of_source / max(tokens, 1),
+        }
+        for (name, number), of_source in zip(dataset.sources, of_sources, strict=True)
+    ]
     return {
         "examples": all_examples,
         "tokens": tokens,
@@ -124,16 +124,7 @@ def measure_lengths(dataset: Dataset, side: int, longest: int) -> dict[str, Any]
         "mean": tokens / examples,
         "percentiles": at,
         "histogram": {"edges": edges.tolist(), **columns},
-        "sources": [
-            {
-                "name": name,
-                "examples": number,
-                "tokens": of_source,
-                "share_of_examples": number / max(all_examples, 1),
-                "share_of_tokens": of_source / max(tokens, 1),
-            }
-            for (name, number), of_source in zip(dataset.sources, of_sources, strict=True)
-        ],
+        "sources": sources,
         "vocabulary": [measure_vocabulary(corpus, side) for corpus in dataset.corpora],
     }
 
@@ -141,10 +132,8 @@ def measure_lengths(dataset: Dataset, side: int, longest: int) -> dict[str, Any]
 def measure_vocabulary(corpus: AnyCorpus, side: int = 0) -> dict[str, Any]:
     """Which ids the targets of a corpus use; for pairs, those of a side.
 
-    Returns:
-        `tokens` counted, of `of` in all; `size` of the vocabulary or None; ids `used`; `rare`, used
-        fewer than ten times; `half`, how many of the most frequent ids make half of all tokens;
-        `entropy`, of single tokens, in bits; `text_bytes_per_token` or None.
+    Of `of` tokens in all, `tokens` are counted. `rare` ids are used fewer than ten times; the
+    `half` most frequent ids make half of all tokens; `entropy` is that of single tokens, in bits.
     """
     whole = np.asarray(corpus.lengths).reshape(len(corpus), -1)[:, side]
     total = int(whole.sum(dtype=np.int64))
@@ -201,20 +190,15 @@ def strategy(
     cut: float = 0,
     reread: int = 0,
 ) -> dict[str, Any]:
-    """What the report's JSON has for a way to make the batches of an epoch.
+    """The figures of a way to make the batches of an epoch.
 
-    `tokens` are the real ones of all `positions`; `scores` those that attention over whole rows
-    computes, and `squares` those inside segments; `hosts` the batches of each of several hosts that
-    share the rows.
-
-    Returns:
-        `padding` (0 to 1); `batches`; the different `shapes`, each of which is compiled once; `cut`
-        documents, which lie in more than one segment; examples to `reread` to resume, at most;
-        `positions_per_token`; `attention_flops_per_token` of one layer's scores and their use,
-        forward, over whole rows, and `segment_attention_flops_per_token`, inside segments; `cost`
-        and `segment_cost`, the work of a layer per token with these two, in units of the work at
-        one position without attention (`L + L²/(6·width)` over all rows); `batches_per_host`, and
-        whether they are `equal`.
+    `tokens` are the real ones of all `positions`; attention computes `scores` over whole rows, and
+    `squares` inside segments; `hosts` has the number of batches of each host, where several share
+    the rows; each of the `shapes` is compiled once; `cut` documents lie in several segments; at
+    most `reread` examples are read again to resume. `cost` and `segment_cost` are the work of a
+    layer per token, where 1 is the work at a position without attention: a row of `L` positions
+    costs `L + L²/(6·width)`, or the squares of its segments instead of `L²`. The FLOPs are those of
+    the scores and their use in one layer, forward.
     """
     real = max(tokens, 1)
     return {
@@ -243,7 +227,7 @@ def compare_others(
     There are `counts` examples of the lengths `sizes`; longer ones than `row` are treated as the
     `overflow` of the options says.
     """
-    if (overflow := options.values.get("overflow")) == "truncate":
+    if (overflow := options.get("overflow")) == "truncate":
         sizes = np.minimum(sizes, row)
     kept = (sizes > 0) & (sizes <= row if overflow == "drop" else True)
     sizes, counts = sizes[kept].astype(np.int64), counts[kept]
@@ -251,32 +235,33 @@ def compare_others(
     ends = np.bincount(sizes - full * row, counts, row + 1).astype(np.int64)
     ends[row] += counts @ full
     pieces = np.flatnonzero(ends)
-    found, number, longest = [], int(ends.sum()), int(pieces[-1])
+    number, longest = int(ends.sum()), int(pieces[-1])
     tokens, budget, width = int(counts @ sizes), options["tokens_per_batch"], options["width"]
-    common: dict[str, Any] = {"tokens": tokens, "squares": float(ends[pieces] @ pieces**2)}
-    common["cut"] = int(counts[sizes > row].sum())
+    found: list[dict[str, Any]] = []
+
+    def add(name: str, about: str, hosts: Sequence[int], **sums) -> None:
+        squares, cut = float(ends[pieces] @ pieces**2), int(counts[sizes > row].sum())
+        common: dict[str, Any] = {"tokens": tokens, "squares": squares, "cut": cut}
+        found.append(strategy(name, about, width, hosts, **common | sums))
+
+    same = float(number * longest), float(number * longest**2), 1.0
     for name, about, window in (
         ("padded to the longest of all", f"batches of {ROWS}, every row {longest:,} long", 0),
         ("padded to the longest in the batch", f"batches of {ROWS} in random order", ROWS),
         ("sorted windows", f"windows of {WINDOW} sorted by length, batches of {ROWS}", WINDOW),
     ):
-        positions, scores, lengths = float(number * longest), float(number * longest**2), 1.0
-        if window:
-            positions, scores, lengths = pad_windows(pieces, ends[pieces], ROWS, window)
-        of_hosts = ((number + host) // HOSTS for host in range(HOSTS))
-        found.append(
-            strategy(
-                name,
-                about,
-                width,
-                [-(-each // (ROWS // HOSTS)) for each in of_hosts],
-                positions=positions,
-                scores=scores,
-                batches=-(-number // ROWS),
-                shapes=lengths + (number > ROWS and number % ROWS > 0),
-                reread=min(window, number) if window > ROWS else 0,
-                **common,
-            )
+        positions, scores, lengths = (
+            pad_windows(pieces, ends[pieces], ROWS, window) if window else same
+        )
+        add(
+            name,
+            about,
+            [-(-((number + host) // HOSTS) // (ROWS // HOSTS)) for host in range(HOSTS)],
+            positions=positions,
+            scores=scores,
+            batches=-(-number // ROWS),
+            shapes=lengths + (number > ROWS and number % ROWS > 0),
+            reread=min(window, number) if window > ROWS else 0,
         )
     # Every eighth document is a host's; the tokens of hosts differ as sums of random documents do.
     deviation = math.sqrt((HOSTS - 1) * (counts @ (sizes - tokens / counts.sum()) ** 2)) / tokens
@@ -284,39 +269,30 @@ def compare_others(
     ranks = [normal.inv_cdf((host + 0.625) / (HOSTS + 0.25)) for host in range(HOSTS)]
     (batches, positions, scores), lengths = read_ahead(pieces, ends[pieces], budget)
     (of_host, *_), _ = read_ahead(pieces, ends[pieces] / HOSTS, max(budget // HOSTS, 1))
-    found.append(
-        strategy(
-            "token budget, read-ahead",
-            f"infinibatch: {READ_AHEAD:,} read ahead and sorted, at most {budget:,} positions a "
-            "batch",
-            width,
-            [math.ceil(round(rank * of_host, 6)) for rank in ranks],
-            positions=positions,
-            scores=scores,
-            batches=math.ceil(batches),
-            shapes=max(lengths, 1),
-            reread=min(READ_AHEAD, number),
-            **common,
-        )
+    add(
+        "token budget, read-ahead",
+        f"infinibatch: {READ_AHEAD:,} read ahead and sorted, at most {budget:,} positions a batch",
+        [math.ceil(round(rank * of_host, 6)) for rank in ranks],
+        positions=positions,
+        scores=scores,
+        batches=math.ceil(batches),
+        shapes=max(lengths, 1),
+        reread=min(READ_AHEAD, number),
     )
     height, rows = max(budget // row, 1), -(-tokens // row)
     cut, squares = cut_documents(sizes, counts, row)
     of_host = tokens / HOSTS / (max(height // HOSTS, 1) * row)
-    found.append(
-        strategy(
-            "concatenate and split",
-            f"one run of tokens, cut every {row:,}, batches of {height}",
-            width,
-            [math.ceil(round(rank * of_host, 6)) for rank in ranks],
-            tokens=tokens,
-            positions=rows * row,
-            scores=rows * row**2,
-            squares=squares,
-            batches=-(-rows // height),
-            shapes=1 + (rows > height and rows % height > 0),
-            cut=cut,
-            reread=int(cut > 0),
-        )
+    add(
+        "concatenate and split",
+        f"one run of tokens, cut every {row:,}, batches of {height}",
+        [math.ceil(round(rank * of_host, 6)) for rank in ranks],
+        positions=rows * row,
+        scores=rows * row**2,
+        squares=squares,
+        batches=-(-rows // height),
+        shapes=1 + (rows > height and rows % height > 0),
+        cut=cut,
+        reread=int(cut > 0),
     )
     return found
 
@@ -335,21 +311,19 @@ def pad_windows(
     """
     number = int(counts.sum())
     below = np.cumsum(counts) / number
-    positions = scores = 0.0
-    batches = np.zeros(len(sizes))  # of each length, as many as are expected
+    batches, height = np.zeros((2, len(sizes)))  # padded to each length, and rows in them
     for windows, examples in ((number // window, window), (1, number % window)):
         likely = np.zeros(len(sizes))  # that the k-th shortest is at most so long
         for k in range(examples if windows else 0, 0, -1):
             likely += math.comb(examples, k) * below**k * (1 - below) ** (examples - k)
             if k % rows and k < examples:
                 continue
-            share, height = np.diff(likely, prepend=0), windows * (k % rows or rows)
-            positions += height * float(share @ sizes)
-            scores += height * float(share @ sizes**2)
+            share = np.diff(likely, prepend=0)
             batches += windows * share
+            height += windows * share * (k % rows or rows)
     # Each example of a length is the longest of a batch with the same probability.
     absent = (1 - np.minimum(batches / counts, 1)) ** counts
-    return positions, scores, float((1 - absent).sum())
+    return float(height @ sizes), float(height @ sizes**2), float((1 - absent).sum())
 
 
 def read_ahead(
@@ -405,10 +379,7 @@ def compare_plans(
     """Figures of plans with several numbers of buckets and each way of packing.
 
     `longest` has the positions in a row of the longest bucket; for pairs, of inputs and of targets.
-    `optimal` and `progress` are those of `measure`.
-
-    Returns:
-        The figures, and a sentence for each way of packing that is left out.
+    Also returned: a sentence for each way of packing that is left out.
     """
     step = -(-len(lengths) // FITTED)
     sample = lengths
@@ -431,8 +402,7 @@ def compare_plans(
     progress("fitting buckets")
     # The different sets of buckets, each with the least number that gives it.
     packed = {fit(most, "best_fit"): most for most in reversed(BUCKETS)}
-    others = [name for name in PACKINGS if name not in ("best_fit", "none") and not pairs]
-    for packing in ("best_fit", *others, "none"):
+    for packing in [each for each in PACKINGS if each != "optimal" or not pairs]:
         if packing == "optimal" and different > OPTIMAL_LENGTHS and not optimal:
             excluded.append(
                 f"packing {packing!r}, whose linear programs may take minutes for "
@@ -527,17 +497,13 @@ RUN = 200
 def measure_epoch(
     plan: Plan, most_batches: int = MOST_BATCHES, *, width: int = 1024
 ) -> dict[str, Any]:
-    """What the report's JSON has for a plan, of which it builds at most `most_batches` batches.
+    """The figures of an epoch of a plan, as plain JSON.
 
-    Returns:
-        `fingerprint`, `batches`, `padding` and `tokens` of an epoch; `overlong` examples, their
-        `overflow` and the number of positions `lost`; `sides`, the fill of each side of pairs;
-        `segments_per_row`, pairs of a number of segments and a number of rows; `walked`, the number
-        of batches built for the following figures; `order`, their buckets as indices; `balance`
-        over hosts: the work of the busiest ÷ the mean, with `over_ideal`; `mean_length`, with the
-        `ratio` and the `correlation` of `spread_of_means`; `sources` of a mixture; and `buckets`,
-        each with its `rows`, `length` (for pairs both), `batches`, `fill`, `tokens`, `segments`,
-        and the means `tokens_per_step` and `documents_per_step`.
+    Of `walked` batches, `most_batches` at most, are `order` (the index of each one's bucket),
+    `balance` (the work of the busiest host over the mean), `mean_length` (see `spread_of_means`),
+    `documents_per_step` and the shares of `sources`; all else is of the whole epoch. `sides` has
+    the fill of each side of pairs; `segments_per_row` the number of rows of each number of
+    segments.
     """
     first, last = planned_figures.epoch_steps(plan)
     losses, (buckets, per_row) = planned_figures.losses(plan), _count_rows(plan)
@@ -547,9 +513,9 @@ def measure_epoch(
     hosts = next(h for h in (HOSTS, 4, 2, 1) if all(b.rows % h == 0 for b in number_of))
     walked = [_Batch(plan, plan.batch(step), hosts, width) for step in steps]
     order = np.array([number_of[each.bucket] for each in walked])
-    for index, bucket in enumerate(buckets):
-        documents = [each.documents for each in walked if number_of[each.bucket] == index]
-        bucket["documents_per_step"] = float(np.mean(documents)) if documents else None
+    for bucket, figures in buckets.items():
+        documents = [each.documents for each in walked if each.bucket == bucket]
+        figures["documents_per_step"] = float(np.mean(documents)) if documents else None
     busiest = np.array([each.busiest for each in walked])
     worst, mean = busiest.max(axis=0).tolist(), busiest.mean(axis=0).tolist()
     costs = [(each.bucket, each.costs) for each in walked]
@@ -568,7 +534,7 @@ def measure_epoch(
         "overlong": losses.overlong,
         "lost": losses.lost,
         "sides": list(planned_figures.side_fills(plan)),
-        "buckets": buckets,
+        "buckets": [*buckets.values()],
         "segments_per_row": per_row,
         "walked": len(walked),
         "order": order.tolist(),
@@ -578,7 +544,7 @@ def measure_epoch(
     }
 
 
-def _count_rows(plan: Plan) -> tuple[list[dict[str, Any]], list[list[int]]]:
+def _count_rows(plan: Plan) -> tuple[dict[Bucket, dict[str, Any]], list[list[int]]]:
     """Each bucket's figures, and `[segments, rows]` pairs, both from the packed histograms."""
     per_row: Counter[int] = Counter()
     segments: Counter[Bucket] = Counter()
@@ -588,22 +554,20 @@ def _count_rows(plan: Plan) -> tuple[list[dict[str, Any]], list[list[int]]]:
             for pattern in packed.patterns[index]:
                 per_row[pattern.segments] += round(times * pattern.rows)
     contents = planned_figures.rows_and_tokens(plan)
-    buckets = []
+    buckets = {}
     for bucket, batches in planned_figures.epoch_batches(plan).items():
         rows, tokens = contents.get(bucket, np.zeros(2)).round().astype(int).tolist()
         if empty := batches * bucket.rows - rows:
             per_row[0] += empty
-        buckets.append(
-            {
-                "rows": bucket.rows,
-                "length": bucket.length,
-                "batches": batches,
-                "fill": tokens / (batches * bucket.positions) if batches else None,
-                "tokens": tokens,
-                "segments": segments[bucket],
-                "tokens_per_step": tokens / batches if batches else None,
-            }
-        )
+        buckets[bucket] = {
+            "rows": bucket.rows,
+            "length": bucket.length,
+            "batches": batches,
+            "fill": tokens / (batches * bucket.positions) if batches else None,
+            "tokens": tokens,
+            "segments": segments[bucket],
+            "tokens_per_step": tokens / batches if batches else None,
+        }
     return buckets, [[count, rows] for count, rows in sorted(per_row.items())]
 
 
@@ -635,9 +599,9 @@ class _Batch:
 def _measure_sources(plan: Plan, first: int, walked: list[_Batch]) -> list[dict[str, Any]]:
     """What each corpus of a mixture gets of the real positions.
 
-    `weights` by phase; its `share`; `epochs`, how often an epoch of the plan goes through it; and
-    `off`, the largest difference between its weight and its share of `RUN` steps in a row of one
-    phase, in the unit of the weights: None for shorter phases.
+    `epochs` is how often an epoch of the plan goes through it; `off`, in the unit of the weights,
+    the largest difference between its weight and its share of `RUN` steps in a row of one phase,
+    None for shorter phases.
     """
     before, after = (
         planned_figures.passes(plan, step) for step in planned_figures.epoch_steps(plan)
@@ -658,43 +622,27 @@ def _measure_sources(plan: Plan, first: int, walked: list[_Batch]) -> list[dict[
 
 
 def _deviations(plan: Plan, first: int, contents: list[list[int]]) -> list[float] | None:
-    """How far each corpus is off its weight over `RUN` steps of a phase before a corpus ends."""
+    """How far each corpus is off its weight over `RUN` steps of a phase, at most."""
     sums = np.cumsum([[0] * len(plan.names), *contents], axis=0)
-    stages, found = planned_figures.phases(plan), []
-    ends = [*(stage.start for stage in stages[1:]), first + len(contents)]
-    weights = planned_figures.weights_by_phase(plan)
-    for stage, (_, weight), end in zip(stages, weights, ends, strict=True):
-        begin = max(stage.start, first)
-        steps = range(begin, min(end, first + len(contents)) + 1)
-        here = sums[begin - first :][: _steps_before_end(stage, steps)]
+    phases, found = planned_figures.weights_by_phase(plan), []
+    ends = [*(start for start, _ in phases[1:]), first + len(contents)]
+    for (start, weights), end in zip(phases, ends, strict=True):
+        here = sums[max(start - first, 0) : max(end - first + 1, 0)]
         if len(here) > RUN:
             parts = here[RUN:] - here[:-RUN]
             shares = parts / parts.sum(axis=1, keepdims=True)
-            found.append(np.abs(shares - list(weight.values())).max(axis=0))
+            found.append(np.abs(shares - list(weights.values())).max(axis=0))
     return np.max(found, axis=0).tolist() if found else None
-
-
-def _steps_before_end(stage: Stage, steps: range) -> int:
-    """How many of the steps of a mixture come before one of its corpora has ended."""
-    timetable: Any = stage.timetable
-    return bisect.bisect_left(
-        steps, True, key=lambda step: bool(timetable.ended(step - stage.start).any())
-    )
 
 
 def spread_of_means(buckets: np.ndarray, moments: np.ndarray) -> dict[str, float | None]:
     """How much the mean length of a batch's segments varies, compared with random batches.
 
-    Random batches have as many segments, drawn at random from all of their bucket.
-
-    Args:
-        buckets: the bucket of each batch, as an index: int64 [batches].
-        moments: the number of segments of each batch, the sum of their lengths, and that of their
-            squared lengths: float64 [batches, 3]; NaN for batches to leave out.
-
-    Returns:
-        `ratio`: the standard deviation of the means over that of random batches; `correlation`,
-        between neighbouring batches. None if too few batches tell.
+    Random batches have as many segments, drawn from all of their bucket. `buckets` has the bucket
+    of each batch, as an index; `moments` the number of its segments, the sum of their lengths and
+    that of their squares, NaN for batches to leave out: float64 [batches, 3]. `ratio` is the
+    standard deviation of the means over that of random batches, and `correlation` that of
+    neighbouring batches; both are None if too few batches tell.
     """
     scores = np.full(len(buckets), np.nan)  # deviations of the means, with the variance 1 by chance
     full = ~np.isnan(moments[:, 0])

@@ -8,24 +8,25 @@ from pipeline.report.tables import percent
 
 def findings(figures: dict[str, Any]) -> list[str]:
     """The sentences at the top of the report: what to do, and what it saves."""
+    plan = figures["plan"]
     return [
-        about_plan(figures["plan"]),
+        about_plan(plan),
         about_rival(figures),
         *about_buckets(figures["cost"]),
-        *about_sources(figures["plan"]),
-        *about_lengths(figures["plan"]["mean_length"]),
-        *about_losses(figures),
+        *about_sources(plan),
+        *about_lengths(plan["mean_length"]),
+        *about_losses(plan, figures["corpus"]["empty"]),
     ]
 
 
 def about_plan(plan: dict[str, Any]) -> str:
     """Which buckets to train with, and what they cost."""
     used = [bucket for bucket in plan["buckets"] if bucket["batches"]]
-    shapes = [f"{bucket['rows']:,} × {length_of(bucket['length'])}" for bucket in used]
+    shapes = _listed([f"{each['rows']:,} × {length_of(each['length'])}" for each in used])
     return (
-        f"Train with {len(used)} bucket{'s' * (len(used) > 1)} of rows × positions: "
-        f"{_listed(shapes)}. An epoch takes {plan['batches']:,} batches, and "
-        f"{percent(plan['padding'])} of their positions are padding."
+        f"Train with {len(used)} bucket{'s' * (len(used) > 1)} of rows × positions: {shapes}. An "
+        f"epoch takes {plan['batches']:,} batches, and {percent(plan['padding'])} of their "
+        "positions are padding."
     )
 
 
@@ -71,9 +72,7 @@ def about_rival(figures: dict[str, Any]) -> str:
         f"data, {rival['name']}: {mine[cost]:.3f} against {rival[cost]:.3f} units, "
         f"{percent(mine['padding'])} against {percent(rival['padding'])} padding."
     )
-    if drawbacks:
-        text += f" That strategy also {_listed(drawbacks)}."
-    return text
+    return text + (f" That strategy also {_listed(drawbacks)}." if drawbacks else "")
 
 
 def about_sources(plan: dict[str, Any]) -> list[str]:
@@ -81,14 +80,12 @@ def about_sources(plan: dict[str, Any]) -> list[str]:
     found = []
     for source in plan["sources"]:
         weights = " → ".join(percent(weight) for _, weight in source["weights"])
-        text = (
+        off = f"; no {RUN} steps are more than {percent(source['off'] or 0)} off"
+        found.append(
             f"{source['name']} has {percent(source['share'])} of the tokens of the first "
             f"{plan['walked']:,} steps (weight {weights}), and an epoch of the mixture goes "
-            f"through it {source['epochs']:.2f} times"
+            f"through it {source['epochs']:.2f} times{'' if source['off'] is None else off}."
         )
-        if source["off"] is not None:
-            text += f"; no {RUN} steps are more than {percent(source['off'])} off"
-        found.append(f"{text}.")
     return found
 
 
@@ -101,9 +98,8 @@ def about_buckets(cost: dict[str, Any]) -> list[str]:
             "One bucket is enough, also with attention over whole rows at width "
             f"{cost['width']:,}: more would save less than 1% of the work."
         ]
-    more = (
-        f"more than {dense} were not tried" if dense == cost["most"] else "more save less than 1%"
-    )
+    tried = dense == cost["most"]
+    more = f"more than {dense} were not tried" if tried else "more save less than 1%"
     enough = "one bucket is" if segment == 1 else f"{segment} buckets are"
     return [
         f"With attention over whole rows at width {cost['width']:,}, {dense} buckets take "
@@ -124,9 +120,8 @@ def about_lengths(mean_length: dict[str, float | None]) -> list[str]:
     ]
 
 
-def about_losses(figures: dict[str, Any]) -> list[str]:
+def about_losses(plan: dict[str, Any], empty: int = 0) -> list[str]:
     """Examples that are split, truncated, dropped or empty."""
-    plan, empty = figures["plan"], figures["corpus"]["empty"]
     found = []
     if plan["overlong"]:
         how = {

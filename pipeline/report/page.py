@@ -2,57 +2,35 @@
 
 import datetime
 import importlib.metadata
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from typing import Any
 
 from pipeline.report import charts, findings, tables
 
-
-def _variables(colours: dict[str, str]) -> str:
-    return "".join(f"--{name}:{colour};" for name, colour in colours.items())
-
-
-STYLE = (
-    f"""
-:root{{color-scheme:light dark;{_variables(charts.LIGHT)}}}
-@media (prefers-color-scheme:dark){{:root{{{_variables(charts.DARK)}}}}}
-"""
-    + """
+STYLE = """
+:root{color-scheme:light dark}
 *{box-sizing:border-box}
-body{margin:0 auto;padding:24px 20px 60px;max-width:1080px;background:var(--paper);
-color:var(--ink);font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
-h1{font-size:26px;line-height:1.25;margin:8px 0 4px;overflow-wrap:anywhere}
-h2{font-size:20px;margin:36px 0 8px}
-h3{font-size:14px;font-weight:600;margin:0 0 6px}
-p{margin:8px 0;max-width:75ch;overflow-wrap:anywhere}
-.soft,dl{color:var(--soft);font-size:13px}
-.findings{padding-left:20px;font-size:16px}
-.findings li{margin:4px 0;overflow-wrap:anywhere}
-.grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,400px),1fr));gap:18px;
-margin:14px 0;align-items:start}
-.tiles{display:grid;grid-template-columns:repeat(auto-fill,minmax(140px,1fr));gap:8px;margin:14px 0}
-.tile,figure{margin:0;padding:10px 12px;background:var(--panel);border-radius:8px;min-width:0}
-.tile b{display:block;font-variant-numeric:tabular-nums;overflow-wrap:anywhere}
-.tile span{font-size:13px;color:var(--soft)}
-svg{display:block;width:100%;height:auto;max-width:520px;margin:0 auto}
-.scroll{overflow-x:auto;margin:12px 0}
-table{border-collapse:collapse;font-size:13.5px;font-variant-numeric:tabular-nums;min-width:100%}
-th,td{text-align:right;padding:6px 8px;border-bottom:1px solid var(--line);vertical-align:top;
-white-space:nowrap}
-th:first-child,td:first-child{text-align:left;padding-left:0;position:sticky;left:0;
-background:var(--paper);white-space:normal;min-width:130px}
-th{font-weight:600;vertical-align:bottom}
-small{display:block;font-weight:400;font-size:12px;color:var(--soft)}
-.ours td:first-child{font-weight:600}
-summary{cursor:pointer;margin:10px 0}
+body{margin:0 auto;padding:20px;max-width:1080px;background:Canvas;color:CanvasText;
+font:15px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}
+p{max-width:75ch}
+.soft,dl,small{font-size:13px}
+.grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,400px),1fr));gap:16px}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:4px 14px}
-dt{color:var(--ink)}dd{margin:0;overflow-wrap:anywhere}
-code{font:12.5px ui-monospace,Menlo,Consolas,monospace;overflow-wrap:anywhere}
-@media (max-width:600px){body{padding:12px 12px 40px}figure{padding:10px 4px}h2{margin-top:26px}}
+dd{margin:0}
+figure{margin:0;min-width:0}
+svg{display:block;width:100%;height:auto;max-width:520px}
+text{fill:currentColor}
+.scroll{overflow-x:auto}
+table{border-collapse:collapse;font-variant-numeric:tabular-nums;min-width:100%}
+th,td{text-align:right;padding:6px 8px;border-bottom:1px solid GrayText;vertical-align:top;
+white-space:nowrap}
+th:first-child,td:first-child{text-align:left;position:sticky;left:0;background:Canvas;
+white-space:normal;min-width:130px}
+small{display:block;font-weight:400}
+.ours td:first-child,dt{font-weight:600}
 @media print{figure,tr{break-inside:avoid}}
 """
-)
 
 
 def format_page(figures: dict[str, Any], *, command: str, date: datetime.date) -> str:
@@ -80,7 +58,7 @@ def format_page(figures: dict[str, Any], *, command: str, date: datetime.date) -
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f'<title>Lockstep: {name}</title><link rel="icon" href="data:,"><style>{STYLE}</style>'
-        f'</head><body><h1>{name}</h1><ul class="findings">{points}</ul>'
+        f"</head><body><h1>{name}</h1><ul>{points}</ul>"
         f'<p class="soft">Lockstep {escape(version)}, {date}: <code>{escape(command)}</code></p>'
         f"{''.join(sections)}</body></html>\n"
     )
@@ -110,16 +88,8 @@ def _chart(title: str, draw, figures: dict[str, Any], height: int = 240) -> str:
     return f"<figure><h3>{escape(title)}</h3>{drawing}</figure>"
 
 
-def _grid(parts: Sequence[str]) -> str:
+def _grid(*parts: str) -> str:
     return f'<div class="grid">{"".join(parts)}</div>'
-
-
-def _tiles(tiles: Sequence[tuple[str, str]]) -> str:
-    inside = "".join(
-        f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
-        for value, name in tiles
-    )
-    return f'<div class="tiles">{inside}</div>'
 
 
 def _strategies(figures: dict[str, Any]) -> str:
@@ -133,19 +103,14 @@ def _strategies(figures: dict[str, Any]) -> str:
     )
     if len(cost["curve"]) > 1:
         text = _chart("How many buckets are worth it", charts.bucket_curve, cost) + text
-    height = 36 * bars + 60
+    chart = _chart("Work per real token", charts.strategies, figures, 36 * bars + 60)
     return _section(
         "Strategies compared",
-        _grid(
-            [
-                _chart("Work per real token", charts.strategies, figures, height),
-                f"<div>{text}</div>",
-            ]
-        ),
+        _grid(chart, f"<div>{text}</div>"),
         _details(
             f"All figures of {len(table.rows)} strategies",
             table.html(),
-            _definitions({each.name: each.about for each in table.columns if each.about}),
+            _definitions(tables.explain_strategies(cost["width"])),
         ),
     )
 
@@ -167,11 +132,10 @@ def _plan(figures: dict[str, Any]) -> str:
     text = findings.about_balance(plan["balance"])
     if plan["walked"] < plan["batches"]:
         text += (
-            f" The order of buckets, documents a step and the balance of hosts are counted over "
-            f"the first {plan['walked']:,} of {plan['batches']:,} batches; everything else over "
-            "all."
+            " The order of buckets, documents a step and the balance of hosts are counted over the "
+            f"first {plan['walked']:,} of {plan['batches']:,} batches; everything else over all."
         )
-    return _section("The plan", *found, _paragraph(text), _grid(parts))
+    return _section("The plan", *found, _paragraph(text), _grid(*parts))
 
 
 def _side(title: str, corpus: dict[str, Any]) -> str:
@@ -179,7 +143,7 @@ def _side(title: str, corpus: dict[str, Any]) -> str:
     if corpus["shortest"] < corpus["longest"]:
         parts = [_chart("Examples by length", charts.lengths, corpus), *parts]
     sources = tables.sources(corpus).html() if len(corpus["sources"]) > 1 else ""
-    return _section(title, _tiles(tables.corpus(corpus)), sources, _grid(parts))
+    return _section(title, _definitions(tables.corpus(corpus)), sources, _grid(*parts))
 
 
 def _vocabulary(corpus: dict[str, Any]) -> str:
@@ -189,6 +153,6 @@ def _vocabulary(corpus: dict[str, Any]) -> str:
         names = [""]
     for name, each in zip(names, corpus["vocabulary"], strict=False):
         title = f"Vocabulary of {name}" if name else "Vocabulary"
-        tiles = _tiles(tables.vocabulary(each))
-        parts.append(f"<div><h3>{escape(title)}</h3>{tiles}</div>")
+        facts = _definitions(tables.vocabulary(each))
+        parts.append(f"<div><h3>{escape(title)}</h3>{facts}</div>")
     return "".join(parts)

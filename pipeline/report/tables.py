@@ -3,31 +3,20 @@
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.planning.text_table import text_table
-from pipeline.report.figures import length_of
+from pipeline.report.figures import HOSTS, length_of
 
 Row = Mapping[str, Any]
 
 
-@dataclasses.dataclass(frozen=True)
-class Column:
-    """A column of a table.
-
-    Attributes:
-        name: its heading.
-        format: the text of a cell, from the figures of its row.
-        unit: what is counted, under the heading.
-        about: what the figure means, in a sentence.
-        detail: the name of the figure that HTML shows in small print under a cell.
-    """
+class Column(NamedTuple):
+    """Its heading, the text of a cell from the figures of its row, and what is counted."""
 
     name: str
     format: Callable[[Row], str]
     unit: str = ""
-    about: str = ""
-    detail: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +35,8 @@ class Table:
     | :--- | ---: |
     | 8 × 64 | 50% |
 
-    Rows that have `packing`, which are Lockstep's own, are printed in bold or colour.
+    Rows that have `packing`, which are Lockstep's own, are printed in bold or colour; HTML shows
+    `about`, where rows have it, in small print.
     """
 
     columns: Sequence[Column]
@@ -87,12 +77,11 @@ class Table:
             for column in self.columns
         )
         body = ""
-        for row, cells in zip(self.rows, self._cells(), strict=True):
+        for row, (name, *others) in zip(self.rows, self._cells(), strict=True):
+            detail = f"<small>{escape(row['about'])}</small>" if "about" in row else ""
             body += '<tr class="ours">' if "packing" in row else "<tr>"
-            for column, cell in zip(self.columns, cells, strict=True):
-                detail = f"<small>{escape(row[column.detail])}</small>" if column.detail else ""
-                body += f"<td>{escape(cell)}{detail}</td>"
-            body += "</tr>"
+            body += f"<td>{escape(name)}{detail}</td>"
+            body += "".join(f"<td>{escape(cell)}</td>" for cell in others) + "</tr>"
         return (
             f'<div class="scroll"><table><thead><tr>{heads}</tr></thead>'
             f"<tbody>{body}</tbody></table></div>"
@@ -119,78 +108,61 @@ def number(name: str, digits: int = 0) -> Callable[[Row], str]:
 def strategies(figures: dict[str, Any]) -> Table:
     """The comparison: a row for each strategy."""
     documents = figures["corpus"]["examples"] - figures["corpus"]["empty"]
-    hosts = len(figures["strategies"][0]["batches_per_host"])
 
     def per_host(row: Row) -> str:
         least, most = min(row["batches_per_host"]), max(row["batches_per_host"])
         return f"{least:,}" if row["equal"] else f"{least:,} to {most:,}"
 
+    def cut(row: Row) -> str:
+        return percent(row["cut"] / documents) if row["cut"] else "0"
+
+    def attention(row: Row) -> str:
+        return f"{row['attention_flops_per_token'] / 1e6:,.2f}"
+
     columns = [
-        Column("strategy", lambda row: row["name"], detail="about"),
-        Column(
-            "padding",
-            lambda row: percent(row["padding"]),
-            "of positions",
-            "The share of all computed positions that hold no token.",
-        ),
-        Column(
-            "shapes",
-            number("shapes"),
-            "compiled",
-            "Different batch shapes, each of which is compiled once.",
-        ),
-        Column(
-            f"{hosts} hosts",
-            per_host,
-            "batches each",
-            f"Batches on each of {hosts} hosts that share a batch (a row each at least). Where the "
-            "numbers differ, one host waits for the others for ever.",
-        ),
-        Column(
-            "work",
-            number("cost", 3),
-            "a token",
-            "Work of a layer with attention over whole rows, for each real token; 1 is the work at "
-            "a position without attention.",
-        ),
-        Column("batches", number("batches"), "an epoch", "Batches of an epoch on one host."),
-        Column(
-            "cut",
-            lambda row: percent(row["cut"] / documents) if row["cut"] else "0",
-            "documents",
-            "Documents that lie in more than one segment.",
-        ),
-        Column(
-            "read again",
-            number("reread"),
-            "examples",
-            "Examples to read again to resume exactly after an interruption, at most.",
-        ),
-        Column(
-            "attention",
-            lambda row: f"{row['attention_flops_per_token'] / 1e6:,.2f}",
-            "MFLOP a token",
-            f"Scores and their use in one layer of width {figures['options']['width']:,}, forward, "
-            "over whole rows, for each real token.",
-        ),
+        Column("strategy", lambda row: row["name"]),
+        Column("padding", lambda row: percent(row["padding"]), "of positions"),
+        Column("shapes", number("shapes"), "compiled"),
+        Column(f"{HOSTS} hosts", per_host, "batches each"),
+        Column("work", number("cost", 3), "a token"),
+        Column("batches", number("batches"), "an epoch"),
+        Column("cut", cut, "documents"),
+        Column("read again", number("reread"), "examples"),
+        Column("attention", attention, "MFLOP a token"),
     ]
     return Table(columns, figures["strategies"])
 
 
+def explain_strategies(width: int) -> dict[str, str]:
+    """What each column of the comparison means, for a model of this width."""
+    return {
+        "padding": "The share of all computed positions that hold no token.",
+        "shapes": "Different batch shapes, each of which is compiled once.",
+        f"{HOSTS} hosts": f"Batches on each of {HOSTS} hosts that share a batch (a row each at "
+        "least). Where the numbers differ, one host waits for the others for ever.",
+        "work": "Work of a layer with attention over whole rows, for each real token; 1 is the "
+        "work at a position without attention.",
+        "batches": "Batches of an epoch on one host.",
+        "cut": "Documents that lie in more than one segment.",
+        "read again": "Examples to read again to resume exactly after an interruption, at most.",
+        "attention": f"Scores and their use in one layer of width {width:,}, forward, over whole "
+        "rows, for each real token.",
+    }
+
+
 def buckets(plan: dict[str, Any]) -> Table:
     """A row for each bucket of a plan."""
+
+    def shape(row: Row) -> str:
+        return f"{row['rows']:,} × {length_of(row['length'])}"
+
+    def fill(row: Row) -> str:
+        return "–" if row["fill"] is None else f"{row['fill']:.2%}"
+
     columns = [
-        Column(
-            "bucket",
-            lambda row: f"{row['rows']:,} × {length_of(row['length'])}",
-            "rows × positions",
-        ),
+        Column("bucket", shape, "rows × positions"),
         Column("batches", number("batches"), "an epoch"),
-        Column(
-            "fill",
-            lambda row: "–" if row["fill"] is None else f"{row['fill']:.2%}",
-            "of positions",
-        ),
+        Column("fill", fill, "of positions"),
         Column("tokens", number("tokens_per_step"), "a step"),
         Column("documents", number("documents_per_step", 1), "a step"),
         Column("segments", number("segments"), "an epoch"),
@@ -220,33 +192,34 @@ def sources(corpus: dict[str, Any]) -> Table:
     return Table(columns, corpus["sources"])
 
 
-def corpus(corpus: dict[str, Any]) -> list[tuple[str, str]]:
-    """The figures of a dataset, each with what it counts."""
+def corpus(corpus: dict[str, Any]) -> dict[str, str]:
+    """The figures of a dataset, by what they count."""
     shown = ("5", "50", "90", "99")
-    percentiles = " · ".join(f"{corpus['percentiles'][p]:,}" for p in shown)
-    return [
-        (f"{corpus['examples']:,}", "examples"),
-        (f"{corpus['tokens']:,}", "tokens to train on"),
-        (f"{corpus['mean']:,.1f}", "mean length"),
-        (percentiles, f"percentiles {', '.join(shown)}"),
-        (f"{corpus['longest']:,}", "longest"),
-        (f"{corpus['overlong']:,}", f"over {corpus['longest_row']:,} positions"),
-        (f"{corpus['empty']:,}", "with nothing to train on"),
-    ]
+    return {
+        "examples": f"{corpus['examples']:,}",
+        "tokens to train on": f"{corpus['tokens']:,}",
+        "mean length": f"{corpus['mean']:,.1f}",
+        f"percentiles {', '.join(shown)}": " · ".join(
+            f"{corpus['percentiles'][p]:,}" for p in shown
+        ),
+        "longest": f"{corpus['longest']:,}",
+        f"over {corpus['longest_row']:,} positions": f"{corpus['overlong']:,}",
+        "with nothing to train on": f"{corpus['empty']:,}",
+    }
 
 
-def vocabulary(counted: dict[str, Any]) -> list[tuple[str, str]]:
-    """The figures of the use of a vocabulary, each with what it counts."""
+def vocabulary(counted: dict[str, Any]) -> dict[str, str]:
+    """The figures of the use of a vocabulary, by what they count."""
     size = counted["size"]
     share = f" of {size:,} ({counted['used'] / size:.1%})" if size else ""
-    found = [
-        (f"{counted['used']:,}", f"ids used{share}"),
-        (f"{counted['rare']:,}", "ids used fewer than ten times"),
-        (f"{counted['half']:,}", "ids make half of all tokens"),
-        (f"{counted['entropy']:.2f} bits", "entropy of single tokens"),
-    ]
+    found = {
+        f"ids used{share}": f"{counted['used']:,}",
+        "ids used fewer than ten times": f"{counted['rare']:,}",
+        "ids make half of all tokens": f"{counted['half']:,}",
+        "entropy of single tokens": f"{counted['entropy']:.2f} bits",
+    }
     if text := counted["text_bytes_per_token"]:
-        found.append((f"{text:.2f} bytes", "of text a token"))
+        found["of text a token"] = f"{text:.2f} bytes"
     if counted["tokens"] < counted["of"]:
-        found.append((f"{counted['tokens']:,}", "tokens counted"))
+        found["tokens counted"] = f"{counted['tokens']:,}"
     return found

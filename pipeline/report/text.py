@@ -20,9 +20,8 @@ def format_text(figures: dict[str, Any], *, width: int = 120, colour: bool = Fal
     bold, green = (f"{code}{{}}{END}".format if colour else str for code in (BOLD, GREEN))
 
     def wrap(text: str, bullet: str = "") -> list[str]:
-        return textwrap.wrap(
-            text, width, initial_indent=bullet, subsequent_indent=" " * len(bullet)
-        )
+        indent: Any = {"initial_indent": bullet, "subsequent_indent": " " * len(bullet)}
+        return textwrap.wrap(text, width, **indent)
 
     lines = [bold(figures["name"])]
     for side, name in (("corpus", "inputs"), ("targets", "targets")):
@@ -30,7 +29,7 @@ def format_text(figures: dict[str, Any], *, width: int = 120, colour: bool = Fal
             lines += [bold(name)] if "targets" in figures else []
             counted = [tables.vocabulary(each) for each in figures[side]["vocabulary"]]
             for facts in (tables.corpus(figures[side]), *counted):
-                lines += wrap("; ".join(f"{value} {name}" for value, name in facts))
+                lines += wrap("; ".join(f"{value} {name}" for name, value in facts.items()))
             if len(figures[side]["sources"]) > 1:
                 lines += tables.sources(figures[side]).text()
             lines.append(_histogram(figures[side]["histogram"]))
@@ -38,15 +37,12 @@ def format_text(figures: dict[str, Any], *, width: int = 120, colour: bool = Fal
     narrow = table.fit(width)
     lines += ["", *narrow.text(green), *wrap(findings.about_strategies(figures))]
     if dropped := [each.name for each in table.columns[len(narrow.columns) :]]:
-        lines += wrap(
-            f"Left out for lack of room: {', '.join(dropped)}; --html and --json have it."
-        )
+        names = ", ".join(dropped)
+        lines += wrap(f"Left out for lack of room: {names}; --html and --json have it.")
     plan = figures["plan"]
     lines += ["", bold("The plan"), *tables.buckets(plan).text()]
-    lines += [
-        f"epoch: {plan['batches']:,} batches, {1 - plan['padding']:.2%} of positions used",
-        "",
-    ]
+    used = f"{1 - plan['padding']:.2%} of positions used"
+    lines += [f"epoch: {plan['batches']:,} batches, {used}", ""]
     for text in (*findings.findings(figures), findings.about_balance(plan["balance"])):
         lines += wrap(text, "· ")
     if over_ideal := plan["balance"]["over_ideal"]:
@@ -84,10 +80,6 @@ def markdown(plan: Plan) -> str:
         f"{segments / rows:.2f} segments a row. The epoch begins with batches of length {order}, …",
         findings.about_balance(figures["balance"]),
         *findings.about_sources(figures),
+        *findings.about_losses(figures),
     ]
-    if figures["overlong"]:
-        paragraphs.append(
-            f"{figures['overlong']:,} examples are longer than the longest bucket (overflow: "
-            f"{figures['overflow']}); {figures['lost']:,} positions are lost."
-        )
     return "\n\n".join([*paragraphs, f"`{figures['fingerprint']}`"])
