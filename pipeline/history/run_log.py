@@ -25,8 +25,6 @@ logger = logging.getLogger(__name__)
 
 # Messages name at most this many documents.
 SHOWN = 20
-
-
 # What to do about a step whose loss or gradient is not finite.
 OnNonfinite = Literal["stop", "skip"]
 
@@ -137,11 +135,7 @@ class RunLog:
         self._last = step, planned, values, flops
 
     def flush(self) -> None:
-        """Waits for the last step and records it.
-
-        Raises:
-            FloatingPointError: as `add`.
-        """
+        """Waits for the last step and records it; raises as `add`."""
         if self._stack is None:
             raise InvalidState("the log is not open; use it as in: with RunLog(…) as log: …")
         last, self._last = self._last, None
@@ -182,11 +176,7 @@ class RunLog:
             self._files.text(name, markdown)
 
     def save(self) -> dict[str, Any]:
-        """Makes all that was added outlive the process; returns the state for a checkpoint: JSON.
-
-        Raises:
-            FloatingPointError: as `add`.
-        """
+        """Makes what was added outlive the process; returns the state for a checkpoint: JSON."""
         self.flush()
         with self.clock("save"):
             if self._leads:
