@@ -222,4 +222,5 @@ def losses(workdir: epath.PathLike) -> Losses:
     columns = [np.concatenate(column) for column in zip(*found, strict=True)]
     first = corpus.first if isinstance(corpus, Corpora) else np.zeros(1, int)
     owner = np.searchsorted(first, columns[0], side="right") - 1
-    return Losses(*columns, owner, _usual(owner, *columns[2:]))
+    columns += owner, _usual(owner, *columns[2:])
+    return Losses(*columns)
