@@ -36,13 +36,8 @@ class NotAsPlanned(InvalidValue):
 class Ledger:
     """Counts the positions that each epoch of each corpus of a plan had, batch by batch.
 
-    Args:
-        plan: which; it may change on the way.
-        report: is called with a line for each epoch.
-        first_epoch: the first epoch of which batches are counted.
-
-    Attributes:
-        times: in how many epochs of its corpus each example was: int64 [examples].
+    The plan may change on the way. `report` is called with a line for each epoch from the first on.
+    `times` says in how many epochs of its corpus each example was: int64 [examples].
     """
 
     def __init__(self, plan: Plan, report: Callable[[str], None], first_epoch: int = 0):
@@ -55,11 +50,7 @@ class Ledger:
         self._left: dict[tuple[int, int], int] = {}
 
     def add(self, planned: PlannedBatch) -> None:
-        """Counts the next batch.
-
-        Raises:
-            NotAsPlanned: an epoch has a position twice, or not all that are due.
-        """
+        """Counts the next batch; `NotAsPlanned` if an epoch has a position twice, or lacks one."""
         number = np.searchsorted(self._ends, planned.segments[:, 1], side="right")
         owner = planned.epoch_of_segments * len(self._sources) + number
         for each in np.unique(owner).tolist():

@@ -158,12 +158,11 @@ class Losses(NamedTuple):
         return Losses(*(column[which] for column in self))
 
     def documents(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Each example once, over all its segments.
+        """Each example once, over all its segments: numbers, mean losses, and their excess.
 
-        Returns:
-            Numbers, ascending, int64 [examples]; mean losses, by weight, in nats; and by how much
-            they are above what is usual, which makes examples of any step and corpus comparable:
-            float64 [examples].
+        Numbers ascend, int64 [examples]. Losses are means by weight, in nats; the excess is by how
+        much they are above what is usual, which makes examples of any step and corpus comparable:
+        float64 [examples].
         """
         numbers, at = np.unique(self.example, return_inverse=True)
         total, usual, weight = (
@@ -193,9 +192,8 @@ def _usual(
 def losses(workdir: epath.PathLike) -> Losses:
     """The losses of a run, over all its starts: arrays with an entry for each segment.
 
-    Args:
-        workdir: of a run of train.py; or of a loop of your own with `write_history`
-            and a `RunLog` whose steps give `segments`.
+    The run is one of train.py; or of a loop of your own with `write_history` and a `RunLog` whose
+    steps give `segments`.
 
     Raises:
         FileNotFoundError: there is no run, or it has no losses.

@@ -21,16 +21,12 @@ def write_history(workdir: epath.PathLike, corpus: Any, plan: Plan) -> None:
     """Writes which corpus, plans and changes make up the batches of the run in `workdir`.
 
     A corpus inside the work directory is named relative to it, any other by its whole path. `view`
-    describes a view. Of several corpora, directories and views are given by name.
+    describes a view. Of several corpora, directories and views are given by name. The plan has all
+    of the run's steps.
 
     {"corpus": "corpus/train", "view": null, "tokens": "tokens=…",
      "plans": [{"from": 0, "fingerprint": …, "changes": {"buckets": [[8, 128]], "seed": 0, …}},
                {"from": 2000, "fingerprint": …, "changes": {"buckets": [[16, 128]]}}]}
-
-    Args:
-        workdir: of the run; made if it is missing.
-        corpus: what the run reads: of `Corpora` all, of a view the view.
-        plan: all of the run's steps.
 
     Raises:
         ValueError: a corpus has no directory to open it by, such as one of `InPlace`.

@@ -46,8 +46,7 @@ class Progress:
         self._tokens, self._waited, self._shown = 0, 0.0, now
         if self._bar.disable:
             left = (now - self._begin) / max(step - self._first, 1) * (self._steps - step)
-            done = f"step {step:,}/{self._steps:,}"
-            logger.info("%s · %s · %.0f s left", done, text, left)
+            logger.info(f"step {step:,}/{self._steps:,} · {text} · {left:.0f} s left")
         else:
             self._bar.set_postfix_str(text)
 

@@ -1,4 +1,4 @@
-"""Statistics of a run over all its starts: its seconds by phase, its counts and its summary."""
+"""Statistics of a run: its seconds by phase, its counts, its summary, and the most it could do."""
 
 import contextlib
 import dataclasses
@@ -8,6 +8,27 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeline.planning.planned import PlannedBatch
+
+# The most that a device can compute: bfloat16 matrix products without sparsity, in FLOP/s per
+# device as JAX counts devices. TPUs: Google's "TPU versions" pages; GPUs: NVIDIA's data sheets.
+PEAKS = {
+    "TPU v3": 61.5e12,  # a core, half a chip
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5e": 197e12,
+    "TPU v5p": 459e12,
+    "TPU v5": 459e12,
+    "TPU v6 lite": 918e12,
+    "TPU v6e": 918e12,
+    "V100": 125e12,  # float16
+    "A100": 312e12,
+    "L4": 121e12,
+    "L40S": 362e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "H200": 989e12,
+    "B200": 2250e12,
+}
 
 
 class Clock:
@@ -123,3 +144,16 @@ class RunStats:
             "waiting": waiting / training,
             "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
         }
+
+
+def peak_of(device_kind: str) -> float:
+    """FLOP/s of a device by its `device_kind`; 0 for one that is not in the table.
+
+    >>> peak_of("NVIDIA H100 80GB HBM3") == PEAKS["H100"]
+    True
+    >>> peak_of("cpu")
+    0.0
+    """
+    words = f" {device_kind.replace('-', ' ')} "
+    known = [name for name in PEAKS if f" {name} " in words]
+    return PEAKS[max(known, key=len)] if known else 0.0

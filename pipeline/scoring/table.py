@@ -127,9 +127,8 @@ def _batches(
                 column = pa.LargeListArray.from_arrays(pa.array(ends), lists)
             else:
                 column = as_column(value.finish(records[name][rows], positions[rows]))
-            columns[name] = pc.call_function(
-                "if_else", [missing, pa.scalar(None, column.type), column]
-            )
+            null = pa.scalar(None, column.type)
+            columns[name] = pc.call_function("if_else", [missing, null, column])
         yield pa.record_batch(columns)
 
 
