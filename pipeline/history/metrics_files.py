@@ -73,12 +73,9 @@ class MetricsFiles:
             copy_files(self._here, self._path.parent)
 
     def close(self) -> None:
-        """Flushes and closes the files."""
-        with name_full_disk(self._path), contextlib.ExitStack() as stack:  # all, whatever fails
-            if self._scratch:
-                stack.callback(self._scratch.cleanup)
-            stack.callback(self._board.close)
-            stack.callback(self._file.close)
+        """Flushes and closes the files, all of them whatever fails."""
+        scratch = self._scratch or contextlib.nullcontext()
+        with name_full_disk(self._path), scratch, contextlib.closing(self._board), self._file:
             self.flush()
 
 

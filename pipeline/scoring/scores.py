@@ -106,7 +106,13 @@ def score(
         enter = stack.enter_context
         if leads:
             enter(directory_lock(directory, "scoring", wait=False))
-        past = _read_manifest(directory)
+        path = directory / MANIFEST
+        past: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        if not past and (directory / TABLE).exists():
+            raise InvalidValue(
+                f"{directory} has {TABLE} and no {MANIFEST}, which says what the scores are of; "
+                "score into another directory"
+            )
         if options.get("buckets") is None:
             multiple = parts(batch_sharding(sharding))[0]
             options.setdefault("row_multiple", past.get("row_multiple") or multiple)
@@ -148,7 +154,7 @@ def score(
         hosts.require_agreement({**manifest, "done": f"parts={done}"})
         if leads and not past:
             kept = {**manifest, "row_multiple": options.get("row_multiple")}
-            with atomic_write(directory / MANIFEST) as file:
+            with atomic_write(path) as file:
                 file.write((json.dumps(kept, indent=1) + "\n").encode())
         if done < len(ranges):
             # Each device gets all values: so process 0 writes files that are the same for any
@@ -219,15 +225,3 @@ def _run(
         last = now
     if last:
         yield last
-
-
-def _read_manifest(directory: epath.Path) -> dict[str, Any]:
-    """What the scores in a directory are of; empty where there are none."""
-    if (directory / MANIFEST).exists():
-        return dict(json.loads((directory / MANIFEST).read_text()))
-    if (directory / TABLE).exists():
-        raise InvalidValue(
-            f"{directory} has {TABLE} and no {MANIFEST}, which says what the scores are of; score "
-            "into another directory"
-        )
-    return {}

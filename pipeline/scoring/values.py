@@ -87,10 +87,6 @@ def find_values(outputs: Mapping[Bucket, Any], reduce: str | None, plan: Plan) -
 
     A value whose second axis is the length of the bucket, in every bucket, has a record for each
     position; any other value has one for each segment.
-
-    Raises:
-        ValueError: the shapes are not as for `score`, a row has more segments than a value has room
-            for, or the pieces of a split example would have a record each.
     """
     if reduce is not None:
         require_one_of("reduce", reduce, ("sum", "mean"))
