@@ -12,7 +12,7 @@ from etils import epath
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import pipeline
-import pipeline.scoring.parts
+import pipeline.scoring.scores
 from pipeline.loading.sharding import batch_sharding
 from pipeline.planning.options import VERSION
 from pipeline.steps import hosts
@@ -152,7 +152,7 @@ def count(asked):
 def score(asked):
     """Scores a corpus in parts of two steps; each batch takes `seconds` to build."""
     mesh, _ = layout(asked)
-    pipeline.scoring.parts.STEPS = 2
+    pipeline.scoring.scores.STEPS = 2
     rng = np.random.default_rng(0)
     params = {name: rng.normal(size=(99, 32)).astype(np.float32) for name in ("in", "out")}
     read = pipeline.Corpus.read

@@ -24,9 +24,9 @@ from models.loss import cross_entropy
 from pipeline.corpus.tasks import INPUTS
 from pipeline.fs.atomic import directory_lock
 from pipeline.loading.checkpoint import Checkpoints
-from pipeline.scoring import parts, table
-from pipeline.scoring.parts import Parts
-from pipeline.scoring.table import open_table
+from pipeline.scoring import scores as scoring
+from pipeline.scoring import table
+from pipeline.scoring.table import Parts, open_table
 from pipeline.steps import make_mesh, make_score_step
 from pipeline.trainer.corpora import prepare_corpora
 from tests.processes import COMPILE_QUICKLY, Group, environment, free_port
@@ -187,7 +187,7 @@ class Killed(BaseException):
 def test_a_call_that_was_interrupted_continues_with_the_part_that_is_missing(
     corpus, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(parts, "STEPS", 3)
+    monkeypatch.setattr(scoring, "STEPS", 3)
     once, again = tmp_path / "once", tmp_path / "again"
     pipeline.score(corpus, ready, directory=once, buckets=SHORT)
     write, written = Parts.write, []
@@ -218,7 +218,7 @@ def test_a_call_that_was_interrupted_continues_with_the_part_that_is_missing(
 
 
 def test_a_damaged_part_is_made_again(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(parts, "STEPS", 3)
+    monkeypatch.setattr(scoring, "STEPS", 3)
     once, again = tmp_path / "once", tmp_path / "again"
     pipeline.score(corpus, ready, directory=once, buckets=SHORT)
     monkeypatch.setattr("pipeline.scoring.scores.write_table", None)

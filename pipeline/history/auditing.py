@@ -26,6 +26,8 @@ from pipeline.planning.planned import PlannedBatch
 # Examples and steps that are named one by one.
 SHOWN = 10
 
+DEFECT = "This is a defect of Lockstep: please report it"
+
 
 class NotAsPlanned(InvalidValue):
     """What a run did is not what was planned; the message names the step."""
@@ -34,13 +36,8 @@ class NotAsPlanned(InvalidValue):
 class Ledger:
     """Counts the positions that each epoch of each corpus of a plan had, batch by batch.
 
-    Args:
-        plan: which; it may change on the way.
-        report: is called with a line for each epoch.
-        first_epoch: the first epoch of which batches are counted.
-
-    Attributes:
-        times: in how many epochs of its corpus each example was: int64 [examples].
+    The plan may change on the way. `report` is called with a line for each epoch from the first on.
+    `times` says in how many epochs of its corpus each example was: int64 [examples].
     """
 
     def __init__(self, plan: Plan, report: Callable[[str], None], first_epoch: int = 0):
@@ -51,42 +48,27 @@ class Ledger:
         # By corpus and epoch: pieces so far, as example, start and sizes, and positions to come.
         self._pieces: dict[tuple[int, int], list[np.ndarray]] = {}
         self._left: dict[tuple[int, int], int] = {}
-        self._closed: set[tuple[int, int]] = set()
 
     def add(self, planned: PlannedBatch) -> None:
-        """Counts the next batch.
-
-        Raises:
-            NotAsPlanned: an epoch has a position twice, or not all that are due.
-        """
+        """Counts the next batch; `NotAsPlanned` if an epoch has a position twice, or lacks one."""
         number = np.searchsorted(self._ends, planned.segments[:, 1], side="right")
         owner = planned.epoch_of_segments * len(self._sources) + number
         for each in np.unique(owner).tolist():
             epoch, which = divmod(each, len(self._sources))
             key, pieces = (which, epoch), planned.segments[owner == each, 1:]
-            pieces[:, 0] -= self._sources[which].first
-            if key not in self._pieces:
-                self._pieces[key] = []
+            if key not in self._left:
                 self._left[key] = int(self._sources[which].expected_positions(epoch).sum())
-            self._pieces[key].append(pieces)
+            self._pieces.setdefault(key, []).append(pieces)
             self._left[key] -= int(pieces[:, 2:].sum())
             if not self._left[key]:
                 self._close(which, epoch, over=True)
 
     def finish(self, steps: int) -> None:
-        """Checks the epochs in progress, after so many batches.
-
-        Raises:
-            NotAsPlanned: as `add`.
-        """
+        """Checks the epochs in progress, after so many batches; raises as `add`."""
         for which, whole in enumerate(figures.whole_epochs(self._plan, steps).values()):
-            expected = self._sources[which].expected_positions
-            missing = {
-                epoch
-                for epoch in range(self._first_epoch, whole)
-                if (which, epoch) not in self._closed and expected(epoch).any()
-            }
-            for epoch in sorted(missing | {epoch for at, epoch in self._pieces if at == which}):
+            epochs = range(self._first_epoch, whole)
+            due = {epoch for epoch in epochs if self._left.get((which, epoch), 1)}
+            for epoch in sorted(due | {epoch for at, epoch in self._pieces if at == which}):
                 self._close(which, epoch, over=epoch < whole)
 
     def _close(self, which: int, epoch: int, *, over: bool) -> None:
@@ -95,9 +77,11 @@ class Ledger:
         name = f"epoch {epoch}{f' of {source.name}' if source.name else ''}"
         due = source.expected_positions(epoch)
         lengths = as_lengths(source.lengths.given).reshape(due.shape)
+        if (which, epoch) not in self._pieces and not due.any():  # it joins later
+            return
         none = np.zeros((0, 2 + due.shape[1]), np.int64)
         pieces = np.concatenate([none, *self._pieces.pop((which, epoch), [])])
-        self._closed.add((which, epoch))
+        pieces[:, 0] -= source.first
         example, start, *sizes = pieces[np.lexsort((pieces[:, 1], pieces[:, 0]))].T
         covered = np.zeros_like(due)
         for side, size in enumerate(sizes):
@@ -107,8 +91,7 @@ class Ledger:
             if wrong.any():
                 raise NotAsPlanned(
                     f"{name} of the plan has positions of example {example[wrong.argmax()]:,} "
-                    "twice, or some that it does not have. This is a defect of Lockstep: please "
-                    "report it"
+                    f"twice, or some that it does not have. {DEFECT}"
                 )
             covered[:, side] = np.bincount(example, size, len(due))
         wrong = (covered != due if over else covered > due).any(axis=1)
@@ -116,8 +99,8 @@ class Ledger:
             first = int(wrong.argmax())
             raise NotAsPlanned(
                 f"{name} of the plan has {covered[first].sum():,} of the {due[first].sum():,} "
-                f"positions of example {first:,} ({np.count_nonzero(wrong):,} such examples). This "
-                "is a defect of Lockstep: please report it"
+                f"positions of example {first:,} ({np.count_nonzero(wrong):,} such examples). "
+                f"{DEFECT}"
             )
         self.times[source.first : self._ends[which]] += covered.any(axis=1)
         total = int(covered.sum())
@@ -132,9 +115,7 @@ class Ledger:
 def audit(workdir: epath.PathLike, report: Callable[[str], None] = print) -> None:
     """Compares every batch of a run with its plan, and says what became of every example.
 
-    Args:
-        workdir: of a run, finished or stopped, with `plans.json` and `metrics.jsonl`.
-        report: is called with each line of what was found.
+    `workdir` is of a run, finished or stopped; `report` is called with each line.
 
     Raises:
         NotAsPlanned: a batch that ran is not the batch that was planned, a step is missing or was
@@ -153,18 +134,17 @@ def audit(workdir: epath.PathLike, report: Callable[[str], None] = print) -> Non
         report(f"documents are counted over all corpora, {', '.join(first)}")
     digests, skipped, lost = _read_log(workdir)
     ledger = Ledger(plan, report)
-    seen: dict[str, int] = {}
     for step, digest in enumerate(digests):
         if plan.finite and step >= plan.num_batches():
             raise NotAsPlanned(f"step {step:,} ran, and the plan ends before it")
         planned = plan.batch(step)
         if digest != planned.digest:
-            before = f", but that of step {seen[digest]:,}, again" if digest in seen else ""
+            then = digests.index(digest)
+            before = f", but that of step {then:,}, again" if then < step else ""
             raise NotAsPlanned(
                 f"step {step:,} did not run the batch that was planned: the log has {digest}"
                 f"{before}; the plan {planned.digest} ({planned.bucket}, epoch {planned.epoch})"
             )
-        seen[digest] = step
         ledger.add(planned)
     ledger.finish(len(digests))
     for step, changes in plan.changes:
@@ -204,26 +184,18 @@ def _reason(workdir: epath.Path, step: int, numbers: list[int]) -> str:
     found = losses(workdir)
     documents, _, excess = found.select(found.step < step).documents()
     least = excess[np.isin(documents, numbers)].min(initial=np.inf)
-    if not 0 < least < np.inf:
-        return ""
-    return (
-        f"; until then their losses were at least {least:.3f} above the usual, and those of "
-        f"{np.mean(excess < least):.1%} of all documents less"
-    )
+    said = f"; until then their losses were at least {least:.3f} above the usual, and those of "
+    said += f"{np.mean(excess < least):.1%} of all documents less"
+    return said if 0 < least < np.inf else ""
 
 
 def _read_log(workdir: epath.Path) -> tuple[list[str], list[int], list[int]]:
-    """The digests of the batches of `metrics.jsonl`, which has each step once, in order.
-
-    Returns:
-        The digests; the steps that were left out; those without an update, as they were not finite.
+    """The digests of all batches; the steps that were left out; those that were not finite.
 
     Raises:
         NotAsPlanned: a step is missing or was run twice, or fewer steps are there than were saved.
     """
-    digests: list[str] = []
-    skipped: list[int] = []
-    lost: list[int] = []
+    digests, skipped, lost = list[str](), list[int](), list[int]()
     path = workdir / "metrics.jsonl"
     if not path.exists():
         raise Missing(

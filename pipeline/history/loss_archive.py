@@ -1,5 +1,6 @@
 """The losses of a run's documents: files of sums for steps, and the arrays that they give."""
 
+import dataclasses
 import hashlib
 import io
 import itertools
@@ -27,29 +28,26 @@ SEGMENTS = 1 << 20
 AROUND = 8
 
 
+@dataclasses.dataclass(frozen=True)
 class StepFiles:
     """Files `FIRST-LAST-DIGEST.KIND` of ranges of steps, whole or absent, which never change.
 
     The digest is of the bytes of the file, so that damage is noticed.
-
-    Args:
-        directory: where they are; made with the first of them.
-        kind: the end of their names.
     """
 
-    def __init__(self, directory: epath.Path, kind: str):
-        self.directory, self._kind = directory, kind
+    directory: epath.Path
+    kind: str
 
     def ranges(self) -> list[range]:
         """The steps of each file, in order."""
-        name = re.compile(rf"(\d+)-(\d+)-[0-9a-f]+\.{self._kind}")
-        found = [name.fullmatch(path.name) for path in self.directory.glob(f"*.{self._kind}")]
+        name = re.compile(rf"(\d+)-(\d+)-[0-9a-f]+\.{self.kind}")
+        found = [name.fullmatch(path.name) for path in self.directory.glob(f"*.{self.kind}")]
         steps = sorted((int(each[1]), int(each[2])) for each in found if each)
         return [range(first, last + 1) for first, last in steps]
 
     def read(self, steps: range) -> bytes | None:
         """The content of the file of some steps; None if it is missing or damaged."""
-        for path in self._paths(steps):
+        for path in self.directory.glob(self._name(steps, "*")):
             content = path.read_bytes()
             if path.name == self._name(steps, _digest(content)):
                 return content
@@ -57,21 +55,18 @@ class StepFiles:
 
     def write(self, steps: range, content: bytes) -> None:
         """Writes the file of some steps, whole or not at all."""
-        make_directory(self.directory)
-        with atomic_write(self.directory / self._name(steps, _digest(content))) as file:
+        path = make_directory(self.directory) / self._name(steps, _digest(content))
+        with atomic_write(path) as file:
             file.write(content)
 
     def remove(self, first: int) -> None:
         """Removes the files that begin at step `first` or later."""
         for steps in self.ranges():
-            for path in self._paths(steps) if steps[0] >= first else ():
+            for path in self.directory.glob(self._name(steps, "*")) if steps[0] >= first else ():
                 path.unlink(missing_ok=True)
 
-    def _paths(self, steps: range) -> list[epath.Path]:
-        return list(self.directory.glob(self._name(steps, "*")))
-
     def _name(self, steps: range, digest: str) -> str:
-        return f"{steps[0]:09d}-{steps[-1]:09d}-{digest}.{self._kind}"
+        return f"{steps[0]:09d}-{steps[-1]:09d}-{digest}.{self.kind}"
 
 
 def _digest(content: bytes) -> str:
@@ -82,11 +77,8 @@ class LossLog:
     """Writes the sums of losses and weights of all segments, in Arrow files of some steps each.
 
     A file has the columns `loss` and `weight`, float32, and in its schema the number of segments of
-    each of its steps. It names no examples: the plan says which they are.
-
-    Args:
-        workdir: the files are in its folder `losses`.
-        step: the step that the run goes on from; files from there on are removed.
+    each of its steps. It names no examples: the plan says which they are. Files of the step that
+    the run goes on from, and of later ones, are removed.
     """
 
     def __init__(self, workdir: epath.Path, step: int):
@@ -111,17 +103,16 @@ class LossLog:
         sums = [self._sums.get(step, np.zeros((2, 0), np.float32)) for step in steps]
         self._sums, self._count = {}, 0
         counts = json.dumps({"segments": [each.shape[1] for each in sums]})
-        table = pa.table(dict(zip(("loss", "weight"), np.concatenate(sums, axis=1), strict=True)))
-        table, buffer = table.replace_schema_metadata({"lockstep": counts}), io.BytesIO()
-        options = pa.ipc.IpcWriteOptions(compression="zstd")
+        columns = [*np.concatenate(sums, axis=1)]
+        table = pa.table(columns, ["loss", "weight"], metadata={"lockstep": counts})
+        options, buffer = pa.ipc.IpcWriteOptions(compression="zstd"), io.BytesIO()
         with pa.ipc.new_file(buffer, table.schema, options=options) as writer:
             writer.write_table(table)
         self._files.write(steps, buffer.getvalue())
 
 
-def _read_sums(workdir: epath.Path) -> Iterator[tuple[int, np.ndarray]]:
+def _read_sums(files: StepFiles) -> Iterator[tuple[int, np.ndarray]]:
     """Each step that has losses and, float32 [2, segments], the sums of its losses and weights."""
-    files = StepFiles(workdir / NAME, "arrow")
     ranges = files.ranges()
     for steps, following in itertools.zip_longest(ranges, ranges[1:]):
         if (content := files.read(steps)) is None:
@@ -131,8 +122,7 @@ def _read_sums(workdir: epath.Path) -> Iterator[tuple[int, np.ndarray]]:
             )
         table = pa.ipc.open_file(pa.py_buffer(content)).read_all()
         counts = json.loads(table.schema.metadata[b"lockstep"])["segments"]
-        sums = np.stack([table[name].to_numpy() for name in ("loss", "weight")])
-        each = np.split(sums, np.cumsum(counts)[:-1], axis=1)
+        each = np.split(np.stack(table.columns), np.cumsum(counts)[:-1], axis=1)
         for step, found in zip(steps, each, strict=True):
             # A run that went on from before the end of a file has these steps in the next one.
             if found.size and (following is None or step < following[0]):
@@ -168,12 +158,11 @@ class Losses(NamedTuple):
         return Losses(*(column[which] for column in self))
 
     def documents(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Each example once, over all its segments.
+        """Each example once, over all its segments: numbers, mean losses, and their excess.
 
-        Returns:
-            Numbers, ascending, int64 [examples]; mean losses, by weight, in nats; and by how much
-            they are above what is usual, which makes examples of any step and corpus comparable:
-            float64 [examples].
+        Numbers ascend, int64 [examples]. Losses are means by weight, in nats; the excess is by how
+        much they are above what is usual, which makes examples of any step and corpus comparable:
+        float64 [examples].
         """
         numbers, at = np.unique(self.example, return_inverse=True)
         total, usual, weight = (
@@ -188,25 +177,23 @@ def _usual(
     corpus: np.ndarray, step: np.ndarray, loss: np.ndarray, weight: np.ndarray
 ) -> np.ndarray:
     """The column `usual`; losses that are not finite do not count."""
-    shape = int(corpus.max()) + 1, int(step[-1] - step[0]) + 1
-    place = corpus * shape[1] + step - step[0]
-    ends = np.arange(shape[1])
-    begin, end = np.maximum(ends - AROUND, 0), np.minimum(ends + AROUND + 1, shape[1])
-    sums = []
-    for each in (loss, weight):
-        counted = np.where(np.isfinite(loss), each, 0)
-        of_steps = np.bincount(place, counted, shape[0] * shape[1]).reshape(shape)
-        before = np.pad(np.cumsum(of_steps, axis=1), ((0, 0), (1, 0)))
-        sums.append((before[:, end] - before[:, begin]).ravel()[place])
-    return sums[0] / np.maximum(sums[1], 1e-9)
+    place, usual, window = step - step[0], np.zeros(len(step)), np.ones(2 * AROUND + 1)
+    for number in np.unique(corpus):
+        here = corpus == number
+        counted = here & np.isfinite(loss)
+        sums = [
+            np.convolve(np.bincount(place[counted], each[counted], place[-1] + 1), window)[AROUND:]
+            for each in (loss, weight)
+        ]
+        usual[here] = (sums[0] / np.maximum(sums[1], 1e-9))[place[here]]
+    return usual
 
 
 def losses(workdir: epath.PathLike) -> Losses:
     """The losses of a run, over all its starts: arrays with an entry for each segment.
 
-    Args:
-        workdir: of a run of train.py; or of a loop of your own with `write_history`
-            and a `RunLog` whose steps give `segments`.
+    The run is one of train.py; or of a loop of your own with `write_history` and a `RunLog` whose
+    steps give `segments`.
 
     Raises:
         FileNotFoundError: there is no run, or it has no losses.
@@ -215,7 +202,7 @@ def losses(workdir: epath.PathLike) -> Losses:
     workdir = as_path(workdir)
     corpus, plan = read_history(workdir)
     found = []
-    for step, sums in _read_sums(workdir):
+    for step, sums in _read_sums(StepFiles(workdir / NAME, "arrow")):
         planned = plan.batch(step)
         count = len(planned.segments)
         if count != sums.shape[1]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import operator
 import os
 import shutil
 import tempfile
@@ -17,45 +18,36 @@ from pipeline.fs.atomic import atomic_write, is_local, name_full_disk
 class MetricsFiles:
     """Appends lines to `metrics.jsonl`, and their numbers to TensorBoard events.
 
-    A run that goes on removes the lines of the steps that it will run again. Object storage cannot
-    append: there both are kept on this machine, and `flush` uploads them whole.
-
-    Args:
-        workdir: where to write; made if it is missing.
-        step: the step that the run goes on from.
-        evaluated: steps whose evaluations the run has; other evaluations will be made again.
-
-    Attributes:
-        lost: seconds of the steps that will be run again.
-
-    Raises:
-        ImportError: tensorboardX is not installed.
+    A run that goes on from a step removes the lines of the steps that it will run again, whose
+    seconds are `lost`, and of evaluations of steps that are not in `evaluated`. Object storage
+    cannot append: there both are kept on this machine, and `flush` uploads them whole.
     """
 
     def __init__(self, workdir: epath.Path, step: int, evaluated: Collection[str]):
         board = require("tensorboardX", extra="train", purpose="RunLog")
         self._path, self.lost = workdir / "metrics.jsonl", 0.0
-        kept: list[tuple[bytes, dict[str, Any]]] = []
-        lines = self._path.read_bytes().splitlines() if step and self._path.exists() else []
-        for line in lines:
-            if (values := _parse(line)) is None:
-                continue
-            if str(values["step"]) in evaluated if "eval_loss" in values else values["step"] < step:
-                kept.append((line, values))
-            elif "eval_loss" not in values:
-                self.lost += values.get("seconds", 0.0)
+        kept: list[bytes] = []
+        again: list[dict[str, Any]] = []  # evaluations after `step` steps: TensorBoard forgets them
+        for line in self._path.read_bytes().splitlines() if step and self._path.exists() else []:
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # cut short by a kill
+                values = json.loads(line)
+                at = operator.index(values["step"])
+                if str(at) in evaluated if "eval_loss" in values else at < step:
+                    kept.append(line + b"\n")
+                    again += [values] * (at >= step)
+                elif "eval_loss" not in values:
+                    self.lost += values.get("seconds", 0.0)
         self._scratch = None if is_local(workdir) else tempfile.TemporaryDirectory()
         self._here = epath.Path(self._scratch.name) if self._scratch else workdir
         self._here.mkdir(parents=True, exist_ok=True)
         with atomic_write(self._here / "metrics.jsonl") as file:
-            file.write(b"".join(line + b"\n" for line, _ in kept))
+            file.writelines(kept)
         self._file = open(os.fspath(self._here / "metrics.jsonl"), "a")  # noqa: SIM115
         self._board = board.SummaryWriter(
             os.fspath(self._here / "tensorboard"), purge_step=step, flush_secs=30
         )
-        for _, values in kept:  # an evaluation after that many steps, which TensorBoard now forgets
-            if values["step"] >= step:
-                self._draw(values)
+        for values in again:
+            self._draw(values)
 
     def write(self, values: Mapping[str, Any]) -> None:
         """Writes a line; `step` is among its values."""
@@ -81,12 +73,9 @@ class MetricsFiles:
             copy_files(self._here, self._path.parent)
 
     def close(self) -> None:
-        """Flushes and closes the files."""
-        with name_full_disk(self._path), contextlib.ExitStack() as stack:  # all, whatever fails
-            if self._scratch:
-                stack.callback(self._scratch.cleanup)
-            stack.callback(self._board.close)
-            stack.callback(self._file.close)
+        """Flushes and closes the files, all of them whatever fails."""
+        scratch = self._scratch or contextlib.nullcontext()
+        with name_full_disk(self._path), scratch, contextlib.closing(self._board), self._file:
             self.flush()
 
 
@@ -98,15 +87,3 @@ def copy_files(here: epath.Path, there: epath.Path) -> None:
             copied.parent.mkdir(parents=True, exist_ok=True)
             with (folder / name).open("rb") as content, atomic_write(copied) as file:
                 shutil.copyfileobj(content, file)
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    """The values of a line of the log; None of one that a kill cut short, or that is damaged."""
-    try:
-        values = json.loads(line)
-        whole = isinstance(values["step"], int) and isinstance(
-            values.get("seconds", 0), int | float
-        )
-    except (ValueError, KeyError, TypeError):
-        return None
-    return values if whole else None

@@ -10,7 +10,7 @@ from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.pairs import open_corpus
 from pipeline.corpus.views import View, view_of
-from pipeline.errors import InvalidType, InvalidValue, Missing
+from pipeline.errors import InvalidValue, Missing
 from pipeline.fs.atomic import as_path, atomic_write, is_local, make_directory
 from pipeline.planning.plan import Plan
 
@@ -21,25 +21,20 @@ def write_history(workdir: epath.PathLike, corpus: Any, plan: Plan) -> None:
     """Writes which corpus, plans and changes make up the batches of the run in `workdir`.
 
     A corpus inside the work directory is named relative to it, any other by its whole path. `view`
-    describes a view. Of several corpora, directories and views are given by name.
+    describes a view. Of several corpora, directories and views are given by name. The plan has all
+    of the run's steps.
 
     {"corpus": "corpus/train", "view": null, "tokens": "tokens=…",
      "plans": [{"from": 0, "fingerprint": …, "changes": {"buckets": [[8, 128]], "seed": 0, …}},
                {"from": 2000, "fingerprint": …, "changes": {"buckets": [[16, 128]]}}]}
-
-    Args:
-        workdir: of the run; made if it is missing.
-        corpus: what the run reads: of `Corpora` all, of a view the view.
-        plan: all of the run's steps.
 
     Raises:
         ValueError: a corpus has no directory to open it by, such as one of `InPlace`.
     """
     inside = os.path.join(_absolute(workdir), "")
     several = isinstance(corpus, Corpora)
-    corpora: dict[str, Any] = dict(corpus.corpora) if several else {"": corpus}
     places, views = {}, {}
-    for name, one in corpora.items():
+    for name, one in corpus.corpora.items() if several else [("", corpus)]:
         if not hasattr(one, "directory"):
             raise InvalidValue(
                 f"the corpus is {one!r:.80}, which has no directory, so its batches cannot be "
@@ -81,18 +76,17 @@ def read_history(workdir: epath.PathLike) -> tuple[AnyCorpus, Plan]:
         changes = [(int(entry["from"]), dict(entry["changes"])) for entry in content["plans"]]
         fingerprints = [str(entry["fingerprint"]) for entry in content["plans"]]
         directory, tokens, view = content["corpus"], content["tokens"], content.get("view")
+        several = isinstance(directory, dict)
+        places, views = (directory, view or {}) if several else ({"": directory}, {"": view})
+        opened: dict[str, AnyCorpus] = {}
+        for name, place in places.items():
+            opened[name] = open_corpus(workdir / place)
+            if described := views.get(name):
+                opened[name] = view_of(opened[name], described)
+        corpus = Corpora(opened) if several else opened[""]
+    except InvalidValue:  # what a corpus says
+        raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise _damage(path, error) from error
-    corpus: AnyCorpus
-    try:
-        if isinstance(directory, dict):
-            views = view or {}
-            corpus = Corpora(
-                {name: _open(workdir / place, views.get(name)) for name, place in directory.items()}
-            )
-        else:
-            corpus = _open(workdir / directory, view)
-    except (KeyError, TypeError, AttributeError) as error:
         raise _damage(path, error) from error
     if corpus.fingerprint != tokens:
         raise InvalidValue(
@@ -114,13 +108,6 @@ def read_history(workdir: epath.PathLike) -> tuple[AnyCorpus, Plan]:
 
 def _absolute(path: epath.PathLike) -> str:
     return os.path.abspath(path) if is_local(path) else os.fspath(path)
-
-
-def _open(directory: epath.Path, view: dict[str, Any] | None) -> AnyCorpus:
-    if not isinstance(view, dict | None):
-        raise InvalidType(f"view is {view!r:.80}")
-    corpus = open_corpus(directory)
-    return view_of(corpus, view) if view else corpus
 
 
 def _damage(path: epath.Path, error: Exception) -> ValueError:

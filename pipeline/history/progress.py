@@ -15,11 +15,7 @@ EVERY = 10.0
 class Progress:
     """Shows how far a run is, how fast, and how long it waits for batches.
 
-    Args:
-        steps: steps of the run.
-        step: the step that it goes on from.
-        name: of the work, for the bar.
-        enabled: whether to show anything; of several hosts one does.
+    The run has `steps` steps and goes on from `step`. Of several hosts one has it `enabled`.
     """
 
     def __init__(self, steps: int, step: int, *, name: str = "train", enabled: bool = True):
@@ -37,14 +33,7 @@ class Progress:
         self._tokens, self._waited = 0, 0.0  # since what was shown last
 
     def update(self, step: int, tokens: int, waited: float, text: str) -> None:
-        """Shows that `step` steps are done.
-
-        Args:
-            step: steps done.
-            tokens: tokens of the last of them.
-            waited: seconds spent waiting for its batch.
-            text: what else to show.
-        """
+        """Shows that `step` steps are done, the last of so many tokens, and a text."""
         if not self._enabled:
             return
         self._bar.update(step - self._bar.n)
@@ -57,8 +46,7 @@ class Progress:
         self._tokens, self._waited, self._shown = 0, 0.0, now
         if self._bar.disable:
             left = (now - self._begin) / max(step - self._first, 1) * (self._steps - step)
-            done = f"step {step:,}/{self._steps:,}"
-            logger.info("%s · %s · %.0f s left", done, text, left)
+            logger.info(f"step {step:,}/{self._steps:,} · {text} · {left:.0f} s left")
         else:
             self._bar.set_postfix_str(text)
 

@@ -16,17 +16,14 @@ from pipeline.errors import InvalidState, InvalidValue, NotFinite, require_one_o
 from pipeline.fs.atomic import as_path, atomic_write
 from pipeline.history.loss_archive import LossLog
 from pipeline.history.metrics_files import MetricsFiles
-from pipeline.history.peaks import peak_of
 from pipeline.history.progress import Progress
-from pipeline.history.run_stats import Clock, RunStats
+from pipeline.history.run_stats import Clock, RunStats, peak_of
 from pipeline.planning.planned import PlannedBatch
 
 logger = logging.getLogger(__name__)
 
 # Messages name at most this many documents.
 SHOWN = 20
-
-
 # What to do about a step whose loss or gradient is not finite.
 OnNonfinite = Literal["stop", "skip"]
 
@@ -83,7 +80,7 @@ class RunLog:
         self._workdir, self._first, self._steps = as_path(workdir), first, steps
         self._leads = jax.process_index() == 0
         peak = peak_flops or peak_of(jax.devices()[0].device_kind)
-        self._peak = peak * jax.device_count() if peak else 0.0
+        self._peak = peak * jax.device_count()
         self._stops = on_nonfinite == "stop"
         self._last: tuple[int, PlannedBatch, Mapping[str, Any], float | None] | None = None
         self._stack: contextlib.ExitStack | None = None
@@ -96,9 +93,8 @@ class RunLog:
                 stack.callback(self._files.close)
                 stack.callback(self._losses.flush)
                 self.clock.add("lost", self._files.lost)
-            self._progress = stack.enter_context(
-                Progress(self._steps, self._first, enabled=self._leads)
-            )
+            progress = Progress(self._steps, self._first, enabled=self._leads)
+            self._progress = stack.enter_context(progress)
             self._before = self.clock.seconds()
             self._stack = stack.pop_all()
         return self
@@ -137,11 +133,7 @@ class RunLog:
         self._last = step, planned, values, flops
 
     def flush(self) -> None:
-        """Waits for the last step and records it.
-
-        Raises:
-            FloatingPointError: as `add`.
-        """
+        """Waits for the last step and records it; raises as `add`."""
         if self._stack is None:
             raise InvalidState("the log is not open; use it as in: with RunLog(…) as log: …")
         last, self._last = self._last, None
@@ -157,13 +149,10 @@ class RunLog:
     def evaluate(
         self, step: int, total: float, weight: float, text_bytes: int | None = None
     ) -> None:
-        """Records an evaluation; what is not finite becomes None, as JSON has no NaN.
+        """Records an evaluation after so many steps; None stands for NaN, which JSON has not.
 
-        Args:
-            step: steps trained before it.
-            total: sum of the weighted losses, in nats.
-            weight: sum of the weights.
-            text_bytes: UTF-8 bytes of the evaluated text, where they are known.
+        `total` is the sum of the weighted losses, in nats, and `weight` that of the weights;
+        `text_bytes` are those of the evaluated text in UTF-8, where they are known.
         """
         values = {"eval_loss": total / weight}
         if text_bytes:
@@ -173,7 +162,7 @@ class RunLog:
         text = ", ".join(f"{name} {each:.4f}" for name, each in finite.items() if each is not None)
         entropy = self.stats.unigram_entropy
         usual = f" (unigram entropy {entropy:.4f})" if entropy else ""
-        logger.info("step %s: %s%s", f"{step:,}", text or "not finite", usual)
+        logger.info(f"step {step:,}: {text or 'not finite'}{usual}")
         self.write({"step": step, **finite})
 
     def text(self, name: str, markdown: str) -> None:
@@ -182,11 +171,7 @@ class RunLog:
             self._files.text(name, markdown)
 
     def save(self) -> dict[str, Any]:
-        """Makes all that was added outlive the process; returns the state for a checkpoint: JSON.
-
-        Raises:
-            FloatingPointError: as `add`.
-        """
+        """Makes what was added outlive the process; returns the state for a checkpoint: JSON."""
         self.flush()
         with self.clock("save"):
             if self._leads:
@@ -217,10 +202,9 @@ class RunLog:
         numbers = {name: np.asarray(each).item() for name, each in arrays.items()}
         documents = np.unique(planned.segments[:, 1])
         before, self._before = self._before, self.clock.seconds()
-        trained, waited = (
-            self._before.get(phase, 0.0) - before.get(phase, 0.0) for phase in ("train", "wait")
-        )
-        seconds = max(trained + waited, 1e-9)
+        passed = {name: self._before[name] - before.get(name, 0.0) for name in self._before}
+        waited = passed.get("wait", 0.0)
+        seconds = max(passed["train"] + waited, 1e-9)
         if not numbers.pop("finite", math.isfinite(numbers["loss"])):
             self._handle_nonfinite(step, planned, documents, numbers)
             self.stats.skipped_seconds += seconds
@@ -249,22 +233,15 @@ class RunLog:
             line["flop_utilisation"] = flops / seconds / self._peak
         if self._leads:
             self._files.write(line)
-        self._progress.update(
-            step + 1,
-            planned.num_tokens,
-            waited,
-            f"loss {numbers['loss']:.3f} · {planned.bucket} · padding {self.stats.padding:.2%}",
-        )
+        text = f"loss {numbers['loss']:.3f} · {planned.bucket} · padding {self.stats.padding:.2%}"
+        self._progress.update(step + 1, planned.num_tokens, waited, text)
 
     def _handle_nonfinite(
         self, step: int, planned: PlannedBatch, documents: np.ndarray, values: dict[str, float]
     ) -> None:
-        names = ", ".join(map(str, documents[:SHOWN])) + ", …" * (len(documents) > SHOWN)
         norm = f" and gradient norm {values['gradient_norm']}" if "gradient_norm" in values else ""
-        text = (
-            f"loss {values['loss']}{norm} at step {step:,}, bucket {planned.bucket}, documents "
-            f"{names}"
-        )
+        text = f"loss {values['loss']}{norm} at step {step:,}, bucket {planned.bucket}, documents "
+        text += ", ".join(map(str, documents[:SHOWN])) + ", …" * (len(documents) > SHOWN)
         # With a loss scale, gradients are expected to overflow until the scale has fallen.
         overflow = math.isfinite(values["loss"]) and values.get("loss_scale", 0) > 1
         if self._stops and not overflow:

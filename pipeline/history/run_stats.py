@@ -1,4 +1,4 @@
-"""Statistics of a run over all its starts: its seconds by phase, its counts and its summary."""
+"""Statistics of a run: its seconds by phase, its counts, its summary, and the most it could do."""
 
 import contextlib
 import dataclasses
@@ -8,6 +8,27 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeline.planning.planned import PlannedBatch
+
+# The most that a device can compute: bfloat16 matrix products without sparsity, in FLOP/s per
+# device as JAX counts devices. TPUs: Google's "TPU versions" pages; GPUs: NVIDIA's data sheets.
+PEAKS = {
+    "TPU v3": 61.5e12,  # a core, half a chip
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5e": 197e12,
+    "TPU v5p": 459e12,
+    "TPU v5": 459e12,
+    "TPU v6 lite": 918e12,
+    "TPU v6e": 918e12,
+    "V100": 125e12,  # float16
+    "A100": 312e12,
+    "L4": 121e12,
+    "L40S": 362e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "H200": 989e12,
+    "B200": 2250e12,
+}
 
 
 class Clock:
@@ -52,39 +73,27 @@ class Clock:
 
 @dataclasses.dataclass(kw_only=True)
 class RunStats:
-    """Counts of a run over all its starts. Every attribute is JSON.
+    """Counts of a run over all its starts. Every attribute is JSON."""
 
-    Attributes:
-        unigram_entropy: entropy of the held-out targets, in nats per token.
-        tokens: real positions trained on.
-        positions: all computed positions, padding included.
-        batches: batches trained on.
-        documents: examples trained on; an example counts once in each of its batches.
-        flops: floating-point operations of the model's mathematics, where `capacity` is known.
-        capacity: floating-point operations that the devices could have done in that time.
-        sources: real positions of each source of a mixture.
-        skipped: steps without an update, because they were not finite.
-        skipped_seconds: seconds that these steps took.
-        evaluations: for each evaluated step, `eval_loss` in nats per token and `bits_per_byte`.
-        seconds: seconds by phase, of all starts up to the last checkpoint of each. Steps that a
-            kill took back are "lost".
-        compiles: compilations of the training step by bucket, in this start.
-        compiles_after_start: compilations of the steps since the first step of this start.
-        other_compiles: compilations of other functions since then.
-    """
-
-    unigram_entropy: float | None = None
-    tokens: int = 0
-    positions: int = 0
+    unigram_entropy: float | None = None  # of the held-out targets, in nats per token
+    tokens: int = 0  # real positions trained on
+    positions: int = 0  # all computed positions, padding included
     batches: int = 0
-    documents: int = 0
+    documents: int = 0  # an example counts once in each of its batches
+    # Floating-point operations of the model's mathematics, and those that the devices could have
+    # done in that time, where that is known.
     flops: float = 0.0
     capacity: float = 0.0
-    sources: dict[str, int] = dataclasses.field(default_factory=dict)
-    skipped: int = 0
-    skipped_seconds: float = 0.0
+    sources: dict[str, int] = dataclasses.field(default_factory=dict)  # tokens of each corpus
+    skipped: int = 0  # steps without an update, because they were not finite
+    skipped_seconds: float = 0.0  # that these steps took
+    # Of each evaluated step, `eval_loss` in nats per token and `bits_per_byte`.
     evaluations: dict[str, dict[str, float | None]] = dataclasses.field(default_factory=dict)
+    # By phase, of all starts up to the last checkpoint of each. Steps that a kill took back are
+    # "lost".
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    # Of this start: compilations of the training step by bucket; and since its first step, those
+    # of the steps, and those of other functions.
     compiles: dict[str, int] = dataclasses.field(default_factory=dict)
     compiles_after_start: int = 0
     other_compiles: int = 0
@@ -135,3 +144,16 @@ class RunStats:
             "waiting": waiting / training,
             "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
         }
+
+
+def peak_of(device_kind: str) -> float:
+    """FLOP/s of a device by its `device_kind`; 0 for one that is not in the table.
+
+    >>> peak_of("NVIDIA H100 80GB HBM3") == PEAKS["H100"]
+    True
+    >>> peak_of("cpu")
+    0.0
+    """
+    words = f" {device_kind.replace('-', ' ')} "
+    known = [name for name in PEAKS if f" {name} " in words]
+    return PEAKS[max(known, key=len)] if known else 0.0

@@ -16,17 +16,10 @@ TOKENS, EPOCHS = 64, 4
 
 
 class Why:
-    """The losses of a run, document by document, as lines of text.
+    """The losses of a run, document by document, as lines of text of at most some width.
 
-    Losses are means in nats, by weight. Where some are not finite, their documents come first.
-
-    Args:
-        workdir: of the run.
-        width: characters in a line.
-
-    Raises:
-        FileNotFoundError: there is no run, or it has no losses.
-        ValueError: what is there cannot be read.
+    Losses are means in nats, by weight. Where some are not finite, their documents come first. A
+    step or a document without losses is a `ValueError`.
     """
 
     def __init__(self, workdir: epath.PathLike, width: int = 110):
@@ -34,11 +27,7 @@ class Why:
         self._losses, self._width = losses(workdir), width
 
     def step(self, step: int) -> Iterator[str]:
-        """The documents of a step, the largest loss first, and what they lost before.
-
-        Raises:
-            ValueError: there are no losses of this step.
-        """
+        """The documents of a step, the largest loss first, and what they lost before."""
         every = self._losses.step
         here = self._losses.select(every == step)
         if not len(here.step):
@@ -46,9 +35,9 @@ class Why:
                 f"step is {step:,}; there are losses of the steps {every[0]:,} to {every[-1]:,}, "
                 "but for steps that were left out"
             )
-        total, weight = (each.sum(dtype=np.float64) for each in (here.loss, here.weight))
         numbers, loss, excess = here.documents()
-        yield f"step {step:,}: {len(numbers):,} documents, loss {total / max(weight, 1e-9):.4f}"
+        mean = here.loss.sum(dtype=float) / max(here.weight.sum(dtype=float), 1e-9)
+        yield f"step {step:,}: {len(numbers):,} documents, loss {mean:.4f}"
         order = np.lexsort((-loss, np.isfinite(loss)))
         before = self._losses.select(every < step)
         yield from self._table(numbers[order], loss[order], excess[order], before, "before")
@@ -61,11 +50,7 @@ class Why:
         yield from self._table(numbers[order], loss[order], excess[order], self._losses, "by epoch")
 
     def document(self, number: int) -> Iterator[str]:
-        """What a document lost in each of its steps, and its text.
-
-        Raises:
-            ValueError: it is in none of them.
-        """
+        """What a document lost in each of its steps, and its text."""
         found = self._losses.select(self._losses.example == number)
         if not len(found.step):
             raise InvalidValue(

@@ -18,6 +18,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import InvalidType, InvalidValue, require_whole
 from pipeline.fs.atomic import as_path, atomic_write, directory_lock, make_directory
+from pipeline.history.loss_archive import StepFiles
 from pipeline.history.progress import Progress
 from pipeline.loading.collate import Positions
 from pipeline.loading.loader import Loader, OrderedOptions, load
@@ -25,13 +26,16 @@ from pipeline.loading.sharding import batch_sharding, parts
 from pipeline.loading.state import differences
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.planned import PlannedBatch
-from pipeline.scoring.parts import Parts
-from pipeline.scoring.table import SEGMENTS, VALUE, open_table, write_table
+from pipeline.scoring.table import SEGMENTS, VALUE, Parts, open_table, write_table
 from pipeline.scoring.values import Value, find_values
 from pipeline.steps import hosts
 from pipeline.steps.compiled import Compiled
 
 TABLE, MANIFEST, PARTS = "scores.arrow", "scores.json", "parts"
+
+# The steps of a part; a run that was killed repeats less than a part. Nothing else decides the
+# ranges, so every number of hosts writes the same parts.
+STEPS = 64
 
 # Options of `load` that decide the order of examples, repeat them, or lay batches out otherwise.
 FIXED = ("seed", "shuffle", "num_epochs", "tiers", "weights", "by", "ending", "context_order")
@@ -102,7 +106,13 @@ def score(
         enter = stack.enter_context
         if leads:
             enter(directory_lock(directory, "scoring", wait=False))
-        past = _read_manifest(directory)
+        path = directory / MANIFEST
+        past: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        if not past and (directory / TABLE).exists():
+            raise InvalidValue(
+                f"{directory} has {TABLE} and no {MANIFEST}, which says what the scores are of; "
+                "score into another directory"
+            )
         if options.get("buckets") is None:
             multiple = parts(batch_sharding(sharding))[0]
             options.setdefault("row_multiple", past.get("row_multiple") or multiple)
@@ -123,21 +133,30 @@ def score(
             "plan": plan.fingerprint,
             "scores": ";".join(f"{name}={value}" for name, value in scores.items()),
         }
-        if past:
-            _require_same(directory, past, manifest)
-        every = Parts(directory / PARTS, range(plan.first_step(epoch), plan.first_step(epoch + 1)))
+        both = [(past[name], now) for name, now in manifest.items() if past]
+        if changes := [change for then, now in both for change in differences(then, now)]:
+            raise InvalidValue(
+                f"{directory} has scores of something else: {'; '.join(changes)}. Score into "
+                "another directory, or delete this one"
+            )
+        begin, end = plan.first_step(epoch), plan.first_step(epoch + 1)
+        ranges = [range(at, min(at + STEPS, end)) for at in range(begin, end, STEPS)]
+        every = Parts(StepFiles(directory / PARTS, "npz"), ranges)
 
         def count() -> int:
-            """Parts that are done; all of them where the table is there."""
-            return len(every.ranges) if (directory / TABLE).exists() else every.count()
+            """Parts that are whole, from the first one on; all of them where the table is there."""
+            if (directory / TABLE).exists():
+                return len(ranges)
+            contents = map(every.files.read, ranges)
+            return next((n for n, each in enumerate(contents) if each is None), len(ranges))
 
         done = hosts.main_process_first("reading the scores", count)
         hosts.require_agreement({**manifest, "done": f"parts={done}"})
         if leads and not past:
             kept = {**manifest, "row_multiple": options.get("row_multiple")}
-            with atomic_write(directory / MANIFEST) as file:
+            with atomic_write(path) as file:
                 file.write((json.dumps(kept, indent=1) + "\n").encode())
-        if done < len(every.ranges):
+        if done < len(ranges):
             # Each device gets all values: so process 0 writes files that are the same for any
             # number of hosts.
             everywhere = NamedSharding(loader.sharding.mesh, PartitionSpec())
@@ -150,7 +169,7 @@ def score(
                 shape = len(corpus), len(corpus.sides)
                 write_table(directory / TABLE, every, values, shape, manifest)
             if leads:
-                every.remove()
+                every.files.directory.rmtree(missing_ok=True)
             return open_table(directory / TABLE)
 
         return hosts.main_process_first("writing the scores", finish)
@@ -206,24 +225,3 @@ def _run(
         last = now
     if last:
         yield last
-
-
-def _read_manifest(directory: epath.Path) -> dict[str, Any]:
-    """What the scores in a directory are of; empty where there are none."""
-    if (directory / MANIFEST).exists():
-        return dict(json.loads((directory / MANIFEST).read_text()))
-    if (directory / TABLE).exists():
-        raise InvalidValue(
-            f"{directory} has {TABLE} and no {MANIFEST}, which says what the scores are of; score "
-            "into another directory"
-        )
-    return {}
-
-
-def _require_same(directory: epath.Path, past: Mapping[str, Any], now: Mapping[str, str]) -> None:
-    """Refuses, with a `ValueError`, a directory that has scores of something else."""
-    if changes := [change for name in now for change in differences(past[name], now[name])]:
-        raise InvalidValue(
-            f"{directory} has scores of something else: {'; '.join(changes)}. Score into another "
-            "directory, or delete this one"
-        )

@@ -1,14 +1,17 @@
 """The table of scores: a row for each example, in the order of the corpus, put together of parts.
 
-Records are written to the places of their examples in scratch files, which the system keeps in
+Parts have the values of fixed ranges of steps, and stay on disk until all of them are there. Their
+records are written to the places of their examples in scratch files, which the system keeps in
 memory as far as there is room, and from there to the table.
 """
 
 import contextlib
+import dataclasses
+import io
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +22,7 @@ from etils import epath
 from pipeline.corpus.gather import ranges
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import atomic_write, is_local
-from pipeline.scoring.parts import Parts
+from pipeline.history.loss_archive import StepFiles
 from pipeline.scoring.values import Value
 
 # Arrays of a part: of each segment the columns of its plan, and the records of each value.
@@ -29,12 +32,31 @@ SEGMENTS, VALUE = "segments", "value:"
 ROWS = 1 << 16
 
 
-def open_table(path: epath.Path) -> pa.Table:
-    """The table in a file, mapped where it is local.
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """The parts of some ranges of steps: arrays with a line for each segment, in order of steps."""
 
-    Raises:
-        ValueError: the file is damaged.
-    """
+    files: StepFiles
+    ranges: Sequence[range]
+
+    def __iter__(self) -> Iterator[Mapping[str, np.ndarray]]:
+        for steps in self.ranges:
+            if (content := self.files.read(steps)) is None:
+                raise InvalidValue(
+                    f"the scores of steps {steps[0]:,} to {steps[-1]:,} in {self.files.directory} "
+                    "are missing or damaged; score again, which runs these steps again"
+                )
+            yield np.load(io.BytesIO(content))
+
+    def write(self, number: int, arrays: Mapping[str, np.ndarray]) -> None:
+        """Writes a part, whole or not at all."""
+        buffer = io.BytesIO()
+        np.savez(buffer, allow_pickle=False, **arrays)
+        self.files.write(self.ranges[number], buffer.getvalue())
+
+
+def open_table(path: epath.Path) -> pa.Table:
+    """The table in a file, mapped where it is local; a `ValueError` if the file is damaged."""
     try:
         if not is_local(path):
             return pa.ipc.open_file(pa.py_buffer(path.read_bytes())).read_all()
@@ -53,12 +75,8 @@ def write_table(
 ) -> None:
     """Writes the table of all parts; an example that is in none of them has nulls.
 
-    Args:
-        path: of the file.
-        parts: all of them.
-        values: the values in them, by name.
-        shape: examples, which are the rows of the table, and sides: 1, of pairs 2.
-        metadata: is written, as JSON, into the schema.
+    `shape` is examples, which are the rows of the table, and sides: 1, of pairs 2. The metadata go,
+    as JSON, into the schema.
     """
     positions = np.zeros(shape, np.int64)
     for part in parts:
@@ -109,9 +127,8 @@ def _batches(
                 column = pa.LargeListArray.from_arrays(pa.array(ends), lists)
             else:
                 column = as_column(value.finish(records[name][rows], positions[rows]))
-            columns[name] = pc.call_function(
-                "if_else", [missing, pa.scalar(None, column.type), column]
-            )
+            null = pa.scalar(None, column.type)
+            columns[name] = pc.call_function("if_else", [missing, null, column])
         yield pa.record_batch(columns)
 
 

@@ -50,12 +50,8 @@ class Value:
     def cut(self, array: np.ndarray, planned: PlannedBatch) -> np.ndarray:
         """The records of each segment of a batch, or the sum over the positions of each segment.
 
-        Args:
-            array: `[rows, length, *shape]` or `[rows, segments, *shape]`, of the whole batch.
-            planned: the batch.
-
-        Returns:
-            `[positions, *shape]` of a ragged value, otherwise `[segments, *shape]`.
+        From `[rows, length, *shape]` or `[rows, segments, *shape]`, of the whole batch, they are
+        `[positions, *shape]` of a ragged value, otherwise `[segments, *shape]`.
         """
         row = planned.segments[:, 0]
         first = np.searchsorted(row, row)  # of each segment, the first one in its row
@@ -87,19 +83,10 @@ def _outer(numbers: np.ndarray, records: np.ndarray) -> np.ndarray:
 
 
 def find_values(outputs: Mapping[Bucket, Any], reduce: str | None, plan: Plan) -> dict[str, Value]:
-    """The values of a step by name, from the shapes that it returns for each bucket.
+    """The values of a step by name, from the shapes of its `outputs` for each bucket.
 
     A value whose second axis is the length of the bucket, in every bucket, has a record for each
     position; any other value has one for each segment.
-
-    Args:
-        outputs: for each bucket, what the step returns, as `jax.ShapeDtypeStruct`s.
-        reduce: "sum", "mean" or None.
-        plan: of the batches.
-
-    Raises:
-        ValueError: the shapes are not as for `score`, a row has more segments than a value has room
-            for, or the pieces of a split example would have a record each.
     """
     if reduce is not None:
         require_one_of("reduce", reduce, ("sum", "mean"))
