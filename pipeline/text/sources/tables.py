@@ -27,10 +27,6 @@ class Tables(files.FileSource):
     Args:
         paths: names or globs, one or several.
         columns: the columns to read; None for all. In Parquet the others cost nothing.
-
-    Raises:
-        FileNotFoundError: a file does not exist, or a glob matches none.
-        ValueError: from reading, when a file is damaged, or has no such column; names it.
     """
 
     handles = ("_groups", "_first", "_latest")
@@ -65,15 +61,6 @@ class Tables(files.FileSource):
     def _latest(self) -> dict[int, Group]:
         """The group that was read last, by its number."""
         return {}
-
-    def _guard(self, path: epath.Path, function: Callable, *arguments: Any) -> Any:
-        try:
-            return function(*arguments)
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise InvalidValue(
-                f"{os.fspath(path)} cannot be read as {self.format}: {error}. It is damaged or of "
-                "another format; fetch it again, or check its name"
-            ) from error
 
     def _read_group(self, number: int) -> Group:
         path, _, _, read = self._groups[number]
@@ -133,16 +120,16 @@ class ArrowFiles(Tables):
     format, prefix = "Arrow", "arrowfiles"
 
     def _open(self, path: epath.Path) -> tuple[list[str], list[int], Callable[[int], Group]]:
-        raw = pa.memory_map(os.fspath(path)) if is_local(path) else pa.py_buffer(path.read_bytes())
+        local = is_local(path)
+        raw = pa.memory_map(os.fspath(path)).read_buffer() if local else path.read_bytes()
         try:
             file = pa.ipc.open_file(raw)
-            names, read = file.schema.names, file.get_batch
-            rows = [read(number).num_rows for number in range(file.num_record_batches)]
+            count, read = file.num_record_batches, file.get_batch
         except pa.ArrowInvalid:  # no footer: a stream, as Hugging Face writes it
-            stream = pa.ipc.open_stream(pa.memory_map(os.fspath(path)) if is_local(path) else raw)
-            batches = list(stream)
-            names, read = stream.schema.names, batches.__getitem__
-            rows = [batch.num_rows for batch in batches]
+            file = pa.ipc.open_stream(raw)
+            batches = list(file)
+            count, read = len(batches), batches.__getitem__
+        names, rows = file.schema.names, [read(number).num_rows for number in range(count)]
         if self.columns is None:
             return names, rows, read
         return names, rows, lambda group: read(group).select(self.columns)
