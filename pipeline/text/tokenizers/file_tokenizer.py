@@ -13,7 +13,7 @@ from etils import epath
 
 from pipeline.errors import Missing
 from pipeline.fs.atomic import as_path, atomic_write
-from pipeline.text.tokenizers.markup import parts_of
+from pipeline.text.tokenizers.markup import join, parts_of
 from pipeline.text.tokenizers.tokenizer import with_marks
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class FileTokenizer:
     end_id: int | None
     vocab_size: int
     _setup: Callable[..., None]
-    _marks: re.Pattern[str] | None = None  # the spellings of marks that `_parse` knows
+    _marks: re.Pattern[str] | None = None  # the spellings of marks that `_encode` can parse
     _warned = False
 
     def __init__(self, path: epath.PathLike, **options: Any):
@@ -49,7 +49,6 @@ class FileTokenizer:
         self._setup(**self._options)
 
     def _set_marks(self, marks: Sequence[str]) -> None:
-        """Says which marks `_parse` knows."""
         longest = sorted(marks, key=len, reverse=True)
         self._marks = re.compile("|".join(map(re.escape, longest))) if marks else None
 
@@ -75,10 +74,10 @@ class FileTokenizer:
         body = np.fromiter(itertools.chain.from_iterable(ids), np.int32, int(counts.sum()))
         return with_marks(body, counts, self.begin_id, self.end_id)
 
-    def _divide(self, text: str) -> list[tuple[str, bool]]:
+    def _divide(self, text: str) -> tuple[tuple[str, bool], ...]:
         """Runs of a text, each with whether it is markup with a mark in it."""
         assert self._marks is not None
-        runs: list[tuple[str, bool]] = []
+        runs = []
         for part, own in parts_of(text):
             mark = self._marks.search(part)
             if mark and not own and not self._warned:
@@ -89,11 +88,8 @@ class FileTokenizer:
                     mark[0],
                     self._name,
                 )
-            parse = mark is not None and own
-            if runs and not parse and not runs[-1][1]:
-                part = runs.pop()[0] + part
-            runs.append((part, parse))
-        return runs
+            runs.append((part, mark is not None and own))
+        return join(*runs).parts
 
     @property
     def fingerprint(self) -> str:
