@@ -33,8 +33,7 @@ class ArrayRecords(files.FileSource):
     ):
         super().__init__(paths)
         self.parse = parse
-        self._parser = fingerprint(parse) if parse else ""
-        self.prefix = f"array_record-{self._parser}" if parse else "array_record"
+        self.prefix = f"array_record-{fingerprint(parse)}" if parse else "array_record"
 
     @functools.cached_property
     def _readers(self) -> list[Any]:
@@ -42,7 +41,6 @@ class ArrayRecords(files.FileSource):
 
         return [self._guard(path, ArrayRecordDataSource, os.fspath(path)) for path in self.files]
 
-    @property
     def _sizes(self) -> list[int]:
         return list(map(len, self._readers))
 
@@ -54,7 +52,7 @@ class ArrayRecords(files.FileSource):
         try:
             return {"text": content} if self.parse is None else self.parse(content)
         except Exception as error:
-            name = getattr(self.parse, "__qualname__", self._parser)
+            name = getattr(self.parse, "__qualname__", fingerprint(self.parse))
             raise InvalidValue(
                 f"{self._where(part, number)} cannot be parsed by {name}: {error!r}; "
                 "mend the record, or give another parse="
@@ -117,7 +115,6 @@ class Tfds(files.FileSource):
     def _records(self) -> Any:
         return self._builder.as_data_source(split=self.split)
 
-    @property
     def _sizes(self) -> list[int]:
         return [len(self._records)]
 

@@ -85,7 +85,6 @@ class LineSource(files.FileSource):
     def _is_record(self, line: Line) -> bool:
         return self.keep_blank or bool(line.content)
 
-    @property
     def _sizes(self) -> list[int]:
         return self._index[1]
 
@@ -148,16 +147,14 @@ class TextFiles(LineSource):
             raise InvalidValue(f"sample_by is {sample_by!r}; it must be 'line' or 'file'")
         super().__init__(paths)
         self.sample_by, self.keep_blank = sample_by, keep_blank
-        self.format, self.prefix = f"text, a record per {sample_by},", f"text-{sample_by}"
-        if keep_blank:
-            self.prefix += "-or-blank"
+        self.format = f"text, a record per {sample_by},"
+        self.prefix = f"text-{sample_by}" + "-or-blank" * keep_blank
 
     def _parse(self, line: Line) -> dict[str, Any]:
         return {"text": line.text()}
 
-    @property
     def _sizes(self) -> list[int]:
-        return [1] * len(self.files) if self.sample_by == "file" else super()._sizes
+        return [1] * len(self.files) if self.sample_by == "file" else super()._sizes()
 
     def _read_line(self, file: int, number: int) -> Line:
         if self.sample_by == "line":
@@ -230,10 +227,9 @@ class ParallelText(PartedSource):
         """See `Source`."""
         return "parallel-" + "-".join(side.fingerprint for side in self.sides)
 
-    @property
     def _sizes(self) -> list[int]:
         inputs, targets = self.sides
-        counts = zip(inputs._sizes, targets._sizes, strict=True)
+        counts = zip(inputs._sizes(), targets._sizes(), strict=True)
         for number, (of_inputs, of_targets) in enumerate(counts):
             if of_inputs != of_targets:
                 raise InvalidValue(

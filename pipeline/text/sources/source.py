@@ -86,18 +86,18 @@ def _text(record: Mapping[str, Any], field: str, source: Source, index: int) -> 
 class PartedSource:
     """Records numbered over several parts: files, groups of rows, or other sources.
 
-    A subclass has `_sizes`, the number of records of each part; `_read(part, numbers)`, records of
-    one part by their numbers there, ascending; and `_where(part, number)`, for people.
+    A subclass has `_sizes`, the number of records of each part; `_read`, records of one part by
+    their numbers there, ascending; and `_where`, the place of one record, for people.
     """
 
-    _sizes: Any
+    _sizes: Callable[[], Sequence[int]]
     _read: Callable[[int, Sequence[int]], Sequence[Any]]
     _where: Callable[[int, int], str]
 
     @functools.cached_property
     def _first(self) -> list[int]:
         """The number of the first record of each part, and of all records."""
-        return [0, *itertools.accumulate(self._sizes)]
+        return [0, *itertools.accumulate(self._sizes())]
 
     def _locate(self, index: int) -> tuple[int, int]:
         """The part that holds a record, and its number there."""
@@ -143,7 +143,6 @@ class Concatenated(PartedSource):
         """See `Source`."""
         return "+".join(source.fingerprint for source in self.sources)
 
-    @property
     def _sizes(self) -> list[int]:
         return list(map(len, self.sources))
 
@@ -184,7 +183,6 @@ class Slice(PartedSource):
     def _range(self) -> range:
         return range(int(len(self.source) * self.begin), int(len(self.source) * self.end))
 
-    @property
     def _sizes(self) -> list[int]:
         return [len(self._range)]
 

@@ -74,7 +74,6 @@ class Tables(files.FileSource):
         for number, (path, before, _, _) in enumerate(self._groups):
             yield f"{os.fspath(path)}, from row {before} on,", self._read_group(number)
 
-    @property
     def _sizes(self) -> list[int]:
         return [rows for _, _, rows, _ in self._groups]
 

@@ -112,11 +112,7 @@ class Bytes:
 
     @property
     def fingerprint(self) -> str:
-        """Says all there is to it.
-
-        >>> Bytes(begin=False).fingerprint
-        'bytes-end'
-        """
+        """See `Tokenizer`; such as "bytes-end"."""
         return "-".join(["bytes", *["begin"] * self.begin, *["end"] * self.end])
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
