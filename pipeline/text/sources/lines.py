@@ -4,7 +4,7 @@ import functools
 import itertools
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -52,10 +52,10 @@ class LineSource(files.FileSource):
 
     handles = ("_cursor", "_indexed")
     keep_blank = False  # whether a blank line is a record, too
+    # Where reading stopped: a file, the number of its next line, and an iterator from it.
+    _cursor: tuple[int, int, Iterator[Line]] = -1, 0, iter(())
 
-    def _parse(self, line: Line) -> dict[str, Any]:
-        """The record that a line holds."""
-        raise NotImplementedError
+    _parse: Callable[[Line], dict[str, Any]]
 
     @functools.cached_property
     def _index(self) -> tuple[list[list[tuple[int, int]]], list[int], int]:
@@ -76,11 +76,6 @@ class LineSource(files.FileSource):
                     marks[-1].append((line.offset, line.number))
                 sizes[-1] += 1
         return marks, sizes, blank
-
-    @functools.cached_property
-    def _cursor(self) -> tuple[int, int, Iterator[Line]]:
-        """Where reading stopped: a file, the number of its next line, and an iterator from it."""
-        return -1, 0, iter(())
 
     def _is_record(self, line: Line) -> bool:
         return self.keep_blank or bool(line.content)
@@ -109,7 +104,7 @@ class LineSource(files.FileSource):
     def _read_line(self, file: int, number: int) -> Line:
         marks = self._index[0][file]
         latest, following, lines = self._cursor
-        del self._cursor  # should reading fail
+        self._cursor = LineSource._cursor  # should reading fail
         path, skip = self.files[file], number - following
         if file not in self._indexed:
             self._indexed[file] = files.open_indexed(path)

@@ -30,21 +30,21 @@ class Tables(files.FileSource):
     """
 
     handles = ("_groups", "_first", "_latest")
+    _latest: tuple[int, Any] = -1, None  # the group that was read last, after its number
 
     def __init__(self, paths: files.Paths, *, columns: Sequence[str] | None = None):
         super().__init__(paths)
         self.columns = None if columns is None else list(columns)
         if self.columns is not None:
-            self.prefix = f"{self.prefix}-{'+'.join(self.columns)}"
+            self.prefix += f"-{'+'.join(self.columns)}"
 
-    def _open(self, path: epath.Path) -> tuple[list[str], list[int], Callable[[int], Group]]:
-        """Of one file: its columns, the rows of each group, and a function that reads a group."""
-        raise NotImplementedError
+    # Of one file: its columns, the rows of each group, and a function that reads a group.
+    _open: Callable[[epath.Path], tuple[list[str], list[int], Callable[[int], Group]]]
 
     @functools.cached_property
     def _groups(self) -> list[tuple[epath.Path, int, int, Callable[[], Group]]]:
         """Of each group: its file, the rows of the file before it, its rows, and how to read it."""
-        groups: list[tuple[epath.Path, int, int, Callable[[], Group]]] = []
+        groups: list[Any] = []
         for path in self.files:
             names, rows, read = self._guard(path, self._open, path)
             if missing := [name for name in self.columns or () if name not in names]:
@@ -56,11 +56,6 @@ class Tables(files.FileSource):
             for number, (count, first) in enumerate(zip(rows, before, strict=False)):
                 groups.append((path, first, count, functools.partial(read, number)))
         return groups
-
-    @functools.cached_property
-    def _latest(self) -> dict[int, Group]:
-        """The group that was read last, by its number."""
-        return {}
 
     def _read_group(self, number: int) -> Group:
         path, _, _, read = self._groups[number]
@@ -79,11 +74,9 @@ class Tables(files.FileSource):
 
     def _read(self, part: int, numbers: Sequence[int]) -> list[dict[str, Any]]:
         with self._lock:
-            if part not in self._latest:
-                group = self._read_group(part)
-                self._latest.clear()
-                self._latest[part] = group
-            group = self._latest[part]
+            if self._latest[0] != part:
+                self._latest = part, self._read_group(part)
+            group = self._latest[1]
         return group.take(np.array(numbers, np.int64)).to_pylist()
 
     def _where(self, part: int, number: int) -> str:
@@ -156,8 +149,7 @@ class HuggingFaceDataset(ArrowFiles):
         *,
         columns: Sequence[str] | None = None,
     ):
-        root = as_path(directory)
-        place = root
+        root = place = as_path(directory)
         if (several := root / "dataset_dict.json").exists():
             splits = json.loads(several.read_text())["splits"]
             if split is None or split not in splits:

@@ -14,7 +14,6 @@ from etils import epath
 from pipeline.errors import Missing
 from pipeline.fs.atomic import as_path, atomic_write
 from pipeline.text.tokenizers.markup import join, parts_of
-from pipeline.text.tokenizers.tokenizer import with_marks
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +22,8 @@ class FileTokenizer:
     """A tokenizer read from a file, whose content it keeps, to be stored with corpora.
 
     A subclass has `_setup`, which takes the options, sets `begin_id`, `end_id` and `vocab_size`,
-    and calls `_set_marks`.
+    and calls `_set_marks`; and `_encode`, which gives the ids of each text, in which marks are
+    tokens if `parse`, and text otherwise.
     """
 
     kind: str
@@ -32,6 +32,7 @@ class FileTokenizer:
     end_id: int | None
     vocab_size: int
     _setup: Callable[..., None]
+    _encode: Callable[..., list[list[int]]]
     _marks: re.Pattern[str] | None = None  # the spellings of marks that `_encode` can parse
     _warned = False
 
@@ -52,10 +53,6 @@ class FileTokenizer:
         longest = sorted(marks, key=len, reverse=True)
         self._marks = re.compile("|".join(map(re.escape, longest))) if marks else None
 
-    def _encode(self, texts: list[str], *, parse: bool) -> list[list[int]]:
-        """The ids of each text, in which marks are tokens if `parse`, and text otherwise."""
-        raise NotImplementedError
-
     def encode_batch(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """See `Tokenizer`. Marks are parsed in `Markup` alone; see there.
 
@@ -70,9 +67,10 @@ class FileTokenizer:
                 chosen = [text for runs in divided for text, parsed in runs if parsed == parse]
                 encoded[parse] = iter(self._encode(chosen, parse=parse))
             ids = [[id_ for _, parse in runs for id_ in next(encoded[parse])] for runs in divided]
-        counts = np.fromiter(map(len, ids), np.int64, len(ids))
-        body = np.fromiter(itertools.chain.from_iterable(ids), np.int32, int(counts.sum()))
-        return with_marks(body, counts, self.begin_id, self.end_id)
+        begin, end = ([mark] * (mark is not None) for mark in (self.begin_id, self.end_id))
+        counts = np.fromiter(map(len, ids), np.int64, len(ids)) + len(begin) + len(end)
+        marked = itertools.chain.from_iterable((*begin, *each, *end) for each in ids)
+        return np.fromiter(marked, np.int32, int(counts.sum())), counts
 
     def _divide(self, text: str) -> tuple[tuple[str, bool], ...]:
         """Runs of a text, each with whether it is markup with a mark in it."""
@@ -94,11 +92,12 @@ class FileTokenizer:
     @property
     def fingerprint(self) -> str:
         """From the content of the file, the marks around texts, and whether some are parsed."""
-        marks = {"begin": self.begin_id, "end": self.end_id}
-        around = [f"{name}{mark}" for name, mark in marks.items() if mark is not None]
-        markup = ["markup"] * (self._marks is not None)
-        digest = hashlib.sha256(self._content).hexdigest()[:12]
-        return "-".join([self.kind, digest, *around, *markup])
+        parts = [self.kind, hashlib.sha256(self._content).hexdigest()[:12]]
+        if self.begin_id is not None:
+            parts.append(f"begin{self.begin_id}")
+        if self.end_id is not None:
+            parts.append(f"end{self.end_id}")
+        return "-".join([*parts, *["markup"] * (self._marks is not None)])
 
     def save(self, directory: epath.Path) -> dict[str, Any]:
         """See `Tokenizer`; writes the file."""
