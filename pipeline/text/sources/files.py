@@ -44,7 +44,7 @@ class FileSource(PartedSource, Handles):
 
     @property
     def fingerprint(self) -> str:
-        """See `Source`; from names, sizes and content samples of the files, which may not change."""
+        """See `Source`; of names, sizes and samples of the files, which may not change."""
         stamps = [_stamp(path) for path in self.files]
         if self._known is None:
             self._known = stamps, digest(self.files)

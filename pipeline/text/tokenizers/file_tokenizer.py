@@ -58,21 +58,19 @@ class FileTokenizer:
 
         Where a mark is parsed, the text before and after that part is encoded by itself.
         """
-        if self._marks is None:
-            ids = self._encode(list(texts), parse=False)
-        else:
-            divided = [self._divide(text) for text in texts]
-            encoded = {}
-            for parse in (False, True):
-                chosen = [text for runs in divided for text, parsed in runs if parsed == parse]
-                encoded[parse] = iter(self._encode(chosen, parse=parse))
-            ids = [[id_ for _, parse in runs for id_ in next(encoded[parse])] for runs in divided]
-        begin, end = ([mark] * (mark is not None) for mark in (self.begin_id, self.end_id))
-        counts = np.fromiter(map(len, ids), np.int64, len(ids)) + len(begin) + len(end)
-        marked = itertools.chain.from_iterable((*begin, *each, *end) for each in ids)
-        return np.fromiter(marked, np.int32, int(counts.sum())), counts
+        runs = [self._divide(text) if self._marks else [(text, False)] for text in texts]
+        encoded = {}
+        for parse in (False, True):
+            chosen = [text for each in runs for text, parsed in each if parsed == parse]
+            encoded[parse] = iter(self._encode(chosen, parse=parse))
+        marks = self.begin_id, self.end_id
+        begin, end = ([] if mark is None else [[mark]] for mark in marks)
+        ids = [[*begin, *(next(encoded[parse]) for _, parse in each), *end] for each in runs]
+        counts = np.array([sum(map(len, each)) for each in ids], np.int64)
+        flat = itertools.chain.from_iterable(itertools.chain.from_iterable(ids))
+        return np.fromiter(flat, np.int32, int(counts.sum())), counts
 
-    def _divide(self, text: str) -> tuple[tuple[str, bool], ...]:
+    def _divide(self, text: str) -> Sequence[tuple[str, bool]]:
         """Runs of a text, each with whether it is markup with a mark in it."""
         assert self._marks is not None
         runs = []
@@ -87,7 +85,7 @@ class FileTokenizer:
                     self._name,
                 )
             runs.append((part, mark is not None and own))
-        return join(*runs).parts
+        return join(*runs).parts or runs  # also of an empty text
 
     @property
     def fingerprint(self) -> str:
