@@ -1,5 +1,6 @@
 """SentencePiece: a trained model, read from its file; and how one is trained."""
 
+import importlib
 import io
 import json
 from collections.abc import Iterator, Sequence
@@ -21,9 +22,9 @@ SPACE = "\u2581"  # how a model spells a space
 SAMPLE_BYTES, BATCH = 1 << 25, 1024
 
 
-def _require(module: str = "sentencepiece") -> Any:
+def _require() -> Any:
     purpose = "a sentencepiece tokenizer (Bytes() does not)"
-    return require(module, extra="sentencepiece", purpose=purpose)
+    return require("sentencepiece", extra="sentencepiece", purpose=purpose)
 
 
 class SentencePiece(FileTokenizer):
@@ -156,15 +157,13 @@ def train_sentencepiece(
 def _read_proto(content: bytes) -> Any:
     """The protocol buffer of a model."""
     try:
-        module = _require("sentencepiece.sentencepiece_model_pb2")
-    except NotInstalled:
-        raise
+        proto = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
     except Exception as error:  # protobuf has a class of its own, in newer versions alone
         raise NotInstalled(
             f"sentencepiece and protobuf do not suit each other ({error}); upgrade both: "
             "pip install --upgrade sentencepiece protobuf"
         ) from error
-    return module.ModelProto.FromString(content)
+    return proto.ModelProto.FromString(content)
 
 
 def _load(content: bytes, name: str) -> Any:
