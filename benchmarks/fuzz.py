@@ -20,8 +20,8 @@ import traceback
 import hypothesis
 
 from benchmarks.results import Line, Section
-from tests.processes import Stuck, fork, wait
-from tests.properties import PROPERTIES, ROOT, Property, run
+from tests.processes import ROOT, Stuck, fork, wait
+from tests.properties import PROPERTIES, Property, run
 
 ROUND = 150  # examples of one round
 SECONDS = 30  # that one example may take
@@ -104,9 +104,9 @@ def _describe(error: BaseException) -> str:
     """Errors in a few lines each: what, where, and for which example."""
     if isinstance(error, ExceptionGroup):
         return "\n".join(map(_describe, error.exceptions))
-    frames = [
-        each for each in traceback.extract_tb(error.__traceback__) if each.filename.startswith(ROOT)
-    ]
+    package = str(ROOT / "pipeline")
+    every = traceback.extract_tb(error.__traceback__)
+    frames = [each for each in every if each.filename.startswith(package)]
     where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     notes = "\n".join(getattr(error, "__notes__", []))
     return f"{type(error).__name__}{where}: {error!s:.1500}\n{notes:.1500}"

@@ -232,7 +232,7 @@ def test_a_model_without_a_mark_says_so(source, tmp_path):
 def test_what_to_install_is_said(monkeypatch, tmp_path):
     monkeypatch.setitem(__import__("sys").modules, "sentencepiece", None)
     with pytest.raises(ImportError, match=r"pip install 'lockstep-pipeline\[sentencepiece\]'"):
-        sentencepiece_module.require_sentencepiece()
+        sentencepiece_module._require()
 
 
 def test_a_batch_holds_the_text_of_every_example(tokenizer, source, tmp_path):

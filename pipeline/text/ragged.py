@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -34,11 +34,7 @@ class Ragged:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the counts, the tokens and the weights.
-
-        Raises:
-            ValueError: a count is not from 0 and below 2**32.
-        """
+        """SHA-256 of the counts, the tokens and the weights."""
         low, high = self.counts.min(initial=0), self.counts.max(initial=0)
         if low < 0 or high >> 32:
             raise InvalidValue(
@@ -53,10 +49,9 @@ class Ragged:
 
     def slice(self, first: int, last: int) -> "Ragged":
         """The examples from `first` up to `last`, as views."""
-        begin = int(self.counts[:first].sum())
-        tokens = slice(begin, begin + int(self.counts[first:last].sum()))
-        flat = self.flat[tokens]
-        weights = None if self.weights is None else self.weights[tokens]
+        begin, end = (int(self.counts[:at].sum()) for at in (first, last))
+        flat = self.flat[begin:end]
+        weights = None if self.weights is None else self.weights[begin:end]
         if not len(flat):  # empty views would keep all tokens in memory
             flat, weights = flat.copy(), None if weights is None else weights.copy()
         texts = None if self.text_bytes is None else self.text_bytes[first:last]
@@ -67,34 +62,21 @@ class Ragged:
         """All examples of several; all of these have `text_bytes`, or none, and so `weights`."""
         if len(chunks) == 1:
             return chunks[0]
-        texts = [chunk.text_bytes for chunk in chunks if chunk.text_bytes is not None]
-        weights = [chunk.weights for chunk in chunks if chunk.weights is not None]
-        return cls(
-            np.concatenate([chunk.flat for chunk in chunks]),
-            np.concatenate([chunk.counts for chunk in chunks]),
-            np.concatenate(texts) if texts else None,
-            np.concatenate(weights) if weights else None,
-        )
+        fields = zip(*(vars(chunk).values() for chunk in chunks), strict=True)
+        whole: Any = (None if each[0] is None else np.concatenate(each) for each in fields)
+        return cls(*whole)
 
 
-class Piece(NamedTuple):
-    """Consecutive examples of one chunk of several: of chunk `number`, from `first` to `last`."""
+def divide(counts: Iterable[np.ndarray]) -> Iterator[list[tuple[int, int, int]]]:
+    """The pieces of each part: the number of a chunk, its first example, the one after its last.
 
-    number: int
-    first: int
-    last: int
-
-
-def divide(counts: Iterable[np.ndarray]) -> Iterator[list[Piece]]:
-    """The pieces of each part.
-
-    >>> [[tuple(piece) for piece in part] for part in divide([np.array([TOKENS_PER_PART, 7, 5])])]
+    >>> list(divide([np.array([TOKENS_PER_PART, 7, 5])]))
     [[(0, 0, 1)], [(0, 1, 3)]]
 
     Args:
         counts: the tokens of each example, chunk by chunk.
     """
-    pieces: list[Piece] = []
+    pieces: list[tuple[int, int, int]] = []
     examples = tokens = 0
     for number, chunk in enumerate(counts):
         first, ends = 0, np.cumsum(chunk, dtype=np.int64)
@@ -102,7 +84,7 @@ def divide(counts: Iterable[np.ndarray]) -> Iterator[list[Piece]]:
             before = int(ends[first - 1]) if first else 0
             full = int(np.searchsorted(ends, before + TOKENS_PER_PART - tokens)) + 1
             last = min(full, first + EXAMPLES_PER_PART - examples, len(chunk))
-            pieces.append(Piece(number, first, last))
+            pieces.append((number, first, last))
             examples, tokens = examples + last - first, tokens + int(ends[last - 1]) - before
             if tokens >= TOKENS_PER_PART or examples == EXAMPLES_PER_PART:
                 yield pieces
@@ -123,7 +105,7 @@ def assemble_parts(chunks: Iterable[Ragged]) -> Iterator[Ragged]:
 
     for pieces in divide(hold()):
         yield Ragged.concatenate([held[number].slice(*ends) for number, *ends in pieces])
-        for number in [number for number in held if number < pieces[-1].number]:
+        for number in [number for number in held if number < pieces[-1][0]]:
             del held[number]
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from pipeline.errors import InvalidValue
 from pipeline.text.fingerprints import fingerprint
 from pipeline.text.ragged import Ragged
-from pipeline.text.sources.source import PartedSource, Source, read_records, where
+from pipeline.text.sources.source import Concatenated, Source, read_records, where
 from pipeline.text.tokenizers import Markup, Tokenizer
 
 __all__ = [
@@ -114,20 +114,15 @@ class Chat:
     content: str = "content"
 
     def __post_init__(self) -> None:
-        valid = isinstance(self.weights, Mapping)
-        if not valid or not all(isinstance(each, int | float) for each in self.weights.values()):
+        weights = self.weights.values() if isinstance(self.weights, Mapping) else [None]
+        if not all(isinstance(weight, int | float) for weight in weights):
             raise InvalidValue(
                 f"weights is {self.weights!r}; it must map roles to numbers, such as "
                 "{'assistant': 1.0}"
             )
 
     def __call__(self, record: Mapping[str, Any]) -> list[Span]:
-        """Two spans for each turn of a record.
-
-        Raises:
-            ValueError: there is no turn, what it says is not text, or its role has signs that marks
-                have.
-        """
+        """Two spans for each turn of a record."""
         spans: list[Span] = []
         for turn in record[self.messages]:
             role, content = turn[self.role], turn[self.content]
@@ -145,7 +140,7 @@ class Chat:
         return spans
 
 
-class FilledSource(PartedSource):
+class FilledSource(Concatenated):
     """Records `{"text": …}`: all spans of each record of a source, one after another.
 
     >>> FilledSource([{"q": "2+2", "a": "4"}], Answer(prompt="{q}=", answer="{a}"))[0]
@@ -153,35 +148,24 @@ class FilledSource(PartedSource):
     """
 
     def __init__(self, source: Source, template: Template):
-        self.source, self.template = source, template
+        super().__init__([source])
+        self.template = template
 
     @property
     def fingerprint(self) -> str:
         """See `Source`."""
-        return f"{self.source.fingerprint}-{fingerprint(self.template)}"
-
-    @property
-    def _sizes(self) -> list[int]:
-        return [len(self.source)]
+        return f"{super().fingerprint}-{fingerprint(self.template)}"
 
     def _read(self, part: int, numbers: Sequence[int]) -> list[dict[str, str]]:
-        filled = fill(self.template, self.source, numbers)
+        filled = fill(self.template, self.sources[part], numbers)
         return [{"text": "".join(text for text, _ in spans)} for spans in filled]
 
-    def _where(self, part: int, number: int) -> str:
-        return where(self.source, number)
-
     def __str__(self) -> str:
-        return f"{self.source}, by a template"
+        return f"{super().__str__()}, by a template"
 
 
 def fill(template: Template, source: Source, indices: Sequence[int]) -> list[list[Span]]:
-    """The spans that a template makes of each record.
-
-    Raises:
-        ValueError: the template fails on a record, or gives no spans or invalid weights; names the
-            record.
-    """
+    """The spans that a template makes of each record, checked."""
     filled = []
     for index, record in zip(indices, read_records(source, indices), strict=True):
         try:
@@ -224,9 +208,6 @@ def encode(
     >>> chunk = encode(greeting, [{"name": "Jo"}], [0], Bytes())
     >>> chunk.flat.tolist(), chunk.weights.tolist()
     ([1, 77, 114, 36, 2], [0.0, 0.0, 0.0, 1.0, 1.0])
-
-    Raises:
-        ValueError: as `fill`.
     """
     filled = fill(template, source, indices)
     spans = [span for each in filled for span in each]

@@ -1,4 +1,9 @@
-"""Sources: records by number, from files of many kinds, TFDS and Python."""
+"""Sources: records by number, from files of many kinds, TFDS and Python.
+
+A source of files takes names or globs. It raises `FileNotFoundError` where a file is not there or a
+glob matches none, and from reading `ValueError` where a file is damaged or a record is not as its
+kind has it; the message names the file, and where it can the record.
+"""
 
 import os
 import re
@@ -6,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from etils import epath
 
-from pipeline.errors import InvalidValue
+from pipeline.errors import InvalidValue, require_one_of
 from pipeline.fs.atomic import as_path
 from pipeline.text.sources import files
 from pipeline.text.sources.array_records import ArrayRecords, Tfds
@@ -59,13 +64,12 @@ def open_files(names: Sequence[str], split: str | None = None, kind: str = "") -
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: there is no such kind, an extension is unknown, files of several kinds are
-            mixed, or as the source raises.
+        ValueError: there is no such kind, or the names tell none, or several.
     """
     if len(names) == 1 and as_path(names[0]).is_dir():
         return HuggingFaceDataset(names[0], split or None)
-    if kind and kind not in KINDS:
-        raise InvalidValue(f"kind is {kind!r}; it must be one of {', '.join(KINDS)}")
+    if kind:
+        require_one_of("kind", kind, KINDS)
     kinds = {kind} if kind else {kind_of(path) for path in files.find(names)}
     if len(kinds) > 1:
         raise InvalidValue(
@@ -80,9 +84,6 @@ def kind_of(path: epath.Path) -> str:
 
     >>> kind_of(epath.Path("x.parquet/notes.txt.gz")), kind_of(epath.Path("a.arrow-00001-of-00002"))
     ('text', 'arrow')
-
-    Raises:
-        ValueError: the extension is unknown.
     """
     name = re.sub(r"-\d+-of-\d+$", "", path.name.removesuffix(".gz").removesuffix(".zst"))
     extension = os.path.splitext(name)[1]

@@ -23,11 +23,6 @@ class ArrayRecords(files.FileSource):
         paths: names or globs, one or several.
         parse: makes a dict of a record's bytes, for example `json.loads`; a function at the top of
             a module, so that it reaches workers, with a fingerprint (`pipeline.text.fingerprints`).
-
-    Raises:
-        FileNotFoundError: a file does not exist, or a glob matches none.
-        ValueError: `parse` has no fingerprint; or, from reading, a file is damaged or `parse`
-            fails; names file and record.
     """
 
     format = "ArrayRecord files"
@@ -38,43 +33,26 @@ class ArrayRecords(files.FileSource):
     ):
         super().__init__(paths)
         self.parse = parse
-        self._parser = fingerprint(parse) if parse else ""
-        self.prefix = f"array_record-{self._parser}" if parse else "array_record"
+        self.prefix = f"array_record-{fingerprint(parse)}" if parse else "array_record"
 
     @functools.cached_property
     def _readers(self) -> list[Any]:
         from array_record.python.array_record_data_source import ArrayRecordDataSource
 
-        readers = []
-        for path in self.files:
-            try:
-                readers.append(ArrayRecordDataSource(os.fspath(path)))
-            except (RuntimeError, ValueError) as error:
-                raise InvalidValue(
-                    f"{os.fspath(path)} is not a whole ArrayRecord file: {error}. Write it again, "
-                    "or fetch it again"
-                ) from error
-        return readers
+        return [self._guard(path, ArrayRecordDataSource, os.fspath(path)) for path in self.files]
 
-    @property
     def _sizes(self) -> list[int]:
         return list(map(len, self._readers))
 
     def _read(self, part: int, numbers: Sequence[int]) -> list[dict[str, Any]]:
-        try:
-            contents = self._readers[part].__getitems__(numbers)
-        except (RuntimeError, ValueError) as error:
-            raise InvalidValue(
-                f"{os.fspath(self.files[part])} cannot be read from record {min(numbers)} "
-                f"to {max(numbers)}: {error}. It is damaged; fetch it again"
-            ) from error
+        contents = self._guard(self.files[part], self._readers[part].__getitems__, numbers)
         return [self._parse(part, *pair) for pair in zip(numbers, contents, strict=True)]
 
     def _parse(self, part: int, number: int, content: bytes) -> dict[str, Any]:
         try:
             return {"text": content} if self.parse is None else self.parse(content)
         except Exception as error:
-            name = getattr(self.parse, "__qualname__", self._parser)
+            name = getattr(self.parse, "__qualname__", fingerprint(self.parse))
             raise InvalidValue(
                 f"{self._where(part, number)} cannot be parsed by {name}: {error!r}; "
                 "mend the record, or give another parse="
@@ -137,7 +115,6 @@ class Tfds(files.FileSource):
     def _records(self) -> Any:
         return self._builder.as_data_source(split=self.split)
 
-    @property
     def _sizes(self) -> list[int]:
         return [len(self._records)]
 

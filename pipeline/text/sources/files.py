@@ -2,10 +2,11 @@
 
 import gzip
 import hashlib
+import importlib.util
 import io
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 
@@ -30,15 +31,7 @@ Paths = str | os.PathLike | Sequence[str | os.PathLike]
 
 
 class FileSource(PartedSource, Handles):
-    """A source that reads files; the base of one class for each format.
-
-    Args:
-        paths: names or globs, one or several.
-
-    Raises:
-        FileNotFoundError: a file does not exist, or a glob matches none.
-        ValueError: from reading, when a file is damaged; names it.
-    """
+    """A source that reads files; the base of one class for each format."""
 
     format: str  # what the files hold, for people
     prefix: str  # of fingerprints
@@ -51,12 +44,7 @@ class FileSource(PartedSource, Handles):
 
     @property
     def fingerprint(self) -> str:
-        """See `Source`; from names, sizes and content samples of the files.
-
-        Raises:
-            ValueError: the size of a file, or the time of its last change, is not what it was the
-                first time; names the file.
-        """
+        """See `Source`; of names, sizes and samples of the files, which may not change."""
         stamps = [_stamp(path) for path in self.files]
         if self._known is None:
             self._known = stamps, digest(self.files)
@@ -70,6 +58,16 @@ class FileSource(PartedSource, Handles):
                 )
         return f"{self.prefix}-{self._known[1]}"
 
+    def _guard(self, path: epath.Path, function: Callable, *arguments: Any) -> Any:
+        """What a library's function returns; its errors say that the file cannot be read."""
+        try:
+            return function(*arguments)
+        except (pa.ArrowException, OSError, RuntimeError, ValueError) as error:
+            raise InvalidValue(
+                f"{os.fspath(path)} cannot be read as {self.format}: {error}. It is damaged or of "
+                "another format; fetch it again, or check its name"
+            ) from error
+
     def _where(self, part: int, number: int) -> str:
         return f"{os.fspath(self.files[part])}, record {number}"
 
@@ -79,12 +77,7 @@ class FileSource(PartedSource, Handles):
 
 
 def find(paths: Paths) -> list[epath.Path]:
-    """The files that `paths` (names or globs, one or several) name; globs in sorted order.
-
-    Raises:
-        FileNotFoundError: a file does not exist, or a glob matches none.
-        ValueError: a path is a directory, or there is none at all.
-    """
+    """The files that `paths` (names or globs, one or several) name; globs in sorted order."""
     names = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not names:
         raise InvalidValue("no files were given; name one or more, or a glob such as data/*.txt")
@@ -114,9 +107,6 @@ def open_file(path: epath.Path, indexed: IO[bytes] | None = None) -> Iterator[IO
     """The content of a file, decompressed if its name ends in `.gz` or `.zst`.
 
     All but `.zst` can seek, but `.gz` does so by reading on or anew, unless it is `indexed`.
-
-    Raises:
-        ValueError: from reading, when a compressed file is damaged or cut short; names it.
     """
     try:
         if indexed is not None:
@@ -140,16 +130,13 @@ def open_file(path: epath.Path, indexed: IO[bytes] | None = None) -> Iterator[IO
 
 def open_indexed(path: epath.Path) -> IO[bytes] | None:
     """A `.gz` file that seeks without starting over; None of others, or without `indexed_gzip`."""
-    try:
-        import indexed_gzip
-    except ImportError:
+    if path.suffix != ".gz" or importlib.util.find_spec("indexed_gzip") is None:
         return None
-    if path.suffix != ".gz":
-        return None
-    name = os.fspath(path) if is_local(path) else None
-    file = path.open("rb") if name is None else None
+    import indexed_gzip
+
+    file = {"filename": os.fspath(path)} if is_local(path) else {"fileobj": path.open("rb")}
     sizes = {"spacing": SPACING, "readbuf_size": BUFFER, "buffer_size": BUFFER}
-    return indexed_gzip.IndexedGzipFile(name, fileobj=file, **sizes)
+    return indexed_gzip.IndexedGzipFile(**file, **sizes)
 
 
 def digest(files: Iterable[epath.Path]) -> str:

@@ -4,7 +4,7 @@ import functools
 import itertools
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -22,7 +22,7 @@ BLOCK = 1 << 20  # bytes that are read in vain at once
 
 @dataclass(frozen=True)
 class Line:
-    """One line without its end, and where it is."""
+    """One line without its end, or a whole file, and where it is."""
 
     file: epath.Path
     number: int  # from 1, blank lines counted
@@ -33,20 +33,17 @@ class Line:
         return f"{os.fspath(self.file)}, line {self.number}"
 
     def text(self) -> str:
-        """The line as text; a byte order mark at the start of a file is left out.
-
-        Raises:
-            ValueError: it is not UTF-8; names the file, the line and the byte.
-        """
+        """The line as text; a byte order mark at the start of a file is left out."""
         try:
             text = self.content.decode()
             # Not "utf-8-sig", whose errors count bytes from after the mark.
             return text.removeprefix("\ufeff") if self.offset == 0 else text
         except UnicodeDecodeError as error:
+            number = self.number + self.content.count(b"\n", 0, error.start)
             raise InvalidValue(
-                f"{self} is not UTF-8: byte {self.offset + error.start:,} of the file is "
-                f"0x{self.content[error.start]:02x} ({error.reason}). Convert the file to UTF-8, "
-                "for example with iconv"
+                f"{os.fspath(self.file)}, line {number} is not UTF-8: byte "
+                f"{self.offset + error.start:,} of the file is 0x{self.content[error.start]:02x} "
+                f"({error.reason}). Convert the file to UTF-8, for example with iconv"
             ) from None
 
 
@@ -55,10 +52,10 @@ class LineSource(files.FileSource):
 
     handles = ("_cursor", "_indexed")
     keep_blank = False  # whether a blank line is a record, too
+    # Where reading stopped: a file, the number of its next line, and an iterator from it.
+    _cursor: tuple[int, int, Iterator[Line]] = -1, 0, iter(())
 
-    def _parse(self, line: Line) -> dict[str, Any]:
-        """The record that a line holds."""
-        raise NotImplementedError
+    _parse: Callable[[Line], dict[str, Any]]
 
     @functools.cached_property
     def _index(self) -> tuple[list[list[tuple[int, int]]], list[int], int]:
@@ -70,26 +67,19 @@ class LineSource(files.FileSource):
         sizes, blank = [], 0
         for path in self.files:
             marks.append([])
-            count = 0
+            sizes.append(0)
             for line in _scan(path, 0, 1):
                 if not self._is_record(line):
                     blank += 1
                     continue
-                if count % STRIDE == 0:
+                if sizes[-1] % STRIDE == 0:
                     marks[-1].append((line.offset, line.number))
-                count += 1
-            sizes.append(count)
+                sizes[-1] += 1
         return marks, sizes, blank
-
-    @functools.cached_property
-    def _cursor(self) -> tuple[int, int, Iterator[Line]]:
-        """Where reading stopped: a file, the number of its next line, and an iterator from it."""
-        return -1, 0, iter(())
 
     def _is_record(self, line: Line) -> bool:
         return self.keep_blank or bool(line.content)
 
-    @property
     def _sizes(self) -> list[int]:
         return self._index[1]
 
@@ -114,7 +104,7 @@ class LineSource(files.FileSource):
     def _read_line(self, file: int, number: int) -> Line:
         marks = self._index[0][file]
         latest, following, lines = self._cursor
-        del self._cursor  # should reading fail
+        self._cursor = LineSource._cursor  # should reading fail
         path, skip = self.files[file], number - following
         if file not in self._indexed:
             self._indexed[file] = files.open_indexed(path)
@@ -145,10 +135,6 @@ class TextFiles(LineSource):
         sample_by: "line" makes a record of each line that is not blank, without its end; "file"
             makes one of each file.
         keep_blank: whether a blank line is a record of empty text, so that record i is line i.
-
-    Raises:
-        FileNotFoundError: a file does not exist, or a glob matches none.
-        ValueError: from reading, when a file is not UTF-8; names the file, line and byte.
     """
 
     def __init__(self, paths: files.Paths, *, sample_by: str = "line", keep_blank: bool = False):
@@ -156,21 +142,20 @@ class TextFiles(LineSource):
             raise InvalidValue(f"sample_by is {sample_by!r}; it must be 'line' or 'file'")
         super().__init__(paths)
         self.sample_by, self.keep_blank = sample_by, keep_blank
-        self.format, self.prefix = f"text, a record per {sample_by},", f"text-{sample_by}"
-        if keep_blank:
-            self.prefix += "-or-blank"
+        self.format = f"text, a record per {sample_by},"
+        self.prefix = f"text-{sample_by}" + "-or-blank" * keep_blank
 
     def _parse(self, line: Line) -> dict[str, Any]:
         return {"text": line.text()}
 
-    @property
     def _sizes(self) -> list[int]:
-        return [1] * len(self.files) if self.sample_by == "file" else super()._sizes
+        return [1] * len(self.files) if self.sample_by == "file" else super()._sizes()
 
-    def _read(self, part: int, numbers: Sequence[int]) -> list[dict[str, Any]]:
+    def _read_line(self, file: int, number: int) -> Line:
         if self.sample_by == "line":
-            return super()._read(part, numbers)
-        return [{"text": _read_text(self.files[part])} for _ in numbers]
+            return super()._read_line(file, number)
+        with files.open_file(self.files[file]) as content:
+            return Line(self.files[file], 1, 0, content.read())
 
     def _where(self, part: int, number: int) -> str:
         by_file = self.sample_by == "file"
@@ -182,10 +167,6 @@ class JsonLines(LineSource):
 
     Args:
         paths: names or globs, one or several. Blank lines are skipped.
-
-    Raises:
-        FileNotFoundError: a file does not exist, or a glob matches none.
-        ValueError: from reading, when a line is not UTF-8 or not a JSON object; names the line.
     """
 
     format, prefix = "JSON lines", "jsonl"
@@ -222,9 +203,7 @@ class ParallelText(PartedSource):
         targets: as many; each has as many lines as the file at its place in `inputs`.
 
     Raises:
-        FileNotFoundError: a file does not exist, or a glob matches none.
-        ValueError: the numbers of files differ; or, when lines are counted or read, the numbers of
-            lines of two files, or a line is not UTF-8.
+        ValueError: the numbers of files differ; or, when lines are counted, those of two files.
     """
 
     fields = "inputs", "targets"
@@ -243,10 +222,9 @@ class ParallelText(PartedSource):
         """See `Source`."""
         return "parallel-" + "-".join(side.fingerprint for side in self.sides)
 
-    @property
     def _sizes(self) -> list[int]:
         inputs, targets = self.sides
-        counts = zip(inputs._sizes, targets._sizes, strict=True)
+        counts = zip(inputs._sizes(), targets._sizes(), strict=True)
         for number, (of_inputs, of_targets) in enumerate(counts):
             if of_inputs != of_targets:
                 raise InvalidValue(
@@ -285,14 +263,3 @@ def _scan(
             number += 1
             del content, text
             yield line.pop()  # a line may be huge, and this generator keeps nothing of it
-
-
-def _read_text(path: epath.Path) -> str:
-    with files.open_file(path) as file:
-        content = file.read()
-    try:
-        return content.decode().removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        start = content.rfind(b"\n", 0, error.start) + 1
-        number = content.count(b"\n", 0, start) + 1
-        return Line(path, number, start, content[start : error.end]).text()

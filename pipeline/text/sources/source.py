@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from pipeline.errors import InvalidValue, OutOfRange
@@ -43,11 +43,7 @@ def read_records(source: Source, indices: Sequence[int]) -> list[Mapping[str, An
 
 
 def where(source: Source, index: int) -> str:
-    """Where a record came from, for people.
-
-    >>> where([{"text": "a"}], 0)
-    'record 0'
-    """
+    """Where a record came from, for people."""
     known = getattr(source, "where", None)
     return known(index) if known else f"record {index}"
 
@@ -57,64 +53,51 @@ def read_texts(source: Source, indices: Sequence[int], field: str) -> list[str]:
 
     >>> read_texts([{"text": b"caf\\xc3\\xa9"}, {"text": "au lait"}], [0, 1], "text")
     ['café', 'au lait']
-
-    Raises:
-        ValueError: a record has no such field, or what it holds is not text; names the record.
     """
-    return [
-        _text(record, field, source, index)
-        for record, index in zip(read_records(source, indices), indices, strict=True)
-    ]
+    records = zip(read_records(source, indices), indices, strict=True)
+    return [_text(record, field, source, index) for record, index in records]
 
 
 def _text(record: Mapping[str, Any], field: str, source: Source, index: int) -> str:
-    try:
-        value = record[field]
-    except KeyError:
+    if field not in record:
         there = ", ".join(map(str, record)) or "none"
         raise InvalidValue(
             f"{where(source, index)} has no field {field!r} (its fields: {there}); name the one "
             "that holds the text with field="
-        ) from None
+        )
+    value = record[field]
+    if not isinstance(value, str | bytes):
+        raise InvalidValue(
+            f"{where(source, index)}: field {field!r} holds {type(value).__name__}, not text; name "
+            "another field with field=, or turn it into a string first"
+        )
     try:
         if isinstance(value, bytes):
             return value.decode()
-        if isinstance(value, str):
-            value.encode()  # JSON can spell half of a surrogate pair, which is not text
-            return value
+        value.encode()  # JSON can spell half of a surrogate pair, which is not text
+        return value
     except UnicodeError as error:
         raise InvalidValue(
             f"{where(source, index)}: field {field!r} is not UTF-8 text ({error}); mend the record "
             "or leave it out"
         ) from None
-    raise InvalidValue(
-        f"{where(source, index)}: field {field!r} holds {type(value).__name__}, not text; name "
-        "another field with field=, or turn it into a string first"
-    )
 
 
 class PartedSource:
-    """Records numbered over several parts; a subclass has `_sizes`, `_read` and `_where`.
+    """Records numbered over several parts: files, groups of rows, or other sources.
 
-    Parts are files, groups of rows, or other sources.
+    A subclass has `_sizes`, the number of records of each part; `_read`, records of one part by
+    their numbers there, ascending; and `_where`, the place of one record, for people.
     """
 
-    @property
-    def _sizes(self) -> Sequence[int]:
-        """The number of records of each part."""
-        raise NotImplementedError
-
-    def _read(self, part: int, numbers: Sequence[int]) -> Sequence[Any]:
-        """Records of one part by their numbers there, ascending."""
-        raise NotImplementedError
-
-    def _where(self, part: int, number: int) -> str:
-        raise NotImplementedError
+    _sizes: Callable[[], Sequence[int]]
+    _read: Callable[[int, Sequence[int]], Sequence[Any]]
+    _where: Callable[[int, int], str]
 
     @functools.cached_property
     def _first(self) -> list[int]:
         """The number of the first record of each part, and of all records."""
-        return [0, *itertools.accumulate(self._sizes)]
+        return [0, *itertools.accumulate(self._sizes())]
 
     def _locate(self, index: int) -> tuple[int, int]:
         """The part that holds a record, and its number there."""
@@ -160,7 +143,6 @@ class Concatenated(PartedSource):
         """See `Source`."""
         return "+".join(source.fingerprint for source in self.sources)
 
-    @property
     def _sizes(self) -> list[int]:
         return list(map(len, self.sources))
 
@@ -197,19 +179,19 @@ class Slice(PartedSource):
         """See `Source`."""
         return f"{self.source.fingerprint}[{self.begin}:{self.end}]"
 
-    def _at(self, fraction: float) -> int:
-        return int(len(self.source) * fraction)
-
     @property
+    def _range(self) -> range:
+        return range(int(len(self.source) * self.begin), int(len(self.source) * self.end))
+
     def _sizes(self) -> list[int]:
-        return [self._at(self.end) - self._at(self.begin)]
+        return [len(self._range)]
 
     def _read(self, part: int, numbers: Sequence[int]) -> Sequence[Any]:
-        first = self._at(self.begin)
-        return read_records(self.source, [first + number for number in numbers])
+        inside = self._range
+        return read_records(self.source, [inside[number] for number in numbers])
 
     def _where(self, part: int, number: int) -> str:
-        return where(self.source, self._at(self.begin) + number)
+        return where(self.source, self._range[number])
 
     def __str__(self) -> str:
         return f"{self.begin:.1%} to {self.end:.1%} of {self.source}"
@@ -229,7 +211,8 @@ class Records:
             1,024 entries spread evenly, so a change that misses all of them goes unnoticed.
 
     Raises:
-        ValueError: `records` has no length, or, from reading, an entry is neither dict nor text.
+        ValueError: `records` has no length, or no random access; or, from reading, an entry is
+            neither dict nor text.
     """
 
     def __init__(self, records: Any, *, fingerprint: str | None = None):
@@ -242,19 +225,14 @@ class Records:
 
     @property
     def fingerprint(self) -> str:
-        """See `Source`.
-
-        Raises:
-            ValueError: it was not given, and an entry holds an object that says nothing of itself.
-        """
+        """See `Source`."""
         if self._given is not None:
             return self._given
-        count = len(self)
-        samples = min(count, SAMPLES)
-        sha = hashlib.sha256(f"{count}\n".encode())
-        for record in self.__getitems__([at * count // samples for at in range(samples)]):
-            sha.update(json.dumps(record, sort_keys=True, default=_as_json).encode() + b"\n")
-        return f"records-{sha.hexdigest()[:12]}"
+        samples = min(len(self), SAMPLES)
+        entries = self.__getitems__([at * len(self) // samples for at in range(samples)])
+        lines = [json.dumps(entry, sort_keys=True, default=_as_json) for entry in entries]
+        content = "".join(f"{line}\n" for line in [len(self), *lines])
+        return f"records-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
 
     def __len__(self) -> int:
         return len(self.records)

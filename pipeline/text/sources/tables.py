@@ -27,28 +27,24 @@ class Tables(files.FileSource):
     Args:
         paths: names or globs, one or several.
         columns: the columns to read; None for all. In Parquet the others cost nothing.
-
-    Raises:
-        FileNotFoundError: a file does not exist, or a glob matches none.
-        ValueError: from reading, when a file is damaged, or has no such column; names it.
     """
 
     handles = ("_groups", "_first", "_latest")
+    _latest: tuple[int, Any] = -1, None  # the group that was read last, after its number
 
     def __init__(self, paths: files.Paths, *, columns: Sequence[str] | None = None):
         super().__init__(paths)
         self.columns = None if columns is None else list(columns)
         if self.columns is not None:
-            self.prefix = f"{self.prefix}-{'+'.join(self.columns)}"
+            self.prefix += f"-{'+'.join(self.columns)}"
 
-    def _open(self, path: epath.Path) -> tuple[list[str], list[int], Callable[[int], Group]]:
-        """Of one file: its columns, the rows of each group, and a function that reads a group."""
-        raise NotImplementedError
+    # Of one file: its columns, the rows of each group, and a function that reads a group.
+    _open: Callable[[epath.Path], tuple[list[str], list[int], Callable[[int], Group]]]
 
     @functools.cached_property
     def _groups(self) -> list[tuple[epath.Path, int, int, Callable[[], Group]]]:
         """Of each group: its file, the rows of the file before it, its rows, and how to read it."""
-        groups: list[tuple[epath.Path, int, int, Callable[[], Group]]] = []
+        groups: list[Any] = []
         for path in self.files:
             names, rows, read = self._guard(path, self._open, path)
             if missing := [name for name in self.columns or () if name not in names]:
@@ -60,20 +56,6 @@ class Tables(files.FileSource):
             for number, (count, first) in enumerate(zip(rows, before, strict=False)):
                 groups.append((path, first, count, functools.partial(read, number)))
         return groups
-
-    @functools.cached_property
-    def _latest(self) -> dict[int, Group]:
-        """The group that was read last, by its number."""
-        return {}
-
-    def _guard(self, path: epath.Path, function: Callable, *arguments: Any) -> Any:
-        try:
-            return function(*arguments)
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise InvalidValue(
-                f"{os.fspath(path)} cannot be read as {self.format}: {error}. It is damaged or of "
-                "another format; fetch it again, or check its name"
-            ) from error
 
     def _read_group(self, number: int) -> Group:
         path, _, _, read = self._groups[number]
@@ -87,17 +69,14 @@ class Tables(files.FileSource):
         for number, (path, before, _, _) in enumerate(self._groups):
             yield f"{os.fspath(path)}, from row {before} on,", self._read_group(number)
 
-    @property
     def _sizes(self) -> list[int]:
         return [rows for _, _, rows, _ in self._groups]
 
     def _read(self, part: int, numbers: Sequence[int]) -> list[dict[str, Any]]:
         with self._lock:
-            if part not in self._latest:
-                group = self._read_group(part)
-                self._latest.clear()
-                self._latest[part] = group
-            group = self._latest[part]
+            if self._latest[0] != part:
+                self._latest = part, self._read_group(part)
+            group = self._latest[1]
         return group.take(np.array(numbers, np.int64)).to_pylist()
 
     def _where(self, part: int, number: int) -> str:
@@ -133,16 +112,16 @@ class ArrowFiles(Tables):
     format, prefix = "Arrow", "arrowfiles"
 
     def _open(self, path: epath.Path) -> tuple[list[str], list[int], Callable[[int], Group]]:
-        raw = pa.memory_map(os.fspath(path)) if is_local(path) else pa.py_buffer(path.read_bytes())
+        local = is_local(path)
+        raw = pa.memory_map(os.fspath(path)).read_buffer() if local else path.read_bytes()
         try:
             file = pa.ipc.open_file(raw)
-            names, read = file.schema.names, file.get_batch
-            rows = [read(number).num_rows for number in range(file.num_record_batches)]
+            count, read = file.num_record_batches, file.get_batch
         except pa.ArrowInvalid:  # no footer: a stream, as Hugging Face writes it
-            stream = pa.ipc.open_stream(pa.memory_map(os.fspath(path)) if is_local(path) else raw)
-            batches = list(stream)
-            names, read = stream.schema.names, batches.__getitem__
-            rows = [batch.num_rows for batch in batches]
+            file = pa.ipc.open_stream(raw)
+            batches = list(file)
+            count, read = len(batches), batches.__getitem__
+        names, rows = file.schema.names, [read(number).num_rows for number in range(count)]
         if self.columns is None:
             return names, rows, read
         return names, rows, lambda group: read(group).select(self.columns)
@@ -170,8 +149,7 @@ class HuggingFaceDataset(ArrowFiles):
         *,
         columns: Sequence[str] | None = None,
     ):
-        root = as_path(directory)
-        place = root
+        root = place = as_path(directory)
         if (several := root / "dataset_dict.json").exists():
             splits = json.loads(several.read_text())["splits"]
             if split is None or split not in splits:

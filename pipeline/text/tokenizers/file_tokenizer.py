@@ -13,8 +13,7 @@ from etils import epath
 
 from pipeline.errors import Missing
 from pipeline.fs.atomic import as_path, atomic_write
-from pipeline.text.tokenizers.markup import parts_of
-from pipeline.text.tokenizers.tokenizer import with_marks
+from pipeline.text.tokenizers.markup import join, parts_of
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +22,8 @@ class FileTokenizer:
     """A tokenizer read from a file, whose content it keeps, to be stored with corpora.
 
     A subclass has `_setup`, which takes the options, sets `begin_id`, `end_id` and `vocab_size`,
-    and calls `_set_marks`.
+    and calls `_set_marks`; and `_encode`, which gives the ids of each text, in which marks are
+    tokens if `parse`, and text otherwise.
     """
 
     kind: str
@@ -32,7 +32,8 @@ class FileTokenizer:
     end_id: int | None
     vocab_size: int
     _setup: Callable[..., None]
-    _marks: re.Pattern[str] | None = None  # the spellings of marks that `_parse` knows
+    _encode: Callable[..., list[list[int]]]
+    _marks: re.Pattern[str] | None = None  # the spellings of marks that `_encode` can parse
     _warned = False
 
     def __init__(self, path: epath.PathLike, **options: Any):
@@ -49,36 +50,30 @@ class FileTokenizer:
         self._setup(**self._options)
 
     def _set_marks(self, marks: Sequence[str]) -> None:
-        """Says which marks `_parse` knows."""
         longest = sorted(marks, key=len, reverse=True)
         self._marks = re.compile("|".join(map(re.escape, longest))) if marks else None
-
-    def _encode(self, texts: list[str], *, parse: bool) -> list[list[int]]:
-        """The ids of each text, in which marks are tokens if `parse`, and text otherwise."""
-        raise NotImplementedError
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """See `Tokenizer`. Marks are parsed in `Markup` alone; see there.
 
         Where a mark is parsed, the text before and after that part is encoded by itself.
         """
-        if self._marks is None:
-            ids = self._encode(list(texts), parse=False)
-        else:
-            divided = [self._divide(text) for text in texts]
-            encoded = {}
-            for parse in (False, True):
-                chosen = [text for runs in divided for text, parsed in runs if parsed == parse]
-                encoded[parse] = iter(self._encode(chosen, parse=parse))
-            ids = [[id_ for _, parse in runs for id_ in next(encoded[parse])] for runs in divided]
-        counts = np.fromiter(map(len, ids), np.int64, len(ids))
-        body = np.fromiter(itertools.chain.from_iterable(ids), np.int32, int(counts.sum()))
-        return with_marks(body, counts, self.begin_id, self.end_id)
+        runs = [self._divide(text) if self._marks else [(text, False)] for text in texts]
+        encoded = {}
+        for parse in (False, True):
+            chosen = [text for each in runs for text, parsed in each if parsed == parse]
+            encoded[parse] = iter(self._encode(chosen, parse=parse))
+        marks = self.begin_id, self.end_id
+        begin, end = ([] if mark is None else [[mark]] for mark in marks)
+        ids = [[*begin, *(next(encoded[parse]) for _, parse in each), *end] for each in runs]
+        counts = np.array([sum(map(len, each)) for each in ids], np.int64)
+        flat = itertools.chain.from_iterable(itertools.chain.from_iterable(ids))
+        return np.fromiter(flat, np.int32, int(counts.sum())), counts
 
-    def _divide(self, text: str) -> list[tuple[str, bool]]:
+    def _divide(self, text: str) -> Sequence[tuple[str, bool]]:
         """Runs of a text, each with whether it is markup with a mark in it."""
         assert self._marks is not None
-        runs: list[tuple[str, bool]] = []
+        runs = []
         for part, own in parts_of(text):
             mark = self._marks.search(part)
             if mark and not own and not self._warned:
@@ -89,20 +84,18 @@ class FileTokenizer:
                     mark[0],
                     self._name,
                 )
-            parse = mark is not None and own
-            if runs and not parse and not runs[-1][1]:
-                part = runs.pop()[0] + part
-            runs.append((part, parse))
-        return runs
+            runs.append((part, mark is not None and own))
+        return join(*runs).parts or runs  # also of an empty text
 
     @property
     def fingerprint(self) -> str:
         """From the content of the file, the marks around texts, and whether some are parsed."""
-        marks = {"begin": self.begin_id, "end": self.end_id}
-        around = [f"{name}{mark}" for name, mark in marks.items() if mark is not None]
-        markup = ["markup"] * (self._marks is not None)
-        digest = hashlib.sha256(self._content).hexdigest()[:12]
-        return "-".join([self.kind, digest, *around, *markup])
+        parts = [self.kind, hashlib.sha256(self._content).hexdigest()[:12]]
+        if self.begin_id is not None:
+            parts.append(f"begin{self.begin_id}")
+        if self.end_id is not None:
+            parts.append(f"end{self.end_id}")
+        return "-".join([*parts, *["markup"] * (self._marks is not None)])
 
     def save(self, directory: epath.Path) -> dict[str, Any]:
         """See `Tokenizer`; writes the file."""

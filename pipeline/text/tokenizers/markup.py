@@ -30,7 +30,7 @@ class Markup(str):
     parts: tuple[tuple[str, bool], ...]
 
     def __new__(cls, text: str = "") -> "Markup":  # noqa: D102
-        return _join(text) if isinstance(text, Markup) else _join((str(text), True))
+        return join(text) if isinstance(text, Markup) else join((str(text), True))
 
     @classmethod
     def fill(cls, text: str, fields: Mapping[str, Any]) -> "Markup":
@@ -45,13 +45,13 @@ class Markup(str):
             if name is not None:
                 end = (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "")
                 pieces.append((f"{{{name}{end}}}".format_map(fields), False))
-        return _join(*pieces)
+        return join(*pieces)
 
     def __add__(self, other: str) -> "Markup":
-        return _join(self, other)
+        return join(self, other)
 
     def __radd__(self, other: str) -> "Markup":
-        return _join(other, self)
+        return join(other, self)
 
 
 def parts_of(text: str) -> tuple[tuple[str, bool], ...]:
@@ -59,7 +59,7 @@ def parts_of(text: str) -> tuple[tuple[str, bool], ...]:
     return text.parts if isinstance(text, Markup) else ((text, False),)
 
 
-def _join(*pieces: Any) -> Markup:
+def join(*pieces: Any) -> Markup:
     """Markup of texts, and of pairs as `parts` has them; neighbours of one kind are one part."""
     parts: list[tuple[str, bool]] = []
     for piece in pieces:

@@ -1,5 +1,6 @@
 """SentencePiece: a trained model, read from its file; and how one is trained."""
 
+import importlib
 import io
 import json
 from collections.abc import Iterator, Sequence
@@ -21,10 +22,9 @@ SPACE = "\u2581"  # how a model spells a space
 SAMPLE_BYTES, BATCH = 1 << 25, 1024
 
 
-def require_sentencepiece(module: str = "sentencepiece") -> Any:
-    """A module of `sentencepiece`; an ImportError says how to install it."""
+def _require() -> Any:
     purpose = "a sentencepiece tokenizer (Bytes() does not)"
-    return require(module, extra="sentencepiece", purpose=purpose)
+    return require("sentencepiece", extra="sentencepiece", purpose=purpose)
 
 
 class SentencePiece(FileTokenizer):
@@ -84,13 +84,10 @@ class SentencePiece(FileTokenizer):
         processor = self._parser if parse else self._processor
         # One thread: whoever has many texts has many processes.
         ids = processor.encode(texts, out_type=int, num_threads=1)
-        if self._space:
-            for number, text in enumerate(texts):
-                if SPACE in text:
-                    parts = processor.encode(text.split(SPACE), out_type=int, num_threads=1)
-                    ids[number] = parts[0]
-                    for part in parts[1:]:
-                        ids[number] += [*self._space, *part]
+        for number, text in enumerate(texts if self._space else []):
+            if SPACE in text:
+                first, *rest = processor.encode(text.split(SPACE), out_type=int, num_threads=1)
+                ids[number] = [*first, *(id_ for part in rest for id_ in (*self._space, *part))]
         return ids
 
     def decode(self, ids: Any) -> str:
@@ -134,7 +131,7 @@ def train_sentencepiece(
     fields = [field] if isinstance(field, str) else list(field)
     about = {
         "source": source.fingerprint,
-        "field": field if isinstance(field, str) else list(field),
+        "field": field if isinstance(field, str) else fields,
         "vocab_size": vocab_size,
         "seed": seed,
         "sample_bytes": SAMPLE_BYTES,
@@ -160,19 +157,17 @@ def train_sentencepiece(
 def _read_proto(content: bytes) -> Any:
     """The protocol buffer of a model."""
     try:
-        module = require_sentencepiece("sentencepiece.sentencepiece_model_pb2")
-    except NotInstalled:
-        raise
+        proto = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
     except Exception as error:  # protobuf has a class of its own, in newer versions alone
         raise NotInstalled(
             f"sentencepiece and protobuf do not suit each other ({error}); upgrade both: "
             "pip install --upgrade sentencepiece protobuf"
         ) from error
-    return module.ModelProto.FromString(content)
+    return proto.ModelProto.FromString(content)
 
 
 def _load(content: bytes, name: str) -> Any:
-    processor = require_sentencepiece().SentencePieceProcessor()
+    processor = _require().SentencePieceProcessor()
     try:
         processor.LoadFromSerializedProto(content)
     except RuntimeError as error:
@@ -183,7 +178,7 @@ def _load(content: bytes, name: str) -> Any:
 def _train(texts: Iterator[str], vocab_size: int) -> bytes:
     proto = io.BytesIO()
     try:
-        require_sentencepiece().SentencePieceTrainer.train(
+        _require().SentencePieceTrainer.train(
             sentence_iterator=texts,
             model_writer=proto,
             model_type="bpe",

@@ -58,26 +58,6 @@ class Tokenizer(Protocol):
         ...
 
 
-def with_marks(
-    body: np.ndarray, counts: np.ndarray, begin: int | None, end: int | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """`body` with a begin and an end id around each text; counts with them.
-
-    >>> with_marks(np.array([7, 8, 9], np.int32), np.array([1, 2]), 1, None)
-    (array([1, 7, 1, 8, 9], dtype=int32), array([2, 3]))
-    """
-    counts = counts + (begin is not None) + (end is not None)
-    flat = np.empty(int(counts.sum()), np.int32)
-    inside = np.ones(len(flat), bool)
-    ends = np.cumsum(counts)
-    for mark, places in ((begin, ends - counts), (end, ends - 1)):
-        if mark is not None:
-            flat[places] = mark
-            inside[places] = False
-    flat[inside] = body
-    return flat, counts
-
-
 @dataclass(frozen=True)
 class Bytes:
     """UTF-8 bytes as ids 3 to 258, after padding (0), a begin mark (1) and an end mark (2).
@@ -112,11 +92,7 @@ class Bytes:
 
     @property
     def fingerprint(self) -> str:
-        """Says all there is to it.
-
-        >>> Bytes(begin=False).fingerprint
-        'bytes-end'
-        """
+        """See `Tokenizer`; such as "bytes-end"."""
         return "-".join(["bytes", *["begin"] * self.begin, *["end"] * self.end])
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
