@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 class Entry:
     """Options that hold from a step on.
 
-    The config or `--change` asks for `options`: those of `fit_buckets` and `Plan`; `buckets`, as rows
+    The config or `--change` asks for `options`: those of `fit_buckets` and `Plan`; `buckets`, rows
     and length of each; `exclude`, numbers of examples; `add`, names of corpora that join the first.
     `plan` has the same as arguments of `Plan.after`, with fitted buckets, once they are resolved.
     """
