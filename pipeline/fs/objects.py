@@ -281,10 +281,7 @@ def download(path: epath.PathLike, file: epath.PathLike, *, size: int | None = N
 
 
 def _pieces(path: epath.PathLike, size: int) -> Iterator[Buffer]:
-    """The bytes of an object, in order.
-
-    The first piece comes alone, so a storage that always fails gets the attempts of one request.
-    """
+    """The bytes of an object, in order."""
     ranges = [(begin, min(begin + PIECE, size)) for begin in range(0, size, PIECE)]
     if not (place := os.fspath(path)).startswith(SCHEMES):
         yield from _read_ranges(place, ranges)
@@ -293,6 +290,7 @@ def _pieces(path: epath.PathLike, size: int) -> Iterator[Buffer]:
     async def fetch(store: Any, key: str, begin: int, end: int) -> Buffer:
         return await store.get_range_async(key, start=begin, end=end)
 
+    # The first comes alone, so a storage that always fails gets the attempts of one request.
     later = [ranges[at : at + TOGETHER] for at in range(1, len(ranges), TOGETHER)]
     for pieces in (ranges[:1], *later):
         contents = _gather(fetch, [place] * len(pieces), *zip(*pieces, strict=True))
