@@ -219,8 +219,7 @@ class Steps(_Transformations["grain.IterDataset"], grain.IterDataset):
         self._start, self._stride = self._start + start * self._stride, stride * self._stride
 
     def __iter__(self) -> grain.DatasetIterator:
-        ahead, read_options = None, self._read_options
-        inside = self._inside
+        ahead, inside, read_options = None, self._inside, self._read_options
         if self._workers or (self._transformations and read_options.num_threads):
             inside = ahead = _Lookahead(self._inside, self._read, self._stride)
             read_options = AT_ONCE
@@ -246,8 +245,7 @@ class Steps(_Transformations["grain.IterDataset"], grain.IterDataset):
     def _transform(self, inside: grain.MapDataset) -> grain.MapDataset:
         if not self._transformations:
             return inside
-        # Grain derives seeds from the depth, which must not depend on who reads ahead.
-        if not isinstance(inside, _Lookahead):
+        if not isinstance(inside, _Lookahead):  # Grain derives seeds from the depth
             inside = _Lookahead(inside)
         for name, args, options in self._transformations:
             inside = getattr(grain.MapDataset, name)(inside, *args, **options)
@@ -255,13 +253,7 @@ class Steps(_Transformations["grain.IterDataset"], grain.IterDataset):
 
 
 class _Lookahead(grain.MapDataset):
-    """Elements of its parent, made ahead from any step on, while steps come in order.
-
-    Args:
-        parent: the elements by step.
-        read: makes an iterable of elements of steps; None: nothing is made ahead.
-        stride: the distance between two steps that come in order.
-    """
+    """Elements of its parent, made ahead by `read`, if any, while steps come `stride` apart."""
 
     def __init__(
         self,
