@@ -199,11 +199,9 @@ class Checkpoints:
         """The latest earlier step whose JSON items, and description of the state, can be read."""
         for earlier in sorted(self._manager.all_steps(), reverse=True):
             if earlier < step:
-                if self._mirror:
-                    self._mirror.fetch(str(earlier))
                 with contextlib.suppress(Exception), self._orbax.StandardCheckpointer() as reader:
-                    reader.metadata(self._manager.directory / str(earlier) / "state")
                     self.restore_json(earlier)
+                    reader.metadata(self._manager.directory / str(earlier) / "state")
                     return earlier
         return None
 
