@@ -133,20 +133,21 @@ def test_a_process_builds_exactly_what_its_devices_hold(corpus, buckets, name):
         batches = Batches(corpus, plan, sharding=OneProcess(sharding, held))
         for step in range(3):
             built, planned = batches[step], plan.batch(step)
-            block = batches.blocks[planned.bucket]
-            for index in (
-                OneProcess(sharding, held)
-                .addressable_devices_indices_map(planned.bucket.shape)
-                .values()
-            ):
-                for field in FIELDS:
-                    np.testing.assert_array_equal(
-                        built[field][block.within(index)], whole[step][field][index]
-                    )
-    rows = dict.fromkeys(("rows", "another order"), 4).get(name)
-    if rows:
+            block, shape = batches.blocks[planned.bucket], planned.bucket.shape
+            rows, columns = block.rows.tolist(), [*range(*block.columns)]
+            indices = OneProcess(sharding, held).addressable_devices_indices_map(shape).values()
+            for axis, here in enumerate((rows, columns)):
+                spans = {index[axis].indices(shape[axis]) for index in indices}
+                exactly = sorted(each for span in spans for each in range(*span))
+                assert here in (exactly, [*range(shape[1])] if axis else exactly)
+            for field in FIELDS:
+                np.testing.assert_array_equal(
+                    built[field], whole[step][field][np.ix_(rows, columns)]
+                )
+    count = dict.fromkeys(("rows", "another order"), 4).get(name)
+    if count:
         one = Batches(corpus, plan, sharding=OneProcess(sharding, [jax.devices()[2]]))
-        assert one[0]["inputs"].shape[0] == plan.batch(0).bucket.rows // rows
+        assert one[0]["inputs"].shape[0] == plan.batch(0).bucket.rows // count
 
 
 def test_rows_that_do_not_divide_are_refused_with_the_multiple_that_would_do(corpus, buckets):

@@ -72,9 +72,13 @@ def documents():
 
 def contents(directory):
     """The names and bytes of all files in a directory."""
-    root = as_path(directory)
-    files = [as_path(folder) / name for folder, _, names in root.walk() for name in names]
-    return {str(f.relative_to(root)): f.read_bytes() for f in files if f.name != ".lock"}
+    found = {}
+    for path in as_path(directory).iterdir():
+        if path.is_dir():
+            found |= {f"{path.name}/{name}": each for name, each in contents(path).items()}
+        elif path.name != ".lock":
+            found[path.name] = path.read_bytes()
+    return found
 
 
 def assert_same_batches(one, other, count):
@@ -108,26 +112,16 @@ def test_a_path_has_the_methods_of_a_directory(place):
     assert [path.name for path in place.glob("s*/c.t?t")] == ["c.txt"]
     assert [path.name for path in place.glob("*/c.txt")] == ["c.txt"]
     assert list(place.glob("*/none")) == []
-    assert [names for _, _, names in (place / "sub").walk()] == [["c.txt"]]
     status = (place / "a.txt").stat()
     assert (status.length, status.is_directory) == (5, False)
     assert status.mtime > 1e9
     assert place.stat().is_directory
     with pytest.raises(FileExistsError):
         place.mkdir()
-    with pytest.raises(FileExistsError):
-        (place / "a.txt").rename(place / "b.txt")
-    (place / "a.txt").rename(place / "moved.txt")
-    (place / "sub").rename(place / "other")
-    assert (place / "moved.txt").read_text() == "a.txt"
-    assert (place / "other" / "c.txt").read_text() == "sub/c.txt"
-    assert not (place / "sub").exists()
-    (place / "moved.txt").unlink()
-    (place / "moved.txt").unlink(missing_ok=True)
+    (place / "a.txt").unlink()
+    (place / "a.txt").unlink(missing_ok=True)
     with pytest.raises(FileNotFoundError):
-        (place / "moved.txt").unlink()
-    with pytest.raises(OSError, match="is not empty"):
-        place.rmdir()
+        (place / "a.txt").unlink()
     place.rmtree()
     assert not place.exists()
     with pytest.raises(FileNotFoundError):
@@ -148,8 +142,6 @@ def test_a_file_is_read_and_written_as_a_local_one(place, tmp_path):
             assert file.read() == b""
         with (root / "f").open() as file:
             assert list(file) == ["0123456789\n", "abc\n"]
-    (place / "f").copy(tmp_path / "copied")
-    assert (tmp_path / "copied").read_bytes() == b"0123456789\nabc\n"
     with pytest.raises(ValueError, match="not appended to"):
         (place / "f").open("a")
 

@@ -148,13 +148,13 @@ class Manifest:
     def require_files(self, directory: epath.Path) -> None:
         """Refuses a directory in which a file is missing or of another size than recorded."""
         sizes = {LENGTHS: self.lengths_bytes} | {part.file: part.bytes for part in self.parts}
-        here: Mapping[str, objects.Head] | None = None
+        here: Mapping[str, int] | None = None
         if isinstance(directory, objects.ObjectPath):  # which lists all sizes at once
             here = objects.children(directory)[0]
         for name, size in sizes.items():
             path = directory / name
             try:
-                seen = path.stat().length if here is None else here[name].size
+                seen = path.stat().length if here is None else here[name]
             except (FileNotFoundError, KeyError):
                 raise damage(path, "it is missing") from None
             if seen != size:

@@ -9,7 +9,7 @@ import logging
 import os
 import uuid
 from collections.abc import Iterator
-from typing import IO, Any, overload
+from typing import IO, Any
 
 from etils import epath
 
@@ -26,11 +26,7 @@ def is_local(path: epath.PathLike) -> bool:
 
 
 def as_path(path: epath.PathLike) -> epath.Path:
-    """A path of a user: local, with `~` expanded, or of object storage.
-
-    Raises:
-        ValueError: it has a scheme that nothing here reads.
-    """
+    """A path of a user: local, with `~` expanded, or of object storage."""
     if os.fspath(path).startswith(SCHEMES):
         return ObjectPath(path)
     try:
@@ -43,11 +39,7 @@ def as_path(path: epath.PathLike) -> epath.Path:
 
 
 def make_directory(path: epath.PathLike) -> epath.Path:
-    """Makes a directory and those that it lies in, where they are not there yet; returns its path.
-
-    Raises:
-        StorageError: it cannot be made; the message says why.
-    """
+    """Makes a directory and those that it lies in, unless it is there; returns its path."""
     path = as_path(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -148,13 +140,7 @@ def _name_errors(path: epath.PathLike) -> Iterator[None]:
 
 @contextlib.contextmanager
 def name_full_disk(path: epath.PathLike) -> Iterator[None]:
-    """Names `path` when a library's error inside the block says that the disk is full.
-
-    Such an error may be of any type, and come later than the write that failed.
-
-    Raises:
-        OSError: the disk is full.
-    """
+    """Names `path` when an error of a library, of any type, says that the disk is full."""
     try:
         yield
     except Exception as error:
@@ -205,33 +191,23 @@ def directory_lock(directory: epath.PathLike, doing: str, *, wait: bool = True) 
         yield
         return
     lock = directory / ".lock"
-    if (file := open_locked(lock, wait=False)) is None:
+    try:
+        file = open_locked(lock, wait=False)
+    except BlockingIOError:
         said = f"another process is {doing} in {os.fspath(directory)}"
         if not wait:
-            raise InvalidState(f"{said}; stop it first, or use another directory")
+            raise InvalidState(f"{said}; stop it first, or use another directory") from None
         logger.warning("%s; waiting for it", said)
         file = open_locked(lock)
     with file:
         yield
 
 
-@overload
-def open_locked(path: epath.PathLike) -> IO[bytes]: ...
-@overload
-def open_locked(path: epath.PathLike, *, wait: bool) -> IO[bytes] | None: ...
-def open_locked(path: epath.PathLike, *, wait: bool = True) -> IO[bytes] | None:
+def open_locked(path: epath.PathLike, *, wait: bool = True) -> IO[bytes]:
     """A local file to write, which this process alone has locked until it closes it.
 
     The file is made where there is none, and neither truncated nor followed if it is a link: it may
-    be anybody's.
-
-    Args:
-        path: of the file.
-        wait: whether to wait for a process that has locked it, or to return None.
-
-    Raises:
-        StorageError: the file cannot be made; the message says why.
-        ValueError: the file is a symbolic link.
+    be anybody's. Without `wait`, a `BlockingIOError` says that another process has locked it.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -246,7 +222,7 @@ def open_locked(path: epath.PathLike, *, wait: bool = True) -> IO[bytes] | None:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         file.close()
-        return None
+        raise
     return file
 
 

@@ -41,15 +41,7 @@ def hold_lease(directory: objects.ObjectPath, doing: str, *, wait: bool = True) 
     end. When it has not changed for 45 seconds, or its holder was a process of this machine that is
     gone, another process takes its place. Each writes it only if it is as it was read, so two
     processes never both hold it. A holder that was stopped for so long and goes on logs that it
-    lost the lock.
-
-    Args:
-        directory: whose lock it is.
-        doing: the work in words, for the processes that wait.
-        wait: whether to wait for a process that holds the lock, or to raise.
-
-    Raises:
-        RuntimeError: another process holds the lock, and `wait` is False.
+    lost the lock. Arguments are those of `directory_lock`.
     """
     lease = _Lease(directory / ".lock")
     _held.add(lease.owner)

@@ -20,15 +20,9 @@ PREFIX = "lockstep-mirror-"  # of the names of local directories, before the num
 class Mirror:
     """A local directory that stands for one of object storage.
 
-    Of each folder that is whole there, it has the files at the top from the beginning, and all of
-    them after `fetch`. `push` makes what is there like what is here. Each folder has a file
+    Of each folder that is whole there, `local` has the files at the top from the beginning, and all
+    of them after `fetch`. `push` makes what is there like what is here. Each folder has a file
     `WHOLE`.
-
-    Args:
-        remote: the directory in object storage.
-
-    Attributes:
-        local: the directory on this machine, a temporary one.
     """
 
     def __init__(self, remote: ObjectPath):

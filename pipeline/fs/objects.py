@@ -17,6 +17,7 @@ registered in etils or fsspec, so other libraries of the process open such paths
 import asyncio
 import contextlib
 import datetime
+import fnmatch
 import functools
 import io
 import json
@@ -24,7 +25,7 @@ import os
 import re
 import tempfile
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from etils import epath
 from etils.epath.gpath import PosixGPath
@@ -56,13 +57,6 @@ Buffer = Any  # bytes, or anything that shares its memory as they do
 Version = Mapping[str, str]  # what tells the content of an object from any other that it had
 
 
-class Head(NamedTuple):
-    """The size of an object in bytes, and the time of its last change in seconds."""
-
-    size: int
-    changed: float
-
-
 # ---- buckets and requests
 
 
@@ -76,8 +70,8 @@ def split(path: epath.PathLike) -> tuple[str, str]:
 _users: set[int] = set()  # the process that made requests: its forks have this too, not its threads
 
 
-def _open(path: epath.PathLike) -> tuple[Any, Any, str]:
-    """The file system and the store of a path's bucket, and its key."""
+def _open(path: epath.PathLike) -> tuple[Any, str]:
+    """The store of a path's bucket, and its key."""
     bucket, key = split(path)
     if _users - {os.getpid()}:
         raise InvalidState(
@@ -86,8 +80,7 @@ def _open(path: epath.PathLike) -> tuple[Any, Any, str]:
         )
     require("obstore", extra="cloud", purpose=f"reading {bucket}")
     _users.add(os.getpid())
-    filesystem = _open_filesystem(bucket, _address(bucket), TRIES, LONGEST)
-    return filesystem, filesystem._construct_store(bucket.partition("://")[2]), key
+    return _open_store(bucket, _address(bucket), TRIES, LONGEST), key
 
 
 def _address(bucket: str) -> str | None:
@@ -100,46 +93,40 @@ def _address(bucket: str) -> str | None:
 
 
 @functools.lru_cache(maxsize=64)
-def _open_filesystem(bucket: str, address: str | None, tries: int, longest: float) -> Any:
-    """Obstore's file system for a bucket, with the credentials of its cloud's own programs."""
-    from obstore import fsspec
+def _open_store(bucket: str, address: str | None, tries: int, longest: float) -> Any:
+    """The client of a bucket, with the credentials of its cloud's own programs."""
+    from obstore import store
 
-    scheme, _, name = bucket.partition("://")
     config: dict[str, Any] = {}
-    if scheme == "s3":
+    if bucket.startswith("s3://"):
         # Not all servers delete several objects with one request.
         config = {"disable_bulk_delete": True} | _profile()
         if address:
             config["endpoint"] = address
-    elif scheme == "gs" and address:
+    elif address:
         account = {"gcs_base_url": address, "disable_oauth": True}
         account |= dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
         config["service_account_key"] = json.dumps(account)
-    client: dict[str, Any] = {"timeout": "10 minutes", "connect_timeout": "10s"}
-    client |= {"read_timeout": "30s", "allow_http": str(address).startswith("http://")}
+    config["client_options"] = {
+        "timeout": "10 minutes",
+        "connect_timeout": "10s",
+        "read_timeout": "30s",
+        "allow_http": str(address).startswith("http://"),
+    }
     # Pauses are random, up to `base` times the one before: with 4, twice as long on average.
-    pauses = {"init_backoff": datetime.timedelta(seconds=min(0.1, longest)), "base": 4}
-    pauses["max_backoff"] = datetime.timedelta(seconds=longest)
-
-    kind: Any = fsspec.FsspecStore  # has a signature for each cloud
-
-    def make(retries: int) -> Any:
-        return kind(
-            scheme,
-            client_options=client,
-            retry_config={"max_retries": retries, "backoff": pauses},
-            skip_instance_cache=True,
-            **config,
-        )
+    first, most = (datetime.timedelta(seconds=each) for each in (min(0.1, longest), longest))
+    pauses = {"init_backoff": first, "max_backoff": most, "base": 4}
+    make: Any = store.from_url  # has a signature for each cloud
 
     # Where there are no credentials, the machine is asked for some: not for a minute and a half.
     with _told(bucket), contextlib.suppress(FileNotFoundError):
         try:
-            make(2)._construct_store(name).head("credentials")
+            few = {"max_retries": 2, "backoff": pauses}
+            make(bucket, retry_config=few, **config).head("credentials")
         except _error() as error:
             if _asks_machine(str(error)):
                 raise
-    return make(tries - 1)
+    return make(bucket, retry_config={"max_retries": tries - 1, "backoff": pauses}, **config)
 
 
 def _profile() -> dict[str, Any]:
@@ -161,38 +148,39 @@ def _profile() -> dict[str, Any]:
 def _request(
     path: epath.PathLike, call: Callable[[Any, str], Any], *, in_bucket: bool = False
 ) -> Any:
-    """The result of `call(store, key)`; its errors are sentences.
-
-    Args:
-        path: gives the bucket, whose store it is, and the key.
-        call: makes a request.
-        in_bucket: whether it lists or writes, so that "not found" means the bucket.
-    """
-    _, store, key = _open(path)
+    """The result of a request, `call(store, key)`; `in_bucket`: for which a bucket must exist."""
+    store, key = _open(path)
     with _told(path, in_bucket):
         for last in (False, False, True):
             try:
                 return call(store, key)
             except _error() as error:
-                # obstore makes other requests again by itself, and not those whose answer it
-                # begins to read: lists, copies and the first one of a large object.
-                if last or "response body" not in str(error):
+                # obstore makes other requests again by itself, and neither conditional writes nor
+                # those whose answer it begins to read: lists, and the first of a large object.
+                tried = "status code" in str(error) or f"after {TRIES - 1} retries" in str(error)
+                if last or (tried and "response body" not in str(error)):
                     raise
     raise AssertionError("the last attempt returns or raises")
 
 
-def _gather(paths: Iterable[Any], call: Callable[[Any], Awaitable[Any]]) -> list[Any]:
-    """Results of `call` for each of some things, in order; the first error cancels the others."""
+def _gather(
+    call: Callable[..., Awaitable[Any]], paths: Sequence[epath.PathLike], *arguments: Iterable[Any]
+) -> list[Any]:
+    """Results of `call(store, key, …)` for some paths, in order; an error cancels the others."""
     from fsspec import asyn
+
+    stores = [_open(path) for path in paths]
 
     async def run() -> list[Any]:
         room = asyncio.Semaphore(2 * TOGETHER)
 
-        async def one(path: Any) -> Any:
+        async def one(path: epath.PathLike, store: tuple[Any, str], *each: Any) -> Any:
             async with room:
-                return await call(path)
+                with _told(path):
+                    return await call(*store, *each)
 
-        tasks = [asyncio.ensure_future(one(path)) for path in paths]
+        every = zip(paths, stores, *arguments, strict=True)
+        tasks = [asyncio.ensure_future(one(*each)) for each in every]
         try:
             return await asyncio.gather(*tasks)
         finally:
@@ -270,27 +258,21 @@ def _ends_before(place: str) -> StorageError:
 def get(path: epath.PathLike) -> memoryview:
     """The bytes of an object."""
 
-    def begin(store: Any, key: str) -> tuple[int, Any]:
+    def begin(store: Any, key: str) -> Any:
         result = store.get(key)
         size = result.meta["size"]
-        return size, result.bytes() if size <= PIECE else None
+        return result.bytes() if size <= PIECE else size
 
-    size, content = _request(path, begin)
-    return memoryview(b"".join(_pieces(path, size)) if content is None else content)
+    found = _request(path, begin)
+    return memoryview(b"".join(_pieces(path, found)) if isinstance(found, int) else found)
 
 
 def download(path: epath.PathLike, file: epath.PathLike, *, size: int | None = None) -> int:
     """Copies an object, or any other file, into a local file; returns its size in bytes.
 
-    The file has that size at once, and is whole only in the end. So give a temporary name, and
-    rename it.
-
-    Args:
-        path: of the object.
-        file: the name of the local file; made if there is none.
-        size: of the object; None: it is asked for.
+    The file has that size at once, and is whole only in the end: give a temporary name.
     """
-    size = head(path).size if size is None else size
+    size = head(path)["size"] if size is None else size
     with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666), "wb") as whole:
         whole.truncate(size)
         for piece in _pieces(path, size):
@@ -299,25 +281,21 @@ def download(path: epath.PathLike, file: epath.PathLike, *, size: int | None = N
 
 
 def _pieces(path: epath.PathLike, size: int) -> Iterator[Buffer]:
-    """The bytes of an object, in order.
-
-    The first piece comes alone, so a storage that always fails gets the attempts of one request.
-    """
-    begins = range(0, size, PIECE)
+    """The bytes of an object, in order."""
+    ranges = [(begin, min(begin + PIECE, size)) for begin in range(0, size, PIECE)]
     if not (place := os.fspath(path)).startswith(SCHEMES):
-        yield from _read_ranges(place, [(begin, min(begin + PIECE, size)) for begin in begins])
+        yield from _read_ranges(place, ranges)
         return
-    _, store, key = _open(path)
 
-    async def fetch(begin: int) -> Buffer:
-        end = min(begin + PIECE, size)
-        with _told(path):
-            content = await store.get_range_async(key, start=begin, end=end)
-        return _whole(place, content, end - begin)
+    async def fetch(store: Any, key: str, begin: int, end: int) -> Buffer:
+        return await store.get_range_async(key, start=begin, end=end)
 
-    yield from _gather(begins[:1], fetch)
-    for at in range(1, len(begins), TOGETHER):
-        yield from _gather(begins[at : at + TOGETHER], fetch)
+    # The first comes alone, so a storage that always fails gets the attempts of one request.
+    later = [ranges[at : at + TOGETHER] for at in range(1, len(ranges), TOGETHER)]
+    for pieces in (ranges[:1], *later):
+        contents = _gather(fetch, [place] * len(pieces), *zip(*pieces, strict=True))
+        for content, (begin, end) in zip(contents, pieces, strict=True):
+            yield _whole(place, content, end - begin)
 
 
 def get_ranges(
@@ -325,13 +303,7 @@ def get_ranges(
 ) -> list[memoryview]:
     """Bytes of objects from each of `begins` up to each of `ends`; neighbours as one request.
 
-    Args:
-        path: of the object, or of any other file; or a sequence, of the object of each range.
-        begins: the first byte of each range.
-        ends: the byte after the last of each range.
-
-    Raises:
-        OSError: an object ends before the end of a range.
+    `path` is that of all ranges, or a sequence with that of each; also of files elsewhere.
     """
     paths = [path] * len(begins) if isinstance(path, str | os.PathLike) else path
     wanted: dict[str, list[int]] = {}
@@ -339,23 +311,19 @@ def get_ranges(
         if begin < end:
             wanted.setdefault(os.fspath(place), []).append(number)
 
-    async def fetch(opened: tuple[str, Any, str]) -> list[Buffer]:
-        place, store, key = opened
-        starts, stops = ([int(side[each]) for each in wanted[place]] for side in (begins, ends))
-        with _told(place):
-            return await store.get_ranges_async(key, starts=starts, ends=stops, coalesce=GAP)
+    async def fetch(store: Any, key: str, numbers: list[int]) -> list[Buffer]:
+        starts, stops = ([int(side[each]) for each in numbers] for side in (begins, ends))
+        return await store.get_ranges_async(key, starts=starts, ends=stops, coalesce=GAP)
 
     found = [memoryview(b"")] * len(begins)
     remote = [place for place in wanted if place.startswith(SCHEMES)]
-    contents = dict(zip(remote, _gather([(p, *_open(p)[1:]) for p in remote], fetch), strict=True))
+    asked = _gather(fetch, remote, [wanted[place] for place in remote])
+    contents = dict(zip(remote, asked, strict=True))
     for place, numbers in wanted.items():
-        for number, content in zip(
-            numbers,
-            contents.get(place) or _read_ranges(place, [(begins[n], ends[n]) for n in numbers]),
-            strict=True,
-        ):
-            size = ends[number] - begins[number]
-            found[number] = memoryview(_whole(place, content, size))
+        ranges = [(begins[number], ends[number]) for number in numbers]
+        read = contents.get(place) or _read_ranges(place, ranges)
+        for number, (begin, end), content in zip(numbers, ranges, read, strict=True):
+            found[number] = memoryview(_whole(place, content, end - begin))
     return found
 
 
@@ -373,10 +341,9 @@ def _whole(place: str, content: Buffer, size: int) -> Buffer:
     return content
 
 
-def head(path: epath.PathLike) -> Head:
-    """The size of an object, and the time of its last change."""
-    meta = _request(path, lambda store, key: store.head(key))
-    return Head(meta["size"], meta["last_modified"].timestamp())
+def head(path: epath.PathLike) -> Mapping[str, Any]:
+    """What is known of an object: its `size` in bytes, the time `last_modified`, and more."""
+    return _request(path, lambda store, key: store.head(key))
 
 
 def get_version(path: epath.PathLike) -> tuple[bytes, Version]:
@@ -389,14 +356,11 @@ def get_version(path: epath.PathLike) -> tuple[bytes, Version]:
     return _request(path, read)
 
 
-def children(path: epath.PathLike) -> tuple[dict[str, Head], list[str]]:
-    """The objects in a folder, by name, and the names of the folders in it."""
+def children(path: epath.PathLike) -> tuple[dict[str, int], list[str]]:
+    """The sizes of the objects in a folder, by name, and the names of the folders in it."""
     found = _request(path, lambda store, key: store.list_with_delimiter(key), in_bucket=True)
-    objects = {
-        each["path"].rpartition("/")[2]: Head(each["size"], each["last_modified"].timestamp())
-        for each in found["objects"]
-    }
-    return objects, [each.rstrip("/").rpartition("/")[2] for each in found["common_prefixes"]]
+    sizes = {each["path"].rpartition("/")[2]: each["size"] for each in found["objects"]}
+    return sizes, [each.rstrip("/").rpartition("/")[2] for each in found["common_prefixes"]]
 
 
 def keys(path: epath.PathLike, *, limit: int | None = None) -> list[str]:
@@ -431,41 +395,28 @@ def put(
     Returns:
         Its version; None if it is not as the condition says, and nothing is written.
     """
-    if hasattr(content, "read"):
-        large = content.seek(0, os.SEEK_END) > 2 * PIECE
-    else:
-        content = memoryview(content).cast("B")
-        large = len(content) > 2 * PIECE
-    condition = "create" if if_absent else dict(if_version) if if_version is not None else None
-    options: dict[str, Any] = {"use_multipart": large and condition is None}
-    options |= {"mode": condition} if condition else {"chunk_size": 2 * PIECE}
+    file = content if hasattr(content, "read") else io.BytesIO(content)
+    large = file.seek(0, os.SEEK_END) > 2 * PIECE
+    condition = "create" if if_absent else if_version and dict(if_version)
 
-    def write(store: Any, key: str) -> Version | None:
-        if hasattr(content, "read"):
-            content.seek(0)
-        return _version(store.put(key, content, **options))
+    def write(store: Any, key: str) -> Version:
+        file.seek(0)
+        return _version(store.put(key, file, use_multipart=large, chunk_size=2 * PIECE))
 
     def write_if(store: Any, key: str) -> Version | None:
-        for last in (False, False, True):
-            try:
-                return write(store, key)
-            except _error() as error:
-                refused = type(error).__name__ in ("AlreadyExistsError", "PreconditionError")
-                # obstore does not make a conditional write again whose answer was lost.
-                tried = "status code" in str(error) or f"after {TRIES - 1} retries" in str(error)
-                if not refused and (last or tried):
-                    raise
-                with contextlib.suppress(FileNotFoundError):  # that write may have been heard
-                    result = store.get(key)
-                    if result.meta["size"] == len(content) and result.bytes() == content:
-                        return _version(result.meta)
-                if refused:
-                    return None
-        raise AssertionError("the last attempt returns or raises")
+        file.seek(0)
+        whole = file.read()
+        try:
+            return _version(store.put(key, whole, mode=condition, use_multipart=False))
+        except _error() as error:
+            if type(error).__name__ not in ("AlreadyExistsError", "PreconditionError"):
+                raise
+            with contextlib.suppress(FileNotFoundError):  # a write before may have been heard
+                result = store.get(key)
+                if result.meta["size"] == len(whole) and result.bytes() == whole:
+                    return _version(result.meta)
+            return None
 
-    if condition and hasattr(content, "read"):
-        content.seek(0)
-        content = content.read()
     return _request(path, write_if if condition else write, in_bucket=True)
 
 
@@ -473,42 +424,27 @@ def _version(meta: Mapping[str, Any]) -> Version:
     return {name: meta[name] for name in ("e_tag", "version") if meta[name]}
 
 
-def copy(path: epath.PathLike, other: epath.PathLike) -> None:
-    """Copies an object under another key, in the same bucket or elsewhere."""
-    (bucket, _), (to, key) = split(path), split(other)
-    if bucket == to:
-        _request(path, lambda store, of: store.copy(of, key))
-    else:
-        put(other, get(path))
-
-
-def delete(paths: Iterable[epath.PathLike]) -> None:
+def delete(paths: Sequence[epath.PathLike]) -> None:
     """Deletes objects; those that are not there count as deleted."""
 
-    async def remove(opened: tuple[epath.PathLike, Any, str]) -> None:
-        path, store, key = opened
-        with contextlib.suppress(FileNotFoundError), _told(path):
+    async def remove(store: Any, key: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
             await store.delete_async(key)
 
-    _gather([(path, *_open(path)[1:]) for path in paths], remove)
+    _gather(remove, paths)
 
 
 # ---- paths and open files
 
 
 class ObjectPath(PosixGPath):
-    """A path of object storage with the methods of `etils.epath.Path`.
+    """A path of object storage with the methods of `etils.epath.Path`, but those that rename.
 
     There are no directories in it: one is there while there are objects whose keys begin with its
     name. So `mkdir` does nothing, and an empty directory does not exist. A file that is open for
     writing becomes the object when it is closed; a block that raises leaves what was there. Files
     cannot be appended to.
     """
-
-    def resolve(self, strict: bool = False) -> "ObjectPath":
-        """Itself."""
-        del strict
-        return self
 
     def exists(self) -> bool:
         """Whether it is an object, or there are some in it."""
@@ -534,37 +470,27 @@ class ObjectPath(PosixGPath):
         """Objects and directories whose paths match; as in a shell, `*` leaves out hidden ones."""
         if "**" in pattern:
             raise InvalidValue(f"{pattern} has **, which object storage has not; use * instead")
-        scheme, _, place = os.fspath(self / pattern).partition("://")
-        found = _request(self, lambda *_: _open(self)[0].glob(place), in_bucket=True)
-        shown = pattern.rpartition("/")[2].startswith(".")
-        paths = [ObjectPath(f"{scheme}://{each}") for each in sorted(found)]
-        return iter([path for path in paths if shown or not path.name.startswith(".")])
-
-    def walk(
-        self, *, top_down: bool = True, on_error: Callable[[OSError], object] | None = None
-    ) -> "Iterator[tuple[ObjectPath, list[str], list[str]]]":
-        """Each directory from this one down, with the names of directories and objects in it."""
-        del on_error
-        objects, folders = children(self)
-        if top_down:
-            yield self, folders, list(objects)
-        for name in folders:
-            yield from (self / name).walk(top_down=top_down)
-        if not top_down:
-            yield self, folders, list(objects)
+        first, _, rest = pattern.partition("/")
+        found = [self / first]
+        if re.search(r"[*?[]", first):
+            here = [path for path in self.iterdir() if fnmatch.fnmatchcase(path.name, first)]
+            found = [path for path in here if first[0] == "." or path.name[0] != "."]
+        elif not rest:
+            found = [path for path in found if path.exists()]
+        for path in found:
+            yield from path.glob(rest) if rest else [path]
 
     def stat(self) -> StatResult:
         """The size in bytes and the time of the last change; of a directory neither."""
         try:
-            seen, directory = head(self), False
+            seen = head(self)
+            size, changed = seen["size"], int(seen["last_modified"].timestamp())
         except FileNotFoundError:
             if not self.is_dir():
                 raise
-            seen, directory = Head(0, 0), True
+            size = changed = None
         about = {"owner": None, "group": None, "mode": None}
-        return StatResult(
-            is_directory=directory, length=seen.size, mtime=int(seen.changed), **about
-        )
+        return StatResult(is_directory=size is None, length=size or 0, mtime=changed or 0, **about)
 
     def open(self, mode: str = "r", *, encoding: str | None = None, **options: Any) -> Any:
         """A file to read (`r`, `rb`) or to write (`w`, `wb`)."""
@@ -572,28 +498,21 @@ class ObjectPath(PosixGPath):
             raise InvalidValue(
                 f"mode is {mode!r}; objects can be read and written, not appended to"
             )
-        file: Any = io.BufferedReader(_Reader(self)) if mode[0] == "r" else _Writer(self)
-        return file if "b" in mode else _Text(file, encoding or "utf-8")
+        encoding = None if "b" in mode else encoding or "utf-8"
+        if mode[0] == "w":
+            return _Writer(self, encoding)
+        file = io.BufferedReader(_Reader(self))
+        return io.TextIOWrapper(file, encoding) if encoding else file
 
     def read_bytes(self) -> bytes:
         """Its content."""
         return bytes(get(self))
-
-    def write_bytes(self, data: bytes) -> int:
-        """Makes `data` its content; returns its size."""
-        put(self, data)
-        return len(data)
 
     def mkdir(self, mode: int | None = None, parents: bool = False, exist_ok: bool = False) -> None:
         """Does nothing, or raises a `FileExistsError` for a path that must not exist."""
         del mode, parents
         if not exist_ok and self.exists():
             raise Exists(f"{self} exists")
-
-    def rmdir(self) -> None:
-        """Does nothing: an empty directory is not there."""
-        if self.is_dir():
-            raise StorageError(f"{self} is not empty")
 
     def rmtree(self, missing_ok: bool = False) -> None:
         """Deletes all objects in it."""
@@ -607,34 +526,6 @@ class ObjectPath(PosixGPath):
         if not missing_ok:
             head(self)
         delete([self])
-
-    def rename(self, target: epath.PathLike) -> "ObjectPath":
-        """Copies it, or all that is in it, to where nothing is, and deletes it then."""
-        if ObjectPath(target).exists():
-            raise Exists(f"{self} cannot become {target}, which exists")
-        return self.replace(target)
-
-    def replace(self, target: epath.PathLike) -> "ObjectPath":
-        """Copies it, or all that is in it, and deletes it then; not in one step."""
-        to, here = ObjectPath(target), os.fspath(self)
-        moved = [here] if self.is_file() else keys(self)
-        if not moved:
-            raise Missing(f"there is no {self}")
-        for path in moved:
-            copy(path, os.fspath(to) + path.removeprefix(here))
-        delete(moved)
-        return to
-
-    def copy(self, dst: epath.PathLike, overwrite: bool = False) -> Any:
-        """Copies the object, to object storage or a local file."""
-        to = ObjectPath(dst) if os.fspath(dst).startswith(SCHEMES) else epath.Path(dst)
-        if not overwrite and to.exists():
-            raise Exists(f"{to} exists; {self} cannot be copied there")
-        if isinstance(to, ObjectPath):
-            copy(self, to)
-        else:
-            download(self, to)
-        return to
 
 
 class _Reader(io.RawIOBase):
@@ -652,9 +543,6 @@ class _Reader(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
-    def tell(self) -> int:
-        return self._file.tell()
-
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         return self._file.seek(offset, whence)
 
@@ -668,14 +556,15 @@ class _Reader(io.RawIOBase):
 class _Writer(tempfile.SpooledTemporaryFile):
     """A file that becomes an object when it is closed, but not after an error."""
 
-    def __init__(self, path: ObjectPath):
-        super().__init__(WRITTEN)
+    def __init__(self, path: ObjectPath, encoding: str | None):
+        super().__init__(WRITTEN, "w+" if encoding else "w+b", encoding=encoding)
         self._path = path
 
     def close(self) -> None:
         if not self.closed:
             try:
-                put(self._path, self)
+                self.flush()
+                put(self._path, getattr(self._file, "buffer", self))  # of text, its bytes
             finally:
                 self.discard()
 
@@ -688,13 +577,3 @@ class _Writer(tempfile.SpooledTemporaryFile):
 
     def __del__(self) -> None:  # which would write it
         self.discard()
-
-
-class _Text(io.TextIOWrapper):
-    """Text of a file of object storage."""
-
-    def __exit__(self, kind: Any, *_: object) -> None:
-        if kind is not None and isinstance(self.buffer, _Writer):
-            self.buffer.discard()
-        else:
-            self.close()

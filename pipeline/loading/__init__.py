@@ -6,16 +6,12 @@
 that of a model.
 """
 
-from typing import TYPE_CHECKING, Any
-
 from pipeline.loading.batches import Batch, Batches
+from pipeline.loading.checkpoint import Checkpoints
 from pipeline.loading.field_names import cu_seqlens, rename
 from pipeline.loading.loader import Loader, load
 from pipeline.loading.sharding import batch_sharding, multiples, to_global
 from pipeline.loading.state import check_data_state, data_state
-
-if TYPE_CHECKING:
-    from pipeline.loading.checkpoint import Checkpoints
 
 __all__ = [
     "Batch",
@@ -31,13 +27,3 @@ __all__ = [
     "rename",
     "to_global",
 ]
-
-
-if not TYPE_CHECKING:  # with it, type checkers would accept every name
-
-    def __getattr__(name: str) -> Any:
-        if name == "Checkpoints":  # the one that needs JAX: batches are for programs without it
-            from pipeline.loading.checkpoint import Checkpoints
-
-            return Checkpoints
-        raise AttributeError(f"module 'pipeline.loading' has no attribute {name!r}")

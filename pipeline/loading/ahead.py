@@ -1,11 +1,11 @@
 """ReadAhead: tells the caches of a corpus which files batches will need."""
 
+import functools
 import weakref
 from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.corpus.cache import Demand
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.fs.fork import Handles, restart_in_children
 from pipeline.planning.ahead import files_ahead
@@ -14,12 +14,7 @@ from pipeline.planning.plan import Plan
 
 
 class ReadAhead(Handles):
-    """Lets caches fetch what the batches after a step need, while batches are built.
-
-    Args:
-        corpus: the corpus; without caches, nothing happens.
-        plan: the plan of the batches.
-    """
+    """Lets the caches of a corpus, if any, fetch what the batches after a step need."""
 
     handles = ("_run",)
 
@@ -47,7 +42,8 @@ class ReadAhead(Handles):
             corpora = {name: self._corpus.corpora[name] for name in self._plan.names}
         for name, corpus in corpora.items():
             for cache, first in corpus.caches:
-                cache.follow(_demand(weakref.ref(self), self._run, name, first, cache.num_parts))
+                files = range(first, first + cache.num_parts)
+                cache.follow(functools.partial(_ask, weakref.ref(self), self._run, name, files))
 
     def stop(self) -> None:
         """Lets caches fetch no more, until batches are built again."""
@@ -73,16 +69,13 @@ class ReadAhead(Handles):
         }
 
 
-def _demand(
-    ahead: "weakref.ref[ReadAhead]", run: object, name: str, first: int, count: int
-) -> Demand:
-    """The parts of one cache that are needed: files `first` to `first + count` of a corpus."""
-
-    def demand() -> Sequence[np.ndarray] | None:
-        if (found := ahead()) is None or found._run is not run:  # it ended, or `stop` was called
-            return None
-        if (windows := files_ahead(found._plan, found._step).get(name)) is None:
-            return [np.arange(count)]  # any file at any time
-        return [files[(files >= first) & (files < first + count)] - first for files in windows]
-
-    return demand
+def _ask(
+    ahead: "weakref.ref[ReadAhead]", run: object, name: str, numbers: range
+) -> Sequence[np.ndarray] | None:
+    """The parts of one cache that are needed, of which `numbers` are the files of a corpus."""
+    if (found := ahead()) is None or found._run is not run:  # it ended, or `stop` was called
+        return None
+    if (windows := files_ahead(found._plan, found._step).get(name)) is None:
+        return [np.arange(len(numbers))]  # any file at any time
+    first, end = numbers.start, numbers.stop
+    return [files[(files >= first) & (files < end)] - first for files in windows]

@@ -209,8 +209,7 @@ class Batches(StepDataset):
         batches.__dict__.update(self.__dict__, **changes)
         return batches
 
-    def __copy__(self) -> "Batches":
-        return self._copy()
+    __copy__ = _copy  # with `sharding`, which a pickled copy does not have
 
     def __getstate__(self) -> dict[str, Any]:
         # Devices cannot be pickled. Workers have the blocks of this process, and need no more.

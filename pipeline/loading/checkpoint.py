@@ -13,7 +13,6 @@ from etils import epath
 
 from pipeline.errors import InvalidValue, require
 from pipeline.fs import Mirror, ObjectPath, as_path, is_local, name_full_disk
-from pipeline.loading.checksum import checksums
 
 # Statuses of storage for files that are missing or damaged.
 DAMAGE = ("NOT_FOUND", "OUT_OF_RANGE", "DATA_LOSS", "FAILED_PRECONDITION")
@@ -53,7 +52,9 @@ class Checkpoints:
     def __init__(self, directory: epath.PathLike, *, keep: int = 3):
         import orbax.checkpoint as ocp
 
-        self._args, self._orbax = ocp.args, ocp
+        from pipeline.loading.checksum import checksums  # batches are for programs without JAX
+
+        self._args, self._orbax, self._sum = ocp.args, ocp, checksums
         place = as_path(directory)
         self._directory = place.absolute() if is_local(directory) else place
         self._mirror = _mirror(place) if isinstance(place, ObjectPath) else None
@@ -72,7 +73,7 @@ class Checkpoints:
 
     def compile(self, state: Any) -> None:
         """Compiles what `save` computes of `state`, so that the first `save` need not."""
-        checksums(state)
+        self._sum(state)
 
     def save(
         self, step: int, state: Any, *, data: dict[str, Any], run: dict[str, Any] | None = None
@@ -91,7 +92,7 @@ class Checkpoints:
         self._wait()
         args = self._args
         content = {"data": data, "run": run or {}}
-        content["checksums"] = {"state": checksums(state), "json": _digest(content)}
+        content["checksums"] = {"state": self._sum(state), "json": _digest(content)}
         items = {name: args.JsonSave(each) for name, each in content.items()}
         with name_full_disk(self._directory):
             self._manager.save(step, args=args.Composite(state=args.StandardSave(state), **items))
@@ -115,31 +116,23 @@ class Checkpoints:
         return self.restore_state(step, like), data
 
     def restore_json(self, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The `data` and `run` items of the checkpoint of `step`.
-
-        Raises:
-            ValueError: the checkpoint is damaged.
-        """
-        content = {name: self._args.JsonRestore() for name in ("data", "run", "checksums")}
-        content = dict(self._restore(step, **content))
+        """The `data` and `run` items of the checkpoint of `step`."""
+        items = {name: self._args.JsonRestore() for name in ("data", "run", "checksums")}
+        content = self._restore(step, **items)
         data, run = content["data"], content["run"]
         if not isinstance(data, dict) or data.get("step") != step:
             seen = dict(data or {}).get("step")
             raise self._damaged(step, f"its data state is that of step {seen!r}")
-        if self._checksums(content).get("json") != _digest({"data": data, "run": run}):
+        if _checksums(content).get("json") != _digest({"data": data, "run": run}):
             raise self._damaged(step, "its JSON is not what was saved")
         return data, run
 
     def restore_state(self, step: int, like: Any) -> Any:
-        """The `state` item of the checkpoint of `step`, with the shardings of `like`.
-
-        Raises:
-            ValueError: the checkpoint is damaged, or its state is not `like` this one.
-        """
+        """The `state` item of the checkpoint of `step`, with the shardings of `like`."""
         args = self._args
         items = {"state": args.StandardRestore(like), "checksums": args.JsonRestore()}
         content = self._restore(step, **items)
-        then, now = self._checksums(content)["state"], checksums(content["state"])
+        then, now = _checksums(content)["state"], self._sum(content["state"])
         for path, value in now.items():
             dtype, _, _ = value.partition(":")  # a cast array cannot be compared
             if then.get(path, "").startswith(f"{dtype}:") and then[path] != value:
@@ -194,11 +187,6 @@ class Checkpoints:
                 ) from error
             raise
 
-    def _checksums(self, content: Mapping[str, Any]) -> dict[str, Any]:
-        found = content["checksums"]
-        whole = isinstance(found, dict) and isinstance(found.get("state"), dict)
-        return found if whole else {"state": {}}
-
     def _damaged(self, step: int, what: str) -> ValueError:
         """The error of a damaged checkpoint, with the way on."""
         directory, whole = self._directory / str(step), self._whole_before(step)
@@ -211,20 +199,15 @@ class Checkpoints:
         """The latest earlier step whose JSON items, and description of the state, can be read."""
         for earlier in sorted(self._manager.all_steps(), reverse=True):
             if earlier < step:
-                if self._mirror:
-                    self._mirror.fetch(str(earlier))
                 with contextlib.suppress(Exception), self._orbax.StandardCheckpointer() as reader:
-                    reader.metadata(self._manager.directory / str(earlier) / "state")
                     self.restore_json(earlier)
+                    reader.metadata(self._manager.directory / str(earlier) / "state")
                     return earlier
         return None
 
 
 def _mirror(directory: ObjectPath) -> Mirror | None:
-    """What a single process writes to in place of object storage; None for several processes.
-
-    orbax itself writes to file systems and to gs://, and asks Google's library about a bucket.
-    """
+    """What a single process writes to in place of object storage; None for several processes."""
     import jax
 
     if (count := jax.process_count()) == 1:
@@ -235,8 +218,15 @@ def _mirror(directory: ObjectPath) -> Mirror | None:
             "own, for which orbax knows file systems and gs://. Give a directory there, such as a "
             "file system that all processes share"
         )
+    # orbax asks it about the bucket.
     require("google.cloud.storage", extra="gcs", purpose=f"writing {directory} from {count} hosts")
     return None
+
+
+def _checksums(content: Mapping[str, Any]) -> dict[str, Any]:
+    found = content["checksums"]
+    whole = isinstance(found, dict) and isinstance(found.get("state"), dict)
+    return found if whole else {"state": {}}
 
 
 def _digest(content: Mapping[str, Any]) -> str:

@@ -16,9 +16,6 @@ def checksums(tree: Any) -> dict[str, str]:
 
     >>> checksums({"w": jnp.arange(3.0), "n": jnp.int32(7)})
     {"['n']": 'int32:00000007', "['w']": 'float32:fe800000'}
-
-    Args:
-        tree: a pytree of jax.Arrays. On several hosts, each calls this with its part of them.
     """
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     sums = jax.device_get(_sums([_data(leaf) for _, leaf in leaves]))

@@ -20,10 +20,7 @@ POSITIONS: tuple[Positions, ...] = get_args(Positions)
 
 
 def collate(
-    corpus: Readable,
-    planned: PlannedBatch,
-    block: Block,
-    positions: Positions = "continue",
+    corpus: Readable, planned: PlannedBatch, block: Block, positions: Positions = "continue"
 ) -> dict[str, np.ndarray]:
     """The arrays of one block of a planned batch; padding is 0 in every field.
 
@@ -33,12 +30,6 @@ def collate(
         inputs_segment_ids  [1, 1, 1, 2, 2, 0]
         inputs_positions    [0, 1, 2, 7, 8, 0]
         loss_weights        [1, 1, 1, 1, 1, 0]
-
-    Args:
-        corpus: a corpus, or one side of pairs.
-        planned: the segments of the global batch.
-        block: the rows and columns to build.
-        positions: "continue" or "restart", as for `Batches`.
 
     Returns:
         The corpus's features (`inputs`, `targets`, int32), `inputs_segment_ids` and
@@ -81,11 +72,6 @@ def collate_pairs(
 
         inputs_segment_ids   [1, 1, 1, 2, 0, 0]
         targets_segment_ids  [1, 1, 2, 2]
-
-    Args:
-        sides: inputs and targets.
-        planned: the segments of the global batch.
-        blocks: the rows and columns to build, for the bucket of each side.
 
     Returns:
         `inputs`, `inputs_segment_ids` and `inputs_positions` (int32, `[rows, length]` of the

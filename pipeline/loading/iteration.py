@@ -8,7 +8,7 @@ transformation of a `StepDataset` is one again, and knows what its steps belong 
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import grain
 from absl import flags
@@ -16,6 +16,8 @@ from absl import flags
 from pipeline.errors import InvalidState, InvalidValue, require_whole
 from pipeline.loading.state import StateKey
 from pipeline.planning.plan import Plan
+
+Made = TypeVar("Made")
 
 # Elements are made in the thread that asks for them.
 AT_ONCE = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
@@ -25,23 +27,47 @@ NO_RUNS = (
 )
 
 
-class StepDataset(grain.MapDataset):
+class _Transformations(Generic[Made]):
+    """The transformations that data sets of steps have by index and in order."""
+
+    def _apply(self, name: str, *args: Any, **options: Any) -> Made:
+        """The data set after Grain's transformation of that name."""
+        raise NotImplementedError
+
+    def map(self, transform: Any) -> Made:
+        """See `grain.MapDataset.map`."""
+        return self._apply("map", transform)
+
+    def map_with_index(self, transform: Any) -> Made:
+        """See `grain.MapDataset.map_with_index`; the index is the step."""
+        return self._apply("map_with_index", transform)
+
+    def random_map(self, transform: Any, *, seed: int | None = None) -> Made:
+        """See `grain.MapDataset.random_map`; numbers are those of the step."""
+        return self._apply("random_map", transform, seed=seed)
+
+    def filter(self, transform: Any) -> Made:
+        """See `grain.MapDataset.filter`; a step that is filtered out still counts as a step."""
+        return self._apply("filter", transform)
+
+    def seed(self, seed: int) -> Made:
+        """See `grain.MapDataset.seed`."""
+        return self._apply("seed", seed)
+
+
+class StepDataset(_Transformations["StepDataset"], grain.MapDataset):
     """A Grain data set whose transformations, and whose iterators, keep the state of a plan.
 
     Args:
         origin: what the state of an iterator belongs to.
         read_options: how `to_iter_dataset` reads ahead by default.
-        inside: what transformations of Grain made of a `StepDataset`; None: a subclass, whose
-            elements are its own.
+        inside: what Grain's transformations made; none, of a subclass with elements of its own.
     """
 
     def __init__(
-        self,
-        origin: StateKey,
-        read_options: grain.ReadOptions,
-        inside: grain.MapDataset | None = None,
+        self, origin: StateKey, read_options: grain.ReadOptions, *inside: grain.MapDataset
     ):
-        super().__init__(*([] if inside is None else [inside]))
+        super().__init__(*inside)
         self.origin, self.read_options = origin, read_options
 
     @property
@@ -62,33 +88,13 @@ class StepDataset(grain.MapDataset):
     def _element_spec(self) -> Any:
         return grain.experimental.get_element_spec(self._parent)
 
-    def map(self, transform: Any) -> "StepDataset":
-        """See `grain.MapDataset.map`."""
-        return self._transform("map", transform)
-
-    def map_with_index(self, transform: Any) -> "StepDataset":
-        """See `grain.MapDataset.map_with_index`; the index is the step."""
-        return self._transform("map_with_index", transform)
-
-    def random_map(self, transform: Any, *, seed: int | None = None) -> "StepDataset":
-        """See `grain.MapDataset.random_map`."""
-        return self._transform("random_map", transform, seed=seed)
-
-    def filter(self, transform: Any) -> "StepDataset":
-        """See `grain.MapDataset.filter`; a step that is filtered out still counts as a step."""
-        return self._transform("filter", transform)
-
-    def seed(self, seed: int) -> "StepDataset":
-        """See `grain.MapDataset.seed`."""
-        return self._transform("seed", seed)
-
     def slice(self, sl: slice) -> "StepDataset":
         """See `grain.MapDataset.slice`."""
-        return self._transform("slice", sl)._reorder(f"slice({sl.start}, {sl.stop}, {sl.step})")
+        return self._apply("slice", sl)._reorder(f"slice({sl.start}, {sl.stop}, {sl.step})")
 
     def shuffle(self, seed: int | None = None) -> "StepDataset":
         """See `grain.MapDataset.shuffle`; a plan is shuffled without it."""
-        steps = self._transform("shuffle", seed)
+        steps = self._apply("shuffle", seed)
         seed = steps._inside._default_seed if seed is None else seed
         return steps._reorder(f"shuffle({seed})")
 
@@ -107,8 +113,7 @@ class StepDataset(grain.MapDataset):
                 "give one bucket, or a batch_fn. (ElasticIterator stacks too; iterators of these "
                 "batches go on with any number of hosts without it)"
             )
-        options = {"drop_remainder": drop_remainder, "batch_fn": batch_fn}
-        steps = self._transform("batch", batch_size, **options)
+        steps = self._apply("batch", batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn)
         return steps._reorder(f"batch({batch_size}, drop_remainder={drop_remainder})")
 
     def repeat(
@@ -118,7 +123,7 @@ class StepDataset(grain.MapDataset):
         check_repeat(self.origin.plan, num_epochs)
         if self.origin.plan.finite:
             return self
-        steps = self._transform("repeat", num_epochs, reseed_each_epoch=reseed_each_epoch)
+        steps = self._apply("repeat", num_epochs, reseed_each_epoch=reseed_each_epoch)
         return steps if reseed_each_epoch else steps._reorder("reseed_each_epoch=False")
 
     def to_iter_dataset(
@@ -127,7 +132,7 @@ class StepDataset(grain.MapDataset):
         """An iterable data set whose iterators have the data state of this plan."""
         return Steps(self._inside, self.origin, read_options or self.read_options, allow_nones)
 
-    def _transform(self, name: str, *args: Any, **options: Any) -> "StepDataset":
+    def _apply(self, name: str, *args: Any, **options: Any) -> "StepDataset":
         inside = getattr(grain.MapDataset, name)(self._inside, *args, **options)
         return StepDataset(self.origin, self.read_options, inside)
 
@@ -148,7 +153,7 @@ def check_repeat(plan: Plan, num_epochs: int | None) -> None:
         )
 
 
-class Steps(grain.IterDataset):
+class Steps(_Transformations["grain.IterDataset"], grain.IterDataset):
     """The elements of a data set of steps, in order; iterators have the data state of the plan.
 
     Transformations are applied by step, in the thread that iterates, or in the workers of a later
@@ -179,26 +184,12 @@ class Steps(grain.IterDataset):
     def _element_spec(self) -> Any:
         return grain.experimental.get_element_spec(self._transform(self._inside))
 
-    def map(self, transform: Any) -> "Steps":
-        """See `grain.IterDataset.map`."""
-        return self._then("map", transform)
-
-    def map_with_index(self, transform: Any) -> "Steps":
-        """See `grain.IterDataset.map_with_index`; the index is the step."""
-        return self._then("map_with_index", transform)
-
-    def random_map(self, transform: Any, *, seed: int | None = None) -> "Steps":
-        """See `grain.IterDataset.random_map`; numbers are those of the step."""
-        return self._then("random_map", transform, seed=seed)
-
     def filter(self, transform: Any) -> grain.IterDataset:
         """See `grain.IterDataset.filter`."""
         # By step, it would leave None for what it filters out.
-        return super().filter(transform) if self._allow_nones else self._then("filter", transform)
-
-    def seed(self, seed: int) -> "Steps":
-        """See `grain.IterDataset.seed`."""
-        return self._then("seed", seed)
+        if self._allow_nones:
+            return grain.IterDataset.filter(self, transform)
+        return super().filter(transform)
 
     def mp_prefetch(
         self,
@@ -228,8 +219,7 @@ class Steps(grain.IterDataset):
         self._start, self._stride = self._start + start * self._stride, stride * self._stride
 
     def __iter__(self) -> grain.DatasetIterator:
-        ahead, read_options = None, self._read_options
-        inside = self._inside
+        ahead, inside, read_options = None, self._inside, self._read_options
         if self._workers or (self._transformations and read_options.num_threads):
             inside = ahead = _Lookahead(self._inside, self._read, self._stride)
             read_options = AT_ONCE
@@ -246,7 +236,7 @@ class Steps(grain.IterDataset):
         elements = grain.MapDataset.to_iter_dataset(steps, self._read_options, allow_nones=True)
         return elements.mp_prefetch(*self._workers) if self._workers else elements
 
-    def _then(self, name: str, *args: Any, **options: Any) -> "Steps":
+    def _apply(self, name: str, *args: Any, **options: Any) -> "Steps":
         steps = copy.copy(self)
         steps._transformations = (*self._transformations, (name, args, options))
         steps._transform(self._inside)  # refuses wrong arguments now
@@ -255,8 +245,7 @@ class Steps(grain.IterDataset):
     def _transform(self, inside: grain.MapDataset) -> grain.MapDataset:
         if not self._transformations:
             return inside
-        # Grain derives seeds from the depth, which must not depend on who reads ahead.
-        if not isinstance(inside, _Lookahead):
+        if not isinstance(inside, _Lookahead):  # Grain derives seeds from the depth
             inside = _Lookahead(inside)
         for name, args, options in self._transformations:
             inside = getattr(grain.MapDataset, name)(inside, *args, **options)
@@ -264,13 +253,7 @@ class Steps(grain.IterDataset):
 
 
 class _Lookahead(grain.MapDataset):
-    """Elements of its parent, made ahead from any step on, while steps come in order.
-
-    Args:
-        parent: the elements by step.
-        read: makes an iterable of elements of steps; None: nothing is made ahead.
-        stride: the distance between two steps that come in order.
-    """
+    """Elements of its parent, made ahead by `read`, if any, while steps come `stride` apart."""
 
     def __init__(
         self,
@@ -281,7 +264,7 @@ class _Lookahead(grain.MapDataset):
         super().__init__(parent)
         self._read, self._stride = read, stride
         self._iterator: grain.DatasetIterator | None = None
-        self._next: int | None = None  # the step whose element the iterator gives next
+        self._next = 0  # the step whose element the iterator gives next
 
     def __len__(self) -> int:
         return len(self._parent)

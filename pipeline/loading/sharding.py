@@ -29,17 +29,11 @@ CONTEXT_ORDERS: tuple[ContextOrder, ...] = get_args(ContextOrder)
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """The part of a global batch that one process builds.
+    """The part of a global batch that one process builds."""
 
-    Attributes:
-        rows: the rows in the global batch, ascending, int64 [n].
-        columns: the first column and one past the last.
-        order: for each of these columns, the column of the planned row that it holds, int64
-            [columns]; None: itself.
-    """
-
-    rows: np.ndarray
-    columns: tuple[int, int]
+    rows: np.ndarray  # in the global batch, ascending, int64 [n]
+    columns: tuple[int, int]  # the first and one past the last
+    # For each of these columns, the column of the planned row that it holds; None: itself.
     order: np.ndarray | None = None
 
     @property
@@ -47,22 +41,9 @@ class Block:
         """The number of rows and of columns."""
         return len(self.rows), self.columns[1] - self.columns[0]
 
-    def within(self, index: tuple[slice, ...]) -> tuple[slice, ...]:
-        """`index`, slices of a global array, as an index into this block; not 2-D: rows alone."""
-        first, last, _ = index[0].indices(1 << 62)
-        rows = slice(*np.searchsorted(self.rows, [first, last]).tolist())
-        if len(index) != 2:
-            return (rows,)
-        left, right, _ = index[1].indices(self.columns[1])
-        return rows, slice(left - self.columns[0], right - self.columns[0])
-
 
 def slice_of_process(shape: tuple[int, int], process_index: int, process_count: int) -> Block:
-    """The contiguous rows `[p·rows/P, (p+1)·rows/P)` of process `p` of `P`.
-
-    Raises:
-        ValueError: `process_index` is out of range, or the rows do not divide.
-    """
+    """The contiguous rows `[p·rows/P, (p+1)·rows/P)` of process `p` of `P`."""
     rows, length = shape
     if not 0 <= process_index < process_count:
         raise InvalidValue(
@@ -83,9 +64,6 @@ def block_of_sharding(
 
     They come from the sharding's own index map, which knows any order of the mesh, replicas and a
     sharded length axis; over that, the columns of a row are in `context_order`.
-
-    Raises:
-        ValueError: the rows, or the positions, do not divide over the sharding.
     """
     row_multiple, length_multiple = multiples(sharding, context_order)
     over = f"{sharding.spec} of {sharding.mesh}"
@@ -102,9 +80,12 @@ def block_of_sharding(
     indices = [index for index in every if index is not None]
     rows = np.unique(np.concatenate([np.arange(*index[0].indices(shape[0])) for index in indices]))
     rows.flags.writeable = False  # all batches of the shape share it
-    spans = [index[1].indices(shape[1]) for index in indices]
+    spans = {index[1].indices(shape[1]) for index in indices}
     columns = min(span[0] for span in spans), max(span[1] for span in spans)
-    order, (_, length_parts) = None, parts(sharding)
+    length_parts = parts(sharding)[1]
+    if columns[1] - columns[0] != len(spans) * shape[1] // length_parts:
+        columns = 0, shape[1]  # JAX takes parts that do not adjoin from the whole
+    order = None
     if context_order != "contiguous" and length_parts > 1:
         order = column_order(context_order, shape[1], length_parts)[slice(*columns)]
     return Block(rows, columns, order)
@@ -123,11 +104,6 @@ def column_order(order: ContextOrder, length: int, parts: int) -> np.ndarray:
     [0, 1, 6, 7, 2, 3, 4, 5]
     >>> column_order("striped", 8, 2).tolist()
     [0, 2, 4, 6, 1, 3, 5, 7]
-
-    Args:
-        order: as above.
-        length: a multiple of what `multiples` says.
-        parts: the number of parts, from 1.
     """
     columns = np.arange(length)
     if order == "contiguous":
@@ -202,9 +178,6 @@ def field_specs(
 
     A field `[rows, positions]` has the sharding of batches. A field of other dimensions belongs to
     whole rows, and has the sharding of rows alone.
-
-    Raises:
-        ValueError: this process holds another part of a global array, or of a batch of `bucket`.
     """
     import jax
 
@@ -251,14 +224,7 @@ def to_global(
     import jax
 
     sharding = batch_sharding(sharding)
-    arrays: dict[str, jax.Array] = {}
-    for name, spec in field_specs(batch, sharding, bucket).items():
-        shape = spec.shape if len(spec.shape) == 2 else (spec.shape[0], parts(sharding)[1])
-        part = functools.partial(_part, batch[name], block_of_sharding(sharding, shape))
-        arrays[name] = jax.make_array_from_callback(spec.shape, spec.sharding, part)
-    return arrays
-
-
-def _part(local: np.ndarray, block: Block, index: tuple[slice, ...] | None) -> np.ndarray:
-    assert index is not None, "JAX names the part of every sharded array"
-    return local[block.within(index)]
+    return {
+        name: jax.make_array_from_process_local_data(spec.sharding, batch[name], spec.shape)
+        for name, spec in field_specs(batch, sharding, bucket).items()
+    }

@@ -110,19 +110,16 @@ class StateKey(NamedTuple):
 
 def _is_state(state: Any) -> bool:
     """Whether `state` has the form of a data state; its step is not checked."""
-    if not isinstance(state, dict) or not {"step", "plans"} <= {*state}:
-        return False
-    plans = state["plans"]
-    if not isinstance(plans, list | tuple) or not plans:
-        return False
-    if not all(isinstance(entry, dict) for entry in plans):
+    plans = state.get("plans") if isinstance(state, dict) and "step" in state else None
+    if not isinstance(plans, list | tuple) or not all(isinstance(each, dict) for each in plans):
         return False
     starts = [entry.get("from") for entry in plans]
     texts = [entry.get("fingerprint") for entry in plans]
     texts += [entry["corpus"] for entry in plans if "corpus" in entry]
-    whole = all(type(start) is int for start in starts)
+    if not all(type(start) is int for start in starts):
+        return False
     text = all(isinstance(each, str) for each in texts)
-    return whole and text and starts == sorted(starts) and starts[0] == 0
+    return text and starts[:1] == [0] and starts == sorted(starts)
 
 
 def _changes(step: int, then: list[dict], now: list[dict]) -> list[str]:
