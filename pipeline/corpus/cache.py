@@ -67,22 +67,9 @@ class Traffic:
 
 
 class PartCache(Handles):
-    """Parts of a corpus in a local directory, of up to so many bytes together.
+    """Parts of a corpus in a local directory, of up to `max_bytes` together.
 
-    Args:
-        source: the directory where the parts are.
-        parts: of the corpus.
-        directory: where to keep them; made where there is none.
-        max_bytes: the most bytes of all files in it; None: what is in it, and half of what is free
-            on that disk now.
-
-    Attributes:
-        directory, max_bytes: as given.
-        num_parts: the number of parts of the corpus.
-        traffic: the `Traffic` of this process.
-
-    Raises:
-        ValueError: there is no room for two parts.
+    If that is None: what is in the directory, and half of what is free on that disk now.
     """
 
     handles = ("_files", "_maps", "_demands", "_threads")
@@ -190,10 +177,7 @@ class PartCache(Handles):
                 time.sleep(AFTER_FAILURE)
 
     def _ask(self) -> np.ndarray | None:
-        """For each part the number of the window that needs it first, `NEVER` for others.
-
-        None ends the thread.
-        """
+        """For each part the window that needs it first, or `NEVER`; None ends the thread."""
         said = [(demand, demand()) for demand in list(self._demands)]
         with self._lock:
             over = [demand for demand, windows in said if windows is None]
@@ -270,10 +254,7 @@ class PartCache(Handles):
     def _make_room(
         self, number: int, needed: np.ndarray, here: dict[int, int], reserved: dict[int, int]
     ) -> bool:
-        """Removes parts until there is room for part `number`; False, and none, if there are none.
-
-        `needed` is as from `_ask`, `here` and `reserved` as from `_scan`.
-        """
+        """Removes parts until there is room for part `number`; False, and none, if that fails."""
         room = self.max_bytes - sum(here.values()) - sum(reserved.values())
         for other in reserved:
             if other == number or not is_locked(self._fetching(other)):

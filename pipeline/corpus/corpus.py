@@ -11,6 +11,7 @@ import numpy as np
 from etils import epath
 
 from pipeline.corpus.cache import PartCache
+from pipeline.corpus.gather import Fields
 from pipeline.corpus.interface import Examples
 from pipeline.corpus.manifest import (
     LENGTHS,
@@ -153,9 +154,7 @@ class Corpus(Examples):
             writer.finish(vocab_size=vocab_size, tokenizer=None, source=None)
         return cls.open(directory)
 
-    def _read(
-        self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any
-    ) -> dict[str, np.ndarray]:
+    def _read(self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any) -> Fields:
         counts = np.asarray(self.lengths[examples], np.int64) + self.task.lookahead
         return self._reader.read(examples, starts, lengths, reach, counts, self.task.shifts)
 
@@ -180,10 +179,7 @@ class Corpus(Examples):
             raise damage(self.directory / MANIFEST, seen) from error
 
     def cached_file(self, name: str, make: Callable[[], bytes]) -> bytes:
-        """See `AnyCorpus`.
-
-        One process makes it and the others wait, where they share a local directory.
-        """
+        """See `AnyCorpus`; one process makes it, and the others that share a directory wait."""
         path = self.directory / name
         if path.exists():
             return path.read_bytes()

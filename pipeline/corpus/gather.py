@@ -1,10 +1,13 @@
 """Gathering: pieces of examples, copied from a flat array of tokens one after another."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+
+# For each field of a task one flat array, pieces of examples one after another.
+Fields: TypeAlias = dict[str, np.ndarray]
 
 
 def gather(
@@ -14,7 +17,7 @@ def gather(
     reach: np.ndarray,
     shifts: Mapping[str, int],
     ends: np.ndarray | None = None,
-) -> dict[str, np.ndarray]:
+) -> Fields:
     """The tokens of each piece, one piece after another, for each field.
 
     A field with shift 1 is the field before it, moved by one place, except for the last token of

@@ -3,17 +3,20 @@
 import functools
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from etils import epath
 
-from pipeline.corpus.gather import gather, join_memory
+from pipeline.corpus.gather import Fields, gather, join_memory
 from pipeline.corpus.interface import Examples
 from pipeline.corpus.tasks import CAUSAL, Task
 from pipeline.errors import InvalidValue
 from pipeline.text.sources import ArrowFiles, ParquetFiles, files
+
+# Values of some lists, where each list begins in them, and how many it holds.
+Lists: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class InPlace(Examples):
@@ -24,23 +27,16 @@ class InPlace(Examples):
     """
 
     def __init__(
-        self,
-        tokens: Sequence[np.ndarray],
-        begins: Sequence[np.ndarray],
-        counts: Sequence[np.ndarray],
-        *,
-        fingerprint: str,
-        make: functools.partial["InPlace"],
+        self, lists: Sequence[Lists], *, fingerprint: str, make: functools.partial["InPlace"]
     ):
-        task = make.keywords["task"]
-        self.task, self.lengths = task, task.lengths(np.concatenate(counts))
+        self._make, self.task = make, make.keywords["task"]
+        self._held, begins, counts = zip(*lists, strict=True)
+        self.lengths = self.task.lengths(np.concatenate(counts))
         self.lengths.flags.writeable = False
         self.vocab_size = make.keywords["vocab_size"]
-        self.fingerprint = f"tokens={fingerprint};tokenizer=none;task={task.name}"
-        self._make = make
-        self._held = tokens
-        self._tokens, places = join_memory(tokens)
-        self._ends = places + [len(each) for each in tokens]
+        self.fingerprint = f"tokens={fingerprint};tokenizer=none;task={self.task.name}"
+        self._tokens, places = join_memory(self._held)
+        self._ends = places + [len(each) for each in self._held]
         self._first = np.cumsum([0, *map(len, counts)])
         self._begins = np.concatenate(
             [at + begin for at, begin in zip(places, begins, strict=True)]
@@ -119,13 +115,9 @@ class InPlace(Examples):
                 f"{os.fspath(found[1])} are no offsets of {len(flat):,} tokens: they must ascend "
                 "from 0 or more to that number or less, one more of them than there are examples"
             )
-        return cls(
-            [flat],
-            [edges[:-1].astype(np.int64)],
-            [counts],
-            fingerprint=f"npy-{files.digest(found)}",
-            make=functools.partial(cls.npy, tokens, offsets, task=task, vocab_size=vocab_size),
-        )
+        make = functools.partial(cls.npy, tokens, offsets, task=task, vocab_size=vocab_size)
+        lists = flat, edges[:-1].astype(np.int64), counts
+        return cls([lists], fingerprint=f"npy-{files.digest(found)}", make=make)
 
     @classmethod
     def _of_columns(
@@ -145,23 +137,16 @@ class InPlace(Examples):
             )
         if not lists:
             raise InvalidValue(f"{source} is empty")
-        tokens, begins, counts = map(list, zip(*lists, strict=True))
-        return cls(tokens, begins, counts, fingerprint=source.fingerprint, make=make)
+        return cls(lists, fingerprint=source.fingerprint, make=make)
 
-    def _read(
-        self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any
-    ) -> dict[str, np.ndarray]:
+    def _read(self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any) -> Fields:
         ends = self._ends[np.searchsorted(self._first, examples, side="right") - 1]
         first = self._begins[examples] + starts
         fields = gather(self._tokens, first, lengths, reach, self.task.shifts, ends)
         return {name: ids.astype(np.int32, copy=False) for name, ids in fields.items()}
 
     def verify(self) -> None:
-        """Reads everything and looks at each id.
-
-        Raises:
-            ValueError: an id is negative, or not below the vocabulary size.
-        """
+        """Reads everything, and refuses ids that are negative or not below the vocabulary size."""
         limit = 1 << 31 if self.vocab_size is None else self.vocab_size
         counts = np.where(self.lengths > 0, self.lengths + self.task.lookahead, 0)
         for example in np.flatnonzero(counts):
@@ -194,8 +179,7 @@ def _array(path: epath.Path) -> np.ndarray:
     return array
 
 
-def _lists(place: str, column: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The values of a list array, where each list begins in them, and how many it holds."""
+def _lists(place: str, column: pa.Array) -> Lists:
     kind = column.type
     lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     if not lists or not pa.types.is_integer(kind.value_type):

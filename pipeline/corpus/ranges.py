@@ -17,7 +17,7 @@ import pyarrow as pa
 from etils import epath
 from tqdm import tqdm
 
-from pipeline.corpus.engines import Engine
+from pipeline.corpus.engines import Engine, refuse_import
 from pipeline.corpus.manifest import RANGES, Writer, part_name
 from pipeline.corpus.parts import (
     WRITE,
@@ -31,7 +31,7 @@ from pipeline.corpus.parts import (
 )
 from pipeline.corpus.tokenisation import Job
 from pipeline.errors import InvalidState, InvalidValue
-from pipeline.fs.atomic import atomic_write
+from pipeline.fs.atomic import atomic_write, directory_lock
 from pipeline.text.ragged import Ragged, divide
 
 # A source has about `COUNT` ranges, unless these would be smaller or larger than the other two.
@@ -39,6 +39,16 @@ COUNT, RECORDS, MOST = 1024, 512, 8192
 
 # Names of files of ranges, also while they are written; other files in their folder are left alone.
 NAME = re.compile(r"[0-9a-f]{12}-\d{12}-\d{12}\.arrow|\.[-0-9a-f]{38}\.arrow\.[0-9a-f]+\.tmp")
+
+
+def make_once(path: epath.Path, doing: str, make: Callable[[], None]) -> None:
+    """Calls `make`, which writes `path` last, unless it is there; other processes wait for it."""
+    # What is finished needs no lock, and may lie where nothing can be written.
+    if not path.exists():
+        refuse_import()
+        with directory_lock(path.parent, doing):
+            if not path.exists():
+                make()
 
 
 def divide_records(documents: int) -> list[range]:
@@ -87,10 +97,7 @@ def run_ranges(
 def _run(
     engine: Engine, function: Callable, items: Sequence, what: str, names: Sequence[str]
 ) -> Iterator[tuple[int, Any]]:
-    """The number of each item and the result of a function of it, once each, in any order.
-
-    `what` the items are, and the `names` of all, are for the error if the engine ends without some.
-    """
+    """The number of each item and the result of a function of it, once each, in any order."""
     numbered, missing = list(enumerate(items)), {*range(len(items))}
     with contextlib.closing(engine.run(functools.partial(_number, function), numbered)) as results:
         for number, result in results:
@@ -135,12 +142,7 @@ class RangeFiles:
     def read(
         self, records: range, first: int = 0, last: int | None = None, *, verify: bool = False
     ) -> Iterator[Ragged]:
-        """The tokens of the records of a range from `first` up to `last`, as views of its file.
-
-        Raises:
-            ValueError: the file is missing or not whole, or where it is to `verify`, a digest
-                differs.
-        """
+        """The tokens of the records of a range from `first` up to `last`, as views of its file."""
         path, at = self.path(records), records.start
         last = records.stop if last is None else last
         content = read_content(path)

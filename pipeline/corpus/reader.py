@@ -10,7 +10,7 @@ import pyarrow as pa
 from etils import epath
 
 from pipeline.corpus.cache import PartCache
-from pipeline.corpus.gather import gather, join_memory
+from pipeline.corpus.gather import Fields, gather, join_memory
 from pipeline.corpus.manifest import damage, require_same_part
 from pipeline.corpus.parts import Maps, Part, PartFile, read_part
 from pipeline.fs import objects
@@ -43,7 +43,7 @@ class Reader:
         reach: Any,
         counts: Any,
         shifts: Mapping[str, int],
-    ) -> dict[str, np.ndarray]:
+    ) -> Fields:
         """See `Corpus.read`; `counts` are the tokens that each of the examples has."""
         part = np.searchsorted(self._first, examples, side="right") - 1
         maps = self._map(part)
@@ -96,7 +96,7 @@ class Reader:
         lengths: Any,
         reach: Any,
         shifts: Mapping[str, int],
-    ) -> dict[str, np.ndarray]:
+    ) -> Fields:
         """The pieces of a column from the place `first` of each part on; see `gather`."""
         values, places = maps.columns[column]
         begins, ends = places[part] + first, places[part] + self._sizes[part]
