@@ -8,12 +8,12 @@ import pytest
 from etils import epath
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipeline.history.history import read_history, write_history
 
 import pipeline
 from pipeline import Batches, Bucket, Corpora, Corpus, Masked, Pairs, Plan, SpanCorruption
 from pipeline.corpus import INPUTS, duplicates
 from pipeline.corpus.views import view_of
+from pipeline.history import read_history, write_history
 from pipeline.text import ragged
 from pipeline.text.sources import Records
 from pipeline.text.tokenizers import Bytes

@@ -10,7 +10,6 @@ what is used of the room, and what a killed process leaves is never taken for a 
 """
 
 import contextlib
-import dataclasses
 import logging
 import os
 import pathlib
@@ -18,6 +17,7 @@ import re
 import shutil
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import IO
 
@@ -46,26 +46,6 @@ NEVER = 1 << 40
 Demand = Callable[[], Sequence[np.ndarray] | None]
 
 
-@dataclasses.dataclass
-class Traffic:
-    """What reading has cost so far, in this process.
-
-    Attributes:
-        fetched: bytes of whole parts.
-        ranged: bytes that were read by ranges, since their part was not there.
-        hits, misses: pieces of examples that were read from parts on disk, and by ranges.
-        stalls: reads that waited for ranges.
-        waited: the seconds of these.
-    """
-
-    fetched: int = 0
-    ranged: int = 0
-    hits: int = 0
-    misses: int = 0
-    stalls: int = 0
-    waited: float = 0.0
-
-
 class PartCache(Handles):
     """Parts of a corpus in a local directory, of up to `max_bytes` together.
 
@@ -79,7 +59,7 @@ class PartCache(Handles):
         source: epath.Path,
         parts: Sequence[Part],
         directory: pathlib.Path,
-        max_bytes: int | None = None,
+        max_bytes: int | None,
     ):
         self._source, self._parts, self.directory = source, parts, directory
         self.num_parts = len(parts)
@@ -100,7 +80,9 @@ class PartCache(Handles):
     def restart(self) -> None:
         """See `Handles`."""
         super().restart()
-        self.traffic = Traffic()
+        # What reading has cost so far, in this process: bytes `fetched` as whole parts and `ranged`
+        # for want of them; pieces, `hits` and `misses`; reads that waited, `stalls`, their seconds.
+        self.traffic: defaultdict[str, float] = defaultdict(float)
         self._files: dict[int, PartFile] = {}
         self._maps: Maps | None = None  # of `_files`, until these change
         self._demands: list[Demand] = []
@@ -148,10 +130,10 @@ class PartCache(Handles):
                     self._maps = None
 
     def count(self, **more: float) -> None:
-        """Adds to the fields of `traffic`."""
+        """Adds to entries of `traffic`."""
         with self._lock:
             for name, number in more.items():
-                setattr(self.traffic, name, getattr(self.traffic, name) + number)
+                self.traffic[name] += number
 
     def follow(self, demand: Demand) -> None:
         """Fetches the parts that `demand` says, in the background, until it says None."""
@@ -217,15 +199,15 @@ class PartCache(Handles):
             here, reserved = self._scan()
             self._tell(needed, here)
             self._unmap({*self._files} - {*here})  # those that another process has removed
-            for number in np.argsort(needed, kind="stable").tolist():
-                if needed[number] == NEVER:
-                    return False
-                if number in here or is_locked(self._fetching(number)):
-                    continue
-                if not self._make_room(number, needed, here, reserved):
-                    return False
-                break
-            else:
+            wanted = (
+                number
+                for number in np.argsort(needed, kind="stable").tolist()
+                if needed[number] < NEVER and number not in here
+                if not is_locked(self._fetching(number))
+            )
+            if (number := next(wanted, None)) is None:
+                return False
+            if not self._make_room(number, needed, here, reserved):
                 return False
             name, size = part_name(number), int(self._sizes[number])
             temporary = self._fetching(number)

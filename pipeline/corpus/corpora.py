@@ -23,9 +23,6 @@ class Corpora(AnyCorpus):
     Attributes:
         corpora: as given.
         first: the number of the first example of each, and of all: int64 [corpora + 1].
-
-    Raises:
-        ValueError: there is none, or they differ in task, tokenizer or vocabulary.
     """
 
     def __init__(self, corpora: Mapping[str, AnyCorpus]):

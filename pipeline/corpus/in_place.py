@@ -59,11 +59,6 @@ class InPlace(Examples):
             column: whose entries are lists of integers.
             task: decides the fields and the lengths; see `pipeline.corpus.tasks`.
             vocab_size: ids are below this; None: unknown.
-
-        Raises:
-            FileNotFoundError: a file does not exist, or a glob matches none.
-            ValueError: a file has no such column, or one that holds something else, or its lists
-                are not within its values.
         """
         make = functools.partial(cls.arrow, paths, column, task=task, vocab_size=vocab_size)
         return cls._of_columns(ArrowFiles(paths, columns=[column]), make)
@@ -80,7 +75,7 @@ class InPlace(Examples):
         """Lists of ids in Parquet files, decoded into memory as a whole: 4 bytes for an int32.
 
         Parquet cannot be read at random; what does not fit into memory is better prepared, or
-        converted to Arrow. Arguments and errors are those of `arrow`.
+        converted to Arrow. Arguments are those of `arrow`.
         """
         make = functools.partial(cls.parquet, paths, column, task=task, vocab_size=vocab_size)
         return cls._of_columns(ParquetFiles(paths, columns=[column]), make)
@@ -102,10 +97,6 @@ class InPlace(Examples):
                 `tokens[offsets[i]:offsets[i + 1]]`.
             task: as for `arrow`.
             vocab_size: as for `arrow`.
-
-        Raises:
-            FileNotFoundError: a file does not exist.
-            ValueError: an array is of another kind, or offsets do not ascend within the tokens.
         """
         found = files.find([tokens, offsets])
         flat, edges = (_array(path) for path in found)

@@ -160,14 +160,9 @@ class AnyCorpus:
 
         Args:
             hold_out: the share of examples that are held out, above 0 and below 1.
-
-        Raises:
-            ValueError: `hold_out` is no such number, or leaves one of the two without examples.
         """
-        return (
-            Split(self, hold_out=hold_out, held_out=False),
-            Split(self, hold_out=hold_out, held_out=True),
-        )
+        train, held_out = (Split(self, hold_out=hold_out, held_out=out) for out in (False, True))
+        return train, held_out
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -29,14 +29,8 @@ TEMPORARY = re.compile(
     rf"\.({PART_NAME.pattern}|{re.escape(LENGTHS)}|{re.escape(MANIFEST)})\.[0-9a-f]+\.tmp"
 )
 
-# The things a corpus is made from, in words. Corpora are interchangeable when these agree.
-ORIGINS = {
-    "source": "source",
-    "tokenizer": "tokenizer",
-    "field": "field of the records",
-    "template": "template",
-    "on_error": "on_error",
-}
+# The things a corpus is made from. Corpora are interchangeable when these agree.
+ORIGINS = "source", "tokenizer", "field", "template", "on_error"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +38,7 @@ class Manifest:
     """The content of `corpus.json`, which has a digest of it as well.
 
     Attributes:
-        task: the name of one of `pipeline.corpus.tasks.TASKS`.
+        task: one of `TASKS`, by name.
         origin: a fingerprint, or None, for each of `ORIGINS`.
         examples, empty: how many there are, and how many of them have length 0.
         tokens, num_tokens: how many there are, and the sum of the lengths.
@@ -141,9 +135,9 @@ class Manifest:
 
     def write(self, directory: epath.Path) -> None:
         """Writes it as the last file of a corpus."""
+        entries = dataclasses.asdict(self)
+        entries["digest"] = json_digest(entries)
         with atomic_write(directory / MANIFEST) as file:
-            entries = dataclasses.asdict(self)
-            entries["digest"] = json_digest(entries)
             file.write((json.dumps(entries, indent=1) + "\n").encode())
 
 
@@ -164,8 +158,9 @@ def tokens_digest(parts: list[Part]) -> str:
 
 def require_same_origin(directory: epath.Path, there: Mapping, asked: Mapping) -> None:
     """Refuses to take a corpus, whole or half-written, for one made from something else."""
-    for key, name in ORIGINS.items():
+    for key in ORIGINS:
         if there.get(key) != asked.get(key):
+            name = "field of the records" if key == "field" else key
             raise InvalidValue(
                 f"{os.fspath(directory)} holds a corpus made with another {name}: there "
                 f"{there.get(key)}, now {asked.get(key)}. Give back what it was made with, or "

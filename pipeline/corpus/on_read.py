@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import hashlib
 import json
 import os
 import weakref
@@ -17,7 +16,7 @@ from etils import epath
 from pipeline.corpus.engines import GUARD, Processes, workers
 from pipeline.corpus.gather import Fields, gather
 from pipeline.corpus.interface import Examples
-from pipeline.corpus.manifest import require_same_origin
+from pipeline.corpus.manifest import json_digest, require_same_origin
 from pipeline.corpus.ranges import divide_records, make_once, run_ranges
 from pipeline.corpus.tasks import CAUSAL, Task
 from pipeline.corpus.tokenisation import Job
@@ -123,11 +122,9 @@ class TokenizedOnRead(Handles, Examples):
         self.lengths.flags.writeable = False
         self._job, self._counts, self._readers = job, counts.astype(np.int64), readers
         self.vocab_size = job.tokenizer.vocab_size
-        about = json.dumps([job.origin, digest(self.lengths)], sort_keys=True)
-        self.fingerprint = (
-            f"tokens={hashlib.sha256(about.encode()).hexdigest()[:12]};"
-            f"tokenizer={job.tokenizer.fingerprint};task={task.name}"
-        )
+        tokens = json_digest([job.origin, digest(self.lengths)])
+        tokenizer = job.tokenizer.fingerprint
+        self.fingerprint = f"tokens={tokens};tokenizer={tokenizer};task={task.name}"
         self.weighted = job.weighted and job.template is not None
         self.__setstate__({})
 

@@ -115,9 +115,6 @@ def prepare_pairs(
         fields: the fields of each record that hold inputs and targets, or templates; the template
             of the targets decides which of them are learnt. Default: "inputs" and "targets".
         **options: `on_error`, `num_workers`, `engine` and `progress`, as for `prepare`.
-
-    Raises:
-        ValueError: the tokenizer marks no beginnings, or what `prepare` raises.
     """
     require_tokenizable(source, tokenizer)
     if len(fields) != 2 or isinstance(fields, str):
@@ -151,24 +148,18 @@ def prepare_pairs(
     return Pairs(inputs, targets)
 
 
-class JobOptions(TypedDict, total=False):
-    """The options of `prepare` that decide the tokens, for type checkers."""
-
-    field: str
-    template: Template | None
-    on_error: OnError
-
-
 def prepare_share(
     source: Source,
     tokenizer: Tokenizer,
     directory: epath.PathLike,
     share: tuple[int, int],
     *,
+    field: str = "text",
+    template: Template | None = None,
     task: Task = CAUSAL,
+    on_error: OnError = "raise",
     engine: Engine | None = None,
     progress: bool = True,
-    **options: Unpack[JobOptions],
 ) -> None:
     """Tokenises one of several shares of the records, in which `prepare` then finds its work done.
 
@@ -182,7 +173,7 @@ def prepare_share(
         raise InvalidValue(
             f"share is {share}; of {shares} shares the numbers are 0 to {shares - 1}"
         )
-    job = Job(source, tokenizer, weighted=task.has_targets, **options)
+    job = Job(source, tokenizer, field, template, task.has_targets, on_error)
     if (directory / MANIFEST).exists():
         return
     refuse_import()
@@ -196,7 +187,7 @@ def prepare_share(
         job.require_unchanged()
     except ValueError:
         for records in mine:
-            files.remove(records)
+            files.path(records).unlink(missing_ok=True)
         raise
 
 

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import json
 import os
 import re
 import sys
@@ -18,7 +17,7 @@ from etils import epath
 from tqdm import tqdm
 
 from pipeline.corpus.engines import Engine, refuse_import
-from pipeline.corpus.manifest import RANGES, Writer, part_name
+from pipeline.corpus.manifest import RANGES, Writer, json_digest, part_name
 from pipeline.corpus.parts import (
     WRITE,
     Part,
@@ -131,8 +130,7 @@ class RangeFiles:
     @classmethod
     def of(cls, job: Job, directory: epath.Path) -> "RangeFiles":
         """Those of the records and the tokenizer of a job."""
-        about = json.dumps([job.origin, job.weighted], sort_keys=True)
-        return cls(directory, hashlib.sha256(about.encode()).hexdigest()[:12])
+        return cls(directory, json_digest([job.origin, job.weighted]))
 
     def path(self, records: range) -> epath.Path:
         """The file of a range."""
@@ -165,10 +163,6 @@ class RangeFiles:
             raise InvalidValue(
                 f"{os.fspath(path)} is not whole: {error}. Run again, and it is made anew"
             ) from error
-
-    def remove(self, records: range) -> None:
-        """Removes the file of a range."""
-        self.path(records).unlink(missing_ok=True)
 
 
 def write_range(job: Job, files: RangeFiles, records: range) -> np.ndarray:
@@ -250,7 +244,7 @@ def assemble(
                 writer.append(part, of_part, text_bytes)
                 for records, _, _ in layouts[at][1]:
                     if records.stop <= writer.examples:
-                        files.remove(records)
+                        files.path(records).unlink(missing_ok=True)
                 at += 1
                 bar.update()
 

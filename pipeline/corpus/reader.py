@@ -13,6 +13,7 @@ from pipeline.corpus.cache import PartCache
 from pipeline.corpus.gather import Fields, gather, join_memory
 from pipeline.corpus.manifest import damage, require_same_part
 from pipeline.corpus.parts import Maps, Part, PartFile, read_part
+from pipeline.corpus.tasks import Task
 from pipeline.fs import objects
 
 
@@ -36,13 +37,7 @@ class Reader:
         self._maps = Maps({number: self._open(part) for number, part in files}, len(parts))
 
     def read(
-        self,
-        examples: Any,
-        starts: Any,
-        lengths: Any,
-        reach: Any,
-        counts: Any,
-        shifts: Mapping[str, int],
+        self, examples: Any, starts: Any, lengths: Any, reach: Any, counts: Any, task: Task
     ) -> Fields:
         """See `Corpus.read`; `counts` are the tokens that each of the examples has."""
         part = np.searchsorted(self._first, examples, side="right") - 1
@@ -56,9 +51,9 @@ class Reader:
                 f"of {self._sizes[part[at]]:,} tokens, and by its length {counts[at]:,} tokens",
             )
         first = begins + starts
-        fields = self._gather(maps, "tokens", part, first, lengths, reach, shifts)
+        fields = self._gather(maps, "tokens", part, first, lengths, reach, task.shifts)
         if self._weighted:
-            first, plain = first + max(shifts.values()), {"loss_weights": 0}
+            first, plain = first + task.lookahead, {"loss_weights": 0}
             fields |= self._gather(maps, "weights", part, first, lengths, reach, plain)
         return fields
 

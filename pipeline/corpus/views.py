@@ -59,10 +59,6 @@ class Masked(TokenView, Examples):
         rate: the share of tokens that are selected, above 0 and below 1.
         seed: decides the selection.
         keep_ids: tokens that are never selected; None: the marks of the corpus's tokenizer.
-
-    Raises:
-        ValueError: the corpus is for another task, `rate` is out of range, or a new id is wanted
-            for a vocabulary of unknown size.
     """
 
     kind = "masked"
@@ -140,10 +136,6 @@ class SpanCorruption(TokenView):
     Attributes:
         lengths: positions of inputs and of targets, of each pair: uint32 [pairs, 2].
         inputs, targets: the sides, each read like a corpus.
-
-    Raises:
-        ValueError: the corpus is for another task, a number is out of range, or there are fewer
-            sentinels than spans.
     """
 
     kind = "corrupted"
