@@ -97,13 +97,14 @@ class PartCache(Handles):
         return path
 
     def maps(self, parts: np.ndarray) -> Maps:
-        """The parts that are mapped in this process; also those of `parts` that are there."""
+        """What is mapped when pieces of `parts` are read: also those of them that are there."""
         for number in np.unique(parts).tolist():
             self.file(number)
         with self._lock:
-            if self._maps is None:
-                self._maps = Maps(dict(self._files), self.num_parts)
-            return self._maps
+            maps = self._maps = self._maps or Maps(dict(self._files), self.num_parts)
+        hits = int(np.count_nonzero(maps.has[parts]))
+        self.count(hits=hits, misses=len(parts) - hits)
+        return maps
 
     def file(self, number: int) -> PartFile | None:
         """The part with this number, mapped; None if it is not there."""

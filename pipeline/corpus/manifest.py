@@ -171,10 +171,9 @@ def require_same_origin(directory: epath.Path, there: Mapping, asked: Mapping) -
 
 def require_same_part(said: Part, seen: Part) -> None:
     """Refuses a file whose header contradicts the manifest."""
-    for field in dataclasses.fields(Part):
-        one, other = getattr(said, field.name), getattr(seen, field.name)
-        if one != other:
-            raise InvalidValue(f"its {field.name} is {other}, and {MANIFEST} says {one}")
+    for name, one in dataclasses.asdict(said).items():
+        if (other := getattr(seen, name)) != one:
+            raise InvalidValue(f"its {name} is {other}, and {MANIFEST} says {one}")
 
 
 def summarise(lengths: np.ndarray, text_bytes: Sequence[int | None]) -> dict[str, Any]:

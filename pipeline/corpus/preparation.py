@@ -76,8 +76,12 @@ def prepare(
         OSError: the disk is full; what is finished is kept.
         RuntimeError: a worker died.
     """
-    directory = _as_directory(directory)
-    engine = _as_engine(engine, num_workers)
+    if engine is not None and num_workers is not None:
+        raise InvalidValue(
+            f"num_workers is {num_workers} and engine is {engine}; num_workers is the number of "
+            "this machine's processes, so give one of both"
+        )
+    engine, directory = engine or Processes(num_workers), _as_directory(directory)
     job = Job(source, tokenizer, field, template, task.has_targets, on_error)
     origin = job.origin
     work = functools.partial(_prepare, job, task, directory, engine, progress)
@@ -195,17 +199,6 @@ def _as_directory(directory: epath.PathLike) -> epath.Path:
     """An absolute path: other processes may work elsewhere."""
     path = as_path(directory)
     return path.absolute() if is_local(path) else path
-
-
-def _as_engine(engine: Engine | None, num_workers: int | None) -> Engine:
-    if engine is None:
-        return Processes(num_workers)
-    if num_workers is not None:
-        raise InvalidValue(
-            f"num_workers is {num_workers} and engine is {engine}; num_workers is the number of "
-            "this machine's processes, so give one of both"
-        )
-    return engine
 
 
 def _prepare(job: Job, task: Task, directory: epath.Path, engine: Engine, progress: bool) -> None:

@@ -41,7 +41,7 @@ class Reader:
     ) -> Fields:
         """See `Corpus.read`; `counts` are the tokens that each of the examples has."""
         part = np.searchsorted(self._first, examples, side="right") - 1
-        maps = self._map(part)
+        maps = self._maps if self._cache is None else self._cache.maps(part)
         begins, ends = self._edges(maps, part, examples - self._first[part])
         wrong = (begins < 0) | (ends > self._sizes[part]) | (ends - begins != counts)
         for at in np.flatnonzero(wrong)[:1]:
@@ -56,15 +56,6 @@ class Reader:
             first, plain = first + task.lookahead, {"loss_weights": 0}
             fields |= self._gather(maps, "weights", part, first, lengths, reach, plain)
         return fields
-
-    def _map(self, part: np.ndarray) -> Maps:
-        """The parts that are mapped, when pieces of these are to be read."""
-        if self._cache is None:
-            return self._maps
-        maps = self._cache.maps(part)
-        hits = int(np.count_nonzero(maps.has[part]))
-        self._cache.count(hits=hits, misses=len(part) - hits)
-        return maps
 
     def _edges(
         self, maps: Maps, part: np.ndarray, number: np.ndarray
