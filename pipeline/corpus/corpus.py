@@ -31,7 +31,7 @@ from pipeline.errors import InvalidValue, require_whole
 from pipeline.fs.atomic import as_path, atomic_write, directory_lock, is_local
 from pipeline.planning import lengths as lengths_module
 from pipeline.text import tokenizers
-from pipeline.text.ragged import Ragged, assemble_parts, chunk_arrays
+from pipeline.text.ragged import assemble_parts, chunk_arrays
 
 
 class Corpus(Examples):
@@ -140,7 +140,13 @@ class Corpus(Examples):
                 corpus = cls.open(directory)
                 require_same_origin(directory, corpus.origin, origin)
                 corpus.require_task(task)
-                corpus._require_same(parts, vocab_size)
+                there = [part.sha256 for part in corpus._manifest.parts]
+                if [part.digest for part in parts] != there or vocab_size != corpus.vocab_size:
+                    raise InvalidValue(
+                        f"{os.fspath(directory)} holds a corpus of other examples "
+                        f"({len(corpus):,} of them, {corpus.fingerprint}). Choose another "
+                        "directory, or delete this one"
+                    )
                 return corpus
             writer = Writer(directory, task, origin, resume=False)
             for part in parts:
@@ -224,15 +230,6 @@ class Corpus(Examples):
             raise InvalidValue(
                 f"{os.fspath(self.directory)} holds a corpus of the task {self.task.name!r}, not "
                 f"{task.name!r}. Choose another directory, or delete this one"
-            )
-
-    def _require_same(self, parts: Iterable[Ragged], vocab_size: int | None) -> None:
-        """Refuses other examples than those stored."""
-        digests, there = [part.digest for part in parts], self._manifest.parts
-        if digests != [part.sha256 for part in there] or vocab_size != self.vocab_size:
-            raise InvalidValue(
-                f"{os.fspath(self.directory)} holds a corpus of other examples ({len(self):,} of "
-                f"them, {self.fingerprint}). Choose another directory, or delete this one"
             )
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -120,14 +120,13 @@ class InPlace(Examples):
             for place, table in source.groups()
             for piece in pa.chunked_array(table.column(column)).chunks
         ]
-        kinds = {flat.dtype for flat, _, _ in lists}
-        if len(kinds) > 1:
+        if not lists:
+            raise InvalidValue(f"{source} is empty")
+        if len(kinds := {flat.dtype for flat, _, _ in lists}) > 1:
             raise InvalidValue(
                 f"the column {column!r} of {source} holds {', '.join(map(str, kinds))}; its type "
                 "must be the same in all files"
             )
-        if not lists:
-            raise InvalidValue(f"{source} is empty")
         return cls(lists, fingerprint=source.fingerprint, make=make)
 
     def _read(self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any) -> Fields:

@@ -78,12 +78,11 @@ def run_ranges(
     """
     new, started = 0, time.monotonic()
     counts: dict[int, np.ndarray] = {}
+    names = [f"that of the records {each.start:,} to {each.stop - 1:,}" for each in ranges]
+    options: dict = {"unit": " documents", "unit_scale": True, "initial": done}
     # In a log file, a line now and then is enough.
-    interval = 0.2 if sys.stderr.isatty() else 10
-    options: dict = {"unit": " documents", "unit_scale": True, "mininterval": interval}
-    options |= {"initial": done, "total": done + sum(map(len, ranges))}
-    with tqdm(desc=name, disable=not progress, **options) as bar:
-        names = [f"that of the records {each.start:,} to {each.stop - 1:,}" for each in ranges]
+    options |= {"mininterval": 0.2 if sys.stderr.isatty() else 10, "disable": not progress}
+    with tqdm(desc=name, total=done + sum(map(len, ranges)), **options) as bar:
         for number, counts[number] in _run(engine, function, ranges, "ranges", names):
             new += int(counts[number].sum(dtype=np.int64))
             rate = new / max(time.monotonic() - started, 1e-9)
