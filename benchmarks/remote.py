@@ -145,13 +145,13 @@ def _train(
                 ends = start + count / speed
                 time.sleep(max(ends - time.perf_counter(), 0))
                 if epoch == 0 and step == steps // WINDOWS * 2:
-                    warm = sum(cache.traffic.stalls for cache in caches)
+                    warm = sum(cache.traffic["stalls"] for cache in caches)
             tokens.append(count)
             seconds.append(time.perf_counter() - start)
     for thread in [each for each in threading.enumerate() if each.name == "part-cache"]:
         thread.join()  # it ends when it has fetched its part
     after = _statistics(address)
-    stalls = sum(cache.traffic.stalls for cache in caches)
+    stalls = sum(cache.traffic["stalls"] for cache in caches)
     return Run(
         tokens,
         seconds,

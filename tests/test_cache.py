@@ -71,7 +71,7 @@ def test_batches_of_three_epochs_are_those_of_the_corpus_within_the_room(corpus,
     whole, batches = Batches(corpus, plan), Batches(mine, plan)
     assert plan.fingerprint == Plan(corpus, BUCKETS, window=WINDOW).fingerprint
     assert_same(mine.read([7], [0], [2]), corpus.read([7], [0], [2]))
-    assert cache.traffic.misses == 1  # nothing is there
+    assert cache.traffic["misses"] == 1  # nothing is there
     ends = []
     for step in range(3 * plan.num_batches()):
         windows = files_ahead(plan, step)[""]
@@ -79,13 +79,13 @@ def test_batches_of_three_epochs_are_those_of_the_corpus_within_the_room(corpus,
         now = np.concatenate(windows[:2]).tolist()
         wait_for(lambda now=now: all(cache.file(part) for part in now))
         if step == 0:
-            warm = cache.traffic.misses
+            warm = cache.traffic["misses"]
         assert used(tmp_path) <= cache.max_bytes
         if step % plan.num_batches() == 0:
-            ends.append(cache.traffic.fetched)
-    assert cache.traffic.misses - warm < 0.01 * cache.traffic.hits
+            ends.append(cache.traffic["fetched"])
+    assert cache.traffic["misses"] - warm < 0.01 * cache.traffic["hits"]
     # Some parts were kept from one epoch for the next.
-    assert cache.traffic.fetched - ends[1] < 1.95 * size_of(corpus)
+    assert cache.traffic["fetched"] - ends[1] < 1.95 * size_of(corpus)
 
 
 def test_the_part_that_is_not_needed_for_longest_makes_way(corpus, tmp_path):
@@ -151,7 +151,7 @@ def test_corpora_and_mixtures_use_the_caches_of_all(corpus, tmp_path):
         for step in range(30):
             assert_same(batches[step], whole[step])
     for cache, _ in mine.caches:
-        wait_for(lambda cache=cache: cache.traffic.fetched > 0)
+        wait_for(lambda cache=cache: cache.traffic["fetched"] > 0)
 
 
 def test_a_pickled_corpus_has_the_same_cache(corpus, tmp_path):

@@ -38,7 +38,7 @@ SMALL = {"TOKENS_PER_PART": 2000, "RECORDS": 16}
 PROGRAM = """
     import os, sys, time
     from pipeline.text import ragged
-    from pipeline.corpus import preparation, ranges
+    from pipeline.corpus import on_read, preparation, ranges
     from pipeline.text.sources import TextFiles
     from pipeline.text.tokenizers import Bytes
 
@@ -160,9 +160,8 @@ def test_the_corpus_is_the_same_for_any_number_of_workers(source, tmp_path, monk
 def test_a_finished_corpus_is_opened_at_once(source, tmp_path, monkeypatch):
     first = prepare(source, Bytes(), tmp_path / "corpus", progress=False)
     monkeypatch.setattr(TextFiles, "__getitems__", None)
-    monkeypatch.setattr(
-        preparation, "directory_lock", None
-    )  # no lock, so a read-only place will do
+    # No lock, so a read-only place will do.
+    monkeypatch.setattr(ranges, "directory_lock", None)
     again = prepare(TextFiles(source.files), Bytes(), tmp_path / "corpus")
     assert again.fingerprint == first.fingerprint
 
@@ -297,7 +296,7 @@ def test_who_does_not_wait_is_refused(tmp_path):
 
 def test_a_worker_that_dies_gives_a_sentence(source, tmp_path, run):
     process = run(workers=2, delay=0.2)
-    wait_for(lambda: Path(f"{source.files[0]}.log").exists())
+    wait_for(lambda: Path(f"{source.files[0]}.log").exists() and log_of(source))
     pid = log_of(source)[0][0]
     assert pid != process.pid
     os.kill(pid, signal.SIGKILL)
@@ -307,10 +306,11 @@ def test_a_worker_that_dies_gives_a_sentence(source, tmp_path, run):
     assert "run again to go on" in error
 
 
-def test_a_script_without_a_guard_gives_a_sentence(source, tmp_path):
+@pytest.mark.parametrize("call", ["preparation.prepare", "on_read.tokenize_on_read"])
+def test_a_script_without_a_guard_gives_a_sentence(source, tmp_path, call):
     script = tmp_path / "unguarded.py"
     text = textwrap.dedent(PROGRAM).replace('if __name__ == "__main__":', "if True:")
-    script.write_text(text)
+    script.write_text(text.replace("preparation.prepare", call))
     command = [sys.executable, script, source.files[0], tmp_path / "corpus", "2", "0"]
     env = os.environ | {"PYTHONPATH": str(Path(ragged.__file__).parents[2])}
     seen = subprocess.run(

@@ -10,7 +10,6 @@ what is used of the room, and what a killed process leaves is never taken for a 
 """
 
 import contextlib
-import dataclasses
 import logging
 import os
 import pathlib
@@ -18,6 +17,7 @@ import re
 import shutil
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import IO
 
@@ -46,43 +46,10 @@ NEVER = 1 << 40
 Demand = Callable[[], Sequence[np.ndarray] | None]
 
 
-@dataclasses.dataclass
-class Traffic:
-    """What reading has cost so far, in this process.
-
-    Attributes:
-        fetched: bytes of whole parts.
-        ranged: bytes that were read by ranges, since their part was not there.
-        hits, misses: pieces of examples that were read from parts on disk, and by ranges.
-        stalls: reads that waited for ranges.
-        waited: the seconds of these.
-    """
-
-    fetched: int = 0
-    ranged: int = 0
-    hits: int = 0
-    misses: int = 0
-    stalls: int = 0
-    waited: float = 0.0
-
-
 class PartCache(Handles):
-    """Parts of a corpus in a local directory, of up to so many bytes together.
+    """Parts of a corpus in a local directory, of up to `max_bytes` together.
 
-    Args:
-        source: the directory where the parts are.
-        parts: of the corpus.
-        directory: where to keep them; made where there is none.
-        max_bytes: the most bytes of all files in it; None: what is in it, and half of what is free
-            on that disk now.
-
-    Attributes:
-        directory, max_bytes: as given.
-        num_parts: the number of parts of the corpus.
-        traffic: the `Traffic` of this process.
-
-    Raises:
-        ValueError: there is no room for two parts.
+    If that is None: what is in the directory, and half of what is free on that disk now.
     """
 
     handles = ("_files", "_maps", "_demands", "_threads")
@@ -92,7 +59,7 @@ class PartCache(Handles):
         source: epath.Path,
         parts: Sequence[Part],
         directory: pathlib.Path,
-        max_bytes: int | None = None,
+        max_bytes: int | None,
     ):
         self._source, self._parts, self.directory = source, parts, directory
         self.num_parts = len(parts)
@@ -113,7 +80,9 @@ class PartCache(Handles):
     def restart(self) -> None:
         """See `Handles`."""
         super().restart()
-        self.traffic = Traffic()
+        # What reading has cost so far, in this process: bytes `fetched` as whole parts and `ranged`
+        # for want of them; pieces, `hits` and `misses`; reads that waited, `stalls`, their seconds.
+        self.traffic: defaultdict[str, float] = defaultdict(float)
         self._files: dict[int, PartFile] = {}
         self._maps: Maps | None = None  # of `_files`, until these change
         self._demands: list[Demand] = []
@@ -128,13 +97,14 @@ class PartCache(Handles):
         return path
 
     def maps(self, parts: np.ndarray) -> Maps:
-        """The parts that are mapped in this process; also those of `parts` that are there."""
+        """What is mapped when pieces of `parts` are read: also those of them that are there."""
         for number in np.unique(parts).tolist():
             self.file(number)
         with self._lock:
-            if self._maps is None:
-                self._maps = Maps(dict(self._files), self.num_parts)
-            return self._maps
+            maps = self._maps = self._maps or Maps(dict(self._files), self.num_parts)
+        hits = int(np.count_nonzero(maps.has[parts]))
+        self.count(hits=hits, misses=len(parts) - hits)
+        return maps
 
     def file(self, number: int) -> PartFile | None:
         """The part with this number, mapped; None if it is not there."""
@@ -161,10 +131,10 @@ class PartCache(Handles):
                     self._maps = None
 
     def count(self, **more: float) -> None:
-        """Adds to the fields of `traffic`."""
+        """Adds to entries of `traffic`."""
         with self._lock:
             for name, number in more.items():
-                setattr(self.traffic, name, getattr(self.traffic, name) + number)
+                self.traffic[name] += number
 
     def follow(self, demand: Demand) -> None:
         """Fetches the parts that `demand` says, in the background, until it says None."""
@@ -190,10 +160,7 @@ class PartCache(Handles):
                 time.sleep(AFTER_FAILURE)
 
     def _ask(self) -> np.ndarray | None:
-        """For each part the number of the window that needs it first, `NEVER` for others.
-
-        None ends the thread.
-        """
+        """For each part the window that needs it first, or `NEVER`; None ends the thread."""
         said = [(demand, demand()) for demand in list(self._demands)]
         with self._lock:
             over = [demand for demand, windows in said if windows is None]
@@ -233,15 +200,15 @@ class PartCache(Handles):
             here, reserved = self._scan()
             self._tell(needed, here)
             self._unmap({*self._files} - {*here})  # those that another process has removed
-            for number in np.argsort(needed, kind="stable").tolist():
-                if needed[number] == NEVER:
-                    return False
-                if number in here or is_locked(self._fetching(number)):
-                    continue
-                if not self._make_room(number, needed, here, reserved):
-                    return False
-                break
-            else:
+            wanted = (
+                number
+                for number in np.argsort(needed, kind="stable").tolist()
+                if needed[number] < NEVER and number not in here
+                if not is_locked(self._fetching(number))
+            )
+            if (number := next(wanted, None)) is None:
+                return False
+            if not self._make_room(number, needed, here, reserved):
                 return False
             name, size = part_name(number), int(self._sizes[number])
             temporary = self._fetching(number)
@@ -270,10 +237,7 @@ class PartCache(Handles):
     def _make_room(
         self, number: int, needed: np.ndarray, here: dict[int, int], reserved: dict[int, int]
     ) -> bool:
-        """Removes parts until there is room for part `number`; False, and none, if there are none.
-
-        `needed` is as from `_ask`, `here` and `reserved` as from `_scan`.
-        """
+        """Removes parts until there is room for part `number`; False, and none, if that fails."""
         room = self.max_bytes - sum(here.values()) - sum(reserved.values())
         for other in reserved:
             if other == number or not is_locked(self._fetching(other)):

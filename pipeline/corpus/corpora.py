@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.corpus.gather import gather
+from pipeline.corpus.gather import Fields, gather
 from pipeline.corpus.interface import AnyCorpus, Readable, Split, as_pieces
 from pipeline.errors import InvalidValue
 
@@ -23,9 +23,6 @@ class Corpora(AnyCorpus):
     Attributes:
         corpora: as given.
         first: the number of the first example of each, and of all: int64 [corpora + 1].
-
-    Raises:
-        ValueError: there is none, or they differ in task, tokenizer or vocabulary.
     """
 
     def __init__(self, corpora: Mapping[str, AnyCorpus]):
@@ -56,11 +53,7 @@ class Corpora(AnyCorpus):
         return int(self.first[-1])
 
     def begin(self, examples: int) -> AnyCorpus:
-        """Those of the corpora that together have the first `examples` examples.
-
-        Raises:
-            ValueError: that number of examples ends in the middle of a corpus.
-        """
+        """Those of the corpora that together have the first `examples` examples."""
         count = int(np.searchsorted(self.first, examples))
         if count > len(self.members) or self.first[count] != examples:
             raise InvalidValue(
@@ -71,7 +64,7 @@ class Corpora(AnyCorpus):
             return self if count > 1 else self.members[0]
         return self.members[0] if count == 1 else Corpora(dict(list(self.corpora.items())[:count]))
 
-    def _example(self, number: int) -> dict[str, np.ndarray]:
+    def _example(self, number: int) -> Fields:
         which = int(np.searchsorted(self.first, number, side="right")) - 1
         return self.members[which][number - int(self.first[which])]
 
@@ -136,7 +129,7 @@ class CorporaSide(Readable):
 
     def read(
         self, examples: Any, starts: Any, lengths: Any, reach: Any = None, epoch: Any = 0
-    ) -> dict[str, np.ndarray]:
+    ) -> Fields:
         """Pieces of examples, one after another: see `Readable.read`.
 
         Tokens of a corpus without weights have the weight 1 where others have weights.

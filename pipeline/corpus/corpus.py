@@ -11,6 +11,7 @@ import numpy as np
 from etils import epath
 
 from pipeline.corpus.cache import PartCache
+from pipeline.corpus.gather import Fields
 from pipeline.corpus.interface import Examples
 from pipeline.corpus.manifest import (
     LENGTHS,
@@ -30,7 +31,7 @@ from pipeline.errors import InvalidValue, require_whole
 from pipeline.fs.atomic import as_path, atomic_write, directory_lock, is_local
 from pipeline.planning import lengths as lengths_module
 from pipeline.text import tokenizers
-from pipeline.text.ragged import Ragged, assemble_parts, chunk_arrays
+from pipeline.text.ragged import assemble_parts, chunk_arrays
 
 
 class Corpus(Examples):
@@ -47,11 +48,7 @@ class Corpus(Examples):
     """
 
     def __init__(
-        self,
-        directory: epath.Path,
-        manifest: Manifest,
-        memory_map: bool,
-        cache: PartCache | None = None,
+        self, directory: epath.Path, manifest: Manifest, memory_map: bool, cache: PartCache | None
     ):
         self.directory, self._manifest, self._cache = directory, manifest, cache
         self.task, self.origin = TASKS[manifest.task], manifest.origin
@@ -104,7 +101,7 @@ class Corpus(Examples):
         manifest.require_files(directory)
         if cache is None:
             mapped = is_local(directory) if memory_map is None else memory_map
-            return cls(directory, manifest, mapped)
+            return cls(directory, manifest, mapped, None)
         place = pathlib.Path(cache).expanduser() / manifest.tokens_digest
         parts = PartCache(directory, manifest.parts, place, cache_bytes)
         return cls(directory, manifest, True, parts)
@@ -143,7 +140,13 @@ class Corpus(Examples):
                 corpus = cls.open(directory)
                 require_same_origin(directory, corpus.origin, origin)
                 corpus.require_task(task)
-                corpus._require_same(parts, vocab_size)
+                there = [part.sha256 for part in corpus._manifest.parts]
+                if [part.digest for part in parts] != there or vocab_size != corpus.vocab_size:
+                    raise InvalidValue(
+                        f"{os.fspath(directory)} holds a corpus of other examples "
+                        f"({len(corpus):,} of them, {corpus.fingerprint}). Choose another "
+                        "directory, or delete this one"
+                    )
                 return corpus
             writer = Writer(directory, task, origin, resume=False)
             for part in parts:
@@ -153,11 +156,9 @@ class Corpus(Examples):
             writer.finish(vocab_size=vocab_size, tokenizer=None, source=None)
         return cls.open(directory)
 
-    def _read(
-        self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any
-    ) -> dict[str, np.ndarray]:
+    def _read(self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any) -> Fields:
         counts = np.asarray(self.lengths[examples], np.int64) + self.task.lookahead
-        return self._reader.read(examples, starts, lengths, reach, counts, self.task.shifts)
+        return self._reader.read(examples, starts, lengths, reach, counts, self.task)
 
     @functools.cached_property
     def _reader(self) -> Reader:
@@ -180,10 +181,7 @@ class Corpus(Examples):
             raise damage(self.directory / MANIFEST, seen) from error
 
     def cached_file(self, name: str, make: Callable[[], bytes]) -> bytes:
-        """See `AnyCorpus`.
-
-        One process makes it and the others wait, where they share a local directory.
-        """
+        """See `AnyCorpus`; one process makes it, and the others that share a directory wait."""
         path = self.directory / name
         if path.exists():
             return path.read_bytes()
@@ -200,11 +198,7 @@ class Corpus(Examples):
             return make()
 
     def verify(self) -> None:
-        """Reads everything and compares it with the manifest, which `open` does not.
-
-        Raises:
-            ValueError: names the first file whose content is not what was written.
-        """
+        """Reads everything, and refuses the first file whose content is not what was written."""
         manifest = self._manifest
         if lengths_module.digest(self.lengths) != manifest.lengths_digest:
             raise damage(self.directory / LENGTHS, "its digest differs")
@@ -219,11 +213,7 @@ class Corpus(Examples):
                 require_same_part(part, file.part)
             except (ValueError, LookupError) as error:
                 raise damage(path, str(error)) from error
-        lengths = np.concatenate(found)
-        for at in np.flatnonzero(lengths != self.lengths)[:1]:
-            seen = f"example {at:,} has length {self.lengths[at]:,}, by its tokens {lengths[at]:,}"
-            raise damage(self.directory / LENGTHS, seen)
-        expected = summarise(lengths, texts)
+        expected = summarise(np.concatenate(found), texts)  # also with the digest of the lengths
         if self.tokenizer is not None:
             expected["vocab_size"] = self.tokenizer.vocab_size
             expected["origin"] = self.origin | {"tokenizer": self.tokenizer.fingerprint}
@@ -240,15 +230,6 @@ class Corpus(Examples):
             raise InvalidValue(
                 f"{os.fspath(self.directory)} holds a corpus of the task {self.task.name!r}, not "
                 f"{task.name!r}. Choose another directory, or delete this one"
-            )
-
-    def _require_same(self, parts: Iterable[Ragged], vocab_size: int | None) -> None:
-        """Refuses other examples than those stored."""
-        digests, there = [part.digest for part in parts], self._manifest.parts
-        if digests != [part.sha256 for part in there] or vocab_size != self.vocab_size:
-            raise InvalidValue(
-                f"{os.fspath(self.directory)} holds a corpus of other examples ({len(self):,} of "
-                f"them, {self.fingerprint}). Choose another directory, or delete this one"
             )
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,7 +1,6 @@
 """Engines: what runs the work of a preparation, in this machine's processes, in Beam or in Ray."""
 
 import contextlib
-import dataclasses
 import functools
 import itertools
 import mmap
@@ -16,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import reduction
+from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from etils import epath
@@ -45,13 +44,9 @@ class Engine(Protocol):
     """
 
     def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Generator[Any]:
-        """The result for each item, at least once and in any order; a generator.
+        """The result for each item, at least once and in any order; closing it ends the work.
 
-        Closing it ends the work.
-
-        Args:
-            function: pickles, and takes one item.
-            items: small values that pickle.
+        The function pickles and takes one item; items are small and pickle.
         """
         ...
 
@@ -69,11 +64,7 @@ class Processes:
         self.number = number
 
     def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Generator[Any]:
-        """The results in the order of the items; see `Engine`.
-
-        Raises:
-            RuntimeError: a worker died.
-        """
+        """The results in the order of the items; see `Engine`."""
         waiting, number = iter(items), self.number
         if number is None:
             number, started = 0, time.monotonic()
@@ -95,6 +86,12 @@ class Processes:
                 running.extend(map(submit, itertools.islice(waiting, 1)))
 
 
+def refuse_import() -> None:
+    """Ends a worker that runs the script that started it, and would wait for it for ever."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise InvalidState(f"prepare was called by the import of a script: {GUARD}")
+
+
 def _cpus() -> int:
     """The CPUs that this process may use, where the system says so."""
     allowed = getattr(os, "sched_getaffinity", None)
@@ -103,19 +100,16 @@ def _cpus() -> int:
 
 @contextlib.contextmanager
 def workers(function: Callable[[Any], Any], number: int) -> Iterator[Callable[[Any], Future[Any]]]:
-    """Processes that call a function with what they are given, until the block is left.
-
-    Raises:
-        RuntimeError: one of them died.
-    """
+    """Processes that call a function with what they are given, until the block is left."""
     # The function goes through a file: what is sent to a worker as it starts must fit into a pipe
     # (64 KiB), or a worker that dies before it reads leaves this process waiting for ever. The file
     # has no name: the system removes it with the last process that has it open, even if killed.
     with tempfile.TemporaryFile() as file:
         pickle.dump(function, file)
         file.flush()
-        context, given = multiprocessing.get_context("spawn"), (_Descriptor(file.fileno()),)
-        pool = ProcessPoolExecutor(number, context, initializer=_start, initargs=given)
+        # A connection, for to workers that start these are handed over with their open files.
+        context, given = multiprocessing.get_context("spawn"), Connection(os.dup(file.fileno()))
+        pool = ProcessPoolExecutor(number, context, initializer=_start, initargs=(given,))
         started_in = os.getpid()
         try:
             yield lambda item: pool.submit(_call, item)
@@ -130,30 +124,15 @@ def workers(function: Callable[[Any], Any], number: int) -> Iterator[Callable[[A
                 pool.shutdown(wait=True, cancel_futures=True)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Descriptor:
-    """The number of an open file, which a worker that starts gets as one of its own."""
-
-    number: int
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _receive, (reduction.DupFd(self.number),)
-
-
-def _receive(sent: Any) -> _Descriptor:
-    return _Descriptor(sent.detach())
-
-
 _function: Callable[[Any], Any]
 
 
-def _start(given: _Descriptor) -> None:
+def _start(given: Connection) -> None:
     """Sets up a worker, which ends when the process that started it does, even if killed."""
     global _function
     # All workers share the position in the file, and a map has none.
-    with mmap.mmap(given.number, 0, access=mmap.ACCESS_READ) as content:
+    with given, mmap.mmap(given.fileno(), 0, access=mmap.ACCESS_READ) as content:
         _function = pickle.loads(content)
-    os.close(given.number)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a process for each CPU is enough
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it will say so
 
@@ -192,62 +171,47 @@ class Beam:
         self.options, self.results = options, results
 
     def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Generator[Any]:
-        """The results, as soon as they are there; see `Engine`.
-
-        Raises:
-            ImportError: Beam is not installed.
-            RuntimeError: the pipeline failed, as the runner says.
-        """
-        require("apache_beam", extra="beam", purpose="engines.Beam")
+        """The results, as soon as they are there; see `Engine`."""
+        beam = require("apache_beam", extra="beam", purpose="engines.Beam")
         from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions
 
         if isinstance(self.options, Mapping):
             options = PipelineOptions.from_dictionary(dict(self.options))
         else:
             options = PipelineOptions(list(self.options))
-        shared = self.results or options.view_as(GoogleCloudOptions).temp_location
-        if shared is None:
-            with tempfile.TemporaryDirectory(prefix="lockstep-") as local:
-                yield from _run_beam(function, items, options, epath.Path(local))
-            return
-        place = as_path(shared) / f"lockstep-{os.urandom(8).hex()}"
-        place.mkdir(parents=True)
+        pipeline = beam.Pipeline(options=options)
+        if shared := self.results or options.view_as(GoogleCloudOptions).temp_location:
+            place = as_path(shared) / f"lockstep-{os.urandom(8).hex()}"
+            place.mkdir(parents=True)
+        else:
+            place = epath.Path(tempfile.mkdtemp(prefix="lockstep-"))
+        numbered = pipeline | beam.Create(list(enumerate(items))) | beam.Reshuffle()
+        numbered | beam.Map(functools.partial(_record, function, os.fspath(place)))
+        errors: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                pipeline.run().wait_until_finish()
+            except BaseException as error:
+                errors.append(error)
+
+        # A thread, for some runners return only when all is done.
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
         try:
-            yield from _run_beam(function, items, options, place)
+            alive = True
+            while alive:
+                alive = thread.is_alive()  # before the look, so that the last look misses nothing
+                for path in place.glob("*.result"):
+                    result = pickle.loads(path.read_bytes())
+                    path.unlink()
+                    yield result
+                if alive:
+                    time.sleep(POLL)
         finally:
             place.rmtree(missing_ok=True)
-
-
-def _run_beam(
-    function: Callable[[Any], Any], items: Sequence[Any], options: Any, place: epath.Path
-) -> Generator[Any]:
-    import apache_beam as beam
-
-    pipeline = beam.Pipeline(options=options)
-    numbered = pipeline | beam.Create(list(enumerate(items))) | beam.Reshuffle()
-    numbered | beam.Map(functools.partial(_record, function, os.fspath(place)))
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            pipeline.run().wait_until_finish()
-        except BaseException as error:
-            errors.append(error)
-
-    # A thread, for some runners return only when all is done.
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    while True:
-        alive = thread.is_alive()  # before the look, so that the last look misses nothing
-        for path in place.glob("*.result"):
-            result = pickle.loads(path.read_bytes())
-            path.unlink()
-            yield result
-        if not alive:
-            break
-        time.sleep(POLL)
-    if errors:
-        raise errors[0]
+        if errors:
+            raise errors[0]
 
 
 def _record(function: Callable[[Any], Any], place: str, numbered: tuple[int, Any]) -> None:
@@ -274,12 +238,7 @@ class Ray:
         self.address = address
 
     def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Generator[Any]:
-        """The results, those that come first first; see `Engine`.
-
-        Raises:
-            ImportError: Ray is not installed.
-            Exception: what the function raised.
-        """
+        """The results, those that come first first; see `Engine`."""
         ray = require("ray", extra="ray", purpose="engines.Ray")
         if not ray.is_initialized():
             ray.init(self.address, log_to_driver=False)

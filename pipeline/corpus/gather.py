@@ -1,10 +1,13 @@
 """Gathering: pieces of examples, copied from a flat array of tokens one after another."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
+
+# For each field of a task one flat array, pieces of examples one after another.
+Fields: TypeAlias = dict[str, np.ndarray]
 
 
 def gather(
@@ -14,7 +17,7 @@ def gather(
     reach: np.ndarray,
     shifts: Mapping[str, int],
     ends: np.ndarray | None = None,
-) -> dict[str, np.ndarray]:
+) -> Fields:
     """The tokens of each piece, one piece after another, for each field.
 
     A field with shift 1 is the field before it, moved by one place, except for the last token of
@@ -22,7 +25,7 @@ def gather(
 
     Args:
         tokens: flat, of any dtype.
-        first: the place of the first token of each piece, int64 [pieces].
+        first: the place of the first token of each piece.
         lengths: tokens of each piece, at least 1 each.
         reach: places that each piece takes in the result, at least its length. The places after
             its tokens hold whatever follows them in `tokens`, or zeros.
@@ -85,7 +88,7 @@ def join_memory(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     return whole, np.array(places, np.int64)
 
 
-def ranges(first: np.ndarray, sizes: np.ndarray, dtype: Any = np.int64) -> np.ndarray:
+def ranges(first: np.ndarray, sizes: np.ndarray, dtype: type = np.int64) -> np.ndarray:
     """The numbers from each of `first` on, as many as `sizes` says, one range after another.
 
     >>> ranges(np.array([7, 0]), np.array([3, 2])).tolist()

@@ -3,17 +3,20 @@
 import functools
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from etils import epath
 
-from pipeline.corpus.gather import gather, join_memory
+from pipeline.corpus.gather import Fields, gather, join_memory
 from pipeline.corpus.interface import Examples
 from pipeline.corpus.tasks import CAUSAL, Task
 from pipeline.errors import InvalidValue
 from pipeline.text.sources import ArrowFiles, ParquetFiles, files
+
+# Values of some lists, where each list begins in them, and how many it holds.
+Lists: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class InPlace(Examples):
@@ -24,23 +27,16 @@ class InPlace(Examples):
     """
 
     def __init__(
-        self,
-        tokens: Sequence[np.ndarray],
-        begins: Sequence[np.ndarray],
-        counts: Sequence[np.ndarray],
-        *,
-        fingerprint: str,
-        make: functools.partial["InPlace"],
+        self, lists: Sequence[Lists], *, fingerprint: str, make: functools.partial["InPlace"]
     ):
-        task = make.keywords["task"]
-        self.task, self.lengths = task, task.lengths(np.concatenate(counts))
+        self._make, self.task = make, make.keywords["task"]
+        self._held, begins, counts = zip(*lists, strict=True)
+        self.lengths = self.task.lengths(np.concatenate(counts))
         self.lengths.flags.writeable = False
         self.vocab_size = make.keywords["vocab_size"]
-        self.fingerprint = f"tokens={fingerprint};tokenizer=none;task={task.name}"
-        self._make = make
-        self._held = tokens
-        self._tokens, places = join_memory(tokens)
-        self._ends = places + [len(each) for each in tokens]
+        self.fingerprint = f"tokens={fingerprint};tokenizer=none;task={self.task.name}"
+        self._tokens, places = join_memory(self._held)
+        self._ends = places + [len(each) for each in self._held]
         self._first = np.cumsum([0, *map(len, counts)])
         self._begins = np.concatenate(
             [at + begin for at, begin in zip(places, begins, strict=True)]
@@ -63,11 +59,6 @@ class InPlace(Examples):
             column: whose entries are lists of integers.
             task: decides the fields and the lengths; see `pipeline.corpus.tasks`.
             vocab_size: ids are below this; None: unknown.
-
-        Raises:
-            FileNotFoundError: a file does not exist, or a glob matches none.
-            ValueError: a file has no such column, or one that holds something else, or its lists
-                are not within its values.
         """
         make = functools.partial(cls.arrow, paths, column, task=task, vocab_size=vocab_size)
         return cls._of_columns(ArrowFiles(paths, columns=[column]), make)
@@ -84,7 +75,7 @@ class InPlace(Examples):
         """Lists of ids in Parquet files, decoded into memory as a whole: 4 bytes for an int32.
 
         Parquet cannot be read at random; what does not fit into memory is better prepared, or
-        converted to Arrow. Arguments and errors are those of `arrow`.
+        converted to Arrow. Arguments are those of `arrow`.
         """
         make = functools.partial(cls.parquet, paths, column, task=task, vocab_size=vocab_size)
         return cls._of_columns(ParquetFiles(paths, columns=[column]), make)
@@ -106,10 +97,6 @@ class InPlace(Examples):
                 `tokens[offsets[i]:offsets[i + 1]]`.
             task: as for `arrow`.
             vocab_size: as for `arrow`.
-
-        Raises:
-            FileNotFoundError: a file does not exist.
-            ValueError: an array is of another kind, or offsets do not ascend within the tokens.
         """
         found = files.find([tokens, offsets])
         flat, edges = (_array(path) for path in found)
@@ -119,13 +106,9 @@ class InPlace(Examples):
                 f"{os.fspath(found[1])} are no offsets of {len(flat):,} tokens: they must ascend "
                 "from 0 or more to that number or less, one more of them than there are examples"
             )
-        return cls(
-            [flat],
-            [edges[:-1].astype(np.int64)],
-            [counts],
-            fingerprint=f"npy-{files.digest(found)}",
-            make=functools.partial(cls.npy, tokens, offsets, task=task, vocab_size=vocab_size),
-        )
+        make = functools.partial(cls.npy, tokens, offsets, task=task, vocab_size=vocab_size)
+        lists = flat, edges[:-1].astype(np.int64), counts
+        return cls([lists], fingerprint=f"npy-{files.digest(found)}", make=make)
 
     @classmethod
     def _of_columns(
@@ -137,31 +120,23 @@ class InPlace(Examples):
             for place, table in source.groups()
             for piece in pa.chunked_array(table.column(column)).chunks
         ]
-        kinds = {flat.dtype for flat, _, _ in lists}
-        if len(kinds) > 1:
+        if not lists:
+            raise InvalidValue(f"{source} is empty")
+        if len(kinds := {flat.dtype for flat, _, _ in lists}) > 1:
             raise InvalidValue(
                 f"the column {column!r} of {source} holds {', '.join(map(str, kinds))}; its type "
                 "must be the same in all files"
             )
-        if not lists:
-            raise InvalidValue(f"{source} is empty")
-        tokens, begins, counts = map(list, zip(*lists, strict=True))
-        return cls(tokens, begins, counts, fingerprint=source.fingerprint, make=make)
+        return cls(lists, fingerprint=source.fingerprint, make=make)
 
-    def _read(
-        self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any
-    ) -> dict[str, np.ndarray]:
+    def _read(self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any) -> Fields:
         ends = self._ends[np.searchsorted(self._first, examples, side="right") - 1]
         first = self._begins[examples] + starts
         fields = gather(self._tokens, first, lengths, reach, self.task.shifts, ends)
         return {name: ids.astype(np.int32, copy=False) for name, ids in fields.items()}
 
     def verify(self) -> None:
-        """Reads everything and looks at each id.
-
-        Raises:
-            ValueError: an id is negative, or not below the vocabulary size.
-        """
+        """Reads everything, and refuses ids that are negative or not below the vocabulary size."""
         limit = 1 << 31 if self.vocab_size is None else self.vocab_size
         counts = np.where(self.lengths > 0, self.lengths + self.task.lookahead, 0)
         for example in np.flatnonzero(counts):
@@ -194,8 +169,7 @@ def _array(path: epath.Path) -> np.ndarray:
     return array
 
 
-def _lists(place: str, column: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The values of a list array, where each list begins in them, and how many it holds."""
+def _lists(place: str, column: pa.Array) -> Lists:
     kind = column.type
     lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     if not lists or not pa.types.is_integer(kind.value_type):

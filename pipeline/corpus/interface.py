@@ -10,6 +10,7 @@ import numpy as np
 
 from pipeline.corpus import prng
 from pipeline.corpus.cache import PartCache
+from pipeline.corpus.gather import Fields
 from pipeline.corpus.tasks import Task
 from pipeline.errors import InvalidType, InvalidValue, OutOfRange, require_share
 from pipeline.planning import lengths as lengths_module
@@ -32,7 +33,7 @@ class Readable:
 
     def read(
         self, examples: Any, starts: Any, lengths: Any, reach: Any = None, epoch: Any = 0
-    ) -> dict[str, np.ndarray]:
+    ) -> Fields:
         """Pieces of examples, one after another: the one way that batches get tokens.
 
         Args:
@@ -62,9 +63,7 @@ class Readable:
             )
         return self._read(examples, starts, lengths, reach, epoch)
 
-    def _read(
-        self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any
-    ) -> dict[str, np.ndarray]:
+    def _read(self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any) -> Fields:
         """As `read`, of int64 arrays of pieces that exist, each of at least one position."""
         raise NotImplementedError
 
@@ -72,12 +71,7 @@ class Readable:
 def as_pieces(
     examples: Any, starts: Any, lengths: Any, reach: Any, count: int
 ) -> tuple[np.ndarray, ...]:
-    """The arguments of `Readable.read` as int64 arrays, without the pieces of length 0.
-
-    Raises:
-        IndexError: an example is not one of `count`.
-        ValueError: a piece is longer than its reach.
-    """
+    """The arguments of `Readable.read` as int64 arrays, without the pieces of length 0."""
     reach = lengths if reach is None else reach
     arrays = tuple(np.asarray(each, np.int64) for each in (examples, starts, lengths, reach))
     examples, _, lengths, _ = arrays
@@ -149,12 +143,8 @@ class AnyCorpus:
 
     def read(
         self, examples: Any, starts: Any, lengths: Any, reach: Any = None, epoch: Any = 0
-    ) -> dict[str, np.ndarray]:
-        """Pieces of examples; see `Readable.read`. Of pairs, each of the `sides` is read.
-
-        Raises:
-            TypeError: these are pairs.
-        """
+    ) -> Fields:
+        """Pieces of examples; see `Readable.read`. Of pairs, each of the `sides` is read."""
         if len(self.sides) > 1:
             raise InvalidType(f"{self!r:.80} has two sides; read those of corpus.sides")
         return self.sides[0].read(examples, starts, lengths, reach, epoch)
@@ -170,19 +160,14 @@ class AnyCorpus:
 
         Args:
             hold_out: the share of examples that are held out, above 0 and below 1.
-
-        Raises:
-            ValueError: `hold_out` is no such number, or leaves one of the two without examples.
         """
-        return (
-            Split(self, hold_out=hold_out, held_out=False),
-            Split(self, hold_out=hold_out, held_out=True),
-        )
+        train, held_out = (Split(self, hold_out=hold_out, held_out=out) for out in (False, True))
+        return train, held_out
 
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+    def __getitem__(self, index: int) -> Fields:
         """One example, as in epoch 0: a 1-D array for each field, all of its length."""
         number = operator.index(index)
         number += len(self) if number < 0 else 0
@@ -190,13 +175,13 @@ class AnyCorpus:
             raise OutOfRange(f"example {index} of {len(self):,}")
         return self._example(number)
 
-    def _example(self, number: int) -> dict[str, np.ndarray]:
-        fields: dict[str, np.ndarray] = {}
+    def _example(self, number: int) -> Fields:
+        fields: Fields = {}
         for side, size in zip(self.sides, np.reshape(self.lengths[number], -1), strict=True):
             fields |= side.read([number], [0], [size])
         return fields
 
-    def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
+    def __iter__(self) -> Iterator[Fields]:
         return (self[index] for index in range(len(self)))
 
 
@@ -238,11 +223,8 @@ class View(AnyCorpus):
 
     There are no `text_bytes`: the loss of some tokens says nothing of bits per byte of all text.
 
-    Args:
-        corpus: what is viewed.
-
     Attributes:
-        corpus: as given.
+        corpus: what is viewed.
         description: the argument of `view_of`, as JSON.
         fingerprint: that of the corpus, and what decides the fields.
     """
@@ -277,11 +259,6 @@ class View(AnyCorpus):
 
 class Split(View):
     """The examples of a corpus that are held out, or all others; made by `AnyCorpus.split`.
-
-    Args:
-        corpus: any but `Corpora`, each of which is split by itself.
-        hold_out: as for `split`.
-        held_out: whether these are the examples that are held out.
 
     Attributes:
         numbers: those that its examples have in the corpus, ascending: int64 [examples].
@@ -323,7 +300,5 @@ class _SplitSide(Readable):
         self._side, self._numbers, self.lengths = side, numbers, lengths
         self.weighted = side.weighted
 
-    def _read(
-        self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any
-    ) -> dict[str, np.ndarray]:
+    def _read(self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any) -> Fields:
         return self._side.read(self._numbers[examples], starts, lengths, reach, epoch)

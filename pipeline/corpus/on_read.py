@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import hashlib
 import json
 import os
 import weakref
@@ -15,14 +14,14 @@ import numpy as np
 from etils import epath
 
 from pipeline.corpus.engines import GUARD, Processes, workers
-from pipeline.corpus.gather import gather
+from pipeline.corpus.gather import Fields, gather
 from pipeline.corpus.interface import Examples
-from pipeline.corpus.manifest import require_same_origin
-from pipeline.corpus.ranges import divide_records, run_ranges
+from pipeline.corpus.manifest import json_digest, require_same_origin
+from pipeline.corpus.ranges import divide_records, make_once, run_ranges
 from pipeline.corpus.tasks import CAUSAL, Task
 from pipeline.corpus.tokenisation import Job
 from pipeline.errors import InvalidState, InvalidValue
-from pipeline.fs.atomic import as_path, atomic_write, directory_lock
+from pipeline.fs.atomic import as_path, atomic_write
 from pipeline.fs.fork import Handles
 from pipeline.planning.lengths import digest
 from pipeline.text.ragged import Ragged
@@ -52,28 +51,15 @@ def tokenize_on_read(
     tokens of each record and stores the counts, 4 bytes each; a later call reads no text. Reading
     costs what tokenising costs: some hundred microseconds for a thousand tokens.
 
-    Args:
-        source: as for `prepare`; batches read it in any order. `.zst` files are then decompressed
-            from their start for each batch, and so are `.gz` files without the extra `gzip`.
-        tokenizer: as for `prepare`.
-        directory: where to write the counts.
-        field: as for `prepare`.
-        template: as for `prepare`.
-        task: as for `prepare`.
-        num_workers: as for `prepare`, for the pass.
-        readers: processes in which batches are tokenised; 0 or 1: the thread that builds them.
-        progress: as for `prepare`.
-
-    Raises:
-        ValueError: the source is empty, a record does not suit, or `directory` holds the index of
-            another source, tokenizer or template.
+    Arguments and errors are those of `prepare`. The counts are written into `directory`, and
+    `readers` is the number of processes in which batches are tokenised; 0 or 1: the thread that
+    builds them. Batches read the source in any order: `.zst` files are then decompressed from their
+    start for each batch, and so are `.gz` files without the extra `gzip`.
     """
     directory = as_path(directory)
     job = Job(source, tokenizer, field, template, task.has_targets)
-    if not (directory / MANIFEST).exists():
-        with directory_lock(directory, "measuring lengths"):
-            if not (directory / MANIFEST).exists():
-                _measure(job, directory, num_workers, progress)
+    measure = functools.partial(_measure, job, directory, num_workers, progress)
+    make_once(directory / MANIFEST, "measuring lengths", measure)
     there, counts = _read(directory)
     require_same_origin(directory, there, job.origin)
     if len(counts) != len(source):
@@ -91,18 +77,9 @@ def _count_tokens(job: Job, records: range) -> np.ndarray:
 
 
 def _measure(job: Job, directory: epath.Path, num_workers: int | None, progress: bool) -> None:
-    if not len(job.source):
-        raise InvalidValue(
-            f"the source is empty ({job.source}); check that it names the right files"
-        )
-    job.require_unchanged()
-    counts = run_ranges(
-        Processes(num_workers),
-        functools.partial(_count_tokens, job),
-        divide_records(len(job.source)),
-        name="measuring",
-        progress=progress,
-    )
+    ranges = divide_records(job.count_records())
+    count = functools.partial(_count_tokens, job)
+    counts = run_ranges(Processes(num_workers), count, ranges, name="measuring", progress=progress)
     job.require_unchanged()
     every = np.concatenate(counts)
     with atomic_write(directory / COUNTS) as file:
@@ -145,11 +122,9 @@ class TokenizedOnRead(Handles, Examples):
         self.lengths.flags.writeable = False
         self._job, self._counts, self._readers = job, counts.astype(np.int64), readers
         self.vocab_size = job.tokenizer.vocab_size
-        about = json.dumps([job.origin, digest(self.lengths)], sort_keys=True)
-        self.fingerprint = (
-            f"tokens={hashlib.sha256(about.encode()).hexdigest()[:12]};"
-            f"tokenizer={job.tokenizer.fingerprint};task={task.name}"
-        )
+        tokens = json_digest([job.origin, digest(self.lengths)])
+        tokenizer = job.tokenizer.fingerprint
+        self.fingerprint = f"tokens={tokens};tokenizer={tokenizer};task={task.name}"
         self.weighted = job.weighted and job.template is not None
         self.__setstate__({})
 
@@ -165,9 +140,7 @@ class TokenizedOnRead(Handles, Examples):
         self._submit: Callable[[Sequence[int]], Future[Ragged]] | None = None
         weakref.finalize(self, self._running.close)
 
-    def _read(
-        self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any
-    ) -> dict[str, np.ndarray]:
+    def _read(self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any) -> Fields:
         several, which = np.unique(examples, return_inverse=True)
         if not len(several):
             return {field: np.zeros(0, np.int32) for field in self.task.shifts}

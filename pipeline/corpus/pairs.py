@@ -38,9 +38,6 @@ class Pairs(AnyCorpus):
         fingerprint: of both, entry by entry.
         text_bytes: UTF-8 bytes of the targets' text, on which the loss is.
         directory: where the directories of both are.
-
-    Raises:
-        ValueError: a corpus is of another task, or their numbers of examples differ.
     """
 
     def __init__(self, inputs: Corpus, targets: Corpus):
@@ -92,17 +89,12 @@ class Pairs(AnyCorpus):
             targets: as many, each with a mark first that the decoder begins with.
             directory: where to write, as for `Corpus.from_arrays`.
             vocab_size: if given, ids must be below it.
-
-        Raises:
-            ValueError: as `Pairs` and `Corpus.from_arrays`.
         """
+        place = as_path(directory)
+        options: dict[str, Any] = {"vocab_size": vocab_size}
         return cls(
-            *(
-                Corpus.from_arrays(
-                    examples, as_path(directory) / task.name, vocab_size=vocab_size, task=task
-                )
-                for examples, task in ((inputs, INPUTS), (targets, TARGETS))
-            )
+            Corpus.from_arrays(inputs, place / INPUTS.name, task=INPUTS, **options),
+            Corpus.from_arrays(targets, place / TARGETS.name, task=TARGETS, **options),
         )
 
     def verify(self) -> None:

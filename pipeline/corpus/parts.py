@@ -43,9 +43,6 @@ class Part:
         sha256: of offsets, tokens and weights, not of the file: it stays the same when another
             version of Arrow lays the file out differently.
         weights_at: the byte where the float32 weights begin; None where there are none.
-
-    Raises:
-        ValueError: a number is not one, or a buffer is not within the file.
     """
 
     file: str
@@ -88,9 +85,6 @@ class PartFile:
         weights: of all tokens, float32; None where there are none.
         part: what the header of the file says of it.
         metadata: what its writer recorded: `origin`, `sha256` and `text_bytes`.
-
-    Raises:
-        ValueError: the content is not a whole part.
     """
 
     def __init__(self, name: str, content: pa.Buffer):
@@ -102,27 +96,23 @@ class PartFile:
     def _parse(self, name: str, content: pa.Buffer) -> None:
         reader = pa.ipc.open_file(content)
         self.offsets, self.tokens, self.weights = read_lists(reader.get_batch(0))
-        weights_at = None
-        if self.weights is not None:
-            weights_at = self.weights.ctypes.data - content.address
         self.metadata: dict = json.loads(reader.schema.metadata[b"lockstep"])
+        arrays = {"offsets": self.offsets, "tokens": self.tokens, "weights": self.weights}
         self.part = Part(
             file=name,
             examples=len(self.offsets) - 1,
             tokens=len(self.tokens),
             bytes=content.size,
-            offsets_at=self.offsets.ctypes.data - content.address,
-            tokens_at=self.tokens.ctypes.data - content.address,
             sha256=self.metadata["sha256"],
-            weights_at=weights_at,
+            **{
+                f"{column}_at": array.ctypes.data - content.address
+                for column, array in arrays.items()
+                if array is not None
+            },
         )
 
     def verify(self) -> Ragged:
-        """The examples, as views of the file, compared with their digest.
-
-        Raises:
-            ValueError: they are not what was written.
-        """
+        """The examples, as views of the file, which are refused if their digest differs."""
         examples = as_ragged(self.part.file, self.offsets, self.tokens, self.weights)
         if examples.digest != self.part.sha256:
             raise InvalidValue("its digest differs")
@@ -183,20 +173,13 @@ def write_part(path: epath.Path, examples: Ragged, origin: Mapping[str, Any]) ->
         metadata={"lockstep": json.dumps(metadata)},
     )
     batch = pa.record_batch(list(columns.values()), schema=schema)
-    if is_local(path):  # in no memory but the file's
-        with (
-            atomic_write(path, shared=True) as file,
-            pa.ipc.new_file(file, schema, options=WRITE) as writer,
-        ):
-            writer.write_batch(batch)
-        return read_part(path)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, schema, options=WRITE) as writer:
-        writer.write_batch(batch)
-    content = sink.getvalue()
+    memory = None if is_local(path) else pa.BufferOutputStream()
     with atomic_write(path, shared=True) as file:
-        file.write(content)
-    return PartFile(path.name, content)
+        with pa.ipc.new_file(memory or file, schema, options=WRITE) as writer:
+            writer.write_batch(batch)
+        if memory is not None:
+            file.write(memory.getvalue())
+    return read_part(path) if memory is None else PartFile(path.name, memory.getvalue())
 
 
 def read_content(path: epath.Path) -> pa.Buffer:

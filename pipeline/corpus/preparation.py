@@ -2,14 +2,13 @@
 
 import functools
 import logging
-import multiprocessing
 import os
 from typing import TypedDict, Unpack
 
 from etils import epath
 
 from pipeline.corpus.corpus import Corpus
-from pipeline.corpus.engines import GUARD, Engine, Processes
+from pipeline.corpus.engines import Engine, Processes, refuse_import
 from pipeline.corpus.manifest import MANIFEST, RANGES, Writer, require_same_origin
 from pipeline.corpus.pairs import Pairs
 from pipeline.corpus.ranges import (
@@ -17,13 +16,14 @@ from pipeline.corpus.ranges import (
     assemble,
     clear_ranges,
     divide_records,
+    make_once,
     run_ranges,
     write_range,
 )
 from pipeline.corpus.tasks import CAUSAL, INPUTS, TARGETS, Task
 from pipeline.corpus.tokenisation import Job, OnError, require_tokenizable
-from pipeline.errors import InvalidState, InvalidValue
-from pipeline.fs.atomic import as_path, directory_lock, is_local, make_directory
+from pipeline.errors import InvalidValue
+from pipeline.fs.atomic import as_path, is_local, make_directory
 from pipeline.text.sources import Source
 from pipeline.text.templates import Template
 from pipeline.text.tokenizers import Tokenizer
@@ -76,16 +76,16 @@ def prepare(
         OSError: the disk is full; what is finished is kept.
         RuntimeError: a worker died.
     """
-    directory = _as_directory(directory)
-    engine = _as_engine(engine, num_workers)
+    if engine is not None and num_workers is not None:
+        raise InvalidValue(
+            f"num_workers is {num_workers} and engine is {engine}; num_workers is the number of "
+            "this machine's processes, so give one of both"
+        )
+    engine, directory = engine or Processes(num_workers), _as_directory(directory)
     job = Job(source, tokenizer, field, template, task.has_targets, on_error)
     origin = job.origin
-    # A finished corpus needs no lock, and may lie where nothing can be written.
-    if not (directory / MANIFEST).exists():
-        _refuse_import()
-        with directory_lock(directory, "preparing a corpus"):
-            if not (directory / MANIFEST).exists():
-                _prepare(job, task, directory, engine, progress)
+    work = functools.partial(_prepare, job, task, directory, engine, progress)
+    make_once(directory / MANIFEST, "preparing a corpus", work)
     corpus = Corpus.open(directory)
     require_same_origin(directory, corpus.origin, origin)
     corpus.require_task(task)
@@ -119,9 +119,6 @@ def prepare_pairs(
         fields: the fields of each record that hold inputs and targets, or templates; the template
             of the targets decides which of them are learnt. Default: "inputs" and "targets".
         **options: `on_error`, `num_workers`, `engine` and `progress`, as for `prepare`.
-
-    Raises:
-        ValueError: the tokenizer marks no beginnings, or what `prepare` raises.
     """
     require_tokenizable(source, tokenizer)
     if len(fields) != 2 or isinstance(fields, str):
@@ -155,42 +152,24 @@ def prepare_pairs(
     return Pairs(inputs, targets)
 
 
-class JobOptions(TypedDict, total=False):
-    """The options of `prepare` that decide the tokens, for type checkers."""
-
-    field: str
-    template: Template | None
-    on_error: OnError
-
-
 def prepare_share(
     source: Source,
     tokenizer: Tokenizer,
     directory: epath.PathLike,
     share: tuple[int, int],
     *,
+    field: str = "text",
+    template: Template | None = None,
     task: Task = CAUSAL,
+    on_error: OnError = "raise",
     engine: Engine | None = None,
     progress: bool = True,
-    **options: Unpack[JobOptions],
 ) -> None:
     """Tokenises one of several shares of the records, in which `prepare` then finds its work done.
 
     Shares may run on any machines that see `source` and `directory`, in any order and at once.
-    `prepare` itself does what they leave undone.
-
-    Args:
-        source: as for `prepare`, and so all other arguments.
-        tokenizer: as for `prepare`.
-        directory: as for `prepare`.
-        share: its number, from 0, and the number of shares.
-        task: as for `prepare`.
-        engine: as for `prepare`; by default this machine's processes.
-        progress: as for `prepare`.
-        **options: `field`, `template` and `on_error`, as for `prepare`.
-
-    Raises:
-        ValueError: there is no such share, or what `prepare` raises.
+    `prepare` itself does what they leave undone. The `share` is a number, from 0, and the number of
+    shares; all other arguments and the errors are those of `prepare`.
     """
     directory = _as_directory(directory)
     number, shares = share
@@ -198,29 +177,22 @@ def prepare_share(
         raise InvalidValue(
             f"share is {share}; of {shares} shares the numbers are 0 to {shares - 1}"
         )
-    job = Job(source, tokenizer, weighted=task.has_targets, **options)
+    job = Job(source, tokenizer, field, template, task.has_targets, on_error)
     if (directory / MANIFEST).exists():
         return
-    _refuse_import()
-    files, ranges = RangeFiles.of(job, directory), divide_records(len(source))
+    refuse_import()
+    files, ranges = RangeFiles.of(job, directory), divide_records(job.count_records())
     mine = ranges[len(ranges) * number // shares : len(ranges) * (number + 1) // shares]
-    make_directory(directory / RANGES)
-    job.require_unchanged()
     name = f"share {number} of {shares}"
     function = functools.partial(write_range, job, files)
+    make_directory(directory / RANGES)
     run_ranges(engine or Processes(), function, mine, name=name, progress=progress)
     try:
         job.require_unchanged()
     except ValueError:
         for records in mine:
-            files.remove(records)
+            files.path(records).unlink(missing_ok=True)
         raise
-
-
-def _refuse_import() -> None:
-    """Ends a worker that runs the script that started it, and would wait for it for ever."""
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise InvalidState(f"prepare was called by the import of a script: {GUARD}")
 
 
 def _as_directory(directory: epath.PathLike) -> epath.Path:
@@ -229,38 +201,15 @@ def _as_directory(directory: epath.PathLike) -> epath.Path:
     return path.absolute() if is_local(path) else path
 
 
-def _as_engine(engine: Engine | None, num_workers: int | None) -> Engine:
-    if engine is None:
-        return Processes(num_workers)
-    if num_workers is not None:
-        raise InvalidValue(
-            f"num_workers is {num_workers} and engine is {engine}; num_workers is the number of "
-            "this machine's processes, so give one of both"
-        )
-    return engine
-
-
 def _prepare(job: Job, task: Task, directory: epath.Path, engine: Engine, progress: bool) -> None:
-    documents = len(job.source)
-    if not documents:
-        raise InvalidValue(
-            f"the source is empty ({job.source}); a corpus holds at least one record. Check that "
-            "it names the right files"
-        )
-    job.require_unchanged()  # a fingerprint that is never the same twice, before any work
+    documents = job.count_records()
     writer = Writer(directory, task, job.origin)
     files = RangeFiles.of(job, directory)
     make_directory(directory / RANGES)
     ranges = [each for each in divide_records(documents) if each.stop > writer.examples]
-    counts = run_ranges(
-        engine,
-        functools.partial(write_range, job, files),
-        ranges,
-        name="preparing",
-        progress=progress,
-        done=writer.examples,
-        tokens=writer.tokens,
-    )
+    done: dict[str, int] = {"done": writer.examples, "tokens": writer.tokens}
+    function = functools.partial(write_range, job, files)
+    counts = run_ranges(engine, function, ranges, name="preparing", progress=progress, **done)
     try:
         job.require_unchanged()
     except ValueError:

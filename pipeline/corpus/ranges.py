@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import json
 import os
 import re
 import sys
@@ -17,8 +16,8 @@ import pyarrow as pa
 from etils import epath
 from tqdm import tqdm
 
-from pipeline.corpus.engines import Engine
-from pipeline.corpus.manifest import RANGES, Writer, part_name
+from pipeline.corpus.engines import Engine, refuse_import
+from pipeline.corpus.manifest import RANGES, Writer, json_digest, part_name
 from pipeline.corpus.parts import (
     WRITE,
     Part,
@@ -31,7 +30,7 @@ from pipeline.corpus.parts import (
 )
 from pipeline.corpus.tokenisation import Job
 from pipeline.errors import InvalidState, InvalidValue
-from pipeline.fs.atomic import atomic_write
+from pipeline.fs.atomic import atomic_write, directory_lock
 from pipeline.text.ragged import Ragged, divide
 
 # A source has about `COUNT` ranges, unless these would be smaller or larger than the other two.
@@ -39,6 +38,16 @@ COUNT, RECORDS, MOST = 1024, 512, 8192
 
 # Names of files of ranges, also while they are written; other files in their folder are left alone.
 NAME = re.compile(r"[0-9a-f]{12}-\d{12}-\d{12}\.arrow|\.[-0-9a-f]{38}\.arrow\.[0-9a-f]+\.tmp")
+
+
+def make_once(path: epath.Path, doing: str, make: Callable[[], None]) -> None:
+    """Calls `make`, which writes `path` last, unless it is there; other processes wait for it."""
+    # What is finished needs no lock, and may lie where nothing can be written.
+    if not path.exists():
+        refuse_import()
+        with directory_lock(path.parent, doing):
+            if not path.exists():
+                make()
 
 
 def divide_records(documents: int) -> list[range]:
@@ -69,12 +78,11 @@ def run_ranges(
     """
     new, started = 0, time.monotonic()
     counts: dict[int, np.ndarray] = {}
+    names = [f"that of the records {each.start:,} to {each.stop - 1:,}" for each in ranges]
+    options: dict = {"unit": " documents", "unit_scale": True, "initial": done}
     # In a log file, a line now and then is enough.
-    interval = 0.2 if sys.stderr.isatty() else 10
-    options: dict = {"unit": " documents", "unit_scale": True, "mininterval": interval}
-    options |= {"initial": done, "total": done + sum(map(len, ranges))}
-    with tqdm(desc=name, disable=not progress, **options) as bar:
-        names = [f"that of the records {each.start:,} to {each.stop - 1:,}" for each in ranges]
+    options |= {"mininterval": 0.2 if sys.stderr.isatty() else 10, "disable": not progress}
+    with tqdm(desc=name, total=done + sum(map(len, ranges)), **options) as bar:
         for number, counts[number] in _run(engine, function, ranges, "ranges", names):
             new += int(counts[number].sum(dtype=np.int64))
             rate = new / max(time.monotonic() - started, 1e-9)
@@ -87,10 +95,7 @@ def run_ranges(
 def _run(
     engine: Engine, function: Callable, items: Sequence, what: str, names: Sequence[str]
 ) -> Iterator[tuple[int, Any]]:
-    """The number of each item and the result of a function of it, once each, in any order.
-
-    `what` the items are, and the `names` of all, are for the error if the engine ends without some.
-    """
+    """The number of each item and the result of a function of it, once each, in any order."""
     numbered, missing = list(enumerate(items)), {*range(len(items))}
     with contextlib.closing(engine.run(functools.partial(_number, function), numbered)) as results:
         for number, result in results:
@@ -124,8 +129,7 @@ class RangeFiles:
     @classmethod
     def of(cls, job: Job, directory: epath.Path) -> "RangeFiles":
         """Those of the records and the tokenizer of a job."""
-        about = json.dumps([job.origin, job.weighted], sort_keys=True)
-        return cls(directory, hashlib.sha256(about.encode()).hexdigest()[:12])
+        return cls(directory, json_digest([job.origin, job.weighted]))
 
     def path(self, records: range) -> epath.Path:
         """The file of a range."""
@@ -135,12 +139,7 @@ class RangeFiles:
     def read(
         self, records: range, first: int = 0, last: int | None = None, *, verify: bool = False
     ) -> Iterator[Ragged]:
-        """The tokens of the records of a range from `first` up to `last`, as views of its file.
-
-        Raises:
-            ValueError: the file is missing or not whole, or where it is to `verify`, a digest
-                differs.
-        """
+        """The tokens of the records of a range from `first` up to `last`, as views of its file."""
         path, at = self.path(records), records.start
         last = records.stop if last is None else last
         content = read_content(path)
@@ -163,10 +162,6 @@ class RangeFiles:
             raise InvalidValue(
                 f"{os.fspath(path)} is not whole: {error}. Run again, and it is made anew"
             ) from error
-
-    def remove(self, records: range) -> None:
-        """Removes the file of a range."""
-        self.path(records).unlink(missing_ok=True)
 
 
 def write_range(job: Job, files: RangeFiles, records: range) -> np.ndarray:
@@ -248,7 +243,7 @@ def assemble(
                 writer.append(part, of_part, text_bytes)
                 for records, _, _ in layouts[at][1]:
                     if records.stop <= writer.examples:
-                        files.remove(records)
+                        files.path(records).unlink(missing_ok=True)
                 at += 1
                 bar.update()
 

@@ -10,9 +10,10 @@ import pyarrow as pa
 from etils import epath
 
 from pipeline.corpus.cache import PartCache
-from pipeline.corpus.gather import gather, join_memory
+from pipeline.corpus.gather import Fields, gather, join_memory
 from pipeline.corpus.manifest import damage, require_same_part
 from pipeline.corpus.parts import Maps, Part, PartFile, read_part
+from pipeline.corpus.tasks import Task
 from pipeline.fs import objects
 
 
@@ -36,17 +37,11 @@ class Reader:
         self._maps = Maps({number: self._open(part) for number, part in files}, len(parts))
 
     def read(
-        self,
-        examples: Any,
-        starts: Any,
-        lengths: Any,
-        reach: Any,
-        counts: Any,
-        shifts: Mapping[str, int],
-    ) -> dict[str, np.ndarray]:
+        self, examples: Any, starts: Any, lengths: Any, reach: Any, counts: Any, task: Task
+    ) -> Fields:
         """See `Corpus.read`; `counts` are the tokens that each of the examples has."""
         part = np.searchsorted(self._first, examples, side="right") - 1
-        maps = self._map(part)
+        maps = self._maps if self._cache is None else self._cache.maps(part)
         begins, ends = self._edges(maps, part, examples - self._first[part])
         wrong = (begins < 0) | (ends > self._sizes[part]) | (ends - begins != counts)
         for at in np.flatnonzero(wrong)[:1]:
@@ -56,20 +51,11 @@ class Reader:
                 f"of {self._sizes[part[at]]:,} tokens, and by its length {counts[at]:,} tokens",
             )
         first = begins + starts
-        fields = self._gather(maps, "tokens", part, first, lengths, reach, shifts)
+        fields = self._gather(maps, "tokens", part, first, lengths, reach, task.shifts)
         if self._weighted:
-            first, plain = first + max(shifts.values()), {"loss_weights": 0}
+            first, plain = first + task.lookahead, {"loss_weights": 0}
             fields |= self._gather(maps, "weights", part, first, lengths, reach, plain)
         return fields
-
-    def _map(self, part: np.ndarray) -> Maps:
-        """The parts that are mapped, when pieces of these are to be read."""
-        if self._cache is None:
-            return self._maps
-        maps = self._cache.maps(part)
-        hits = int(np.count_nonzero(maps.has[part]))
-        self._cache.count(hits=hits, misses=len(part) - hits)
-        return maps
 
     def _edges(
         self, maps: Maps, part: np.ndarray, number: np.ndarray
@@ -96,7 +82,7 @@ class Reader:
         lengths: Any,
         reach: Any,
         shifts: Mapping[str, int],
-    ) -> dict[str, np.ndarray]:
+    ) -> Fields:
         """The pieces of a column from the place `first` of each part on; see `gather`."""
         values, places = maps.columns[column]
         begins, ends = places[part] + first, places[part] + self._sizes[part]

@@ -50,10 +50,7 @@ class Job:
 
     @functools.cached_property
     def origin(self) -> dict[str, str | None]:
-        """Fingerprints of all that decides the tokens, and the field where there is no template.
-
-        They are those of when they were first asked for.
-        """
+        """Fingerprints, as they are first, of all that decides the tokens, and the field."""
         template = None if self.template is None else templates.fingerprint(self.template)
         origin = {
             "source": self.source.fingerprint,
@@ -62,6 +59,15 @@ class Job:
             "template": template,
         }
         return origin if self.on_error == "raise" else origin | {"on_error": self.on_error}
+
+    def count_records(self) -> int:
+        """The number of records, before any work; refuses a source that has none or changes."""
+        if not (count := len(self.source)):
+            raise InvalidValue(
+                f"the source is empty ({self.source}); check that it names the right files"
+            )
+        self.require_unchanged()  # a fingerprint that is never the same twice
+        return count
 
     def require_unchanged(self) -> None:
         """Refuses a source that was edited since `origin` was first read."""
@@ -88,11 +94,7 @@ class Job:
     def run_first(self, records: Sequence[int]) -> Ragged:
         """The tokens of the first of some records: of as many as make `TEXT`, or of all.
 
-        Raises:
-            ValueError: an id is outside the vocabulary of the tokenizer, or is that of a special
-                token and should not be; names the record.
-            Exception: what the source, the template or the tokenizer raises; a note has the number
-                of the record.
+        Errors, also those of the source, the template or the tokenizer, name the record.
         """
         while True:
             try:

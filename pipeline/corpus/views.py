@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.corpus import prng
-from pipeline.corpus.gather import gather, ranges
+from pipeline.corpus.gather import Fields, gather, ranges
 from pipeline.corpus.interface import AnyCorpus, Examples, Readable, Split, View
 from pipeline.corpus.tasks import INPUTS, TARGETS
 from pipeline.errors import InvalidValue, require_share, require_whole
@@ -19,14 +19,7 @@ MASK, RANDOM = 0.8, 0.1
 
 
 class TokenView(View):
-    """A view whose fields are made of the tokens of a corpus; its random choices are an epoch's.
-
-    Args:
-        corpus: single examples of the task "inputs".
-
-    Raises:
-        ValueError: the corpus is of another task.
-    """
+    """A view whose fields are made of a corpus's inputs; its random choices are an epoch's."""
 
     def __init__(self, corpus: AnyCorpus):
         super().__init__(corpus)
@@ -66,10 +59,6 @@ class Masked(TokenView, Examples):
         rate: the share of tokens that are selected, above 0 and below 1.
         seed: decides the selection.
         keep_ids: tokens that are never selected; None: the marks of the corpus's tokenizer.
-
-    Raises:
-        ValueError: the corpus is for another task, `rate` is out of range, or a new id is wanted
-            for a vocabulary of unknown size.
     """
 
     kind = "masked"
@@ -102,9 +91,7 @@ class Masked(TokenView, Examples):
             unmasked="+".join(map(str, self.keep_ids)) or "none",
         )
 
-    def _read(
-        self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any
-    ) -> dict[str, np.ndarray]:
+    def _read(self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any) -> Fields:
         targets = self.corpus.read(examples, starts, lengths, reach)["inputs"]
         bits = prng.draw(self.seed, epoch, examples, starts, reach)
         selected = bits < prng.threshold(self.rate)
@@ -149,10 +136,6 @@ class SpanCorruption(TokenView):
     Attributes:
         lengths: positions of inputs and of targets, of each pair: uint32 [pairs, 2].
         inputs, targets: the sides, each read like a corpus.
-
-    Raises:
-        ValueError: the corpus is for another task, a number is out of range, or there are fewer
-            sentinels than spans.
     """
 
     kind = "corrupted"
@@ -244,11 +227,9 @@ class SpanCorruption(TokenView):
         return latest[2]
 
     def corrupt(self, pairs: np.ndarray, epoch: int) -> tuple[np.ndarray, ...]:
-        """Whole pairs of at least two tokens, with the random choices of an epoch.
+        """Inputs of whole pairs one after another, with the random choices of an epoch.
 
-        Returns:
-            Inputs of all pairs one after another, the first place of each, targets with the start
-            id before each, and the first place of each.
+        Then the first place of each, the targets with the start id before each, and their places.
         """
         example, start, size = self._sizes(pairs)
         text = self.corpus.read(example, start, size)["inputs"]
@@ -305,9 +286,7 @@ class _Side(Readable):
         self._view, self._number, self._shifts = view, number, shifts
         self.lengths = view.lengths[:, number]
 
-    def _read(
-        self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any
-    ) -> dict[str, np.ndarray]:
+    def _read(self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any) -> Fields:
         if not len(examples):
             return {field: np.zeros(0, np.int32) for field in self._shifts}
         made = self._view.draw(examples, epoch)

@@ -59,13 +59,16 @@ class ReadAhead(Handles):
         every = [cache.traffic for cache, _ in self._corpus.caches]
         if not every:
             return {}
-        hits, misses = (sum(getattr(each, name) for each in every) for name in ("hits", "misses"))
+        names = "fetched", "ranged", "hits", "misses", "stalls", "waited"
+        fetched, ranged, hits, misses, stalls, waited = (
+            sum(each[name] for each in every) for name in names
+        )
         return {
-            "fetched_bytes": sum(each.fetched for each in every),
-            "ranged_bytes": sum(each.ranged for each in every),
+            "fetched_bytes": fetched,
+            "ranged_bytes": ranged,
             "cache_hits": hits / max(hits + misses, 1),
-            "stalls": sum(each.stalls for each in every),
-            "stalled": sum(each.waited for each in every),
+            "stalls": stalls,
+            "stalled": waited,
         }
 
 
