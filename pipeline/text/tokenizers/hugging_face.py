@@ -72,11 +72,9 @@ class HuggingFace(FileTokenizer):
         self.end_id = self._mark("end", end, marked[at + len(plain) :])
         self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
         # The tokens rather than True, so that a corpus says which they are.
-        marks = {"begin": self.begin_id, "end": self.end_id}
-        spelled = {
-            k: id_ is not None and self._tokenizer.id_to_token(id_) for k, id_ in marks.items()
-        }
-        self._options = {**spelled, "parse_special": parse_special}
+        marks = (self.begin_id, self.end_id)
+        first, last = (mark is not None and self._tokenizer.id_to_token(mark) for mark in marks)
+        self._options = {"begin": first, "end": last, "parse_special": parse_special}
 
     def _open(self, content: bytes) -> Any:
         """A tokenizer of the library, to which special tokens are text."""
@@ -93,9 +91,9 @@ class HuggingFace(FileTokenizer):
     def _mark(self, option: str, wanted: bool | str, own: list[int]) -> int | None:
         if wanted is False:
             return None
-        if wanted is True and len(own) == 1:
-            return own[0]
         if wanted is True:
+            if len(own) == 1:
+                return own[0]
             raise InvalidValue(
                 f"{self._name} does not put one {option} mark of its own; name the token, as in "
                 f"{option}='<s>', or pass {option}=False"
