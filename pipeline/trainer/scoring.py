@@ -27,8 +27,8 @@ def score_corpus(
     """Scores the documents of a corpus, and logs their mean loss.
 
     `config.batches` says how documents are packed, and `step` is of `make_score_step`. The table in
-    `directory` has `nll`, the sum of the weighted losses of each document in nats, and `weight`, the
-    sum of its weights.
+    `directory` has `nll`, the sum of the weighted losses of each document in nats, and `weight`,
+    the sum of its weights.
     """
     options = {
         name: value
