@@ -22,19 +22,13 @@ class Slots:
 
     Row `r` of a bucket is copy `r − row_start[p]` of its pattern `p`. The pieces of a window are
     sorted by size. The slot of the first copy takes piece number `slot_piece` in that order, the
-    slot of the next copy the next piece.
+    slot of the next copy the next piece. `positions` maps sizes to their positions on each side.
 
-    Args:
-        packed: the histogram.
-        positions: a function from sizes, int64 [n], to their positions on each side, [n, sides].
-
-    Attributes:
-        packed: the argument.
-        row_start: for each bucket, the first row of each pattern.
-        slot_start: for each bucket, the first slot of each pattern.
-        slot_piece: for each bucket, the piece of each slot in the first copy of the pattern.
-        slot_size: for each bucket, the size of each slot.
-        cost: for each bucket and pattern, the sum of the squared lengths of a row's segments.
+    Attributes, for each bucket:
+        row_start, slot_start: the first row and the first slot of each pattern.
+        slot_piece: the piece of each slot in the first copy of the pattern.
+        slot_size: the size of each slot.
+        cost: for each pattern, the sum of the squared lengths of a row's segments.
     """
 
     def __init__(self, packed: Packed, positions: Callable[[np.ndarray], np.ndarray]):
@@ -88,10 +82,7 @@ class Slots:
     def of_rows(
         self, bucket: int, rows: np.ndarray, pattern: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The number of slots of each of `rows`; the piece and the size of each slot.
-
-        `pattern` is that of each row.
-        """
+        """The number of slots of each of `rows`; the piece and the size of each slot."""
         first = self.slot_start[bucket][pattern]
         times = self.slot_start[bucket][pattern + 1] - first
         ends = times.cumsum()
@@ -109,7 +100,6 @@ class Assignment:
     """The pieces in all slots of one window in one epoch.
 
     Attributes:
-        slots: the rows and their slots.
         pieces: the pieces, sorted by size: integers.
         rows: for each bucket, its rows in the order in which batches take them: int64.
     """
@@ -129,10 +119,7 @@ class Rows:
     """Some rows of a source for a batch; they are in one bucket and one window.
 
     Attributes:
-        assignment: the window.
-        bucket: the number of the bucket.
-        numbers: int64 [rows], the numbers of the rows.
-        patterns: int64 [rows], the number of each row's pattern.
+        numbers, patterns: int64 [rows], the number of each row and of its pattern.
         pieces: the pieces of which the window is made.
         spans: if the pieces are of a remainder, the spans that they are cut from, as for
             `merge_spans`.
@@ -164,11 +151,9 @@ class Rows:
     def segments(
         self, order: np.ndarray, places: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray | int]:
-        """The segments as in `PlannedBatch.segments`, and the epoch of each.
+        """The segments of the rows of `order`, as in `PlannedBatch.segments`, and their epochs.
 
-        Args:
-            order: which of the rows to take, and in which order.
-            places: the place in the batch of each row of `order`.
+        `places` has the place in the batch of each row of `order`.
         """
         times, slots, sizes = self.assignment.slots.of_rows(
             self.bucket, self.numbers[order], self.patterns[order]
@@ -191,11 +176,7 @@ class AssignmentCache:
     """The assignments of the windows used last.
 
     Any number of threads may use it. A thread that needs a window which another thread is assigning
-    waits for it, so that no window is assigned twice.
-
-    Args:
-        assign: `assign(epoch, place)` returns the assignment of a window.
-        size: the number of windows in the cache; may be changed.
+    waits for it, so that no window is assigned twice. `size` may be changed.
     """
 
     def __init__(self, assign: Callable[[int, int], Assignment], size: int):

@@ -34,14 +34,8 @@ class Knapsack:
     >>> float(sack.worth[10]), sack.rows(np.array([0]), np.array([10])).T.tolist()
     (17.0, [[2, 1]])
 
-    Args:
-        sizes: int64 [sizes], the lengths of segments, ascending, from 1.
-        values: float64 [sizes], the value of a segment of each size, at least 0.
-        longest: the largest room, in positions.
-        most: the most segments; None for no limit.
-
-    Attributes:
-        worth: float64 [longest + 1], the greatest value of a row of each length.
+    `sizes` are lengths of segments, ascending, and `values` the value of each. `worth`, float64
+    [longest + 1], is the greatest value of a row of each length.
     """
 
     def __init__(
@@ -58,19 +52,13 @@ class Knapsack:
         self.worth = self._worth[-1]
 
     def worth_with(self, room: int) -> np.ndarray:
-        """The greatest value of a row of `room` with a segment of a size, for each: [sizes].
-
-        −1 for a size that does not fit.
-        """
+        """The greatest value of a row of `room` with each size; −1 if that does not fit."""
         rest = room - self._sizes
         layer = self._worth[max(len(self._worth) - 2, 0)]
         return np.where(rest >= 0, self._values + layer[np.maximum(rest, 0)], -1.0)
 
     def rows(self, first: np.ndarray, room: np.ndarray) -> np.ndarray:
-        """The best row of `room` with a segment of the size `first`: int32 [sizes, rows].
-
-        Both are int64 [rows].
-        """
+        """The best row of each `room` with a segment of size `first`: int32 [sizes, rows]."""
         times = np.zeros((len(self._sizes), len(first)), np.int32)
         column, layer, size = np.arange(len(first)), len(self._worth) - 1, first
         while len(column):
@@ -114,15 +102,8 @@ def _limited(sizes: np.ndarray, values: np.ndarray, longest: int, most: int) -> 
 class Columns:
     """The linear program of a histogram over the patterns found so far.
 
-    Args:
-        counts: int64 [longest + 1], segments of each length; none of length 0.
-        rooms: int64 [buckets], positions in a row of each bucket, ascending; the last holds the
-            longest segment.
-        costs: float64 [buckets], the cost of a row of each bucket.
-        most: the most segments in a row; None for no limit.
-
-    Attributes:
-        sizes: int64, the lengths of the segments in `counts`, ascending.
+    `counts` has the segments of each length, none of length 0; a row of each bucket has `rooms`
+    positions and costs `costs`, and at most `most` segments. `sizes` are the lengths in `counts`.
     """
 
     def __init__(
@@ -182,8 +163,6 @@ class Columns:
 
         A segment may take the place of a longer one, so the row of a pattern may have shorter
         segments than the pattern names.
-
-        `demand` has the segments of each size, float64 [sizes].
         """
         feasible = self._feasible
         best = feasible @ demand

@@ -30,11 +30,9 @@ def deal(
     the costliest, all would take as long. Rows of a stratum are dealt at random, except in the last
     ones: there the batch with the fewest segments so far gets the row with the most.
 
-    Args:
-        segments: the number of segments of each row, ascending: int [rows].
-        rows_per_batch: rows in a batch; the last one may have fewer. None for a plan that takes any
-            number of rows at a time: each `GROUP` rows are then a batch, in random order.
-        draw: `draw(purpose, n)` returns n random uint64.
+    `segments` has the number of segments of each row, ascending. Without `rows_per_batch`, a plan
+    takes any number of rows at a time: each `GROUP` rows are then a batch, in random order.
+    `draw(purpose, n)` returns n random uint64.
     """
     if rows_per_batch is None:
         order = deal(segments, GROUP, draw)

@@ -41,14 +41,10 @@ def random_bits(
 def sort_by_group(groups: np.ndarray, bits: np.ndarray | None) -> np.ndarray:
     """The indices that sort `groups`, in random order within each group: int64 [n].
 
-    Without `bits`, indices ascend within a group.
+    `bits` are random uint64 [n]; without them, indices ascend within a group.
 
     >>> sort_by_group(np.array([2, 1, 2, 1]), None).tolist()
     [1, 3, 0, 2]
-
-    Args:
-        groups: the group of each element, non-negative integers [n].
-        bits: random uint64 [n], or None.
     """
     count = len(groups)
     index_bits = max(1, (count - 1).bit_length())
@@ -72,12 +68,7 @@ def permutation(bits: np.ndarray) -> np.ndarray:
 
 
 def shuffle(numbers: np.ndarray, bits: np.ndarray) -> np.ndarray:
-    """Distinct numbers in random order along the last axis.
-
-    Args:
-        numbers: non-negative int64 [..., n].
-        bits: random uint64 [..., n].
-    """
+    """Distinct non-negative numbers in random order along the last axis; `bits` as many uint64."""
     number_bits = int(numbers.max(initial=0)).bit_length()
     keys = bits >> np.uint64(number_bits)
     keys <<= np.uint64(number_bits)
@@ -90,15 +81,11 @@ def shuffle(numbers: np.ndarray, bits: np.ndarray) -> np.ndarray:
 def interleave(numbers: np.ndarray, offsets: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """An order of elements of several kinds in which each kind is evenly spaced.
 
+    Element `k` of `n` of a kind is at `(k + offset / 2**24) / n`. Returns the kind of each element,
+    and its number within the kind.
+
     >>> [part.tolist() for part in interleave(np.array([2, 1]), [1 << 23, 1 << 23])]
     [[0, 1, 0], [0, 0, 1]]
-
-    Args:
-        numbers: the number of elements of each kind.
-        offsets: 0 to 2**24 for each kind. Element `k` of `n` is at `(k + offset / 2**24) / n`.
-
-    Returns:
-        The kind of each element, and its number within the kind: two int64 [sum(numbers)].
     """
     counts = numbers.tolist()
     kind = np.repeat(np.arange(len(counts)), numbers)
@@ -117,14 +104,11 @@ class Quota:
     Among the first `n` places, each taker has its share of `n`, rounded. Takers are the leaves of a
     Huffman tree (Huffman, 1952), and each node divides its places in two by rounding. The count of
     places before any place is one walk down the tree. It uses integers only, so it is exact for all
-    shares and places.
+    shares and places. Shares may be in any unit.
 
     >>> quota = Quota([3, 1])
     >>> [quota.before(place) for place in range(1, 5)]
     [[1, 0], [2, 0], [2, 1], [3, 1]]
-
-    Args:
-        shares: the share of each taker, in any unit, at least 0; one of them above 0.
     """
 
     def __init__(self, shares: Sequence[int | Fraction]):

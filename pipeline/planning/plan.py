@@ -7,8 +7,7 @@ from pipeline.errors import InvalidValue, require_index, require_whole, suggest_
 from pipeline.planning import figures
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.cascade import Packing
-from pipeline.planning.corpora import as_corpora, select_corpora
-from pipeline.planning.lengths import AnyLengths, Exclude, take_first
+from pipeline.planning.lengths import AnyLengths, Exclude, as_corpora, select_corpora, take_first
 from pipeline.planning.options import WINDOW, By, Changes, Ending, Options, Weights, as_phases
 from pipeline.planning.pieces import Overflow
 from pipeline.planning.planned import PlannedBatch, assemble

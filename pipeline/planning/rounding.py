@@ -82,8 +82,7 @@ def round_rows(columns: Columns, counts: np.ndarray) -> list[list[Pattern]]:
     """Patterns of each bucket, with whole rows, at nearly the cost of the program's solution.
 
     Each round makes the whole part of the program's rows, then one row for each of the largest
-    fractions. Segments may remain at the end. `counts` has the segments of each length, int64
-    [longest + 1].
+    fractions. Segments may remain at the end.
     """
     stock = SegmentStock(counts, columns.rooms, columns.most)
     loss, total = LOSS, 0.0

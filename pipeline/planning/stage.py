@@ -10,20 +10,24 @@ from typing import Any, Unpack
 import numpy as np
 
 from pipeline.errors import InvalidValue
-from pipeline.planning.corpora import as_corpora, select_corpora
-from pipeline.planning.lengths import Exclude, Lengths, select, take_first
+from pipeline.planning.lengths import (
+    Exclude,
+    Lengths,
+    as_corpora,
+    select,
+    select_corpora,
+    take_first,
+)
 from pipeline.planning.options import MIXTURE_VERSION, VERSION, Changes, Options, as_phases
-from pipeline.planning.quotas import QuotaTimetable
 from pipeline.planning.source import Source
 from pipeline.planning.tiers import Tiers
-from pipeline.planning.timetable import EpochTimetable, Timetable
+from pipeline.planning.timetable import EpochTimetable, QuotaTimetable, Timetable
 
 # The data state names up to this many examples that are left out; of more it has a digest.
 MAX_NAMED = 32
 
-# The options in the first stage's `changes`, for one corpus and for several.
-OPTIONS = ("buckets", "seed", "shuffle", "packing", "overflow", "window", "max_segments", "tiers")
-MIXTURE_OPTIONS = (*OPTIONS, "by", "ending")
+# In the first stage's `changes`; one corpus has neither `by` nor `ending`, the last two.
+OPTIONS = [field.name for field in dataclasses.fields(Options)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -31,10 +35,6 @@ class Stage:
     """From a step on: options, sources and a timetable.
 
     Attributes:
-        start: the first step.
-        options: the options of all sources.
-        sources: the source of each corpus, in order.
-        timetable: the rows that each step takes from the sources.
         weights: with several corpora, the share of each by name; None with one corpus.
         given: the lengths or corpora of the plan, with corpora that have joined.
         num_sharing: the number of corpora that share `options.window`: that of the first stage.
@@ -105,11 +105,11 @@ class Stage:
         """The stage at step 0; with weights, of several corpora. Arguments as for `Plan`."""
         if weights is None:
             _check_one_corpus(options)
-            members, changes = {"": Lengths.of(lengths)}, options.as_json(OPTIONS)
+            members, changes = {"": Lengths.of(lengths)}, options.as_json(OPTIONS[:-2])
         else:
             given = as_corpora(lengths)
             members = {name: Lengths.of(given[name]) for name in weights}
-            changes = options.as_json(MIXTURE_OPTIONS) | _weights_as_json(weights)
+            changes = options.as_json(OPTIONS) | _weights_as_json(weights)
         count = sum(map(len, members.values()))
         excluded = select(exclude, take_first(lengths, count), count)
         changes |= {"exclude": excluded.tolist()} if len(excluded) else {}
@@ -202,12 +202,9 @@ class Stage:
 def add_phases(
     stages: list[Stage], phases: Iterable[tuple[int, Mapping[str, Fraction]]], given: Any
 ) -> list[Stage]:
-    """Adds a stage for each phase of weights, up to the end of the plan.
+    """Adds to `stages` a stage for each phase of weights, up to the end of the plan.
 
-    Args:
-        stages: the stages before the phases; changed in place.
-        phases: the first step and the weights of each phase.
-        given: all corpora, with corpora that join at a phase.
+    `given` are all corpora, with those that join at a phase.
     """
     for start, shares in phases:
         last = stages[-1]
@@ -234,8 +231,7 @@ def _make_sources(
         options: the options of the sources.
         excluded: the examples to leave out in addition, numbered over all corpora.
         num_sharing: the number of corpora that share the window.
-        before: for each source to take over from: `previous`, `rows_before` and `left` of `Source`,
-            by name.
+        before: by name, `previous`, `rows_before` and `left` of `Source`, to take over from.
         replan: whether the sources of `before` are planned anew, or stay as they are.
     """
     own = dataclasses.replace(options, window=max(options.window // num_sharing, 1))

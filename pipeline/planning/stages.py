@@ -16,9 +16,7 @@ from pipeline.planning.stage import Stage
 class Stages:
     """The base class of `Plan`: everything that a plan's stages say without planning a batch.
 
-    Args:
-        stages: in order; the first begins at step 0.
-        first: the first step that the plan has.
+    The first stage begins at step 0; `first` is the first step that the plan has.
     """
 
     def __init__(self, stages: Iterable[Stage], first: int = 0):
@@ -26,11 +24,7 @@ class Stages:
         self._starts = [stage.start for stage in self.stages]
 
     def stage_at(self, step: int) -> Stage:
-        """The stage of a step.
-
-        Raises:
-            IndexError: `step` is before the first step or after the last one.
-        """
+        """The stage of a step; an error if the plan does not have it."""
         stage = self.stages[bisect_right(self._starts, step) - 1]
         if step < self._first:
             raise OutOfRange(

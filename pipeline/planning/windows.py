@@ -16,9 +16,8 @@ import numpy as np
 from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.assignment import Assignment, AssignmentCache, Slots
 from pipeline.planning.deal import deal
-from pipeline.planning.division import divide
+from pipeline.planning.division import Pack, divide
 from pipeline.planning.order import Purpose, permutation, random_bits, sort_by_group
-from pipeline.planning.packer import Pack
 from pipeline.planning.patterns import Packed
 from pipeline.planning.pieces import Pieces
 
@@ -33,7 +32,6 @@ class WindowOrder:
     """The order of the windows in an epoch.
 
     Attributes:
-        epoch: the epoch.
         windows: int64 [windows], the numbers of the windows, in order.
         rows: int64 [buckets, windows + 1], the rows of each bucket before each window, and all.
         batches: the same for batches. A batch belongs to the window that has its first row.
@@ -53,27 +51,17 @@ class WindowOrder:
 
 
 class Windows:
-    """The rows of some pieces in every epoch, by random access.
+    """The rows of some pieces in every epoch, by random access; up to `window` pieces in a window.
 
-    Args:
-        pieces: the pieces.
-        pack: packs a histogram.
-        rows_per_batch: the rows in a batch of each bucket.
-        seed: the seed of every shuffle.
-        shuffle: False makes every epoch the same.
-        window: the most pieces in a window.
-        by_row: whether a plan takes single rows instead of batches, at the same pace in every
-            bucket. All windows then have about the same number of rows of each bucket, so that all
-            buckets are in the same window at a time.
-        files: the examples of each file that has them, int64; None if that is unknown.
+    With `by_row`, a plan takes single rows instead of batches, at the same pace in every bucket.
+    All windows then have about the same number of rows of each bucket, so that all buckets are in
+    the same window at a time.
 
     Attributes:
-        pieces: the argument.
         files: for each window, the numbers of its files; None if windows are not made of files.
         kinds: the kinds of windows, in order of the windows' numbers.
         counts: int64 [longest + 1], pieces of each size.
-        rows: int64 [buckets], rows of each bucket in an epoch.
-        batches: int64 [buckets], batches of each bucket in an epoch.
+        rows, batches: int64 [buckets], rows and batches of each bucket in an epoch.
         real: int64 [buckets], real positions in the rows of each bucket in an epoch.
         most_segments: the most segments in a row of each bucket; at least 1.
     """
@@ -184,11 +172,7 @@ class Windows:
     def take(
         self, epoch: int, bucket: int, first: int, count: int
     ) -> tuple[Assignment, np.ndarray]:
-        """Up to `count` rows of a bucket from row `first` of the epoch on, all of one window.
-
-        Returns:
-            The window, and the numbers of the rows in it.
-        """
+        """A window, and the numbers of up to `count` rows from row `first` of the epoch on."""
         order = self.order(epoch)
         edges = order.rows[bucket]
         place = int(edges.searchsorted(first, side="right")) - 1
@@ -259,11 +243,7 @@ class Windows:
 
 
 def _most_at_a_time(rows: np.ndarray) -> int:
-    """The most windows that have rows to take, if all buckets take theirs at the same pace.
-
-    Args:
-        rows: as in `WindowOrder`.
-    """
+    """The most windows that have rows to take, if all buckets take theirs at the same pace."""
     share = rows[rows[:, -1] > 0] / rows[rows[:, -1] > 0][:, -1:]
     begins, ends = share[:, :-1].min(axis=0), share[:, 1:].max(axis=0)
     begun = np.searchsorted(np.sort(begins), ends, side="left")
