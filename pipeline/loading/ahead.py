@@ -8,7 +8,6 @@ import numpy as np
 from pipeline.corpus.cache import Demand
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.fs.fork import Handles, restart_in_children
-from pipeline.planning.ahead import files_ahead
 from pipeline.planning.lengths import HasCorpora
 from pipeline.planning.plan import Plan
 
@@ -81,7 +80,7 @@ def _demand(
     def demand() -> Sequence[np.ndarray] | None:
         if (found := ahead()) is None or found._run is not run:  # it ended, or `stop` was called
             return None
-        if (windows := files_ahead(found._plan, found._step).get(name)) is None:
+        if (windows := found._plan.files_ahead(found._step).get(name)) is None:
             return [np.arange(count)]  # any file at any time
         return [files[(files >= first) & (files < first + count)] - first for files in windows]
 

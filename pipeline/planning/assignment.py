@@ -35,10 +35,7 @@ class Slots:
         self.packed = packed
         ends = np.cumsum(packed.counts)
         next_piece = (ends - packed.counts).tolist()  # of each size
-        self.row_start: list[np.ndarray] = []
-        self.slot_start: list[np.ndarray] = []
-        self.slot_piece: list[np.ndarray] = []
-        self.slot_size: list[np.ndarray] = []
+        arrays = []
         for patterns in packed.patterns:
             filled = []
             for pattern in patterns:
@@ -55,10 +52,8 @@ class Slots:
                 pieces += first
                 sizes += of_size
                 starts.append(len(pieces))
-            self.row_start.append(np.array(rows, np.int64))
-            self.slot_start.append(np.array(starts, np.int64))
-            self.slot_piece.append(np.array(pieces, np.int64))
-            self.slot_size.append(np.array(sizes, np.int64))
+            arrays.append([np.array(each, np.int64) for each in (rows, starts, pieces, sizes)])
+        self.row_start, self.slot_start, self.slot_piece, self.slot_size = zip(*arrays, strict=True)
         assert next_piece == ends.tolist(), "every piece has a slot"
         self.cost = [
             np.add.reduceat((positions(sizes) ** 2).sum(axis=1), starts[:-1])
@@ -97,16 +92,11 @@ class Slots:
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
-    """The pieces in all slots of one window in one epoch.
-
-    Attributes:
-        pieces: the pieces, sorted by size: integers.
-        rows: for each bucket, its rows in the order in which batches take them: int64.
-    """
+    """The pieces in all slots of one window in one epoch."""
 
     slots: Slots
-    pieces: np.ndarray
-    rows: list[np.ndarray]
+    pieces: np.ndarray  # integers, sorted by size
+    rows: list[np.ndarray]  # int64, for each bucket, in the order in which batches take them
 
     def pieces_from(self, bucket: int, first: int) -> np.ndarray:
         """The pieces in the rows of a bucket from the row at place `first` on."""
@@ -116,25 +106,16 @@ class Assignment:
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Some rows of a source for a batch; they are in one bucket and one window.
-
-    Attributes:
-        numbers, patterns: int64 [rows], the number of each row and of its pattern.
-        pieces: the pieces of which the window is made.
-        spans: if the pieces are of a remainder, the spans that they are cut from, as for
-            `merge_spans`.
-        first: the number of the source's first example in the plan.
-        epoch: the epoch of all rows, unless they are of a remainder.
-    """
+    """Some rows of a source for a batch; they are in one bucket and one window."""
 
     assignment: Assignment
     bucket: int
-    numbers: np.ndarray
-    patterns: np.ndarray
-    pieces: Pieces
-    spans: np.ndarray | None
-    first: int
-    epoch: int
+    numbers: np.ndarray  # int64 [rows]
+    patterns: np.ndarray  # int64 [rows], the number of each row's pattern
+    pieces: Pieces  # of which the window is made
+    spans: np.ndarray | None  # of a remainder, those that its pieces are cut from
+    first: int  # the number of the source's first example in the plan
+    epoch: int  # of all rows, unless they are of a remainder
 
     def __len__(self) -> int:
         return len(self.numbers)

@@ -30,21 +30,17 @@ Pack: TypeAlias = Callable[..., Packed]
 
 @dataclasses.dataclass(frozen=True)
 class WindowKind:
-    """A number of windows with the same histogram and the same rows.
-
-    Attributes:
-        whole, surplus: arguments of `pack`.
-        first: int64 [sizes], the rank of the first piece of each size in the first window, for
-            `SizeDivision`. Each window takes the next ranks.
-        rows, real, most_segments: of each bucket, as `Packed` has them.
-    """
+    """A number of windows with the same histogram and the same rows."""
 
     pack: dataclasses.InitVar[Pack]
     number: int
     counts: np.ndarray
-    whole: bool = False
-    surplus: tuple[int, ...] | None = None
+    whole: bool = False  # as for `pack`
+    surplus: tuple[int, ...] | None = None  # as for `pack`
+    # int64 [sizes], the rank of the first piece of each size in the first window, for
+    # `SizeDivision`. Each window takes the next ranks.
     first: np.ndarray | None = None
+    # Of each bucket, as `Packed` has them.
     rows: np.ndarray = dataclasses.field(init=False)
     real: np.ndarray = dataclasses.field(init=False)
     most_segments: np.ndarray = dataclasses.field(init=False)
@@ -181,7 +177,7 @@ class FileDivision:
         for numbers in (np.flatnonzero(place == window) for window in range(number)):
             counts = np.zeros(size, np.int64)
             for begin, end in self._examples(numbers):
-                counts += np.bincount(pieces.sizes_of_examples(begin, end), minlength=size)
+                counts += np.bincount(pieces.of_examples(begin, end)[1], minlength=size)
             self.counts += counts
             if (counts := _without_empty(counts)).any():
                 self.files.append(numbers)
@@ -190,7 +186,7 @@ class FileDivision:
     def _deal(self, number: int, seed: int) -> np.ndarray:
         """The window of each file: int64 [files]."""
         files = np.arange(len(self._edges) - 1)
-        sizes = (self._pieces.sizes_of_examples(*each) for each in self._examples(files))
+        sizes = (self._pieces.of_examples(*each)[1] for each in self._examples(files))
         means = [of_file.sum() / max(len(of_file), 1) for of_file in sizes]
         strata = -(-len(files) // number)
         bits = random_bits(seed, Purpose.PARTITION, strata * number).reshape(strata, number)
@@ -223,10 +219,9 @@ class FileDivision:
     ) -> tuple[np.ndarray | None, np.ndarray]:
         """See `Undivided`."""
         assert self.files is not None, "windows of files have files"
-        ranges = list(self._examples(self.files[window]))
-        pieces = [self._pieces.of_examples(*each) for each in ranges]
-        sizes = [self._pieces.sizes_of_examples(*each) for each in ranges]
-        return np.concatenate(pieces), np.concatenate(sizes)
+        found = [self._pieces.of_examples(*each) for each in self._examples(self.files[window])]
+        pieces, sizes = (np.concatenate(each) for each in zip(*found, strict=True))
+        return pieces, sizes
 
 
 Division: TypeAlias = Undivided | SizeDivision | FileDivision

@@ -61,7 +61,6 @@ class Partition:
         return self._pieces.blocks(self._units[unit], 1 << self._shift).ravel()
 
     def _pieces_at(self, unit: int, places: np.ndarray) -> np.ndarray:
-        """The numbers of the pieces at some places of a unit."""
         begin = (self._units[unit] << self._shift).astype(self._number)
         return begin[places >> self._shift] + (places & ((1 << self._shift) - 1)).astype(
             self._number

@@ -17,19 +17,15 @@ from pipeline.planning.bucket import Bucket
 class Pattern(NamedTuple):
     """The content of a row, and the number of rows that have this content.
 
-    Attributes:
-        pieces: each size in the row with its number of occurrences: ((100, 2), (28, 1)) is a row
-            with two segments of 100 positions and one of 28. For pairs, a size is a line number in
-            a table of sizes.
-        rows: how many rows have this content.
-        fill: real positions in one such row; for pairs, inputs plus targets.
-        segments: segments in one such row.
+    `pieces` has each size in the row with its number of occurrences: ((100, 2), (28, 1)) is a row
+    with two segments of 100 positions and one of 28. For pairs, a size is a line number in a table
+    of sizes.
     """
 
     pieces: tuple[tuple[int, int], ...]
     rows: int
-    fill: int
-    segments: int
+    fill: int  # real positions in one such row; for pairs, inputs plus targets
+    segments: int  # in one such row
 
     @classmethod
     def of_lengths(cls, pieces: Iterable[tuple[int, int]], rows: int) -> "Pattern":

@@ -82,20 +82,15 @@ class Pieces:
         found[~inside] = rest[numbers[~inside] - whole]
         return found
 
-    def of_examples(self, begin: int, end: int) -> np.ndarray:
-        """The pieces of the examples `begin` to `end`."""
-        first, last = self._later[0].searchsorted((begin, end))
-        later = np.arange(len(self._stored) + first, len(self._stored) + last)
-        numbers = np.arange(begin, end)
-        return np.concatenate([numbers, later]) if len(later) else numbers
-
-    def sizes_of_examples(self, begin: int, end: int) -> np.ndarray:
-        """The size of each piece of the examples `begin` to `end`, as `of_examples` has them."""
-        sizes = self._clipped(self._stored[begin:end])
-        if not self._later.shape[1]:
-            return sizes
-        first, last = self._later[0].searchsorted((begin, end))
-        return np.concatenate([sizes, self._later[2, first:last]])
+    def of_examples(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+        """The pieces of the examples `begin` to `end`, and the size of each."""
+        numbers, sizes = np.arange(begin, end), self._clipped(self._stored[begin:end])
+        first, last = self._later[0].searchsorted((begin, end)).tolist()
+        if first < last:
+            later = np.arange(first, last) + len(self._stored)
+            numbers = np.concatenate([numbers, later])
+            sizes = np.concatenate([sizes, self._later[2, first:last]])
+        return numbers, sizes
 
     def locate(self, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray | int]:
         """The example and the first position of each of `pieces`."""

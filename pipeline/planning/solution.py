@@ -11,13 +11,8 @@ import numpy as np
 from pipeline.errors import InvalidValue
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.cascade import pack, row_cost
-from pipeline.planning.columns import Columns
+from pipeline.planning.columns import Columns, round_rows
 from pipeline.planning.patterns import Packed, Pattern
-from pipeline.planning.rounding import round_rows
-
-# Stores a file: `store(name, make)` returns the content of the file `name`. If the file is missing,
-# it stores what `make()` returns.
-Store = Callable[[str, Callable[[], bytes]], bytes]
 
 # The version of the search and of its file. A plan does not use the file of another version.
 VERSION = 1
@@ -121,7 +116,9 @@ def _cost(packed: Packed) -> float:
     )
 
 
-def load_solution(store: Store, inputs: Any, search: Callable[[], Search]) -> Solution:
+def load_solution(
+    store: Callable[[str, Callable[[], bytes]], bytes], inputs: Any, search: Callable[[], Search]
+) -> Solution:
     """The stored solution for some inputs, whose text names its file; searched if it is missing."""
     name = f"packing-{hashlib.sha256(f'{VERSION};{inputs}'.encode()).hexdigest()[:16]}.json"
     return Solution(store(name, lambda: search().content(name)), name)

@@ -220,6 +220,21 @@ class Source:
             at += len(numbers)
         return found
 
+    def files_ahead(self, rows_before: np.ndarray) -> list[np.ndarray]:
+        """The files of each window after some rows, and of those of the next epoch."""
+        assert self.lengths.files is not None, "only a corpus of files is asked"
+        every, found = np.arange(len(self.lengths.files)), []
+        rest, in_epoch = rows_before - self.remainder_rows, self.whole.rows
+        if self.remainder is not None and (rest < 0).any():
+            for runs in self.remainder.files_from(self.epoch - 1, rows_before):
+                found.append(every if runs is None else np.unique(self.remainder_files[runs]))
+            rest = 0 * rest
+        epochs = int((rest[in_epoch > 0] // in_epoch[in_epoch > 0]).min())
+        for more, before in ((0, rest - epochs * in_epoch), (1, 0 * rest)):
+            for files in self.whole.files_from(self.epoch + epochs + more, before):
+                found.append(every if files is None else files)
+        return found
+
     def remaining_spans(self, rows_before: np.ndarray, left: Any) -> tuple[np.ndarray, int]:
         """The spans that remain of open epochs, and the first epoch of which no row was taken."""
         rows = rows_before - self.remainder_rows

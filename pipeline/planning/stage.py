@@ -32,24 +32,17 @@ OPTIONS = [field.name for field in dataclasses.fields(Options)]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stage:
-    """From a step on: options, sources and a timetable.
-
-    Attributes:
-        weights: with several corpora, the share of each by name; None with one corpus.
-        given: the lengths or corpora of the plan, with corpora that have joined.
-        num_sharing: the number of corpora that share `options.window`: that of the first stage.
-        changes: what is new in this stage, as keywords of `Plan.after` in JSON, with `examples`
-            (the number of examples from here on) instead of `lengths`. In the first stage, all
-            options.
-    """
+    """From a step on: options, sources and a timetable."""
 
     start: int
     options: Options
-    sources: tuple[Source, ...]
+    sources: tuple[Source, ...]  # of each corpus, in order
     timetable: Timetable
-    weights: Mapping[str, Fraction] | None
-    given: Any
-    num_sharing: int
+    weights: Mapping[str, Fraction] | None  # the share of each of several corpora
+    given: Any  # the lengths or corpora of the plan, with corpora that have joined
+    num_sharing: int  # the number of corpora that share `options.window`: that of the first stage
+    # What is new in this stage, as keywords of `Plan.after` in JSON, with `examples` (the number of
+    # examples from here on) instead of `lengths`. In the first stage, all options.
     changes: Mapping[str, Any]
 
     @property
@@ -116,9 +109,9 @@ class Stage:
         sources = _make_sources(members, options, excluded, len(members))
         timetable: Timetable
         if weights is None:
-            timetable = EpochTimetable(sources[0], [bucket.rows for bucket in options.buckets])
+            timetable = EpochTimetable(sources[0])
         else:
-            timetable = QuotaTimetable(sources, tuple(weights.values()), options)
+            timetable = QuotaTimetable(sources, weights, options)
         return cls(0, options, sources, timetable, weights, lengths, len(sources), changes)
 
     def change(
@@ -161,7 +154,7 @@ class Stage:
         sources = _make_sources(members, options, more, self.num_sharing, before, replan=replan)
         timetable: Timetable
         if shares is None:
-            timetable = EpochTimetable(sources[0], [bucket.rows for bucket in options.buckets])
+            timetable = EpochTimetable(sources[0])
         else:
             assert isinstance(self.timetable, QuotaTimetable), "several corpora have quotas"
             epoch = self.timetable.epoch_of(local)
@@ -170,7 +163,7 @@ class Stage:
             joined = len(sources) - len(self.sources)
             timetable = QuotaTimetable(
                 sources,
-                [shares[source.name] for source in sources],
+                shares,
                 options,
                 rows_before=None if replan else np.pad(rows_before, ((0, 0), (0, joined))),
                 epoch=epoch + (replan and not begins),

@@ -8,8 +8,7 @@ remainder: there a new interval begins.
 """
 
 import bisect
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, TypeAlias
 
@@ -34,8 +33,9 @@ class EpochTimetable:
 
     steps: int | None = None
 
-    def __init__(self, source: Source, rows_per_batch: Sequence[int]):
-        self._source, self._rows_per_batch = source, np.array(rows_per_batch)
+    def __init__(self, source: Source):
+        self._source = source
+        self._rows_per_batch = np.array([bucket.rows for bucket in source.options.buckets])
         self._none = np.zeros_like(source.whole.rows)
         self._remainder = 0 if source.remainder is None else source.remainder.steps
         self.first_epoch = source.epoch
@@ -114,53 +114,39 @@ class EpochTimetable:
         return self._remainder + (epoch - self.first_epoch) * self._source.whole.steps
 
 
-class QuotaSteps:
-    """Steps without end, in which every source has its share.
+class Interval:
+    """Consecutive steps of several sources in fixed shares, after some batches and rows.
 
     For each bucket, `shares` has the share of each source in the rows of all buckets, in any unit.
     """
 
-    def __init__(self, shares: Sequence[Sequence[Fraction]], rows_per_batch: Sequence[int]):
+    def __init__(
+        self,
+        start: int,
+        batches: np.ndarray,
+        rows: np.ndarray,
+        shares: Sequence[Sequence[Fraction]],
+        rows_per_batch: Sequence[int],
+    ):
+        self.start, self._batches, self._rows = start, batches, rows
         self._rows_per_batch = rows_per_batch
-        self._sources = [Quota(each) if any(each) else None for each in shares]
-        self._none = [0] * len(shares[0])
-        self._buckets = Quota(
-            [
-                sum(each, Fraction(0)) / rows
-                for each, rows in zip(shares, rows_per_batch, strict=True)
-            ]
-        )
+        totals = [sum(of_bucket, Fraction(0)) for of_bucket in shares]
+        self._buckets = Quota([n / size for n, size in zip(totals, rows_per_batch, strict=True)])
+        self._sources = [Quota(of_bucket) if any(of_bucket) else None for of_bucket in shares]
         self.used = np.array([quota is not None for quota in self._sources])  # by bucket
 
     def before(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """See `EpochTimetable`."""
-        batches = self._buckets.before(step)
-        rows = [
-            self._none if quota is None else quota.before(number * rows)
-            for quota, number, rows in zip(
-                self._sources, batches, self._rows_per_batch, strict=True
-            )
-        ]
-        return np.array(batches, np.int64), np.array(rows, np.int64)
+        batches = np.array(self._buckets.before(step - self.start), np.int64)
+        rows = self._rows.copy()
+        for bucket, quota in enumerate(self._sources):
+            if quota is not None:
+                rows[bucket] += quota.before(int(batches[bucket]) * self._rows_per_batch[bucket])
+        return self._batches + batches, rows
 
     def bucket(self, step: int) -> int:
         """The number of the bucket of a step."""
-        return self._buckets.taker(step)
-
-
-@dataclasses.dataclass(frozen=True)
-class Interval:
-    """Consecutive steps with the same shares, and the batches and rows before them."""
-
-    start: int
-    batches: np.ndarray
-    rows: np.ndarray
-    content: QuotaSteps
-
-    def before(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """See `EpochTimetable`."""
-        batches, rows = self.content.before(step - self.start)
-        return self.batches + batches, self.rows + rows
+        return self._buckets.taker(step - self.start)
 
 
 class QuotaTimetable:
@@ -174,7 +160,7 @@ class QuotaTimetable:
     def __init__(
         self,
         sources: Sequence[Source],
-        weights: Sequence[Fraction],
+        shares: Mapping[str, Fraction],
         options: Options,
         *,
         rows_before: np.ndarray | None = None,
@@ -182,7 +168,7 @@ class QuotaTimetable:
         begins: bool = True,
     ):
         self._rows_per_batch = [bucket.rows for bucket in options.buckets]
-        self._weights = weights
+        self._weights = [shares[source.name] for source in sources]
         # Rows of each source in its remainder and in an epoch: int64 [buckets, sources]. The sizes
         # are the tokens or examples in them, as `by` says.
         self._remainder = np.stack([each.remainder_rows for each in sources], axis=1)
@@ -191,7 +177,7 @@ class QuotaTimetable:
             [_size(windows, options.by) for windows in (each.remainder, each.whole)]
             for each in sources
         ]
-        self._active = np.array([weight > 0 for weight in weights])
+        self._active = np.array([weight > 0 for weight in self._weights])
         self._intervals: list[Interval] = []
         rows = 0 * self._whole if rows_before is None else rows_before
         self._add_intervals(rows, repeats=options.ending == "repeat")
@@ -208,7 +194,8 @@ class QuotaTimetable:
         start, batches = 0, np.zeros(len(self._rows_per_batch), np.int64)
         while True:
             in_remainder = np.any(rows < self._remainder, axis=0)
-            interval = Interval(start, batches, rows, self._quota_steps(in_remainder))
+            shares = self._shares(in_remainder)
+            interval = Interval(start, batches, rows, shares, self._rows_per_batch)
             self._intervals.append(interval)
             waiting = self._active & in_remainder
             if not repeats or not waiting.any():
@@ -223,7 +210,7 @@ class QuotaTimetable:
             start = _first_step(is_over, start)
             batches, rows = interval.before(start)
 
-    def _quota_steps(self, in_remainder: np.ndarray) -> QuotaSteps:
+    def _shares(self, in_remainder: np.ndarray) -> list[list[Fraction]]:
         rows = np.where(in_remainder, self._remainder, self._whole).tolist()
         pace = [
             weight / (remainder if first else whole)
@@ -231,8 +218,7 @@ class QuotaTimetable:
                 self._weights, self._sizes, in_remainder, strict=True
             )
         ]
-        shares = [[p * n for p, n in zip(pace, each, strict=True)] for each in rows]
-        return QuotaSteps(shares, self._rows_per_batch)
+        return [[p * n for p, n in zip(pace, each, strict=True)] for each in rows]
 
     def _interval(self, step: int) -> Interval:
         return self._intervals[bisect.bisect_right(self._starts, step) - 1]
@@ -240,7 +226,7 @@ class QuotaTimetable:
     def at(self, step: int) -> tuple[int, list[tuple[int, int, int]], int]:
         """See `EpochTimetable`."""
         interval = self._interval(step)
-        bucket = interval.content.bucket(step - interval.start)
+        bucket = interval.bucket(step)
         first, last = (interval.before(step + more)[1][bucket] for more in (0, 1))
         ranges = zip(first.tolist(), (last - first).tolist(), strict=True)
         rows = [(source, at, count) for source, (at, count) in enumerate(ranges) if count]
@@ -258,7 +244,7 @@ class QuotaTimetable:
             return self.before(max(last, first))[0] > self.before(first)[0]
         interval = self._intervals[-1]
         earlier = self.before(max(first, interval.start))[0] > self.before(first)[0]
-        return interval.content.used | earlier
+        return interval.used | earlier
 
     def _count_passes(self, step: int) -> int:
         """The number of epochs that every source with a weight has had before `step`."""
