@@ -155,7 +155,7 @@ def fit_buckets(
 
 
 def _lengthen_rows(lengths: list[int], most: int, cost: Callable) -> list[int]:
-    """The lengths, or if cheaper (rows of a few examples are seldom full) longer ones."""
+    """The lengths, or longer ones if cheaper: rows of a few short examples are seldom full."""
     longest, before = lengths[-1], cost(lengths)
     longer = [length for times in LONGER if (length := longest * times) <= most]
     sets = [each for length in longer for each in ([length], [*lengths[:-1], length])]

@@ -78,7 +78,7 @@ class PairFit:
     ) -> tuple[np.ndarray, np.ndarray]:
         """The best bucket for each of some groups, [..., 2], and the cost of its rows, [...].
 
-        Groups have numbers of `examples`, [...]; total and longest inputs and targets, [..., 2].
+        A group has a number of examples, and total and longest inputs and targets, [..., 2].
         """
         if self._packing == "none":
             return longest, examples * self.price(longest)
