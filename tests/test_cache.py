@@ -13,7 +13,6 @@ import pytest
 
 import pipeline
 from pipeline import Batches, Bucket, Corpora, Corpus, Plan
-from pipeline.planning.ahead import files_ahead
 
 BUCKETS = Bucket(16, 128), Bucket(8, 256)
 WINDOW = 400  # five parts or so
@@ -74,7 +73,7 @@ def test_batches_of_three_epochs_are_those_of_the_corpus_within_the_room(corpus,
     assert cache.traffic["misses"] == 1  # nothing is there
     ends = []
     for step in range(3 * plan.num_batches()):
-        windows = files_ahead(plan, step)[""]
+        windows = plan.files_ahead(step)[""]
         assert_same(batches[step], whole[step])
         now = np.concatenate(windows[:2]).tolist()
         wait_for(lambda now=now: all(cache.file(part) for part in now))

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import Bucket, Plan
-from pipeline.planning.deal import GROUP, deal
-from pipeline.planning.order import Purpose, random_bits
+from pipeline.planning.order import GROUP, Purpose, deal, random_bits
 from pipeline.report.figures import measure_epoch, spread_of_means
 
 # Like word problems of grade-school maths: a few hundred different lengths around 150.

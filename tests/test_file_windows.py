@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline import Bucket, Plan
-from pipeline.planning.ahead import files_ahead
 
 BUCKETS = Bucket(8, 32), Bucket(6, 64), Bucket(4, 128)
 
@@ -82,7 +81,7 @@ def test_batches_need_the_files_of_a_window_and_seldom_of_the_next_ones():
     plan = Plan(corpus, BUCKETS, window=250)
     order, rows = [], 0
     for step in range(2 * plan.num_batches()):
-        ahead = files_ahead(plan, step)[""]
+        ahead = plan.files_ahead(step)[""]
         needed = np.unique(file_of(corpus, plan.batch(step).segments[:, 1]))
         # A bucket with few rows may take those of several windows for a batch.
         assert set(needed) <= set(np.concatenate(ahead[:4]))
@@ -126,7 +125,7 @@ def test_a_change_in_mid_epoch_loses_and_repeats_nothing(
         assert step >= at or changed.batch(step).digest == plan.batch(step).digest
     seen = seen_in(changed, range(end), len(corpus.lengths))
     np.testing.assert_array_equal(seen, corpus.lengths.astype(np.int64) * (at // steps + 2))
-    first = files_ahead(changed, at)[""]
+    first = changed.files_ahead(at)[""]
     needed = file_of(corpus, changed.batch(at).segments[:, 1])
     assert set(needed) <= set(np.concatenate(first[:4]))
 
@@ -135,7 +134,7 @@ def test_mixtures_have_windows_of_files_too():
     corpora = {"a": some_files(1), "b": some_files(2)}
     plan = Plan(corpora, BUCKETS, window=500, weights={"a": 1, "b": 2})
     assert all(source.whole.files is not None for source in plan.stages[0].sources)
-    ahead = files_ahead(plan, 3)
+    ahead = plan.files_ahead(3)
     assert [*ahead] == ["a", "b"]
     seen = seen_in(plan, range(plan.num_batches()), 10_000)
     first = len(corpora["a"].lengths)

@@ -8,7 +8,6 @@ import numpy as np
 
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.fs.fork import Handles, restart_in_children
-from pipeline.planning.ahead import files_ahead
 from pipeline.planning.lengths import HasCorpora
 from pipeline.planning.plan import Plan
 
@@ -78,7 +77,7 @@ def _ask(
     """The parts of one cache that are needed, of which `numbers` are the files of a corpus."""
     if (found := ahead()) is None or found._run is not run:  # it ended, or `stop` was called
         return None
-    if (windows := files_ahead(found._plan, found._step).get(name)) is None:
+    if (windows := found._plan.files_ahead(found._step).get(name)) is None:
         return [np.arange(len(numbers))]  # any file at any time
     first, end = numbers.start, numbers.stop
     return [files[(files >= first) & (files < end)] - first for files in windows]

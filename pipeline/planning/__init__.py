@@ -9,7 +9,7 @@ in which the modules build on each other:
 - window: the pieces that are packed together; a large corpus has several (`partition`, `windows`).
 - source: one corpus under given options, as an endless stream of rows per bucket (`source`).
 - remainder: the positions that a source has not used of its epochs when another takes over.
-- timetable: the bucket of each step, and its rows of each source (`timetable`, `quotas`).
+- timetable: the bucket of each step, and its rows of each source (`timetable`).
 - stage: options, sources and a timetable, from a step on (`stage`).
 - plan: a list of stages (`stages`, `plan`).
 """

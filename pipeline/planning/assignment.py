@@ -22,29 +22,20 @@ class Slots:
 
     Row `r` of a bucket is copy `r − row_start[p]` of its pattern `p`. The pieces of a window are
     sorted by size. The slot of the first copy takes piece number `slot_piece` in that order, the
-    slot of the next copy the next piece.
+    slot of the next copy the next piece. `positions` maps sizes to their positions on each side.
 
-    Args:
-        packed: the histogram.
-        positions: a function from sizes, int64 [n], to their positions on each side, [n, sides].
-
-    Attributes:
-        packed: the argument.
-        row_start: for each bucket, the first row of each pattern.
-        slot_start: for each bucket, the first slot of each pattern.
-        slot_piece: for each bucket, the piece of each slot in the first copy of the pattern.
-        slot_size: for each bucket, the size of each slot.
-        cost: for each bucket and pattern, the sum of the squared lengths of a row's segments.
+    Attributes, for each bucket:
+        row_start, slot_start: the first row and the first slot of each pattern.
+        slot_piece: the piece of each slot in the first copy of the pattern.
+        slot_size: the size of each slot.
+        cost: for each pattern, the sum of the squared lengths of a row's segments.
     """
 
     def __init__(self, packed: Packed, positions: Callable[[np.ndarray], np.ndarray]):
         self.packed = packed
         ends = np.cumsum(packed.counts)
         next_piece = (ends - packed.counts).tolist()  # of each size
-        self.row_start: list[np.ndarray] = []
-        self.slot_start: list[np.ndarray] = []
-        self.slot_piece: list[np.ndarray] = []
-        self.slot_size: list[np.ndarray] = []
+        arrays = []
         for patterns in packed.patterns:
             filled = []
             for pattern in patterns:
@@ -61,10 +52,8 @@ class Slots:
                 pieces += first
                 sizes += of_size
                 starts.append(len(pieces))
-            self.row_start.append(np.array(rows, np.int64))
-            self.slot_start.append(np.array(starts, np.int64))
-            self.slot_piece.append(np.array(pieces, np.int64))
-            self.slot_size.append(np.array(sizes, np.int64))
+            arrays.append([np.array(each, np.int64) for each in (rows, starts, pieces, sizes)])
+        self.row_start, self.slot_start, self.slot_piece, self.slot_size = zip(*arrays, strict=True)
         assert next_piece == ends.tolist(), "every piece has a slot"
         self.cost = [
             np.add.reduceat((positions(sizes) ** 2).sum(axis=1), starts[:-1])
@@ -88,10 +77,7 @@ class Slots:
     def of_rows(
         self, bucket: int, rows: np.ndarray, pattern: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The number of slots of each of `rows`; the piece and the size of each slot.
-
-        `pattern` is that of each row.
-        """
+        """The number of slots of each of `rows`; the piece and the size of each slot."""
         first = self.slot_start[bucket][pattern]
         times = self.slot_start[bucket][pattern + 1] - first
         ends = times.cumsum()
@@ -106,17 +92,11 @@ class Slots:
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
-    """The pieces in all slots of one window in one epoch.
-
-    Attributes:
-        slots: the rows and their slots.
-        pieces: the pieces, sorted by size: integers.
-        rows: for each bucket, its rows in the order in which batches take them: int64.
-    """
+    """The pieces in all slots of one window in one epoch."""
 
     slots: Slots
-    pieces: np.ndarray
-    rows: list[np.ndarray]
+    pieces: np.ndarray  # integers, sorted by size
+    rows: list[np.ndarray]  # int64, for each bucket, in the order in which batches take them
 
     def pieces_from(self, bucket: int, first: int) -> np.ndarray:
         """The pieces in the rows of a bucket from the row at place `first` on."""
@@ -126,28 +106,16 @@ class Assignment:
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Some rows of a source for a batch; they are in one bucket and one window.
-
-    Attributes:
-        assignment: the window.
-        bucket: the number of the bucket.
-        numbers: int64 [rows], the numbers of the rows.
-        patterns: int64 [rows], the number of each row's pattern.
-        pieces: the pieces of which the window is made.
-        spans: if the pieces are of a remainder, the spans that they are cut from, as for
-            `merge_spans`.
-        first: the number of the source's first example in the plan.
-        epoch: the epoch of all rows, unless they are of a remainder.
-    """
+    """Some rows of a source for a batch; they are in one bucket and one window."""
 
     assignment: Assignment
     bucket: int
-    numbers: np.ndarray
-    patterns: np.ndarray
-    pieces: Pieces
-    spans: np.ndarray | None
-    first: int
-    epoch: int
+    numbers: np.ndarray  # int64 [rows]
+    patterns: np.ndarray  # int64 [rows], the number of each row's pattern
+    pieces: Pieces  # of which the window is made
+    spans: np.ndarray | None  # of a remainder, those that its pieces are cut from
+    first: int  # the number of the source's first example in the plan
+    epoch: int  # of all rows, unless they are of a remainder
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -164,11 +132,9 @@ class Rows:
     def segments(
         self, order: np.ndarray, places: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray | int]:
-        """The segments as in `PlannedBatch.segments`, and the epoch of each.
+        """The segments of the rows of `order`, as in `PlannedBatch.segments`, and their epochs.
 
-        Args:
-            order: which of the rows to take, and in which order.
-            places: the place in the batch of each row of `order`.
+        `places` has the place in the batch of each row of `order`.
         """
         times, slots, sizes = self.assignment.slots.of_rows(
             self.bucket, self.numbers[order], self.patterns[order]
@@ -191,11 +157,7 @@ class AssignmentCache:
     """The assignments of the windows used last.
 
     Any number of threads may use it. A thread that needs a window which another thread is assigning
-    waits for it, so that no window is assigned twice.
-
-    Args:
-        assign: `assign(epoch, place)` returns the assignment of a window.
-        size: the number of windows in the cache; may be changed.
+    waits for it, so that no window is assigned twice. `size` may be changed.
     """
 
     def __init__(self, assign: Callable[[int, int], Assignment], size: int):

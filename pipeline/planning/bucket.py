@@ -48,11 +48,7 @@ class Bucket:
 
     @property
     def as_json(self) -> list[Any]:
-        """`shape` as lists, which JSON returns unchanged.
-
-        >>> Bucket(rows=64, length=(512, 128)).as_json
-        [64, [512, 128]]
-        """
+        """`shape` as lists, which JSON returns unchanged."""
         return [self.rows, list(self.length) if isinstance(self.length, tuple) else self.length]
 
     @property
@@ -62,11 +58,7 @@ class Bucket:
 
     @property
     def sides(self) -> tuple["Bucket", ...]:
-        """The bucket itself; for pairs, one bucket for the inputs and one for the targets.
-
-        >>> Bucket(rows=64, length=(512, 128)).sides
-        (Bucket(rows=64, length=512), Bucket(rows=64, length=128))
-        """
+        """The bucket itself; for pairs, one bucket for the inputs and one for the targets."""
         return tuple(Bucket(self.rows, length) for length in self.lengths)
 
     @property
@@ -94,10 +86,7 @@ def _require_size(name: str, value: Any) -> int:
 def as_buckets(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
     """`buckets` as a tuple, after checking that they ascend by length.
 
-    Raises:
-        ValueError: `buckets` is empty, an entry is not a `Bucket`, some buckets are for pairs and
-            others not, or the lengths do not strictly ascend. Pairs ascend by the sum of both
-            lengths, and the last bucket holds all others.
+    Pairs ascend by the sum of both lengths, and the last bucket holds all others.
     """
     try:
         found = (buckets,) if isinstance(buckets, Bucket) else tuple(buckets)

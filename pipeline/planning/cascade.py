@@ -44,7 +44,7 @@ def pack(
         sizes: for pairs int64 [sizes, 2], the inputs and targets of each size. None: a size is a
             length.
         packing: "best_fit", "optimal" (best fit after `patterns`) or "none" (a segment in a row).
-        max_segments: the most segments in one row; None for no limit.
+        max_segments: the most segments in one row.
         whole: make whole batches only. The segments of the last, under-filled batch are then in no
             row, and the result's `counts` lack them.
         surplus: for each bucket, the surplus rows to pack again into a longer one, where batches go

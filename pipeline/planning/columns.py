@@ -3,7 +3,8 @@
 The cheapest rows of a histogram are a linear program over all patterns, which are too many to list.
 Gilmore and Gomory (1961) start with a few patterns. An exact knapsack, whose values are the duals
 of the program, finds patterns that improve it, until none does. The duals also give a lower bound
-on the cost of any packing. The solver (HiGHS) needs scipy.
+on the cost of any packing. The solver (HiGHS) needs scipy. Rounding turns the program's fractional
+rows into whole rows of segments.
 """
 
 from collections.abc import Sequence
@@ -23,6 +24,18 @@ GAP = 1e-7
 # The most patterns that the program has from one iteration to the next, for each size.
 PATTERNS_PER_SIZE = 4
 
+# Rows are rounded in rounds; after each, the program is solved again for the remaining segments.
+# A round makes at least the share SHARE of the rows, and adds patterns ROUND_ITERATIONS times.
+SHARE, ROUNDS, ROUND_ITERATIONS = 0.2, 60, 2
+
+# A row may have this many more positions of padding than its pattern. A pattern that would lose
+# more, because its segments are used up, waits for the next round. When a round makes no row, the
+# limit is multiplied by four.
+LOSS = 2
+
+# Rounding stops when this share of the rows remains; best fit packs the rest as well.
+ENOUGH = 1e-4
+
 
 class Knapsack:
     """For every room up to `longest`, the segments of the greatest value that fit into it.
@@ -34,14 +47,8 @@ class Knapsack:
     >>> float(sack.worth[10]), sack.rows(np.array([0]), np.array([10])).T.tolist()
     (17.0, [[2, 1]])
 
-    Args:
-        sizes: int64 [sizes], the lengths of segments, ascending, from 1.
-        values: float64 [sizes], the value of a segment of each size, at least 0.
-        longest: the largest room, in positions.
-        most: the most segments; None for no limit.
-
-    Attributes:
-        worth: float64 [longest + 1], the greatest value of a row of each length.
+    `sizes` are lengths of segments, ascending, and `values` the value of each. `worth`, float64
+    [longest + 1], is the greatest value of a row of each length.
     """
 
     def __init__(
@@ -58,19 +65,13 @@ class Knapsack:
         self.worth = self._worth[-1]
 
     def worth_with(self, room: int) -> np.ndarray:
-        """The greatest value of a row of `room` with a segment of a size, for each: [sizes].
-
-        −1 for a size that does not fit.
-        """
+        """The greatest value of a row of `room` with each size; −1 if that does not fit."""
         rest = room - self._sizes
         layer = self._worth[max(len(self._worth) - 2, 0)]
         return np.where(rest >= 0, self._values + layer[np.maximum(rest, 0)], -1.0)
 
     def rows(self, first: np.ndarray, room: np.ndarray) -> np.ndarray:
-        """The best row of `room` with a segment of the size `first`: int32 [sizes, rows].
-
-        Both are int64 [rows].
-        """
+        """The best row of each `room` with a segment of size `first`: int32 [sizes, rows]."""
         times = np.zeros((len(self._sizes), len(first)), np.int32)
         column, layer, size = np.arange(len(first)), len(self._worth) - 1, first
         while len(column):
@@ -114,15 +115,8 @@ def _limited(sizes: np.ndarray, values: np.ndarray, longest: int, most: int) -> 
 class Columns:
     """The linear program of a histogram over the patterns found so far.
 
-    Args:
-        counts: int64 [longest + 1], segments of each length; none of length 0.
-        rooms: int64 [buckets], positions in a row of each bucket, ascending; the last holds the
-            longest segment.
-        costs: float64 [buckets], the cost of a row of each bucket.
-        most: the most segments in a row; None for no limit.
-
-    Attributes:
-        sizes: int64, the lengths of the segments in `counts`, ascending.
+    `counts` has the segments of each length, none of length 0; a row of each bucket has `rooms`
+    positions and costs `costs`, and at most `most` segments. `sizes` are the lengths in `counts`.
     """
 
     def __init__(
@@ -182,8 +176,6 @@ class Columns:
 
         A segment may take the place of a longer one, so the row of a pattern may have shorter
         segments than the pattern names.
-
-        `demand` has the segments of each size, float64 [sizes].
         """
         feasible = self._feasible
         best = feasible @ demand
@@ -257,3 +249,93 @@ class Columns:
         reduced[rows > 0] = -np.inf
         stay = np.sort(np.argsort(reduced, kind="stable")[:most])
         self._times, self._bucket = self._times[:, stay], self._bucket[stay]
+
+
+class SegmentStock:
+    """The number of segments of each length that have no row yet, and the rows of each bucket."""
+
+    def __init__(self, counts: np.ndarray, rooms: np.ndarray, most: int | None):
+        self.counts = counts.tolist()
+        self.counts[0] = 0
+        self.patterns: list[list[Pattern]] = [[] for _ in rooms]
+        self._rooms, self._most = rooms.tolist(), most
+        # Bit n is set if segments of length n remain.
+        self._lengths = sum(1 << size for size, count in enumerate(self.counts) if count)
+
+    def place(self, places: list[tuple[int, int]], index: int, rows: int, loss: int) -> int:
+        """Fills up to `rows` rows of bucket number `index`; returns how many it filled.
+
+        `places` has lengths, the longest first, each with its number of places in a row. A place
+        takes the longest segment that fits into it; more such segments fill the rest. A row has at
+        most `loss` positions of padding beyond those that `places` leave.
+        """
+        padding = max(self._rooms[index] - sum(size * times for size, times in places), 0)
+        done = 0
+        while done < rows:
+            row, room = self._fill_row(places, self._rooms[index])
+            if not row or room > padding + loss:
+                break
+            times = min(rows - done, min(self.counts[size] // many for size, many in row.items()))
+            for size, many in row.items():
+                self.counts[size] -= times * many
+                if not self.counts[size]:
+                    self._lengths &= ~(1 << size)
+            self.patterns[index].append(Pattern.of_lengths(row.items(), times))
+            done += times
+        return done
+
+    def _fill_row(self, places: list[tuple[int, int]], room: int) -> tuple[dict[int, int], int]:
+        """The segments of one row, and the room that remains in it."""
+        row: dict[int, int] = {}
+        segments = self._most or room
+        for size, times in [*places, (room, segments)]:
+            for _ in range(min(times, segments)):
+                longest = self._find_longest(min(size, room), row)
+                if not longest:
+                    break
+                row[longest] = row.get(longest, 0) + 1
+                room -= longest
+                segments -= 1
+        return row, room
+
+    def _find_longest(self, size: int, row: dict[int, int]) -> int:
+        """The longest segment of at most `size` that remains besides the row's; 0 for none."""
+        lengths = self._lengths & ((1 << (size + 1)) - 1)
+        while lengths:
+            longest = lengths.bit_length() - 1
+            if self.counts[longest] > row.get(longest, 0):
+                return longest
+            lengths &= ~(1 << longest)
+        return 0
+
+
+def round_rows(columns: Columns, counts: np.ndarray) -> list[list[Pattern]]:
+    """Patterns of each bucket, with whole rows, at nearly the cost of the program's solution.
+
+    Each round makes the whole part of the program's rows, then one row for each of the largest
+    fractions. Segments may remain at the end.
+    """
+    stock = SegmentStock(counts, columns.rooms, columns.most)
+    loss, total = LOSS, 0.0
+    for _ in range(ROUNDS):
+        demand = columns.demand(np.array(stock.counts))
+        if not demand.any():
+            break
+        rows = columns.solve(demand, ROUND_ITERATIONS)
+        total = max(total, rows.sum())
+        if rows.sum() < ENOUGH * total:
+            break
+        done = 0
+        whole = np.floor(rows + 1e-6).astype(np.int64)
+        for column in np.flatnonzero(whole)[::-1]:
+            done += stock.place(*columns.places(column), int(whole[column]), loss)
+        fraction = rows - whole
+        for column in np.argsort(-fraction, kind="stable"):
+            if done >= max(SHARE * rows.sum(), 1) or fraction[column] <= 1e-6:
+                break
+            done += stock.place(*columns.places(column), 1, loss)
+        if not done:
+            loss *= 4
+            if loss > columns.rooms[-1]:
+                break
+    return stock.patterns

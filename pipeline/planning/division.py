@@ -8,15 +8,14 @@ A corpus no larger than a window is one window (`Undivided`). A larger one is di
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 
 from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.order import Purpose, permutation, random_bits
-from pipeline.planning.packer import Pack
 from pipeline.planning.partition import Partition
 from pipeline.planning.patterns import Packed
 from pipeline.planning.pieces import Pieces
@@ -24,29 +23,24 @@ from pipeline.planning.pieces import Pieces
 # The files of a window are at least so many, so that it mixes examples of all parts of a corpus.
 FILES = 4
 
+# Packs a histogram into rows, as `pipeline.planning.cascade.pack`, of whose other arguments it
+# takes only `whole` and `surplus`.
+Pack: TypeAlias = Callable[..., Packed]
+
 
 @dataclasses.dataclass(frozen=True)
 class WindowKind:
-    """Windows with the same histogram and the same rows.
-
-    Args:
-        pack: packs the histogram.
-        number: the number of such windows.
-        counts: int64 [sizes], the histogram.
-        whole, surplus: arguments of `pack`.
-        first: int64 [sizes], the rank of the first piece of each size in the first window, for
-            `SizeDivision`. Each window takes the next ranks.
-
-    Attributes:
-        rows, real, most_segments: of each bucket, as `Packed` has them.
-    """
+    """A number of windows with the same histogram and the same rows."""
 
     pack: dataclasses.InitVar[Pack]
     number: int
     counts: np.ndarray
-    whole: bool = False
-    surplus: tuple[int, ...] | None = None
+    whole: bool = False  # as for `pack`
+    surplus: tuple[int, ...] | None = None  # as for `pack`
+    # int64 [sizes], the rank of the first piece of each size in the first window, for
+    # `SizeDivision`. Each window takes the next ranks.
     first: np.ndarray | None = None
+    # Of each bucket, as `Packed` has them.
     rows: np.ndarray = dataclasses.field(init=False)
     real: np.ndarray = dataclasses.field(init=False)
     most_segments: np.ndarray = dataclasses.field(init=False)
@@ -63,36 +57,13 @@ class WindowKind:
         return pack(self.counts, whole=self.whole, surplus=self.surplus)
 
 
-class Division(Protocol):
-    """The windows of some pieces.
+class Undivided:
+    """One window.
 
-    Attributes:
+    Attributes, as those of every division:
         counts: int64 [longest + 1], the pieces of each size.
         files: for each window, the numbers of its files; None if windows are not made of files.
     """
-
-    counts: np.ndarray
-    files: list[np.ndarray] | None
-
-    def kinds(self, pack: Pack) -> Iterator[WindowKind]:
-        """The kinds of windows, in order of the windows' numbers."""
-        ...
-
-    def members(
-        self, window: int, first: np.ndarray | None, share: np.ndarray
-    ) -> tuple[np.ndarray | None, np.ndarray]:
-        """The pieces of a window and their sizes; None for all pieces in order.
-
-        Args:
-            window: its number.
-            first: int64 [sizes], the rank of its first piece of each size, if it has ranks.
-            share: int64 [sizes], its pieces of each size.
-        """
-        ...
-
-
-class Undivided:
-    """One window. Implements `Division`."""
 
     files: list[np.ndarray] | None = None
 
@@ -103,28 +74,27 @@ class Undivided:
         self.counts[sizes] = found
 
     def kinds(self, pack: Pack) -> Iterator[WindowKind]:
-        """See `Division`."""
+        """The kinds of windows, in order of the windows' numbers."""
         yield WindowKind(pack, 1, _without_empty(self.counts))
 
     def members(
         self, window: int, first: np.ndarray | None, share: np.ndarray
     ) -> tuple[np.ndarray | None, np.ndarray]:
-        """See `Division`."""
+        """The pieces of a window and their sizes; None for all pieces in order.
+
+        `share` has its pieces of each size, int64 [sizes]; and `first`, if it has ranks, the rank
+        of its first piece of each size.
+        """
         return None, self._pieces.sizes()
 
 
 class SizeDivision:
-    """Windows with evenly divided histograms. Implements `Division`.
+    """Windows with evenly divided histograms.
 
     For batches, windows share one histogram, one search for patterns, and have whole batches only.
     The rest (remainders of sizes, and the last batch of each window) is divided in the same way,
     until it fits into one window. For rows, the histograms differ by up to one piece of each size.
-
-    Args:
-        pieces: the pieces.
-        window: the most pieces in a window.
-        seed: decides which pieces are in which window; None for their order.
-        by_row: whether a plan takes single rows.
+    Without a seed, pieces are in windows in their order.
     """
 
     files: list[np.ndarray] | None = None
@@ -136,7 +106,7 @@ class SizeDivision:
         self._number, self._by_row = number, by_row and number > 1
 
     def kinds(self, pack: Pack) -> Iterator[WindowKind]:
-        """See `Division`."""
+        """See `Undivided`."""
         return self._divide_rows(pack) if self._by_row else self._divide_batches(pack)
 
     def _divide_batches(self, pack: Pack) -> Iterator[WindowKind]:
@@ -169,26 +139,20 @@ class SizeDivision:
     def members(
         self, window: int, first: np.ndarray | None, share: np.ndarray
     ) -> tuple[np.ndarray | None, np.ndarray]:
-        """See `Division`."""
+        """See `Undivided`."""
         assert first is not None, "windows of sizes have ranks"
         return self._partition.members(first, share)
 
 
 class FileDivision:
-    """Windows of whole files. Implements `Division`.
+    """Windows of whole files, of about `window` pieces each.
 
     Files are sorted by the mean size of their pieces, and each window gets one of every few that
     follow each other: so all windows have much the same lengths, and which files they have is
     random. Each window has its own histogram and its own search for patterns. Batches go on from a
     window to the next, so only the last batch of each bucket in an epoch could lack rows. `surplus`
-    moves the rows of these to longer buckets, up to the longest.
-
-    Args:
-        pieces: the pieces.
-        files: int64 [files], the examples of each file.
-        window: pieces in a window, about.
-        seed: decides which files are in which window; None for their order.
-        rows_per_batch: the rows in a batch of each bucket.
+    moves the rows of these to longer buckets, up to the longest. Without a seed, files are in
+    windows in their order.
     """
 
     def __init__(
@@ -213,7 +177,7 @@ class FileDivision:
         for numbers in (np.flatnonzero(place == window) for window in range(number)):
             counts = np.zeros(size, np.int64)
             for begin, end in self._examples(numbers):
-                counts += np.bincount(pieces.sizes_of_examples(begin, end), minlength=size)
+                counts += np.bincount(pieces.of_examples(begin, end)[1], minlength=size)
             self.counts += counts
             if (counts := _without_empty(counts)).any():
                 self.files.append(numbers)
@@ -222,7 +186,7 @@ class FileDivision:
     def _deal(self, number: int, seed: int) -> np.ndarray:
         """The window of each file: int64 [files]."""
         files = np.arange(len(self._edges) - 1)
-        sizes = (self._pieces.sizes_of_examples(*each) for each in self._examples(files))
+        sizes = (self._pieces.of_examples(*each)[1] for each in self._examples(files))
         means = [of_file.sum() / max(len(of_file), 1) for of_file in sizes]
         strata = -(-len(files) // number)
         bits = random_bits(seed, Purpose.PARTITION, strata * number).reshape(strata, number)
@@ -237,7 +201,7 @@ class FileDivision:
         yield from zip(self._edges[files].tolist(), self._edges[files + 1].tolist(), strict=True)
 
     def kinds(self, pack: Pack) -> Iterator[WindowKind]:
-        """See `Division`."""
+        """See `Undivided`."""
         none = (0,) * len(self._rows_per_batch)
         kinds = [WindowKind(pack, 1, counts, surplus=none) for counts in self._histograms]
         for bucket, rows_per_batch in enumerate(self._rows_per_batch[:-1]):
@@ -253,12 +217,14 @@ class FileDivision:
     def members(
         self, window: int, first: np.ndarray | None, share: np.ndarray
     ) -> tuple[np.ndarray | None, np.ndarray]:
-        """See `Division`."""
+        """See `Undivided`."""
         assert self.files is not None, "windows of files have files"
-        ranges = list(self._examples(self.files[window]))
-        pieces = [self._pieces.of_examples(*each) for each in ranges]
-        sizes = [self._pieces.sizes_of_examples(*each) for each in ranges]
-        return np.concatenate(pieces), np.concatenate(sizes)
+        found = [self._pieces.of_examples(*each) for each in self._examples(self.files[window])]
+        pieces, sizes = (np.concatenate(each) for each in zip(*found, strict=True))
+        return pieces, sizes
+
+
+Division: TypeAlias = Undivided | SizeDivision | FileDivision
 
 
 def divide(

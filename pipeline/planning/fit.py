@@ -9,17 +9,9 @@ import numpy as np
 from pipeline.errors import InvalidValue, require_one_of, require_whole, suggest_keywords
 from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.bucket import Bucket
-from pipeline.planning.cascade import (
-    ATTENTIONS,
-    PACKINGS,
-    Attention,
-    Packing,
-    pack,
-    row_cost,
-)
-from pipeline.planning.corpora import as_corpora
+from pipeline.planning.cascade import ATTENTIONS, PACKINGS, Attention, Packing, pack, row_cost
 from pipeline.planning.fit_pairs import PairFit
-from pipeline.planning.lengths import AnyLengths
+from pipeline.planning.lengths import AnyLengths, as_corpora
 from pipeline.planning.options import By, Weights, typical_lengths
 
 logger = logging.getLogger(__name__)
@@ -91,7 +83,7 @@ def fit_buckets(
     require_one_of("packing", packing, PACKINGS)
     require_one_of("attention", attention, ATTENTIONS)
     if weights is not None:
-        each = {name: lengths_lib.Lengths.of(one) for name, one in as_corpora(lengths).items()}
+        each = {name: lengths_lib.as_lengths(one) for name, one in as_corpora(lengths).items()}
         lengths = typical_lengths(each, weights, by)
     array = lengths_lib.as_lengths(lengths)
     given = max_length.tolist() if isinstance(max_length, np.ndarray) else max_length
@@ -163,10 +155,7 @@ def fit_buckets(
 
 
 def _lengthen_rows(lengths: list[int], most: int, cost: Callable) -> list[int]:
-    """The lengths, or others with rows longer than any example, up to `most`, if cheaper.
-
-    Rows of a few short examples each are seldom full.
-    """
+    """The lengths, or longer ones if cheaper: rows of a few short examples are seldom full."""
     longest, before = lengths[-1], cost(lengths)
     longer = [length for times in LONGER if (length := longest * times) <= most]
     sets = [each for length in longer for each in ([length], [*lengths[:-1], length])]
@@ -237,11 +226,6 @@ def _split(sizes: np.ndarray, counts: np.ndarray, longest: int) -> np.ndarray:
 
     >>> _split(np.array([1, 5]), np.array([1, 2]), 2).tolist()  # 5 = 2 + 2 + 1
     [0, 3, 4]
-
-    Args:
-        sizes: int64, the different lengths, ascending.
-        counts: int64, how many examples have each.
-        longest: positions in the longest piece.
     """
     found = np.zeros(min(int(sizes[-1]), longest) + 1, np.int64)
     is_over = sizes > longest

@@ -27,13 +27,8 @@ class PairFit:
     packing gives the cost of each set. A row of packed pairs may be longer than the longest pair:
     its sides can then have the ratio of the group's totals, so that both can be full.
 
-    Args:
-        lengths: inputs and targets of each example, integers [n, 2].
-        multiple: bucket lengths are multiples of this.
-        most: the most positions in a row, of both sides together.
-        packing: "best_fit" or "none".
-        dense: whether attention computes scores between all positions of a row.
-        width: the width of the model.
+    Bucket lengths are multiples of `multiple`; a row has at most `most` positions on both sides
+    together. With `dense`, attention computes scores between all positions of a row.
     """
 
     def __init__(
@@ -81,12 +76,9 @@ class PairFit:
     def _best_buckets(
         self, examples: np.ndarray, total: np.ndarray, longest: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The best bucket for each of some groups, [..., 2], and the cost of its rows.
+        """The best bucket for each of some groups, [..., 2], and the cost of its rows, [...].
 
-        Args:
-            examples: pairs in each group, [...].
-            total: total positions of each group, [..., 2].
-            longest: the longest inputs and targets of each group, [..., 2].
+        A group has a number of examples, and total and longest inputs and targets, [..., 2].
         """
         if self._packing == "none":
             return longest, examples * self.price(longest)

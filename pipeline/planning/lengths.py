@@ -2,7 +2,7 @@
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, SupportsIndex, runtime_checkable
 
 import numpy as np
@@ -21,7 +21,12 @@ NO_EXAMPLES = np.zeros(0, np.int64)
 
 @runtime_checkable
 class HasLengths(Protocol):
-    """A corpus: anything with the lengths of its examples."""
+    """A corpus: anything with the lengths of its examples.
+
+    If it has `files` (int64, the examples in each of its files, which can be fetched one by one;
+    or None) and `cached_file(name, make)` (the content of a file beside the corpus; stores `make()`
+    if it is missing), plans use them too.
+    """
 
     @property
     def lengths(self) -> np.ndarray:
@@ -33,25 +38,6 @@ class HasArray(Protocol):
     """An array of any library, which NumPy can read."""
 
     def __array__(self) -> np.ndarray: ...
-
-
-@runtime_checkable
-class StoresFiles(Protocol):
-    """A corpus that stores the files of its plans."""
-
-    def cached_file(self, name: str, make: Callable[[], bytes]) -> bytes:
-        """The content of the file `name` beside the corpus; stores `make()` if it is missing."""
-        ...
-
-
-@runtime_checkable
-class HasFiles(Protocol):
-    """A corpus whose examples may lie in files, which can be fetched one by one."""
-
-    @property
-    def files(self) -> np.ndarray | None:
-        """The examples in each file, in order: int64 [files]; None if there are no files."""
-        ...
 
 
 @runtime_checkable
@@ -68,8 +54,7 @@ class HasCorpora(Protocol):
         ...
 
 
-# What a plan is made from: the lengths of examples, those of pairs, or a corpus; or several of
-# these by name.
+# Lengths of examples or of pairs, or a corpus; or several of these by name.
 OneLengths = HasLengths | HasArray | Sequence[SupportsIndex] | Sequence[Sequence[SupportsIndex]]
 AnyLengths = OneLengths | HasCorpora | Mapping[str, OneLengths]
 
@@ -88,6 +73,27 @@ def take_first(given: Any, examples: int) -> Any:
     return given if len(array) == examples else array[:examples]
 
 
+def as_corpora(given: Any) -> Mapping[str, Any]:
+    """The corpora of a plan with weights, by name."""
+    if isinstance(given, HasCorpora):
+        return given.corpora
+    if not isinstance(given, Mapping) or "" in given:
+        raise InvalidValue(
+            f"lengths is {given!r:.60}; with weights it must be several corpora by name: a dict, "
+            "or Corpora({'name': corpus})"
+        )
+    return given
+
+
+def select_corpora(given: Any, names: Iterable[str]) -> Any:
+    """The first of several corpora, up to the last of `names`, in the form of `given`."""
+    every = as_corpora(given)
+    found = {name: every[name] for name in names}
+    if isinstance(given, HasCorpora) and len(found) > 1:
+        return given.begin(sum(map(len, found.values())))
+    return found
+
+
 class Lengths:
     """The lengths of a corpus, without the examples that a plan leaves out.
 
@@ -95,26 +101,18 @@ class Lengths:
     >>> lengths.array.tolist(), lengths.num_left_out
     ([5, 0, 7], 1)
 
-    Args:
-        given: an integer array `[n]`, for pairs `[n, 2]`; or a corpus.
-        excluded: int64, the numbers of the examples to leave out, ascending.
-        files: the examples in each file that has them, int64 [files]; a corpus gives its own.
-
     Attributes:
-        given: the argument.
-        files: the argument; None if there are no files.
-        excluded: the argument.
+        given: an integer array `[n]`, for pairs `[n, 2]`; or a corpus.
+        excluded: int64, the numbers of the examples that are left out, ascending.
+        files: int64, the examples in each file; a corpus gives its own; None if there are none.
         array: the lengths; 0 for examples that are left out.
-
-    Raises:
-        ValueError: `given` is not as above.
     """
 
     def __init__(
         self, given: Any, excluded: np.ndarray = NO_EXAMPLES, files: np.ndarray | None = None
     ):
         self.given, self.excluded = given, excluded
-        self.files = given.files if isinstance(given, HasFiles) else files
+        self.files = getattr(given, "files", files)
         self._all = as_lengths(given)
         self.array = self._all
         if len(excluded):
@@ -149,10 +147,8 @@ class Lengths:
 
     @property
     def store(self) -> Callable[[str, Callable[[], bytes]], bytes]:
-        """`StoresFiles.cached_file` of the corpus; for an array of lengths, nothing is stored."""
-        if isinstance(self.given, StoresFiles):
-            return self.given.cached_file
-        return lambda name, make: make()
+        """`cached_file` of the corpus; for an array of lengths, nothing is stored."""
+        return getattr(self.given, "cached_file", lambda name, make: make())
 
     def exclude(self, examples: np.ndarray) -> "Lengths":
         """The same lengths without some more examples: int64, ascending."""
@@ -160,11 +156,7 @@ class Lengths:
         return self if len(excluded) == len(self.excluded) else Lengths(self.given, excluded)
 
     def extend(self, given: Any) -> "Lengths":
-        """The lengths of `given`, which adds examples after these; the same ones are left out.
-
-        Raises:
-            ValueError: `given` does not begin with these lengths.
-        """
+        """The lengths of `given`, which adds examples after these; the same ones are left out."""
         more = Lengths(given, self.excluded)
         first = more._all[: len(self)]
         if first.shape != self._all.shape or digest(first) != self._digest:
@@ -185,14 +177,8 @@ def select(exclude: Exclude, given: Any, count: int) -> np.ndarray:
     >>> select(lambda lengths: lengths > 6, np.arange(9), 9).tolist()
     [7, 8]
 
-    Args:
-        exclude: numbers of examples; or a function of `given` that returns such numbers, or a
-            bool for each example.
-        given: the lengths or the corpus.
-        count: the number of examples.
-
-    Raises:
-        ValueError: `exclude` is none of these, or a number is out of range.
+    `exclude` has numbers of examples, or is a function of `given` that returns such numbers, or a
+    bool for each of `count` examples.
     """
     chosen = exclude(given) if callable(exclude) else exclude
     try:
@@ -215,14 +201,7 @@ def select(exclude: Exclude, given: Any, count: int) -> np.ndarray:
 
 
 def as_lengths(lengths: Any) -> np.ndarray:
-    """`lengths` as an array of non-negative integers, copied only if necessary.
-
-    Args:
-        lengths: an integer array `[n]`, for pairs `[n, 2]`; or a corpus.
-
-    Raises:
-        ValueError: the shape or the dtype is not as above, or a length is negative or too large.
-    """
+    """The lengths as an array of non-negative integers, `[n]` or for pairs `[n, 2]`."""
     if isinstance(lengths, Lengths):
         return lengths.array
     try:

@@ -11,7 +11,6 @@ from typing import Any, Literal, TypedDict, Unpack, get_args
 import numpy as np
 
 from pipeline.errors import InvalidValue, require_one_of, require_whole, suggest_option
-from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.cascade import PACKINGS, Packing
 from pipeline.planning.pieces import OVERFLOWS, Overflow
@@ -59,16 +58,7 @@ class Changes(TypedDict, total=False):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of a plan: the keywords of `Plan` except `weights` and `exclude`.
-
-    >>> Options(buckets=[Bucket(2, 8)]).change(seed=-1)
-    Traceback (most recent call last):
-        ...
-    pipeline.errors.InvalidValue: seed is -1; it must be a whole number from 0 up
-
-    Raises:
-        ValueError: a value is not one that `Plan` takes.
-    """
+    """The options of a plan: the keywords of `Plan` except `weights` and `exclude`."""
 
     buckets: tuple[Bucket, ...]
     seed: int = 0
@@ -115,11 +105,7 @@ class Options:
         return len(self.buckets[-1].lengths) == 2
 
     def change(self, **changes: Unpack[Changes]) -> "Options":
-        """The options with other values.
-
-        Raises:
-            ValueError: an option does not exist or cannot change, or a value is wrong.
-        """
+        """The options with other values."""
         names = [field.name for field in dataclasses.fields(self) if field.name != "ending"]
         for name in changes:
             if name not in names:
@@ -163,14 +149,6 @@ def as_phases(weights: Weights, names: Sequence[str]) -> list[tuple[int, dict[st
 
     >>> as_phases({"code": 3, "prose": 1}, ["code", "prose"])
     [(0, {'code': Fraction(3, 4), 'prose': Fraction(1, 4)})]
-
-    Args:
-        weights: as for `Plan`.
-        names: the names of the corpora, in order.
-
-    Raises:
-        ValueError: the names differ from `names`, or join in another order; a weight is negative or
-            not finite, or all are 0; or the first steps do not ascend from 0.
     """
     given: Any = [(0, weights)] if isinstance(weights, Mapping) else weights
     if not isinstance(given, Sequence) or not all(map(_is_phase, given)):
@@ -226,9 +204,7 @@ def _as_fraction(weight: Any) -> Fraction:
         return Fraction(-1)
 
 
-def typical_lengths(
-    corpora: Mapping[str, lengths_lib.Lengths], weights: Weights, by: By
-) -> np.ndarray:
+def typical_lengths(corpora: Mapping[str, np.ndarray], weights: Weights, by: By) -> np.ndarray:
     """About a million lengths in the proportions in which batches of several corpora have them.
 
     Each corpus has its share over the phases, of examples spread evenly over it (perhaps several
@@ -236,14 +212,13 @@ def typical_lengths(
     """
     phases = as_phases(weights, tuple(corpora))
     counts = {}  # the examples of each corpus, in any unit
-    arrays = {name: lengths.array for name, lengths in corpora.items()}
-    for name, lengths in arrays.items():
+    for name, lengths in corpora.items():
         mean = lengths.sum(dtype=np.int64) / max(len(lengths), 1) if by == "tokens" else 1
         shares = sum(each.get(name, Fraction(0)) for _, each in phases)
         counts[name] = float(shares) / max(mean, 1e-9)
     parts = []
     for name, count in counts.items():
-        lengths = arrays[name]
+        lengths = corpora[name]
         number = round(SAMPLE * count / sum(counts.values()))
         parts.append(lengths[np.arange(number) * len(lengths) // max(number, 1)])
         if count:

@@ -1,4 +1,4 @@
-"""Orders: seeded shuffles, even spacing and quotas.
+"""Orders: seeded shuffles, the deal of rows to batches, even spacing and quotas.
 
 Random bits are the raw output of Philox, a counter-based generator (Salmon et al., 2011), whose
 stream NumPy never changes. Orders come from sorting distinct keys, so that every sorting algorithm
@@ -8,11 +8,17 @@ gives the same result. Every order is therefore the same on every machine and Nu
 import enum
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
+
+# The most rows of a batch that make up for its other rows; more of them change little.
+EVENING = 4
+# Rows that are alike together where a plan takes any number of rows. A batch that begins or ends
+# within such a group differs from its neighbour: with longer groups, by more.
+GROUP = 4
 
 
 class Purpose(enum.IntEnum):
@@ -41,14 +47,10 @@ def random_bits(
 def sort_by_group(groups: np.ndarray, bits: np.ndarray | None) -> np.ndarray:
     """The indices that sort `groups`, in random order within each group: int64 [n].
 
-    Without `bits`, indices ascend within a group.
+    `bits` are random uint64 [n]; without them, indices ascend within a group.
 
     >>> sort_by_group(np.array([2, 1, 2, 1]), None).tolist()
     [1, 3, 0, 2]
-
-    Args:
-        groups: the group of each element, non-negative integers [n].
-        bits: random uint64 [n], or None.
     """
     count = len(groups)
     index_bits = max(1, (count - 1).bit_length())
@@ -72,12 +74,7 @@ def permutation(bits: np.ndarray) -> np.ndarray:
 
 
 def shuffle(numbers: np.ndarray, bits: np.ndarray) -> np.ndarray:
-    """Distinct numbers in random order along the last axis.
-
-    Args:
-        numbers: non-negative int64 [..., n].
-        bits: random uint64 [..., n].
-    """
+    """Distinct non-negative numbers in random order along the last axis; `bits` as many uint64."""
     number_bits = int(numbers.max(initial=0)).bit_length()
     keys = bits >> np.uint64(number_bits)
     keys <<= np.uint64(number_bits)
@@ -87,18 +84,65 @@ def shuffle(numbers: np.ndarray, bits: np.ndarray) -> np.ndarray:
     return keys.view(np.int64)
 
 
+def deal(
+    segments: np.ndarray, rows_per_batch: int | None, draw: Callable[[Purpose, int], np.ndarray]
+) -> np.ndarray:
+    """An order of rows whose batches have about the same number of segments: int64 [rows].
+
+    Best fit puts segments of one length together: some rows have very many short segments, and
+    others have a few long ones. In batches of random rows, the mean length of a segment then varies
+    more than in batches of random segments.
+
+    Rows are divided into as many strata as a batch has rows, by their number of segments, and each
+    batch gets one row of each stratum. The three quarters with the fewest segments are one stratum:
+    these rows differ less in segments than in the cost of attention, and if each batch had one of
+    the costliest, all would take as long. Rows of a stratum are dealt at random, except in the last
+    ones: there the batch with the fewest segments so far gets the row with the most.
+
+    `segments` has the number of segments of each row, ascending. Without `rows_per_batch`, a plan
+    takes any number of rows at a time: each `GROUP` rows are then a batch, in random order.
+    `draw(purpose, n)` returns n random uint64.
+    """
+    if rows_per_batch is None:
+        order = deal(segments, GROUP, draw)
+        whole = len(order) // GROUP * GROUP
+        bits = draw(Purpose.GROUPS, whole).reshape(-1, GROUP)
+        order[:whole] = shuffle(order[:whole].reshape(-1, GROUP), bits).ravel()
+        return order
+    rows = len(segments)
+    full = rows // rows_per_batch  # batches
+    evening = min(EVENING, rows_per_batch // 4)  # rows of each batch
+    bits = draw(Purpose.ROWS, rows + evening * full + 1)
+    if not full or rows_per_batch == 1 or segments[0] == segments[-1]:
+        return permutation(bits[:rows])
+    # Each stratum has a row for each full batch, and some have one more for the last batch: the row
+    # with number `spare` in it.
+    high, low = divmod(int(bits[-1]), 1 << 32)
+    edges = (np.arange(rows_per_batch + 1) * rows + high % rows_per_batch) // rows_per_batch
+    more, spare = np.diff(edges) - full, low % (full + 1)
+    numbers = np.arange(full)
+    numbers = np.stack([numbers, numbers + (numbers >= spare)])[more]
+    numbers += edges[:-1, None]
+    random = bits[: full * rows_per_batch].reshape(rows_per_batch, full)
+    most = 3 * rows_per_batch // 4
+    pool = shuffle(numbers[:most].ravel(), random[:most].ravel()).reshape(most, full)
+    dealt = np.concatenate([pool, shuffle(numbers[most:], random[most:])])
+    total = segments[dealt[: rows_per_batch - evening]].sum(axis=0)
+    last = dealt[rows_per_batch - evening :]
+    for row, tie in zip(last[::-1], bits[rows:-1].reshape(-1, full), strict=True):
+        row[sort_by_group(total, tie)] = np.sort(row)[::-1]
+        total += segments[row]
+    return np.concatenate([dealt.T.ravel(), edges[:-1][more > 0] + spare])
+
+
 def interleave(numbers: np.ndarray, offsets: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """An order of elements of several kinds in which each kind is evenly spaced.
 
+    Element `k` of `n` of a kind is at `(k + offset / 2**24) / n`. Returns the kind of each element,
+    and its number within the kind.
+
     >>> [part.tolist() for part in interleave(np.array([2, 1]), [1 << 23, 1 << 23])]
     [[0, 1, 0], [0, 0, 1]]
-
-    Args:
-        numbers: the number of elements of each kind.
-        offsets: 0 to 2**24 for each kind. Element `k` of `n` is at `(k + offset / 2**24) / n`.
-
-    Returns:
-        The kind of each element, and its number within the kind: two int64 [sum(numbers)].
     """
     counts = numbers.tolist()
     kind = np.repeat(np.arange(len(counts)), numbers)
@@ -117,14 +161,11 @@ class Quota:
     Among the first `n` places, each taker has its share of `n`, rounded. Takers are the leaves of a
     Huffman tree (Huffman, 1952), and each node divides its places in two by rounding. The count of
     places before any place is one walk down the tree. It uses integers only, so it is exact for all
-    shares and places.
+    shares and places. Shares may be in any unit.
 
     >>> quota = Quota([3, 1])
     >>> [quota.before(place) for place in range(1, 5)]
     [[1, 0], [2, 0], [2, 1], [3, 1]]
-
-    Args:
-        shares: the share of each taker, in any unit, at least 0; one of them above 0.
     """
 
     def __init__(self, shares: Sequence[int | Fraction]):

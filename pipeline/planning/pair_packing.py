@@ -95,7 +95,6 @@ class _RowFiller:
         self._group(order)
 
     def _group(self, order: np.ndarray) -> None:
-        """Cuts `order`, sizes in descending order, into groups."""
         groups = min(len(order), CANDIDATES)
         edges = np.arange(groups + 1) * len(order) // max(groups, 1)
         self._order, self._begin, self._long = order, edges[:-1], np.diff(edges)
@@ -103,7 +102,6 @@ class _RowFiller:
         self._change_candidates()
 
     def _change_candidates(self) -> None:
-        """Chooses another candidate from each group."""
         place = self._long * (self._changes * GOLDEN % PARTS) // PARTS
         for _ in range(PROBES):
             self._number = self._order[self._begin + place]

@@ -24,15 +24,9 @@ MANY, RARE = 8, 32
 
 
 class Partition:
-    """The ranks of all pieces in a shuffled order of blocks.
+    """The ranks of all pieces in an order of blocks, which the seed shuffles if there is one.
 
-    Args:
-        pieces: the pieces.
-        window: the most pieces in a window.
-        seed: the seed of the order; None for the order of the numbers.
-
-    Attributes:
-        counts: int64 [longest + 1], pieces of each size.
+    `window` is the most pieces in a window; `counts` has the pieces of each size.
     """
 
     def __init__(self, pieces: Pieces, window: int, seed: int | None):
@@ -67,7 +61,6 @@ class Partition:
         return self._pieces.blocks(self._units[unit], 1 << self._shift).ravel()
 
     def _pieces_at(self, unit: int, places: np.ndarray) -> np.ndarray:
-        """The numbers of the pieces at some places of a unit."""
         begin = (self._units[unit] << self._shift).astype(self._number)
         return begin[places >> self._shift] + (places & ((1 << self._shift) - 1)).astype(
             self._number
@@ -110,12 +103,7 @@ class Partition:
     # ---- windows
 
     def members(self, first: np.ndarray, share: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The pieces of ranks `first` to `first + share` of each size, and their sizes.
-
-        Args:
-            first: int64 [longest + 1].
-            share: int64 [longest + 1]; 0 for size 0.
-        """
+        """The pieces of ranks `first` to `first + share` of each size, and their sizes."""
         rare = np.flatnonzero(self._rare)
         listed = self._list[_ranges(self._start[rare] + first[rare], share[rare])]
         found = [(listed, np.repeat(rare.astype(np.uint32), share[rare]))]

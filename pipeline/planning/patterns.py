@@ -17,19 +17,15 @@ from pipeline.planning.bucket import Bucket
 class Pattern(NamedTuple):
     """The content of a row, and the number of rows that have this content.
 
-    Attributes:
-        pieces: each size in the row with its number of occurrences: ((100, 2), (28, 1)) is a row
-            with two segments of 100 positions and one of 28. For pairs, a size is a line number in
-            a table of sizes.
-        rows: how many rows have this content.
-        fill: real positions in one such row; for pairs, inputs plus targets.
-        segments: segments in one such row.
+    `pieces` has each size in the row with its number of occurrences: ((100, 2), (28, 1)) is a row
+    with two segments of 100 positions and one of 28. For pairs, a size is a line number in a table
+    of sizes.
     """
 
     pieces: tuple[tuple[int, int], ...]
     rows: int
-    fill: int
-    segments: int
+    fill: int  # real positions in one such row; for pairs, inputs plus targets
+    segments: int  # in one such row
 
     @classmethod
     def of_lengths(cls, pieces: Iterable[tuple[int, int]], rows: int) -> "Pattern":
@@ -40,17 +36,11 @@ class Pattern(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Packed:
-    """A histogram packed into rows of several buckets.
-
-    Attributes:
-        buckets: the shapes, ascending by length.
-        patterns: the patterns of each bucket.
-        counts: int64 [sizes], the segments of each size that have a place in a row.
-    """
+    """A histogram packed into rows of several buckets."""
 
     buckets: tuple[Bucket, ...]
-    patterns: tuple[tuple[Pattern, ...], ...]
-    counts: np.ndarray
+    patterns: tuple[tuple[Pattern, ...], ...]  # of each bucket
+    counts: np.ndarray  # int64 [sizes], the segments of each size that have a place in a row
 
     def rows(self, index: int) -> int:
         """Rows of bucket number `index`, without empty rows."""
@@ -98,8 +88,8 @@ def best_fit(
     Args:
         counts: int64 [n], the segments of each size; changed in place.
         room: positions in a row; for pairs, of inputs and of targets.
-        sizes: int64 [n, 1], the positions of each size (its own number), ascending; for pairs
-            [n, 2], ascending by the share of a row.
+        sizes: the positions of each size (its own number); for pairs int64 [n, 2], ascending by the
+            share of a row.
         opens: bool [n], the sizes that may open a row; the others only fill rows already open.
         max_segments: the most segments in one row; None for no limit.
     """
@@ -183,11 +173,8 @@ def _fill_with_one(
     """The beginning of `best_fit` in rows of `length` positions, for many sizes at once.
 
     A segment of over half a row opens one. While there are enough segments that fit exactly, each
-    such row takes one of these, and no row is open when the next smaller size is due.
-
-    Returns:
-        The patterns, and the number of open rows by their free room: int64 [n]. Sizes from `n` on
-        are done.
+    such row takes one of these, and no row is open when the next smaller size is due. Returns the
+    patterns, and the number of open rows by their free room: int64 [n]; sizes from `n` on are done.
     """
     half, most = length // 2, min(len(counts), length + 1)
     there, opened, may_open = np.zeros((3, length + 1), np.int64)

@@ -28,17 +28,9 @@ class Pieces:
         lost: positions of these examples that are in no piece.
         clip: `(limit, replacement)`: examples of a greater size than `limit` have pieces of size
             `replacement`. None: every size stays.
-        later: int64 [3, later pieces], the example, the first position and the size of each later
-            piece.
-        longest: the largest size, if it is known.
+        later: int64 [3, n], the example, the first position and the size of each later piece.
+        longest: the largest size; computed if it is not given.
         table: for pairs int64 [longest + 1, 2], inputs and targets of each size.
-
-    Attributes:
-        overlong: the argument.
-        lost: the argument.
-        table: the argument.
-        longest: the largest size.
-        max_position: the largest position of any piece in its example.
     """
 
     def __init__(
@@ -77,10 +69,7 @@ class Pieces:
         return np.concatenate([clipped, self._later[2]]) if self._later.shape[1] else clipped
 
     def blocks(self, numbers: np.ndarray, size: int) -> np.ndarray:
-        """The sizes of the pieces in some blocks: [len(numbers), size], 0 after the last piece.
-
-        Block `b` has the pieces from number `b · size` on.
-        """
+        """The sizes of the pieces from `b · size` on, for each block `b`: [len(numbers), size]."""
         whole = len(self._stored) // size
         stored = self._stored[: whole * size].reshape(whole, size)
         inside = numbers < whole
@@ -93,20 +82,15 @@ class Pieces:
         found[~inside] = rest[numbers[~inside] - whole]
         return found
 
-    def of_examples(self, begin: int, end: int) -> np.ndarray:
-        """The pieces of the examples `begin` to `end`."""
-        first, last = self._later[0].searchsorted((begin, end))
-        later = np.arange(len(self._stored) + first, len(self._stored) + last)
-        numbers = np.arange(begin, end)
-        return np.concatenate([numbers, later]) if len(later) else numbers
-
-    def sizes_of_examples(self, begin: int, end: int) -> np.ndarray:
-        """The size of each piece of the examples `begin` to `end`, as `of_examples` has them."""
-        sizes = self._clipped(self._stored[begin:end])
-        if not self._later.shape[1]:
-            return sizes
-        first, last = self._later[0].searchsorted((begin, end))
-        return np.concatenate([sizes, self._later[2, first:last]])
+    def of_examples(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+        """The pieces of the examples `begin` to `end`, and the size of each."""
+        numbers, sizes = np.arange(begin, end), self._clipped(self._stored[begin:end])
+        first, last = self._later[0].searchsorted((begin, end)).tolist()
+        if first < last:
+            later = np.arange(first, last) + len(self._stored)
+            numbers = np.concatenate([numbers, later])
+            sizes = np.concatenate([sizes, self._later[2, first:last]])
+        return numbers, sizes
 
     def locate(self, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray | int]:
         """The example and the first position of each of `pieces`."""
@@ -146,15 +130,8 @@ def cut(lengths: np.ndarray, room: tuple[int, ...], overflow: Overflow | None) -
     >>> [part.tolist() for part in pieces.locate(np.arange(4))]
     [[0, 1, 1, 1], [0, 0, 4, 8]]
 
-    Args:
-        lengths: positions of each example, integers `[n]`, for pairs `[n, 2]`.
-        room: positions in a row of the longest bucket; for pairs, of inputs and of targets.
-        overflow: the rule for overlong examples. "split" makes several pieces and loses nothing
-            (not for pairs), "truncate" keeps the first positions, "drop" loses the example, "error"
-            raises an error.
-
-    Raises:
-        ValueError: `overflow` is "error" and an example is overlong.
+    "split" makes several pieces and loses nothing (not for pairs), "truncate" keeps the first
+    positions, "drop" loses the example, "error" raises an error.
     """
     if lengths.ndim == 2:
         return _cut_pairs(lengths, room, overflow)
@@ -183,7 +160,7 @@ def cut(lengths: np.ndarray, room: tuple[int, ...], overflow: Overflow | None) -
 
 
 def _cut_pairs(lengths: np.ndarray, room: tuple[int, ...], overflow: Overflow | None) -> Pieces:
-    """The pieces of pairs, one for each pair; arguments as for `cut`.
+    """The pieces of pairs, one for each pair.
 
     Sizes ascend by the share of a row of the longest bucket. Size 0 is for pairs with nothing to
     train on: pairs without targets, and pairs that are dropped.
@@ -226,15 +203,12 @@ def _overlong_error(lengths: np.ndarray, overlong: np.ndarray, room: tuple[int, 
 def merge_spans(spans: np.ndarray) -> np.ndarray:
     """Spans sorted by epoch, example and start, with adjacent ones joined.
 
-    A span is a range of consecutive positions in an example. A remainder is planned from spans;
-    joined spans let longer buckets hold a whole example that shorter buckets had split.
+    A span is a range of consecutive positions in an example: epoch, example, first position, number
+    of positions; for pairs, of inputs and of targets. A remainder is planned from spans; joined
+    spans let longer buckets hold a whole example that shorter buckets had split.
 
     >>> merge_spans(np.array([[0, 7, 8, 2], [0, 3, 0, 5], [0, 7, 4, 4]])).tolist()
     [[0, 3, 0, 5], [0, 7, 4, 6]]
-
-    Args:
-        spans: int64 [n, 4], columns epoch, example, first position, number of positions; for pairs
-            [n, 5], with the positions of inputs and of targets.
     """
     epoch, example = np.diff(spans[:, 0]), np.diff(spans[:, 1])
     if ((epoch > 0) | (example > 0)).all() and (epoch >= 0).all():
@@ -266,9 +240,7 @@ def as_spans(epochs: Any, examples: np.ndarray, starts: Any, sizes: np.ndarray) 
 def file_runs(spans: np.ndarray, files: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
     """The file of each run of spans in one file, and the number of spans in the run.
 
-    Args:
-        spans: as for `merge_spans`.
-        files: int64, the examples of each file; None (no files) gives no runs, and None.
+    `files` has the examples of each file; without files there are no runs.
     """
     if files is None:
         return lengths_lib.NO_EXAMPLES, None

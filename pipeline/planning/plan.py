@@ -7,8 +7,7 @@ from pipeline.errors import InvalidValue, require_index, require_whole, suggest_
 from pipeline.planning import figures
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.cascade import Packing
-from pipeline.planning.corpora import as_corpora, select_corpora
-from pipeline.planning.lengths import AnyLengths, Exclude, take_first
+from pipeline.planning.lengths import AnyLengths, Exclude, as_corpora, select_corpora, take_first
 from pipeline.planning.options import WINDOW, By, Changes, Ending, Options, Weights, as_phases
 from pipeline.planning.pieces import Overflow
 from pipeline.planning.planned import PlannedBatch, assemble
@@ -75,22 +74,6 @@ class Plan(Stages):
             and dealt to these steps again, in each bucket, so that the rows of a batch cost about
             the same; default 1. The steps together have the same rows for every number.
         exclude: examples to leave out, as for `after`. Default: none.
-
-    Attributes:
-        stages: how batches are made, from which step on; one stage more for each change.
-        options: the options of the last stage.
-        fingerprint: a string with everything that the batches depend on.
-        changes: the options and all changes as JSON, for `replay`.
-        entries: the entries of a data state, one for each stage.
-        counts: the number of examples in each stage.
-        num_examples: the number of examples in the last stage.
-        names: the names of the corpora, `("",)` for one corpus.
-        buckets: the batch shapes of all steps.
-        batches_per_bucket: batches of each bucket in an epoch.
-        num_tokens: real positions in an epoch.
-        padding: the share of padding in an epoch, from 0 to 1.
-        max_position: the largest position in any batch, from 0.
-        finite: whether the plan has a last step.
 
     Raises:
         ValueError: an argument is not as above, or no example has a position to train on.

@@ -63,10 +63,7 @@ class PlannedBatch:
 def assemble(bucket: Bucket, parts: Sequence[tuple[str, Rows]], epoch: int) -> PlannedBatch:
     """The batch of some rows, in an order in which hosts have about the same work.
 
-    Args:
-        bucket: the shape of the batch, which has at least as many rows.
-        parts: rows of sources, each with the name of its source; "" for the only source.
-        epoch: the epoch of the batch.
+    `parts` are rows of sources, each with the name of its source; "" for the only source.
     """
     if len(parts) == 1 and not parts[0][0]:  # the usual case, without sorting
         ((_, rows),) = parts

@@ -11,13 +11,8 @@ import numpy as np
 from pipeline.errors import InvalidValue
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.cascade import pack, row_cost
-from pipeline.planning.columns import Columns
+from pipeline.planning.columns import Columns, round_rows
 from pipeline.planning.patterns import Packed, Pattern
-from pipeline.planning.rounding import round_rows
-
-# Stores a file: `store(name, make)` returns the content of the file `name`. If the file is missing,
-# it stores what `make()` returns.
-Store = Callable[[str, Callable[[], bytes]], bytes]
 
 # The version of the search and of its file. A plan does not use the file of another version.
 VERSION = 1
@@ -28,19 +23,11 @@ SIZES = 2048
 
 
 class Solution:
-    """The patterns of each histogram of a plan, and a bound on the share of positions in use.
+    """The patterns of each histogram of a plan, and a proven bound on the positions in use.
 
     The file is JSON: `{"name": …, "bound": 0.9988, "patterns": {DIGEST: [[[3, [[120, 4], [32,
     1]]]]]}}`. For the digest of each histogram, each bucket has a list of patterns: the number of
     rows, and each length in the row with its number of occurrences.
-
-    Attributes:
-        digest: a short hash of the content.
-        bound: proven upper bound on the share of positions that any packing of these lengths into
-            these buckets can use.
-
-    Raises:
-        ValueError: the content is not as above.
     """
 
     def __init__(self, content: bytes, name: str):
@@ -57,11 +44,7 @@ class Solution:
             ) from error
 
     def pack(self, counts: np.ndarray, buckets: Sequence[Bucket], **options: Any) -> Packed:
-        """`pipeline.planning.cascade.pack` with the patterns stored for this histogram.
-
-        Raises:
-            ValueError: the file has no patterns for this histogram and these buckets.
-        """
+        """`pipeline.planning.cascade.pack` with the patterns stored for this histogram."""
         stored = self._patterns.get(_digest(counts))
         if stored is None or len(stored) != len(buckets):
             raise InvalidValue(
@@ -75,16 +58,12 @@ class Solution:
 
 
 class Search:
-    """Searches the patterns of a plan's histograms by column generation.
-
-    Attributes:
-        counts: the histogram of all segments of the plan, to which the bound applies.
-    """
+    """Searches the patterns of a plan's histograms by column generation."""
 
     def __init__(self) -> None:
         self._patterns: dict[str, list] = {}
         self._positions: Columns | None = None
-        self.counts: np.ndarray | None = None
+        self.counts: np.ndarray | None = None  # of all segments, to which the bound applies
 
     def pack(
         self,
@@ -137,11 +116,10 @@ def _cost(packed: Packed) -> float:
     )
 
 
-def load_solution(store: Store, inputs: Any, search: Callable[[], Search]) -> Solution:
-    """The stored solution for some inputs, whose text names its file.
-
-    If there is none, the search runs and its result is stored.
-    """
+def load_solution(
+    store: Callable[[str, Callable[[], bytes]], bytes], inputs: Any, search: Callable[[], Search]
+) -> Solution:
+    """The stored solution for some inputs, whose text names its file; searched if it is missing."""
     name = f"packing-{hashlib.sha256(f'{VERSION};{inputs}'.encode()).hexdigest()[:16]}.json"
     return Solution(store(name, lambda: search().content(name)), name)
 

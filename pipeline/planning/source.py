@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,6 @@ from pipeline.planning.bucket import Bucket
 from pipeline.planning.cascade import pack
 from pipeline.planning.lengths import NO_EXAMPLES, Lengths, digest
 from pipeline.planning.options import VERSION, Options
-from pipeline.planning.packer import Packer
 from pipeline.planning.patterns import Packed
 from pipeline.planning.pieces import (
     Pieces,
@@ -30,31 +29,23 @@ from pipeline.planning.windows import Windows
 class Source:
     """The rows of one corpus, epoch after epoch, by random access.
 
-    A source may take over from another in mid-epoch. It begins with the remainder, planned anew.
+    A plan of several sources takes single rows (`by_row`). Otherwise it takes whole batches, and
+    rows that make no whole batch move to a longer bucket.
 
-    Args:
-        lengths: the lengths of the corpus.
-        options: the options; `window` is that of this source.
-        name: the name of the corpus; empty if it is the only one.
-        first: the number of its first example in the plan.
-        by_row: whether a plan takes single rows, to mix them with rows of other sources. Otherwise
-            it takes whole batches, and rows that make no whole batch move to a longer bucket.
-        previous: the source to take over from, of the same corpus, or of the start of it.
-        rows_before: int64 [buckets], the rows of each bucket that were taken from `previous`.
-        left: of these rows, the spans no batch has had, and the first epoch not begun; or None.
+    A source may take over in mid-epoch from another (`previous`), of the same corpus or of the
+    start of it. It begins with the remainder, planned anew. `rows_before` has the rows of each
+    bucket that were taken from `previous`; `left`, of these rows, the spans that no batch has had,
+    and the first epoch not begun.
 
     Attributes:
-        lengths, name, first: the arguments.
+        name: the name of the corpus; empty if it is the only one.
+        first: the number of its first example in the plan.
         whole: the windows of whole epochs.
         remainder: the windows of the remainder; None if there is none.
         remainder_files: int64, the file of the corpus for each file in which the remainder lies.
         epoch: the number of the first whole epoch.
         open_epochs: the epochs before it of which positions remained.
         solution: the patterns of whole epochs with packing="optimal"; else None.
-
-    Raises:
-        ValueError: no example has a position to train on, or one is too long for overflow="error".
-        ImportError: packing is "optimal", no patterns are stored, and scipy is missing.
     """
 
     def __init__(
@@ -100,13 +91,7 @@ class Source:
     def _make_windows(
         self, pieces: Pieces, lengths: Lengths, buckets: tuple[Bucket, ...]
     ) -> tuple[Windows, Solution | None]:
-        """The windows of some pieces, and the solution if packing is "optimal".
-
-        Args:
-            pieces: the pieces.
-            lengths: the lengths that the pieces are cut from.
-            buckets: the buckets that may have rows; the windows have all buckets of the source.
-        """
+        """The windows of pieces of `lengths` with rows in `buckets`; the solution if "optimal"."""
         options = self.options
         fixed: dict[str, Any] = {"max_segments": options.max_segments}
         if pieces.table is not None:
@@ -115,7 +100,7 @@ class Source:
         def make(search: Callable[..., Packed], files: np.ndarray | None = None) -> Windows:
             return Windows(
                 pieces,
-                Packer(search, self._buckets, buckets, fixed),
+                functools.partial(_pack_used, search, self._buckets, buckets, fixed),
                 [bucket.rows for bucket in self._buckets],
                 seed=options.seed,
                 shuffle=options.shuffle,
@@ -235,12 +220,23 @@ class Source:
             at += len(numbers)
         return found
 
-    def remaining_spans(self, rows_before: np.ndarray, left: Any) -> tuple[np.ndarray, int]:
-        """The positions that remain of open epochs; arguments as for a source that takes over.
+    def files_ahead(self, rows_before: np.ndarray) -> list[np.ndarray]:
+        """The files of each window after some rows, and of those of the next epoch."""
+        assert self.lengths.files is not None, "only a corpus of files is asked"
+        every, found = np.arange(len(self.lengths.files)), []
+        rest, in_epoch = rows_before - self.remainder_rows, self.whole.rows
+        if self.remainder is not None and (rest < 0).any():
+            for runs in self.remainder.files_from(self.epoch - 1, rows_before):
+                found.append(every if runs is None else np.unique(self.remainder_files[runs]))
+            rest = 0 * rest
+        epochs = int((rest[in_epoch > 0] // in_epoch[in_epoch > 0]).min())
+        for more, before in ((0, rest - epochs * in_epoch), (1, 0 * rest)):
+            for files in self.whole.files_from(self.epoch + epochs + more, before):
+                found.append(every if files is None else files)
+        return found
 
-        Returns:
-            The spans, as for `merge_spans`; and the first epoch of which no row was taken.
-        """
+    def remaining_spans(self, rows_before: np.ndarray, left: Any) -> tuple[np.ndarray, int]:
+        """The spans that remain of open epochs, and the first epoch of which no row was taken."""
         rows = rows_before - self.remainder_rows
         in_epoch = self.whole.rows
         after_remainder = np.maximum(rows, 0)[in_epoch > 0]
@@ -296,3 +292,24 @@ class Source:
             return min(self.open_epochs)
         used = self.whole.rows > 0
         return self.epoch + int((rows[used] // self.whole.rows[used]).min())
+
+
+def _pack_used(
+    search: Callable[..., Packed],
+    buckets: tuple[Bucket, ...],
+    used: tuple[Bucket, ...],
+    options: Mapping[str, Any],
+    counts: np.ndarray,
+    *,
+    whole: bool = False,
+    surplus: Sequence[int] | None = None,
+) -> Packed:
+    """Packs a histogram by `search`, as `cascade.pack`, into those of `buckets` that are `used`."""
+    if surplus is not None:
+        given = dict(zip(buckets, surplus, strict=True))
+        options = {**options, "surplus": [given[bucket] for bucket in used]}
+    packed = search(counts, buckets=used, whole=whole, **options)
+    if len(used) == len(buckets):
+        return packed
+    patterns = dict(zip(used, packed.patterns, strict=True))
+    return Packed(buckets, tuple(patterns.get(each, ()) for each in buckets), packed.counts)

@@ -10,46 +10,39 @@ from typing import Any, Unpack
 import numpy as np
 
 from pipeline.errors import InvalidValue
-from pipeline.planning.corpora import as_corpora, select_corpora
-from pipeline.planning.lengths import Exclude, Lengths, select, take_first
+from pipeline.planning.lengths import (
+    Exclude,
+    Lengths,
+    as_corpora,
+    select,
+    select_corpora,
+    take_first,
+)
 from pipeline.planning.options import MIXTURE_VERSION, VERSION, Changes, Options, as_phases
-from pipeline.planning.quotas import QuotaTimetable
 from pipeline.planning.source import Source
 from pipeline.planning.tiers import Tiers
-from pipeline.planning.timetable import EpochTimetable, Timetable
+from pipeline.planning.timetable import EpochTimetable, QuotaTimetable, Timetable
 
 # The data state names up to this many examples that are left out; of more it has a digest.
 MAX_NAMED = 32
 
-# The options in the first stage's `changes`, for one corpus and for several.
-OPTIONS = ("buckets", "seed", "shuffle", "packing", "overflow", "window", "max_segments", "tiers")
-MIXTURE_OPTIONS = (*OPTIONS, "by", "ending")
+# In the first stage's `changes`; one corpus has neither `by` nor `ending`, the last two.
+OPTIONS = [field.name for field in dataclasses.fields(Options)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stage:
-    """From a step on: options, sources and a timetable.
-
-    Attributes:
-        start: the first step.
-        options: the options of all sources.
-        sources: the source of each corpus, in order.
-        timetable: the rows that each step takes from the sources.
-        weights: with several corpora, the share of each by name; None with one corpus.
-        given: the lengths or corpora of the plan, with corpora that have joined.
-        num_sharing: the number of corpora that share `options.window`: that of the first stage.
-        changes: what is new in this stage, as keywords of `Plan.after` in JSON, with `examples`
-            (the number of examples from here on) instead of `lengths`. In the first stage, all
-            options.
-    """
+    """From a step on: options, sources and a timetable."""
 
     start: int
     options: Options
-    sources: tuple[Source, ...]
+    sources: tuple[Source, ...]  # of each corpus, in order
     timetable: Timetable
-    weights: Mapping[str, Fraction] | None
-    given: Any
-    num_sharing: int
+    weights: Mapping[str, Fraction] | None  # the share of each of several corpora
+    given: Any  # the lengths or corpora of the plan, with corpora that have joined
+    num_sharing: int  # the number of corpora that share `options.window`: that of the first stage
+    # What is new in this stage, as keywords of `Plan.after` in JSON, with `examples` (the number of
+    # examples from here on) instead of `lengths`. In the first stage, all options.
     changes: Mapping[str, Any]
 
     @property
@@ -105,20 +98,20 @@ class Stage:
         """The stage at step 0; with weights, of several corpora. Arguments as for `Plan`."""
         if weights is None:
             _check_one_corpus(options)
-            members, changes = {"": Lengths.of(lengths)}, options.as_json(OPTIONS)
+            members, changes = {"": Lengths.of(lengths)}, options.as_json(OPTIONS[:-2])
         else:
             given = as_corpora(lengths)
             members = {name: Lengths.of(given[name]) for name in weights}
-            changes = options.as_json(MIXTURE_OPTIONS) | _weights_as_json(weights)
+            changes = options.as_json(OPTIONS) | _weights_as_json(weights)
         count = sum(map(len, members.values()))
         excluded = select(exclude, take_first(lengths, count), count)
         changes |= {"exclude": excluded.tolist()} if len(excluded) else {}
         sources = _make_sources(members, options, excluded, len(members))
         timetable: Timetable
         if weights is None:
-            timetable = EpochTimetable(sources[0], [bucket.rows for bucket in options.buckets])
+            timetable = EpochTimetable(sources[0])
         else:
-            timetable = QuotaTimetable(sources, tuple(weights.values()), options)
+            timetable = QuotaTimetable(sources, weights, options)
         return cls(0, options, sources, timetable, weights, lengths, len(sources), changes)
 
     def change(
@@ -161,7 +154,7 @@ class Stage:
         sources = _make_sources(members, options, more, self.num_sharing, before, replan=replan)
         timetable: Timetable
         if shares is None:
-            timetable = EpochTimetable(sources[0], [bucket.rows for bucket in options.buckets])
+            timetable = EpochTimetable(sources[0])
         else:
             assert isinstance(self.timetable, QuotaTimetable), "several corpora have quotas"
             epoch = self.timetable.epoch_of(local)
@@ -170,7 +163,7 @@ class Stage:
             joined = len(sources) - len(self.sources)
             timetable = QuotaTimetable(
                 sources,
-                [shares[source.name] for source in sources],
+                shares,
                 options,
                 rows_before=None if replan else np.pad(rows_before, ((0, 0), (0, joined))),
                 epoch=epoch + (replan and not begins),
@@ -202,12 +195,9 @@ class Stage:
 def add_phases(
     stages: list[Stage], phases: Iterable[tuple[int, Mapping[str, Fraction]]], given: Any
 ) -> list[Stage]:
-    """Adds a stage for each phase of weights, up to the end of the plan.
+    """Adds to `stages` a stage for each phase of weights, up to the end of the plan.
 
-    Args:
-        stages: the stages before the phases; changed in place.
-        phases: the first step and the weights of each phase.
-        given: all corpora, with corpora that join at a phase.
+    `given` are all corpora, with those that join at a phase.
     """
     for start, shares in phases:
         last = stages[-1]
@@ -234,8 +224,7 @@ def _make_sources(
         options: the options of the sources.
         excluded: the examples to leave out in addition, numbered over all corpora.
         num_sharing: the number of corpora that share the window.
-        before: for each source to take over from: `previous`, `rows_before` and `left` of `Source`,
-            by name.
+        before: by name, `previous`, `rows_before` and `left` of `Source`, to take over from.
         replan: whether the sources of `before` are planned anew, or stay as they are.
     """
     own = dataclasses.replace(options, window=max(options.window // num_sharing, 1))

@@ -16,9 +16,8 @@ from pipeline.planning.stage import Stage
 class Stages:
     """The base class of `Plan`: everything that a plan's stages say without planning a batch.
 
-    Args:
-        stages: in order; the first begins at step 0.
-        first: the first step that the plan has.
+    Attributes:
+        stages: how batches are made, from which step on; one stage more for each change.
     """
 
     def __init__(self, stages: Iterable[Stage], first: int = 0):
@@ -26,11 +25,7 @@ class Stages:
         self._starts = [stage.start for stage in self.stages]
 
     def stage_at(self, step: int) -> Stage:
-        """The stage of a step.
-
-        Raises:
-            IndexError: `step` is before the first step or after the last one.
-        """
+        """The stage of a step; an error if the plan does not have it."""
         stage = self.stages[bisect_right(self._starts, step) - 1]
         if step < self._first:
             raise OutOfRange(
@@ -94,6 +89,23 @@ class Stages:
             parts += [f"change@{entry['from']}={names or 'nothing'}"]
             parts += [f"{name}@{entry['from']}={value}" for name, _, value in pairs]
         return ";".join(parts)
+
+    def files_ahead(self, step: int) -> dict[str, list[np.ndarray]]:
+        """The files that batches need from a step on, for each corpus that has files, by name.
+
+        Each array (int64) has the numbers of the files of one window. The list has the window of
+        the step, those after it, and all windows of the next epoch. A corpus that is planned as a
+        whole is one window. Later changes of the plan are not looked at.
+        """
+        stage = self.stage_at(step)
+        begin = stage.tiers.block(step).start
+        rows = stage.timetable.before(begin - stage.start)[1].T
+        sources = zip(stage.sources, rows, strict=True)
+        return {
+            source.name: source.files_ahead(before)
+            for source, before in sources
+            if source.lengths.files is not None
+        }
 
     # ---- epochs
 

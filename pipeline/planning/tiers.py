@@ -34,12 +34,6 @@ class Tiers:
 
     Within a bucket, rows are sorted by the sum of the squared lengths of their segments. All other
     costs of a row depend on its static length only, so the order is that of the whole cost.
-
-    Args:
-        start: the first step of the stage, as a step of the plan.
-        sources: the sources.
-        timetable: the rows that each step takes from the sources.
-        options: the options of the stage.
     """
 
     def __init__(
@@ -78,14 +72,11 @@ class Tiers:
         return steps[step - block.start]
 
     def before(self, step: int) -> tuple[np.ndarray, list[tuple[np.ndarray, int]] | None]:
-        """The rows that come before a step, and the positions in them that no batch has had.
+        """The rows that come before a step, int64 [buckets, sources], and what of them is left.
 
-        In the middle of a block these are the rows of the whole block, and the positions in batches
-        of its other steps.
-
-        Returns:
-            The rows, int64 [buckets, sources]; and, unless the step begins a block, for each source
-            its positions, as for `merge_spans`, and the first epoch after those that have begun.
+        In the middle of a block these are the rows of the whole block. Left are, for each source,
+        the spans in batches of the block's other steps, and the first epoch after those that have
+        begun.
         """
         block = self.block(step)
         rows = self._timetable.before(block.start - self._start)[1]

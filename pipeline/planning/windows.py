@@ -15,10 +15,8 @@ import numpy as np
 
 from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.assignment import Assignment, AssignmentCache, Slots
-from pipeline.planning.deal import deal
-from pipeline.planning.division import divide
-from pipeline.planning.order import Purpose, permutation, random_bits, sort_by_group
-from pipeline.planning.packer import Pack
+from pipeline.planning.division import Pack, divide
+from pipeline.planning.order import Purpose, deal, permutation, random_bits, sort_by_group
 from pipeline.planning.patterns import Packed
 from pipeline.planning.pieces import Pieces
 
@@ -30,21 +28,13 @@ Value = TypeVar("Value")
 
 @dataclasses.dataclass(frozen=True)
 class WindowOrder:
-    """The order of the windows in an epoch.
-
-    Attributes:
-        epoch: the epoch.
-        windows: int64 [windows], the numbers of the windows, in order.
-        rows: int64 [buckets, windows + 1], the rows of each bucket before each window, and all.
-        batches: the same for batches. A batch belongs to the window that has its first row.
-        starts: int64 [buckets, windows + 1], the rows before the first batch of each window.
-    """
+    """The order of the windows in an epoch."""
 
     epoch: int
-    windows: np.ndarray
-    rows: np.ndarray
-    batches: np.ndarray
-    starts: np.ndarray
+    windows: np.ndarray  # int64 [windows], their numbers, in order
+    rows: np.ndarray  # int64 [buckets, windows + 1], rows before each window, and all
+    batches: np.ndarray  # the same; a batch belongs to the window that has its first row
+    starts: np.ndarray  # the same, rows before the first batch of each window
 
     @functools.cached_property
     def steps(self) -> np.ndarray:
@@ -53,27 +43,17 @@ class WindowOrder:
 
 
 class Windows:
-    """The rows of some pieces in every epoch, by random access.
+    """The rows of some pieces in every epoch, by random access; up to `window` pieces in a window.
 
-    Args:
-        pieces: the pieces.
-        pack: packs a histogram.
-        rows_per_batch: the rows in a batch of each bucket.
-        seed: the seed of every shuffle.
-        shuffle: False makes every epoch the same.
-        window: the most pieces in a window.
-        by_row: whether a plan takes single rows instead of batches, at the same pace in every
-            bucket. All windows then have about the same number of rows of each bucket, so that all
-            buckets are in the same window at a time.
-        files: the examples of each file that has them, int64; None if that is unknown.
+    With `by_row`, a plan takes single rows instead of batches, at the same pace in every bucket.
+    All windows then have about the same number of rows of each bucket, so that all buckets are in
+    the same window at a time.
 
     Attributes:
-        pieces: the argument.
         files: for each window, the numbers of its files; None if windows are not made of files.
         kinds: the kinds of windows, in order of the windows' numbers.
         counts: int64 [longest + 1], pieces of each size.
-        rows: int64 [buckets], rows of each bucket in an epoch.
-        batches: int64 [buckets], batches of each bucket in an epoch.
+        rows, batches: int64 [buckets], rows and batches of each bucket in an epoch.
         real: int64 [buckets], real positions in the rows of each bucket in an epoch.
         most_segments: the most segments in a row of each bucket; at least 1.
     """
@@ -91,7 +71,8 @@ class Windows:
         files: np.ndarray | None = None,
     ):
         self.pieces, self._pack, self._rows_per_batch = pieces, pack, np.array(rows_per_batch)
-        self._seed, self._shuffle, self._by_row = seed, shuffle, by_row
+        self._bits = functools.partial(random_bits, seed)
+        self._shuffle, self._by_row = shuffle, by_row
         self._packed: dict[Any, Packed] = {}
         self._slots: dict[int, Slots] = {}
         self._division = divide(
@@ -153,9 +134,7 @@ class Windows:
         if latest is None or latest.epoch != epoch:
             order = np.arange(len(self))
             if self._shuffle:
-                order = permutation(
-                    random_bits(self._seed, Purpose.WINDOWS, len(self), epoch=epoch)
-                )
+                order = permutation(self._bits(Purpose.WINDOWS, len(self), epoch=epoch))
             rows = np.pad(np.cumsum(self._rows[:, order], axis=1), ((0, 0), (1, 0)))
             rows_per_batch = self._rows_per_batch[:, None]
             if self.files is None:  # the last batch of a window may not be full
@@ -176,19 +155,14 @@ class Windows:
         window = int(self.order(epoch).windows[place])
         if not self._shuffle:
             return [1 << 23] * len(self.batches)
-        return [
-            int(self._random(Purpose.PHASE, 1, epoch, window, bucket)[0] >> np.uint64(40))
-            for bucket in range(len(self.batches))
-        ]
+        draw = functools.partial(self._bits, Purpose.PHASE, 1, epoch=epoch, window=window)
+        buckets = range(len(self.batches))
+        return [int(draw(bucket=bucket)[0] >> np.uint64(40)) for bucket in buckets]
 
     def take(
         self, epoch: int, bucket: int, first: int, count: int
     ) -> tuple[Assignment, np.ndarray]:
-        """Up to `count` rows of a bucket from row `first` of the epoch on, all of one window.
-
-        Returns:
-            The window, and the numbers of the rows in it.
-        """
+        """A window, and the numbers of up to `count` rows from row `first` of the epoch on."""
         order = self.order(epoch)
         edges = order.rows[bucket]
         place = int(edges.searchsorted(first, side="right")) - 1
@@ -222,6 +196,14 @@ class Windows:
                 found.append(assignment.pieces_from(bucket, first))
         return np.sort(np.concatenate(found).astype(np.int64))
 
+    def files_from(self, epoch: int, rows: np.ndarray) -> list[np.ndarray | None]:
+        """The files of each window of an epoch, from the first with later rows on; None for all."""
+        order = self.order(epoch)
+        place = int(np.count_nonzero((order.rows[:, 1:] <= rows[:, None]).all(axis=0)))
+        if self.files is None:
+            return [None] * (place < len(self))
+        return [self.files[window] for window in order.windows[place:].tolist()]
+
     def _members(self, window: int) -> tuple[np.ndarray | None, np.ndarray]:
         """The pieces of a window and their sizes; None for all pieces in order."""
         kind, share = self.kinds[self._kind[window]], self._slots_of(window).packed.counts
@@ -236,34 +218,23 @@ class Windows:
         members, sizes = self._members(window)
         bits = None
         if self._shuffle:
-            bits = self._random(Purpose.EXAMPLES, len(sizes), epoch, window)
+            bits = self._bits(Purpose.EXAMPLES, len(sizes), epoch=epoch, window=window)
         order = sort_by_group(sizes, bits)
         order = order[np.count_nonzero(sizes == 0) :]  # pieces of size 0 are in no batch
         pieces = order if members is None else members[order]
         rows = []
         for bucket in range(len(self.batches)):
             if self._shuffle:
-                draw = functools.partial(
-                    random_bits, self._seed, epoch=epoch, window=window, bucket=bucket
-                )
+                draw = functools.partial(self._bits, epoch=epoch, window=window, bucket=bucket)
                 rows_per_batch = None if self._by_row else slots.packed.buckets[bucket].rows
                 rows.append(deal(slots.segments(bucket), rows_per_batch, draw))
             else:
                 rows.append(sort_by_group(pieces[slots.first_piece(bucket)], None))
         return Assignment(slots, pieces, rows)
 
-    def _random(
-        self, purpose: Purpose, count: int, epoch: int, window: int, bucket: int = 0
-    ) -> np.ndarray:
-        return random_bits(self._seed, purpose, count, epoch=epoch, window=window, bucket=bucket)
-
 
 def _most_at_a_time(rows: np.ndarray) -> int:
-    """The most windows that have rows to take, if all buckets take theirs at the same pace.
-
-    Args:
-        rows: as in `WindowOrder`.
-    """
+    """The most windows that have rows to take, if all buckets take theirs at the same pace."""
     share = rows[rows[:, -1] > 0] / rows[rows[:, -1] > 0][:, -1:]
     begins, ends = share[:, :-1].min(axis=0), share[:, 1:].max(axis=0)
     begun = np.searchsorted(np.sort(begins), ends, side="left")
