@@ -176,7 +176,7 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
     with Run(config, workdir, change=change, profile=profile) as run:
         if run.finished:
             return
-        config, mesh = run.config, run.mesh  # now with the seed of the run's past
+        config, mesh = run.config, run.mesh  # with what the past of the run decides
         # Options that model or optimizer cannot have are refused before the slow preparation.
         make_model(config, EmptyCorpus())
         make_optimizer(config)
@@ -281,7 +281,7 @@ def parse(argv: list[str]) -> list[str]:
     """Parses the flags."""
     try:
         rest = flags.FLAGS(argv)
-        assert CONFIG.value.is_locked  # fails here if the file could not be read
+        _ = CONFIG.value.is_locked  # raises here if the file could not be read
         if len(rest) > 1:
             raise flags.Error(f"{rest[1]!r} is not a flag; write --NAME=VALUE, and lists in quotes")
     except Exception as error:  # of the flags, or of the file of the config

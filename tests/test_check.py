@@ -27,13 +27,18 @@ def test_check_finds_an_id_outside_the_vocabulary(copy):
     assert int(seen) in Corpus.open(copy)[int(example)][name]
 
 
-def test_check_finds_lengths_that_are_not_those_of_the_tokens(copy):
+@pytest.mark.parametrize("change", ["one more", "two exchanged"])
+def test_check_finds_lengths_that_are_not_those_of_the_tokens(copy, change):
     corpus, lengths = Corpus.open(copy), np.load(copy / "lengths.npy")
-    lengths[7] += 1
+    if change == "one more":
+        lengths[7] += 1
+    else:
+        other = int(np.flatnonzero(lengths != lengths[7])[0])
+        lengths[[7, other]] = lengths[[other, 7]]
     np.save(copy / "lengths.npy", lengths)
     stated = {"lengths_digest": lengths_lib.digest(lengths), "num_tokens": int(lengths.sum())}
     alter(corpus, lambda manifest: manifest.update(stated))
-    with pytest.raises(ValueError, match="example 7 has length"):
+    with pytest.raises(ValueError, match=r"the corpus is damaged at .*: its (num_tokens|lengths)"):
         check_corpus(Corpus.open(copy), lambda what: None)
 
 

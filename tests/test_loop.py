@@ -236,6 +236,17 @@ def test_a_finished_run_says_so_and_goes_on_when_it_is_given_more_steps(config, 
     assert [line["loss"] for line in steps(tmp_path)] == list(range(15))
 
 
+def test_a_field_that_is_not_given_again_is_that_of_the_run(config, tmp_path):
+    config.optimizer.decay_steps = 12
+    run(config, tmp_path / "whole")
+    config.steps = 6
+    run(config, tmp_path / "parts")
+    config.steps, config.optimizer.warmup_steps = 12, None
+    run(config, tmp_path / "parts")
+    rates = [[line["learning_rate"] for line in steps(tmp_path / n)] for n in ("whole", "parts")]
+    assert rates[0] == rates[1]
+
+
 def test_of_two_runs_in_one_directory_the_second_is_refused_and_the_first_is_right(
     config, tmp_path
 ):

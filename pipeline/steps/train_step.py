@@ -117,7 +117,8 @@ def make_train_step(
     Args:
         loss: from parameters and a batch to a sum and what it is divided by (Σ weights: of tokens,
             pairs or rollouts). With `most_segments` it must be linear in `loss_weights`.
-        optimizer: of optax; gets the gradients of the mean loss, and `value=`, that loss.
+        optimizer: of optax; gets the gradients of the mean loss, and `value=`, the mean
+            loss of the last batch.
         accumulated: steps whose gradients make one update.
         learning_rate: of the optimizer, a function of the number of updates, for the values.
         loss_scale: float16 only: by what losses are multiplied at first, so that small gradients do

@@ -29,7 +29,7 @@ from pipeline.steps import Compiled, CompileGuard, hosts, keep_programs, make_me
 from pipeline.trainer.corpora import prepare_corpora
 from pipeline.trainer.evaluation import sum_over_batches, unigram_entropy
 from pipeline.trainer.profile import Profile
-from pipeline.trainer.run_config import check_config, flatten, require_same
+from pipeline.trainer.run_config import check_config, fill_in, flatten, require_same
 from pipeline.trainer.schedule import Schedule
 
 logger = logging.getLogger(__name__)
@@ -112,13 +112,16 @@ class Run:
 
     def _resume(self, given: dict[str, Any]) -> None:
         """Takes over the past of the run, which stands; its future may change."""
-        if given["batches"].get("tiers") is None:  # steps of one update get rows that cost alike
-            given["batches"]["tiers"] = self.config.accumulate
-        self._schedule = Schedule({"seed": given["seed"], **given["batches"]}, given["schedule"])
         begun: dict[str, Any] = {"config": given, "schedule": None, "record": {}}
         past = self.checkpoints.restore_json(self.first_step) if self.first_step else ({}, begun)
         self._data_state, run = past
         require_same(run, given)
+        with self.config.unlocked():
+            self.config.update_from_flattened_dict(fill_in(given, run["config"]))
+        given = json.loads(self.config.to_json())
+        if given["batches"].get("tiers") is None:  # steps of one update get rows that cost alike
+            given["batches"]["tiers"] = self.config.accumulate
+        self._schedule = Schedule({"seed": given["seed"], **given["batches"]}, given["schedule"])
         self._schedule.resume(run["schedule"], self.first_step, self._change)
         options = {"peak_flops": self.config.peak_flops, "on_nonfinite": self.config.on_nonfinite}
         self.log = RunLog(

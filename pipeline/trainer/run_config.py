@@ -83,3 +83,16 @@ def require_same(run: Mapping[str, Any], now: Mapping[str, Any]) -> None:
             f"the work directory holds a run of another configuration: {'; '.join(wrong)}. Run it "
             "as it was, or start anew with another --workdir"
         )
+
+
+def fill_in(now: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `now` that are None, and that a run may not change, as the run has them.
+
+    >>> fill_in({"task": {"rate": None}, "keep": None}, {"task": {"rate": 0.5}, "keep": 3})
+    {'task.rate': 0.5}
+    """
+    old = flatten(then)
+    missing = [name for name, value in flatten(now).items() if value is None]
+    kept = [name for name in missing if not {name, name.split(".")[0]} & MAY_CHANGE]
+    values = {name: old[name] for name in kept if old.get(name) is not None}
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
