@@ -75,31 +75,33 @@ def make_model(config: ConfigDict, corpus: Any) -> tuple[Callable, Callable, Cal
     """The model for a corpus, a `Masked` view of one, or pairs.
 
     Returns:
-        `init(key)`, its parameters; `loss(params, batch)`, the sums of weighted losses and of their
-        weights, linear in `batch["loss_weights"]`; and `flops(planned)`, the operations of a
-        training step on a planned batch. README.md shows what a batch has.
+        `init(key)`, its parameters, which are all of its state; `loss(params, batch)`, the sums of
+        weighted losses and of their weights, linear in `batch["loss_weights"]`; and
+        `flops(planned)`, the operations of a training step on a planned batch. README.md shows what
+        a batch has.
     """
     try:
-        model = TransformerConfig(vocab_size=corpus.vocab_size or 0, **config.model)
+        shape = TransformerConfig(vocab_size=corpus.vocab_size or 0, **config.model)
     except (TypeError, ValueError) as error:  # its message names the field
         raise InvalidValue(f"config.model: {error}") from error
     fields = ["inputs", "inputs_segment_ids", "inputs_positions"]
-    if np.ndim(corpus.lengths) == 2:
+    if np.ndim(corpus.lengths) == 2:  # pairs
         network: Any = EncoderDecoder
         fields += ["decoder_inputs", "targets_segment_ids", "targets_positions"]
     else:
         network = Encoder if isinstance(corpus, pipeline.Masked) else Decoder
-    graphdef, _ = nnx.split(nnx.eval_shape(lambda: network(model, rngs=nnx.Rngs(0))))
+    graphdef, _ = nnx.split(nnx.eval_shape(lambda: network(shape, rngs=nnx.Rngs(0))))
 
     def init(key):
-        return nnx.to_pure_dict(nnx.state(network(model, rngs=nnx.Rngs(key)), nnx.Param))
+        return nnx.to_pure_dict(nnx.state(network(shape, rngs=nnx.Rngs(key)), nnx.Param))
 
     def loss(params, batch):
         logits = nnx.merge(graphdef, params)(*(batch[name] for name in fields))
         return cross_entropy(logits, batch["targets"], batch["loss_weights"])
 
     def flops(planned: pipeline.PlannedBatch):
-        return step_flops(model, planned.segments[:, 3:], bidirectional=network is Encoder)
+        lengths = planned.segments[:, 3:]  # of pairs two columns
+        return step_flops(shape, lengths, bidirectional=network is Encoder)
 
     return init, loss, flops
 
@@ -177,7 +179,8 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
         if run.finished:
             return
         config, mesh = run.config, run.mesh  # with what the past of the run decides
-        # Options that model or optimizer cannot have are refused before the slow preparation.
+        # Options that model or optimizer cannot have are refused before the slow preparation;
+        # `EmptyCorpus` has what a model asks of a corpus.
         make_model(config, EmptyCorpus())
         make_optimizer(config)
 
@@ -257,8 +260,8 @@ def score(config: ConfigDict, workdir: epath.Path, directory: epath.Path) -> Non
         steps = make_steps(config, corpus, mesh)
         like = steps.initialise.eval_shape(jax.random.key(config.seed))
         step, params = restore_parameters(workdir, corpus, like)
-        model = f"step {step} of {workdir}"
-        score_corpus(config, corpus, steps.score, params, model, directory=directory, mesh=mesh)
+        name = f"step {step} of {workdir}"
+        score_corpus(config, corpus, steps.score, params, name, directory=directory, mesh=mesh)
 
 
 def main(_) -> None:

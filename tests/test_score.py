@@ -177,7 +177,9 @@ def ready(batch):
 
 
 def files(directory):
-    return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
+    # A kill may leave the file by which hosts see that they share a directory.
+    paths = [path for path in directory.iterdir() if not path.name.startswith(".shared.")]
+    return {path.name: path.read_bytes() for path in paths if path.is_file()}
 
 
 class Killed(BaseException):

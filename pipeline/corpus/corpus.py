@@ -170,7 +170,7 @@ class Corpus(Examples):
         return () if self._cache is None else ((self._cache, 0),)
 
     @functools.cached_property
-    def tokenizer(self) -> tokenizers.Tokenizer | None:
+    def tokenizer(self) -> tokenizers.Tokenizer | None:  # pyright: ignore
         """The tokenizer that made the tokens, for decoding; None if it was made from arrays."""
         if (description := self._manifest.tokenizer) is None:
             return None

@@ -187,7 +187,8 @@ def _gather(
             for task in tasks:
                 task.cancel()
 
-    return asyn.sync(asyn.get_loop(), run)
+    results: Any = asyn.sync(asyn.get_loop(), run)
+    return results
 
 
 def _error() -> type[Exception]:
@@ -272,12 +273,12 @@ def download(path: epath.PathLike, file: epath.PathLike, *, size: int | None = N
 
     The file has that size at once, and is whole only in the end: give a temporary name.
     """
-    size = head(path)["size"] if size is None else size
+    length: int = head(path)["size"] if size is None else size
     with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666), "wb") as whole:
-        whole.truncate(size)
-        for piece in _pieces(path, size):
+        whole.truncate(length)
+        for piece in _pieces(path, length):
             whole.write(piece)
-    return size
+    return length
 
 
 def _pieces(path: epath.PathLike, size: int) -> Iterator[Buffer]:

@@ -35,12 +35,12 @@ def write_history(workdir: epath.PathLike, corpus: Any, plan: Plan) -> None:
     several = isinstance(corpus, Corpora)
     places, views = {}, {}
     for name, one in corpus.corpora.items() if several else [("", corpus)]:
-        if not hasattr(one, "directory"):
+        if (place := getattr(one, "directory", None)) is None:
             raise InvalidValue(
                 f"the corpus is {one!r:.80}, which has no directory, so its batches cannot be "
                 "planned again for audit and show; prepare a corpus, or write no history"
             )
-        places[name] = _absolute(one.directory).removeprefix(inside)
+        places[name] = _absolute(place).removeprefix(inside)
         if isinstance(one, View):
             views[name] = one.description
     content = {

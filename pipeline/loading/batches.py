@@ -205,7 +205,7 @@ class Batches(StepDataset):
         return self._copy(_planned=True)
 
     def _copy(self, **changes: Any) -> "Batches":
-        batches = object.__new__(Batches)
+        batches: Any = object.__new__(Batches)
         batches.__dict__.update(self.__dict__, **changes)
         return batches
 

@@ -7,7 +7,7 @@ rows, microbatches, accumulated steps, devices and hosts. An average of averages
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -80,7 +80,8 @@ def accumulate(
 
         return jax.lax.cond(state.batches + 1 == batches, apply, wait)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    # The protocol of optax does not say that a keyword may be required.
+    return optax.GradientTransformationExtraArgs(init, cast(Any, update))
 
 
 def _divided(gradients: Any, weight: jax.Array) -> Any:

@@ -22,7 +22,7 @@ import sys
 import textwrap
 import types
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -156,7 +156,7 @@ class _Description:
         for name, entry in sorted({**vars(kind), **getattr(kind, "__members__", {})}.items()):
             if isinstance(entry, property | functools.cached_property):
                 entry = getattr(entry, "fget", getattr(entry, "func", None))
-            if isinstance(function := inspect.unwrap(entry), types.FunctionType):
+            if isinstance(function := inspect.unwrap(cast(Any, entry)), types.FunctionType):
                 skip = function.__code__.co_qualname.startswith("__create_fn__")  # by `dataclass`
             else:
                 skip = hasattr(entry, "__get__") or name in fields
