@@ -145,10 +145,10 @@ class AnyCorpus:
         self, examples: Any, starts: Any, lengths: Any, reach: Any = None, epoch: Any = 0
     ) -> Fields:
         """Pieces of examples; see `Readable.read`. Of pairs, each of the `sides` is read."""
-        sides: tuple[Any, ...] = self.sides
-        if len(sides) > 1:
+        side, *others = self.sides
+        if others:
             raise InvalidType(f"{self!r:.80} has two sides; read those of corpus.sides")
-        return sides[0].read(examples, starts, lengths, reach, epoch)
+        return side.read(examples, starts, lengths, reach, epoch)
 
     def split(self, hold_out: float = 0.01) -> tuple["AnyCorpus", "AnyCorpus"]:
         """Two views that have each example once: those to train on, and those held out.
