@@ -32,8 +32,8 @@ from models.flops import step_flops
 from models.loss import cross_entropy
 from models.parameters import decay_mask, parameter_shardings
 from pipeline.errors import InvalidValue, describe
-from pipeline.fs.atomic import as_path
-from pipeline.loading.sharding import batch_sharding
+from pipeline.fs import as_path
+from pipeline.loading import batch_sharding
 from pipeline.steps import (
     Compiled,
     hosts,
@@ -47,7 +47,7 @@ from pipeline.trainer import (
     EmptyCorpus,
     Run,
     evaluation_batches,
-    prepare_corpora,
+    prepare_on_hosts,
     restore_parameters,
     score_corpus,
 )
@@ -254,9 +254,7 @@ def score(config: ConfigDict, workdir: epath.Path, directory: epath.Path) -> Non
     """Writes the loss of each document under the latest checkpoint of the run in `workdir`."""
     mesh = make_mesh(config.mesh)
     with jax.set_mesh(mesh):
-        corpus, _ = hosts.main_process_first(
-            "preparing the corpus", lambda: prepare_corpora(config, workdir / "corpus")
-        )
+        corpus, _ = prepare_on_hosts(config, workdir / "corpus")
         steps = make_steps(config, corpus, mesh)
         like = steps.initialise.eval_shape(jax.random.key(config.seed))
         step, params = restore_parameters(workdir, corpus, like)

@@ -7,7 +7,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from pipeline import Bucket
 from pipeline.steps import Compiled, CompileGuard
 from pipeline.steps.compile_log import CompileLog
-from pipeline.steps.compiled import table
+from pipeline.steps.compiled import programs_table
 from pipeline.steps.microbatches import allowed, split, summed
 
 WIDTH = 16
@@ -198,7 +198,7 @@ def test_auto_splits_only_the_bucket_that_is_over_the_budget(sharding, params, c
     assert second.searched >= 1
     assert second.compiles == 1
     assert second.memory <= budget < long
-    assert f"{second.microbatches}" in table(step)
+    assert f"{second.microbatches}" in programs_table(step)
     assert "microbatches" in caplog.text
     batch = batch_of(sharding, (32, 512))
     for one, other in zip(

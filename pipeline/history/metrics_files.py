@@ -12,7 +12,7 @@ from typing import Any
 from etils import epath
 
 from pipeline.errors import require
-from pipeline.fs.atomic import atomic_write, is_local, name_full_disk
+from pipeline.fs.atomic import atomic_write, is_local, make_directory, name_full_disk
 
 
 class MetricsFiles:
@@ -39,7 +39,7 @@ class MetricsFiles:
                     self.lost += values.get("seconds", 0.0)
         self._scratch = None if is_local(workdir) else tempfile.TemporaryDirectory()
         self._here = epath.Path(self._scratch.name) if self._scratch else workdir
-        self._here.mkdir(parents=True, exist_ok=True)
+        make_directory(self._here)
         with atomic_write(self._here / "metrics.jsonl") as file:
             file.writelines(kept)
         self._file = open(os.fspath(self._here / "metrics.jsonl"), "a")  # noqa: SIM115
@@ -84,6 +84,6 @@ def copy_files(here: epath.Path, there: epath.Path) -> None:
     for folder, _, names in here.walk():
         for name in names:
             copied = there / (folder / name).relative_to(here)
-            copied.parent.mkdir(parents=True, exist_ok=True)
+            make_directory(copied.parent)
             with (folder / name).open("rb") as content, atomic_write(copied) as file:
                 shutil.copyfileobj(content, file)

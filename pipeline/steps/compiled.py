@@ -244,7 +244,7 @@ def bytes_on_device(tree: Any) -> int:
     )
 
 
-def table(*steps: Compiled) -> str:
+def programs_table(*steps: Compiled) -> str:
     """What the program of each step and bucket needs, line by line."""
     rows = [["step", "bucket", "microbatches", "memory", "of limit", "GFLOP"]]
     for step in steps:

@@ -1,6 +1,6 @@
 """The parts of train.py that know its config: its corpora, its schedule of batches, its run."""
 
-from pipeline.trainer.corpora import EmptyCorpus, prepare_corpora
+from pipeline.trainer.corpora import EmptyCorpus, prepare_corpora, prepare_on_hosts
 from pipeline.trainer.evaluation import evaluation_batches
 from pipeline.trainer.parameters import restore_parameters
 from pipeline.trainer.run import Run
@@ -13,6 +13,7 @@ __all__ = [
     "Schedule",
     "evaluation_batches",
     "prepare_corpora",
+    "prepare_on_hosts",
     "restore_parameters",
     "score_corpus",
 ]

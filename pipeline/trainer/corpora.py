@@ -16,6 +16,7 @@ from pipeline.corpus.pairs import open_corpus
 from pipeline.corpus.preparation import prepare, prepare_pairs
 from pipeline.corpus.tasks import CAUSAL, INPUTS
 from pipeline.errors import InvalidValue
+from pipeline.steps import hosts
 from pipeline.text import sources, templates, tokenizers
 
 TEMPLATES = {"": None, "chat": templates.Chat, "answer": templates.Answer}
@@ -288,6 +289,13 @@ def prepare_corpora(config: Any, directory: epath.Path) -> tuple[Any, Any]:
     if mixture or len(training) > 1:
         return Corpora(dict(zip(names, training, strict=True))), held_out
     return training[0], held_out
+
+
+def prepare_on_hosts(config: Any, directory: epath.Path) -> tuple[Any, Any]:
+    """As `prepare_corpora`, which process 0 of a run does first."""
+    return hosts.main_process_first(
+        "preparing the corpus", lambda: prepare_corpora(config, directory)
+    )
 
 
 def _joining(names: list[str], mixture: Any) -> tuple[list[str], int]:

@@ -26,7 +26,7 @@ from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 from pipeline.report import markdown
 from pipeline.steps import Compiled, CompileGuard, hosts, keep_programs, make_mesh
-from pipeline.trainer.corpora import prepare_corpora
+from pipeline.trainer.corpora import prepare_on_hosts
 from pipeline.trainer.evaluation import sum_over_batches, unigram_entropy
 from pipeline.trainer.profile import Profile
 from pipeline.trainer.run_config import check_config, fill_in, flatten, require_same
@@ -48,7 +48,8 @@ class Run:
         profile: "FIRST:LAST", the steps to trace; "" for none.
 
     Attributes:
-        config: the config, with what the past of the run decides: `seed`, `optimizer.decay_steps`.
+        config: the config, with what the past of the run decides: its seed, and fields
+            that are None.
         workdir: the argument, as a path.
         first_step: the step that the run goes on from; 0 for a new run.
         finished: whether all steps are done.
@@ -131,9 +132,8 @@ class Run:
         with self.config.unlocked():
             self.config.seed = self._schedule.entries[0].options["seed"]
             if "decay_steps" in self.config.optimizer:
-                then, now = (each["optimizer"] for each in (run["config"], given))
-                now["decay_steps"] = now["decay_steps"] or then["decay_steps"] or self.config.steps
-                self.config.optimizer.decay_steps = decay = now["decay_steps"]
+                decay = self.config.optimizer.decay_steps or self.config.steps
+                self.config.optimizer.decay_steps = given["optimizer"]["decay_steps"] = decay
                 if self.config.steps > decay:
                     rate = "the learning rate decays over"
                     logger.info(f"{rate} the first {decay:,} steps, and then stays")
@@ -145,10 +145,7 @@ class Run:
     def prepare_corpora(self) -> tuple[Any, AnyCorpus]:
         """The corpora to train on and to evaluate, prepared by process 0 where they are not yet."""
         with self.log.clock("prepare"):
-            corpus, held_out = hosts.main_process_first(
-                "preparing the corpus",
-                lambda: prepare_corpora(self.config, self.workdir / "corpus"),
-            )
+            corpus, held_out = prepare_on_hosts(self.config, self.workdir / "corpus")
             stats = self.log.stats
             stats.unigram_entropy = stats.unigram_entropy or unigram_entropy(held_out)
         self._mixture = dict(self.config.get("mixture", {}))
@@ -157,7 +154,7 @@ class Run:
         return self._corpus, held_out
 
     def make_plan(self) -> Plan:
-        """The plan of all steps from `first` on."""
+        """The plan of all steps from `first_step` on."""
         with self.log.clock("plan"):
             self._plan = self._schedule.plan(
                 self._corpus, self._mixture, row_multiple=self._multiples[0]

@@ -8,14 +8,20 @@ from pipeline.loading.sharding import CONTEXT_ORDERS
 
 NONE = "not there"
 
+DECAY = "optimizer.decay_steps"
+
 # A run may go on with other values of these fields. `batches`, `seed` and `schedule` change as the
 # schedule says; any other change makes it another run.
 MAY_CHANGE = {
     *("steps", "mesh", "context_order", "microbatches", "memory_budget", "skip_steps", "cache"),
     *("on_nonfinite", "eval_every", "checkpoint_every", "keep", "on_compile", "peak_flops"),
-    *("optimizer.decay_steps", "mixture", "sources", "added", "batches", "seed", "schedule"),
+    *(DECAY, "mixture", "sources", "added", "batches", "seed", "schedule"),
     "segment_losses",
 }
+
+
+def _may_change(name: str) -> bool:
+    return bool({name, name.split(".")[0]} & MAY_CHANGE)
 
 
 def check_config(config: Any) -> None:
@@ -75,8 +81,7 @@ def require_same(run: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     wrong = [
         f"config.{name} was {show_field(old, name)} and is now {show_field(new, name)}"
         for name in {**old, **new}
-        if not {name, name.split(".")[0]} & MAY_CHANGE
-        and new.get(name, NONE) not in (None, old.get(name, NONE))
+        if not _may_change(name) and new.get(name, NONE) not in (None, old.get(name, NONE))
     ]
     if wrong:
         raise InvalidValue(
@@ -86,13 +91,15 @@ def require_same(run: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
 
 def fill_in(now: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `now` that are None, and that a run may not change, as the run has them.
+    """The fields of `now` that are None, as the run has them.
+
+    Where a run may change a field, None has a meaning of its own, but for the length of the decay.
 
     >>> fill_in({"task": {"rate": None}, "keep": None}, {"task": {"rate": 0.5}, "keep": 3})
     {'task.rate': 0.5}
     """
     old = flatten(then)
     missing = [name for name, value in flatten(now).items() if value is None]
-    kept = [name for name in missing if not {name, name.split(".")[0]} & MAY_CHANGE]
+    kept = [name for name in missing if not _may_change(name) or name == DECAY]
     values = {name: old[name] for name in kept if old.get(name) is not None}
     return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
