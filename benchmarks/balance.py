@@ -71,7 +71,7 @@ def _compare(what: str, lengths: np.ndarray, bucket: pipeline.Bucket, devices: i
     if bucket.rows == devices:  # blocks that are all alike take as long as slices of all rows
         slices = -np.sort(-rows)[: len(rows) // TIERS * TIERS].reshape(TIERS, -1)
         others.append(f"{TIERS} slices of all rows {time_over_ideal(slices, slices.shape[1]):.3f}")
-    varies = measure_epoch(plans[1], 2_000)["mean_length"]["ratio"]
+    varies = measure_epoch(plans[1], 2_000).mean_length["ratio"]
     steps = min(STEPS, plans[1].num_batches())
 
     def plan(tiers: int) -> None:

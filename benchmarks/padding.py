@@ -14,7 +14,7 @@ import numpy as np
 import pipeline
 from benchmarks import packers, simulations
 from benchmarks.lengths import sample
-from pipeline.report.charts import PARAMETERS, require_matplotlib
+from pipeline.errors import require
 
 PATH = pathlib.Path(__file__).with_name("padding.svg")
 TOKENS = 16_384
@@ -59,7 +59,10 @@ def draw(bars: list[tuple[str, int, float]]) -> None:
     names, shapes, shares = zip(*bars, strict=True)
     colours = [accent if name.startswith("Lockstep") else grey for name in names]
     plurals = [f"{number} shape{'s' * (number > 1)}" for number in shapes]
-    with require_matplotlib().rc_context(PARAMETERS):
+    matplotlib = require("matplotlib", extra="report", purpose="drawing the chart")
+    # Text stays text, and the same figures give the same file.
+    parameters = {"svg.fonttype": "none", "svg.hashsalt": "lockstep", "font.size": 11}
+    with matplotlib.rc_context(parameters):
         from matplotlib.figure import Figure
 
         drawing = Figure(figsize=(9, 0.45 * len(bars)), layout="constrained")

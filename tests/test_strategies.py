@@ -6,19 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import simulations
-from pipeline import Bucket
-from pipeline.errors import NotInstalled
-from pipeline.planning.cascade import PACKINGS
+from pipeline import Bucket, Plan
 from pipeline.planning.lengths import histogram
 from pipeline.report import Options
-from pipeline.report.figures import (
-    HOSTS,
+from pipeline.report.strategies import (
     compare_others,
     compare_plans,
     cut_documents,
     pad_windows,
     read_ahead,
-    strategy,
+    weigh,
 )
 
 SKEWED = np.clip(np.random.default_rng(0).lognormal(4, 1, 3000), 1, 512).astype(int)
@@ -49,7 +46,7 @@ def test_read_ahead_is_as_expected_of_a_random_order():
     lengths = np.tile(SKEWED, 8)
     shuffled = np.random.default_rng(0).permutation(lengths)
     made = simulations.token_budget(shuffled, budget=4096, window=10_000)
-    (batches, positions, _), shapes = read_ahead(*histogram(lengths), 4096)
+    positions, _, batches, shapes = read_ahead(*histogram(lengths), 4096)
     assert batches == pytest.approx(len(made.rows), rel=0.02)
     assert positions == pytest.approx(made.positions, rel=0.005)
     assert shapes == pytest.approx(made.shapes, rel=0.2)
@@ -88,96 +85,51 @@ def others(lengths, row, **options):
 def test_every_strategy_counts_all_tokens(lengths):
     for row in (50, 200):
         for each in others(lengths, row):
-            assert each["positions_per_token"] >= 1
-            assert each["padding"] == pytest.approx(1 - 1 / each["positions_per_token"], abs=1e-9)
-            assert len(each["batches_per_host"]) == HOSTS
-            assert each["batches"] >= 1
+            assert 0 <= each.padding < 1
+            assert each.work["dense"] >= each.work["segment"] >= 1 / (1 - each.padding)
+            assert each.batches >= 1
 
 
 def test_a_few_examples_worked_by_hand():
     # 40 examples of 6: batches of 32 and 8. In rows of 4, each has pieces of 4 and 2.
     longest, batch, windows, _, run = others([6] * 40, 8)
     for each in (longest, batch, windows):
-        assert (each["batches"], each["padding"], each["cut"]) == (2, 0, 0)
-        assert (each["shapes"], each["batches_per_host"]) == (2, [2] * 8)
-    assert (longest["reread"], windows["reread"]) == (0, 40)
-    assert (run["batches"], run["padding"], run["batches_per_host"]) == (1, 0, [1] * 8)
+        assert (each.batches, each.padding, each.cut, each.shapes) == (2, 0, 0, 2)
+    assert (run.batches, run.padding) == (1, 0)
     longest, *_ = others([6] * 40, 4)
-    assert (longest["cut"], longest["batches"], longest["padding"]) == (40, 3, 0.25)
+    assert (longest.cut, longest.batches, longest.padding) == (40, 3, 0.25)
 
 
 def test_truncated_and_dropped_documents_are_no_longer_trained_on():
     for overflow, positions in (("truncate", 3 * 4), ("drop", 2 * 3), ("split", 5 * 4)):
         longest, *_ = others([3, 9, 0, 2], 4, overflow=overflow)
         tokens = {"truncate": 9, "drop": 5, "split": 14}[overflow]
-        assert longest["positions_per_token"] == pytest.approx(positions / tokens)
-
-
-def test_hosts_that_read_every_eighth_document_of_a_run_have_unequal_batches():
-    *_, run = others(SKEWED, 512, tokens_per_batch=4096)
-    shares = [SKEWED[host::8].sum() / 512 for host in range(8)]
-    assert not run["equal"]
-    seen = np.array(run["batches_per_host"])
-    assert seen.mean() == pytest.approx(np.mean(shares) + 0.5, abs=1)
-    assert np.ptp(seen) == pytest.approx(np.ptp(shares), rel=0.7)
+        assert longest.padding == pytest.approx(1 - tokens / positions)
 
 
 def test_figures_of_two_batches_worked_by_hand():
     # Batches of 2 × 4 and 1 × 2 with the segments 4, 1, 2; scores: 2·4² + 2² = 36.
     sums = {"tokens": 7, "positions": 10, "scores": 36, "squares": 21}
-    seen = strategy("a", "b", 10, [2, 3], **sums, batches=2, shapes=2, reread=5)
-    assert seen["padding"] == pytest.approx(3 / 10)
-    assert (seen["batches"], seen["shapes"], seen["reread"]) == (2, 2, 5)
-    assert seen["positions_per_token"] == pytest.approx(10 / 7)
-    # 10 multiplications and additions for each score, twice.
-    assert seen["attention_flops_per_token"] == pytest.approx(36 * 4 * 10 / 7)
-    assert seen["segment_attention_flops_per_token"] == pytest.approx(21 * 4 * 10 / 7)
-    assert seen["cost"] == pytest.approx((10 + 36 / 60) / 7)
-    assert seen["segment_cost"] == pytest.approx((10 + 21 / 60) / 7)
-    assert not seen["equal"]
+    seen = weigh(10, name="a", about="b", **sums, batches=2, shapes=2, cut=0)
+    assert seen.padding == pytest.approx(3 / 10)
+    assert seen.work["dense"] == pytest.approx((10 + 36 / 60) / 7)
+    assert seen.work["segment"] == pytest.approx((10 + 21 / 60) / 7)
 
 
-def compared(lengths, options, longest, **more):
-    return compare_plans(np.array(lengths), Options(options), (longest,), **more)
-
-
-def test_lockstep_is_the_plan_itself():
-    lengths = np.random.default_rng(0).integers(1, 500, 3000)
-    options = {"tokens_per_batch": 2048, "length_multiple": 64}
-    seen, _ = compared(lengths, options, 512)
-    assert {each["packing"] for each in seen} == set(PACKINGS)
+@pytest.mark.parametrize("packing", ["best_fit", "none", "optimal"])
+def test_lockstep_is_the_plan_itself(packing):
+    lengths = np.random.default_rng(0).integers(1, 500, 3000) // 50 * 50 + 1
+    options = Options({"tokens_per_batch": 2048, "length_multiple": 64, "packing": packing})
+    own = options.plan(lengths)
+    seen = compare_plans(lengths, options, own, lambda text: None)
+    assert {each.packing for each in seen} == {"best_fit", "none", packing}
+    assert [list(each) for each in own.options.as_json(["buckets"])["buckets"]] in [
+        each.buckets for each in seen if each.packing == packing
+    ]
     for each in seen:
-        plan = Options({**options, "packing": each["packing"]}).plan(lengths, _buckets(each))
-        assert each["padding"] == pytest.approx(plan.padding)
-        assert each["batches"] == plan.num_batches()
-        assert each["positions_per_token"] == pytest.approx(1 / (1 - plan.padding))
-        assert each["equal"]
-        assert len(each["batches_per_host"]) == HOSTS
-    numbers = [len(each["buckets"]) for each in seen if each["packing"] == "best_fit"]
+        buckets = [Bucket(*bucket) for bucket in each.buckets]
+        plan = Plan(lengths, buckets, packing=each.packing)
+        assert each.padding == pytest.approx(plan.padding)
+        assert each.batches == plan.num_batches()
+    numbers = [len(each.buckets) for each in seen if each.packing == "best_fit"]
     assert numbers == sorted(set(numbers))
-
-
-def _buckets(each):
-    return tuple(Bucket(*bucket) for bucket in each["buckets"])
-
-
-def test_a_way_of_packing_that_is_not_installed_is_left_out_aloud(monkeypatch):
-    def plan(self, *arguments):
-        if self["packing"] == "none":
-            raise NotInstalled("that needs something")
-        return real(self, *arguments)
-
-    real = Options.plan
-    monkeypatch.setattr(Options, "plan", plan)
-    seen, excluded = compared(range(1, 100), {"tokens_per_batch": 256}, 128)
-    assert {each["packing"] for each in seen} == set(PACKINGS) - {"none"}
-    assert excluded == ["that needs something"]
-
-
-def test_optimal_packing_is_simulated_where_it_takes_seconds_or_when_asked(monkeypatch):
-    monkeypatch.setattr("pipeline.report.figures.OPTIMAL_LENGTHS", 5)
-    for lengths, asked, expected in ((6, False, False), (5, False, True), (6, True, True)):
-        options = {"tokens_per_batch": 256}
-        seen, excluded = compared(range(1, lengths + 1), options, 128, optimal=asked)
-        assert ("optimal" in {each["packing"] for each in seen}) == expected
-        assert any("ask for it with --optimal" in each for each in excluded) != expected

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from pipeline import Batches, Bucket, Corpus, Plan
-from pipeline.report import measure_epoch, tables
-from pipeline.report.findings import about_tiers
+from pipeline.report import measure_epoch
+from pipeline.report.findings import about_tiers, tabulate_tiers
 from pipeline.report.tiers import row_costs, sort_rows, time_over_ideal
 
 LENGTHS = np.clip(np.random.default_rng(0).lognormal(3, 1.2, 900), 1, 256).astype(int)
@@ -85,7 +85,7 @@ def test_what_the_report_says_of_tiers_is_what_a_plan_with_tiers_has():
 
 def test_the_report_compares_numbers_of_tiers_and_says_which_to_choose():
     plans = {k: Plan(LENGTHS, [Bucket(32, 256)], tiers=k) for k in (1, 4)}
-    found = [measure_epoch(plan)["balance"]["over_ideal"] for plan in plans.values()]
+    found = [measure_epoch(plan).over_ideal for plan in plans.values()]
     for k, plan in plans.items():
         batches = [plan.batch(step) for step in range(plan.num_batches())]
         costs = [row_costs(each.bucket, each.segments) for each in batches]
@@ -93,7 +93,7 @@ def test_the_report_compares_numbers_of_tiers_and_says_which_to_choose():
         seen = [each["ratio"] for each in found[0] if each["tiers"] == k]
         assert seen == pytest.approx(ratios, abs=0.002)
     assert {each["tiers"] for each in found[1]} == {4}
-    text = about_tiers(found[0])
+    (text,) = about_tiers(found[0])
     assert "needs no tiers" in text
     choice = int(text.partition(" times with tiers=")[2].partition(".")[0])
     assert choice in (4, 16)
@@ -101,19 +101,20 @@ def test_the_report_compares_numbers_of_tiers_and_says_which_to_choose():
 
 def test_rows_that_cost_the_same_need_no_tiers():
     plan = Plan(np.full(400, 256), [Bucket(8, 256)])
-    text = about_tiers(measure_epoch(plan)["balance"]["over_ideal"])
+    (text,) = about_tiers(measure_epoch(plan).over_ideal)
     assert "8 groups of rows take 1.000 times the least time, and tiers gain nothing" in text
 
 
 def test_the_report_shows_the_time_over_ideal_for_each_number_of_groups():
     plan = Plan(LENGTHS, [Bucket(128, 256)])
-    found = measure_epoch(plan)["balance"]["over_ideal"]
-    assert {(each["tiers"], each["groups"]) for each in found} == set(
+    found = measure_epoch(plan)
+    assert {(each["tiers"], each["groups"]) for each in found.over_ideal} == set(
         itertools.product((1, 4, 16), (8, 32, 128))
     )
-    heads, _, *rows = tables.tiers(found).text()
-    assert heads.split("  ")[-1].strip() == "128 groups"
-    assert [len(row.split()) for row in rows] == [4, 4]
+    heads, *rows = tabulate_tiers(found)
+    assert heads[1:] == ["8 groups", "32 groups", "128 groups"]
+    assert [row[0] for row in rows] == ["tiers=1", "tiers=4", "tiers=16"]
+    assert {len(row) for row in rows} == {4}
 
 
 def test_a_change_in_the_middle_of_a_block_loses_and_repeats_nothing():

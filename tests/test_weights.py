@@ -456,11 +456,11 @@ def test_the_report_says_how_far_shares_are_off():
     corpora = {"short": np.full(9000, 16), "long": np.full(3000, 60)}
     mixture = Plan(corpora, [Bucket(256, 16), Bucket(1, 64)], weights={"short": 1, "long": 2})
     seen = measure_epoch(mixture)
-    due = largest_deviations(mixture, 0, seen["walked"], 200)
+    due = largest_deviations(mixture, 0, seen.walked, 200)
     assert due.max() > 0.05
-    assert [each["off"] for each in seen["sources"]] == pytest.approx(list(due))
+    assert list(seen.off.values()) == pytest.approx(list(due))
     short = Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending="stop")
-    assert {each["off"] for each in measure_epoch(short)["sources"]} == {None}
+    assert measure_epoch(short).off == {}
     phases = [(0, WEIGHTS), (1000, WEIGHTS | {"code": 3}), (1100, WEIGHTS)]
     text = str(Plan(SOURCES, BUCKETS, weights=phases))
     assert re.search("^code  +0.6 → 0.8824 → 0.6  ", text, re.M)  # a gap on both sides
@@ -475,8 +475,8 @@ def test_shares_of_examples_are_compared_with_weights_of_examples():
         return np.histogram(planned.segments[planned.segments[:, 2] == 0, 1], first)[0]
 
     seen = measure_epoch(mixture)
-    due = largest_deviations(mixture, 0, seen["walked"], 200, count)
-    assert [each["off"] for each in seen["sources"]] == pytest.approx(list(due))
+    due = largest_deviations(mixture, 0, seen.walked, 200, count)
+    assert list(seen.off.values()) == pytest.approx(list(due))
     assert due.max() < 0.03  # of tokens, "chat" has 2.7% in place of 10%
 
 

@@ -113,9 +113,6 @@ def parser() -> argparse.ArgumentParser:
     flag = add("report", "what padding costs on this data, and what Lockstep saves", given=LENGTHS)
     flag("--html", metavar="FILE", help="write one page with plots, for a browser")
     flag("--json", metavar="FILE", nargs="?", const="-", help="write figures; or print them")
-    flag("--png", metavar="FILE", help="write the comparison as a picture")
-    optimal = "optimal packing also for many different lengths, which may take minutes"
-    flag("--optimal", action="store_true", help=optimal)
 
     more = "The output\nis Python: pass it to pipeline.load or pipeline.Plan as buckets=buckets."
     add("buckets", "buckets that fit this data, ready to paste", more, LENGTHS)

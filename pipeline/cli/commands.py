@@ -1,6 +1,7 @@
 """The command line: `lockstep COMMAND`, or `python -m pipeline COMMAND`; see `--help`."""
 
 import argparse
+import dataclasses
 import datetime
 import json
 import os
@@ -56,7 +57,7 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, 
         dataset = from_corpus(corpus, paths[0], options)
     else:
         dataset = open_dataset(paths)
-    if tokens and not dataset.corpora:
+    if tokens and dataset.corpus is None:
         raise InvalidValue(
             f"{dataset.name} holds lengths alone, and {arguments.command} needs tokens; give the "
             "directory of a corpus, the work directory of a run, or a config"
@@ -66,19 +67,15 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, 
 
 def report(arguments: argparse.Namespace) -> None:
     """Measures; writes the files asked for, and prints a table, or JSON."""
-    from pipeline.report import charts, draw_png, format_page, format_text, measure
+    from pipeline.report import format_page, format_text, measure
 
-    if arguments.html or arguments.png:  # says what is missing before it measures
-        charts.require_matplotlib()
     dataset, options = _open(arguments)
-    figures = measure(dataset, options, optimal=arguments.optimal, progress=_progress())
+    figures = measure(dataset, options, _progress())
     if arguments.html:
         command = shlex.join(["python", "-m", "pipeline", *arguments.command_line])
         page = format_page(figures, command=command, date=datetime.date.today())
         _write(arguments.html, page.encode())
-    if arguments.png:
-        _write(arguments.png, draw_png(figures))
-    text = json.dumps(figures, indent=1) + "\n"
+    text = json.dumps(dataclasses.asdict(figures), indent=1) + "\n"
     if arguments.json == "-":
         print(text, end="")
         return

@@ -13,7 +13,6 @@ from pipeline.loading.collate import collate
 from pipeline.loading.sharding import slice_of_process
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
-from pipeline.report.figures import length_of
 
 COLOURS = (36, 33, 35, 32, 34, 31)  # ANSI colours of the segments of a row, in turn
 PALE = 0.3  # how much colour is left without loss
@@ -67,7 +66,8 @@ class Shown:
         self.corpus, self.step = corpus, step
         batch = f"batch {step - plan.first_step(epoch):,} of {plan.num_batches(epoch):,}"
         self.place = f"epoch {epoch}, {batch}"
-        self.shape = f"{self.bucket.rows} rows × {length_of(self.bucket.length)}"
+        length = " + ".join(f"{each:,}" for each in self.bucket.lengths)
+        self.shape = f"{self.bucket.rows} rows × {length}"
         self.padding = 1 - self.planned.num_tokens / self.bucket.positions
         names = ("inputs", "targets") if len(corpus.sides) == 2 else ("",)
         sides = zip(names, self.planned.sides, corpus.sides, strict=True)

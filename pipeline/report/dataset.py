@@ -88,7 +88,7 @@ class Dataset:
         name: its name in the report.
         lengths: positions of each example, integers [n], for pairs [n, 2].
         sources: name and number of examples of each source, in the order of `lengths`.
-        corpora: the corpus of each source, or one of all; empty if only lengths are known.
+        corpus: the one corpus with its tokens; None for several, and for lengths alone.
         options: the options that a config gives; empty without one.
         plan: the plan of a run, with all its changes; None: the report makes one.
     """
@@ -96,7 +96,7 @@ class Dataset:
     name: str
     lengths: np.ndarray
     sources: tuple[tuple[str, int], ...]
-    corpora: tuple[AnyCorpus, ...] = ()
+    corpus: AnyCorpus | None = None
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     plan: Plan | None = None
 
@@ -108,7 +108,7 @@ class Dataset:
     @property
     def examples(self) -> Any:
         """What a plan is made from: the one corpus, or the lengths."""
-        return self.corpora[0] if len(self.corpora) == 1 else self.lengths
+        return self.lengths if self.corpus is None else self.corpus
 
 
 def from_corpus(
@@ -120,7 +120,7 @@ def from_corpus(
     """The dataset that is this corpus."""
     parts = corpus.corpora if isinstance(corpus, Corpora) else {name: corpus}
     sources = tuple((name, len(part)) for name, part in parts.items())
-    return Dataset(name, corpus.lengths, sources, (corpus,), options or {}, plan)
+    return Dataset(name, corpus.lengths, sources, corpus, options or {}, plan)
 
 
 def from_lengths(name: str, lengths: np.ndarray) -> Dataset:
@@ -147,7 +147,6 @@ def open_dataset(paths: Sequence[str]) -> Dataset:
         name=" + ".join(part.name for part in parts),
         lengths=np.concatenate([part.lengths for part in parts]),
         sources=tuple(source for part in parts for source in part.sources),
-        corpora=tuple(corpus for part in parts for corpus in part.corpora),
     )
 
 

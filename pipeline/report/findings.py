@@ -1,116 +1,122 @@
-"""Findings: what the figures say, in sentences, the most important first."""
+"""Findings: what the figures say, in sentences and in tables."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from pipeline.report.figures import RUN, length_of
-from pipeline.report.tables import percent
+from pipeline.planning.bucket import Bucket
+from pipeline.report.figures import RUN, Epoch, Figures, Side
+from pipeline.report.strategies import BUCKETS, Strategy
+
+Table = list[list[str]]  # rows of cells: the first row has the heads, the first column the names
 
 
-def findings(figures: dict[str, Any]) -> list[str]:
-    """The sentences at the top of the report: what to do, and what it saves."""
-    plan = figures["plan"]
+def percent(share: float) -> str:
+    """A share with as many digits as are worth reading.
+
+    >>> percent(0.6818), percent(0.0312), percent(0.00052), percent(1e-9), percent(0)
+    ('68.2%', '3.12%', '0.052%', '< 0.001%', '0%')
+    """
+    if share < 0.000005:
+        return "< 0.001%" if share > 0 else "0%"
+    digits = next((n for n, least in enumerate((0.0995, 0.00995)) if share >= least), 2)
+    return f"{share:.{digits + 1}%}"
+
+
+def list_words(items: Sequence[str]) -> str:
+    """A list in words.
+
+    >>> list_words(["one", "two", "three"])
+    'one, two and three'
+    """
+    return " and ".join(filter(None, [", ".join(items[:-1]), items[-1]]))
+
+
+# ---- sentences
+
+
+def findings(figures: Figures) -> list[str]:
+    """The sentences of the report: what to do, and what it saves, the most important first."""
+    plan = figures.plan
     return [
-        about_plan(plan),
-        about_rival(figures),
-        *about_buckets(figures["cost"]),
-        *about_sources(plan),
-        *about_lengths(plan["mean_length"]),
-        *about_losses(plan, figures["corpus"]["empty"]),
+        _about_plan(plan),
+        _about_rival(figures),
+        *_about_buckets(figures),
+        *_about_shares(plan),
+        *_about_lengths(plan.mean_length),
+        *about_tiers(plan.over_ideal),
     ]
 
 
-def about_plan(plan: dict[str, Any]) -> str:
-    """Which buckets to train with, and what they cost."""
-    used = [bucket for bucket in plan["buckets"] if bucket["batches"]]
-    shapes = _listed([f"{each['rows']:,} × {length_of(each['length'])}" for each in used])
+def _about_plan(plan: Epoch) -> str:
+    used = [str(Bucket(*each["bucket"])) for each in plan.buckets if each["batches"]]
     return (
-        f"Train with {len(used)} bucket{'s' * (len(used) > 1)} of rows × positions: {shapes}. An "
-        f"epoch takes {plan['batches']:,} batches, and {percent(plan['padding'])} of their "
-        "positions are padding."
+        f"Train with {len(used)} bucket{'s' * (len(used) > 1)} of rows x positions: "
+        f"{list_words(used)}. An epoch takes {plan.batches:,} batches, and {percent(plan.padding)} "
+        "of their positions are padding."
     )
 
 
-def ours(figures: dict[str, Any]) -> dict[str, Any]:
-    """Lockstep's row of the comparison: with the plan's buckets, or else with least work."""
-    shapes = [[bucket["rows"], bucket["length"]] for bucket in figures["plan"]["buckets"]]
-    packing = figures["options"]["packing"]
-    rows = [row for row in figures["strategies"] if "packing" in row]
-    rows = [row for row in rows if row["packing"] == packing] or rows
-    same = [row for row in rows if row["buckets"] == shapes]
-    return min(same or rows, key=lambda row: row["cost"])
+def find_ours(figures: Figures) -> Strategy:
+    """The strategy that is the plan of the report; of a mixture, with each example once."""
+    wanted = figures.options["packing"], [each["bucket"] for each in figures.plan.buckets]
+    return next(each for each in figures.strategies if (each.packing, each.buckets) == wanted)
 
 
-def rivals(figures: dict[str, Any]) -> list[dict[str, Any]]:
-    """The other libraries' rows of the comparison, the one with least work first."""
-    cost = cost_key(figures)
-    others = [row for row in figures["strategies"] if "packing" not in row]
-    return sorted(others, key=lambda row: row[cost])
-
-
-def cost_key(figures: dict[str, Any]) -> str:
-    """The figure of a strategy that counts its work, for the attention that is trained with."""
-    return "segment_cost" if figures["options"]["attention"] == "segment" else "cost"
-
-
-def about_rival(figures: dict[str, Any]) -> str:
-    """Lockstep compared with the strategy of another library that needs least work."""
-    cost, mine, rival = cost_key(figures), ours(figures), rivals(figures)[0]
-    ratio = mine[cost] / rival[cost]
-    how = f"{percent(abs(1 - ratio))} {'less' if ratio < 1 else 'more'}"
+def _about_rival(figures: Figures) -> str:
+    attention = figures.options["attention"]
+    ours = find_ours(figures)
+    rival = [each for each in figures.strategies if each.packing is None][-1]
+    ratio = ours.work[attention] / rival.work[attention]
     drawbacks = []
-    if rival["shapes"] > mine["shapes"]:
-        drawbacks.append(f"compiles {rival['shapes']:,} shapes instead of {mine['shapes']:,}")
-    if rival["cut"] > mine["cut"]:
-        drawbacks.append(f"cuts {rival['cut']:,} documents instead of {mine['cut']:,}")
-    if not rival["equal"]:
-        drawbacks.append(
-            f"gives {len(rival['batches_per_host'])} hosts different numbers of batches, so a step "
-            "waits for ever"
-        )
+    if rival.shapes > ours.shapes:
+        drawbacks.append(f"compiles {rival.shapes:,} shapes instead of {ours.shapes:,}")
+    if rival.cut > ours.cut:
+        drawbacks.append(f"cuts {rival.cut:,} documents instead of {ours.cut:,}")
     text = (
-        f"{mine['name']} needs {how} work per token than the strongest other strategy on this "
-        f"data, {rival['name']}: {mine[cost]:.3f} against {rival[cost]:.3f} units, "
-        f"{percent(mine['padding'])} against {percent(rival['padding'])} padding."
+        f"{ours.name} needs {percent(abs(1 - ratio))} {'less' if ratio < 1 else 'more'} work per "
+        f"token than the strongest other strategy on this data, {rival.name}: "
+        f"{ours.work[attention]:.3f} against {rival.work[attention]:.3f} units, "
+        f"{percent(ours.padding)} against {percent(rival.padding)} padding."
     )
-    return text + (f" That strategy also {_listed(drawbacks)}." if drawbacks else "")
+    return text + (f" That strategy also {list_words(drawbacks)}." if drawbacks else "")
 
 
-def about_sources(plan: dict[str, Any]) -> list[str]:
-    """The share that each source of a mixture really gets; empty for a single corpus."""
-    found = []
-    for source in plan["sources"]:
-        weights = " → ".join(percent(weight) for _, weight in source["weights"])
-        off = f"; no {RUN} steps are more than {percent(source['off'] or 0)} off"
-        found.append(
-            f"{source['name']} has {percent(source['share'])} of the tokens of the first "
-            f"{plan['walked']:,} steps (weight {weights}), and an epoch of the mixture goes "
-            f"through it {source['epochs']:.2f} times{'' if source['off'] is None else off}."
-        )
-    return found
-
-
-def about_buckets(cost: dict[str, Any]) -> list[str]:
-    """How many buckets are enough, for both kinds of attention."""
-    curve = {point["buckets"]: point for point in cost["curve"]}
-    dense, segment, least = cost["enough"]["dense"], cost["enough"]["segment"], min(curve)
+def _about_buckets(figures: Figures) -> list[str]:
+    """How many buckets are enough: one more is, if it saves less than 1% of the work."""
+    packed = [each for each in figures.strategies if each.packing == "best_fit"]
+    curve = {len(each.buckets): each.work for each in packed}
+    enough = {}
+    for kind in ("dense", "segment"):
+        most = 1.01 * min(work[kind] for work in curve.values())
+        enough[kind] = min(number for number, work in curve.items() if work[kind] <= most)
+    dense, segment, least = enough["dense"], enough["segment"], min(curve)
+    width = f"at width {figures.options['width']:,}"
     if dense == 1:
         return [
-            "One bucket is enough, also with attention over whole rows at width "
-            f"{cost['width']:,}: more would save less than 1% of the work."
+            f"One bucket is enough, also with attention over whole rows {width}: more would save "
+            "less than 1% of the work."
         ]
-    tried = dense == cost["most"]
-    more = f"more than {dense} were not tried" if tried else "more save less than 1%"
-    enough = "one bucket is" if segment == 1 else f"{segment} buckets are"
+    more = f"more than {dense} were not tried" if dense == BUCKETS[-1] else "more save less than 1%"
     return [
-        f"With attention over whole rows at width {cost['width']:,}, {dense} buckets take "
-        f"{curve[dense]['dense']:.3f} units of work per token where {least} takes "
-        f"{curve[least]['dense']:.3f}; {more} (--max-buckets {dense}).",
-        f"With attention that skips other segments, {enough} enough.",
+        f"With attention over whole rows {width}, {dense} buckets take {curve[dense]['dense']:.3f} "
+        f"units of work per token where {least} takes {curve[least]['dense']:.3f}; {more} "
+        f"(--max-buckets {dense}).",
+        "With attention that skips other segments, "
+        f"{'one bucket is' if segment == 1 else f'{segment} buckets are'} enough.",
     ]
 
 
-def about_lengths(mean_length: dict[str, float | None]) -> list[str]:
-    """How much the mean length of a batch varies; empty if too few batches tell."""
+def _about_shares(plan: Epoch) -> list[str]:
+    if not plan.off:
+        return []
+    off = list_words([f"{percent(share)} off for {name}" for name, share in plan.off.items()])
+    return [
+        f"In the first {plan.walked:,} steps, the shares of any {RUN} steps in a row are at most "
+        f"{off}, compared with their weights."
+    ]
+
+
+def _about_lengths(mean_length: dict[str, float | None]) -> list[str]:
     if mean_length["ratio"] is None:
         return []
     return [
@@ -120,50 +126,10 @@ def about_lengths(mean_length: dict[str, float | None]) -> list[str]:
     ]
 
 
-def about_losses(plan: dict[str, Any], empty: int = 0) -> list[str]:
-    """Examples that are split, truncated, dropped or empty."""
-    found = []
-    if plan["overlong"]:
-        how = {
-            "split": "split into pieces, and nothing is lost",
-            "truncate": f"truncated, and {plan['lost']:,} positions are lost",
-            "drop": f"dropped, and {plan['lost']:,} positions are lost",
-        }[plan["overflow"]]
-        found.append(f"{plan['overlong']:,} examples longer than the longest bucket are {how}.")
-    if empty:
-        found.append(f"{empty:,} examples have nothing to train on and are in no batch.")
-    return found
-
-
-def about_strategies(figures: dict[str, Any]) -> str:
-    """Where the figures of the strategies come from, and which are left out."""
-    text = "Lockstep's figures are counts over its plans"
-    if "targets" not in figures:
-        text += "; those of the other strategies are what is expected of a random order"
-    return f"{text}." + "".join(f" Left out: {each}." for each in figures["excluded"])
-
-
-def about_balance(balance: dict[str, Any]) -> str:
-    """How even the hosts' shares of each batch are."""
-    if balance["hosts"] == 1:
-        return (
-            "The rows of these buckets do not divide over several hosts; fit them with a "
-            "row_multiple (--row-multiple) for that."
-        )
-    tokens, attention = balance["tokens"], balance["attention"]
-    text = (
-        f"On average over the steps, the busiest of {balance['hosts']} hosts has "
-        f"{tokens['mean']:.3f} times the mean of real positions (at worst {tokens['worst']:.2f}), "
-        f"and {attention['mean']:.3f} times the mean of attention inside segments (at worst "
-        f"{attention['worst']:.2f})."
-    )
-    return f"{text} {about_tiers(balance['over_ideal'])}".strip()
-
-
-def about_tiers(over_ideal: list[dict[str, Any]]) -> str:
+def about_tiers(over_ideal: list[dict[str, Any]]) -> list[str]:
     """Which number of tiers to choose; empty if the rows of no batch can be grouped."""
     if not over_ideal:
-        return ""
+        return []
     groups = max(each["groups"] for each in over_ideal)
     ratios = {each["tiers"]: each["ratio"] for each in over_ideal if each["groups"] == groups}
     least = min(ratios)
@@ -178,13 +144,86 @@ def about_tiers(over_ideal: list[dict[str, Any]]) -> str:
         text += ", and tiers gain nothing"
     else:
         text += f" (tiers={least})"
-    return f"{text}. Attention over whole rows needs no tiers: all rows cost the same."
+    return [f"{text}. Attention over whole rows needs no tiers: all rows cost the same."]
 
 
-def _listed(items: list[str]) -> str:
-    """A list in words.
+def explain_strategies(figures: Figures) -> dict[str, str]:
+    """What the columns of the comparison mean."""
+    width = f"{figures.options['width']:,}"
+    others = (
+        "" if len(figures.sides) > 1 else "; others' are what a random order is expected to give"
+    )
+    return {
+        "padding": "positions that hold no token",
+        "shapes": "of batches, each of which is compiled once",
+        "batches": "of an epoch",
+        "cut": "documents in more than one segment",
+        "dense": "the work of a layer for each token with attention over whole rows, where 1 is "
+        f"that at a position without attention: a row of L costs L + L² / (6 × {width})",
+        "segment": "the same with attention that skips other segments, with the squares of their "
+        "lengths in place of L²",
+        "Lockstep's figures": f"counts over its plans{others}",
+    }
 
-    >>> _listed(["one", "two", "three"])
-    'one, two and three'
-    """
-    return " and ".join(filter(None, [", ".join(items[:-1]), items[-1]]))
+
+# ---- tables
+
+
+def tabulate_strategies(figures: Figures) -> Table:
+    """The comparison: a row for each strategy."""
+    documents = figures.sides[0].examples - figures.sides[0].empty
+    return [
+        ["strategy", "padding", "shapes", "batches", "cut", "dense", "segment"],
+        *(
+            [
+                each.name,
+                percent(each.padding),
+                f"{each.shapes:,}",
+                f"{each.batches:,}",
+                percent(each.cut / documents),
+                *(f"{each.work[kind]:.3f}" for kind in ("dense", "segment")),
+            ]
+            for each in figures.strategies
+        ),
+    ]
+
+
+def tabulate_tiers(plan: Epoch) -> Table:
+    """A row for each number of tiers, a column for each number of groups of rows."""
+    ratios = {(each["tiers"], each["groups"]): each["ratio"] for each in plan.over_ideal}
+    tiers, groups = (list(dict.fromkeys(each)) for each in zip(*ratios, strict=True))
+    return [
+        ["time over ideal", *(f"{each:,} groups" for each in groups)],
+        *([f"tiers={row}", *(f"{ratios[row, each]:.3f}" for each in groups)] for row in tiers),
+    ]
+
+
+def tabulate_sources(side: Side) -> Table:
+    """A row for each source of a dataset."""
+    return [
+        ["source", "examples", "tokens", "share of tokens"],
+        *(
+            [
+                each["name"],
+                f"{each['examples']:,}",
+                f"{each['tokens']:,}",
+                percent(each["tokens"] / side.tokens),
+            ]
+            for each in side.sources
+        ),
+    ]
+
+
+def describe_side(side: Side) -> dict[str, str]:
+    """The figures of lengths, by what they count."""
+    return {
+        "examples": f"{side.examples:,}",
+        "tokens to train on": f"{side.tokens:,}",
+        "mean length": f"{side.mean:,.1f}",
+        f"percentiles {', '.join(side.percentiles)}": " · ".join(
+            f"{length:,}" for length in side.percentiles.values()
+        ),
+        "longest": f"{side.longest:,}",
+        f"over {side.row:,} positions": f"{side.overlong:,}",
+        "with nothing to train on": f"{side.empty:,}",
+    }

@@ -2,157 +2,137 @@
 
 import datetime
 import importlib.metadata
+import math
 from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from pipeline.report import charts, findings, tables
+from pipeline.planning.bucket import Bucket
+from pipeline.report import findings
+from pipeline.report.figures import Figures, Side
 
 STYLE = """
 :root{color-scheme:light dark}
-*{box-sizing:border-box}
 body{margin:0 auto;padding:20px;max-width:1080px;background:Canvas;color:CanvasText;
 font:15px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}
-p{max-width:75ch}
-.soft,dl,small{font-size:13px}
-.grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,400px),1fr));gap:16px}
+p,li{max-width:80ch}
+.soft,dl,small,pre{font-size:13px}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:4px 14px}
+dt{font-weight:600}
 dd{margin:0}
-figure{margin:0;min-width:0}
-svg{display:block;width:100%;height:auto;max-width:520px}
-text{fill:currentColor}
 .scroll{overflow-x:auto}
-table{border-collapse:collapse;font-variant-numeric:tabular-nums;min-width:100%}
-th,td{text-align:right;padding:6px 8px;border-bottom:1px solid GrayText;vertical-align:top;
+pre{white-space:pre-wrap}
+table{border-collapse:collapse;font-variant-numeric:tabular-nums}
+th,td{text-align:right;padding:6px 10px;border-bottom:1px solid GrayText;vertical-align:top;
 white-space:nowrap}
-th:first-child,td:first-child{text-align:left;position:sticky;left:0;background:Canvas;
-white-space:normal;min-width:130px}
+th:first-child,td:first-child{text-align:left;white-space:normal;min-width:140px;position:sticky;
+left:0;background:Canvas}
+.work{text-align:left;white-space:normal;min-width:230px}
 small{display:block;font-weight:400}
-.ours td:first-child,dt{font-weight:600}
-@media print{figure,tr{break-inside:avoid}}
+.ours td:first-child{font-weight:600}
+.bar{display:flex;overflow:hidden;margin:5px 0}
+i{flex:none;height:.9em;display:inline-block;min-width:0}
+.soft i{width:.9em;margin:0 4px 0 10px;vertical-align:-.1em}
+.token{background:#4e79a7}.padding{background:#e8792b}.attention{background:#59a14f}
+svg{display:block;width:100%;max-width:600px;overflow:visible}
+text{fill:currentColor;font-size:11px;text-anchor:middle}
 """
 
+PARTS = ("token", "padding", "attention")  # of the work for a token
+WIDTH, HEIGHT = 400, 120  # of the histogram, in its own units
 
-def format_page(figures: dict[str, Any], *, command: str, date: datetime.date) -> str:
-    """The report of `measure` as an HTML document.
 
-    `command` is the command that made it, and `date` the day.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
-    name = escape(figures["name"])
+def format_page(figures: Figures, *, command: str, date: datetime.date) -> str:
+    """The report as an HTML document, with the command that made it, and the day."""
+    name, version = escape(figures.name), importlib.metadata.version("lockstep-pipeline")
     points = "".join(f"<li>{escape(text)}</li>" for text in findings.findings(figures))
-    version = importlib.metadata.version("lockstep-pipeline")
-    options = {**figures["options"], "fingerprint": figures["plan"]["fingerprint"]}
-    sides = {"corpus": "Inputs", "targets": "Targets"}
-    if "targets" not in figures:
-        sides = {"corpus": "The corpus"}
-    sections = [
-        _strategies(figures),
-        _plan(figures),
-        *(_side(title, figures[side]) for side, title in sides.items()),
-        _details("Options of the plan", _definitions(options)),
-    ]
+    options = {**figures.options, "fingerprint": figures.plan.fingerprint}
+    body = [f"<h2>Strategies compared</h2>{_strategies(figures)}"]
+    body += [f"<h2>The plan</h2><pre>{escape(figures.plan.printed)}</pre>"]
+    if figures.plan.over_ideal:
+        body.append(_table(findings.tabulate_tiers(figures.plan)))
+    for index, side in enumerate(figures.sides):
+        buckets = [Bucket(*each["bucket"]).lengths[index] for each in figures.plan.buckets]
+        body.append(f"<h2>The {side.name}</h2>{_definitions(findings.describe_side(side))}")
+        if len(side.sources) > 1:
+            body.append(_table(findings.tabulate_sources(side)))
+        body.append(_histogram(side, sorted(set(buckets))))
+    body.append(f"<details><summary>Options</summary>{_definitions(options)}</details>")
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f'<title>Lockstep: {name}</title><link rel="icon" href="data:,"><style>{STYLE}</style>'
         f"</head><body><h1>{name}</h1><ul>{points}</ul>"
         f'<p class="soft">Lockstep {escape(version)}, {date}: <code>{escape(command)}</code></p>'
-        f"{''.join(sections)}</body></html>\n"
+        f"{''.join(body)}</body></html>\n"
     )
-
-
-def _section(title: str, *parts: str) -> str:
-    return f"<section><h2>{escape(title)}</h2>{''.join(parts)}</section>"
-
-
-def _paragraph(text: str) -> str:
-    return f'<p class="soft">{escape(text)}</p>'
-
-
-def _details(summary: str, *parts: str) -> str:
-    return f"<details><summary>{escape(summary)}</summary>{''.join(parts)}</details>"
 
 
 def _definitions(pairs: Mapping[str, Any]) -> str:
-    items = (
-        f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in pairs.items()
-    )
+    items = (f"<dt>{escape(k)}</dt><dd>{escape(str(value))}</dd>" for k, value in pairs.items())
     return f"<dl>{''.join(items)}</dl>"
 
 
-def _chart(title: str, draw, figures: dict[str, Any], height: int = 240) -> str:
-    drawing = charts.svg(draw, figures, height, title)
-    return f"<figure><h3>{escape(title)}</h3>{drawing}</figure>"
+def _table(table: findings.Table, ours: str = "", seconds: Mapping[str, str] | None = None) -> str:
+    """A table that scrolls sideways on a narrow screen.
+
+    The row with the name `ours` is in bold. `seconds` adds a second column, which is HTML.
+    """
+    rows = ""
+    for number, (name, *cells) in enumerate(table):
+        tag = "td" if number else "th"
+        rows += f'<tr class="ours"><{tag}>' if name == ours else f"<tr><{tag}>"
+        rows += f"{escape(name)}</{tag}>{(seconds or {}).get(name, '')}"
+        rows += "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+    return f'<div class="scroll"><table>{rows}</table></div>'
 
 
-def _grid(*parts: str) -> str:
-    return f'<div class="grid">{"".join(parts)}</div>'
-
-
-def _strategies(figures: dict[str, Any]) -> str:
-    cost, table = figures["cost"], tables.strategies(figures)
-    bars = len(findings.rivals(figures)) + 2
-    text = _paragraph(
-        f"Work 1 is one position without attention. A row of L positions costs L + L² / (6 × "
-        f"{cost['width']:,}) with attention over whole rows; attention that skips other segments "
-        "costs the squares of the segments' lengths instead. Each bucket is one compilation of the "
-        f"training step. {findings.about_strategies(figures)}"
-    )
-    if len(cost["curve"]) > 1:
-        text = _chart("How many buckets are worth it", charts.bucket_curve, cost) + text
-    chart = _chart("Work per real token", charts.strategies, figures, 36 * bars + 60)
-    return _section(
-        "Strategies compared",
-        _grid(chart, f"<div>{text}</div>"),
-        _details(
-            f"All figures of {len(table.rows)} strategies",
-            table.html(),
-            _definitions(tables.explain_strategies(cost["width"])),
-        ),
-    )
-
-
-def _plan(figures: dict[str, Any]) -> str:
-    plan, parts = figures["plan"], []
-    several = len(plan["buckets"]) > 1
-    if several and "targets" not in figures:
-        title = "Tokens by length, and the lengths of the buckets"
-        parts.append(_chart(title, charts.tokens_by_length, figures))
-    if several:
-        height = 90 + 24 * len(plan["buckets"])
-        parts.append(_chart("Buckets of the first steps", charts.bucket_order, plan, height))
-    if len(plan["segments_per_row"]) > 1:
-        parts.append(_chart("Segments in a row", charts.segments_per_row, plan))
-    found = [tables.buckets(plan).html()]
-    if over_ideal := plan["balance"]["over_ideal"]:
-        found.append(tables.tiers(over_ideal).html())
-    text = findings.about_balance(plan["balance"])
-    if plan["walked"] < plan["batches"]:
-        text += (
-            " The order of buckets, documents a step and the balance of hosts are counted over the "
-            f"first {plan['walked']:,} of {plan['batches']:,} batches; everything else over all."
+def _strategies(figures: Figures) -> str:
+    """The comparison, with a bar of the work for each token and what it is for."""
+    attention = figures.options["attention"]
+    # Bars of the weakest strategies run off their cells, so that the strongest can be compared.
+    room = 2.5 * min(each.work[attention] for each in figures.strategies)
+    bars = {"strategy": '<th class="work">work for each token</th>'}
+    for each in figures.strategies:
+        positions = 1 / (1 - each.padding)
+        shares = zip(PARTS, (1, positions - 1, each.work[attention] - positions), strict=True)
+        parts = (
+            f'<i class="{name}" style="width:{share / room:.2%}"></i>' for name, share in shares
         )
-    return _section("The plan", *found, _paragraph(text), _grid(*parts))
+        about = f"<small>{escape(each.about)}</small>"
+        bars[each.name] = f'<td class="work"><div class="bar">{"".join(parts)}</div>{about}</td>'
+    table = findings.tabulate_strategies(figures)
+    legend = "".join(f'<i class="{name}"></i>{name}' for name in PARTS)
+    return (
+        f'<p class="soft">Work for each token with attention="{attention}":{legend}</p>'
+        f"{_table(table, findings.find_ours(figures).name, bars)}"
+        f"{_definitions(findings.explain_strategies(figures))}"
+    )
 
 
-def _side(title: str, corpus: dict[str, Any]) -> str:
-    parts = [_vocabulary(corpus)]
-    if corpus["shortest"] < corpus["longest"]:
-        parts = [_chart("Examples by length", charts.lengths, corpus), *parts]
-    sources = tables.sources(corpus).html() if len(corpus["sources"]) > 1 else ""
-    return _section(title, _definitions(tables.corpus(corpus)), sources, _grid(*parts))
+def _histogram(side: Side, buckets: list[int]) -> str:
+    """Examples and tokens by length, and the lengths of the buckets."""
 
+    def place(length: float) -> float:
+        return WIDTH * math.log(length) / math.log(side.edges[-1])
 
-def _vocabulary(corpus: dict[str, Any]) -> str:
-    parts = []
-    names = [source["name"] for source in corpus["sources"]]
-    if len(names) == 1 or len(names) > len(corpus["vocabulary"]):
-        names = [""]
-    for name, each in zip(names, corpus["vocabulary"], strict=False):
-        title = f"Vocabulary of {name}" if name else "Vocabulary"
-        facts = _definitions(tables.vocabulary(each))
-        parts.append(f"<div><h3>{escape(title)}</h3>{facts}</div>")
-    return "".join(parts)
+    def outline(counts: list[int]) -> str:
+        steps = zip(counts, side.edges[1:], strict=True)
+        lines = (f"V{HEIGHT * (1 - n / max(counts)):.1f}H{place(end):.1f}" for n, end in steps)
+        return f"M0 {HEIGHT}{''.join(lines)}V{HEIGHT}"
+
+    powers = [10**n for n in range(math.ceil(math.log10(side.edges[-1])))]
+    ticks = (f'<text x="{place(n):.1f}" y="{HEIGHT + 14}">{n:,}</text>' for n in powers)
+    dashes = (f'<path d="M{place(length):.1f} 0V{HEIGHT}"/>' for length in buckets)
+    listed = findings.list_words([f"{length:,}" for length in buckets])
+    text = (
+        "By length in positions, on a logarithmic scale: examples (grey) and tokens (line), each "
+        f"over its fullest column; and the lengths of the buckets (dashed), {listed}."
+    )
+    return (
+        f'<svg role="img" aria-label="{text}" viewBox="-20 -2 {WIDTH + 40} {HEIGHT + 22}">'
+        f'<path fill="currentColor" opacity=".3" d="{outline(side.columns["examples"])}"/>'
+        f'<path fill="none" stroke="currentColor" d="{outline(side.columns["tokens"])}"/>'
+        f'<g stroke="#e8792b" stroke-dasharray="4 3">{"".join(dashes)}</g>{"".join(ticks)}</svg>'
+        f'<p class="soft">{text}</p>'
+    )

@@ -24,7 +24,6 @@ from pipeline.loading.loader import Loader
 from pipeline.loading.sharding import batch_sharding, multiples
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
-from pipeline.report import markdown
 from pipeline.steps import Compiled, CompileGuard, hosts, keep_programs, make_mesh
 from pipeline.trainer.corpora import prepare_on_hosts
 from pipeline.trainer.evaluation import sum_over_batches, unigram_entropy
@@ -207,7 +206,7 @@ class Run:
         self._signals = self.enter(hosts.StopSignals())
         self._watched = True
         if not self.log.stats.evaluations:
-            self.log.text("plan", markdown(self._plan.until(0)))
+            self.log.text("plan", f"```\n{self._plan.until(0)}\n```")
 
     @contextlib.contextmanager
     def training(self, step: int, state: Any) -> Iterator[None]:
