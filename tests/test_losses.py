@@ -210,26 +210,16 @@ def test_files_of_steps_ignore_what_is_not_theirs(tmp_path):
     assert files.ranges() == []
 
 
-def test_the_audit_says_why_documents_were_left_out(ran, capsys):
+def test_the_audit_says_which_documents_were_left_out(ran, capsys):
     workdir, corpus, plan = ran
-    found = losses(workdir)
-    numbers, _, excess = found.select(found.step < 60).documents()
-    worst = numbers[excess > np.quantile(excess, 0.985)]
-    assert worst.tolist() == NOISY
-    easy = int(numbers[excess.argmin()])
-    changed = plan.after(60, exclude=worst).after(70, exclude=[easy])
+    changed = plan.after(60, exclude=[4, 40, 130]).after(70, exclude=[5])
     write_history(epath.Path(workdir), corpus, changed)
-    write_losses(workdir, changed, first=60)
     lines = [{"step": s, "loss": 1.0, "batch": changed.batch(s).digest} for s in range(STEPS)]
     (workdir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert main(["audit", str(workdir)]) == 0
     said = capsys.readouterr().out
-    least = excess[np.isin(numbers, worst)].min()
-    assert (
-        "left out from step 60 on, as asked: 4, 40, 130; until then their losses were at least "
-        f"{least:.3f} above the usual, and those of 98.5% of all documents less"
-    ) in said
-    assert f"left out from step 70 on, as asked: {easy}\n" in said
+    assert "left out from step 60 on, as asked: 4, 40, 130\n" in said
+    assert "left out from step 70 on, as asked: 5\n" in said
 
 
 @pytest.mark.slow
@@ -260,4 +250,4 @@ def test_a_config_leaves_out_what_stays_hard_for_two_epochs(text, tmp_path, monk
     assert not np.isin(late.example, changes["exclude"]).any()
     assert main(["audit", str(tmp_path)]) == 0
     names = ", ".join(map(str, changes["exclude"]))
-    assert f"left out from step {step} on, as asked: {names}; until then" in capsys.readouterr().out
+    assert f"left out from step {step} on, as asked: {names}\n" in capsys.readouterr().out

@@ -15,7 +15,6 @@ from etils import epath
 
 from pipeline.errors import InvalidValue, Missing
 from pipeline.fs.atomic import as_path
-from pipeline.history.loss_archive import NAME, losses
 from pipeline.history.plans import read_history
 from pipeline.planning import figures
 from pipeline.planning.bucket import Bucket
@@ -149,9 +148,7 @@ def audit(workdir: epath.PathLike, report: Callable[[str], None] = print) -> Non
     ledger.finish(len(digests))
     for step, changes in plan.changes:
         if "exclude" in changes:
-            numbers = changes["exclude"]
-            reason = _reason(workdir, step, numbers)
-            report(f"left out from step {step:,} on, as asked: {_some(numbers)}{reason}")
+            report(f"left out from step {step:,} on, as asked: {_some(changes['exclude'])}")
     for stage in plan.stages:
         done = {"truncate": "cut", "drop": "dropped"}.get(str(stage.options.overflow))
         overlong = [source.whole.pieces.overlong + source.first for source in stage.sources]
@@ -175,18 +172,6 @@ def audit(workdir: epath.PathLike, report: Callable[[str], None] = print) -> Non
         if number > 1 and count:
             report(f"repeated: {count:,} documents in {number} epochs each")
     report(f"all {len(digests):,} batches are those that were planned, each once and in order")
-
-
-def _reason(workdir: epath.Path, step: int, numbers: list[int]) -> str:
-    """Why documents are left out from a step on, where the losses before it say so."""
-    if not (workdir / NAME).exists():
-        return ""
-    found = losses(workdir)
-    documents, _, excess = found.select(found.step < step).documents()
-    least = excess[np.isin(documents, numbers)].min(initial=np.inf)
-    said = f"; until then their losses were at least {least:.3f} above the usual, and those of "
-    said += f"{np.mean(excess < least):.1%} of all documents less"
-    return said if 0 < least < np.inf else ""
 
 
 def _read_log(workdir: epath.Path) -> tuple[list[str], list[int], list[int]]:

@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import io
 import itertools
-import json
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -13,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 from etils import epath
 
-from pipeline.corpus.corpora import Corpora
 from pipeline.errors import InvalidValue, Missing
 from pipeline.fs.atomic import as_path, atomic_write, make_directory
 from pipeline.history.plans import read_history
@@ -76,43 +74,42 @@ def _digest(content: bytes) -> str:
 class LossLog:
     """Writes the sums of losses and weights of all segments, in Arrow files of some steps each.
 
-    A file has the columns `loss` and `weight`, float32, and in its schema the number of segments of
-    each of its steps. It names no examples: the plan says which they are. Files of the step that
-    the run goes on from, and of later ones, are removed.
+    A file has the columns `step`, uint32, `loss` and `weight`, float32. It names no examples: the
+    plan says which they are. Files of the step that the run goes on from, and of later ones, are
+    removed.
     """
 
     def __init__(self, workdir: epath.Path, step: int):
         self._files = StepFiles(workdir / NAME, "arrow")
         self._files.remove(step)
-        self._sums: dict[int, np.ndarray] = {}
+        self._columns: list[tuple[np.ndarray, ...]] = []
         self._count = 0
 
     def add(self, step: int, planned: PlannedBatch, sums: np.ndarray) -> None:
         """Takes the sums of the segments of a step, `[2, rows, segments]` as of `sum_segments`."""
         row = planned.segments[:, 0]
-        self._sums[step] = sums[:, row, np.arange(len(row)) - np.searchsorted(row, row)]
+        own = sums[:, row, np.arange(len(row)) - np.searchsorted(row, row)]
+        self._columns.append((np.full(len(row), step, np.uint32), *own))
         self._count += len(row)
         if self._count >= SEGMENTS:
             self.flush()
 
     def flush(self) -> None:
         """Writes what was added since the last time."""
-        if not self._sums:
+        if not self._count:
             return
-        steps = range(min(self._sums), max(self._sums) + 1)
-        sums = [self._sums.get(step, np.zeros((2, 0), np.float32)) for step in steps]
-        self._sums, self._count = {}, 0
-        counts = json.dumps({"segments": [each.shape[1] for each in sums]})
-        columns = [*np.concatenate(sums, axis=1)]
-        table = pa.table(columns, ["loss", "weight"], metadata={"lockstep": counts})
+        columns = [np.concatenate(column) for column in zip(*self._columns, strict=True)]
+        steps = range(int(columns[0][0]), int(columns[0][-1]) + 1)
+        self._columns, self._count = [], 0
+        table = pa.table(columns, ["step", "loss", "weight"])
         options, buffer = pa.ipc.IpcWriteOptions(compression="zstd"), io.BytesIO()
         with pa.ipc.new_file(buffer, table.schema, options=options) as writer:
             writer.write_table(table)
         self._files.write(steps, buffer.getvalue())
 
 
-def _read_sums(files: StepFiles) -> Iterator[tuple[int, np.ndarray]]:
-    """Each step that has losses and, float32 [2, segments], the sums of its losses and weights."""
+def _read_columns(files: StepFiles) -> Iterator[list[np.ndarray]]:
+    """The columns of each file: `step`, `loss` and `weight`."""
     ranges = files.ranges()
     for steps, following in itertools.zip_longest(ranges, ranges[1:]):
         if (content := files.read(steps)) is None:
@@ -120,13 +117,11 @@ def _read_sums(files: StepFiles) -> Iterator[tuple[int, np.ndarray]]:
                 f"the losses of steps {steps[0]:,} to {steps[-1]:,} in {files.directory} are "
                 "damaged; delete their file, and the losses of other steps can be read"
             )
-        table = pa.ipc.open_file(pa.py_buffer(content)).read_all()
-        counts = json.loads(table.schema.metadata[b"lockstep"])["segments"]
-        each = np.split(np.stack(table.columns), np.cumsum(counts)[:-1], axis=1)
-        for step, found in zip(steps, each, strict=True):
-            # A run that went on from before the end of a file has these steps in the next one.
-            if found.size and (following is None or step < following[0]):
-                yield step, found
+        columns = pa.ipc.open_file(pa.py_buffer(content)).read_all().columns
+        step, *sums = [column.to_numpy() for column in columns]
+        # A run that went on from before the end of a file has these steps in the next one.
+        end = np.searchsorted(step, following[0]) if following else len(step)
+        yield [step[:end].astype(np.int64), *(column[:end] for column in sums)]
 
 
 class Losses(NamedTuple):
@@ -200,25 +195,26 @@ def losses(workdir: epath.PathLike) -> Losses:
         ValueError: what is there cannot be read, or its batches cannot be planned again.
     """
     workdir = as_path(workdir)
-    corpus, plan = read_history(workdir)
-    found = []
-    for step, sums in _read_sums(StepFiles(workdir / NAME, "arrow")):
-        planned = plan.batch(step)
-        count = len(planned.segments)
-        if count != sums.shape[1]:
-            raise InvalidValue(
-                f"{workdir / NAME} has losses of {sums.shape[1]:,} segments at step {step:,}, and "
-                f"the plan has {count:,}; it is of another run"
-            )
-        steps = np.full(count, step)
-        found.append((planned.segments[:, 1], planned.epoch_of_segments, steps, *sums))
-    if not found:
+    _, plan = read_history(workdir)
+    files = [*_read_columns(StepFiles(workdir / NAME, "arrow"))]
+    if not files:
         raise Missing(
             f"there are no losses in {workdir / NAME}; train.py writes them as it saves, and a "
             "loop of your own if its steps give `segments` (pipeline.steps.segments)"
         )
-    columns = [np.concatenate(column) for column in zip(*found, strict=True)]
-    first = corpus.first if isinstance(corpus, Corpora) else np.zeros(1, int)
-    owner = np.searchsorted(first, columns[0], side="right") - 1
-    columns += owner, _usual(owner, *columns[2:])
-    return Losses(*columns)
+    step, loss, weight = (np.concatenate(column) for column in zip(*files, strict=True))
+    examples, epochs = [], []
+    for number, count in zip(*(each.tolist() for each in np.unique_counts(step)), strict=True):
+        planned = plan.batch(number)
+        if count != len(planned.segments):
+            raise InvalidValue(
+                f"{workdir / NAME} has losses of {count:,} segments at step {number:,}, and the "
+                f"plan has {len(planned.segments):,}; it is of another run"
+            )
+        examples.append(planned.segments[:, 1])
+        epochs.append(planned.epoch_of_segments)
+    example = np.concatenate(examples)
+    firsts = [source.first for source in plan.stages[-1].sources]
+    owner = np.searchsorted(firsts, example, side="right") - 1
+    usual = _usual(owner, step, loss, weight)
+    return Losses(example, np.concatenate(epochs), step, loss, weight, owner, usual)

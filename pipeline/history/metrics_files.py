@@ -60,10 +60,6 @@ class MetricsFiles:
             if name != "step" and isinstance(value, (int, float)):
                 self._board.add_scalar(name, value, values["step"])
 
-    def text(self, name: str, markdown: str) -> None:
-        """Shows a text in TensorBoard, at step 0."""
-        self._board.add_text(name, markdown, 0)
-
     def flush(self) -> None:
         """Makes what was written so far outlive the process."""
         with name_full_disk(self._path):

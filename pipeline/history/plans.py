@@ -21,10 +21,9 @@ def write_history(workdir: epath.PathLike, corpus: Any, plan: Plan) -> None:
     """Writes which corpus, plans and changes make up the batches of the run in `workdir`.
 
     A corpus inside the work directory is named relative to it, any other by its whole path. `view`
-    describes a view. Of several corpora, directories and views are given by name. The plan has all
-    of the run's steps.
+    describes a view. A single corpus has the name "". The plan has all of the run's steps.
 
-    {"corpus": "corpus/train", "view": null, "tokens": "tokens=…",
+    {"corpora": {"": {"directory": "corpus/train", "view": null}}, "tokens": "tokens=…",
      "plans": [{"from": 0, "fingerprint": …, "changes": {"buckets": [[8, 128]], "seed": 0, …}},
                {"from": 2000, "fingerprint": …, "changes": {"buckets": [[16, 128]]}}]}
 
@@ -32,20 +31,17 @@ def write_history(workdir: epath.PathLike, corpus: Any, plan: Plan) -> None:
         ValueError: a corpus has no directory to open it by, such as one of `InPlace`.
     """
     inside = os.path.join(_absolute(workdir), "")
-    several = isinstance(corpus, Corpora)
-    places, views = {}, {}
-    for name, one in corpus.corpora.items() if several else [("", corpus)]:
+    places = {}
+    for name, one in corpus.corpora.items() if isinstance(corpus, Corpora) else [("", corpus)]:
         if (place := getattr(one, "directory", None)) is None:
             raise InvalidValue(
                 f"the corpus is {one!r:.80}, which has no directory, so its batches cannot be "
                 "planned again for audit and show; prepare a corpus, or write no history"
             )
-        places[name] = _absolute(place).removeprefix(inside)
-        if isinstance(one, View):
-            views[name] = one.description
+        view = one.description if isinstance(one, View) else None
+        places[name] = {"directory": _absolute(place).removeprefix(inside), "view": view}
     content = {
-        "corpus": places if several else places[""],
-        "view": (views if several else views.get("")) or None,
+        "corpora": places,
         "tokens": corpus.fingerprint,
         "plans": [
             {**entry, "changes": changes}
@@ -75,22 +71,20 @@ def read_history(workdir: epath.PathLike) -> tuple[AnyCorpus, Plan]:
         content: dict[str, Any] = json.loads(path.read_text())
         changes = [(int(entry["from"]), dict(entry["changes"])) for entry in content["plans"]]
         fingerprints = [str(entry["fingerprint"]) for entry in content["plans"]]
-        directory, tokens, view = content["corpus"], content["tokens"], content.get("view")
-        several = isinstance(directory, dict)
-        places, views = (directory, view or {}) if several else ({"": directory}, {"": view})
+        tokens, places = content["tokens"], content["corpora"]
         opened: dict[str, AnyCorpus] = {}
         for name, place in places.items():
-            opened[name] = open_corpus(workdir / place)
-            if described := views.get(name):
-                opened[name] = view_of(opened[name], described)
-        corpus = Corpora(opened) if several else opened[""]
+            opened[name] = open_corpus(workdir / place["directory"])
+            if place["view"]:
+                opened[name] = view_of(opened[name], place["view"])
+        corpus = opened[""] if [*opened] == [""] else Corpora(opened)
     except InvalidValue:  # what a corpus says
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _damage(path, error) from error
     if corpus.fingerprint != tokens:
         raise InvalidValue(
-            f"the corpus in {directory} is {corpus.fingerprint}, and the run "
+            f"the corpus in {places} is {corpus.fingerprint}, and the run "
             f"was trained on {tokens}; its batches cannot be planned again without that"
         )
     try:

@@ -165,11 +165,6 @@ class RunLog:
         logger.info(f"step {step:,}: {text or 'not finite'}{usual}")
         self.write({"step": step, **finite})
 
-    def text(self, name: str, markdown: str) -> None:
-        """Shows a text in TensorBoard, at step 0."""
-        if self._leads:
-            self._files.text(name, markdown)
-
     def save(self) -> dict[str, Any]:
         """Makes what was added outlive the process; returns the state for a checkpoint: JSON."""
         self.flush()

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.corpora import Corpora
 from pipeline.errors import InvalidValue
 from pipeline.history.loss_archive import Losses, losses
 from pipeline.history.plans import read_history
@@ -23,7 +22,7 @@ class Why:
     """
 
     def __init__(self, workdir: epath.PathLike, width: int = 110):
-        self._corpus, _ = read_history(workdir)
+        self._corpus, self._plan = read_history(workdir)
         self._losses, self._width = losses(workdir), width
 
     def step(self, step: int) -> Iterator[str]:
@@ -77,13 +76,14 @@ class Why:
             for example, mean in zip(examples.tolist(), then, strict=True):
                 by_epoch[example].append(f"{mean:.2f}")
         rows = [["document", "loss", "usual", title]]
-        for (number, means), one, above in zip(by_epoch.items(), loss, excess, strict=True):
-            owner = ""
-            if isinstance(self._corpus, Corpora):
-                which = int(np.searchsorted(self._corpus.first, number, side="right")) - 1
-                owner = f" {[*self._corpus.corpora][which]}"
+        firsts = [source.first for source in self._plan.stages[-1].sources]
+        owners = np.searchsorted(firsts, numbers, side="right") - 1
+        for (number, means), owner, one, above in zip(
+            by_epoch.items(), owners, loss, excess, strict=True
+        ):
             several = "… " * (len(means) > EPOCHS) + " ".join(means[-EPOCHS:])
-            rows.append([f"{number:,}{owner}", f"{one:.3f}", f"{one - above:.3f}", several or "–"])
+            name = f"{number:,} {self._plan.names[owner]}".rstrip()
+            rows.append([name, f"{one:.3f}", f"{one - above:.3f}", several or "–"])
         for line, text in zip(text_table(rows), ["", *map(self._start, by_epoch)], strict=True):
             yield f"{line}  {text}"[: max(self._width, len(line))].rstrip()
 

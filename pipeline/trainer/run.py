@@ -205,8 +205,6 @@ class Run:
         self._profile = self.enter(Profile(self._profiled, self.workdir / "profile"))
         self._signals = self.enter(hosts.StopSignals())
         self._watched = True
-        if not self.log.stats.evaluations:
-            self.log.text("plan", f"```\n{self._plan.until(0)}\n```")
 
     @contextlib.contextmanager
     def training(self, step: int, state: Any) -> Iterator[None]:
