@@ -25,6 +25,7 @@ from pyarrow import parquet
 import pipeline
 from pipeline import sources, tokenizers
 from pipeline.fs import as_path, atomic_write, directory_lock, lease, mirror, objects
+from pipeline.fs.atomic import remove_leftovers
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.text import ragged
 from pipeline.text.sources import open_files
@@ -424,9 +425,9 @@ def test_what_a_killed_process_left_on_this_machine_is_removed(monkeypatch, tmp_
     gone = subprocess.Popen(["true"])
     gone.wait()
     for pid in (gone.pid, os.getpid()):
-        (tmp_path / f"lockstep-mirror-{pid}-x" / "5").mkdir(parents=True)
-    mirror._remove_leftovers()
-    assert [path.name for path in tmp_path.iterdir()] == [f"lockstep-mirror-{os.getpid()}-x"]
+        (tmp_path / f"lockstep-mirror.x.{pid}.tmp" / "5").mkdir(parents=True)
+    remove_leftovers(epath.Path(tmp_path), mirror.NAME)
+    assert [path.name for path in tmp_path.iterdir()] == [f"lockstep-mirror.x.{os.getpid()}.tmp"]
 
 
 def test_several_processes_are_refused_where_one_alone_can_write(monkeypatch):

@@ -29,7 +29,7 @@ from pipeline.corpus.parts import Maps, Part, PartFile, read_part
 from pipeline.errors import InvalidValue
 from pipeline.fs import objects
 from pipeline.fs.atomic import atomic_write, is_locked, open_locked
-from pipeline.fs.fork import Handles, restart_in_children
+from pipeline.fs.fork import Handles
 
 logger = logging.getLogger(__name__)
 
@@ -74,8 +74,7 @@ class PartCache(Handles):
                 "of two windows of the plan"
             )
         self.max_bytes = max_bytes
-        self.restart()
-        restart_in_children(self)
+        self.__setstate__({})
 
     def restart(self) -> None:
         """See `Handles`."""

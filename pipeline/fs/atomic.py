@@ -7,6 +7,7 @@ import glob
 import io
 import logging
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from typing import IO, Any
@@ -81,7 +82,7 @@ def atomic_write(
     owner = uuid.uuid4().hex if shared else os.getpid()
     temporary = path.parent / f".{path.name}.{owner}.tmp"
     if is_local(path) and not shared:
-        _remove_leftovers(path)
+        remove_leftovers(path.parent, f".{path.name}")
     try:
         if is_local(path):
             raw = _Temporary(path, temporary)
@@ -158,12 +159,15 @@ def _write_error(path: epath.PathLike, number: int | None, reason: str) -> OSErr
     )
 
 
-def _remove_leftovers(path: epath.Path) -> None:
-    """Removes the temporary files of `path` whose process is gone."""
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+def remove_leftovers(directory: epath.Path, name: str) -> None:
+    """Removes what is called `NAME.PID.tmp` in a directory, of processes that are gone."""
+    for left in directory.glob(f"{glob.escape(name)}.*.tmp"):
         pid = left.name.removesuffix(".tmp").rpartition(".")[2]
         if pid.isdecimal() and not is_running(int(pid)):
-            left.unlink(missing_ok=True)
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -1,20 +1,19 @@
 """Mirror: a local directory whose folders are kept in object storage, for what needs files."""
 
 import os
-import shutil
 import tempfile
 
 from etils import epath
 
 from pipeline.fs import objects
-from pipeline.fs.lease import is_running
+from pipeline.fs.atomic import remove_leftovers
 from pipeline.fs.objects import ObjectPath
 
 # The last object of a folder to be written, and the first to be deleted: with it, all is there.
 # orbax makes one in each checkpoint.
 WHOLE = "commit_success.txt"
 
-PREFIX = "lockstep-mirror-"  # of the names of local directories, before the number of the process
+NAME = "lockstep-mirror"  # how the names of local directories begin
 
 
 class Mirror:
@@ -27,8 +26,8 @@ class Mirror:
 
     def __init__(self, remote: ObjectPath):
         self._remote = remote
-        _remove_leftovers()
-        self._scratch = tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-")
+        remove_leftovers(epath.Path(tempfile.gettempdir()), NAME)
+        self._scratch = tempfile.TemporaryDirectory(f".{os.getpid()}.tmp", f"{NAME}.")
         self.local = epath.Path(self._scratch.name)
         self._partial: set[str] = set()  # folders of which only the top is here
         for name in objects.children(remote)[1]:
@@ -73,11 +72,3 @@ class Mirror:
             file = self.local / path.relative_to(self._remote)
             file.parent.mkdir(parents=True, exist_ok=True)
             objects.download(path, file)
-
-
-def _remove_leftovers() -> None:
-    """Removes the local directories of processes that were killed."""
-    for left in epath.Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        pid = left.name.removeprefix(PREFIX).partition("-")[0]
-        if pid.isdecimal() and not is_running(int(pid)):
-            shutil.rmtree(left, ignore_errors=True)

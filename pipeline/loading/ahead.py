@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.fs.fork import Handles, restart_in_children
+from pipeline.fs.fork import Handles
 from pipeline.planning.lengths import HasCorpora
 from pipeline.planning.plan import Plan
 
@@ -19,8 +19,7 @@ class ReadAhead(Handles):
 
     def __init__(self, corpus: AnyCorpus, plan: Plan):
         self._corpus, self._plan, self._step = corpus, plan, 0
-        self.restart()
-        restart_in_children(self)
+        self.__setstate__({})
 
     def restart(self) -> None:
         """See `Handles`."""

@@ -58,24 +58,21 @@ class LineSource(files.FileSource):
     _parse: Callable[[Line], dict[str, Any]]
 
     @functools.cached_property
-    def _index(self) -> tuple[list[list[tuple[int, int]]], list[int], int]:
-        """Marks of each file, the number of its records, and of all blank lines.
+    def _index(self) -> tuple[list[list[tuple[int, int]]], list[int]]:
+        """Marks of each file, and the number of its records.
 
         A mark is the (offset, line number) of every 32nd line that is a record.
         """
         marks: list[list[tuple[int, int]]] = []
-        sizes, blank = [], 0
+        sizes = []
         for path in self.files:
             marks.append([])
             sizes.append(0)
-            for line in _scan(path, 0, 1):
-                if not self._is_record(line):
-                    blank += 1
-                    continue
+            for line in filter(self._is_record, _scan(path, 0, 1)):
                 if sizes[-1] % STRIDE == 0:
                     marks[-1].append((line.offset, line.number))
                 sizes[-1] += 1
-        return marks, sizes, blank
+        return marks, sizes
 
     def _is_record(self, line: Line) -> bool:
         return self.keep_blank or bool(line.content)
@@ -87,11 +84,6 @@ class LineSource(files.FileSource):
     def _indexed(self) -> dict[int, IO[bytes] | None]:
         """What `files.open_indexed` opened, by the number of the file."""
         return {}
-
-    @property
-    def blank_lines(self) -> int:
-        """How many lines were skipped because they are blank."""
-        return self._index[2]
 
     def _read(self, part: int, numbers: Sequence[int]) -> list[dict[str, Any]]:
         with self._lock:

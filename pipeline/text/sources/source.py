@@ -197,7 +197,7 @@ class Slice(PartedSource):
         return f"{self.begin:.1%} to {self.end:.1%} of {self.source}"
 
 
-class Records:
+class Records(PartedSource):
     """Anything with a length and random access: a list, a `grain.MapDataset`, a data source.
 
     Entries are dicts, or texts (`str`, `bytes`), which become `{"text": …}`.
@@ -234,19 +234,15 @@ class Records:
         content = "".join(f"{line}\n" for line in [len(self), *lines])
         return f"records-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
 
-    def __len__(self) -> int:
-        return len(self.records)
+    def _sizes(self) -> list[int]:
+        return [len(self.records)]
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.__getitems__([index])[0]
+    def _read(self, part: int, numbers: Sequence[int]) -> list[dict[str, Any]]:
+        entries = read_records(self.records, [int(number) for number in numbers])
+        return [_as_record(*pair) for pair in zip(numbers, entries, strict=True)]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """The records with these numbers."""
-        for index in indices:
-            if not 0 <= index < len(self):  # a list would count from its end
-                raise OutOfRange(f"record {index} of {len(self):,}")
-        entries = read_records(self.records, [int(index) for index in indices])
-        return [_as_record(*pair) for pair in zip(indices, entries, strict=True)]
+    def _where(self, part: int, number: int) -> str:
+        return f"record {number}"
 
     def __str__(self) -> str:
         return f"{len(self):,} records of a {type(self.records).__name__}"
