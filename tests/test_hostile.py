@@ -119,7 +119,7 @@ def test_a_damaged_index_is_refused(tmp_path):
     [
         ("plans.json", b'"fingerprint"', b'"f"', "plans.json cannot be read"),
         ("plans.json", b'"seed": 4', b'"seed": []', "plans.json cannot be read"),
-        ("plans.json", b'"corpus": "corpus"', b'"corpus": 3', "plans.json cannot be read"),
+        ("plans.json", b'"directory": "corpus"', b'"directory": 3', "plans.json cannot be read"),
         ("plans.json", b'"view": null', b'"view": "a"', "plans.json cannot be read"),
         ("metrics.jsonl", b'"loss"', b'"lows"', "line 1 of .*metrics.jsonl cannot be read: .*loss"),
         ("metrics.jsonl", b'"step": 3', b'"step": {}', "line 4 of .*metrics.jsonl cannot be"),

@@ -185,6 +185,16 @@ def test_what_overflows_is_told():
             assert text in format_page(seen, command="", date=datetime.date(2026, 1, 2))
 
 
+def test_pairs_without_any_inputs_have_a_report():
+    dataset = from_lengths("pairs", np.array([[0, 9], [0, 0], [0, 30]]))
+    seen = measure(dataset, Options({"tokens_per_batch": 512}))
+    inputs, targets = seen.sides
+    assert (inputs.tokens, inputs.empty, inputs.longest) == (0, 3, 0)
+    assert (targets.tokens, targets.empty, targets.longest) == (39, 1, 30)
+    assert "3 with nothing to train on" in format_text(seen)
+    assert "<svg" in format_page(seen, command="", date=datetime.date(2026, 1, 2))
+
+
 def test_the_report_is_plain_json(figures):
     seen = json.loads(json.dumps(dataclasses.asdict(figures)))
     names = [each["name"] for each in seen["strategies"]]

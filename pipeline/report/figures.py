@@ -144,12 +144,14 @@ def measure_side(dataset: Dataset, name: str, row: int) -> Side:
     """The lengths of a dataset, or of the `name` side of pairs, for rows of `row` positions."""
     lengths = dataset.lengths.reshape(len(dataset.lengths), -1)[:, int(name == "targets")]
     sizes, counts = histogram(lengths)
-    overlong, examples = int(counts[sizes > row].sum()), int(counts.sum())
-    sizes, counts = sizes[sizes > 0], counts[sizes > 0]
+    overlong, empty = int(counts[sizes > row].sum()), int(counts[sizes == 0].sum())
+    if sizes.any():
+        sizes, counts = sizes[sizes > 0], counts[sizes > 0]
     below, tokens = np.cumsum(counts), int(counts @ sizes)
     at = {f"{p}": int(sizes[np.searchsorted(below, p / 100 * below[-1])]) for p in PERCENTILES}
     # Edges grow by a fixed factor; short columns hold a single length.
-    edges = np.unique(np.ceil(np.geomspace(1, sizes[-1] + 1, COLUMNS + 1) - 1e-9).astype(np.int64))
+    ends = np.geomspace(1, max(int(sizes[-1]), 1) + 1, COLUMNS + 1)
+    edges = np.unique(np.ceil(ends - 1e-9).astype(np.int64))
     columns = {
         name: np.histogram(sizes, edges, weights=each)[0].tolist()
         for name, each in (("examples", counts), ("tokens", counts * sizes))
@@ -163,9 +165,9 @@ def measure_side(dataset: Dataset, name: str, row: int) -> Side:
     ]
     return Side(
         name=name,
-        examples=examples,
+        examples=len(lengths),
         tokens=tokens,
-        empty=examples - int(below[-1]),
+        empty=empty,
         mean=tokens / int(below[-1]),
         percentiles=at,
         longest=int(sizes[-1]),

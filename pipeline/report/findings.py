@@ -171,7 +171,7 @@ def explain_strategies(figures: Figures) -> dict[str, str]:
 
 def tabulate_strategies(figures: Figures) -> Table:
     """The comparison: a row for each strategy."""
-    documents = figures.sides[0].examples - figures.sides[0].empty
+    documents = figures.sides[-1].examples - figures.sides[-1].empty
     return [
         ["strategy", "padding", "shapes", "batches", "cut", "dense", "segment"],
         *(
@@ -207,7 +207,7 @@ def tabulate_sources(side: Side) -> Table:
                 each["name"],
                 f"{each['examples']:,}",
                 f"{each['tokens']:,}",
-                percent(each["tokens"] / side.tokens),
+                percent(each["tokens"] / max(side.tokens, 1)),
             ]
             for each in side.sources
         ),

@@ -118,7 +118,7 @@ def _histogram(side: Side, buckets: list[int]) -> str:
 
     def outline(counts: list[int]) -> str:
         steps = zip(counts, side.edges[1:], strict=True)
-        lines = (f"V{HEIGHT * (1 - n / max(counts)):.1f}H{place(end):.1f}" for n, end in steps)
+        lines = (f"V{HEIGHT * (1 - n / max(1, *counts)):.1f}H{place(end):.1f}" for n, end in steps)
         return f"M0 {HEIGHT}{''.join(lines)}V{HEIGHT}"
 
     powers = [10**n for n in range(math.ceil(math.log10(side.edges[-1])))]

@@ -48,5 +48,5 @@ def format_text(figures: Figures, *, width: int = 120, colour: bool = False) -> 
 def _histogram(side: Side) -> str:
     """Examples by length, from 1 to the longest on a logarithmic scale, as a line of blocks."""
     examples = side.columns["examples"]
-    blocks = "".join(BLOCKS[max(round(8 * n / max(examples)), n > 0)] for n in examples)
+    blocks = "".join(BLOCKS[max(round(8 * n / max(1, *examples)), n > 0)] for n in examples)
     return f"1 ▕{blocks}▏ {side.longest:,} positions (log)"
