@@ -42,14 +42,8 @@ def as_path(path: epath.PathLike) -> epath.Path:
 def make_directory(path: epath.PathLike) -> epath.Path:
     """Makes a directory and those that it lies in, unless it is there; returns its path."""
     path = as_path(path)
-    try:
+    with _name_errors(path):
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(
-            error.errno,
-            f"could not make the directory {os.fspath(path)}: {error.strerror or error}; make room "
-            "or check the path, and run again",
-        ) from error
     return path
 
 
@@ -155,7 +149,7 @@ def _write_error(path: epath.PathLike, number: int | None, reason: str) -> OSErr
     return StorageError(
         number,
         f"could not write {os.fspath(path)}: {reason}. Nothing of it is left, and what was "
-        "finished before is kept; make room and run again",
+        "finished before is kept; make room or check the path, and run again",
     )
 
 

@@ -150,8 +150,8 @@ def measure_side(dataset: Dataset, name: str, row: int) -> Side:
     below, tokens = np.cumsum(counts), int(counts @ sizes)
     at = {f"{p}": int(sizes[np.searchsorted(below, p / 100 * below[-1])]) for p in PERCENTILES}
     # Edges grow by a fixed factor; short columns hold a single length.
-    ends = np.geomspace(1, max(int(sizes[-1]), 1) + 1, COLUMNS + 1)
-    edges = np.unique(np.ceil(ends - 1e-9).astype(np.int64))
+    exact = np.geomspace(1, max(int(sizes[-1]), 1) + 1, COLUMNS + 1)
+    edges = np.unique(np.ceil(exact - 1e-9).astype(np.int64))
     columns = {
         name: np.histogram(sizes, edges, weights=each)[0].tolist()
         for name, each in (("examples", counts), ("tokens", counts * sizes))
@@ -237,10 +237,10 @@ def spread_of_means(buckets: list[Bucket], moments: np.ndarray) -> dict[str, flo
     """How much the mean length of a batch's segments varies, compared with random batches.
 
     Random batches have as many segments, drawn from all of their bucket. `buckets` has the bucket
-    of each batch; `moments` the number of its segments, the sum of their lengths and
-    that of their squares, NaN for batches to leave out: float64 [batches, 3]. `ratio` is the
-    standard deviation of the means over that of random batches, and `correlation` that of
-    neighbouring batches; both are None if too few batches tell.
+    of each batch; `moments` the number of its segments, the sum of their lengths and that of their
+    squares, NaN for batches to leave out: float64 [batches, 3]. `ratio` is the standard deviation
+    of the means over that of random batches, and `correlation` that of neighbouring batches; both
+    are None if too few batches tell.
     """
     scores = np.full(len(buckets), np.nan)  # deviations of the means, with the variance 1 by chance
     full = ~np.isnan(moments[:, 0])
