@@ -87,6 +87,13 @@ class TestInABrowser:
         assert any("fail" in line for line in seen["console"])
         assert any("beyond the edge" in problem for problem in seen["problems"])
 
+    @pytest.mark.parametrize("lengths", [[1, 1], [3, 200], [[2, 900], [0, 1]]])
+    def test_lengths_far_from_those_of_the_buckets_stay_on_the_page(self, lengths, tmp_path):
+        dataset = from_lengths("few", np.array(lengths))
+        file = tmp_path / "report.html"
+        file.write_text(html(measure(dataset, Options({"tokens_per_batch": 4096}))))
+        assert look(file, tmp_path, width=390)["problems"] == []
+
     @pytest.mark.parametrize("dark", [False, True])
     @pytest.mark.parametrize("width", [390, 1280])
     def test_nothing_is_cut_and_the_console_is_empty(self, figures, tmp_path, width, dark):

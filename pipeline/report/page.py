@@ -113,15 +113,17 @@ def _strategies(figures: Figures) -> str:
 def _histogram(side: Side, buckets: list[int]) -> str:
     """Examples and tokens by length, and the lengths of the buckets."""
 
+    most = max(side.edges[-1], *buckets)
+
     def place(length: float) -> float:
-        return WIDTH * math.log(length) / math.log(side.edges[-1])
+        return WIDTH * math.log(length) / math.log(most)
 
     def outline(counts: list[int]) -> str:
         steps = zip(counts, side.edges[1:], strict=True)
         lines = (f"V{HEIGHT * (1 - n / max(1, *counts)):.1f}H{place(end):.1f}" for n, end in steps)
         return f"M0 {HEIGHT}{''.join(lines)}V{HEIGHT}"
 
-    powers = [10**n for n in range(math.ceil(math.log10(side.edges[-1])))]
+    powers = [10**n for n in range(math.ceil(math.log10(most)))]
     ticks = (f'<text x="{place(n):.1f}" y="{HEIGHT + 14}">{n:,}</text>' for n in powers)
     dashes = (f'<path d="M{place(length):.1f} 0V{HEIGHT}"/>' for length in buckets)
     listed = findings.list_words([f"{length:,}" for length in buckets])
