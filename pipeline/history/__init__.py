@@ -6,10 +6,9 @@ that a loss is from.
 """
 
 from pipeline.history.auditing import NotAsPlanned, audit
-from pipeline.history.loss_archive import Losses, losses
+from pipeline.history.loss_archive import Losses, Why, losses
 from pipeline.history.plans import read_history, write_history
 from pipeline.history.run_log import RunLog
-from pipeline.history.why import Why
 
 __all__ = [
     "Losses",

@@ -112,7 +112,6 @@ def _strategies(figures: Figures) -> str:
 
 def _histogram(side: Side, buckets: list[int]) -> str:
     """Examples and tokens by length, and the lengths of the buckets."""
-
     most = max(side.edges[-1], *buckets)
 
     def place(length: float) -> float:
