@@ -4,34 +4,19 @@
 whole or not at all. `directory_lock` lets one process work in a directory while others wait; in a
 bucket it is a lease (`fs.lease`). `fs.objects` reads and writes objects, `fs.mirror` keeps a local
 directory in a bucket. Objects with locks, threads or open files name what a forked child makes anew
-(`Handles`, `restart_in_children`). A library of a cloud is imported when a path needs it.
+(`fs.fork`). A library of a cloud is imported when a path needs it.
 """
 
-from pipeline.fs.atomic import (
-    as_path,
-    atomic_write,
-    directory_lock,
-    is_local,
-    is_locked,
-    make_directory,
-    name_full_disk,
-    open_locked,
-)
-from pipeline.fs.fork import Handles, restart_in_children
+from pipeline.fs.atomic import as_path, atomic_write, directory_lock, is_local, name_full_disk
 from pipeline.fs.mirror import Mirror
 from pipeline.fs.objects import ObjectPath
 
 __all__ = [
-    "Handles",
     "Mirror",
     "ObjectPath",
     "as_path",
     "atomic_write",
     "directory_lock",
     "is_local",
-    "is_locked",
-    "make_directory",
     "name_full_disk",
-    "open_locked",
-    "restart_in_children",
 ]
