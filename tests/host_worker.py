@@ -176,6 +176,7 @@ def score(asked):
         directory=asked["directory"],
         sharding=mesh,
         buckets=[pipeline.Bucket(8, 16), pipeline.Bucket(4, 32)],
+        per="position",
     )
     return len(scores)
 

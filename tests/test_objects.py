@@ -500,7 +500,7 @@ def test_scores_in_a_bucket_are_those_on_disk(place, corpus, tmp_path):
     def step(batch):
         return {"twice": 2 * batch["inputs"]}
 
-    options = {"buckets": [pipeline.Bucket(8, 256)]}
+    options = {"buckets": [pipeline.Bucket(8, 256)], "per": "position"}
     here = pipeline.score(corpus, step, directory=tmp_path / "s", **options)
     there = pipeline.score(corpus, step, directory=place / "s", **options)
     assert there.equals(here)
