@@ -3,6 +3,7 @@
 import fcntl
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -135,6 +136,32 @@ def test_a_damaged_copy_is_fetched_again(corpus, tmp_path, caplog):
     numbers = np.arange(len(corpus))
     assert_same(got, corpus.read(numbers, 0 * numbers, corpus.lengths))
     wait_for(path.exists)
+
+
+@pytest.mark.parametrize("whose", ["copy", "source"])
+def test_a_flipped_bit_of_a_part_is_noticed_when_it_is_first_mapped(corpus, whose, tmp_path):
+    place, parts = tmp_path / "corpus", tmp_path / "cache"
+    shutil.copytree(corpus.directory, place)
+    name, mine = "part-00003.arrow", Corpus.open(place, cache=parts)
+    ((cache, _),) = mine.caches
+    path = {"copy": cache.directory, "source": place}[whose] / name
+    if whose == "copy":
+        shutil.copy(place / name, path)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1  # of a token
+    path.write_bytes(content)
+    demand = [np.arange(len(corpus.files))]
+    cache.follow(lambda: demand)
+    wait_for(lambda: (cache.directory / name).exists())
+    numbers = np.arange(len(corpus))
+    if whose == "source":
+        with pytest.raises(ValueError, match=r"damaged at .*corpus/part-00003\.arrow: its digest"):
+            mine.read(numbers, 0 * numbers, corpus.lengths)
+    else:
+        got = mine.read(numbers, 0 * numbers, corpus.lengths)
+        assert_same(got, corpus.read(numbers, 0 * numbers, corpus.lengths))
+        wait_for(lambda: cache.file(3) is not None)
+    demand.clear()
 
 
 def test_corpora_and_mixtures_use_the_caches_of_all(corpus, tmp_path):

@@ -24,7 +24,7 @@ from typing import IO
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.manifest import part_name, require_same_part
+from pipeline.corpus.manifest import damage, part_name, require_same_part
 from pipeline.corpus.parts import Maps, Part, PartFile, read_part
 from pipeline.errors import InvalidValue
 from pipeline.fs import objects
@@ -107,7 +107,13 @@ class PartCache(Handles):
         return maps
 
     def file(self, number: int) -> PartFile | None:
-        """The part with this number, mapped; None if it is not there."""
+        """The part with this number, mapped; None if it is not there.
+
+        Its digest is compared when it is first mapped.
+
+        Raises:
+            ValueError: the part is damaged where it was fetched from.
+        """
         if (file := self._files.get(number)) is None:
             path = self.directory / part_name(number)
             if not path.exists():
@@ -115,7 +121,9 @@ class PartCache(Handles):
             try:
                 file = read_part(epath.Path(path))
                 require_same_part(self._parts[number], file.part)
+                file.verify()
             except ValueError as error:
+                _require_sound(self._source / part_name(number))
                 logger.warning("%s is removed and fetched again: %s", path, error)
                 path.unlink(missing_ok=True)
                 return None
@@ -268,3 +276,11 @@ class PartCache(Handles):
                     files = reserved if entry.name.startswith(".") else whole
                     files[int(found[1] or found[2])] = entry.stat().st_size
         return whole, reserved
+
+
+def _require_sound(path: epath.Path) -> None:
+    """Refuses a part that would be fetched damaged for ever."""
+    try:
+        read_part(path).verify()
+    except ValueError as error:
+        raise damage(path, str(error)) from error
