@@ -379,7 +379,7 @@ def spoil(corpus, how):
         case "broken manifest":
             manifest.write_text(manifest.read_text()[:200])
         case "manifest of something else":
-            manifest.write_text('{"schema_version": 2}')
+            manifest.write_text('{"schema_version": 3}')
         case "another schema":
             manifest.write_text(json.dumps(about | {"schema_version": 99}))
         case "no manifest":
@@ -397,7 +397,7 @@ def spoil(corpus, how):
         ("manifest of something else", "damaged at .*corpus.json: it does not have"),
         (
             "another schema",
-            "schema version 99, and this version of Lockstep reads version 2: prepare",
+            "schema version 99, and this version of Lockstep reads version 3: prepare",
         ),
         ("no manifest", "half-written: it has parts but no corpus.json. Prepare it again"),
     ],

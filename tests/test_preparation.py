@@ -233,6 +233,26 @@ def test_a_part_that_is_not_whole_is_done_again(source, tmp_path, damage):
     assert contents(prepare(source, Bytes(), tmp_path / "corpus").directory) == before
 
 
+@pytest.mark.parametrize("records", [3, 30], ids=["one part", "three parts"])
+def test_no_flipped_bit_of_a_part_keeps_it_from_being_made_anew(records, tmp_path, monkeypatch):
+    """Also those of its metadata, by which it seems another corpus's."""
+    monkeypatch.setattr(ragged, "TOKENS_PER_PART", 200)
+    source, place = (
+        Records([{"text": f"number {n} of all"} for n in range(records)]),
+        tmp_path / "c",
+    )
+    prepare(source, Bytes(), place, num_workers=0, progress=False)
+    before = contents(place)
+    path = parts(place)[-1]
+    for at in range(0, len(before[path.name]), 7):
+        content = bytearray(before[path.name])
+        content[at] ^= 1 << at % 8
+        path.write_bytes(content)
+        (place / "corpus.json").unlink()
+        prepare(source, Bytes(), place, num_workers=0, progress=False).verify()
+        assert contents(place)["corpus.json"] == before["corpus.json"]
+
+
 def test_files_of_others_are_refused_by_name_and_stay(source, tmp_path):
     texts = pa.table({"text": ["a b c", "d e"]})
     with pa.ipc.new_file(str(tmp_path / "part-0.arrow"), texts.schema) as file:

@@ -12,6 +12,8 @@ from pipeline import templates
 from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.preparation import prepare
 from pipeline.corpus.tasks import INPUTS
+from pipeline.report import tables
+from pipeline.report.figures import measure_vocabulary
 from pipeline.text.sources import Records
 from pipeline.text.templates import Answer, Chat
 from pipeline.text.tokenizers import Bytes
@@ -78,6 +80,26 @@ def test_only_answers_are_learnt(tmp_path):
     assert Bytes().decode(fields["inputs"]) == "Who?\nMe."
     assert fields["loss_weights"].tolist() == [0.0] * 5 + [1.0] * 4
     assert corpus[1]["loss_weights"].tolist() == [0.0] * 10 + [1.0]  # the end is learnt, too
+
+
+def test_what_carries_loss_is_counted_beside_all_tokens(tmp_path):
+    records = [{"q": "two and two", "a": "four"}, {"q": "three", "a": ""}]
+    template = Answer(prompt="{q}", answer="{a}")
+    corpus = pipeline.prepare(Records(records), Bytes(), tmp_path / "a", template=template)
+    learnt = sum(int(np.count_nonzero(each["loss_weights"])) for each in corpus)
+    assert (corpus.num_tokens, corpus.num_learnt) == (22, learnt)
+    assert "22 to train on, 6 of them with loss, from 4 bytes of text" in str(corpus)
+    assert pipeline.Corpora({"a": corpus, "b": corpus}).num_learnt == 12
+    figures = measure_vocabulary(corpus)
+    assert figures["text_bytes_per_token"] == 4 / 6  # the bytes of a token and not fewer
+    assert tables.vocabulary(figures)["tokens that carry loss"] == "6 of 22"
+    # The first token of a text is no target, whatever its weight.
+    arrays = [[1, 2, 3], [4, 5], []], [[1, 0, 2], [1, 1], []]
+    corpus = pipeline.Corpus.from_arrays(arrays[0], tmp_path / "b", weights=arrays[1])
+    assert (corpus.num_tokens, corpus.num_learnt) == (3, 2)
+    plain = pipeline.Corpus.from_arrays(arrays[0], tmp_path / "c")
+    assert (plain.num_tokens, plain.num_learnt) == (3, 3)
+    assert "3 to train on\n" in str(plain)
 
 
 def test_chosen_roles_are_learnt(tmp_path):

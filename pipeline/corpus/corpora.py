@@ -45,8 +45,9 @@ class Corpora(AnyCorpus):
         self.vocab_size = self.members[0].vocab_size
         files = [corpus.files for corpus in self.members if corpus.files is not None]
         self.files = np.concatenate(files) if len(files) == len(self.members) else None
-        texts = [corpus.text_bytes for corpus in self.members if corpus.text_bytes is not None]
-        self.text_bytes = sum(texts) if len(texts) == len(self.members) else None
+        for name in ("text_bytes", "num_learnt"):
+            known = [n for member in self.members if (n := getattr(member, name)) is not None]
+            setattr(self, name, sum(known) if len(known) == len(self.members) else None)
         self.fingerprint = _fingerprint(self.corpora)
 
     def __len__(self) -> int:

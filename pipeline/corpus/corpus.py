@@ -55,6 +55,7 @@ class Corpus(Examples):
         self.weighted = manifest.parts[0].weights_at is not None
         self.in_memory, self.num_tokens = memory_map, manifest.num_tokens
         self.text_bytes, self.vocab_size = manifest.text_bytes, manifest.vocab_size
+        self.num_learnt = manifest.learnt
         self.files = np.array([part.examples for part in manifest.parts], np.int64)
         tokenizer = self.origin["tokenizer"] or "none"
         self.fingerprint = (
@@ -202,18 +203,18 @@ class Corpus(Examples):
         manifest = self._manifest
         if lengths_module.digest(self.lengths) != manifest.lengths_digest:
             raise damage(self.directory / LENGTHS, "its digest differs")
-        found, texts = [], []
+        found, metadata = [], []
         for part in manifest.parts:
             path = self.directory / part.file
             try:
                 file = read_part(path)
                 require_same_origin(self.directory, self.origin, file.metadata["origin"])
                 found.append(self.task.lengths(file.verify().counts))
-                texts.append(file.metadata["text_bytes"])
+                metadata.append(file.metadata)
                 require_same_part(part, file.part)
             except (ValueError, LookupError) as error:
                 raise damage(path, str(error)) from error
-        expected = summarise(np.concatenate(found), texts)  # also with the digest of the lengths
+        expected = summarise(np.concatenate(found), metadata)  # also with the digest of the lengths
         if self.tokenizer is not None:
             expected["vocab_size"] = self.tokenizer.vocab_size
             expected["origin"] = self.origin | {"tokenizer": self.tokenizer.fingerprint}

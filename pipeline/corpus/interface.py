@@ -95,6 +95,7 @@ class AnyCorpus:
         lengths: positions of each example: unsigned, `[n]`, of pairs `[n, 2]`.
         fingerprint: says which tokens these are, as `name=value` with semicolons between.
         vocab_size: token ids are below this; None if nobody said.
+        num_learnt: positions that carry loss; None if unknown.
         text_bytes: UTF-8 bytes of the text that is learnt; None if unknown.
         tokenizer: what made the tokens, for decoding; None if they were made from arrays.
         in_memory: whether reading hardly ever waits for a network or a tokenizer.
@@ -107,6 +108,7 @@ class AnyCorpus:
     lengths: np.ndarray
     fingerprint: str
     vocab_size: int | None = None
+    num_learnt: int | None = None
     text_bytes: int | None = None
     files: np.ndarray | None = None
 
@@ -205,13 +207,14 @@ class Examples(Readable, AnyCorpus):
         at = np.searchsorted(np.cumsum(counts), np.array([0.5, 0.9, 0.99]) * len(self))
         shares = [f"p{p} {sizes[i]:,}" for p, i in zip((50, 90, 99), at, strict=True)]
         text = "" if self.text_bytes is None else f", from {self.text_bytes:,} bytes of text"
-        empty = int(counts[sizes == 0].sum())
+        learnt, empty = self.num_learnt or 0, int(counts[sizes == 0].sum())
+        weighted = f", {learnt:,} of them with loss" if 0 < learnt < self.num_tokens else ""
         vocab = "unknown" if self.vocab_size is None else f"{self.vocab_size:,} ids"
         return "\n".join(
             [
                 f"corpus       {os.fspath(getattr(self, 'directory', repr(self)))}",
                 f"documents    {len(self):,}" + (f", {empty:,} of them of length 0" * bool(empty)),
-                f"tokens       {self.num_tokens:,} to train on{text}",
+                f"tokens       {self.num_tokens:,} to train on{weighted}{text}",
                 f"lengths      {', '.join(shares)}, longest {sizes[-1]:,}",
                 f"vocabulary   {vocab}",
                 f"fingerprint  {self.fingerprint}",

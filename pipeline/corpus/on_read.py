@@ -16,7 +16,8 @@ from etils import epath
 from pipeline.corpus.engines import GUARD, Processes, workers
 from pipeline.corpus.gather import Fields, gather
 from pipeline.corpus.interface import Examples
-from pipeline.corpus.manifest import json_digest, require_same_origin
+from pipeline.corpus.manifest import require_same_origin
+from pipeline.corpus.parts import json_digest
 from pipeline.corpus.ranges import divide_records, make_once, run_ranges
 from pipeline.corpus.tasks import CAUSAL, Task
 from pipeline.corpus.tokenisation import Job

@@ -36,7 +36,7 @@ class Pairs(AnyCorpus):
     Attributes:
         inputs, targets: as given.
         fingerprint: of both, entry by entry.
-        text_bytes: UTF-8 bytes of the targets' text, on which the loss is.
+        text_bytes, num_learnt: of the targets, on which the loss is.
         directory: where the directories of both are.
     """
 
@@ -53,7 +53,7 @@ class Pairs(AnyCorpus):
         self.lengths = np.stack([inputs.lengths, targets.lengths], axis=1)
         self.lengths.flags.writeable = False
         self.directory = targets.directory.parent
-        self.text_bytes = targets.text_bytes
+        self.text_bytes, self.num_learnt = targets.text_bytes, targets.num_learnt
         if inputs.vocab_size is not None and targets.vocab_size is not None:
             self.vocab_size = max(inputs.vocab_size, targets.vocab_size)
         self.fingerprint = ";".join(

@@ -224,7 +224,8 @@ def _prepare(job: Job, task: Task, directory: epath.Path, engine: Engine, progre
         first = ", ".join(f"{number:,}" for number in failed[:10]) + ", …" * (len(failed) > 10)
         text = "%s of %s records have no tokens, for they are empty or failed: numbers %s"
         logger.warning(text, f"{len(failed):,}", f"{documents:,}", first)
-    if job.template is not None and task.has_targets and not any(writer.text_bytes):
+    learnt = sum(each["learnt"] for each in writer.metadata)
+    if job.template is not None and task.has_targets and not learnt:
         raise InvalidValue(
             f"nothing of any of the {documents:,} records is learnt: all weights that the template "
             "gives are 0. Check which parts of a record it is to train on"

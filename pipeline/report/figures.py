@@ -148,7 +148,8 @@ def measure_vocabulary(corpus: AnyCorpus, side: int = 0) -> dict[str, Any]:
     tokens = int(counts.sum())
     frequent = np.sort(counts)[::-1]
     share = frequent[frequent > 0] / max(tokens, 1)
-    has_text = corpus.text_bytes and total and side == len(corpus.sides) - 1
+    learnt = corpus.num_learnt if side == len(corpus.sides) - 1 else None
+    text = corpus.text_bytes if learnt else None
     return {
         "tokens": tokens,
         "of": total,
@@ -157,7 +158,8 @@ def measure_vocabulary(corpus: AnyCorpus, side: int = 0) -> dict[str, Any]:
         "rare": int(np.count_nonzero((counts > 0) & (counts < 10))),
         "half": int(np.searchsorted(np.cumsum(frequent), tokens / 2)) + 1,
         "entropy": float(-(share * np.log2(share)).sum()),
-        "text_bytes_per_token": (corpus.text_bytes or 0) / total if has_text else None,
+        "text_bytes_per_token": text / learnt if text and learnt else None,
+        "learnt": learnt,
     }
 
 

@@ -218,8 +218,10 @@ def vocabulary(counted: dict[str, Any]) -> dict[str, str]:
         "ids make half of all tokens": f"{counted['half']:,}",
         "entropy of single tokens": f"{counted['entropy']:.2f} bits",
     }
+    if counted["learnt"] is not None and counted["learnt"] < counted["of"]:
+        found["tokens that carry loss"] = f"{counted['learnt']:,} of {counted['of']:,}"
     if text := counted["text_bytes_per_token"]:
-        found["of text a token"] = f"{text:.2f} bytes"
+        found["of text a token that carries loss"] = f"{text:.2f} bytes"
     if counted["tokens"] < counted["of"]:
         found["tokens counted"] = f"{counted['tokens']:,}"
     return found

@@ -21,7 +21,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, use_a
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.corpus.manifest import json_digest
+from pipeline.corpus.parts import json_digest
 from pipeline.errors import InvalidType, InvalidValue, require_whole
 from pipeline.fs.atomic import atomic_write, directory_lock, is_local, make_directory
 from pipeline.history.loss_archive import StepFiles
