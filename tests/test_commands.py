@@ -21,8 +21,8 @@ from pipeline.cli.commands import DAMAGED, FINE, WRONG, main
 from pipeline.corpus.tasks import INPUTS
 from pipeline.corpus.views import Masked, SpanCorruption
 from pipeline.history import write_history
-from pipeline.text.sources import Records
-from pipeline.text.tokenizers import Bytes
+from pipeline.text.sources import Records, TextFiles
+from pipeline.text.tokenizers import Bytes, train_sentencepiece
 
 
 @pytest.fixture
@@ -570,6 +570,25 @@ def test_prepare_trains_a_tokenizer_and_leaves_out_marks(run, tmp_path):
     again = tmp_path / "again"
     assert run("prepare", text, "--into", again, "--tokenizer", model, "--no-marks")[0] == FINE
     assert len(Corpus.open(again)) == 300
+    # Another one is refused before it is written over that of the corpus.
+    before = model.read_bytes()
+    options[3] = 310
+    status, _, err = run("prepare", text, "--into", into, "--end", "0.5", *options)
+    assert (status, model.read_bytes()) == (WRONG, before)
+    assert "vocab_size was 300, now 310" in err
+    # Nor is a file of the user's own, before any work.
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "tokenizer.model").write_bytes(b"mine")
+    for tokenizer in (model, "sentencepiece"):
+        own = ["--into", tmp_path / "own", "--tokenizer", tokenizer]
+        status, _, err = run("prepare", text, *own)
+        assert status == WRONG, err
+        assert (tmp_path / "own" / "tokenizer.model").read_bytes() == b"mine"
+    # And if it was exchanged, ids are not decoded to nonsense.
+    train_sentencepiece(TextFiles(text), 310, tmp_path / "b.model")
+    shutil.copy(tmp_path / "b.model", model)
+    with pytest.raises(ValueError, match=r"its tokenizer, .*, cannot be loaded: it is sentencep"):
+        _ = Corpus.open(into).tokenizer
 
 
 def test_prepare_takes_columns_and_a_hugging_face_tokenizer(run, tmp_path):

@@ -176,9 +176,12 @@ class Corpus(Examples):
         if (description := self._manifest.tokenizer) is None:
             return None
         try:
-            return tokenizers.load(description, self.directory)
+            loaded = tokenizers.load(description, self.directory)
+            if loaded.fingerprint != self.origin["tokenizer"]:
+                raise InvalidValue(f"it is {loaded.fingerprint}")
+            return loaded
         except (KeyError, TypeError, ValueError) as error:
-            seen = f"its tokenizer {description} cannot be loaded: {error}"
+            seen = f"its tokenizer, {self.origin['tokenizer']}, cannot be loaded: {error}"
             raise damage(self.directory / MANIFEST, seen) from error
 
     def cached_file(self, name: str, make: Callable[[], bytes]) -> bytes:
@@ -217,7 +220,6 @@ class Corpus(Examples):
         expected = summarise(np.concatenate(found), metadata)  # also with the digest of the lengths
         if self.tokenizer is not None:
             expected["vocab_size"] = self.tokenizer.vocab_size
-            expected["origin"] = self.origin | {"tokenizer": self.tokenizer.fingerprint}
         for name, value in expected.items():
             if (said := getattr(manifest, name)) != value:
                 raise damage(self.directory / MANIFEST, f"its {name} is {said}, not {value}")

@@ -204,6 +204,7 @@ def _as_directory(directory: epath.PathLike) -> epath.Path:
 def _prepare(job: Job, task: Task, directory: epath.Path, engine: Engine, progress: bool) -> None:
     documents = job.count_records()
     writer = Writer(directory, task, job.origin)
+    tokenizer = job.tokenizer.save(directory)
     files = RangeFiles.of(job, directory)
     make_directory(directory / RANGES)
     ranges = [each for each in divide_records(documents) if each.stop > writer.examples]
@@ -233,6 +234,6 @@ def _prepare(job: Job, task: Task, directory: epath.Path, engine: Engine, progre
     clear_ranges(directory)
     writer.finish(
         vocab_size=job.tokenizer.vocab_size,
-        tokenizer=job.tokenizer.save(directory),
+        tokenizer=tokenizer,
         source=str(job.source),
     )
