@@ -17,6 +17,7 @@ from pyarrow import parquet
 import pipeline
 import pipeline.report
 from pipeline import Bucket, Corpora, Corpus, Pairs, Plan, errors, fit_buckets, prepare
+from pipeline.cli import commands
 from pipeline.cli.commands import DAMAGED, FINE, WRONG, main
 from pipeline.corpus.tasks import INPUTS
 from pipeline.corpus.views import Masked, SpanCorruption
@@ -589,6 +590,47 @@ def test_prepare_trains_a_tokenizer_and_leaves_out_marks(run, tmp_path):
     shutil.copy(tmp_path / "b.model", model)
     with pytest.raises(ValueError, match=r"its tokenizer, .*, cannot be loaded: it is sentencep"):
         _ = Corpus.open(into).tokenizer
+
+
+def test_prepare_takes_a_template_with_its_fields(run, tmp_path):
+    lines = [{"q": f"{n} and one?", "a": f"{n + 1}."} for n in range(200)]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    template = ["--template", "answer", "prompt=Q: {q}\nA: ", "answer={a}"]
+    status, out, err = run("prepare", path, "--into", tmp_path / "a", *template)
+    assert status == FINE, err
+    corpus = Corpus.open(tmp_path / "a")
+    assert corpus.decode(7) == "Q: 7 and one?\nA: 8."
+    assert corpus[7]["loss_weights"].tolist() == [0.0] * 17 + [1.0] * 3
+    assert f"{corpus.num_learnt:,} of them with loss" in out
+    trained = ["--tokenizer", "sentencepiece", "--vocab-size", 300]
+    assert run("prepare", path, "--into", tmp_path / "b", *trained, *template)[0] == FINE
+    assert Corpus.open(tmp_path / "b").decode(7) == corpus.decode(7)
+    (tmp_path / "c.jsonl").write_text(
+        json.dumps({"messages": [{"role": r, "content": r[0]} for r in ("user", "bot")]}) + "\n"
+    )
+    chat = ["--template", "chat", 'weights={"bot": 1}', "before={role} "]
+    assert run("prepare", tmp_path / "c.jsonl", "--into", tmp_path / "c", *chat)[0] == FINE
+    assert Corpus.open(tmp_path / "c").decode(0) == "user u<|end|>\nbot b<|end|>\n"
+    for wrong, sentence in {
+        ("answer", "prompt"): "NAME=TEXT, as in --template answer",
+        ("answer", "prompt={q}"): "template.kind is 'answer', which needs template.answer",
+        ("story",): "template.kind is 'story'; it must be one of chat, answer",
+        ("chat", "weights=3"): "weights is 3; it must map roles to numbers",
+    }.items():
+        status, _, err = run("prepare", path, "--into", tmp_path / "d", "--template", *wrong)
+        assert status == WRONG
+        assert sentence in err
+    assert not (tmp_path / "d").exists()
+
+
+def test_an_interrupted_prepare_says_how_to_go_on(run, tmp_path, monkeypatch):
+    def interrupted(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(commands.COMMANDS, "prepare", interrupted)
+    status, _, err = run("prepare", "a.txt", "--into", tmp_path)
+    assert (status, err) == (130, "prepare was interrupted; the same command goes on from there\n")
 
 
 def test_prepare_takes_columns_and_a_hugging_face_tokenizer(run, tmp_path):

@@ -638,3 +638,63 @@ def test_workers_return_large_records_in_shares_and_in_order(tmp_path):
     assert [Bytes().decode(corpus[at]["inputs"][:4]).split()[0] for at in range(25)] == [
         str(number) for number in range(25)
     ]
+
+
+NOTEBOOK = """
+import threading
+from pipeline.corpus import ranges
+from pipeline.corpus.preparation import prepare
+from pipeline.text.sources import Records
+from pipeline.text.templates import Function
+from pipeline.text.tokenizers import Bytes
+
+ranges.RECORDS = 16
+suffix = "!"
+lock = threading.Lock()
+
+def shout(record):
+    return [(record["text"].upper() + suffix, 1.0)]
+
+def held(record):
+    with lock:
+        return shout(record)
+
+source = Records([{"text": f"number {n}"} for n in range(80)])
+corpus = prepare(source, Bytes(), "corpus", template=shout, num_workers=2, progress=False)
+print(corpus.decode(79))
+try:
+    template = Function(held, fingerprint="held-1")
+    prepare(source, Bytes(), "other", template=template, num_workers=2, progress=False)
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_workers_get_the_functions_of_a_notebook(tmp_path):
+    """And what cannot be sent is said, with what to do."""
+    place = os.fspath(Path(__file__).parents[1])
+    ran = subprocess.run(
+        [sys.executable, "-c", NOTEBOOK],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": place},
+        check=False,
+    )
+    said = ran.stdout.splitlines()
+    assert said[:1] == ["NUMBER 79!"], ran.stderr[-2000:]
+    assert re.search(r"the template cannot be sent to workers: .*lock.* use one process", said[1])
+
+
+def test_an_example_decodes_to_its_text(tmp_path):
+    records = Records([{"text": "one"}, {"text": ""}, {"text": "drei €"}])
+    for name, tokenizer in {"marks": Bytes(), "none": Bytes(begin=False, end=False)}.items():
+        corpus = prepare(records, tokenizer, tmp_path / name, progress=False)
+        assert [corpus.decode(n) for n in (0, 1, -1)] == ["one", "", "drei €"]
+    pairs = prepare_pairs(
+        Records([{"inputs": "one", "targets": "ein"}]), Bytes(), tmp_path / "p", progress=False
+    )
+    assert [side.decode(0) for side in pairs.sides] == ["one", "ein"]
+    with pytest.raises(ValueError, match="was made without a tokenizer"):
+        Corpus.from_arrays([[1, 2]], tmp_path / "arrays").decode(0)

@@ -180,6 +180,9 @@ def parser() -> argparse.ArgumentParser:
     kinds = ("text", "jsonl", "parquet", "arrow", "array_record")
     flag("--kind", choices=kinds, help="of the files, where the ends of their names do not say it")
     flag("--field", default="text", help="of a record, that holds its text (text)")
+    about = "what of a record is learnt, in place of --field: answer prompt='{question}' "
+    about += "answer='{answer}'; or chat; with other fields of templates.Answer or templates.Chat"
+    flag("--template", nargs="+", metavar=("KIND", "NAME=TEXT"), help=about)
     flag("--begin", type=float, default=0.0, help="first share of records (0.0)")
     flag("--end", type=float, default=1.0, help="last share of records (1.0)")
     flag(

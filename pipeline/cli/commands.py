@@ -216,6 +216,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `show | head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
+        more = "; the same command goes on from there" * (given.command == "prepare")
+        print(f"{given.command} was interrupted{more}", file=sys.stderr)
         return 130
     except Damaged as error:
         print(f"wrong: {error}", file=sys.stderr)

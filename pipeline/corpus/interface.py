@@ -202,6 +202,19 @@ class Examples(Readable, AnyCorpus):
         """The corpus itself."""
         return (self,)
 
+    def decode(self, index: int) -> str:
+        """The text of the tokens that batches have of an example, with its last target.
+
+        Raises:
+            ValueError: the corpus was made without a tokenizer.
+        """
+        if self.tokenizer is None:
+            raise InvalidValue(f"{self!r:.200} was made without a tokenizer, so it has no text")
+        fields, shifts = self[index], self.task.shifts
+        inputs, last = (fields[pick(shifts, key=shifts.__getitem__)] for pick in (min, max))
+        last = last[len(last) - self.task.lookahead :] if len(last) else last
+        return self.tokenizer.decode(np.concatenate([inputs, last]))
+
     def __str__(self) -> str:
         sizes, counts = lengths_module.histogram(self.lengths)
         at = np.searchsorted(np.cumsum(counts), np.array([0.5, 0.9, 0.99]) * len(self))
