@@ -1,4 +1,5 @@
 import copy
+import functools
 import importlib
 import json
 import pickle
@@ -360,6 +361,18 @@ def test_a_loader_transfers_what_a_transform_returns_and_its_specs_say_so(corpus
         bucket: {name: each.shape for name, each in fields.items()}
         for bucket, fields in loader.specs.items()
     }
+
+
+def test_a_transform_of_two_arguments_gets_the_planned_batch(corpus, buckets):
+    def transform(batch, planned):
+        return {**batch, "example": planned.segments[:, 1]}
+
+    plan = Plan(corpus, buckets)
+    batch = Batches(corpus, plan, transform=transform)[3]
+    assert batch["example"].tolist() == plan.batch(3).segments[:, 1].tolist()
+    one = functools.partial(pipeline.rename, convention="maxtext")
+    renamed = pipeline.rename(Batches(corpus, plan)[3], "maxtext")
+    assert_same(Batches(corpus, plan, transform=one)[3], renamed)
 
 
 def test_a_transform_must_return_a_dict(corpus, buckets):

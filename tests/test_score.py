@@ -253,7 +253,14 @@ class Scale:
 
 def test_scores_of_something_else_are_refused(corpus, tmp_path):
     def score(given=corpus, by=2, w=3, **options):
-        options = OPTIONS | {"per": "position", "state": {"w": jnp.full(4, w)}} | options
+        options = (
+            OPTIONS
+            | {
+                "per": "position",
+                "state": {"w": jnp.full(4, w), "scale": 2.0, "key": jax.random.key(0)},
+            }
+            | options
+        )
         return pipeline.score(given, Scale(by), directory=tmp_path, **options)
 
     def again(**changed):
@@ -350,7 +357,7 @@ def test_a_record_per_row_is_that_of_its_only_example(corpus, tmp_path):
     def step(batch):
         return {"sum": batch["inputs"].sum(1)}
 
-    with pytest.raises(ValueError, match="sum has room for 1 segments a row"):
+    with pytest.raises(ValueError, match="per='row' needs room for 10 segments"):
         pipeline.score(corpus, step, directory=tmp_path, per="row", **OPTIONS)
     options = OPTIONS | {"max_segments": 1}
     scores = pipeline.score(corpus, step, directory=tmp_path, per="row", **options)
@@ -370,13 +377,11 @@ def test_arguments_that_cannot_work_are_refused(corpus, tmp_path):
     assert "reduce is 'most'; it must be one of sum, mean" in refused(ready, reduce="most")
     assert "must return a dict of arrays" in refused(lambda batch: batch["inputs"])
     whole = refused(lambda batch: {"loss": batch["inputs"].sum()})
-    assert "loss has shape () in bucket" in whole
+    assert "loss has shape (), and per='position' needs room for" in whole
     few = refused(lambda batch: {"reward": batch["inputs"][:, :3]})
-    assert "3) in bucket" in few
-    assert "with per='position' it must be [" in few
+    assert "3), and per='position' needs room for" in few
     few = refused(lambda batch: {"reward": batch["inputs"][:, :3]}, per="segment")
-    assert "reward has room for 3 segments a row" in few
-    assert "make room, or give max_segments=3" in few
+    assert "per='segment' needs room for 10 segments in each of" in few
     split = refused(positions_and_segments, max_length=48, per=PER)
     assert "some examples are split into several segments; give reduce='mean'" in split
     assert "per of half is 'targets'; it must be one of position, segment, row" in refused(
@@ -397,6 +402,11 @@ def test_devices_share_batches_and_a_later_call_keeps_their_rows(corpus, tmp_pat
     about = open_table(four / "scores.arrow").schema.metadata[b"lockstep"]
     assert json.loads(about)["row_multiple"] == 4
     assert pipeline.score(corpus, ready, directory=four, per="position", **OPTIONS).equals(scores)
+    with jax.set_mesh(mesh):
+        again = pipeline.score(
+            corpus, ready, directory=four, sharding=mesh, per="position", **OPTIONS
+        )
+    assert again.equals(scores)
     pipeline.score(corpus, ready, directory=one, row_multiple=4, per="position", **OPTIONS)
     assert files(one) == files(four)
     mesh = jax.make_mesh((4,), ("context",), axis_types=auto)

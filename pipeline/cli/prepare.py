@@ -60,11 +60,10 @@ def prepare_files(arguments: argparse.Namespace) -> str:
     }
     source = open_source(given, "the command")
     options: Any = {"engine": engine, "on_error": arguments.on_error}
-    text, text_field = source, field
-    if arguments.template:
-        options["template"] = _template(arguments)
-        text, text_field = FilledSource(source, options["template"]), "text"
-    tokenizer = _tokenizer(arguments, text, text_field, directory)
+    text = source, field
+    if arguments.template and (template := _template(arguments)):
+        options["template"], text = template, (FilledSource(source, template), "text")
+    tokenizer = _tokenizer(arguments, *text, directory)
     if arguments.of is not None:
         share = arguments.task, arguments.of
         if isinstance(field, str):
@@ -85,20 +84,17 @@ def prepare_files(arguments: argparse.Namespace) -> str:
     return f"{corpus}\n\nnow look at it: python -m pipeline report {arguments.into}"
 
 
-def _template(arguments: argparse.Namespace) -> Template:
+def _template(arguments: argparse.Namespace) -> Template | None:
     kind, *given = arguments.template
-    fields: dict[str, Any] = dict(each.partition("=")[::2] for each in given)
-    if arguments.targets or not kind or not all("=" in each for each in given):
+    if arguments.targets or not all("=" in each for each in given):
         raise InvalidValue(
-            f"--template is {' '.join(arguments.template)!r}; give it a kind and fields as "
-            "NAME=TEXT, as in --template answer prompt='{question}' answer='{answer}', and no "
-            "--targets, which make pairs"
+            f"--template is {' '.join(arguments.template)!r}; give a kind and fields as NAME=TEXT, "
+            "as in --template answer prompt='{question}' answer='{answer}', and no --targets"
         )
-    with contextlib.suppress(ValueError):  # which the template then refuses
-        fields |= {"weights": json.loads(fields["weights"])} if "weights" in fields else {}
-    template = open_template({"kind": kind, **fields})
-    assert template is not None
-    return template
+    fields: dict[str, Any] = {"kind": kind} | dict(each.split("=", 1) for each in given)
+    with contextlib.suppress(KeyError, ValueError):  # other weights are refused by the template
+        fields["weights"] = json.loads(fields["weights"])
+    return open_template(fields)
 
 
 def _engine(arguments: argparse.Namespace) -> Engine:

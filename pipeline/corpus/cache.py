@@ -107,13 +107,7 @@ class PartCache(Handles):
         return maps
 
     def file(self, number: int) -> PartFile | None:
-        """The part with this number, mapped; None if it is not there.
-
-        Its digest is compared when it is first mapped.
-
-        Raises:
-            ValueError: the part is damaged where it was fetched from.
-        """
+        """The part with this number, mapped once its digest is right; None if it is not there."""
         if (file := self._files.get(number)) is None:
             path = self.directory / part_name(number)
             if not path.exists():

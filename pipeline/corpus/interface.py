@@ -203,17 +203,12 @@ class Examples(Readable, AnyCorpus):
         return (self,)
 
     def decode(self, index: int) -> str:
-        """The text of the tokens that batches have of an example, with its last target.
-
-        Raises:
-            ValueError: the corpus was made without a tokenizer.
-        """
+        """The text of an example's inputs and of its last target."""
         if self.tokenizer is None:
             raise InvalidValue(f"{self!r:.200} was made without a tokenizer, so it has no text")
-        fields, shifts = self[index], self.task.shifts
-        inputs, last = (fields[pick(shifts, key=shifts.__getitem__)] for pick in (min, max))
-        last = last[len(last) - self.task.lookahead :] if len(last) else last
-        return self.tokenizer.decode(np.concatenate([inputs, last]))
+        fields, (inputs, *targets) = self[index], self.task.shifts
+        ids = [fields[inputs], *(fields[name][-1:] for name in targets)]
+        return self.tokenizer.decode(np.concatenate(ids))
 
     def __str__(self) -> str:
         sizes, counts = lengths_module.histogram(self.lengths)

@@ -194,16 +194,6 @@ def _digest(chunk: Ragged) -> str:
     return sha.hexdigest()
 
 
-def clear_ranges(directory: epath.Path) -> None:
-    """Removes the files of all ranges beside a corpus, also of those that were given up."""
-    folder = directory / RANGES
-    for path in folder.iterdir() if folder.exists() else ():
-        if NAME.fullmatch(path.name):
-            path.unlink(missing_ok=True)
-    with contextlib.suppress(OSError, ValueError):
-        folder.rmdir()
-
-
 # Of a part: its number, and ranges with the first of their records and the one after the last.
 Layout: TypeAlias = tuple[int, list[tuple[range, int, int]]]
 

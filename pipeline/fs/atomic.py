@@ -7,6 +7,7 @@ import glob
 import io
 import logging
 import os
+import re
 import uuid
 from collections.abc import Iterator
 from typing import IO, Any
@@ -50,6 +51,15 @@ def make_directory(path: epath.PathLike) -> epath.Path:
             "or check the path, and run again",
         ) from error
     return path
+
+
+def remove_files(folder: epath.Path, names: re.Pattern[str]) -> None:
+    """Removes the files with such names, and the folder if it then is empty."""
+    for path in folder.iterdir() if folder.exists() else ():
+        if names.fullmatch(path.name):
+            path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError, ValueError):
+        folder.rmdir()
 
 
 @contextlib.contextmanager

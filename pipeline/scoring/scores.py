@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Unpack
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 from etils import epath
@@ -23,7 +24,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.parts import json_digest
 from pipeline.errors import InvalidType, InvalidValue, require_whole
-from pipeline.fs.atomic import atomic_write, directory_lock, is_local, make_directory
+from pipeline.fs.atomic import atomic_write, directory_lock, is_local, make_directory, remove_files
 from pipeline.history.loss_archive import StepFiles
 from pipeline.history.progress import Progress
 from pipeline.loading.checksum import checksums
@@ -134,15 +135,15 @@ def score(
         values = find_values(outputs, per, reduce, plan)
         scores: dict[str, Any] = {"epoch": epoch, "positions": loader.batches.positions}
         scores |= {"step": _digest_step(run, state, loader.specs.values())}
-        scores |= {"state": json_digest(checksums(state))}
+        scores |= {"state": json_digest(checksums(jax.tree.map(jnp.asarray, state)))}
         scores |= {f"value {name}": str(value) for name, value in values.items()}
         manifest: dict[str, Any] = {
             "corpus": corpus.fingerprint,
             "plan": plan.fingerprint,
             "scores": ";".join(f"{name}={value}" for name, value in scores.items()),
         }
-        if past and any(past.get(name) != now for name, now in manifest.items()):
-            both = [(str(past.get(name)), now) for name, now in manifest.items()]
+        both = [(str(past.get(name)), now) for name, now in manifest.items()]
+        if past and any(then != now for then, now in both):
             changes = [change for then, now in both for change in differences(then, now)]
             raise InvalidValue(
                 f"{directory} has scores of something else: {'; '.join(changes)}. Score into "
@@ -181,7 +182,7 @@ def score(
                 shape = len(corpus), len(corpus.sides)
                 write_table(table, every, values, shape, manifest)
             if leads:
-                _clear(directory / PARTS)
+                remove_files(directory / PARTS, NAME)
             return open_table(table)
 
         return hosts.main_process_first("writing the scores", finish)
@@ -204,15 +205,6 @@ def _read_past(directory: epath.Path) -> dict[str, Any]:
         return {}
 
 
-def _clear(folder: epath.Path) -> None:
-    """Removes the parts of a table that is whole, and nothing else."""
-    for path in folder.iterdir() if folder.exists() else ():
-        if NAME.fullmatch(path.name):
-            path.unlink(missing_ok=True)
-    with contextlib.suppress(OSError, ValueError):
-        folder.rmdir()
-
-
 def _digest_step(run: Callable, state: Any, specs: Iterable[Any]) -> str:
     """A hash of the programs of a step and of the arrays in them, for any number of devices."""
     sha = hashlib.sha256()
@@ -222,8 +214,8 @@ def _digest_step(run: Callable, state: Any, specs: Iterable[Any]) -> str:
                 program = jax.make_jaxpr(run)(state, batch)
         except Exception:  # it needs its mesh
             program = jax.make_jaxpr(run)(state, batch)
-        text = re.sub(r"0x[0-9a-f]+|ctx_mesh=.*", "", str(program))
-        sha.update(json.dumps([text, checksums(list(_find_arrays(program)))]).encode())
+        text = re.sub(r"0x[0-9a-f]+|ctx_mesh=Mesh\((\([^()]*\)|[^()])*\)", "", str(program))
+        sha.update(json.dumps([text.split(), checksums(list(_find_arrays(program)))]).encode())
     return sha.hexdigest()[:12]
 
 
@@ -231,7 +223,8 @@ def _find_arrays(program: ClosedJaxpr | Jaxpr) -> Iterator[Any]:
     """The arrays that are constants of a program and of those inside it."""
     yield from getattr(program, "consts", ())
     for eqn in getattr(program, "jaxpr", program).eqns:
-        yield from (each.val for each in eqn.invars if isinstance(each, Literal))
+        literals = [each.val for each in eqn.invars if isinstance(each, Literal)]
+        yield from (each for each in literals if np.ndim(each))
         for inner in jax.tree.leaves(eqn.params):
             if isinstance(inner, ClosedJaxpr | Jaxpr):
                 yield from _find_arrays(inner)

@@ -13,9 +13,8 @@ from pipeline.planning.bucket import Bucket
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 
-# What a value may have a record of; a row then holds one segment. Positions are of these sides.
+# The sides whose positions a value may have records of.
 POSITIONS = {"position": 0, "inputs": 0, "targets": 1}
-KINDS = *POSITIONS, "segment", "row"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,7 +22,7 @@ class Value:
     """One of the values that a step returns.
 
     Attributes:
-        per: what it has a record of, one of `KINDS`.
+        per: what it has a record of, one of `POSITIONS`, "segment" or "row".
         shape: of a record.
         dtype: of the table; float32 for floating point of at most 32 bits.
         reduce: "sum" or "mean", of the records of an example; None keeps them.
@@ -95,7 +94,7 @@ def find_values(
 ) -> dict[str, Value]:
     """The values of a step by name, from the shapes of its `outputs` for each bucket.
 
-    `per` is one of `KINDS`, of all values or of each by its name.
+    `per` is that of all values, or of each by its name.
     """
     if reduce is not None:
         require_one_of("reduce", reduce, ("sum", "mean"))
@@ -105,10 +104,9 @@ def find_values(
     each = dict(per) if isinstance(per, Mapping) else dict.fromkeys(names, per)
     if each.keys() != set(names):
         raise InvalidValue(f"per has {', '.join(each)}, and the step returns {', '.join(names)}")
-    of_pairs = len(plan.buckets[0].lengths) > 1
+    positions = ("inputs", "targets") if len(plan.buckets[0].lengths) > 1 else ("position",)
     for name, kind in each.items():
-        kinds = [one for one in KINDS if one not in (("position",) if of_pairs else KINDS[1:3])]
-        require_one_of(f"per of {name}", kind, kinds)
+        require_one_of(f"per of {name}", kind, (*positions, "segment", "row"))
     return {name: _find(name, each[name], outputs, reduce, plan) for name in names}
 
 
@@ -117,22 +115,16 @@ def _find(
 ) -> Value:
     arrays = {bucket: values[name] for bucket, values in outputs.items()}
     side, axes = POSITIONS.get(per), 1 if per == "row" else 2
-    most = plan.most_segments()
     for bucket, array in arrays.items():
-        length = "segments" if side is None else bucket.lengths[side]
-        wanted = (bucket.rows, length)[:axes]
-        fits = len(array.shape) >= axes and array.shape[0] == bucket.rows
-        if not fits or (side is not None and array.shape[1] != length):
+        most = plan.most_segments()[bucket]
+        room = 1 if per == "row" else [*array.shape, 0, 0][1]
+        fits = room >= most if side is None else room == bucket.lengths[side]
+        if array.shape[:1] != (bucket.rows,) or not fits:
+            needed = f"{most} segments" if side is None else f"{bucket.lengths[side]} positions"
             raise InvalidValue(
-                f"{name} has shape {array.shape} in bucket {bucket}, and with per={per!r} it must "
-                f"be [{', '.join(map(str, wanted))}, …]; return that, or say what it has a record "
-                f"of, as in per={{{name!r}: 'segment'}}"
-            )
-        room = array.shape[1] if per == "segment" else 1
-        if side is None and room < most[bucket]:
-            raise InvalidValue(
-                f"{name} has room for {room} segments a row, and rows of bucket {bucket} "
-                f"hold up to {most[bucket]}; make room, or give max_segments={room}"
+                f"{name} has shape {array.shape}, and per={per!r} needs room for {needed} in each "
+                f"of the {bucket.rows} rows of bucket {bucket}; return that, or say what it has a "
+                "record of in per=, or how many segments a row may have in max_segments="
             )
     if len(shapes := {array.shape[axes:] for array in arrays.values()}) > 1:
         raise InvalidValue(f"{name} has records of shapes {shapes}; give all buckets the same one")
