@@ -1,7 +1,7 @@
 """Templates: from a record to spans of text, each with the loss weight of its tokens.
 
-A template is a pure function at the top of a module, or an object of a dataclass there, so that it
-pickles and has a fingerprint; see `pipeline.text.fingerprints`.
+A template is a pure function or an object of a dataclass, so that it has a fingerprint; see
+`pipeline.text.fingerprints`.
 """
 
 import math
