@@ -115,12 +115,14 @@ def _find(
 ) -> Value:
     arrays = {bucket: values[name] for bucket, values in outputs.items()}
     side, axes = POSITIONS.get(per), 1 if per == "row" else 2
+    most = plan.most_segments() if side is None else {}
     for bucket, array in arrays.items():
-        most = plan.most_segments()[bucket]
         room = 1 if per == "row" else [*array.shape, 0, 0][1]
-        fits = room >= most if side is None else room == bucket.lengths[side]
+        fits = room >= most[bucket] if side is None else room == bucket.lengths[side]
         if array.shape[:1] != (bucket.rows,) or not fits:
-            needed = f"{most} segments" if side is None else f"{bucket.lengths[side]} positions"
+            needed = (
+                f"{most[bucket]} segments" if side is None else f"{bucket.lengths[side]} positions"
+            )
             raise InvalidValue(
                 f"{name} has shape {array.shape}, and per={per!r} needs room for {needed} in each "
                 f"of the {bucket.rows} rows of bucket {bucket}; return that, or say what it has a "
