@@ -357,7 +357,7 @@ def test_a_record_per_row_is_that_of_its_only_example(corpus, tmp_path):
     def step(batch):
         return {"sum": batch["inputs"].sum(1)}
 
-    with pytest.raises(ValueError, match="per='row' needs room for 10 segments"):
+    with pytest.raises(ValueError, match="per='row' needs 10 segments"):
         pipeline.score(corpus, step, directory=tmp_path, per="row", **OPTIONS)
     options = OPTIONS | {"max_segments": 1}
     scores = pipeline.score(corpus, step, directory=tmp_path, per="row", **options)
@@ -377,11 +377,11 @@ def test_arguments_that_cannot_work_are_refused(corpus, tmp_path):
     assert "reduce is 'most'; it must be one of sum, mean" in refused(ready, reduce="most")
     assert "must return a dict of arrays" in refused(lambda batch: batch["inputs"])
     whole = refused(lambda batch: {"loss": batch["inputs"].sum()})
-    assert "loss has shape (), and per='position' needs room for" in whole
+    assert "loss has shape (), and per='position' needs" in whole
     few = refused(lambda batch: {"reward": batch["inputs"][:, :3]})
-    assert "3), and per='position' needs room for" in few
+    assert "3), and per='position' needs" in few
     few = refused(lambda batch: {"reward": batch["inputs"][:, :3]}, per="segment")
-    assert "per='segment' needs room for 10 segments in each of" in few
+    assert "per='segment' needs 10 segments in each of" in few
     split = refused(positions_and_segments, max_length=48, per=PER)
     assert "some examples are split into several segments; give reduce='mean'" in split
     assert "per of half is 'targets'; it must be one of position, segment, row" in refused(

@@ -115,18 +115,18 @@ def _find(
 ) -> Value:
     arrays = {bucket: values[name] for bucket, values in outputs.items()}
     side, axes = POSITIONS.get(per), 1 if per == "row" else 2
-    most = plan.most_segments() if side is None else {}
+    if side is None:
+        what, needed = "segments", plan.most_segments()
+    else:
+        what, needed = "positions", {bucket: bucket.lengths[side] for bucket in arrays}
     for bucket, array in arrays.items():
         room = 1 if per == "row" else [*array.shape, 0, 0][1]
-        fits = room >= most[bucket] if side is None else room == bucket.lengths[side]
+        fits = room == needed[bucket] or (side is None and room > needed[bucket])
         if array.shape[:1] != (bucket.rows,) or not fits:
-            needed = (
-                f"{most[bucket]} segments" if side is None else f"{bucket.lengths[side]} positions"
-            )
             raise InvalidValue(
-                f"{name} has shape {array.shape}, and per={per!r} needs room for {needed} in each "
-                f"of the {bucket.rows} rows of bucket {bucket}; return that, or say what it has a "
-                "record of in per=, or how many segments a row may have in max_segments="
+                f"{name} has shape {array.shape}, and per={per!r} needs {needed[bucket]} {what} in "
+                f"each of the {bucket.rows} rows of bucket {bucket}; return that, or say in per= "
+                "what it has a record of, or in max_segments= how many segments a row may have"
             )
     if len(shapes := {array.shape[axes:] for array in arrays.values()}) > 1:
         raise InvalidValue(f"{name} has records of shapes {shapes}; give all buckets the same one")
