@@ -24,7 +24,7 @@ from pyarrow import parquet
 
 import pipeline
 from pipeline import sources, tokenizers
-from pipeline.fs import as_path, atomic_write, directory_lock, lease, mirror, objects
+from pipeline.fs import as_path, atomic_write, directory_lock, lease, mirror, objects, open_locked
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.text import ragged
 from pipeline.text.sources import open_files
@@ -400,6 +400,7 @@ def test_a_checkpoint_in_a_bucket_is_whole_or_not_there(place):
             checkpoints.save(step, {"a": like["a"] + step}, data={"step": step})
     assert sorted(path.name for path in place.iterdir()) == ["2", "3"]
     (place / "4" / "state" / "x").write_bytes(b"cut short: it has no mark that says it is whole")
+    (place / "4" / "checksums" / "metadata").write_bytes(b"{}")
     with Checkpoints(place, keep=1) as checkpoints:  # only reads
         assert checkpoints.latest == 3
         state, data = checkpoints.restore(like)
@@ -419,14 +420,42 @@ def test_a_checkpoint_in_a_bucket_is_whole_or_not_there(place):
         checkpoints.restore(like)
 
 
+def test_checkpoints_leave_their_siblings_in_a_bucket_alone(place):
+    like = {"a": jnp.arange(3.0)}
+    siblings = {name: place / name / "x" for name in ("datasets", "best", "1", "2", "7")}
+    (place / "7" / mirror.WHOLE).write_bytes(b"of another program")
+    for file in siblings.values():
+        file.write_bytes(b"mine")
+    for _ in range(2):
+        with Checkpoints(place, keep=1) as checkpoints:
+            step = (checkpoints.latest or 0) + 1
+            checkpoints.save(step, like, data={"step": step})
+            checkpoints.save(step + 1, like, data={"step": step + 1})
+            assert checkpoints.latest == step + 1
+    assert all(file.read_bytes() == b"mine" for file in siblings.values())
+    assert sorted(path.name for path in place.iterdir()) == sorted([*siblings, "11"])
+
+
+def test_a_checkpoint_does_not_go_where_something_else_is(place):
+    (place / "3" / "x").write_bytes(b"mine")
+    checkpoints = Checkpoints(place)
+    checkpoints.save(3, {"a": jnp.arange(3.0)}, data={"step": 3})
+    with pytest.raises(FileExistsError, match="3 is not a checkpoint, and in the way of one"):
+        checkpoints.close()
+    assert objects.keys(place) == [f"{place}/3/x"]
+
+
 def test_what_a_killed_process_left_on_this_machine_is_removed(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    for pid in (gone.pid, os.getpid()):
-        (tmp_path / f"lockstep-mirror-{pid}-x" / "5").mkdir(parents=True)
-    mirror._remove_leftovers()
-    assert [path.name for path in tmp_path.iterdir()] == [f"lockstep-mirror-{os.getpid()}-x"]
+    for name in ("left", "new", "used"):
+        (tmp_path / f"lockstep-mirror-{name}" / "5").mkdir(parents=True)
+    (tmp_path / "lockstep-mirror-left" / ".lock").touch()
+    with open_locked(tmp_path / "lockstep-mirror-used" / ".lock"):  # in any container
+        mirror._remove_leftovers()
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "lockstep-mirror-new",
+        "lockstep-mirror-used",
+    }
 
 
 def test_several_processes_are_refused_where_one_alone_can_write(monkeypatch):

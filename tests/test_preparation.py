@@ -452,15 +452,26 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path):
 
 
 def test_what_a_killed_process_left_of_a_file_goes_when_it_is_written(tmp_path):
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    (tmp_path / f".counts.npy.{gone.pid}.tmp").write_bytes(b"half")
-    others = {f".counts.npy.{os.getppid()}.tmp", f".notes.{gone.pid}.tmp", ".counts.npy.x.tmp"}
+    (tmp_path / f".counts.npy.{'a' * 32}.tmp").write_bytes(b"half")
+    others = {f".counts.npy.{os.getppid()}.tmp", f".notes.{'a' * 32}.tmp", ".counts.npy.x.tmp"}
     for name in others:
         (tmp_path / name).write_bytes(b"of somebody else")
     with atomic_write(tmp_path / "counts.npy") as file:
         file.write(b"whole")
     assert {*os.listdir(tmp_path)} == {"counts.npy", *others}
+
+
+def test_what_another_process_writes_stays_also_if_its_number_is_unknown_here(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(os, "getpid", lambda: 1 << 30)  # as in another container
+    with atomic_write(tmp_path / "file") as first:
+        monkeypatch.undo()
+        first.write(b"first")
+        with atomic_write(tmp_path / "file") as second:
+            second.write(b"second")
+    assert (tmp_path / "file").read_bytes() == b"first"
+    assert os.listdir(tmp_path) == ["file"]
 
 
 def test_records_of_a_list_like_source_are_read_one_by_one(tmp_path):

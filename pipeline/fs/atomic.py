@@ -14,7 +14,7 @@ from typing import IO, Any
 from etils import epath
 
 from pipeline.errors import InvalidState, InvalidValue, StorageError
-from pipeline.fs.lease import hold_lease, is_running
+from pipeline.fs.lease import hold_lease
 from pipeline.fs.objects import SCHEMES, ObjectPath
 
 logger = logging.getLogger(__name__)
@@ -78,8 +78,7 @@ def atomic_write(
         with path.open("wb") as file:
             yield file
         return
-    owner = uuid.uuid4().hex if shared else os.getpid()
-    temporary = path.parent / f".{path.name}.{owner}.tmp"
+    temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}.tmp"
     if is_local(path) and not shared:
         _remove_leftovers(path)
     try:
@@ -114,7 +113,12 @@ class _Temporary(io.FileIO):
     def __init__(self, path: epath.Path, temporary: epath.Path):
         self._path = path
         with _name_errors(path):
-            super().__init__(os.fspath(temporary), "wb")
+            linked = 0
+            while not linked:  # unless another process took it for a leftover before it was locked
+                super().__init__(os.fspath(temporary), "wb")
+                with contextlib.suppress(OSError):  # some network file systems have no locks
+                    fcntl.flock(super().fileno(), fcntl.LOCK_EX)
+                linked = os.fstat(super().fileno()).st_nlink
 
     def write(self, data: Any) -> int:
         with _name_errors(self._path):
@@ -159,10 +163,9 @@ def _write_error(path: epath.PathLike, number: int | None, reason: str) -> OSErr
 
 
 def _remove_leftovers(path: epath.Path) -> None:
-    """Removes the temporary files of `path` whose process is gone."""
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-        pid = left.name.removesuffix(".tmp").rpartition(".")[2]
-        if pid.isdecimal() and not is_running(int(pid)):
+    """Removes the temporary files of `path` that no process has locked."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 32}.tmp"):
+        with contextlib.suppress(OSError, InvalidValue), open_locked(left, wait=False):
             left.unlink(missing_ok=True)
 
 
