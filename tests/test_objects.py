@@ -5,7 +5,6 @@ import gzip
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -37,6 +36,7 @@ from tests.test_train import run as run_program
 from tests.test_train import start, text, wait_for_step  # noqa: F401
 
 SHARE = 0.1  # of requests that fail, where some are to
+OTHER = {"owner": "x", "place": "elsewhere", "pid": 1, "beat": 0}  # the lock of another process
 
 
 @pytest.fixture(scope="module", params=["s3", "gs"])
@@ -490,33 +490,69 @@ def test_one_process_holds_the_lock_of_a_directory_and_others_wait(place, monkey
 def test_a_lock_whose_holder_says_nothing_is_taken_over(place, monkeypatch):
     monkeypatch.setattr(lease, "BEAT", 0.1)
     monkeypatch.setattr(lease, "SILENCE", 0.5)
-    other = {"owner": "x", "pid": 1, "beat": 0}
-    for seen, least in (({"host": "elsewhere"}, 0.5), ({"host": socket.gethostname()}, 0)):
-        # The second is of a process that was killed on this machine.
-        gone = subprocess.Popen(["true"])
-        gone.wait()
-        (place / ".lock").write_text(json.dumps({**other, "pid": gone.pid, **seen}))
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    boot, numbers = lease._place().split()
+    for seen, least in (
+        (None, 0.5),
+        (f"another-boot {numbers}", 0.5),
+        (f"{boot} pid:[1]", 0.5),  # another container, where the number says nothing
+        (f"{boot} {numbers}", 0),  # a process that was killed on this machine
+    ):
+        (place / ".lock").write_text(json.dumps({**OTHER, "pid": gone.pid, "place": seen}))
         before = time.monotonic()
         with messages() as said, directory_lock(place, "working", wait=False):
-            assert time.monotonic() - before >= least
+            assert (time.monotonic() - before >= 0.5) == (least > 0)
         assert "no more: its lock is taken over" in str(said)
-    with messages() as said, directory_lock(place, "working"):
-        (place / ".lock").write_text(json.dumps({**other, "host": "elsewhere"}))
-        time.sleep(0.5)
-    assert "is lost: another process took it over" in str(said)
-    assert (place / ".lock").exists()
+
+
+def test_who_has_lost_a_lock_ends(place, monkeypatch):
+    monkeypatch.setattr(lease, "BEAT", 0.1)
+    monkeypatch.setattr(lease, "SILENCE", 1.0)
+
+    def work(lose):
+        with directory_lock(place, "working"):
+            with contextlib.suppress(Exception):
+                lose()
+                for _ in range(500):
+                    time.sleep(0.01)
+            raise AssertionError("it goes on")
+
+    def take_over():
+        (place / ".lock").write_text(json.dumps(OTHER))
+
+    with pytest.raises(RuntimeError, match=r"is lost: .* another may be working there now"):
+        work(take_over)
+    assert json.loads((place / ".lock").read_text()) == OTHER
+    (place / ".lock").unlink()
+
+    def fail(*_, **__):
+        raise OSError("no network")
+
+    with pytest.raises(RuntimeError, match="could not renew it for 1 s"):
+        work(lambda: monkeypatch.setattr(objects, "put", fail))
+
+
+@pytest.mark.parametrize("content", [b"", b"null", b"[]", b"7", b'{"owner": "x"}', b"\xff garbage"])
+def test_what_is_not_a_lock_is_refused_and_stays(server, place, content):
+    objects.put(place / ".lock", content)
+    before = len(server.proxy.requests)
+    with pytest.raises(ValueError, match=r"\.lock holds b.*, which is not a lock of Lockstep"):
+        directory_lock(place, "working").__enter__()
+    assert len(server.proxy.requests) - before < 3
+    assert objects.get(place / ".lock") == content
 
 
 def test_a_lock_that_is_heard_too_late_is_not_held(place, monkeypatch):
     monkeypatch.setattr(lease, "BEAT", 0.1)
     monkeypatch.setattr(lease, "SILENCE", 0.2)
-    write, taken = objects.put, {"owner": "x", "host": "elsewhere", "pid": 1, "beat": 0}
+    write = objects.put
 
     def put(path, content, **condition):
         version = write(path, content, **condition)
         if condition.get("if_absent"):  # whose answer comes after another process took it over
             time.sleep(0.3)
-            write(path, json.dumps(taken).encode())
+            write(path, json.dumps(OTHER).encode())
         return version
 
     monkeypatch.setattr(objects, "put", put)
