@@ -173,11 +173,14 @@ def make_steps(
     )
 
 
-def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile: str = "") -> None:
-    """Trains from the last checkpoint in `workdir`, or from the beginning, to the last step."""
+def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile: str = "") -> int:
+    """Trains from the last checkpoint in `workdir`, or from the beginning, to the last step.
+
+    Returns the exit status: 0, or that of a signal after which the run was saved.
+    """
     with Run(config, workdir, change=change, profile=profile) as run:
         if run.finished:
-            return
+            return 0
         config, mesh = run.config, run.mesh  # with what the past of the run decides
         # Options that model or optimizer cannot have are refused before the slow preparation;
         # `EmptyCorpus` has what a model asks of a corpus.
@@ -248,6 +251,7 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
                 run.save(step + 1, state)
             if stops:
                 break
+    return run.status
 
 
 def score(config: ConfigDict, workdir: epath.Path, directory: epath.Path) -> None:
@@ -275,7 +279,7 @@ def main(_) -> None:
         if MODE.value == "score":
             score(CONFIG.value, workdir, as_path(SCORES.value or workdir / "scores"))
         else:
-            train(CONFIG.value, workdir, change=CHANGE.value, profile=PROFILE.value)
+            sys.exit(train(CONFIG.value, workdir, change=CHANGE.value, profile=PROFILE.value))
 
 
 def parse(argv: list[str]) -> list[str]:

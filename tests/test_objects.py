@@ -257,6 +257,15 @@ def test_a_request_that_fails_is_made_again(server, place, fate):
     assert server.proxy.fates == ([fate] if fate == "slow" else [])
 
 
+def test_what_changes_while_its_answer_is_cut_is_read_anew(server, place):
+    objects.put(place / "x", b"long" * 100)
+    server.proxy.fates = ["half", "slow"]
+    change = threading.Timer(0.2, objects.put, [place / "x", b"short"])
+    change.start()
+    assert objects.get_version(place / "x")[0] == b"short"
+    change.join()
+
+
 def test_a_storage_that_always_fails_is_asked_few_times(server, place, tmp_path, monkeypatch):
     monkeypatch.setattr(objects, "LONGEST", 0.01)
     large = bytes(5 * objects.PIECE)

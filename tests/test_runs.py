@@ -10,6 +10,8 @@ from etils import epath
 
 import train
 from pipeline.cli.commands import main
+from pipeline.loading.checkpoint import Checkpoints
+from pipeline.steps import hosts
 from tests.processes import ROOT, TIME_LIMIT, environment
 from tests.runs import lines, messages, run, segment_losses, steps, summary, tiny
 from tests.test_train import text  # noqa: F401
@@ -236,3 +238,20 @@ def test_a_run_through_a_cache_has_the_same_losses_and_tells_what_it_read(text, 
     config.steps, config.cache.bytes = 8, 1 << 30  # may change
     run(config, tmp_path / "cached")
     assert len(steps(tmp_path / "cached")) == 8
+
+
+def test_checkpoints_are_read_after_the_lock_is_held_on_all_hosts(text, tmp_path, monkeypatch):  # noqa: F811
+    order, first = [], hosts.main_process_first
+
+    def main_process_first(what, work):
+        order.append(what)
+        return first(what, work)
+
+    def open_checkpoints(*arguments, **options):
+        order.append("checkpoints")
+        return Checkpoints(*arguments, **options)
+
+    monkeypatch.setattr(hosts, "main_process_first", main_process_first)
+    monkeypatch.setattr("pipeline.trainer.run.Checkpoints", open_checkpoints)
+    run(tiny(text, steps=4), tmp_path)
+    assert order[:2] == ["locking the work directory", "checkpoints"]

@@ -8,6 +8,7 @@ shows the rest.
 import contextlib
 import json
 import logging
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -80,8 +81,8 @@ class Run:
 
     def _open(self) -> None:
         make_directory(self.workdir)
-        if self._leads:
-            self.enter(directory_lock(self.workdir, "training", wait=False))
+        # What the lock guards is read after it is held, on all hosts.
+        hosts.main_process_first("locking the work directory", self._lock)
         keep_programs(self.workdir / "programs")
         self.checkpoints = Checkpoints(self.workdir / "checkpoints", keep=self.config.keep)
         self.enter(self.checkpoints)
@@ -110,6 +111,10 @@ class Run:
             logger.info(
                 f"{self.workdir} has no checkpoint: the run begins anew, and so does its log"
             )
+
+    def _lock(self) -> None:
+        if self._leads:
+            self.enter(directory_lock(self.workdir, "training", wait=False))
 
     def _resume(self, given: dict[str, Any]) -> None:
         """Takes over the past of the run, which stands; its future may change."""
@@ -231,6 +236,12 @@ class Run:
         self._done = step + 1
         self._interrupted = self._signals.received(self._done)
         return self._interrupted or self._done == self.config.steps
+
+    @property
+    def status(self) -> int:
+        """The exit status: 0, or by convention 128 and the number of the signal that ended it."""
+        stopped = self._interrupted and self._done < self.config.steps
+        return 128 + signal.Signals[self._signals.reason] if stopped else 0
 
     def evaluation_due(self, done: int) -> bool:
         """Whether to evaluate after so many steps."""
