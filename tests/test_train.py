@@ -141,3 +141,17 @@ def test_a_signal_saves_leaves_with_its_status_and_the_next_start_continues(
     code, output = run(text, tmp_path)
     assert code == 0, output
     assert lines(tmp_path) == lines(workdir)
+
+
+def test_the_work_directory_alone_goes_on(uninterrupted, text):
+    workdir, _ = uninterrupted
+    done = subprocess.run(
+        [sys.executable, "train.py", f"--workdir={workdir}"],
+        cwd=ROOT,
+        env=environment(TINY_TEXT=str(text)),
+        capture_output=True,
+        text=True,
+        timeout=TIME_LIMIT,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "finished: all 30 steps are done" in done.stdout

@@ -1,10 +1,20 @@
-"""The config of a run: what its fields must be, and which may change when the run goes on."""
+"""The config of a run: what its fields must be, which may change, and where the run keeps it."""
 
-from collections.abc import Mapping
+import argparse
+import contextlib
+import json
+import os
+import runpy
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.errors import InvalidValue, require_one_of, require_whole
+from etils import epath
+
+from pipeline.errors import InvalidValue, Missing, UserError, require_one_of, require_whole
+from pipeline.fs import as_path, atomic_write
 from pipeline.loading.sharding import CONTEXT_ORDERS
+
+NAME = "config.json"  # in a work directory
 
 NONE = "not there"
 
@@ -102,4 +112,51 @@ def fill_in(now: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, Any]:
     missing = [name for name, value in flatten(now).items() if value is None]
     kept = [name for name in missing if not _may_change(name) or name == DECAY]
     values = {name: old[name] for name in kept if old.get(name) is not None}
-    return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+    return {name: _as_tuple(value) for name, value in values.items()}
+
+
+def save_config(workdir: epath.Path, file: str, fields: Mapping[str, Any]) -> None:
+    """Keeps the fields of a config, and the file that it is from, for `find_config`."""
+    if not file.startswith(f"{__file__}:"):
+        path, *argument = file.split(":", 1)
+        text = json.dumps({"file": ":".join([os.path.abspath(path), *argument]), "fields": fields})
+    else:  # which `get_config` read here
+        text = json.dumps(json.loads((workdir / NAME).read_text()) | {"fields": fields})
+    with atomic_write(workdir / NAME) as content:
+        content.write(text.encode())
+
+
+def find_config(arguments: Sequence[str], default: str) -> str:
+    """What `--config` is where it is not given: that of the run in `--workdir`, or the default."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--workdir")
+    with contextlib.suppress(argparse.ArgumentError, UserError):  # which the program then tells
+        workdir = parser.parse_known_args(arguments)[0].workdir
+        if workdir and (as_path(workdir) / NAME).exists():
+            return f"{__file__}:{workdir}"
+    return default
+
+
+def get_config(workdir: str) -> Any:
+    """The config of the run in a work directory, as any file of a config has it."""
+    saved = json.loads((as_path(workdir) / NAME).read_text())
+    path, *argument = saved["file"].split(":", 1)
+    if not os.path.exists(path):
+        raise Missing(
+            f"{path}, the file of the config of {workdir}, is not there any more; give --config"
+        )
+    config = runpy.run_path(path)["get_config"](*argument)
+    config.update(_without_none(saved["fields"]))
+    return config
+
+
+def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: _without_none(value) if isinstance(value, Mapping) else _as_tuple(value)
+        for name, value in fields.items()
+        if value is not None
+    }
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
