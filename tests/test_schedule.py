@@ -6,7 +6,7 @@ import logging
 import numpy as np
 import pytest
 
-from pipeline import Bucket
+from pipeline import Bucket, fit_buckets
 from pipeline.trainer.schedule import Schedule
 from tests.runs import messages
 
@@ -183,3 +183,15 @@ def test_a_schedule_leaves_logging_as_it_was():
         assert logging.root.manager.disable == logging.ERROR
     finally:
         logging.disable(before)
+
+
+def test_a_schedule_tries_its_options_in_silence_and_the_logs_of_others_are_heard(monkeypatch):
+    def fit(*arguments, **options):
+        logging.getLogger("pipeline.another").info("heard")
+        return fit_buckets(*arguments, **options)
+
+    fit.__module__ = fit_buckets.__module__
+    monkeypatch.setattr("pipeline.trainer.schedule.fit_buckets", fit)
+    with messages() as said:
+        Schedule(BEGIN)
+    assert said.lines == ["heard"]

@@ -8,6 +8,7 @@ the future may change.
 import dataclasses
 import json
 import logging
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -85,12 +86,16 @@ class Schedule:
             Entry(e.step, {k: v for k, v in e.options.items() if k not in LISTS})
             for e in self.entries
         ]
-        level = logging.root.manager.disable
-        logging.disable(max(level, logging.INFO))
+        fitting, thread = logging.getLogger(fit_buckets.__module__), threading.get_ident()
+
+        def of_others(record: logging.LogRecord) -> bool:
+            return record.thread != thread
+
+        fitting.addFilter(of_others)
         try:
             rehearsal.plan(np.ones((1, 2) if pairs else 1, np.int64))
         finally:
-            logging.disable(level)
+            fitting.removeFilter(of_others)
 
     def as_json(self) -> dict[str, Any]:
         """The state of the schedule, for `resume`."""
