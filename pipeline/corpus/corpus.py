@@ -60,8 +60,10 @@ class Corpus(Examples):
         self.fingerprint = (
             f"tokens={manifest.tokens_digest};tokenizer={tokenizer};task={manifest.task}"
         )
-        lengths = directory / LENGTHS if cache is None else cache.copy(LENGTHS)
-        self.lengths = read_lengths(lengths, manifest, memory_map)
+        if cache is None:
+            self.lengths = read_lengths(directory / LENGTHS, manifest, memory_map)
+        else:
+            self.lengths = cache.read_copy(LENGTHS, lambda path: read_lengths(path, manifest, True))
 
     @classmethod
     def open(
