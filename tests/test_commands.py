@@ -23,6 +23,7 @@ from pipeline.corpus.views import Masked, SpanCorruption
 from pipeline.history import write_history
 from pipeline.text.sources import Records
 from pipeline.text.tokenizers import Bytes
+from tests.processes import environment
 
 
 @pytest.fixture
@@ -56,8 +57,22 @@ def test_the_program_runs_and_teaches():
     )
     assert done.returncode == FINE
     for command in ("prepare", "report", "buckets", "show", "check"):
-        assert f"python -m pipeline {command} " in done.stdout
+        assert f"\n  lockstep {command} " in done.stdout
     assert "exit status: 0 all is well; 1 check found something wrong" in done.stdout
+
+
+def test_the_command_works_beside_a_folder_that_is_called_like_the_package(tmp_path):
+    (tmp_path / "pipeline").mkdir()
+    (tmp_path / "pipeline" / "__init__.py").touch()
+    done = subprocess.run(
+        [pathlib.Path(sys.executable).parent / "lockstep", "buckets", "--help"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.startswith("usage: lockstep buckets"), done.stderr
 
 
 @pytest.mark.parametrize("command", ["prepare", "report", "buckets", "show", "check"])
@@ -95,8 +110,8 @@ def test_each_command_has_help(run, command):
         (["report", "FOLDER/long.json"], "long.json does not map length to count .*4300 digits"),
         (["report", "FOLDER/large.json"], "large.json .*too large a number"),
         (["report", "FOLDER/longer.json"], "longer.json .*too large a number"),
-        (["check", "FOLDER/a/sub", "--max-length", "-1"], "max_length is -1"),
-        (["buckets", "FOLDER/some.npy", "--max-length", "100000"], "raise tokens_per_batch"),
+        (["check", "FOLDER/a/sub", "--max-length", "-1"], "--max-length is -1"),
+        (["buckets", "FOLDER/some.npy", "--max-length", "100000"], "raise --tokens-per-batch"),
         (["prepare", "a.txt"], "--into is missing; say in which directory"),
         (["prepare", "--into", "FOLDER/new"], "has source='', files='', tfds=''; give one of them"),
     ],
@@ -513,13 +528,60 @@ def test_runs_of_views_are_shown_and_checked(run, kind, tmp_path):
 # ---- prepare and check
 
 
+def test_an_error_names_flags_and_a_prepare_that_fails_at_once_leaves_nothing(run, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"body": "some words"}\n')
+    given = "prepare", tmp_path / "a.jsonl", "--into", tmp_path / "corpus"
+    status, _, err = run(*given)
+    assert status == WRONG
+    assert "name the one that holds the text with --field\n" in err
+    status, _, err = run(*given, "--field", "body", "--tokenizer", "sentencepiece")
+    assert status == WRONG
+    assert "Choose another --vocab-size, or more text" in err
+    assert os.listdir(tmp_path) == ["a.jsonl"]
+    (tmp_path / "corpus").mkdir()
+    run(*given)
+    assert (tmp_path / "corpus").is_dir()
+
+
+@pytest.mark.parametrize("into", ["/proc/x", "a.jsonl/x", "a.jsonl"])
+def test_a_place_where_nothing_can_be_written_is_a_sentence_with_a_remedy(
+    run, tmp_path, into, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.jsonl").write_text('{"text": "some words"}\n')
+    status, _, err = run("prepare", "a.jsonl", "--into", into)
+    assert status == WRONG
+    assert re.fullmatch(
+        r"error: could not make the directory .*; check the path, and that you may write there, "
+        "and run again\n",
+        err,
+    )
+
+
+def test_a_command_that_is_interrupted_says_so(run, tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pipeline.cli.prepare.prepare_files", interrupted)
+    status, _, err = run("prepare", tmp_path / "a.jsonl", "--into", tmp_path / "c")
+    assert status == 130
+    assert err == "stopped; what is finished is kept, and the same command goes on from there\n"
+
+
+def test_one_thing_is_not_several(run, tmp_path):
+    Corpus.from_arrays([[1, 2, 3]], tmp_path / "c")
+    assert "offsets: 1 example," in run("check", tmp_path / "c")[1]
+    _, out, _ = run("show", tmp_path / "c", "--tokens-per-batch", "128")
+    assert "1 row × 128 positions\n1 segment, 2 real" in out
+
+
 def test_prepare_then_check(run, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"body": "some words"}\n{"body": "a few more of them"}\n')
     into = tmp_path / "corpus"
     status, out, _ = run("prepare", tmp_path / "a.jsonl", "--into", into, "--field", "body")
     assert status == FINE
     assert "documents    2" in out
-    assert f"python -m pipeline report {into}" in out
+    assert f"now look at it: lockstep report {into}" in out
     status, out, err = run("check", into)
     assert (status, err) == (FINE, "")
     assert [line.split()[0] for line in out.splitlines()] == [

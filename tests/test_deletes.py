@@ -22,6 +22,7 @@ RULES = {
     "corpus/preparation.py:prepare_share": "ranges that it wrote, by fingerprint and records",
     "corpus/ranges.py:assemble": "ranges that are in parts now, by fingerprint and records",
     "corpus/ranges.py:clear_ranges": f"{OWN_NAME} ranges; the folder if nothing else is in it",
+    "fs/atomic.py:_remove_empty": "a directory that this call made, if nothing is in it",
     "fs/atomic.py:_remove_leftovers": "temporary names of 32 random digits that nobody has locked",
     "fs/atomic.py:atomic_write": "its own temporary name, of 32 random digits",
     "fs/mirror.py:Mirror.__init__": OWN_FOLDER,

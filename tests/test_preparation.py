@@ -1,3 +1,4 @@
+import contextlib
 import errno
 import itertools
 import json
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 import tracemalloc
 from pathlib import Path
@@ -472,6 +474,27 @@ def test_what_another_process_writes_stays_also_if_its_number_is_unknown_here(
             second.write(b"second")
     assert (tmp_path / "file").read_bytes() == b"first"
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_who_waits_for_a_directory_that_is_removed_makes_it_anew(tmp_path):
+    place, begun = tmp_path / "new", threading.Event()
+
+    def fail():
+        with contextlib.suppress(KeyError), directory_lock(place, "failing"):
+            begun.set()
+            time.sleep(0.3)
+            raise KeyError
+
+    thread = threading.Thread(target=fail)
+    thread.start()
+    begun.wait()
+    with directory_lock(place, "working"):
+        assert not thread.is_alive() or place.exists()
+        with pytest.raises(RuntimeError, match="another process is working in"):
+            directory_lock(place, "working", wait=False).__enter__()
+        (place / "made").touch()
+    thread.join()
+    assert sorted(os.listdir(place)) == [".lock", "made"]
 
 
 def test_records_of_a_list_like_source_are_read_one_by_one(tmp_path):

@@ -75,7 +75,7 @@ def prepare_files(arguments: argparse.Namespace) -> str:
         corpus = pipeline.prepare(source, tokenizer, directory, field=field, **options)
     else:
         corpus = pipeline.prepare_pairs(source, tokenizer, directory, **options)
-    return f"{corpus}\n\nnow look at it: python -m pipeline report {arguments.into}"
+    return f"{corpus}\n\nnow look at it: lockstep report {arguments.into}"
 
 
 def _engine(arguments: argparse.Namespace) -> Engine:

@@ -7,6 +7,7 @@ import glob
 import io
 import logging
 import os
+import pathlib
 import uuid
 from collections.abc import Iterator
 from typing import IO, Any
@@ -18,6 +19,8 @@ from pipeline.fs.lease import hold_lease
 from pipeline.fs.objects import SCHEMES, ObjectPath
 
 logger = logging.getLogger(__name__)
+
+FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
 
 
 def is_local(path: epath.PathLike) -> bool:
@@ -46,8 +49,8 @@ def make_directory(path: epath.PathLike) -> epath.Path:
     except OSError as error:
         raise StorageError(
             error.errno,
-            f"could not make the directory {os.fspath(path)}: {error.strerror or error}; make room "
-            "or check the path, and run again",
+            f"could not make the directory {os.fspath(path)}: {error.strerror or error}; "
+            f"{_remedy(error)}",
         ) from error
     return path
 
@@ -139,7 +142,7 @@ def _name_errors(path: epath.PathLike) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _write_error(path, error.errno, error.strerror or str(error)) from error
+        raise _write_error(path, error) from error
 
 
 @contextlib.contextmanager
@@ -148,18 +151,21 @@ def name_full_disk(path: epath.PathLike) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        for number in (errno.ENOSPC, errno.EDQUOT):
+        for number in FULL:
             if os.strerror(number) in str(error):
-                raise _write_error(path, number, os.strerror(number)) from error
+                raise _write_error(path, OSError(number, os.strerror(number))) from error
         raise
 
 
-def _write_error(path: epath.PathLike, number: int | None, reason: str) -> OSError:
-    return StorageError(
-        number,
-        f"could not write {os.fspath(path)}: {reason}. Nothing of it is left, and what was "
-        "finished before is kept; make room and run again",
-    )
+def _write_error(path: epath.PathLike, error: OSError) -> OSError:
+    what = f"could not write {os.fspath(path)}: {error.strerror or error}. Nothing of it is left"
+    return StorageError(error.errno, f"{what}; {_remedy(error)}")
+
+
+def _remedy(error: OSError) -> str:
+    if error.errno in FULL:
+        return "make room and run again, which keeps what was finished before"
+    return "check the path, and that you may write there, and run again"
 
 
 def _remove_leftovers(path: epath.Path) -> None:
@@ -177,7 +183,8 @@ def directory_lock(directory: epath.PathLike, doing: str, *, wait: bool = True) 
     a minute, see `hold_lease`. Other places that are not local (`hf://`) have no lock.
 
     Args:
-        directory: a path; the directory is made where there is none.
+        directory: a path; the directory is made where there is none, and removed again if the block
+            raises and leaves nothing in it.
         doing: the work in words, for the processes that wait.
         wait: whether to wait for a process that holds the lock, or to raise.
 
@@ -185,6 +192,7 @@ def directory_lock(directory: epath.PathLike, doing: str, *, wait: bool = True) 
         RuntimeError: another process holds the lock, and `wait` is False.
         ValueError: the lock file is a symbolic link.
     """
+    made = not as_path(directory).exists()
     directory = make_directory(directory)
     if isinstance(directory, ObjectPath):
         with hold_lease(directory, doing, wait=wait):
@@ -194,16 +202,35 @@ def directory_lock(directory: epath.PathLike, doing: str, *, wait: bool = True) 
         yield
         return
     lock = directory / ".lock"
-    try:
-        file = open_locked(lock, wait=False)
-    except BlockingIOError:
-        said = f"another process is {doing} in {os.fspath(directory)}"
-        if not wait:
-            raise InvalidState(f"{said}; stop it first, or use another directory") from None
-        logger.warning("%s; waiting for it", said)
-        file = open_locked(lock)
+    while True:
+        try:
+            file = open_locked(lock, wait=False)
+        except BlockingIOError:
+            said = f"another process is {doing} in {os.fspath(directory)}"
+            if not wait:
+                raise InvalidState(f"{said}; stop it first, or use another directory") from None
+            logger.warning("%s; waiting for it", said)
+            file = open_locked(lock)
+        if os.fstat(file.fileno()).st_nlink:
+            break
+        make_directory(directory)  # the one before failed, and left nothing
     with file:
-        yield
+        try:
+            yield
+        except BaseException:
+            if made:
+                with contextlib.suppress(OSError):
+                    _remove_empty(pathlib.Path(directory))
+            raise
+
+
+def _remove_empty(directory: pathlib.Path) -> None:
+    """Removes a directory in which there are only a lock and empty directories."""
+    for path in directory.iterdir():
+        if path.name != ".lock":
+            path.rmdir()
+    (directory / ".lock").unlink()
+    directory.rmdir()
 
 
 def open_locked(path: epath.PathLike, *, wait: bool = True) -> IO[bytes]:
@@ -217,7 +244,7 @@ def open_locked(path: epath.PathLike, *, wait: bool = True) -> IO[bytes]:
         file = os.fdopen(os.open(os.fspath(path), flags, 0o666), "wb")
     except OSError as error:
         if error.errno != errno.ELOOP:
-            raise _write_error(path, error.errno, f"{error.strerror}") from error
+            raise _write_error(path, error) from error
         raise InvalidValue(
             f"{os.fspath(path)} is a symbolic link; remove it, so that a lock can be made there"
         ) from None

@@ -2,7 +2,7 @@
 
 It is small JSON, the same on every host and for any number of hosts:
 
-    {"step": 12, "plans": [{"from": 0, "fingerprint": "plan=2;lengths=…", "corpus": "tokens=…"}]}
+    {"step": 12, "plans": [{"from": 0, "fingerprint": "plan=3;lengths=…", "corpus": "tokens=…"}]}
 
 A plan that changes (`Plan.after`) has an entry for each of its stages; entries after the first
 have their "changes". Where corpora join, an entry has the fingerprint of all corpora until then.
