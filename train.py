@@ -51,6 +51,7 @@ from pipeline.trainer import (
     find_config,
     prepare_on_hosts,
     restore_parameters,
+    save_config,
     score_corpus,
 )
 
@@ -177,13 +178,15 @@ def make_steps(
     )
 
 
-def train(config: ConfigDict, workdir: epath.Path, **options: str) -> int:
+def train(config: ConfigDict, workdir: epath.Path, file: str = "", **options: str) -> int:
     """Trains from the last checkpoint in `workdir`, or from the beginning, to the last step.
 
-    The options are those of `Run`. Returns the exit status: 0, or that of a signal after which the
-    run was saved.
+    The run keeps its config, if `file` says where that is from. The options are those of `Run`.
+    Returns the exit status: 0, or that of a signal after which the run was saved.
     """
     with Run(config, workdir, **options) as run:
+        if file:
+            save_config(workdir, run.config, file)
         if run.finished:
             return 0
         config, mesh = run.config, run.mesh  # with what the past of the run decides
@@ -284,8 +287,8 @@ def main(_) -> None:
         if MODE.value == "score":
             score(CONFIG.value, workdir, as_path(SCORES.value or workdir / "scores"))
         else:
-            options = {"change": CHANGE.value, "profile": PROFILE.value, "file": file}
-            sys.exit(train(CONFIG.value, workdir, **options))
+            options = {"change": CHANGE.value, "profile": PROFILE.value}
+            sys.exit(train(CONFIG.value, workdir, file, **options))
 
 
 def parse(argv: list[str]) -> list[str]:

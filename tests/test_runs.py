@@ -265,13 +265,12 @@ def test_a_run_knows_its_config_and_flags_change_it(text, tmp_path):  # noqa: F8
     with messages():
         config = tiny(text, **fields, schedule=schedule)
         train.train(config, epath.Path(tmp_path / "first"), file=file)
-    known, more = get_config(str(tmp_path / "first")), {"batches__tiers": 1}
-    expected = tiny(text, **fields, **more, optimizer__decay_steps=4, schedule=schedule)
+    known = get_config(str(tmp_path / "first"))
+    expected = tiny(text, **fields, optimizer__decay_steps=4, schedule=schedule)
     assert json.loads(known.to_json()) == json.loads(expected.to_json())
     more = {"task__keep_ids": (1, 2), "template__weights": {"user": 0.5}}
-    expected = json.loads(tiny(text, **more).to_json())
-    save_config(epath.Path(tmp_path), file, expected)
-    assert json.loads(get_config(str(tmp_path)).to_json()) == expected
+    save_config(epath.Path(tmp_path), tiny(text, **more), file)
+    assert get_config(str(tmp_path)).to_json() == tiny(text, **more).to_json()
     script = "import sys, train; train.parse(sys.argv); print(train.CONFIG.value)"
     flags = [f"--workdir={tmp_path / 'first'}", "--config.steps=7", "--config.model.num_heads=4"]
 
@@ -300,4 +299,4 @@ def test_a_run_knows_its_config_and_flags_change_it(text, tmp_path):  # noqa: F8
     assert get_config(str(tmp_path / "first")).steps == 5
     kept = tmp_path / "first" / "config.json"
     kept.write_text(kept.read_text().replace("tiny_config.py", "gone.py"))
-    assert "gone.py, the file of the config of" in parse(flags[0]).stderr
+    assert "No such file or directory: " in parse(flags[0]).stderr

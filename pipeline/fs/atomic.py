@@ -192,7 +192,7 @@ def directory_lock(directory: epath.PathLike, doing: str, *, wait: bool = True) 
         RuntimeError: another process holds the lock, and `wait` is False.
         ValueError: the lock file is a symbolic link.
     """
-    made = not as_path(directory).exists()
+    made = is_local(directory) and not as_path(directory).exists()
     directory = make_directory(directory)
     if isinstance(directory, ObjectPath):
         with hold_lease(directory, doing, wait=wait):

@@ -44,23 +44,22 @@ def hold_lease(directory: objects.ObjectPath, doing: str, *, wait: bool = True) 
     _held.add(lease.owner)
     try:
         lease.acquire(f"another process is {doing} in {directory}", wait)
-        threads = [threading.Thread(target=lease.renew, daemon=True)]
-        threads.append(
-            threading.Thread(target=lease.watch, args=[threading.get_ident()], daemon=True)
+        renewing, watching = (
+            threading.Thread(target=work, daemon=True) for work in (lease.renew, lease.watch)
         )
         try:
-            for thread in threads:
-                thread.start()
+            renewing.start()
+            watching.start()
             yield
         finally:
             lease.ended.set()
-            threads[1].join()
-            lease.release(threads[0])
+            watching.join()
+            renewing.join(SILENCE)
+            lease.release()
     except _Lost:
         raise InvalidState(
             f"the lock of {directory} is lost: this process could not renew it for {SILENCE:g} s, "
-            f"and another may be {doing} there now. What is finished is kept; run again when the "
-            "other is done"
+            f"and another may be {doing} there now; run again when that is done"
         ) from None
     finally:
         lease.ended.set()  # it may have been lost at the end of the block
@@ -74,7 +73,7 @@ class _Lease:
         self.owner, self.ended = uuid.uuid4().hex, threading.Event()
         self._path, self._beat = path, 0
         self._version: objects.Version | None = None
-        self._heard, self._taken = 0.0, False
+        self._heard, self._taken, self._thread = 0.0, False, threading.get_ident()
 
     def acquire(self, said: str, wait: bool) -> None:
         """Returns once the lock is held; `said` is what its holder does, in words."""
@@ -115,8 +114,8 @@ class _Lease:
             except OSError as error:
                 logger.warning("%s could not be written anew: %s", self._path, error)
 
-    def watch(self, thread: int) -> None:
-        """Ends the work of a thread as soon as another process may have taken the lock over."""
+    def watch(self) -> None:
+        """Ends the work as soon as another process may have taken the lock over."""
         alive = time.monotonic()
         while not self.ended.wait(BEAT / 10):
             now = time.monotonic()
@@ -124,15 +123,13 @@ class _Lease:
                 self._heard = max(self._heard, now + BEAT - SILENCE)
             alive = now
             if self._taken or now - self._heard > SILENCE:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                    ctypes.c_ulong(thread), ctypes.py_object(_Lost)
-                )
+                thread = ctypes.c_ulong(self._thread)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(_Lost))
                 return
 
-    def release(self, renewing: threading.Thread) -> None:
+    def release(self) -> None:
         """Makes the lock empty, if this process still holds it."""
-        renewing.join(SILENCE)
-        if self._version is not None and not renewing.is_alive():
+        if self._version is not None:
             with contextlib.suppress(OSError):  # then it ends by itself
                 objects.put(self._path, b"{}", if_version=self._version)
 
@@ -180,10 +177,9 @@ def _is_gone(seen: Mapping[str, Any]) -> bool:
         return False
     if seen["pid"] == os.getpid():  # one before this had the same number
         return seen["owner"] not in _held
-    try:
-        os.kill(seen["pid"], 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:  # it is of another user
-        pass
+    with contextlib.suppress(PermissionError):  # it is of another user
+        try:
+            os.kill(seen["pid"], 0)
+        except ProcessLookupError:
+            return True
     return False

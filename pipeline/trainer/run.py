@@ -30,13 +30,7 @@ from pipeline.steps import Compiled, CompileGuard, hosts, keep_programs, make_me
 from pipeline.trainer.corpora import prepare_on_hosts
 from pipeline.trainer.evaluation import sum_over_batches, unigram_entropy
 from pipeline.trainer.profile import Profile
-from pipeline.trainer.run_config import (
-    check_config,
-    fill_in,
-    flatten,
-    require_same,
-    save_config,
-)
+from pipeline.trainer.run_config import check_config, fill_in, flatten, require_same
 from pipeline.trainer.schedule import Schedule
 
 logger = logging.getLogger(__name__)
@@ -53,7 +47,6 @@ class Run:
         workdir: of the run; made where there is none.
         change: options of batches that change from here on, a JSON object; "" for none.
         profile: "FIRST:LAST", the steps to trace; "" for none.
-        file: of the config, which the run keeps with it; "" for none. See `find_config`.
 
     Attributes:
         config: the config, with what the past of the run decides: its seed, and fields
@@ -70,17 +63,11 @@ class Run:
     """
 
     def __init__(
-        self,
-        config: Any,
-        workdir: epath.PathLike,
-        *,
-        change: str = "",
-        profile: str = "",
-        file: str = "",
+        self, config: Any, workdir: epath.PathLike, *, change: str = "", profile: str = ""
     ):
         check_config(config)
         self.config, self.workdir = config.copy_and_resolve_references(), as_path(workdir)
-        self._change, self._profiled, self._file = change, profile, file
+        self._change, self._profiled = change, profile
         self._leads = jax.process_index() == 0
         self._stack = contextlib.ExitStack()
 
@@ -114,8 +101,6 @@ class Run:
         }
         self._multiples = multiples(**self.layout)
         self._resume(given)
-        if self._leads and self._file:
-            save_config(self.workdir, self._file, self._given)
         self.finished: bool = self.first_step >= self.config.steps
         self._done, self._interrupted, self._watched = self.first_step, False, False
         if self.finished:

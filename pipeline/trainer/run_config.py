@@ -10,7 +10,7 @@ from typing import Any
 
 from etils import epath
 
-from pipeline.errors import InvalidValue, Missing, UserError, require_one_of, require_whole
+from pipeline.errors import InvalidValue, UserError, require_one_of, require_whole
 from pipeline.fs import as_path, atomic_write
 from pipeline.loading.sharding import CONTEXT_ORDERS
 
@@ -112,18 +112,18 @@ def fill_in(now: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, Any]:
     missing = [name for name, value in flatten(now).items() if value is None]
     kept = [name for name in missing if not _may_change(name) or name == DECAY]
     values = {name: old[name] for name in kept if old.get(name) is not None}
-    return {name: _as_tuple(value) for name, value in values.items()}
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
 
 
-def save_config(workdir: epath.Path, file: str, fields: Mapping[str, Any]) -> None:
-    """Keeps the fields of a config, and the file that it is from, for `find_config`."""
-    if not file.startswith(f"{__file__}:"):
-        path, *argument = file.split(":", 1)
-        text = json.dumps({"file": ":".join([os.path.abspath(path), *argument]), "fields": fields})
-    else:  # which `get_config` read here
-        text = json.dumps(json.loads((workdir / NAME).read_text()) | {"fields": fields})
-    with atomic_write(workdir / NAME) as content:
-        content.write(text.encode())
+def save_config(workdir: epath.Path, config: Any, file: str) -> None:
+    """Keeps a config, and the file that it is from, for `find_config`."""
+    path, *argument = file.split(":", 1)
+    if path == __file__:  # it is that of the run already
+        file = json.loads((workdir / NAME).read_text())["file"]
+    else:
+        file = ":".join([os.path.abspath(path), *argument])
+    with atomic_write(workdir / NAME, shared=True) as saved:
+        saved.write(json.dumps({"file": file, "fields": json.loads(config.to_json())}).encode())
 
 
 def find_config(arguments: Sequence[str], default: str) -> str:
@@ -141,22 +141,6 @@ def get_config(workdir: str) -> Any:
     """The config of the run in a work directory, as any file of a config has it."""
     saved = json.loads((as_path(workdir) / NAME).read_text())
     path, *argument = saved["file"].split(":", 1)
-    if not os.path.exists(path):
-        raise Missing(
-            f"{path}, the file of the config of {workdir}, is not there any more; give --config"
-        )
     config = runpy.run_path(path)["get_config"](*argument)
-    config.update(_without_none(saved["fields"]))
+    config.update(saved["fields"])
     return config
-
-
-def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: _without_none(value) if isinstance(value, Mapping) else _as_tuple(value)
-        for name, value in fields.items()
-        if value is not None
-    }
-
-
-def _as_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
