@@ -445,11 +445,22 @@ def test_checkpoints_leave_their_siblings_in_a_bucket_alone(place):
     assert sorted(path.name for path in place.iterdir()) == sorted([*siblings, "11"])
 
 
+def test_who_has_lost_the_lock_deletes_no_checkpoint_of_its_heir(place):
+    state = {"a": jnp.arange(3.0)}
+    with Checkpoints(place, keep=1) as before:
+        before.save(1, state, data={"step": 1})
+        assert before.latest == 1
+        with Checkpoints(place, keep=2) as heir:
+            heir.save(5, state, data={"step": 5})
+        before.save(2, state, data={"step": 2})
+    assert sorted(path.name for path in place.iterdir()) == ["2", "5"]
+
+
 def test_a_checkpoint_does_not_go_where_something_else_is(place):
     (place / "3" / "x").write_bytes(b"mine")
     checkpoints = Checkpoints(place)
     checkpoints.save(3, {"a": jnp.arange(3.0)}, data={"step": 3})
-    with pytest.raises(FileExistsError, match="3 is not a checkpoint, and in the way of one"):
+    with pytest.raises(FileExistsError, match="/3 is there already, and is not of this"):
         checkpoints.close()
     assert objects.keys(place) == [f"{place}/3/x"]
 

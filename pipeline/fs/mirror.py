@@ -26,7 +26,8 @@ class Mirror:
     Of each folder that is whole there, `local` has the files at the top, and its mark, from the
     beginning, and all of them after `fetch`. `push` makes what is there like what is here. Each
     folder has a file `WHOLE`, and a folder `mark`, which is written first and deleted last. What
-    has no number as its name, or no mark, is of somebody else and stays as it is.
+    has no number as its name, or no mark, or comes from another process meanwhile, is of somebody
+    else and stays as it is.
     """
 
     def __init__(self, remote: ObjectPath, mark: str):
@@ -35,13 +36,17 @@ class Mirror:
         self._scratch = tempfile.TemporaryDirectory(prefix=PREFIX)
         self.local = epath.Path(self._scratch.name)
         self._lock = open_locked(self.local / LOCK)  # ends with this process
-        self._partial: set[str] = set()  # folders of which only the top is here
-        for name in self._numbered():
-            top, _ = objects.children(remote / name)
+        self._ours: set[str] = set()  # folders there that have the mark
+        self._whole: set[str] = set()  # folders that are whole there
+        for name in filter(str.isdecimal, objects.children(remote)[1]):
+            top, folders = objects.children(remote / name)
+            if mark in folders:
+                self._ours.add(name)
             if WHOLE in top:
                 marks = map(ObjectPath, objects.keys(remote / name / mark))
                 self._download([*(remote / name / each for each in top), *marks])
-                self._partial.add(name)
+                self._whole.add(name)
+        self._partial = {*self._whole}  # folders of which only the top is here
 
     def fetch(self, name: str) -> None:
         """Downloads the whole of a folder, if it is there and not here."""
@@ -55,18 +60,17 @@ class Mirror:
         Then each has only the files at its top here, and its mark.
         """
         here = {path.name for path in self.local.iterdir() if path.is_dir()}
-        there = self._numbered()
-        ours = {name for name in there if objects.keys(self._remote / name / self._mark, limit=1)}
-        whole = {name for name in here & ours if (self._remote / name / WHOLE).exists()}
-        for name in ours - whole:  # gone here, or cut short there
+        for name in self._ours - (here & self._whole):  # gone here, or cut short there
             folder = self._remote / name
             objects.delete([folder / WHOLE])
             marks = objects.keys(folder / self._mark)
             objects.delete([each for each in objects.keys(folder) if each not in marks])
             objects.delete(marks)
-        for name in here - whole - self._partial:
-            if name in there - ours:
-                raise Exists(f"{self._remote / name} is not a checkpoint, and in the way of one")
+            self._ours.remove(name)
+        for name in here - self._whole:
+            if objects.keys(self._remote / name, limit=1):
+                raise Exists(f"{self._remote / name} is there already, and is not of this process")
+            self._ours.add(name)
             last, mark = self.local / name / WHOLE, self.local / name / self._mark
             tree = [(epath.Path(root), names) for root, _, names in os.walk(last.parent)]
             files = [root / each for root, names in tree for each in names]
@@ -75,14 +79,12 @@ class Mirror:
             for file in files:
                 with file.open("rb") as content:
                     objects.put(self._remote / file.relative_to(self.local), content)
+            self._whole.add(name)
         for name in here - self._partial:
             for path in (self.local / name).iterdir():
                 if path.is_dir() and path.name != self._mark:
                     path.rmtree()
-        self._partial = here
-
-    def _numbered(self) -> set[str]:
-        return {name for name in objects.children(self._remote)[1] if name.isdecimal()}
+        self._partial, self._whole = here, {*here}
 
     def _download(self, paths: list[ObjectPath]) -> None:
         for path in paths:
