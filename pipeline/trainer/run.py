@@ -241,7 +241,7 @@ class Run:
     def status(self) -> int:
         """The exit status: 0, or by convention 128 and the number of the signal that ended it."""
         stopped = self._interrupted and self._done < self.config.steps
-        return 128 + signal.Signals[self._signals.reason] if stopped else 0
+        return 128 + signal.Signals[self._signals.reason or "SIGTERM"] if stopped else 0
 
     def evaluation_due(self, done: int) -> bool:
         """Whether to evaluate after so many steps."""
