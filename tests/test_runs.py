@@ -297,6 +297,8 @@ def test_a_run_knows_its_config_and_flags_change_it(text, tmp_path):  # noqa: F8
     with messages():
         train.train(known, epath.Path(tmp_path / "first"), file=f"{KNOWN}:{tmp_path / 'first'}")
     assert get_config(str(tmp_path / "first")).steps == 5
-    kept = tmp_path / "first" / "config.json"
+    kept = tmp_path / "first" / "run_config.json"
     kept.write_text(kept.read_text().replace("tiny_config.py", "gone.py"))
     assert "No such file or directory: " in parse(flags[0]).stderr
+    kept.write_text("{}")
+    assert parse(flags[0]).stderr.endswith("is damaged: KeyError('fields'); give --config\n")

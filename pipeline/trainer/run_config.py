@@ -10,11 +10,11 @@ from typing import Any
 
 from etils import epath
 
-from pipeline.errors import InvalidValue, UserError, require_one_of, require_whole
+from pipeline.errors import InvalidValue, StorageError, UserError, require_one_of, require_whole
 from pipeline.fs import as_path, atomic_write
 from pipeline.loading.sharding import CONTEXT_ORDERS
 
-NAME = "config.json"  # in a work directory
+NAME = "run_config.json"  # in a work directory
 
 NONE = "not there"
 
@@ -139,8 +139,11 @@ def find_config(arguments: Sequence[str], default: str) -> str:
 
 def get_config(workdir: str) -> Any:
     """The config of the run in a work directory, as any file of a config has it."""
-    saved = json.loads((as_path(workdir) / NAME).read_text())
-    path, *argument = saved["file"].split(":", 1)
+    try:
+        saved = json.loads((as_path(workdir) / NAME).read_text())
+        fields, (path, *argument) = saved["fields"], saved["file"].split(":", 1)
+    except (KeyError, TypeError, ValueError) as error:
+        raise StorageError(f"{NAME} in {workdir} is damaged: {error!r}; give --config") from error
     config = runpy.run_path(path)["get_config"](*argument)
-    config.update(saved["fields"])
+    config.update(fields)
     return config
