@@ -2,11 +2,12 @@
 
     python train.py --config=configs/quickstart.py --config.steps=500 --workdir=runs/quickstart
 
-Run the same command again, and it goes on from its last checkpoint. With --mode=score it writes
-the loss of each document instead. On several hosts, run it on each; where the platform does not say
-how many there are, add --coordinator=HOST:PORT --num_processes=N --process_id=I. To train another
-model, copy this file and change `make_model` and `make_optimizer`; `parameter_shardings` says how
-parameters are split over devices.
+Run it again, with --workdir alone, and it goes on from its last checkpoint, with the config that it
+had; flags change that. With --mode=score it writes the loss of each document instead. On several
+hosts, run it on each; where the platform does not say how many there are, add
+--coordinator=HOST:PORT --num_processes=N --process_id=I. To train another model, copy this file and
+change `make_model` and `make_optimizer`; `parameter_shardings` says how parameters are split over
+devices.
 """
 
 import logging
@@ -47,13 +48,17 @@ from pipeline.trainer import (
     EmptyCorpus,
     Run,
     evaluation_batches,
+    find_config,
     prepare_on_hosts,
     restore_parameters,
+    save_config,
     score_corpus,
 )
 
 HERE = pathlib.Path(__file__).parent
-CONFIG = config_flags.DEFINE_config_file("config", f"{HERE}/configs/quickstart.py")
+CONFIG = config_flags.DEFINE_config_file(
+    "config", find_config(sys.argv, f"{HERE}/configs/quickstart.py")
+)
 MODE = flags.DEFINE_enum("mode", "train", ["train", "score"], "What to do.")
 WORKDIR = flags.DEFINE_string("workdir", None, "For corpus, checkpoints, metrics; runs/CONFIG.")
 CHANGE = flags.DEFINE_string("change", "", "JSON: options of batches to change from here on.")
@@ -173,11 +178,17 @@ def make_steps(
     )
 
 
-def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile: str = "") -> None:
-    """Trains from the last checkpoint in `workdir`, or from the beginning, to the last step."""
-    with Run(config, workdir, change=change, profile=profile) as run:
+def train(config: ConfigDict, workdir: epath.Path, file: str = "", **options: str) -> int:
+    """Trains from the last checkpoint in `workdir`, or from the beginning, to the last step.
+
+    The run keeps its config, if `file` says where that is from. The options are those of `Run`.
+    Returns the exit status: 0, or that of a signal after which the run was saved.
+    """
+    with Run(config, workdir, **options) as run:
+        if file:
+            save_config(workdir, run.config, file)
         if run.finished:
-            return
+            return 0
         config, mesh = run.config, run.mesh  # with what the past of the run decides
         # Options that model or optimizer cannot have are refused before the slow preparation;
         # `EmptyCorpus` has what a model asks of a corpus.
@@ -248,6 +259,7 @@ def train(config: ConfigDict, workdir: epath.Path, *, change: str = "", profile:
                 run.save(step + 1, state)
             if stops:
                 break
+    return run.status
 
 
 def score(config: ConfigDict, workdir: epath.Path, directory: epath.Path) -> None:
@@ -270,12 +282,13 @@ def main(_) -> None:
         hosts.connect(COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value, WAIT.value)
         if jax.process_index() == 0:
             logging.getLogger("pipeline").setLevel(logging.INFO)
-        name = pathlib.Path(config_flags.get_config_filename(flags.FLAGS["config"])).stem
-        workdir = as_path(WORKDIR.value or HERE / "runs" / name)
+        file = config_flags.get_config_filename(flags.FLAGS["config"])
+        workdir = as_path(WORKDIR.value or HERE / "runs" / pathlib.Path(file).stem)
         if MODE.value == "score":
             score(CONFIG.value, workdir, as_path(SCORES.value or workdir / "scores"))
         else:
-            train(CONFIG.value, workdir, change=CHANGE.value, profile=PROFILE.value)
+            options = {"change": CHANGE.value, "profile": PROFILE.value}
+            sys.exit(train(CONFIG.value, workdir, file, **options))
 
 
 def parse(argv: list[str]) -> list[str]:

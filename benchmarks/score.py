@@ -77,6 +77,7 @@ def _compare(what: str, lengths: np.ndarray) -> list[Line]:
                     state=params,
                     reduce="sum",
                     buckets=buckets,
+                    per="position",
                 )
                 return table["nll"].to_numpy()
 

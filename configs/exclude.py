@@ -2,7 +2,7 @@
 
     python train.py --config=configs/exclude.py:runs/clean --workdir=runs/clean
     python train.py --config=configs/exclude.py:runs/clean --workdir=runs/clean --config.steps=300
-    python -m pipeline audit runs/clean
+    lockstep audit runs/clean
 
 After the colon stands the work directory again. The first command finds no losses there, and trains
 on all documents. The second one goes on without those whose losses were too high, and `audit` says

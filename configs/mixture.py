@@ -1,7 +1,7 @@
 """A mixture of code and prose: Python's own library, and its language reference.
 
     python train.py --config=configs/mixture.py
-    python -m pipeline report configs/mixture.py
+    lockstep report configs/mixture.py
 
 Weights can change in a run that is under way, from its next steps on, as a phase of their own:
 

@@ -53,6 +53,9 @@ class NotAllowed(UserError, PermissionError):
 class StorageError(UserError, OSError):
     """A disk or an object storage that cannot be read or written."""
 
+    def __str__(self) -> str:
+        return self.strerror or super().__str__()  # without the number
+
 
 class NotInstalled(UserError, ImportError):
     """A library or a module of the user that cannot be imported."""

@@ -67,9 +67,9 @@ def agree(asked):
     lengths = corpus.lengths[:-1] if asked.get("drop_last_example") else corpus.lengths
     buckets = [pipeline.Bucket(*b) for b in asked.get("buckets", [[8, 16], [4, 64]])]
     plan = pipeline.Plan(lengths, buckets, seed=asked.get("seed", 0))
-    fingerprint = plan.fingerprint
+    identity = plan.identity
     pipeline.planning.stage.VERSION = VERSION
-    return refusal(hosts.require_agreement, {"plan": fingerprint})
+    return refusal(hosts.require_agreement, {"plan": identity})
 
 
 def share(asked):
@@ -176,6 +176,7 @@ def score(asked):
         directory=asked["directory"],
         sharding=mesh,
         buckets=[pipeline.Bucket(8, 16), pipeline.Bucket(4, 32)],
+        per="position",
     )
     return len(scores)
 

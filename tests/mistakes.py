@@ -108,7 +108,7 @@ def plan_each(corpus: pipeline.Corpus, code: pipeline.Corpus, ids: jax.Array) ->
     pipeline.Plan(ids, buckets, seed=3, window=1000)
     both = pipeline.Corpora({"code": code, "prose": corpus})
     mixed = pipeline.Plan(both, buckets, weights={"code": 0.7, "prose": 0.3}, ending="stop")
-    plan.after(7, buckets=buckets, packing="none").onward(7).batch(9)
+    plan.after(7, buckets=buckets, packing="none").between(7).batch(9)
     mixed.after(7, weights={"code": 1, "prose": 1})
     pipeline.fit_buckets(corpus, max_buckets=2)  # mistake: lacks tokens_per_batch
     pipeline.fit_buckets(corpus, tokens_per_batch="4k", max_buckets=2)  # mistake: text
@@ -148,11 +148,12 @@ def load_each(corpus: pipeline.Corpus, pairs: pipeline.Pairs, mesh: jax.sharding
 
 def score_each(pairs: pipeline.Pairs, mesh: jax.sharding.Mesh) -> None:
     buckets = [pipeline.Bucket(2, (8, 4))]
-    pipeline.score(pairs, lambda batch: batch, directory="a", buckets=buckets, sharding=mesh)
-    pipeline.score("corpus", dict, directory="b", tokens_per_batch=4096, exclude=[3])
+    pipeline.score(pairs, dict, directory="a", per="targets", buckets=buckets, sharding=mesh)
+    kinds = {"nll": "position", "reward": "segment"}
+    pipeline.score("corpus", dict, directory="b", per=kinds, tokens_per_batch=4096, exclude=[3])
     found = losses("runs/mine")
     found.select(found.epoch == 0).documents()[2].max()
-    pipeline.score("corpus", dict, directory="c", max_lenght=512)  # mistake: max_length
-    pipeline.score("corpus", dict, directory="d", tokens_per_batch="4k")  # mistake: text
-    pipeline.score("corpus", dict, directory="e", shuffle=True)  # mistake: it is in order
+    pipeline.score("corpus", dict, directory="c", per="row", max_lenght=512)  # mistake: max_length
+    pipeline.score("corpus", dict, directory="d", per="row", tokens_per_batch="4k")  # mistake: text
+    pipeline.score("corpus", dict, directory="e", per="row", shuffle=True)  # mistake: in order
     found.lost.sum()  # mistake: loss

@@ -14,7 +14,7 @@ from pipeline.cli.commands import main
 from pipeline.history import read_history, write_history
 from pipeline.history.auditing import Ledger
 from pipeline.planning import figures
-from pipeline.planning.assignment import Rows
+from pipeline.planning.stream import Rows
 
 SHORT = (Bucket(8, 16), Bucket(4, 32))
 LONG = (Bucket(4, 64),)
@@ -125,7 +125,7 @@ def test_plans_that_cannot_be_made_again_and_places_without_a_run_are_errors(
     (workdir / "plans.json").write_text(json.dumps(history))
     code, _, err = audited(workdir, capsys)
     assert code == 2
-    assert "the plan from step 7 on was" in err
+    assert "the plan from step 7 on is another than that of the run: seed was 4 and is now 5" in err
     (workdir / "plans.json").write_text("{")
     assert audited(workdir, capsys)[0] == 2
     code, _, err = audited(tmp_path_factory.mktemp("empty"), capsys)
@@ -334,13 +334,13 @@ def test_mixtures_that_change_on_the_way_are_audited(mixed, tmp_path, capsys, mo
     assert "step 130 did not run" in err
     # A piece that the epoch of the change loses is found.
     _, plan = read_history(epath.Path(tmp_path))
-    code, segments_of = plan.stages[1].sources[1], Rows.segments
+    code, segments_of = plan.stages[1].streams[1], Rows.segments
 
-    def losing(self, order, places):
-        segments, epochs = segments_of(self, order, places)
-        if self.pieces is code.remainder.pieces:
+    def losing(self):
+        times, segments = segments_of(self)
+        if self.found_in is code.passes[0]:
             segments[:, 3] -= 1
-        return segments, epochs
+        return times, segments
 
     with monkeypatch.context() as patch:
         patch.setattr(Rows, "segments", losing)

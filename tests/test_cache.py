@@ -3,6 +3,7 @@
 import fcntl
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,8 @@ import pytest
 
 import pipeline
 from pipeline import Batches, Bucket, Corpora, Corpus, Plan
+from pipeline.corpus import cache as cache_module
+from pipeline.fs import objects
 
 BUCKETS = Bucket(16, 128), Bucket(8, 256)
 WINDOW = 400  # five parts or so
@@ -137,6 +140,32 @@ def test_a_damaged_copy_is_fetched_again(corpus, tmp_path, caplog):
     wait_for(path.exists)
 
 
+@pytest.mark.parametrize("whose", ["copy", "source"])
+def test_a_flipped_bit_of_a_part_is_noticed_when_it_is_first_mapped(corpus, whose, tmp_path):
+    place, parts = tmp_path / "corpus", tmp_path / "cache"
+    shutil.copytree(corpus.directory, place)
+    name, mine = "part-00003.arrow", Corpus.open(place, cache=parts)
+    ((cache, _),) = mine.caches
+    path = {"copy": cache.directory, "source": place}[whose] / name
+    if whose == "copy":
+        shutil.copy(place / name, path)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1  # of a token
+    path.write_bytes(content)
+    demand = [np.arange(len(corpus.files))]
+    cache.follow(lambda: demand)
+    wait_for(lambda: (cache.directory / name).exists())
+    numbers = np.arange(len(corpus))
+    if whose == "source":
+        with pytest.raises(ValueError, match=r"damaged at .*corpus/part-00003\.arrow: its digest"):
+            mine.read(numbers, 0 * numbers, corpus.lengths)
+    else:
+        got = mine.read(numbers, 0 * numbers, corpus.lengths)
+        assert_same(got, corpus.read(numbers, 0 * numbers, corpus.lengths))
+        wait_for(lambda: cache.file(3) is not None)
+    demand.clear()
+
+
 def test_corpora_and_mixtures_use_the_caches_of_all(corpus, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pipeline.text.ragged.TOKENS_PER_PART", 5000)
@@ -219,3 +248,64 @@ def test_arguments_that_contradict_each_other_are_refused(corpus, tmp_path):
     assert pipeline.load(
         Corpus.open(corpus.directory, cache=tmp_path), tokens_per_batch=4096
     ).plan.num_batches()
+
+
+def follow(cache):
+    every = np.arange(cache.num_parts)
+    cache.follow(lambda: [every])
+    return every.tolist()
+
+
+def test_files_of_somebody_else_in_a_cache_stay_and_the_rest_is_fetched(corpus, tmp_path):
+    for share in (2, 0.3):  # where parts must make way for others, too
+        ((cache, _),) = cached(corpus, tmp_path / str(share), share).caches
+        (cache.directory / "part-99999.arrow").write_bytes(b"mine")
+        (cache.directory / "part-00002.arrow").mkdir()
+        order = [each for each in range(cache.num_parts) if each != 2]
+        cache.follow(lambda order=order: [np.array([2]), *(np.array([each]) for each in order)])
+        wait_for(lambda cache=cache, order=order: all(map(cache.file, order[:5])))
+        order.reverse()
+        wait_for(lambda cache=cache, order=order: all(map(cache.file, order[:5])))
+        assert cache.file(2) is None
+        assert (cache.directory / "part-99999.arrow").read_bytes() == b"mine"
+        assert (cache.directory / "part-00002.arrow").is_dir()
+
+
+def test_fetching_goes_on_after_an_error_of_any_kind(corpus, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(cache_module, "AFTER_FAILURE", 0.1)
+    download, failed = objects.download, []
+
+    def fail_first(*arguments, **options):
+        if len(failed) < 8:
+            failed.append(1)
+            raise KeyError("a defect")
+        return download(*arguments, **options)
+
+    monkeypatch.setattr(objects, "download", fail_first)
+    ((cache, _),) = cached(corpus, tmp_path, 2).caches
+    every = follow(cache)
+    wait_for(lambda: all(cache.file(part) for part in every))
+    assert "is tried again in" in caplog.text
+    assert "KeyError: 'a defect'" in caplog.text
+
+
+def test_damaged_lengths_are_fetched_again_and_those_of_the_corpus_are_named(corpus, tmp_path):
+    ((cache, _),) = cached(corpus, tmp_path / "cache", 2).caches
+    copy, there = cache.directory / "lengths.npy", tmp_path / "corpus"
+    for content in (b"", copy.read_bytes()[:-4], copy.read_bytes()[:-4] + b"abcd"):
+        copy.write_bytes(content)
+        again = cached(corpus, tmp_path / "cache", 2)
+        np.testing.assert_array_equal(again.lengths, corpus.lengths)
+    shutil.copytree(corpus.directory, there)
+    whole = (there / "lengths.npy").read_bytes()
+    (there / "lengths.npy").write_bytes(whole[:-4] + b"abcd")
+    with pytest.raises(ValueError, match=f"damaged at {there}/lengths.npy: they sum to"):
+        Corpus.open(there, cache=tmp_path / "other")
+
+
+def test_a_cache_needs_no_function_that_macos_has_not(corpus, tmp_path, monkeypatch):
+    for name in ("posix_fallocate", "fdatasync"):
+        monkeypatch.delattr(os, name)
+    ((cache, _),) = cached(corpus, tmp_path, 2).caches
+    every = follow(cache)
+    wait_for(lambda: all(cache.file(part) for part in every))

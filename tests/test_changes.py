@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import pipeline
 from pipeline import Batches, Bucket, Plan
 from pipeline.loading.state import check_data_state, data_state
-from pipeline.planning.windows import Windows
+from pipeline.planning.stream import Pass
 
 FOURS = (Bucket(16, 16), Bucket(8, 32), Bucket(4, 64))
 four_rows = st.fixed_dictionaries(
@@ -114,11 +114,16 @@ def test_a_plan_that_changes_by_hand():
         [[0, 0, 0, 5], [0, 2, 0, 4], [0, 1, 0, 3]],
         [[0, 4, 0, 9], [0, 5, 0, 6]],
     ]
-    assert later.fingerprint == (
-        f"{plan.fingerprint};change@2=lengths+buckets;"
-        f"lengths@2={plan.fingerprint.split('lengths=')[1][:16]} without 1 (35be322d);"
-        "buckets@2=1x16"
-    )
+    lengths = plan.identity["lengths"]
+    assert later.identity == [
+        {"from": 0, **plan.identity},
+        {
+            **plan.identity,
+            "from": 2,
+            "lengths": f"{lengths} without 1 (35be322d)",
+            "buckets": "1x16",
+        },
+    ]
     assert (
         "from step 2 on, without 1 examples that are left out, 1 batches for the 14 positions"
         in (str(later))
@@ -214,8 +219,8 @@ def test_a_change_that_cannot_be_gets_a_sentence(change, sentence):
 def test_a_plan_that_begins_later_knows_no_earlier_steps_and_needs_no_earlier_buckets():
     plan = Plan([5, 3, 4, 2, 9, 6], [Bucket(1, 8)]).after(2, buckets=[Bucket(3, 16)])
     assert plan.buckets == (Bucket(1, 8), Bucket(3, 16))
-    assert plan.onward(1).buckets == plan.buckets
-    later = plan.onward(2)
+    assert plan.between(1).buckets == plan.buckets
+    later = plan.between(2)
     assert later.buckets == (Bucket(3, 16),)
     assert later.fingerprint == plan.fingerprint
     with pytest.raises(IndexError, match="knows steps from 2 on"):
@@ -224,23 +229,21 @@ def test_a_plan_that_begins_later_knows_no_earlier_steps_and_needs_no_earlier_bu
 
 def test_examples_are_left_out_by_a_function_of_the_corpus(corpus):
     plan = Plan(corpus, FOURS).after(3, exclude=lambda corpus: corpus.lengths > 100)
-    excluded = plan.stages[-1].sources[0].lengths.excluded
+    excluded = plan.stages[-1].streams[0].lengths.excluded
     assert excluded.tolist() == np.flatnonzero(corpus.lengths > 100).tolist()
 
 
 def test_a_plan_from_a_later_step_on_knows_all_epochs(corpus):
     changing = Plan(corpus, FOURS).after(50, seed=1)
-    batches = Batches(corpus, changing.onward(50))
+    batches = Batches(corpus, changing.between(50))
     assert len(batches) == changing.num_batches(0)
     assert len(batches.repeat(3)) == changing.first_step(3)
 
 
 def test_far_steps_cost_no_walk(monkeypatch):
     lengths = np.random.default_rng(0).integers(1, 60, 2000)
-    assigned, assign = [], Windows.assign
-    monkeypatch.setattr(
-        Windows, "assign", lambda self, *at: assigned.append(at) or assign(self, *at)
-    )
+    assigned, assign = [], Pass._fill
+    monkeypatch.setattr(Pass, "_fill", lambda self, *at: assigned.append(at) or assign(self, *at))
     plan = Plan(lengths, FOURS, window=300)
     monkeypatch.setattr(plan, "batch", None)  # no batch is asked for one by one
     step = 10**9 + 7

@@ -204,3 +204,16 @@ def test_a_checksum_does_not_depend_on_the_sharding_and_sees_every_bit():
             other = array.at[at].set(~array[at] if dtype == "bool" else array[at] + 1)
             assert checksums({"a": other}) != seen
     assert checksums({"k": jax.random.key(1)}) != checksums({"k": jax.random.key(2)})
+
+
+def test_only_checkpoints_are_deleted_and_a_save_that_orbax_leaves_out_is_an_error(tmp_path):
+    for name in ("5", "best", "notes"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x").write_text("mine")
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        for step in (6, 7):
+            checkpoints.save(step, {"a": jnp.arange(3.0)}, data={"step": step})
+        with pytest.raises(RuntimeError, match="holds step 7, and step 4 is not later: go on from"):
+            checkpoints.save(4, {"a": jnp.arange(3.0)}, data={"step": 4})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["5", "7", "best", "notes"]
+    assert all((tmp_path / name / "x").read_text() == "mine" for name in ("5", "best", "notes"))

@@ -17,12 +17,14 @@ from pyarrow import parquet
 import pipeline
 import pipeline.report
 from pipeline import Bucket, Corpora, Corpus, Pairs, Plan, errors, fit_buckets, prepare
+from pipeline.cli import commands
 from pipeline.cli.commands import DAMAGED, FINE, WRONG, main
 from pipeline.corpus.tasks import INPUTS
 from pipeline.corpus.views import Masked, SpanCorruption
 from pipeline.history import write_history
-from pipeline.text.sources import Records
-from pipeline.text.tokenizers import Bytes
+from pipeline.text.sources import Records, TextFiles
+from pipeline.text.tokenizers import Bytes, train_sentencepiece
+from tests.processes import environment
 
 
 @pytest.fixture
@@ -56,8 +58,22 @@ def test_the_program_runs_and_teaches():
     )
     assert done.returncode == FINE
     for command in ("prepare", "report", "buckets", "show", "check"):
-        assert f"python -m pipeline {command} " in done.stdout
+        assert f"\n  lockstep {command} " in done.stdout
     assert "exit status: 0 all is well; 1 check found something wrong" in done.stdout
+
+
+def test_the_command_works_beside_a_folder_that_is_called_like_the_package(tmp_path):
+    (tmp_path / "pipeline").mkdir()
+    (tmp_path / "pipeline" / "__init__.py").touch()
+    done = subprocess.run(
+        [pathlib.Path(sys.executable).parent / "lockstep", "buckets", "--help"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.startswith("usage: lockstep buckets"), done.stderr
 
 
 @pytest.mark.parametrize("command", ["prepare", "report", "buckets", "show", "check"])
@@ -95,8 +111,8 @@ def test_each_command_has_help(run, command):
         (["report", "FOLDER/long.json"], "long.json does not map length to count .*4300 digits"),
         (["report", "FOLDER/large.json"], "large.json .*too large a number"),
         (["report", "FOLDER/longer.json"], "longer.json .*too large a number"),
-        (["check", "FOLDER/a/sub", "--max-length", "-1"], "max_length is -1"),
-        (["buckets", "FOLDER/some.npy", "--max-length", "100000"], "raise tokens_per_batch"),
+        (["check", "FOLDER/a/sub", "--max-length", "-1"], "--max-length is -1"),
+        (["buckets", "FOLDER/some.npy", "--max-length", "100000"], "raise --tokens-per-batch"),
         (["prepare", "a.txt"], "--into is missing; say in which directory"),
         (["prepare", "--into", "FOLDER/new"], "has source='', files='', tfds=''; give one of them"),
     ],
@@ -488,13 +504,60 @@ def test_runs_of_views_are_shown_and_checked(run, kind, tmp_path):
 # ---- prepare and check
 
 
+def test_an_error_names_flags_and_a_prepare_that_fails_at_once_leaves_nothing(run, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"body": "some words"}\n')
+    given = "prepare", tmp_path / "a.jsonl", "--into", tmp_path / "corpus"
+    status, _, err = run(*given)
+    assert status == WRONG
+    assert "give the name of the field that holds the text\n" in err
+    status, _, err = run(*given, "--field", "body", "--tokenizer", "sentencepiece")
+    assert status == WRONG
+    assert "Choose another --vocab-size, or more text" in err
+    assert os.listdir(tmp_path) == ["a.jsonl"]
+    (tmp_path / "corpus").mkdir()
+    run(*given)
+    assert (tmp_path / "corpus").is_dir()
+
+
+@pytest.mark.parametrize("into", ["/proc/x", "a.jsonl/x", "a.jsonl"])
+def test_a_place_where_nothing_can_be_written_is_a_sentence_with_a_remedy(
+    run, tmp_path, into, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.jsonl").write_text('{"text": "some words"}\n')
+    status, _, err = run("prepare", "a.jsonl", "--into", into)
+    assert status == WRONG
+    assert re.fullmatch(
+        r"error: could not write .*; check the path, and that you may write there, "
+        "and run again\n",
+        err,
+    )
+
+
+def test_a_command_that_is_interrupted_says_so(run, tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pipeline.cli.prepare.prepare_files", interrupted)
+    status, _, err = run("prepare", tmp_path / "a.jsonl", "--into", tmp_path / "c")
+    assert status == 130
+    assert err == "stopped; what is finished is kept, and the same command goes on from there\n"
+
+
+def test_one_thing_is_not_several(run, tmp_path):
+    Corpus.from_arrays([[1, 2, 3]], tmp_path / "c")
+    assert "offsets: 1 example," in run("check", tmp_path / "c")[1]
+    _, out, _ = run("show", tmp_path / "c", "--tokens-per-batch", "128")
+    assert "1 row × 128 positions\n1 segment, 2 real" in out
+
+
 def test_prepare_then_check(run, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"body": "some words"}\n{"body": "a few more of them"}\n')
     into = tmp_path / "corpus"
     status, out, _ = run("prepare", tmp_path / "a.jsonl", "--into", into, "--field", "body")
     assert status == FINE
     assert "documents    2" in out
-    assert f"python -m pipeline report {into}" in out
+    assert f"now look at it: lockstep report {into}" in out
     status, out, err = run("check", into)
     assert (status, err) == (FINE, "")
     assert [line.split()[0] for line in out.splitlines()] == [
@@ -545,6 +608,69 @@ def test_prepare_trains_a_tokenizer_and_leaves_out_marks(run, tmp_path):
     again = tmp_path / "again"
     assert run("prepare", text, "--into", again, "--tokenizer", model, "--no-marks")[0] == FINE
     assert len(Corpus.open(again)) == 300
+    # Another one is refused before it is written over that of the corpus.
+    before = model.read_bytes()
+    options[3] = 310
+    status, _, err = run("prepare", text, "--into", into, "--end", "0.5", *options)
+    assert (status, model.read_bytes()) == (WRONG, before)
+    assert "tokenizer.model is there" in err
+    # Nor is a file of the user's own, before any work.
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "tokenizer.model").write_bytes(b"mine")
+    for tokenizer in (model, "sentencepiece"):
+        own = ["--into", tmp_path / "own", "--tokenizer", tokenizer]
+        status, _, err = run("prepare", text, *own)
+        assert status == WRONG, err
+        assert (tmp_path / "own" / "tokenizer.model").read_bytes() == b"mine"
+    # And if it was exchanged, ids are not decoded to nonsense.
+    train_sentencepiece(TextFiles(text), 310, tmp_path / "b.model")
+    shutil.copy(tmp_path / "b.model", model)
+    with pytest.raises(ValueError, match=r"its tokenizer, .*, cannot be loaded: it is sentencep"):
+        _ = Corpus.open(into).tokenizer
+
+
+def test_prepare_takes_a_template_with_its_fields(run, tmp_path):
+    lines = [{"q": f"{n} and one?", "a": f"{n + 1}."} for n in range(200)]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    template = ["--template", "answer", "prompt=Q: {q}\nA: ", "answer={a}"]
+    status, out, err = run("prepare", path, "--into", tmp_path / "a", *template)
+    assert status == FINE, err
+    corpus = Corpus.open(tmp_path / "a")
+    assert corpus.decode(7) == "Q: 7 and one?\nA: 8."
+    assert corpus[7]["loss_weights"].tolist() == [0.0] * 17 + [1.0] * 3
+    assert f"{corpus.num_learnt:,} of them with loss" in out
+    trained = ["--tokenizer", "sentencepiece", "--vocab-size", 300]
+    assert run("prepare", path, "--into", tmp_path / "b", *trained, *template)[0] == FINE
+    assert Corpus.open(tmp_path / "b").decode(7) == corpus.decode(7)
+    (tmp_path / "c.jsonl").write_text(
+        json.dumps({"messages": [{"role": r, "content": r[0]} for r in ("user", "bot")]}) + "\n"
+    )
+    chat = ["--template", "chat", 'weights={"bot": 1}', "before={role} "]
+    assert run("prepare", tmp_path / "c.jsonl", "--into", tmp_path / "c", *chat)[0] == FINE
+    assert Corpus.open(tmp_path / "c").decode(0) == "user u<|end|>\nbot b<|end|>\n"
+    for wrong, sentence in {
+        ("answer", "prompt"): "NAME=TEXT, as in --template answer",
+        ("answer", "prompt={q}"): "template.kind is 'answer', which needs template.answer",
+        ("story",): "template.kind is 'story'; it must be one of chat, answer",
+        ("chat", "weights=3"): "weights is 3; it must map roles to numbers",
+    }.items():
+        status, _, err = run("prepare", path, "--into", tmp_path / "d", "--template", *wrong)
+        assert status == WRONG
+        assert sentence in err
+    assert not (tmp_path / "d").exists()
+
+
+def test_an_interrupted_prepare_says_how_to_go_on(run, tmp_path, monkeypatch):
+    def interrupted(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(commands.COMMANDS, "prepare", interrupted)
+    status, _, err = run("prepare", "a.txt", "--into", tmp_path)
+    assert (status, err) == (
+        130,
+        "stopped; what is finished is kept, and the same command goes on from there\n",
+    )
 
 
 def test_prepare_takes_columns_and_a_hugging_face_tokenizer(run, tmp_path):

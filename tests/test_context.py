@@ -81,7 +81,7 @@ def test_lengths_divide_or_are_refused_with_the_multiple_that_would_do(corpus):
     with pytest.raises(ValueError, match="context_order is 'zig'; it must be one of contiguous"):
         Batches(corpus, Plan(corpus, [Bucket(2, 66)]), context_order="zig")
     with pytest.raises(TypeError, match="no option 'context_order'"):
-        pipeline.score(corpus, len, directory="nowhere", buckets=[Bucket(2, 66)], **options)
+        pipeline.score(corpus, len, per="row", directory="nowhere", **options)
 
 
 def cost_over_ideal(lengths, length, parts, order):

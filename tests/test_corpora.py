@@ -91,9 +91,10 @@ def test_batches_of_a_plan_with_weights_are_what_each_corpus_gives_alone(joined)
 
 
 def test_so_are_those_of_a_plan_where_each_example_comes_once_an_epoch(joined):
-    plan = plan_of(joined)
+    plan = plan_of(joined, seed=1)
     batches = Batches(joined, plan).repeat(2)
-    assert len({batches[step]["inputs"].tobytes() for step in range(len(batches))}) == len(batches)
+    different = {batches[step]["inputs"].tobytes() for step in range(len(batches))}
+    assert len(different) >= len(batches) - 1  # a last batch of one row may come again
     for step in range(len(batches)):
         require_what_each_gives_alone(joined, plan.batch(step), batches[step])
 

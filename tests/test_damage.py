@@ -13,7 +13,7 @@ from pyarrow import feather
 import pipeline
 from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.in_place import InPlace
-from pipeline.corpus.manifest import json_digest
+from pipeline.corpus.parts import json_digest
 from pipeline.text import ragged
 from pipeline.text.sources import Records
 from pipeline.text.tokenizers import Bytes

@@ -132,7 +132,7 @@ def test_mean_lengths_of_a_mixture_vary_less_than_by_chance():
 
 def test_an_epoch_has_the_rows_that_packing_found():
     plan = Plan(SHORT[:2000], [Bucket(8, 256), Bucket(4, 1024)], seed=3)
-    packed = next(plan.stages[0].sources[0].whole.packed())
+    packed = plan.stages[0].streams[0].whole.layout.packed(0)
     patterns: Counter = Counter()
     for bucket, of_bucket in zip(packed.buckets, packed.patterns, strict=True):
         for pattern in of_bucket:

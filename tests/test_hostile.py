@@ -117,8 +117,8 @@ def test_a_damaged_index_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("name", "old", "new", "sentence"),
     [
-        ("plans.json", b'"fingerprint"', b'"f"', "plans.json cannot be read"),
-        ("plans.json", b'"seed": 4', b'"seed": []', "plans.json cannot be read"),
+        ("plans.json", b'"identity"', b'"i"', "plans.json cannot be read"),
+        ("plans.json", b'"changes"', b'"change"', "plans.json cannot be read"),
         ("plans.json", b'"directory": "corpus"', b'"directory": 3', "plans.json cannot be read"),
         ("plans.json", b'"view": null', b'"view": "a"', "plans.json cannot be read"),
         ("metrics.jsonl", b'"loss"', b'"lows"', "line 1 of .*metrics.jsonl cannot be read: .*loss"),

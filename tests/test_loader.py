@@ -1,4 +1,5 @@
 import copy
+import functools
 import importlib
 import json
 import pickle
@@ -235,7 +236,14 @@ def test_the_state_is_small_json_and_the_same_for_every_process(corpus, buckets)
     assert len(states[0]) < 1024
     assert json.loads(states[0]) == {
         "step": 3,
-        "plans": [{"from": 0, "fingerprint": plan.fingerprint, "corpus": corpus.fingerprint}],
+        "plans": [
+            {
+                "from": 0,
+                "fingerprint": plan.fingerprint,
+                "identity": plan.identity,
+                "corpus": corpus.identity,
+            }
+        ],
     }
 
 
@@ -362,6 +370,18 @@ def test_a_loader_transfers_what_a_transform_returns_and_its_specs_say_so(corpus
     }
 
 
+def test_a_transform_of_two_arguments_gets_the_planned_batch(corpus, buckets):
+    def transform(batch, planned):
+        return {**batch, "example": planned.segments[:, 1]}
+
+    plan = Plan(corpus, buckets)
+    batch = Batches(corpus, plan, transform=transform)[3]
+    assert batch["example"].tolist() == plan.batch(3).segments[:, 1].tolist()
+    one = functools.partial(pipeline.rename, convention="maxtext")
+    renamed = pipeline.rename(Batches(corpus, plan)[3], "maxtext")
+    assert_same(Batches(corpus, plan, transform=one)[3], renamed)
+
+
 def test_a_transform_must_return_a_dict(corpus, buckets):
     with pytest.raises(TypeError, match="transform returned a NoneType; it must return a dict"):
         pipeline.load(corpus, buckets=buckets, transform=lambda batch: None)
@@ -417,9 +437,9 @@ def test_a_loader_without_num_epochs_never_ends(corpus, buckets):
         {"plans": []},
         {"plans": [3]},
         {"plans": [{"from": 0}]},
-        {"plans": [{"from": "0", "fingerprint": "plan=2"}]},
+        {"plans": [{"from": "0", "fingerprint": "9f0a", "identity": {}}]},
         {"plans": [{"from": 0, "fingerprint": 7}]},
-        {"plans": [{"from": 0, "fingerprint": "plan=2", "corpus": None}]},
+        {"plans": [{"from": 0, "fingerprint": "9f0a", "identity": {"plan": 4}}]},
     ],
 )
 def test_a_state_that_was_tampered_with_gets_a_sentence(corpus, buckets, change):

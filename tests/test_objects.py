@@ -5,7 +5,6 @@ import gzip
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,8 +23,7 @@ from pyarrow import parquet
 
 import pipeline
 from pipeline import sources, tokenizers
-from pipeline.fs import as_path, atomic_write, directory_lock, lease, mirror, objects
-from pipeline.fs.atomic import remove_leftovers
+from pipeline.fs import as_path, atomic_write, directory_lock, lease, mirror, objects, open_locked
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.text import ragged
 from pipeline.text.sources import open_files
@@ -38,6 +36,7 @@ from tests.test_train import run as run_program
 from tests.test_train import start, text, wait_for_step  # noqa: F401
 
 SHARE = 0.1  # of requests that fail, where some are to
+OTHER = {"owner": "x", "place": "elsewhere", "pid": 1, "beat": 0}  # the lock of another process
 
 
 @pytest.fixture(scope="module", params=["s3", "gs"])
@@ -258,6 +257,15 @@ def test_a_request_that_fails_is_made_again(server, place, fate):
     assert server.proxy.fates == ([fate] if fate == "slow" else [])
 
 
+def test_what_changes_while_its_answer_is_cut_is_read_anew(server, place):
+    objects.put(place / "x", b"long" * 100)
+    server.proxy.fates = ["half", "slow"]
+    change = threading.Timer(0.2, objects.put, [place / "x", b"short"])
+    change.start()
+    assert objects.get_version(place / "x")[0] == b"short"
+    change.join()
+
+
 def test_a_storage_that_always_fails_is_asked_few_times(server, place, tmp_path, monkeypatch):
     monkeypatch.setattr(objects, "LONGEST", 0.01)
     large = bytes(5 * objects.PIECE)
@@ -401,6 +409,7 @@ def test_a_checkpoint_in_a_bucket_is_whole_or_not_there(place):
             checkpoints.save(step, {"a": like["a"] + step}, data={"step": step})
     assert sorted(path.name for path in place.iterdir()) == ["2", "3"]
     (place / "4" / "state" / "x").write_bytes(b"cut short: it has no mark that says it is whole")
+    (place / "4" / "checksums" / "metadata").write_bytes(b"{}")
     with Checkpoints(place, keep=1) as checkpoints:  # only reads
         assert checkpoints.latest == 3
         state, data = checkpoints.restore(like)
@@ -420,14 +429,53 @@ def test_a_checkpoint_in_a_bucket_is_whole_or_not_there(place):
         checkpoints.restore(like)
 
 
+def test_checkpoints_leave_their_siblings_in_a_bucket_alone(place):
+    like = {"a": jnp.arange(3.0)}
+    siblings = {name: place / name / "x" for name in ("datasets", "best", "1", "2", "7")}
+    (place / "7" / mirror.WHOLE).write_bytes(b"of another program")
+    for file in siblings.values():
+        file.write_bytes(b"mine")
+    for _ in range(2):
+        with Checkpoints(place, keep=1) as checkpoints:
+            step = (checkpoints.latest or 0) + 1
+            checkpoints.save(step, like, data={"step": step})
+            checkpoints.save(step + 1, like, data={"step": step + 1})
+            assert checkpoints.latest == step + 1
+    assert all(file.read_bytes() == b"mine" for file in siblings.values())
+    assert sorted(path.name for path in place.iterdir()) == sorted([*siblings, "11"])
+
+
+def test_who_has_lost_the_lock_deletes_no_checkpoint_of_its_heir(place):
+    state = {"a": jnp.arange(3.0)}
+    with Checkpoints(place, keep=1) as before:
+        before.save(1, state, data={"step": 1})
+        assert before.latest == 1
+        with Checkpoints(place, keep=2) as heir:
+            heir.save(5, state, data={"step": 5})
+        before.save(2, state, data={"step": 2})
+    assert sorted(path.name for path in place.iterdir()) == ["2", "5"]
+
+
+def test_a_checkpoint_does_not_go_where_something_else_is(place):
+    (place / "3" / "x").write_bytes(b"mine")
+    checkpoints = Checkpoints(place)
+    checkpoints.save(3, {"a": jnp.arange(3.0)}, data={"step": 3})
+    with pytest.raises(FileExistsError, match="/3 is there already, and is not of this"):
+        checkpoints.close()
+    assert objects.keys(place) == [f"{place}/3/x"]
+
+
 def test_what_a_killed_process_left_on_this_machine_is_removed(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    for pid in (gone.pid, os.getpid()):
-        (tmp_path / f"lockstep-mirror.x.{pid}.tmp" / "5").mkdir(parents=True)
-    remove_leftovers(epath.Path(tmp_path), mirror.NAME)
-    assert [path.name for path in tmp_path.iterdir()] == [f"lockstep-mirror.x.{os.getpid()}.tmp"]
+    for name in ("left", "new", "used"):
+        (tmp_path / f"lockstep-mirror-{name}" / "5").mkdir(parents=True)
+    (tmp_path / "lockstep-mirror-left" / ".lock").touch()
+    with open_locked(tmp_path / "lockstep-mirror-used" / ".lock"):  # in any container
+        mirror._remove_leftovers()
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "lockstep-mirror-new",
+        "lockstep-mirror-used",
+    }
 
 
 def test_several_processes_are_refused_where_one_alone_can_write(monkeypatch):
@@ -462,33 +510,69 @@ def test_one_process_holds_the_lock_of_a_directory_and_others_wait(place, monkey
 def test_a_lock_whose_holder_says_nothing_is_taken_over(place, monkeypatch):
     monkeypatch.setattr(lease, "BEAT", 0.1)
     monkeypatch.setattr(lease, "SILENCE", 0.5)
-    other = {"owner": "x", "pid": 1, "beat": 0}
-    for seen, least in (({"host": "elsewhere"}, 0.5), ({"host": socket.gethostname()}, 0)):
-        # The second is of a process that was killed on this machine.
-        gone = subprocess.Popen(["true"])
-        gone.wait()
-        (place / ".lock").write_text(json.dumps({**other, "pid": gone.pid, **seen}))
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    boot, numbers = lease._place().split()
+    for seen, least in (
+        (None, 0.5),
+        (f"another-boot {numbers}", 0.5),
+        (f"{boot} pid:[1]", 0.5),  # another container, where the number says nothing
+        (f"{boot} {numbers}", 0),  # a process that was killed on this machine
+    ):
+        (place / ".lock").write_text(json.dumps({**OTHER, "pid": gone.pid, "place": seen}))
         before = time.monotonic()
         with messages() as said, directory_lock(place, "working", wait=False):
-            assert time.monotonic() - before >= least
+            assert (time.monotonic() - before >= 0.5) == (least > 0)
         assert "no more: its lock is taken over" in str(said)
-    with messages() as said, directory_lock(place, "working"):
-        (place / ".lock").write_text(json.dumps({**other, "host": "elsewhere"}))
-        time.sleep(0.5)
-    assert "is lost: another process took it over" in str(said)
-    assert (place / ".lock").exists()
+
+
+def test_who_has_lost_a_lock_ends(place, monkeypatch):
+    monkeypatch.setattr(lease, "BEAT", 0.1)
+    monkeypatch.setattr(lease, "SILENCE", 1.0)
+
+    def work(lose):
+        with directory_lock(place, "working"):
+            with contextlib.suppress(Exception):
+                lose()
+                for _ in range(500):
+                    time.sleep(0.01)
+            raise AssertionError("it goes on")
+
+    def take_over():
+        (place / ".lock").write_text(json.dumps(OTHER))
+
+    with pytest.raises(RuntimeError, match=r"is lost: .* another may be working there now"):
+        work(take_over)
+    assert json.loads((place / ".lock").read_text()) == OTHER
+    (place / ".lock").unlink()
+
+    def fail(*_, **__):
+        raise OSError("no network")
+
+    with pytest.raises(RuntimeError, match="could not renew it for 1 s"):
+        work(lambda: monkeypatch.setattr(objects, "put", fail))
+
+
+@pytest.mark.parametrize("content", [b"", b"null", b"[]", b"7", b'{"owner": "x"}', b"\xff garbage"])
+def test_what_is_not_a_lock_is_refused_and_stays(server, place, content):
+    objects.put(place / ".lock", content)
+    before = len(server.proxy.requests)
+    with pytest.raises(ValueError, match=r"\.lock holds b.*, which is not a lock of Lockstep"):
+        directory_lock(place, "working").__enter__()
+    assert len(server.proxy.requests) - before < 3
+    assert objects.get(place / ".lock") == content
 
 
 def test_a_lock_that_is_heard_too_late_is_not_held(place, monkeypatch):
     monkeypatch.setattr(lease, "BEAT", 0.1)
     monkeypatch.setattr(lease, "SILENCE", 0.2)
-    write, taken = objects.put, {"owner": "x", "host": "elsewhere", "pid": 1, "beat": 0}
+    write = objects.put
 
     def put(path, content, **condition):
         version = write(path, content, **condition)
         if condition.get("if_absent"):  # whose answer comes after another process took it over
             time.sleep(0.3)
-            write(path, json.dumps(taken).encode())
+            write(path, json.dumps(OTHER).encode())
         return version
 
     monkeypatch.setattr(objects, "put", put)
@@ -501,7 +585,7 @@ def test_scores_in_a_bucket_are_those_on_disk(place, corpus, tmp_path):
     def step(batch):
         return {"twice": 2 * batch["inputs"]}
 
-    options = {"buckets": [pipeline.Bucket(8, 256)]}
+    options = {"buckets": [pipeline.Bucket(8, 256)], "per": "position"}
     here = pipeline.score(corpus, step, directory=tmp_path / "s", **options)
     there = pipeline.score(corpus, step, directory=place / "s", **options)
     assert there.equals(here)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pipeline import Bucket, Plan
 from pipeline.history.auditing import Ledger
 from pipeline.planning import figures
+from pipeline.planning.stream import expected_positions
 
 EXAMPLES = 40
 STEPS = 90  # of plans that do not end, at most
@@ -90,7 +91,7 @@ def made(corpora, phases, begin, changes):
         lengths = {f"c{number}": sizes for number, sizes in enumerate(corpora)}
         # The last of several corpora joins with the last of several phases.
         few = [*lengths][:-1] if len(phases) > 1 and len(lengths) > 1 else [*lengths]
-        starts = itertools.accumulate(gap for gap, _ in phases)
+        starts = itertools.accumulate(gap * begin.get("tiers", 1) for gap, _ in phases)
         named = [
             (start, of_names(few, weights))
             for start, (_, weights) in zip(starts, phases, strict=True)
@@ -102,6 +103,7 @@ def made(corpora, phases, begin, changes):
         step += gap
         if plan.finite:
             step = min(step, plan.num_batches())
+        step = plan.next_block(step)
         given, there = dict(change), plan.until(step).names
         lengths = {name: lengths[name] for name in (lengths if "weights" not in given else there)}
         if more := given.pop("more", None):
@@ -122,7 +124,7 @@ def made(corpora, phases, begin, changes):
         before, plan = plan, plan.after(step, **given)
         for earlier in {0, step // 2, step - 1} & {*range(step)}:
             assert plan.batch(earlier).digest == before.batch(earlier).digest
-        used = [used_buckets(source) for source in plan.until(step).stages[-1].sources]
+        used = [used_buckets(source) for source in plan.until(step).stages[-1].streams]
         events.append((step, {**change, "exclude": given["exclude"], "used": used}))
     return plan, {name: lengths[name] for name in plan.names}, events
 
@@ -130,7 +132,7 @@ def made(corpora, phases, begin, changes):
 def used_buckets(source):
     """The buckets that whole epochs of a source have rows of; others, its remainder has not."""
     pairs = zip(source.options.buckets, source.whole.rows.tolist(), strict=True)
-    return [bucket for bucket, rows in pairs if rows or not source.by_row]
+    return [bucket for bucket, rows in pairs if rows or not source.name]
 
 
 def of_names(names, weights):
@@ -210,7 +212,7 @@ class Account:
                 self.had[epoch][unit[0]] += np.array(unit[2:])
 
     def due(self, epoch):
-        """What an epoch has in all, as `Source.expected_positions`."""
+        """What an epoch has in all, as `expected_positions`."""
         owed, had = self.whole(), Counter()
         if epoch < len(self.owed):
             owed, had = self.owed[epoch], self.had[epoch]
@@ -289,11 +291,12 @@ def assert_batch_fits(batch, options, plan):
 def assert_epochs_are_those_due(plan, accounts, steps):
     """Every epoch that the plan says is over is over, and owed what the plan says was due."""
     over, last = figures.whole_epochs(plan, steps), plan.stages[-1]
-    for source, account in zip(last.sources, accounts, strict=True):
+    for number, (source, account) in enumerate(zip(last.streams, accounts, strict=True)):
         assert over[source.name] <= len(account.over)
         assert all(account.over[: over[source.name]])
         for epoch in range(len(account.owed) + 1):
-            np.testing.assert_array_equal(source.expected_positions(epoch), account.due(epoch))
+            due = expected_positions(plan.streams_of(number), epoch)
+            np.testing.assert_array_equal(due, account.due(epoch))
         if last.weights is None:
             assert account.over == [True] * over[source.name]
         elif plan.finite:
@@ -323,7 +326,7 @@ def assert_random_access(plan, lengths, batches):
     assert again.fingerprint == copy.fingerprint == plan.fingerprint
     assert (again.entries, again.changes) == (plan.entries, plan.changes)
     for step in np.random.default_rng(0).permutation(len(batches)).tolist():
-        batch, onward = batches[step], plan.onward(step)
+        batch, onward = batches[step], plan.between(step)
         for other in (again, copy, onward):
             assert other.batch(step).digest == batch.digest
         assert batch.bucket in onward.buckets
@@ -343,7 +346,7 @@ def test_every_plan_is_what_was_asked_for(what):
         raise
     last, one = plan.stages[-1], plan.stages[-1].weights is None
     if one or plan.finite:  # the epochs in progress where it changes, and one more
-        steps = plan.first_step(last.timetable.first_epoch + 1) if one else plan.num_batches()
+        steps = plan.first_step(plan.first_whole_epoch + 1) if one else plan.num_batches()
     else:
         steps = max(STEPS, last.start + 20)
     books = Accounts({"": corpora[0]} if one else lengths, begin, events)

@@ -90,27 +90,23 @@ def test_five_rows_by_hand():
     st.lists(st.integers(2, 39), max_size=3, unique=True),
     st.lists(st.integers(1, 9), min_size=4, max_size=4),
     st.sampled_from(["best_fit", "none"]),
-    st.booleans(),
     limits,
 )
 def test_buckets_partition_the_histogram_in_whole_batches(
-    histogram, shorter, rows, packing, whole, max_segments
+    histogram, shorter, rows, packing, max_segments
 ):
     buckets = [Bucket(r, n) for r, n in zip(rows, [*sorted(shorter), 40], strict=False)]
     counts = as_counts(histogram)
-    packed = pack(counts, buckets, packing=packing, max_segments=max_segments, whole=whole)
+    packed = pack(counts, buckets, packing=packing, max_segments=max_segments)
     seen = np.zeros_like(counts)
     for index, (bucket, patterns) in enumerate(zip(buckets, packed.patterns, strict=True)):
         for row in as_rows(patterns):
             assert sum(row) <= bucket.length
             assert packing != "none" or len(row) == 1
             np.add.at(seen, row, 1)
-        last = index + 1 == len(buckets)
-        if whole or not last:
-            assert packed.rows(index) % bucket.rows == 0
+        assert index + 1 == len(buckets) or packed.rows(index) % bucket.rows == 0
     np.testing.assert_array_equal(seen, packed.counts)
-    if not whole:
-        np.testing.assert_array_equal(seen, counts)
+    np.testing.assert_array_equal(seen, counts)
 
 
 def test_left_over_rows_go_to_the_next_longer_bucket():

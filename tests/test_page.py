@@ -17,7 +17,7 @@ OPTIONS = {
     "width": 4,
     "row_multiple": 4,
 }
-COMMAND = "python -m pipeline report 'the corpus' --html page.html"
+COMMAND = "lockstep report 'the corpus' --html page.html"
 
 
 @pytest.fixture(scope="module")

@@ -231,8 +231,7 @@ def test_pairs_read_and_describe_themselves(pairs, sides, plan):
     np.testing.assert_array_equal(example["targets"], sides[1][7][1:])
     assert pairs.num_tokens == pairs.lengths.sum()
     assert pairs.vocab_size == 1000
-    assert "inputs_tokens=" in pairs.fingerprint
-    assert "targets_task=targets" in pairs.fingerprint
+    assert pairs.identity["targets"]["task"] == "targets"
     assert "documents    300" in str(pairs)
     copy = pickle.loads(pickle.dumps(pairs))
     assert copy.fingerprint == pairs.fingerprint
@@ -243,7 +242,7 @@ def test_pairs_read_and_describe_themselves(pairs, sides, plan):
 def test_a_state_of_other_targets_is_refused_with_what_changed(pairs, sides, plan, tmp_path):
     other = Pairs.from_arrays(sides[0], [target * 2 for target in sides[1]], tmp_path)
     state = iter(Batches(pairs, plan).to_iter_dataset()).get_state()
-    with pytest.raises(ValueError, match=r"corpus: targets_tokens was .* and is now"):
+    with pytest.raises(ValueError, match=r"corpus: tokens of targets was .* and is now"):
         iter(Batches(other, plan).to_iter_dataset()).set_state(state)
 
 

@@ -1,3 +1,4 @@
+import contextlib
 import errno
 import itertools
 import json
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 import tracemalloc
 from pathlib import Path
@@ -139,7 +141,8 @@ def test_text_becomes_tokens_and_comes_back(source, tmp_path):
         assert corpus.tokenizer.decode(example["targets"]) == LINES[number]
         assert example["inputs"][0] == Bytes().begin_id
         assert example["targets"][-1] == Bytes().end_id
-    assert corpus.fingerprint.endswith(";tokenizer=bytes-begin-end;task=causal")
+    assert corpus.identity["tokenizer"] == "bytes-begin-end"
+    assert corpus.identity["task"] == "causal"
     corpus.verify()
 
 
@@ -231,6 +234,26 @@ def test_a_part_that_is_not_whole_is_done_again(source, tmp_path, damage):
         case "foreign":
             path.write_bytes(b"")
     assert contents(prepare(source, Bytes(), tmp_path / "corpus").directory) == before
+
+
+@pytest.mark.parametrize("records", [3, 30], ids=["one part", "three parts"])
+def test_no_flipped_bit_of_a_part_keeps_it_from_being_made_anew(records, tmp_path, monkeypatch):
+    """Also those of its metadata, by which it seems another corpus's."""
+    monkeypatch.setattr(ragged, "TOKENS_PER_PART", 200)
+    source, place = (
+        Records([{"text": f"number {n} of all"} for n in range(records)]),
+        tmp_path / "c",
+    )
+    prepare(source, Bytes(), place, num_workers=0, progress=False)
+    before = contents(place)
+    path = parts(place)[-1]
+    for at in range(0, len(before[path.name]), 7):
+        content = bytearray(before[path.name])
+        content[at] ^= 1 << at % 8
+        path.write_bytes(content)
+        (place / "corpus.json").unlink()
+        prepare(source, Bytes(), place, num_workers=0, progress=False).verify()
+        assert contents(place)["corpus.json"] == before["corpus.json"]
 
 
 def test_files_of_others_are_refused_by_name_and_stay(source, tmp_path):
@@ -429,7 +452,7 @@ def test_a_real_limit_on_file_size_is_told_like_a_full_disk(tmp_path):
     seen = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     sentence = r"StorageError: .*could not write .*part-00000.arrow: File too large"
     assert re.search(sentence, seen.stderr)
-    assert os.listdir(tmp_path / "corpus") == [".lock"]
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path):
@@ -452,15 +475,47 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path):
 
 
 def test_what_a_killed_process_left_of_a_file_goes_when_it_is_written(tmp_path):
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    (tmp_path / f".counts.npy.{gone.pid}.tmp").write_bytes(b"half")
-    others = {f".counts.npy.{os.getppid()}.tmp", f".notes.{gone.pid}.tmp", ".counts.npy.x.tmp"}
+    (tmp_path / f".counts.npy.{'a' * 32}.tmp").write_bytes(b"half")
+    others = {f".counts.npy.{os.getppid()}.tmp", f".notes.{'a' * 32}.tmp", ".counts.npy.x.tmp"}
     for name in others:
         (tmp_path / name).write_bytes(b"of somebody else")
     with atomic_write(tmp_path / "counts.npy") as file:
         file.write(b"whole")
     assert {*os.listdir(tmp_path)} == {"counts.npy", *others}
+
+
+def test_what_another_process_writes_stays_also_if_its_number_is_unknown_here(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(os, "getpid", lambda: 1 << 30)  # as in another container
+    with atomic_write(tmp_path / "file") as first:
+        monkeypatch.undo()
+        first.write(b"first")
+        with atomic_write(tmp_path / "file") as second:
+            second.write(b"second")
+    assert (tmp_path / "file").read_bytes() == b"first"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_who_waits_for_a_directory_that_is_removed_makes_it_anew(tmp_path):
+    place, begun = tmp_path / "new", threading.Event()
+
+    def fail():
+        with contextlib.suppress(KeyError), directory_lock(place, "failing"):
+            begun.set()
+            time.sleep(0.3)
+            raise KeyError
+
+    thread = threading.Thread(target=fail)
+    thread.start()
+    begun.wait()
+    with directory_lock(place, "working"):
+        assert not thread.is_alive() or place.exists()
+        with pytest.raises(RuntimeError, match="another process is working in"):
+            directory_lock(place, "working", wait=False).__enter__()
+        (place / "made").touch()
+    thread.join()
+    assert sorted(os.listdir(place)) == [".lock", "made"]
 
 
 def test_records_of_a_list_like_source_are_read_one_by_one(tmp_path):
@@ -618,3 +673,63 @@ def test_workers_return_large_records_in_shares_and_in_order(tmp_path):
     assert [Bytes().decode(corpus[at]["inputs"][:4]).split()[0] for at in range(25)] == [
         str(number) for number in range(25)
     ]
+
+
+NOTEBOOK = """
+import threading
+from pipeline.corpus import ranges
+from pipeline.corpus.preparation import prepare
+from pipeline.text.sources import Records
+from pipeline.text.templates import Function
+from pipeline.text.tokenizers import Bytes
+
+ranges.RECORDS = 16
+suffix = "!"
+lock = threading.Lock()
+
+def shout(record):
+    return [(record["text"].upper() + suffix, 1.0)]
+
+def held(record):
+    with lock:
+        return shout(record)
+
+source = Records([{"text": f"number {n}"} for n in range(80)])
+corpus = prepare(source, Bytes(), "corpus", template=shout, num_workers=2, progress=False)
+print(corpus.decode(79))
+try:
+    template = Function(held, fingerprint="held-1")
+    prepare(source, Bytes(), "other", template=template, num_workers=2, progress=False)
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_workers_get_the_functions_of_a_notebook(tmp_path):
+    """And what cannot be sent is said, with what to do."""
+    place = os.fspath(Path(__file__).parents[1])
+    ran = subprocess.run(
+        [sys.executable, "-c", NOTEBOOK],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": place},
+        check=False,
+    )
+    said = ran.stdout.splitlines()
+    assert said[:1] == ["NUMBER 79!"], ran.stderr[-2000:]
+    assert re.search(r"the template cannot be sent to workers: .*lock.* use one process", said[1])
+
+
+def test_an_example_decodes_to_its_text(tmp_path):
+    records = Records([{"text": "one"}, {"text": ""}, {"text": "drei €"}])
+    for name, tokenizer in {"marks": Bytes(), "none": Bytes(begin=False, end=False)}.items():
+        corpus = prepare(records, tokenizer, tmp_path / name, progress=False)
+        assert [corpus.decode(n) for n in (0, 1, -1)] == ["one", "", "drei €"]
+    pairs = prepare_pairs(
+        Records([{"inputs": "one", "targets": "ein"}]), Bytes(), tmp_path / "p", progress=False
+    )
+    assert [side.decode(0) for side in pairs.sides] == ["one", "ein"]
+    with pytest.raises(ValueError, match="was made without a tokenizer"):
+        Corpus.from_arrays([[1, 2]], tmp_path / "arrays").decode(0)

@@ -10,6 +10,10 @@ from etils import epath
 
 import train
 from pipeline.cli.commands import main
+from pipeline.loading.checkpoint import Checkpoints
+from pipeline.steps import hosts
+from pipeline.trainer.run_config import __file__ as KNOWN
+from pipeline.trainer.run_config import get_config, save_config
 from tests.processes import ROOT, TIME_LIMIT, environment
 from tests.runs import lines, messages, run, segment_losses, steps, summary, tiny
 from tests.test_train import text  # noqa: F401
@@ -236,3 +240,65 @@ def test_a_run_through_a_cache_has_the_same_losses_and_tells_what_it_read(text, 
     config.steps, config.cache.bytes = 8, 1 << 30  # may change
     run(config, tmp_path / "cached")
     assert len(steps(tmp_path / "cached")) == 8
+
+
+def test_checkpoints_are_read_after_the_lock_is_held_on_all_hosts(text, tmp_path, monkeypatch):  # noqa: F811
+    order, first = [], hosts.main_process_first
+
+    def main_process_first(what, work):
+        order.append(what)
+        return first(what, work)
+
+    def open_checkpoints(*arguments, **options):
+        order.append("checkpoints")
+        return Checkpoints(*arguments, **options)
+
+    monkeypatch.setattr(hosts, "main_process_first", main_process_first)
+    monkeypatch.setattr("pipeline.trainer.run.Checkpoints", open_checkpoints)
+    run(tiny(text, steps=4), tmp_path)
+    assert order[:2] == ["locking the work directory", "checkpoints"]
+
+
+def test_a_run_knows_its_config_and_flags_change_it(text, tmp_path):  # noqa: F811
+    fields = {"steps": 4, "model__width": 64, "seed": 3, "mesh__data": 4}
+    file, schedule = "tests/tiny_config.py", ((2, {"max_length": 64}),)
+    with messages():
+        config = tiny(text, **fields, schedule=schedule)
+        train.train(config, epath.Path(tmp_path / "first"), file=file)
+    known = get_config(str(tmp_path / "first"))
+    expected = tiny(text, **fields, optimizer__decay_steps=4, schedule=schedule)
+    assert json.loads(known.to_json()) == json.loads(expected.to_json())
+    more = {"task__keep_ids": (1, 2), "template__weights": {"user": 0.5}}
+    save_config(epath.Path(tmp_path), tiny(text, **more), file)
+    assert get_config(str(tmp_path)).to_json() == tiny(text, **more).to_json()
+    script = "import sys, train; train.parse(sys.argv); print(train.CONFIG.value)"
+    flags = [f"--workdir={tmp_path / 'first'}", "--config.steps=7", "--config.model.num_heads=4"]
+
+    def parse(*flags):
+        return subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", script, *flags],
+            cwd=ROOT,
+            env=environment(TINY_TEXT=str(text)),
+            capture_output=True,
+            text=True,
+            timeout=TIME_LIMIT,
+        )
+
+    done = parse(*flags)
+    said = done.stdout
+    assert not done.returncode, done.stderr
+    assert "steps: 7" in said
+    assert "width: 64" in said
+    assert "num_heads: 4" in said
+    assert "width: 32" in parse(f"--config={file}", *flags).stdout
+    # It keeps the file also when it goes on without being given one.
+    known = get_config(str(tmp_path / "first"))
+    known.steps = 5
+    with messages():
+        train.train(known, epath.Path(tmp_path / "first"), file=f"{KNOWN}:{tmp_path / 'first'}")
+    assert get_config(str(tmp_path / "first")).steps == 5
+    kept = tmp_path / "first" / "run_config.json"
+    kept.write_text(kept.read_text().replace("tiny_config.py", "gone.py"))
+    assert "No such file or directory: " in parse(flags[0]).stderr
+    kept.write_text("{}")
+    assert parse(flags[0]).stderr.endswith("is damaged: KeyError('fields'); give --config\n")

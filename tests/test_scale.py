@@ -1,10 +1,12 @@
+import functools
 import tracemalloc
 
 import numpy as np
 import pytest
 
 from pipeline import Bucket, Plan
-from pipeline.planning.partition import MANY, Partition
+from pipeline.planning.cascade import pack
+from pipeline.planning.layout import Layout
 from pipeline.planning.pieces import cut
 
 BUCKETS = Bucket(1024, 128), Bucket(256, 512)
@@ -15,53 +17,49 @@ def some_lengths(count, seed=0):
     return np.clip(rng.lognormal(4, 0.9, count), 0, 512).astype(np.uint32)
 
 
-def ranks(lengths, order):
-    """For each piece, how many of its length come before it in `order`."""
-    seen = np.zeros(int(lengths.max()) + 1, np.int64)
-    found = np.empty(len(lengths), np.int64)
-    for piece in order:
-        found[piece] = seen[lengths[piece]]
-        seen[lengths[piece]] += 1
-    return found
+def layout_of(pieces, window, key=None, files=None):
+    packing = functools.partial(pack, buckets=BUCKETS)
+    rows = [bucket.rows for bucket in BUCKETS]
+    return Layout(pieces, packing, rows, key=key, window=window, files=files)
 
 
 @pytest.mark.parametrize("overflow", ["split", "truncate", "drop"])
-@pytest.mark.parametrize("count", [700, 12_345])
-def test_members_are_the_pieces_of_the_ranks(count, overflow):
-    lengths = some_lengths(count)
+@pytest.mark.parametrize("files", [None, [5000, 0, 40, 40, 5000, 2265]])
+@pytest.mark.parametrize("key", [None, 3])
+def test_windows_partition_the_pieces(key, files, overflow):
+    lengths = some_lengths(12_345)
     pieces = cut(lengths, (400,), overflow)
-    sizes = pieces.sizes()
-    for seed in (None, 3):
-        partition = Partition(pieces, 1000, seed)
-        np.testing.assert_array_equal(partition.counts, np.bincount(sizes))
-        assert partition._rare.any() == (count > MANY * 1000)
-        share = partition.counts // 3
-        share[0] = 0
-        every = [partition.members(part * share, share) for part in range(3)]
-        rest = partition.counts - 3 * share
-        rest[0] = 0
-        every.append(partition.members(3 * share, rest))
-        for members, found in every:
-            np.testing.assert_array_equal(sizes[members], found)
-        for (members, _), wanted in zip(every, [share, share, share, rest], strict=True):
-            np.testing.assert_array_equal(
-                np.bincount(sizes[members], minlength=len(wanted)), wanted
-            )
-        whole = np.concatenate([members for members, _ in every])
-        assert sorted(whole) == np.flatnonzero(sizes).tolist()
-        if seed is None:  # in their own order, ranks are plain to see
-            rank = ranks(sizes, np.arange(len(sizes)))
-            for part, (members, found) in enumerate(every[:3]):
-                assert (rank[members] // share[found] == part).all()
+    layout = layout_of(pieces, 1000, key, None if files is None else np.array(files))
+    numbers = [layout.numbers(window) for window in range(len(layout))]
+    assert sorted(np.concatenate(numbers)) == [*range(len(pieces))]
+    assert len(layout) >= 13
+    for window, members in enumerate(numbers):
+        assert len(members) <= layout.most_pieces <= 1500
+        sizes = layout.sizes(window)
+        positions = pieces.positions_of(members)[:, 0]
+        np.testing.assert_array_equal(sizes, positions)
+        assert layout.real[:, window].sum() == sizes.sum()
+        if files is not None:
+            examples = pieces.locate(members)[0]
+            of = np.searchsorted(np.cumsum(files), examples, side="right")
+            np.testing.assert_array_equal(np.unique(of), layout.files[window])
+    counts = np.bincount(np.concatenate([layout.sizes(w) for w in range(len(layout))]))
+    np.testing.assert_array_equal(counts, layout.counts)
+    # Only the longest bucket has rows that make no whole batch.
+    assert (layout.rows[:-1].sum(axis=1) % [bucket.rows for bucket in BUCKETS[:-1]] == 0).all()
 
 
 def test_a_window_mixes_the_whole_corpus():
     # Examples sorted by where they come from: a tenth of each window is from each tenth of them.
-    pieces = cut(np.full(100_000, 7, np.uint32), (7,), "split")
-    share = np.array([0] * 7 + [10_000])
-    members, _ = Partition(pieces, 10_000, seed=0).members(3 * share, share)
-    tenths = np.bincount(members // 10_000, minlength=10)
+    layout = layout_of(cut(np.full(100_000, 7, np.uint32), (7,), "split"), 10_000, key=0)
+    tenths = np.bincount(layout.numbers(3) // 10_000, minlength=10)
     assert tenths.min() > 500
+
+
+def test_windows_of_sorted_examples_have_the_same_lengths():
+    layout = layout_of(cut(np.sort(some_lengths(100_000)), (512,), "split"), 10_000, key=0)
+    means = [layout.sizes(window).mean() for window in range(len(layout))]
+    assert max(means) < 1.03 * min(means)
 
 
 def test_every_epoch_of_many_windows_is_a_partition_and_any_step_is_at_hand():
@@ -82,16 +80,6 @@ def test_every_epoch_of_many_windows_is_a_partition_and_any_step_is_at_hand():
         assert fresh.batch(step).digest == digests[step]
 
 
-def test_left_overs_too_many_for_one_window_make_several():
-    lengths = np.random.default_rng(0).integers(1, 400, 3000)  # seven of each, in 30 windows
-    plan = Plan(lengths, [Bucket(2, 400)], window=100)
-    assert len(plan.stages[0].sources[0].whole.kinds) > 2
-    seen = np.zeros(len(lengths), np.int64)
-    for step in range(plan.num_batches()):
-        np.add.at(seen, plan.batch(step).segments[:, 1], plan.batch(step).segments[:, 3])
-    np.testing.assert_array_equal(seen, lengths)
-
-
 def test_memory_is_that_of_windows_and_not_of_the_corpus(tmp_path):
     count = 2_000_000
     some_lengths(count).tofile(tmp_path / "lengths")
@@ -101,6 +89,7 @@ def test_memory_is_that_of_windows_and_not_of_the_corpus(tmp_path):
 
     tracemalloc.start()
     plan = Plan(Stored, BUCKETS, window=50_000)
+    plan.stages[0].cache.capacity = 150_000  # by itself, it keeps four million pieces
     for step in range(0, plan.num_batches(), 40):
         plan.batch(step)
     _, most = tracemalloc.get_traced_memory()

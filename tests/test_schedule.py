@@ -6,7 +6,7 @@ import logging
 import numpy as np
 import pytest
 
-from pipeline import Bucket
+from pipeline import Bucket, fit_buckets
 from pipeline.trainer.schedule import Schedule
 from tests.runs import messages
 
@@ -46,7 +46,7 @@ def test_an_entry_at_step_0_belongs_to_the_beginning():
     schedule, plan = planned([(0, {"seed": 7, "exclude": [2]})], {"packing": None})
     assert len(schedule.entries) == 1
     assert plan.options.seed == 7
-    assert plan.stages[-1].sources[0].lengths.excluded.tolist() == [2]
+    assert plan.stages[-1].streams[0].lengths.excluded.tolist() == [2]
     assert plan.stages[-1].start == 0
 
 
@@ -69,7 +69,7 @@ def test_a_change_keeps_the_past_and_fits_later_entries_again():
         "2 examples are left out: 1, 4",
         "16x32",
         "15x32",
-        "batches for the 7,632 positions that epoch 0 still had",
+        "batches for the 7,618 positions that epoch 0 still had",
     ):
         assert part in str(said)
 
@@ -183,3 +183,26 @@ def test_a_schedule_leaves_logging_as_it_was():
         assert logging.root.manager.disable == logging.ERROR
     finally:
         logging.disable(before)
+
+
+def test_a_schedule_tries_its_options_in_silence_and_the_logs_of_others_are_heard(monkeypatch):
+    def fit(*arguments, **options):
+        logging.getLogger("pipeline.another").info("heard")
+        return fit_buckets(*arguments, **options)
+
+    fit.__module__ = fit_buckets.__module__
+    monkeypatch.setattr("pipeline.trainer.schedule.fit_buckets", fit)
+    with messages() as said:
+        Schedule(BEGIN)
+    assert said.lines == ["heard"]
+
+
+def test_a_change_between_tiers_is_made_at_the_next_step_where_it_can_be():
+    first, before = planned([], {"tiers": 4})
+    with messages() as said:
+        second, plan = resumed(first, 5, [], {"seed": 2}, begin={"tiers": 4})
+    assert options(second) == [(8, {"seed": 2})]
+    assert "the change is made at step 8" in str(said)
+    assert [plan.batch(step).digest for step in range(8)] == [
+        before.batch(step).digest for step in range(8)
+    ]

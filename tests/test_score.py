@@ -98,9 +98,10 @@ def test_scores_are_those_of_each_example_alone_in_a_row(
     given, network, buckets, epoch, request, tmp_path
 ):
     corpus = request.getfixturevalue(given)
+    per = "targets" if given == "pairs" else "position"
     step, params = losses(network)
     scores = pipeline.score(
-        corpus, step, state=params, directory=tmp_path, buckets=buckets, epoch=epoch
+        corpus, step, state=params, directory=tmp_path, buckets=buckets, epoch=epoch, per=per
     )
     last = pipeline.Bucket(50, buckets[-1].length)
     expected = alone(corpus, network, last, epoch)
@@ -125,6 +126,7 @@ def positions_and_segments(batch):
     }
 
 
+PER = {"token": "position", "wide": "position", "segment": "segment"}
 OPTIONS = {"tokens_per_batch": 1024, "length_multiple": 16, "max_segments": 16}
 
 
@@ -132,7 +134,7 @@ def test_values_of_positions_and_of_segments_come_back_in_their_shapes(
     corpus, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(table, "ROWS", 70)  # several record batches
-    scores = pipeline.score(corpus, positions_and_segments, directory=tmp_path, **OPTIONS)
+    scores = pipeline.score(corpus, positions_and_segments, directory=tmp_path, per=PER, **OPTIONS)
     types = {name: str(scores.schema.field(name).type) for name in scores.column_names}
     assert types == {
         "token": "large_list<item: int32>",
@@ -153,7 +155,7 @@ def test_values_of_positions_and_of_segments_come_back_in_their_shapes(
 def test_records_of_split_examples_are_reduced_to_one(corpus, reduce, tmp_path):
     options = OPTIONS | {"max_length": 48}
     scores = pipeline.score(
-        corpus, positions_and_segments, directory=tmp_path, reduce=reduce, **options
+        corpus, positions_and_segments, directory=tmp_path, per=PER, reduce=reduce, **options
     )
     assert corpus.lengths.max() > 3 * 48
     for example, row in zip(corpus, scores.to_pylist(), strict=True):
@@ -166,7 +168,7 @@ def test_records_of_split_examples_are_reduced_to_one(corpus, reduce, tmp_path):
 
 def test_several_corpora_are_scored_one_after_another(corpus, tmp_path):
     both = pipeline.Corpora({"first": corpus, "second": corpus})
-    scores = pipeline.score(both, positions_and_segments, directory=tmp_path, **OPTIONS)
+    scores = pipeline.score(both, ready, directory=tmp_path, per="position", **OPTIONS)
     tokens = scores["token"].to_pylist()
     assert tokens[: len(corpus)] == tokens[len(corpus) :]
 
@@ -174,6 +176,9 @@ def test_several_corpora_are_scored_one_after_another(corpus, tmp_path):
 def ready(batch):
     """A step for tests of files."""
     return {"token": batch["inputs"], "half": batch["inputs"] / 2}
+
+
+READY = {"buckets": SHORT, "per": "position"}
 
 
 def files(directory):
@@ -191,13 +196,14 @@ def test_a_call_that_was_interrupted_continues_with_the_part_that_is_missing(
 ):
     monkeypatch.setattr(scoring, "STEPS", 3)
     once, again = tmp_path / "once", tmp_path / "again"
-    pipeline.score(corpus, ready, directory=once, buckets=SHORT)
+    pipeline.score(corpus, ready, directory=once, **READY)
     write, written = Parts.write, []
 
     def interrupted(self, number, arrays):
         if written and written[-1] == number - 1 and number % 2:
             written.append(None)
-            (again / "parts" / ".half.npz.1.tmp").touch()
+            name = f".000000000-000000002-{0:016x}.{0:012x}.npz.{2**22}.tmp"
+            (again / "scores.parts" / name).touch()
             raise Killed
         write(self, number, arrays)
         written.append(number)
@@ -205,7 +211,7 @@ def test_a_call_that_was_interrupted_continues_with_the_part_that_is_missing(
     monkeypatch.setattr(Parts, "write", interrupted)
     for _ in range(100):
         try:
-            scores = pipeline.score(corpus, ready, directory=again, buckets=SHORT)
+            scores = pipeline.score(corpus, ready, directory=again, **READY)
         except Killed:
             continue
         break
@@ -213,48 +219,157 @@ def test_a_call_that_was_interrupted_continues_with_the_part_that_is_missing(
     numbers = [number for number in written if number is not None]
     assert numbers == list(range(len(numbers)))  # none is written twice
     assert files(again) == files(once)
-    assert not (again / "parts").exists()
+    assert not (again / "scores.parts").exists()
     # A third call finds all done, and runs nothing.
     monkeypatch.setattr(Parts, "write", None)
-    assert pipeline.score(corpus, ready, directory=again, buckets=SHORT).equals(scores)
+    assert pipeline.score(corpus, ready, directory=again, **READY).equals(scores)
 
 
 def test_a_damaged_part_is_made_again(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(scoring, "STEPS", 3)
     once, again = tmp_path / "once", tmp_path / "again"
-    pipeline.score(corpus, ready, directory=once, buckets=SHORT)
+    pipeline.score(corpus, ready, directory=once, **READY)
     monkeypatch.setattr("pipeline.scoring.scores.write_table", None)
     with pytest.raises(TypeError):  # every part is there, and no table
-        pipeline.score(corpus, ready, directory=again, buckets=SHORT)
+        pipeline.score(corpus, ready, directory=again, **READY)
     monkeypatch.setattr("pipeline.scoring.scores.write_table", table.write_table)
-    part = sorted((again / "parts").iterdir())[2]
+    part = sorted((again / "scores.parts").glob("*.npz"))[2]
     content = bytearray(part.read_bytes())
     content[len(content) // 2] ^= 1
     part.write_bytes(content)
-    pipeline.score(corpus, ready, directory=again, buckets=SHORT)
+    pipeline.score(corpus, ready, directory=again, **READY)
     assert files(again) == files(once)
 
 
-def test_scores_of_something_else_are_refused(corpus, pairs, tmp_path):
-    def again(given=corpus, step=ready, **options):
-        with pytest.raises(ValueError) as caught:
-            pipeline.score(given, step, directory=tmp_path, **OPTIONS | options)
+class Scale:
+    """A step with a number that no name of it tells."""
+
+    def __init__(self, by):
+        self.by = by
+
+    def __call__(self, params, batch):
+        return {"value": batch["inputs"] * self.by + params["w"].sum()}
+
+
+def test_scores_of_something_else_are_refused(corpus, tmp_path):
+    def score(given=corpus, by=2, w=3, **options):
+        options = (
+            OPTIONS
+            | {
+                "per": "position",
+                "state": {"w": jnp.full(4, w), "scale": 2.0, "key": jax.random.key(0)},
+            }
+            | options
+        )
+        return pipeline.score(given, Scale(by), directory=tmp_path, **options)
+
+    def again(**changed):
+        with pytest.raises(ValueError, match="another directory, or delete this one") as caught:
+            score(**changed)
         return str(caught.value)
 
-    pipeline.score(corpus, ready, directory=tmp_path, model="step 100", **OPTIONS)
-    assert "model was step 100 and is now step 200. Score into another" in again(model="step 200")
-    assert "tokens was" in again(pipeline.Corpora({"a": corpus, "b": corpus}), model="step 100")
-    assert "max_segments was 16 and is now 17" in again(model="step 100", max_segments=17)
-    reduced = "token was every int32 of a position and is now sum int32 of a position"
-    assert reduced in again(model="step 100", reduce="sum")
-    (tmp_path / "scores.json").unlink()
-    assert "has scores.arrow and no scores.json" in again()
+    first = score()
+    assert "tokens was" in again(given=pipeline.Corpora({"a": corpus, "b": corpus}))
+    assert "max_segments was 16 and is now 17" in again(max_segments=17)
+    reduced = "value was every int32 per position and is now sum int32 per position"
+    assert reduced in again(reduce="sum")
+    assert "state was" in again(w=4)
+    assert "step was" in again(by=3)
+    # An array in the program of a function inside the step's.
+    inside = {n: jax.jit(functools.partial(jnp.multiply, np.full(1, n))) for n in (4, 5)}
+    steps = [lambda batch, f=f: {"value": f(batch["inputs"])} for f in inside.values()]
+    place = tmp_path / "inside"
+    pipeline.score(corpus, steps[0], directory=place, **READY)
+    with pytest.raises(ValueError, match=r"something else: step was \w+ and is now \w+\. Score"):
+        pipeline.score(corpus, steps[1], directory=place, **READY)
+    with messages() as said:
+        assert score().equals(first)
+    assert f"scores.arrow has these scores since {time.strftime('%Y-')}" in str(said)
+    (tmp_path / "scores.arrow").write_bytes(b"mine")
+    with pytest.raises(ValueError, match="is damaged"):
+        score()
+
+
+@pytest.mark.parametrize("content", [None, "{}", "null", "\0"])
+def test_parts_of_two_models_never_make_one_table(corpus, content, tmp_path, monkeypatch):
+    """Also if what says which scores they are was deleted or damaged in between."""
+    monkeypatch.setattr(scoring, "STEPS", 3)
+    options = READY | {"state": {"w": jnp.zeros(1)}}
+    expected = pipeline.score(corpus, Scale(3), directory=tmp_path / "once", **options)
+    write = Parts.write
+
+    def interrupted(self, number, arrays):
+        if number == 2:
+            raise Killed
+        write(self, number, arrays)
+
+    again = tmp_path / "again"
+    monkeypatch.setattr(Parts, "write", interrupted)
+    with pytest.raises(Killed):
+        pipeline.score(corpus, Scale(2), directory=again, **options)
+    monkeypatch.setattr(Parts, "write", write)
+    manifest = again / "scores.parts" / "manifest.json"
+    manifest.unlink() if content is None else manifest.write_text(content)
+    scores = pipeline.score(corpus, Scale(3), directory=again, **options)
+    assert scores.equals(expected)
+    assert not (again / "scores.parts").exists()
+
+
+def test_files_of_the_user_beside_the_scores_stay(corpus, tmp_path):
+    for name in ("parts", "scores.parts"):
+        (tmp_path / "d" / name).mkdir(parents=True)
+        (tmp_path / "d" / name / "mine.npz").write_text(name)
+    pipeline.score(corpus, ready, directory=tmp_path / "d", **READY)
+    for name in ("parts", "scores.parts"):
+        assert [path.name for path in (tmp_path / "d" / name).iterdir()] == ["mine.npz"]
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "e").mkdir()
+    (tmp_path / "e" / "scores.parts").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=r"scores\.parts is a symbolic link"):
+        pipeline.score(corpus, ready, directory=tmp_path / "e", **READY)
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_record_per_segment_may_be_as_many_as_positions(corpus, tmp_path):
+    def step(batch):
+        own = jnp.arange(1, 65)[None, :, None] == batch["inputs_segment_ids"][:, None]
+        return {"sum": (own * batch["inputs"][:, None]).sum(2)}  # [rows, 64] in rows of 64
+
+    options = {"buckets": [pipeline.Bucket(4, 64)], "per": "segment", "reduce": "sum"}
+    scores = pipeline.score(corpus, step, directory=tmp_path, **options)
+    expected = [int(each["inputs"].sum()) for each in corpus]
+    assert [each or 0 for each in scores["sum"].to_pylist()] == expected
+
+
+@pytest.mark.parametrize("side", ["inputs", "targets"])
+def test_of_pairs_with_equal_sides_the_side_is_said(pairs, side, tmp_path):
+    def step(batch):
+        return {"token": batch["decoder_inputs" if side == "targets" else "inputs"]}
+
+    buckets = [pipeline.Bucket(4, (96, 96))]
+    scores = pipeline.score(pairs, step, directory=tmp_path, buckets=buckets, per=side)
+    for example, tokens in zip(pairs, scores["token"].to_pylist(), strict=True):
+        expected = example["decoder_inputs" if side == "targets" else "inputs"].tolist()
+        assert tokens is None or tokens == expected
+
+
+def test_a_record_per_row_is_that_of_its_only_example(corpus, tmp_path):
+    def step(batch):
+        return {"sum": batch["inputs"].sum(1)}
+
+    with pytest.raises(ValueError, match="per='row' needs 10 segments"):
+        pipeline.score(corpus, step, directory=tmp_path, per="row", **OPTIONS)
+    options = OPTIONS | {"max_segments": 1}
+    scores = pipeline.score(corpus, step, directory=tmp_path, per="row", **options)
+    sums = [int(each["inputs"].sum()) or None for each in corpus]
+    assert scores["sum"].to_pylist() == sums
 
 
 def test_arguments_that_cannot_work_are_refused(corpus, tmp_path):
     def refused(step, error=ValueError, **options):
+        options = {"per": "position"} | OPTIONS | options
         with pytest.raises(error) as caught:
-            pipeline.score(corpus, step, directory=tmp_path, **OPTIONS | options)
+            pipeline.score(corpus, step, directory=tmp_path, **options)
         return str(caught.value)
 
     assert "no option 'shuffle'" in refused(ready, TypeError, shuffle=True)
@@ -262,29 +377,47 @@ def test_arguments_that_cannot_work_are_refused(corpus, tmp_path):
     assert "reduce is 'most'; it must be one of sum, mean" in refused(ready, reduce="most")
     assert "must return a dict of arrays" in refused(lambda batch: batch["inputs"])
     whole = refused(lambda batch: {"loss": batch["inputs"].sum()})
-    assert "loss has shape () in bucket" in whole
+    assert "loss has shape (), and per='position' needs" in whole
     few = refused(lambda batch: {"reward": batch["inputs"][:, :3]})
-    assert "reward has room for 3 segments a row" in few
-    assert "make room, or give max_segments=3" in few
-    split = refused(positions_and_segments, max_length=48)
+    assert "3), and per='position' needs" in few
+    few = refused(lambda batch: {"reward": batch["inputs"][:, :3]}, per="segment")
+    assert "per='segment' needs 10 segments in each of" in few
+    split = refused(positions_and_segments, max_length=48, per=PER)
     assert "some examples are split into several segments; give reduce='mean'" in split
+    assert "per of half is 'targets'; it must be one of position, segment, row" in refused(
+        ready, per="targets"
+    )
+    assert "per has loss, and the step returns half, token" in refused(ready, per={"loss": "row"})
+    assert "is complex64" in refused(lambda batch: {"loss": batch["inputs"] * 1j})
     with directory_lock(tmp_path, "testing"):
         assert "another process is scoring" in refused(ready, RuntimeError)
-    assert not (tmp_path / "scores.json").exists()  # refused before anything is written
+    assert not (tmp_path / "scores.parts").exists()  # refused before anything is written
 
 
 def test_devices_share_batches_and_a_later_call_keeps_their_rows(corpus, tmp_path):
     auto = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((4,), ("data",), axis_types=auto)
     four, one = tmp_path / "four", tmp_path / "one"
-    scores = pipeline.score(corpus, ready, directory=four, sharding=mesh, **OPTIONS)
-    assert json.loads((four / "scores.json").read_text())["row_multiple"] == 4
-    assert pipeline.score(corpus, ready, directory=four, **OPTIONS).equals(scores)
-    pipeline.score(corpus, ready, directory=one, row_multiple=4, **OPTIONS)
+    scores = pipeline.score(corpus, ready, directory=four, sharding=mesh, per="position", **OPTIONS)
+    about = open_table(four / "scores.arrow").schema.metadata[b"lockstep"]
+    assert json.loads(about)["row_multiple"] == 4
+    assert pipeline.score(corpus, ready, directory=four, per="position", **OPTIONS).equals(scores)
+    with jax.set_mesh(mesh):
+        again = pipeline.score(
+            corpus, ready, directory=four, sharding=mesh, per="position", **OPTIONS
+        )
+    assert again.equals(scores)
+    pipeline.score(corpus, ready, directory=one, row_multiple=4, per="position", **OPTIONS)
     assert files(one) == files(four)
     mesh = jax.make_mesh((4,), ("context",), axis_types=auto)
     pipeline.score(
-        corpus, ready, directory=tmp_path / "length", sharding=mesh, row_multiple=4, **OPTIONS
+        corpus,
+        ready,
+        directory=tmp_path / "length",
+        sharding=mesh,
+        row_multiple=4,
+        per="position",
+        **OPTIONS,
     )
     assert files(tmp_path / "length") == files(four)
 
@@ -344,7 +477,7 @@ def test_files_are_equal_on_1_2_and_4_processes_and_after_ten_kills(many, tmp_pa
     moments, killed = random.Random(0), tmp_path / "killed"
 
     def saved():
-        return len(list((killed / "parts").glob("0*.npz")))
+        return len(list((killed / "scores.parts").glob("0*.npz")))
 
     for number in range(10):
         logs = tmp_path / f"kill{number}"

@@ -256,7 +256,10 @@ def test_text_that_is_not_utf8_is_placed(tmp_path):
     [
         ('{"text": "a"', "line 3 is broken JSON: Expecting ',' delimiter at column 13"),
         ("[1, 2]", "line 3 holds a JSON list; each line must hold an object"),
-        ('{"body": "a", "id": 1}', "line 3 has no field 'text' .its fields: body, id.; name"),
+        (
+            '{"body": "a", "id": 1}',
+            "line 3 has no field 'text' .its fields: body, id.; give",
+        ),
         ('{"text": 5}', "line 3: field 'text' holds int, not text"),
         ('{"text": null}', "line 3: field 'text' holds NoneType, not text"),
         (
@@ -310,6 +313,9 @@ def test_slices_divide_a_source(records, bounds):
 def test_a_slice_names_records_as_its_source_does(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("one\ntwo\nthree\nfour\n")
+    hundred = [{"text": ""}] * 100
+    counts = [len(Slice(hundred, 0, share / 100)) for share in range(1, 101)]
+    assert counts == list(range(1, 101))  # in floating point, 0.29 * 100 is below 29
     half = Slice(TextFiles(path), 0.5, 1.0)
     assert half[0] == {"text": "three"}
     assert where(half, 1) == f"{path}, line 4"

@@ -80,6 +80,23 @@ def test_only_answers_are_learnt(tmp_path):
     assert corpus[1]["loss_weights"].tolist() == [0.0] * 10 + [1.0]  # the end is learnt, too
 
 
+def test_what_carries_loss_is_counted_beside_all_tokens(tmp_path):
+    records = [{"q": "two and two", "a": "four"}, {"q": "three", "a": ""}]
+    template = Answer(prompt="{q}", answer="{a}")
+    corpus = pipeline.prepare(Records(records), Bytes(), tmp_path / "a", template=template)
+    learnt = sum(int(np.count_nonzero(each["loss_weights"])) for each in corpus)
+    assert (corpus.num_tokens, corpus.num_learnt) == (22, learnt)
+    assert "22 to train on, 6 of them with loss, from 4 bytes of text" in str(corpus)
+    assert pipeline.Corpora({"a": corpus, "b": corpus}).num_learnt == 12
+    # The first token of a text is no target, whatever its weight.
+    arrays = [[1, 2, 3], [4, 5], []], [[1, 0, 2], [1, 1], []]
+    corpus = pipeline.Corpus.from_arrays(arrays[0], tmp_path / "b", weights=arrays[1])
+    assert (corpus.num_tokens, corpus.num_learnt) == (3, 2)
+    plain = pipeline.Corpus.from_arrays(arrays[0], tmp_path / "c")
+    assert (plain.num_tokens, plain.num_learnt) == (3, 3)
+    assert "3 to train on\n" in str(plain)
+
+
 def test_chosen_roles_are_learnt(tmp_path):
     chat = Chat(weights={"assistant": 1.0, "system": 0.25})
     corpus = prepare(Records(CHATS), Bytes(), tmp_path, template=chat)
@@ -148,6 +165,9 @@ def test_a_template_that_changed_makes_another_corpus(tmp_path):
         ({"spans": []}, spoken, r"template test_templates\.spoken-.*it gave no spans"),
         ({"spans": [("a", -1)]}, spoken, r"gave the weight -1\.0; a weight is"),
         ({"spans": [(5, 1)]}, spoken, "a span that is int, not text"),
+        ({"spans": "text"}, spoken, "it gave 'text'; give a list of spans, each a text and its w"),
+        ({"spans": ["text"]}, spoken, r"it gave \['text'\]; give a list of spans"),
+        ({"spans": None}, spoken, "it gave None; give a list of spans"),
     ],
 )
 def test_a_record_that_does_not_suit_is_named(tmp_path, record, template, sentence):

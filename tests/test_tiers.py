@@ -117,18 +117,25 @@ def test_the_report_shows_the_time_over_ideal_for_each_number_of_groups():
     assert {len(row) for row in rows} == {4}
 
 
-def test_a_change_in_the_middle_of_a_block_loses_and_repeats_nothing():
+def test_a_plan_changes_between_blocks():
     lengths, buckets = LENGTHS[:120], [Bucket(2, 256)]
-    plan = Plan(lengths, buckets, tiers=8).after(5, seed=4, tiers=3)
+    plan = Plan(lengths, buckets, tiers=8)
+    with pytest.raises(ValueError, match=r"step is 5, in the middle of .* 0 to 7.* at step 8"):
+        plan.after(5, seed=4)
+    assert [plan.next_block(step) for step in (0, 1, 7, 8)] == [0, 8, 8, 8]
+    later = plan.after(plan.next_block(5), seed=4, tiers=3)
     had = np.zeros(len(lengths), int)
-    for step in range(plan.num_batches()):
-        np.add.at(had, plan.batch(step).segments[:, 1], plan.batch(step).segments[:, 3])
+    for step in range(later.num_batches()):
+        np.add.at(had, later.batch(step).segments[:, 1], later.batch(step).segments[:, 3])
     np.testing.assert_array_equal(had, lengths)
 
 
-def test_other_weights_in_the_middle_of_a_block_lose_and_repeat_nothing():
+def test_weights_change_between_blocks():
     lengths, buckets, options = KINDS["a mixture"]
-    plan = Plan(lengths, buckets, tiers=8, **options).after(5, weights={"a": 3, "b": 1})
+    plan = Plan(lengths, buckets, tiers=8, **options)
+    with pytest.raises(ValueError, match="change the plan at step 8"):
+        plan.after(5, weights={"a": 3, "b": 1})
+    plan = plan.after(8, weights={"a": 3, "b": 1})
     had = np.zeros(len(LENGTHS), int)
     for step in range(200):
         batch = plan.batch(step)

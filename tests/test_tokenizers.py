@@ -178,10 +178,19 @@ def test_training_is_deterministic_and_done_once(source, trained, tmp_path):
     source.read = 0
     assert train_sentencepiece(source, 400, tmp_path / "m.model").fingerprint == again.fingerprint
     assert source.read == 0
-    other = train_sentencepiece(source, 410, tmp_path / "m.model")
+    other = train_sentencepiece(source, 410, tmp_path / "n.model")
     assert other.vocab_size == 410
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     changed = Documents([text.upper() for text in source.texts], "changed")
-    assert train_sentencepiece(changed, 410, tmp_path / "m.model").fingerprint != other.fingerprint
+    with pytest.raises(ValueError, match=r"m\.model is there, .* \(source was .*, now changed"):
+        train_sentencepiece(changed, 400, tmp_path / "m.model")
+    with pytest.raises(ValueError, match=r"\(vocab_size was 400, now 410\)\. Give it as the"):
+        train_sentencepiece(source, 410, tmp_path / "m.model")
+    (tmp_path / "m.model.json").unlink()  # it may be a user's own
+    with pytest.raises(ValueError, match=r"m\.model is there"):
+        train_sentencepiece(source, 400, tmp_path / "m.model")
+    del before["m.model.json"]
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_a_large_source_is_sampled_all_over_by_the_seed(source, monkeypatch, tmp_path):

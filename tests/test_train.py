@@ -128,7 +128,7 @@ def test_killed_at_a_random_step_it_continues_bit_for_bit(uninterrupted, text, t
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
 )
-def test_a_signal_saves_leaves_with_success_and_the_next_start_continues(
+def test_a_signal_saves_leaves_with_its_status_and_the_next_start_continues(
     uninterrupted, text, tmp_path, number
 ):
     workdir, _ = uninterrupted
@@ -136,8 +136,22 @@ def test_a_signal_saves_leaves_with_success_and_the_next_start_continues(
     wait_for_step(process, tmp_path, 7)
     process.send_signal(number)
     output, _ = process.communicate(timeout=TIME_LIMIT)
-    assert process.returncode == 0, output
+    assert process.returncode == 128 + number, output  # so that `train.py && next` ends here
     assert f"{number.name}: saved step" in output
     code, output = run(text, tmp_path)
     assert code == 0, output
     assert lines(tmp_path) == lines(workdir)
+
+
+def test_the_work_directory_alone_goes_on(uninterrupted, text):
+    workdir, _ = uninterrupted
+    done = subprocess.run(
+        [sys.executable, "train.py", f"--workdir={workdir}"],
+        cwd=ROOT,
+        env=environment(TINY_TEXT=str(text)),
+        capture_output=True,
+        text=True,
+        timeout=TIME_LIMIT,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "finished: all 30 steps are done" in done.stdout

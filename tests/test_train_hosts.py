@@ -112,11 +112,12 @@ def test_saved_on_four_resumed_on_one_three_and_two(alone, text, tmp_path):  # n
     # The schedule must be that of the whole run, so every start but the last is stopped.
     for count in (4, 1, 3, 2, 4):
         group = start(text, tmp_path, count, program=SLOW)
-        if len(list(tmp_path.glob("logs*"))) < 5:
+        stopped = len(list(tmp_path.glob("logs*"))) < 5
+        if stopped:
             wait_for_steps(group, tmp_path, 3)
             group.processes[0].send_signal(signal.SIGTERM)
         codes = group.wait()
-        assert codes == [0] * count, "\n\n".join(group.outputs())[-6000:]
+        assert codes == [143 if stopped else 0] * count, "\n\n".join(group.outputs())[-6000:]
     assert "resumed: step" in group.outputs()[0]
     assert_same_run(tmp_path, alone)
 
@@ -126,7 +127,7 @@ def test_sigterm_to_one_of_four_saves_on_all(alone, text, tmp_path):  # noqa: F8
     group = start(text, tmp_path, 4, program=SLOW)
     wait_for_steps(group, tmp_path, 6)
     group.processes[2].send_signal(signal.SIGTERM)
-    assert group.wait() == [0] * 4, group.outputs()
+    assert group.wait() == [143] * 4, group.outputs()
     assert "SIGTERM: saved step" in group.outputs()[0]
     run(text, tmp_path, 4)
     assert_same_run(tmp_path, alone)
@@ -157,6 +158,18 @@ def test_rows_that_do_not_divide_name_the_multiple_to_use(alone, text, tmp_path)
     codes = group.wait()
     assert all(code != 0 for code in codes)
     assert "row_multiple=5" in "".join(group.outputs())
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_process_that_waits_in_vain_for_others_says_so(text, tmp_path, index):  # noqa: F811
+    command = [sys.executable, "train.py", "--config=tests/hosts_config.py", "--num_processes=2"]
+    command += [f"--coordinator=127.0.0.1:{free_port()}", f"--process_id={index}", "--wait=3"]
+    group = Group(
+        [[*command, f"--workdir={tmp_path}"]], tmp_path / "logs", environment(TINY_TEXT=str(text))
+    )
+    assert group.wait(limit=30) == [2]
+    assert "not all processes of the run have joined within 3 s" in group.outputs()[0]
+    assert "Check failure" not in group.outputs()[0]
 
 
 def test_a_configuration_that_differs_on_one_host_is_named(text, tmp_path):  # noqa: F811

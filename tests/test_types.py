@@ -1,5 +1,6 @@
 """What type checkers tell users: nothing about what is right, and the line of each mistake."""
 
+import dataclasses
 import json
 import pathlib
 import re
@@ -7,13 +8,14 @@ import subprocess
 import sys
 import tomllib
 import typing
+from collections.abc import Iterable
 
 import pytest
 
 import pipeline
 from pipeline.loading.batches import Batch
 from pipeline.loading.loader import LoadOptions
-from pipeline.planning.options import Changes
+from pipeline.planning.options import Changes, Options, PlanOptions
 from tests.test_readme import ROOT, SNIPPETS
 
 BIN = pathlib.Path(sys.executable).parent
@@ -76,19 +78,18 @@ def test_a_checker_finds_the_mistakes_and_nothing_else(checker, files):
 
 
 def test_the_options_of_load_are_those_of_fit_buckets_and_plan():
-    known = {}
-    for function in (pipeline.fit_buckets, pipeline.Plan.__init__):
-        known |= typing.get_type_hints(function)
-    for name in ("lengths", "buckets", "return"):
+    known = typing.get_type_hints(pipeline.fit_buckets) | typing.get_type_hints(PlanOptions)
+    known |= typing.get_type_hints(pipeline.Plan.__init__)
+    for name in ("lengths", "buckets", "options", "return"):
         known.pop(name)
     assert typing.get_type_hints(LoadOptions) == known
 
 
 def test_a_plan_changes_all_its_options_but_the_ending():
-    known = typing.get_type_hints(pipeline.Plan.__init__)
-    for name in ("lengths", "weights", "exclude", "ending", "return"):
-        known.pop(name, None)
+    known = typing.get_type_hints(PlanOptions) | {"buckets": Iterable[pipeline.Bucket]}
+    known.pop("ending")
     assert typing.get_type_hints(Changes) == known
+    assert {field.name for field in dataclasses.fields(Options)} == {*known, "ending"}
 
 
 @pytest.mark.slow

@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import json
 import pathlib
@@ -15,7 +16,7 @@ from pipeline import Bucket, Plan
 from pipeline.loading.state import check_data_state, data_state
 from pipeline.planning import figures
 from pipeline.planning.order import Quota
-from pipeline.planning.windows import Windows
+from pipeline.planning.stream import Pass, expected_positions
 from pipeline.report import measure_epoch
 
 BUCKETS = (Bucket(8, 16), Bucket(4, 32), Bucket(2, 64))
@@ -58,7 +59,7 @@ def shares_of(mixture, steps):
     st.integers(0, 10**15),
 )
 def test_a_quota_is_each_ones_share_rounded(shares, place):
-    quota = Quota([Fraction(share, 7) for share in shares])
+    quota = Quota(shares)
     here, there = quota.before(place), quota.before(place + 1)
     assert sum(here) == place
     assert sorted(b - a for a, b in zip(here, there, strict=True))[-2:] in ([0, 1], [1])
@@ -144,16 +145,42 @@ def test_weights_by_examples_count_examples():
     assert counts / counts.sum() == pytest.approx([0.25, 0.25, 0.5], abs=0.01)
 
 
+@dataclasses.dataclass
+class Answers:
+    """A corpus of which so many positions carry loss."""
+
+    lengths: np.ndarray
+    num_learnt: int
+
+
+def test_weights_by_loss_count_what_carries_loss():
+    lengths = np.random.default_rng(0).integers(20, 60, (2, 1000))
+    corpora = {
+        "text": Answers(lengths[0], int(lengths[0].sum())),
+        "answers": Answers(lengths[1], 4000),
+    }
+    even = {"text": 1, "answers": 1}
+    mixture = Plan(corpora, [Bucket(8, 128)], weights=even, by="loss")
+    tokens = figures.tokens(mixture, 0, 1000)
+    loss = tokens["text"], tokens["answers"] * 4000 / int(lengths[1].sum())
+    assert loss[0] == pytest.approx(loss[1], rel=0.02)
+    assert mixture.identity["corpora"]["text"]["loss"] == "1"
+    assert pipeline.fit_buckets(
+        corpora, weights=even, by="loss", tokens_per_batch=1024, max_buckets=1
+    ) == (Bucket(8, 128),)
+    with pytest.raises(ValueError, match="does not say how many of its positions carry loss"):
+        Plan({"a": [3, 4]}, [Bucket(1, 8)], weights={"a": 1}, by="loss")
+
+
 # ---- endings
 
 
 def test_epochs_are_shuffled_anew():
     mixture = Plan(SOURCES, BUCKETS, weights={"code": 1, "prose": 0, "chat": 0})
-    code = mixture.stages[0].sources[0]
+    code, cache = mixture.stages[0].streams[0], mixture.stages[0].cache
     for bucket, rows in enumerate(code.whole.rows.tolist()):
-        places = np.arange(rows)
-        epochs = (code.take(bucket, at, rows) for at in (0, rows))
-        first, second = (taken.segments(places, places)[0] for (taken,) in epochs)
+        epochs = (code.take(cache, bucket, at, rows) for at in (0, rows))
+        first, second = (taken.segments()[1] for (taken,) in epochs)
         assert sorted(first[:, 3]) == sorted(second[:, 3])
         assert first[:, 1].tolist() != second[:, 1].tolist()
 
@@ -232,9 +259,9 @@ def test_a_mixture_goes_on_with_rows_for_three_hosts_and_without_some_examples(j
     with pytest.raises(ValueError, match="buckets was 6x64 and is now 8x64 from step 7 on"):
         check_data_state(state, Plan(joined, [Bucket(8, 64)], weights=WEIGHTS), joined)
     # On four hosts up to the change, and on three after it.
-    assert mixture().onward(7).buckets == (Bucket(6, 64),)
+    assert mixture().between(7).buckets == (Bucket(6, 64),)
     three = [
-        pipeline.Batches(joined, mixture().onward(7), process_index=host, process_count=3)
+        pipeline.Batches(joined, mixture().between(7), process_index=host, process_count=3)
         for host in range(3)
     ]
     whole = pipeline.Batches(joined, mixture())
@@ -268,8 +295,8 @@ def test_what_the_longest_bucket_holds_is_not_dropped_where_only_shorter_ones_ar
     pieces = segments[segments[:, 1] == 0]
     assert sorted(pieces[:, 2:].tolist()) == [[0, 16], [16, 16], [32, 8]]
     assert (
-        later.stages[-1].sources[0].expected_positions(0).tolist()
-        == later.stages[0].sources[0].expected_positions(0).tolist()
+        expected_positions(later.streams_of(0), 0).tolist()
+        == expected_positions(mixture.streams_of(0), 0).tolist()
     )
 
 
@@ -290,7 +317,7 @@ def test_steps_that_are_past_do_not_change():
     with pytest.raises(ValueError, match="last change of options is at step 9"):
         mixture.after(8, weights=WEIGHTS)
     with pytest.raises(IndexError, match="knows steps from 9 on"):
-        mixture.onward(9).batch(3)
+        mixture.between(9).batch(3)
 
 
 def test_a_state_knows_which_corpora_there_were(joined):
@@ -334,12 +361,14 @@ def test_a_run_goes_on_under_new_weights_only_if_a_phase_says_so():
     old = Plan(SOURCES, BUCKETS, weights=WEIGHTS)
     state = data_state(100, old)
     other = {"code": 1, "prose": 1, "chat": 1}
-    with pytest.raises(ValueError, match=r"corpus: weights was .* and is now .*1/3"):
+    with pytest.raises(
+        ValueError, match=r"corpus: weight of code was 3/5 and is now 1/3; weight of prose"
+    ):
         check_data_state(state, Plan(SOURCES, BUCKETS, weights=other))
     for start in (100, 250):
         changed = Plan(SOURCES, BUCKETS, weights=[(0, WEIGHTS), (start, other)])
         assert check_data_state(state, changed) == 100
-    with pytest.raises(ValueError, match=r"weights was code:3/5.* is now .* from step 99 on"):
+    with pytest.raises(ValueError, match=r"weight of code was 3/5 and is now 1/3 from step 99 on"):
         check_data_state(state, Plan(SOURCES, BUCKETS, weights=[(0, WEIGHTS), (99, other)]))
     with pytest.raises(ValueError, match="ending was repeat and is now stop"):
         check_data_state(state, Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending="stop"))
@@ -398,15 +427,16 @@ def test_an_epoch_ends_when_each_corpus_with_a_weight_has_been_through():
         assert mixture.num_batches(epoch) == mixture.first_step(epoch + 1) - end
 
 
-def test_other_weights_are_no_new_epoch_and_other_options_are():
+def test_the_epoch_of_a_mixture_is_the_least_of_its_corpora():
     mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS)
     second, third = mixture.first_step(1), mixture.first_step(2)
     for step in (second + 1, third - 1):
         later = mixture.after(step, weights=dict.fromkeys(WEIGHTS, 1))
         assert [later.batch(at).epoch for at in (step - 1, step)] == [1, 1]
         later = mixture.after(step, seed=1)
-        assert [later.batch(at).epoch for at in (step - 1, step)] == [1, 2]
-        assert later.first_step(2) == step
+        assert [later.batch(at).epoch for at in (step - 1, step)] == [1, 1]
+        whole = figures.whole_epochs(later, later.first_step(2))
+        assert min(whole.values()) == 2
     later = mixture.after(third, seed=1)
     assert [later.batch(at).epoch for at in (third - 1, third)] == [1, 2]
     assert later.first_step(2) == third
@@ -429,12 +459,12 @@ def test_a_step_is_a_pure_function_however_far():
 
 def test_no_window_of_a_mixture_is_assigned_twice(monkeypatch):
     whole = {name: np.tile(sizes, 8) for name, sizes in SOURCES.items()}
-    assigned, assign = [], Windows.assign
+    assigned, assign = [], Pass._fill
     monkeypatch.setattr(
-        Windows, "assign", lambda self, *at: assigned.append((self, *at)) or assign(self, *at)
+        Pass, "_fill", lambda self, *at: assigned.append((self, *at)) or assign(self, *at)
     )
     mixture = Plan(whole, BUCKETS, weights=WEIGHTS, window=500)
-    assert "window of code=166" in mixture.fingerprint
+    assert mixture.identity["corpora"]["code"]["window"] == 500
     for step in range(mixture.num_batches()):  # buckets are in different windows at a time
         mixture.batch(step)
     assert len(assigned) > 10
@@ -594,7 +624,7 @@ def test_examples_are_left_out_from_when_their_corpus_joins():
     mixture = Plan(SOURCES, BUCKETS, weights=[(0, FEW), (40, WEIGHTS)])
     with pytest.raises(ValueError, match="exclude holds 250; examples are numbered from 0 to 209"):
         mixture.after(39, exclude=[5, 250])
-    code, prose, chat = mixture.after(40, exclude=[5, 250]).stages[-1].sources
+    code, prose, chat = mixture.after(40, exclude=[5, 250]).stages[-1].streams
     assert code.lengths.excluded.tolist() == [5]
     assert prose.lengths.excluded.tolist() == []
     assert chat.lengths.excluded.tolist() == [40]
@@ -603,25 +633,24 @@ def test_examples_are_left_out_from_when_their_corpus_joins():
 def test_changes_are_plain_json():
     mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS).after(5, seed=np.int64(2), overflow=None)
     assert json.loads(json.dumps(mixture.entries))[1]["changes"]["seed"] == 2
-    assert "overflow=split" in mixture.fingerprint
+    assert [each["overflow"] for each in mixture.identity] == ["split", "split"]
 
 
 def test_a_mixture_made_today_is_the_mixture_made_next_year():
-    # When this fails because batches have changed, raise options.MIXTURE_VERSION with it.
+    # When this fails because batches have changed, raise options.VERSION with it.
     corpora = {"a": np.arange(150) * 37 % 61 + 1, "b": np.arange(60) * 29 % 90 + 5}
     mixture = Plan(corpora, BUCKETS, weights={"a": 2, "b": 1}, seed=3)
-    assert mixture.fingerprint == (
-        "plan=3.2;lengths of a=590bec908c91b7f5;window of a=all;"
-        "lengths of b=67f55221dd006a14;window of b=all;buckets=8x16+4x32+2x64;seed=3;shuffle=yes;"
-        "packing=best_fit;overflow=split;max_segments=any;weights by=tokens;ending=repeat;"
-        "weights=a:2/3+b:1/3"
-    )
+    assert mixture.identity["corpora"] == {
+        "a": {"lengths": "590bec908c91b7f5", "window": None, "weight": "2/3"},
+        "b": {"lengths": "67f55221dd006a14", "window": None, "weight": "1/3"},
+    }
+    assert mixture.fingerprint == "453e1dffd61055c4"
     order = "".join("sml"[BUCKETS.index(mixture.batch(step).bucket)] for step in range(24))
     assert order == "lllllllllmllllllllllllll"
     assert [mixture.batch(step).digest for step in (0, 300, 10**9)] == [
-        "6f66be6b21a7d7ff",
-        "6c49d36737b87d84",
-        "38ee46008d20e39d",
+        "d389bbb34c507a86",
+        "381b916161f38229",
+        "7e59978b41b6633d",
     ]
 
 

@@ -2,8 +2,6 @@
 
 import argparse
 import functools
-import os
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,13 +15,13 @@ what Lockstep saves, buckets chooses shapes, show prints a batch, and check veri
 Afterwards, audit compares what was trained on with what was planned, and why names the documents
 that a loss is from.
 
-  python -m pipeline prepare 'data/*.jsonl.gz' --into corpus
-  python -m pipeline report corpus --html report.html
-  python -m pipeline buckets corpus --max-buckets 2
-  python -m pipeline show corpus --step 100 | less -R
-  python -m pipeline check corpus
-  python -m pipeline audit runs/mine
-  python -m pipeline why runs/mine --worst 20
+  lockstep prepare 'data/*.jsonl.gz' --into corpus
+  lockstep report corpus --html report.html
+  lockstep buckets corpus --max-buckets 2
+  lockstep show corpus --step 100 | less -R
+  lockstep check corpus
+  lockstep audit runs/mine
+  lockstep why runs/mine --worst 20
 """
 
 CODES = """\
@@ -82,9 +80,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
-    installed = os.path.basename(sys.argv[0]) == "lockstep"
     whole = argparse.ArgumentParser(
-        prog="lockstep" if installed else "python -m pipeline",
+        prog="lockstep",
         description=ABOUT,
         epilog=CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -177,6 +174,9 @@ def parser() -> argparse.ArgumentParser:
     kinds = ("text", "jsonl", "parquet", "arrow", "array_record")
     flag("--kind", choices=kinds, help="of the files, where the ends of their names do not say it")
     flag("--field", default="text", help="of a record, that holds its text (text)")
+    about = "what of a record is learnt, in place of --field: answer prompt='{question}' "
+    about += "answer='{answer}'; or chat; with other fields of templates.Answer or templates.Chat"
+    flag("--template", nargs="+", metavar=("KIND", "NAME=TEXT"), help=about)
     flag("--begin", type=float, default=0.0, help="first share of records (0.0)")
     flag("--end", type=float, default=1.0, help="last share of records (1.0)")
     flag(

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from pipeline.cli.show import count
 from pipeline.corpus.copies import duplicates
 from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.corpus import Corpus
@@ -37,7 +38,7 @@ def check_corpus(corpus: AnyCorpus, report: Callable[[str], None]) -> None:
         return
     corpus.verify()
     report("files: whole, and their digests are those in the manifest")
-    report(f"offsets: {len(corpus):,} examples, as their lengths say")
+    report(f"offsets: {count(len(corpus), 'example')}, as their lengths say")
     report(f"fingerprint: {corpus.fingerprint}")
     _check_vocabulary(corpus, report)
 

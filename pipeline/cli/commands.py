@@ -1,10 +1,11 @@
-"""The command line: `lockstep COMMAND`, or `python -m pipeline COMMAND`; see `--help`."""
+"""The command line: `lockstep COMMAND`; see `--help`."""
 
 import argparse
 import dataclasses
 import datetime
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -72,7 +73,7 @@ def report(arguments: argparse.Namespace) -> None:
     dataset, options = _open(arguments)
     figures = measure(dataset, options, _progress())
     if arguments.html:
-        command = shlex.join(["python", "-m", "pipeline", *arguments.command_line])
+        command = shlex.join(["lockstep", *arguments.command_line])
         page = format_page(figures, command=command, date=datetime.date.today())
         _write(arguments.html, page.encode())
     text = json.dumps(dataclasses.asdict(figures), indent=1) + "\n"
@@ -213,11 +214,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `show | head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
+        kept = "; what is finished is kept, and the same command goes on from there"
+        print(f"stopped{kept if given.command == 'prepare' else ''}", file=sys.stderr)
         return 130
     except Damaged as error:
         print(f"wrong: {error}", file=sys.stderr)
         return DAMAGED
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {_name_flags(str(error), given)}", file=sys.stderr)
         return WRONG
     return FINE
+
+
+def _name_flags(text: str, given: argparse.Namespace) -> str:
+    """A message whose options are named as on the command line: `--field` in place of `field=`."""
+    usage = given.parser.format_usage()
+    for name in vars(given):
+        flag, ending = f"--{name.replace('_', '-')}", r"=(?=[\s,;]|$)"
+        if "_" in name:  # which is no other word
+            ending += r"|(?![\w/-]|\.\w)"
+        if flag in usage:
+            text = re.sub(rf"(?<![\w/.-]){name}(?:{ending})", flag, text)
+    return text

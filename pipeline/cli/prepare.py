@@ -1,6 +1,8 @@
 """Prepare: what the command line says becomes a corpus, pairs, or the corpora of a config."""
 
 import argparse
+import contextlib
+import json
 import os
 import pathlib
 import runpy
@@ -18,7 +20,8 @@ from pipeline.corpus.tasks import INPUTS, TARGETS
 from pipeline.errors import InvalidValue, Missing
 from pipeline.fs.atomic import as_path
 from pipeline.text import sources, tokenizers
-from pipeline.trainer.corpora import open_source, prepare_corpora
+from pipeline.text.templates import FilledSource, Template
+from pipeline.trainer.corpora import open_source, open_template, prepare_corpora
 
 
 def prepare_config(path: str, workdir: str | None) -> tuple[AnyCorpus, dict[str, Any]]:
@@ -56,8 +59,11 @@ def prepare_files(arguments: argparse.Namespace) -> str:
         **{name: getattr(arguments, name) for name in ("split", "begin", "end")},
     }
     source = open_source(given, "the command")
-    tokenizer = _tokenizer(arguments, source, field, directory)
     options: Any = {"engine": engine, "on_error": arguments.on_error}
+    text = source, field
+    if arguments.template and (template := _template(arguments)):
+        options["template"], text = template, (FilledSource(source, template), "text")
+    tokenizer = _tokenizer(arguments, *text, directory)
     if arguments.of is not None:
         share = arguments.task, arguments.of
         if isinstance(field, str):
@@ -75,7 +81,20 @@ def prepare_files(arguments: argparse.Namespace) -> str:
         corpus = pipeline.prepare(source, tokenizer, directory, field=field, **options)
     else:
         corpus = pipeline.prepare_pairs(source, tokenizer, directory, **options)
-    return f"{corpus}\n\nnow look at it: python -m pipeline report {arguments.into}"
+    return f"{corpus}\n\nnow look at it: lockstep report {arguments.into}"
+
+
+def _template(arguments: argparse.Namespace) -> Template | None:
+    kind, *given = arguments.template
+    if arguments.targets or not all("=" in each for each in given):
+        raise InvalidValue(
+            f"--template is {' '.join(arguments.template)!r}; give a kind and fields as NAME=TEXT, "
+            "as in --template answer prompt='{question}' answer='{answer}', and no --targets"
+        )
+    fields: dict[str, Any] = {"kind": kind} | dict(each.split("=", 1) for each in given)
+    with contextlib.suppress(KeyError, ValueError):  # other weights are refused by the template
+        fields["weights"] = json.loads(fields["weights"])
+    return open_template(fields)
 
 
 def _engine(arguments: argparse.Namespace) -> Engine:

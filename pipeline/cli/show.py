@@ -67,7 +67,7 @@ class Shown:
         batch = f"batch {step - plan.first_step(epoch):,} of {plan.num_batches(epoch):,}"
         self.place = f"epoch {epoch}, {batch}"
         length = " + ".join(f"{each:,}" for each in self.bucket.lengths)
-        self.shape = f"{self.bucket.rows} rows × {length}"
+        self.shape = f"{count(self.bucket.rows, 'row')} × {length}"
         self.padding = 1 - self.planned.num_tokens / self.bucket.positions
         names = ("inputs", "targets") if len(corpus.sides) == 2 else ("",)
         sides = zip(names, self.planned.sides, corpus.sides, strict=True)
@@ -141,7 +141,7 @@ class Shown:
         real = self.planned.num_tokens
         yield f"step {self.step:,} ({self.place}), {self.shape} positions"
         yield (
-            f"{len(self.planned.segments):,} segments, {real:,} real positions, "
+            f"{count(len(self.planned.segments), 'segment')}, {real:,} real positions, "
             f"{self.padding:.2%} padding, weights "
             f"{float(self.sides[-1][2]['loss_weights'].sum()):,g}, digest {self.planned.digest}"
         )
@@ -218,7 +218,7 @@ class Shown:
             axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         every[0].set_ylabel("row of the batch")
         every[0].set_title(
-            f"step {self.step:,}: {self.shape}, {len(self.planned.segments):,} segments, "
+            f"step {self.step:,}: {self.shape}, {count(len(self.planned.segments), 'segment')}, "
             f"{self.padding:.2%} padding (dark grey); pale: no loss",
             loc="left",
             fontsize=10,
@@ -244,6 +244,11 @@ def pixels(ids: np.ndarray, weights: np.ndarray) -> np.ndarray:
 def _paint(text: str, segment: Segment, colour: bool) -> str:
     code = COLOURS[segment.number % len(COLOURS)]
     return f"\033[{code}m{text}\033[0m" if colour else text
+
+
+def count(number: int, noun: str) -> str:
+    """The number of things: `1 row`, `2 rows`."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def printable(text: str) -> str:

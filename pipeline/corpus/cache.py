@@ -19,12 +19,12 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import IO
+from typing import IO, TypeVar
 
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.manifest import part_name, require_same_part
+from pipeline.corpus.manifest import damage, part_name, require_same_part
 from pipeline.corpus.parts import Maps, Part, PartFile, read_part
 from pipeline.errors import InvalidValue
 from pipeline.fs import objects
@@ -41,6 +41,8 @@ PAUSE, AFTER_FAILURE = 0.1, 10.0
 FETCHING = ".{}.fetching"
 NUMBER = re.compile(r"part-(\d+)\.arrow|\.part-(\d+)\.arrow\.fetching")
 NEVER = 1 << 40
+
+T = TypeVar("T")
 
 # The parts that are needed from now on, those of each window in an array; None: no longer any.
 Demand = Callable[[], Sequence[np.ndarray] | None]
@@ -87,13 +89,17 @@ class PartCache(Handles):
         self._demands: list[Demand] = []
         self._threads, self._told = 0, 0
 
-    def copy(self, name: str) -> epath.Path:
-        """A whole copy of another file of the corpus, which counts for nothing."""
-        path = epath.Path(self.directory / name)
-        if not path.exists():
-            with (self._source / name).open("rb") as there, atomic_write(path, shared=True) as file:
-                shutil.copyfileobj(there, file, 1 << 26)
-        return path
+    def read_copy(self, name: str, read: Callable[[epath.Path], T]) -> T:
+        """What is read of a copy of another file of the corpus, which counts for nothing."""
+        path, source = epath.Path(self.directory / name), self._source / name
+        with contextlib.suppress(OSError, ValueError):  # missing or damaged
+            return read(path)
+        with source.open("rb") as there, atomic_write(path, shared=True) as file:
+            shutil.copyfileobj(there, file, 1 << 26)
+        try:
+            return read(path)
+        except InvalidValue as error:
+            raise InvalidValue(str(error).replace(os.fspath(path), os.fspath(source))) from error
 
     def maps(self, parts: np.ndarray) -> Maps:
         """What is mapped when pieces of `parts` are read: also those of them that are there."""
@@ -106,15 +112,17 @@ class PartCache(Handles):
         return maps
 
     def file(self, number: int) -> PartFile | None:
-        """The part with this number, mapped; None if it is not there."""
+        """The part with this number, mapped once its digest is right; None if it is not there."""
         if (file := self._files.get(number)) is None:
             path = self.directory / part_name(number)
-            if not path.exists():
+            if not path.is_file():
                 return None
             try:
                 file = read_part(epath.Path(path))
                 require_same_part(self._parts[number], file.part)
+                file.verify()
             except ValueError as error:
+                _require_sound(self._source / part_name(number))
                 logger.warning("%s is removed and fetched again: %s", path, error)
                 path.unlink(missing_ok=True)
                 return None
@@ -150,11 +158,12 @@ class PartCache(Handles):
             try:
                 if not self._fetch_next(needed):
                     time.sleep(PAUSE)
-            except OSError as error:
+            except Exception as error:
                 logger.warning(
                     "fetching from %s into %s failed, and is tried again in %d s; until then, "
-                    "batches read ranges: %s",
+                    "batches read ranges: %r",
                     *(os.fspath(self._source), self.directory, AFTER_FAILURE, error),
+                    exc_info=not isinstance(error, OSError),
                 )
                 time.sleep(AFTER_FAILURE)
 
@@ -203,6 +212,7 @@ class PartCache(Handles):
                 number
                 for number in np.argsort(needed, kind="stable").tolist()
                 if needed[number] < NEVER and number not in here
+                if not os.path.lexists(self.directory / part_name(number))  # of somebody else
                 if not is_locked(self._fetching(number))
             )
             if (number := next(wanted, None)) is None:
@@ -213,13 +223,14 @@ class PartCache(Handles):
             temporary = self._fetching(number)
             file = open_locked(temporary)
             try:
-                os.posix_fallocate(file.fileno(), 0, size)
+                if hasattr(os, "posix_fallocate"):  # not on macOS
+                    os.posix_fallocate(file.fileno(), 0, size)
             except OSError:
                 temporary.unlink()
                 raise
         with file:
             objects.download(self._source / name, temporary, size=size)
-            os.fdatasync(file.fileno())
+            os.fsync(file.fileno())
             with self._exclusively():  # so that no other process sees both names, or neither
                 temporary.replace(self.directory / name)
         self.count(fetched=size)
@@ -262,8 +273,18 @@ class PartCache(Handles):
         whole: dict[int, int] = {}
         reserved: dict[int, int] = {}
         for entry in os.scandir(self.directory):
-            if found := NUMBER.fullmatch(entry.name):
+            found = NUMBER.fullmatch(entry.name)
+            number = int(found[1] or found[2]) if found else self.num_parts
+            if number < self.num_parts and entry.is_file(follow_symlinks=False):
                 with contextlib.suppress(FileNotFoundError):
                     files = reserved if entry.name.startswith(".") else whole
-                    files[int(found[1] or found[2])] = entry.stat().st_size
+                    files[number] = entry.stat().st_size
         return whole, reserved
+
+
+def _require_sound(path: epath.Path) -> None:
+    """Refuses a part that would be fetched damaged for ever."""
+    try:
+        read_part(path).verify()
+    except ValueError as error:
+        raise damage(path, str(error)) from error

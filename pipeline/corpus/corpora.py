@@ -9,6 +9,7 @@ import numpy as np
 from pipeline.corpus.gather import Fields, gather
 from pipeline.corpus.interface import AnyCorpus, Readable, Split, as_pieces
 from pipeline.errors import InvalidValue
+from pipeline.planning.stage import flatten
 
 
 class Corpora(AnyCorpus):
@@ -45,9 +46,12 @@ class Corpora(AnyCorpus):
         self.vocab_size = self.members[0].vocab_size
         files = [corpus.files for corpus in self.members if corpus.files is not None]
         self.files = np.concatenate(files) if len(files) == len(self.members) else None
-        texts = [corpus.text_bytes for corpus in self.members if corpus.text_bytes is not None]
-        self.text_bytes = sum(texts) if len(texts) == len(self.members) else None
-        self.fingerprint = _fingerprint(self.corpora)
+        for name in ("text_bytes", "num_learnt"):
+            known = [n for member in self.members if (n := getattr(member, name)) is not None]
+            setattr(self, name, sum(known) if len(known) == len(self.members) else None)
+        self.identity = {"corpora": {name: each.identity for name, each in self.corpora.items()}}
+        if len(self.members) == 1:
+            self.identity = self.members[0].identity
 
     def __len__(self) -> int:
         return int(self.first[-1])
@@ -86,34 +90,17 @@ class Corpora(AnyCorpus):
         return "\n\n".join(f"{name}\n{corpus}" for name, corpus in self.corpora.items())
 
 
-# Corpora that are read as one have the entries of a fingerprint with these ends in common.
+# Corpora that are read as one have these entries of an identity in common.
 SHARED = "task", "tokenizer"
-
-
-def _entries(corpus: AnyCorpus) -> dict[str, str]:
-    """The entries of a fingerprint, by name."""
-    return dict(entry.split("=", 1) for entry in corpus.fingerprint.split(";"))
 
 
 def _traits(corpus: AnyCorpus) -> dict[str, Any]:
     """The properties that corpora must share to be read as one."""
-    entries = _entries(corpus)
-    shared: dict[str, Any] = {name: entries[name] for name in entries if name.endswith(SHARED)}
+    entries = {(name.split(" of ")[0], name): value for name, value in flatten(corpus.identity)}
+    shared = {name: value for (what, name), value in entries.items() if what in SHARED}
     # Corpora, pairs and views of a kind are described by the same names, split or whole.
-    names = ", ".join(name for name in entries if name.split(" of ")[0] != Split.kind)
-    return shared | {"vocabulary": corpus.vocab_size, "a fingerprint of": names}
-
-
-def _fingerprint(corpora: Mapping[str, AnyCorpus]) -> str:
-    """The entries of all fingerprints, each with the name of its corpus; of one corpus its own."""
-    if len(corpora) == 1:
-        return next(iter(corpora.values())).fingerprint
-    entries = {
-        what if what.endswith(SHARED) else f"{what} of {name}": value
-        for name, corpus in corpora.items()
-        for what, value in _entries(corpus).items()
-    }
-    return ";".join(f"{name}={value}" for name, value in entries.items())
+    names = ", ".join(name for what, name in entries if what != Split.kind)
+    return shared | {"vocabulary": corpus.vocab_size, "an identity of": names}
 
 
 class CorporaSide(Readable):

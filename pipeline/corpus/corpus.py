@@ -43,8 +43,9 @@ class Corpus(Examples):
     Attributes:
         directory: where it is.
         origin: what it was made from: fingerprints of the source and the tokenizer, and the field.
-        fingerprint: says which tokens these are, entry by entry, so that a refusal can say which
-            changed. It depends on content alone: not on paths, times, or worker processes.
+        identity, fingerprint: says which tokens these are, entry by entry, so that a refusal can
+            say which changed; and a short digest of that. They depend on content alone: not on
+            paths, times, or worker processes.
     """
 
     def __init__(
@@ -55,13 +56,18 @@ class Corpus(Examples):
         self.weighted = manifest.parts[0].weights_at is not None
         self.in_memory, self.num_tokens = memory_map, manifest.num_tokens
         self.text_bytes, self.vocab_size = manifest.text_bytes, manifest.vocab_size
+        self.num_learnt = manifest.learnt
         self.files = np.array([part.examples for part in manifest.parts], np.int64)
         tokenizer = self.origin["tokenizer"] or "none"
-        self.fingerprint = (
-            f"tokens={manifest.tokens_digest};tokenizer={tokenizer};task={manifest.task}"
-        )
-        lengths = directory / LENGTHS if cache is None else cache.copy(LENGTHS)
-        self.lengths = read_lengths(lengths, manifest, memory_map)
+        self.identity = {
+            "tokens": manifest.tokens_digest,
+            "tokenizer": tokenizer,
+            "task": manifest.task,
+        }
+        if cache is None:
+            self.lengths = read_lengths(directory / LENGTHS, manifest, memory_map)
+        else:
+            self.lengths = cache.read_copy(LENGTHS, lambda path: read_lengths(path, manifest, True))
 
     @classmethod
     def open(
@@ -175,9 +181,12 @@ class Corpus(Examples):
         if (description := self._manifest.tokenizer) is None:
             return None
         try:
-            return tokenizers.load(description, self.directory)
+            loaded = tokenizers.load(description, self.directory)
+            if loaded.fingerprint != self.origin["tokenizer"]:
+                raise InvalidValue(f"it is {loaded.fingerprint}")
+            return loaded
         except (KeyError, TypeError, ValueError) as error:
-            seen = f"its tokenizer {description} cannot be loaded: {error}"
+            seen = f"its tokenizer, {self.origin['tokenizer']}, cannot be loaded: {error}"
             raise damage(self.directory / MANIFEST, seen) from error
 
     def cached_file(self, name: str, make: Callable[[], bytes]) -> bytes:
@@ -202,21 +211,20 @@ class Corpus(Examples):
         manifest = self._manifest
         if lengths_module.digest(self.lengths) != manifest.lengths_digest:
             raise damage(self.directory / LENGTHS, "its digest differs")
-        found, texts = [], []
+        found, metadata = [], []
         for part in manifest.parts:
             path = self.directory / part.file
             try:
                 file = read_part(path)
                 require_same_origin(self.directory, self.origin, file.metadata["origin"])
                 found.append(self.task.lengths(file.verify().counts))
-                texts.append(file.metadata["text_bytes"])
+                metadata.append(file.metadata)
                 require_same_part(part, file.part)
             except (ValueError, LookupError) as error:
                 raise damage(path, str(error)) from error
-        expected = summarise(np.concatenate(found), texts)  # also with the digest of the lengths
+        expected = summarise(np.concatenate(found), metadata)  # also with the digest of the lengths
         if self.tokenizer is not None:
             expected["vocab_size"] = self.tokenizer.vocab_size
-            expected["origin"] = self.origin | {"tokenizer": self.tokenizer.fingerprint}
         for name, value in expected.items():
             if (said := getattr(manifest, name)) != value:
                 raise damage(self.directory / MANIFEST, f"its {name} is {said}, not {value}")

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from etils import epath
 
-from pipeline.errors import InvalidState, require
+from pipeline.errors import InvalidState, InvalidValue, require
 from pipeline.fs.atomic import as_path, atomic_write
 
 __all__ = ["Beam", "Engine", "Processes", "Ray"]
@@ -104,8 +104,16 @@ def workers(function: Callable[[Any], Any], number: int) -> Iterator[Callable[[A
     # The function goes through a file: what is sent to a worker as it starts must fit into a pipe
     # (64 KiB), or a worker that dies before it reads leaves this process waiting for ever. The file
     # has no name: the system removes it with the last process that has it open, even if killed.
+    import cloudpickle  # also functions of a notebook, which workers cannot import
+
     with tempfile.TemporaryFile() as file:
-        pickle.dump(function, file)
+        try:
+            cloudpickle.dump(function, file)
+        except Exception as error:  # of any object that a template or a source holds
+            raise InvalidValue(
+                f"the source, the tokenizer or the template cannot be sent to workers: {error}. "
+                "Let it hold nothing that is open or locked, or use one process"
+            ) from error
         file.flush()
         # A connection, for to workers that start these are handed over with their open files.
         context, given = multiprocessing.get_context("spawn"), Connection(os.dup(file.fileno()))
@@ -116,8 +124,8 @@ def workers(function: Callable[[Any], Any], number: int) -> Iterator[Callable[[A
         except BrokenProcessPool as error:
             raise InvalidState(
                 "a worker died while tokenising. If it was killed for want of memory, use fewer "
-                f"num_workers; if this is a script, {GUARD}, and with python - or in a shell use "
-                "num_workers=0. What is finished is kept: run again to go on"
+                f"workers; if this is a script, {GUARD}, and with `python -` use one process. What "
+                "is finished is kept: run again to go on"
             ) from error
         finally:
             if os.getpid() == started_in:  # in a forked child, the processes are its parent's

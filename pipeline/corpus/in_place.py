@@ -34,7 +34,7 @@ class InPlace(Examples):
         self.lengths = self.task.lengths(np.concatenate(counts))
         self.lengths.flags.writeable = False
         self.vocab_size = make.keywords["vocab_size"]
-        self.fingerprint = f"tokens={fingerprint};tokenizer=none;task={self.task.name}"
+        self.identity = {"tokens": fingerprint, "tokenizer": "none", "task": self.task.name}
         self._tokens, places = join_memory(self._held)
         self._ends = places + [len(each) for each in self._held]
         self._first = np.cumsum([0, *map(len, counts)])

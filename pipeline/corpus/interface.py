@@ -3,7 +3,7 @@
 import functools
 import operator
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,6 +14,7 @@ from pipeline.corpus.gather import Fields
 from pipeline.corpus.tasks import Task
 from pipeline.errors import InvalidType, InvalidValue, OutOfRange, require_share
 from pipeline.planning import lengths as lengths_module
+from pipeline.planning.stage import fingerprint_of
 from pipeline.text.tokenizers import Tokenizer
 
 
@@ -93,8 +94,9 @@ class AnyCorpus:
         members: the corpora that this one reads. The first decides for all where they must agree.
         sides: where batches read tokens: the corpus itself; of pairs, inputs and targets.
         lengths: positions of each example: unsigned, `[n]`, of pairs `[n, 2]`.
-        fingerprint: says which tokens these are, as `name=value` with semicolons between.
+        identity: says which tokens these are, as JSON, so that errors can name what differs.
         vocab_size: token ids are below this; None if nobody said.
+        num_learnt: positions that carry loss; None if unknown.
         text_bytes: UTF-8 bytes of the text that is learnt; None if unknown.
         tokenizer: what made the tokens, for decoding; None if they were made from arrays.
         in_memory: whether reading hardly ever waits for a network or a tokenizer.
@@ -105,10 +107,16 @@ class AnyCorpus:
     members: tuple["AnyCorpus", ...] = ()
     sides: tuple[Readable, ...]
     lengths: np.ndarray
-    fingerprint: str
+    identity: Mapping[str, Any]
     vocab_size: int | None = None
+    num_learnt: int | None = None
     text_bytes: int | None = None
     files: np.ndarray | None = None
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A short digest of `identity`."""
+        return fingerprint_of(self.identity)
 
     @functools.cached_property
     def in_memory(self) -> bool:
@@ -200,18 +208,27 @@ class Examples(Readable, AnyCorpus):
         """The corpus itself."""
         return (self,)
 
+    def decode(self, index: int) -> str:
+        """The text of an example's inputs and of its last target."""
+        if self.tokenizer is None:
+            raise InvalidValue(f"{self!r:.200} was made without a tokenizer, so it has no text")
+        fields, (inputs, *targets) = self[index], self.task.shifts
+        ids = [fields[inputs], *(fields[name][-1:] for name in targets)]
+        return self.tokenizer.decode(np.concatenate(ids))
+
     def __str__(self) -> str:
         sizes, counts = lengths_module.histogram(self.lengths)
         at = np.searchsorted(np.cumsum(counts), np.array([0.5, 0.9, 0.99]) * len(self))
         shares = [f"p{p} {sizes[i]:,}" for p, i in zip((50, 90, 99), at, strict=True)]
         text = "" if self.text_bytes is None else f", from {self.text_bytes:,} bytes of text"
-        empty = int(counts[sizes == 0].sum())
+        learnt, empty = self.num_learnt or 0, int(counts[sizes == 0].sum())
+        weighted = f", {learnt:,} of them with loss" if 0 < learnt < self.num_tokens else ""
         vocab = "unknown" if self.vocab_size is None else f"{self.vocab_size:,} ids"
         return "\n".join(
             [
                 f"corpus       {os.fspath(getattr(self, 'directory', repr(self)))}",
                 f"documents    {len(self):,}" + (f", {empty:,} of them of length 0" * bool(empty)),
-                f"tokens       {self.num_tokens:,} to train on{text}",
+                f"tokens       {self.num_tokens:,} to train on{weighted}{text}",
                 f"lengths      {', '.join(shares)}, longest {sizes[-1]:,}",
                 f"vocabulary   {vocab}",
                 f"fingerprint  {self.fingerprint}",
@@ -227,7 +244,7 @@ class View(AnyCorpus):
     Attributes:
         corpus: what is viewed.
         description: the argument of `view_of`, as JSON.
-        fingerprint: that of the corpus, and what decides the fields.
+        identity: that of the corpus, and what decides the fields.
     """
 
     kind: ClassVar[str]
@@ -242,13 +259,13 @@ class View(AnyCorpus):
         return self.corpus.directory  # type: ignore[attr-defined]  # of those that have one
 
     def _describe(self, options: dict[str, Any], **decisive: object) -> None:
-        """Sets `description`, from what the view was made with, and the fingerprint."""
+        """Sets `description`, from what the view was made with, and the identity."""
         self.description: dict[str, Any] = {"kind": self.kind, **options}
         if isinstance(self.corpus, View):
             self.description["of"] = self.corpus.description
         self._decisive = decisive
-        added = (f"{name}={value}" for name, value in decisive.items())
-        self.fingerprint = ";".join([self.corpus.fingerprint, *added])
+        added = {name: f"{value}" for name, value in decisive.items()}
+        self.identity = {**self.corpus.identity, **added}
 
     def __str__(self) -> str:
         about = ", ".join(f"{name} {value}" for name, value in self._decisive.items())

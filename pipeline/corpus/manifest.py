@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.parts import Part, PartFile, read_part, write_part
+from pipeline.corpus.parts import MARK, Part, PartFile, json_digest, read_part, write_part
 from pipeline.corpus.tasks import TASKS, Task
 from pipeline.errors import InvalidValue, Missing
 from pipeline.fs import objects
@@ -19,7 +19,7 @@ from pipeline.fs.atomic import atomic_write
 from pipeline.planning import lengths as lengths_module
 from pipeline.text.ragged import Ragged
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 MANIFEST = "corpus.json"
 LENGTHS = "lengths.npy"
 RANGES = "ranges"
@@ -42,6 +42,7 @@ class Manifest:
         origin: a fingerprint, or None, for each of `ORIGINS`.
         examples, empty: how many there are, and how many of them have length 0.
         tokens, num_tokens: how many there are, and the sum of the lengths.
+        learnt: positions that carry loss, whose weight is not 0.
         text_bytes: UTF-8 bytes of the text that is learnt; None if no text is known.
         lengths_bytes: the size of the file of lengths.
         vocab_size: token ids are below this; None if nobody said.
@@ -56,6 +57,7 @@ class Manifest:
     empty: int
     tokens: int
     num_tokens: int
+    learnt: int
     text_bytes: int | None
     tokens_digest: str
     lengths_digest: str
@@ -141,11 +143,6 @@ class Manifest:
             file.write((json.dumps(entries, indent=1) + "\n").encode())
 
 
-def json_digest(document: Any) -> str:
-    """A short hash of a JSON document, whatever the order of its keys."""
-    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:12]
-
-
 def part_name(number: int) -> str:
     """The file of the part with this number."""
     return f"part-{number:05d}.arrow"
@@ -176,13 +173,14 @@ def require_same_part(said: Part, seen: Part) -> None:
             raise InvalidValue(f"its {name} is {other}, and {MANIFEST} says {one}")
 
 
-def summarise(lengths: np.ndarray, text_bytes: Sequence[int | None]) -> dict[str, Any]:
-    """The entries of a manifest that follow from the lengths and from the text of each part."""
-    texts = [text for text in text_bytes if text is not None]
+def summarise(lengths: np.ndarray, metadata: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The entries of a manifest that follow from the lengths and the metadata of each part."""
+    texts = [each["text_bytes"] for each in metadata if each["text_bytes"] is not None]
     return {
         "examples": len(lengths),
         "empty": int((lengths == 0).sum()),
         "num_tokens": int(lengths.sum(dtype=np.int64)),
+        "learnt": sum(each["learnt"] for each in metadata),
         "text_bytes": sum(texts) if texts else None,
         "lengths_digest": lengths_module.digest(lengths),
     }
@@ -236,8 +234,7 @@ class Writer:
         self.directory, self.task, self.origin = directory, task, dict(origin)
         self.parts: list[Part] = []
         self._counts: list[np.ndarray] = []
-        #: UTF-8 bytes of the learnt text of each part; None if no text is known.
-        self.text_bytes: list[int | None] = []
+        self.metadata: list[Mapping[str, Any]] = []  # of each part
         self._keep_whole_parts(resume)
 
     @property
@@ -263,7 +260,7 @@ class Writer:
                 counts = file.verify().counts
             except ValueError:
                 break
-            self.append(file.part, counts, file.metadata["text_bytes"])
+            self.append(file.part, counts, file.metadata)
         for path in list(files)[len(self.parts) :]:
             path.unlink()
         for path in self.directory.glob(".*.tmp"):
@@ -280,33 +277,36 @@ class Writer:
                 files[path] = None
         sound = [file for file in files.values() if file is not None]
         for file in sound:
-            require_same_origin(self.directory, file.metadata.get("origin", {}), self.origin)
+            require_same_origin(self.directory, file.metadata["origin"], self.origin)
         for path, read in files.items():
-            # A file that cannot be read is a damaged part only beside a part of this corpus.
-            if read is None and not (sound and PART_NAME.fullmatch(path.name)):
+            # What cannot be read is a damaged part beside others, or if it has their mark.
+            if read is None and not (
+                PART_NAME.fullmatch(path.name)
+                and (sound or (path.is_file() and MARK in path.read_bytes()))
+            ):
                 raise InvalidValue(
                     f"{os.fspath(path)} is not a part of a corpus, and would be in its way. "
                     "Prepare into a directory of its own, or move that file"
                 )
         return files
 
-    def append(self, part: Part, counts: np.ndarray, text_bytes: int | None) -> None:
+    def append(self, part: Part, counts: np.ndarray, metadata: Mapping[str, Any]) -> None:
         """Takes over the next part, which is on disk."""
         self.parts.append(part)
         self._counts.append(counts.astype(np.uint32))
-        self.text_bytes.append(text_bytes)
+        self.metadata.append(metadata)
 
     def add(self, examples: Ragged) -> None:
         """Writes the next part."""
         path = self.directory / part_name(len(self.parts))
-        file = write_part(path, examples, self.origin)
-        self.append(file.part, examples.counts, file.metadata["text_bytes"])
+        file = write_part(path, examples, self.origin, self.task)
+        self.append(file.part, examples.counts, file.metadata)
 
     def discard(self) -> None:
         """Removes the parts."""
         for part in self.parts:
             (self.directory / part.file).unlink()
-        self.parts, self._counts, self.text_bytes = [], [], []
+        self.parts, self._counts, self.metadata = [], [], []
 
     def finish(
         self, *, vocab_size: int | None, tokenizer: dict[str, Any] | None, source: str | None
@@ -326,5 +326,5 @@ class Writer:
             tokenizer=tokenizer,
             source=source,
             parts=self.parts,
-            **summarise(lengths, self.text_bytes),
+            **summarise(lengths, self.metadata),
         ).write(self.directory)

@@ -16,7 +16,8 @@ from etils import epath
 from pipeline.corpus.engines import GUARD, Processes, workers
 from pipeline.corpus.gather import Fields, gather
 from pipeline.corpus.interface import Examples
-from pipeline.corpus.manifest import json_digest, require_same_origin
+from pipeline.corpus.manifest import require_same_origin
+from pipeline.corpus.parts import json_digest
 from pipeline.corpus.ranges import divide_records, make_once, run_ranges
 from pipeline.corpus.tasks import CAUSAL, Task
 from pipeline.corpus.tokenisation import Job
@@ -124,7 +125,7 @@ class TokenizedOnRead(Handles, Examples):
         self.vocab_size = job.tokenizer.vocab_size
         tokens = json_digest([job.origin, digest(self.lengths)])
         tokenizer = job.tokenizer.fingerprint
-        self.fingerprint = f"tokens={tokens};tokenizer={tokenizer};task={task.name}"
+        self.identity = {"tokens": tokens, "tokenizer": tokenizer, "task": task.name}
         self.weighted = job.weighted and job.template is not None
         self.__setstate__({})
 

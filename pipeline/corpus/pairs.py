@@ -35,8 +35,8 @@ class Pairs(AnyCorpus):
 
     Attributes:
         inputs, targets: as given.
-        fingerprint: of both, entry by entry.
-        text_bytes: UTF-8 bytes of the targets' text, on which the loss is.
+        identity, fingerprint: of both.
+        text_bytes, num_learnt: of the targets, on which the loss is.
         directory: where the directories of both are.
     """
 
@@ -53,14 +53,10 @@ class Pairs(AnyCorpus):
         self.lengths = np.stack([inputs.lengths, targets.lengths], axis=1)
         self.lengths.flags.writeable = False
         self.directory = targets.directory.parent
-        self.text_bytes = targets.text_bytes
+        self.text_bytes, self.num_learnt = targets.text_bytes, targets.num_learnt
         if inputs.vocab_size is not None and targets.vocab_size is not None:
             self.vocab_size = max(inputs.vocab_size, targets.vocab_size)
-        self.fingerprint = ";".join(
-            f"{corpus.task.name}_{entry}"
-            for corpus in (inputs, targets)
-            for entry in corpus.fingerprint.split(";")
-        )
+        self.identity = {corpus.task.name: corpus.identity for corpus in (inputs, targets)}
 
     @classmethod
     def open(cls, directory: epath.PathLike, **options: Unpack[OpenOptions]) -> "Pairs":

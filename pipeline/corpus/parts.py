@@ -1,6 +1,7 @@
 """Parts: the Arrow files that hold the tokens of a corpus."""
 
 import dataclasses
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -11,10 +12,14 @@ import pyarrow as pa
 from etils import epath
 
 from pipeline.corpus.gather import join_memory
+from pipeline.corpus.tasks import Task
 from pipeline.errors import InvalidValue
 from pipeline.fs import objects
 from pipeline.fs.atomic import atomic_write, is_local
 from pipeline.text.ragged import Ragged
+
+# The key of the metadata, by which a file is known as a part. Arrow stores it twice.
+MARK = b"lockstep"
 
 # What Arrow writes does not depend on the defaults of its version, nor on its environment.
 WRITE = pa.ipc.IpcWriteOptions(
@@ -84,7 +89,8 @@ class PartFile:
         tokens: of all examples, int32.
         weights: of all tokens, float32; None where there are none.
         part: what the header of the file says of it.
-        metadata: what its writer recorded: `origin`, `sha256` and `text_bytes`.
+        metadata: what its writer recorded: `origin`, `sha256`, `learnt`, `text_bytes`, and a
+            `digest` of these.
     """
 
     def __init__(self, name: str, content: pa.Buffer):
@@ -96,7 +102,9 @@ class PartFile:
     def _parse(self, name: str, content: pa.Buffer) -> None:
         reader = pa.ipc.open_file(content)
         self.offsets, self.tokens, self.weights = read_lists(reader.get_batch(0))
-        self.metadata: dict = json.loads(reader.schema.metadata[b"lockstep"])
+        self.metadata: dict = json.loads(reader.schema.metadata[MARK])
+        if self.metadata.pop("digest") != json_digest(self.metadata):
+            raise InvalidValue("the digest of its metadata differs")
         arrays = {"offsets": self.offsets, "tokens": self.tokens, "weights": self.weights}
         self.part = Part(
             file=name,
@@ -163,14 +171,21 @@ def write_lists(examples: Ragged) -> dict[str, pa.Array]:
     }
 
 
-def write_part(path: epath.Path, examples: Ragged, origin: Mapping[str, Any]) -> PartFile:
+def write_part(
+    path: epath.Path, examples: Ragged, origin: Mapping[str, Any], task: Task
+) -> PartFile:
     """Writes one part, whole or not at all, of examples that were made from `origin`."""
-    text = None if examples.text_bytes is None else int(examples.text_bytes.sum())
-    metadata = {"origin": dict(origin), "sha256": examples.digest, "text_bytes": text}
+    metadata = {
+        "origin": dict(origin),
+        "sha256": examples.digest,
+        "text_bytes": None if examples.text_bytes is None else int(examples.text_bytes.sum()),
+        "learnt": task.count_learnt(examples.counts, examples.weights),
+    }
+    metadata["digest"] = json_digest(metadata)
     columns = write_lists(examples)
     schema = pa.schema(
         [pa.field(name, column.type) for name, column in columns.items()],
-        metadata={"lockstep": json.dumps(metadata)},
+        metadata={MARK: json.dumps(metadata)},
     )
     batch = pa.record_batch(list(columns.values()), schema=schema)
     memory = None if is_local(path) else pa.BufferOutputStream()
@@ -199,6 +214,11 @@ def read_content(path: epath.Path) -> pa.Buffer:
 def read_part(path: epath.Path) -> PartFile:
     """The file of a part, mapped where it is local; a `ValueError` if it is not whole."""
     return PartFile(path.name, read_content(path))
+
+
+def json_digest(document: Any) -> str:
+    """A short hash of a JSON document, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:12]
 
 
 COLUMNS = {"offsets": np.int64, "tokens": np.int32, "weights": np.float32}

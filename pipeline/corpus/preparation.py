@@ -12,9 +12,9 @@ from pipeline.corpus.engines import Engine, Processes, refuse_import
 from pipeline.corpus.manifest import MANIFEST, RANGES, Writer, require_same_origin
 from pipeline.corpus.pairs import Pairs
 from pipeline.corpus.ranges import (
+    NAME,
     RangeFiles,
     assemble,
-    clear_ranges,
     divide_records,
     make_once,
     run_ranges,
@@ -23,7 +23,7 @@ from pipeline.corpus.ranges import (
 from pipeline.corpus.tasks import CAUSAL, INPUTS, TARGETS, Task
 from pipeline.corpus.tokenisation import Job, OnError, require_tokenizable
 from pipeline.errors import InvalidValue
-from pipeline.fs.atomic import as_path, is_local, make_directory
+from pipeline.fs.atomic import as_path, is_local, make_directory, remove_files
 from pipeline.text.sources import Source
 from pipeline.text.templates import Template
 from pipeline.text.tokenizers import Tokenizer
@@ -204,6 +204,7 @@ def _as_directory(directory: epath.PathLike) -> epath.Path:
 def _prepare(job: Job, task: Task, directory: epath.Path, engine: Engine, progress: bool) -> None:
     documents = job.count_records()
     writer = Writer(directory, task, job.origin)
+    tokenizer = job.tokenizer.save(directory)
     files = RangeFiles.of(job, directory)
     make_directory(directory / RANGES)
     ranges = [each for each in divide_records(documents) if each.stop > writer.examples]
@@ -214,7 +215,7 @@ def _prepare(job: Job, task: Task, directory: epath.Path, engine: Engine, progre
         job.require_unchanged()
     except ValueError:
         writer.discard()  # some may be of before the edit and some of after it
-        clear_ranges(directory)
+        remove_files(directory / RANGES, NAME)
         raise
     assemble(writer, files, ranges, counts, engine, progress)
     if job.on_error == "skip" and len(failed := writer.find_empty()):
@@ -224,14 +225,15 @@ def _prepare(job: Job, task: Task, directory: epath.Path, engine: Engine, progre
         first = ", ".join(f"{number:,}" for number in failed[:10]) + ", …" * (len(failed) > 10)
         text = "%s of %s records have no tokens, for they are empty or failed: numbers %s"
         logger.warning(text, f"{len(failed):,}", f"{documents:,}", first)
-    if job.template is not None and task.has_targets and not any(writer.text_bytes):
+    learnt = sum(each["learnt"] for each in writer.metadata)
+    if job.template is not None and task.has_targets and not learnt:
         raise InvalidValue(
             f"nothing of any of the {documents:,} records is learnt: all weights that the template "
             "gives are 0. Check which parts of a record it is to train on"
         )
-    clear_ranges(directory)
+    remove_files(directory / RANGES, NAME)
     writer.finish(
         vocab_size=job.tokenizer.vocab_size,
-        tokenizer=job.tokenizer.save(directory),
+        tokenizer=tokenizer,
         source=str(job.source),
     )

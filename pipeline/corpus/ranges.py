@@ -17,17 +17,19 @@ from etils import epath
 from tqdm import tqdm
 
 from pipeline.corpus.engines import Engine, refuse_import
-from pipeline.corpus.manifest import RANGES, Writer, json_digest, part_name
+from pipeline.corpus.manifest import RANGES, Writer, part_name
 from pipeline.corpus.parts import (
     WRITE,
     Part,
     as_ragged,
+    json_digest,
     read_content,
     read_lists,
     read_part,
     write_lists,
     write_part,
 )
+from pipeline.corpus.tasks import Task
 from pipeline.corpus.tokenisation import Job
 from pipeline.errors import InvalidState, InvalidValue
 from pipeline.fs.atomic import atomic_write, directory_lock
@@ -192,16 +194,6 @@ def _digest(chunk: Ragged) -> str:
     return sha.hexdigest()
 
 
-def clear_ranges(directory: epath.Path) -> None:
-    """Removes the files of all ranges beside a corpus, also of those that were given up."""
-    folder = directory / RANGES
-    for path in folder.iterdir() if folder.exists() else ():
-        if NAME.fullmatch(path.name):
-            path.unlink(missing_ok=True)
-    with contextlib.suppress(OSError, ValueError):
-        folder.rmdir()
-
-
 # Of a part: its number, and ranges with the first of their records and the one after the last.
 Layout: TypeAlias = tuple[int, list[tuple[range, int, int]]]
 
@@ -230,17 +222,17 @@ def assemble(
         for number, part in enumerate(parts, len(writer.parts))
     ]
     names = [part_name(number) for number, _ in layouts]
-    function = functools.partial(_assemble_part, files, writer.origin)
-    found: dict[int, tuple[Part, int | None]] = {}
+    function = functools.partial(_assemble_part, files, writer.origin, writer.task)
+    found: dict[int, tuple[Part, Mapping[str, Any]]] = {}
     at = 0  # parts are added in order
     options: dict = {"unit": " parts", "delay": 2, "disable": not progress}
     with tqdm(desc="assembling", total=len(parts), **options) as bar:
         for number, result in _run(engine, function, layouts, "parts", names):
             found[number] = result
             while at in found:
-                part, text_bytes = found.pop(at)
+                part, metadata = found.pop(at)
                 of_part = np.concatenate([counts[n][first:last] for n, first, last in parts[at]])
-                writer.append(part, of_part, text_bytes)
+                writer.append(part, of_part, metadata)
                 for records, _, _ in layouts[at][1]:
                     if records.stop <= writer.examples:
                         files.path(records).unlink(missing_ok=True)
@@ -249,15 +241,15 @@ def assemble(
 
 
 def _assemble_part(
-    files: RangeFiles, origin: Mapping[str, Any], layout: Layout
-) -> tuple[Part, int | None]:
+    files: RangeFiles, origin: Mapping[str, Any], task: Task, layout: Layout
+) -> tuple[Part, Mapping[str, Any]]:
     """Writes a part, unless it is there and whole; returns what `Writer.append` needs."""
     number, pieces = layout
     path = files.directory / part_name(number)
     with contextlib.suppress(ValueError):  # another attempt wrote it
         file = read_part(path)
         file.verify()
-        return file.part, file.metadata["text_bytes"]
+        return file.part, file.metadata
     chunks = [chunk for piece in pieces for chunk in files.read(*piece)]
-    file = write_part(path, Ragged.concatenate(chunks), origin)
-    return file.part, file.metadata["text_bytes"]
+    file = write_part(path, Ragged.concatenate(chunks), origin, task)
+    return file.part, file.metadata

@@ -38,6 +38,18 @@ class Task:
         """
         return np.maximum(np.asarray(counts, np.int64) - self.lookahead, 0).astype(np.uint32)
 
+    def count_learnt(self, counts: np.ndarray, weights: np.ndarray | None) -> int:
+        """Positions that carry loss, from the weights of all tokens, one example after another.
+
+        >>> CAUSAL.count_learnt(np.array([3, 1, 0]), np.array([1, 0, 0.5, 1]))
+        1
+        """
+        if weights is None:
+            return int(self.lengths(counts).sum(dtype=np.int64))
+        first = (np.cumsum(counts) - counts)[np.asarray(counts) > 0]
+        unseen = weights[first] if self.lookahead else ()  # no target
+        return int(np.count_nonzero(weights) - np.count_nonzero(unseen))
+
 
 CAUSAL = Task(name="causal", shifts={"inputs": 0, "targets": 1})
 

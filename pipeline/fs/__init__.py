@@ -7,7 +7,14 @@ directory in a bucket. Objects with locks, threads or open files name what a for
 (`fs.fork`). A library of a cloud is imported when a path needs it.
 """
 
-from pipeline.fs.atomic import as_path, atomic_write, directory_lock, is_local, name_full_disk
+from pipeline.fs.atomic import (
+    as_path,
+    atomic_write,
+    directory_lock,
+    is_local,
+    name_full_disk,
+    open_locked,
+)
 from pipeline.fs.mirror import Mirror
 from pipeline.fs.objects import ObjectPath
 
@@ -19,4 +26,5 @@ __all__ = [
     "directory_lock",
     "is_local",
     "name_full_disk",
+    "open_locked",
 ]

@@ -7,7 +7,8 @@ import glob
 import io
 import logging
 import os
-import shutil
+import pathlib
+import re
 import uuid
 from collections.abc import Iterator
 from typing import IO, Any
@@ -15,10 +16,12 @@ from typing import IO, Any
 from etils import epath
 
 from pipeline.errors import InvalidState, InvalidValue, StorageError
-from pipeline.fs.lease import hold_lease, is_running
+from pipeline.fs.lease import hold_lease
 from pipeline.fs.objects import SCHEMES, ObjectPath
 
 logger = logging.getLogger(__name__)
+
+FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
 
 
 def is_local(path: epath.PathLike) -> bool:
@@ -47,6 +50,15 @@ def make_directory(path: epath.PathLike) -> epath.Path:
     return path
 
 
+def remove_files(folder: epath.Path, names: re.Pattern[str]) -> None:
+    """Removes the files with such names, and the folder if it then is empty."""
+    for path in folder.iterdir() if folder.exists() else ():
+        if names.fullmatch(path.name):
+            path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError, ValueError):
+        folder.rmdir()
+
+
 @contextlib.contextmanager
 def atomic_write(
     path: epath.PathLike, *, shared: bool = False, durable: bool = True
@@ -73,10 +85,9 @@ def atomic_write(
         with path.open("wb") as file:
             yield file
         return
-    owner = uuid.uuid4().hex if shared else os.getpid()
-    temporary = path.parent / f".{path.name}.{owner}.tmp"
+    temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}.tmp"
     if is_local(path) and not shared:
-        remove_leftovers(path.parent, f".{path.name}")
+        _remove_leftovers(path)
     try:
         if is_local(path):
             raw = _Temporary(path, temporary)
@@ -109,7 +120,12 @@ class _Temporary(io.FileIO):
     def __init__(self, path: epath.Path, temporary: epath.Path):
         self._path = path
         with _name_errors(path):
-            super().__init__(os.fspath(temporary), "wb")
+            linked = 0
+            while not linked:  # unless another process took it for a leftover before it was locked
+                super().__init__(os.fspath(temporary), "wb")
+                with contextlib.suppress(OSError):  # some network file systems have no locks
+                    fcntl.flock(super().fileno(), fcntl.LOCK_EX)
+                linked = os.fstat(super().fileno()).st_nlink
 
     def write(self, data: Any) -> int:
         with _name_errors(self._path):
@@ -130,7 +146,7 @@ def _name_errors(path: epath.PathLike) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _write_error(path, error.errno, error.strerror or str(error)) from error
+        raise _write_error(path, error) from error
 
 
 @contextlib.contextmanager
@@ -139,29 +155,28 @@ def name_full_disk(path: epath.PathLike) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        for number in (errno.ENOSPC, errno.EDQUOT):
+        for number in FULL:
             if os.strerror(number) in str(error):
-                raise _write_error(path, number, os.strerror(number)) from error
+                raise _write_error(path, OSError(number, os.strerror(number))) from error
         raise
 
 
-def _write_error(path: epath.PathLike, number: int | None, reason: str) -> OSError:
-    return StorageError(
-        number,
-        f"could not write {os.fspath(path)}: {reason}. Nothing of it is left, and what was "
-        "finished before is kept; make room or check the path, and run again",
-    )
+def _write_error(path: epath.PathLike, error: OSError) -> OSError:
+    what = f"could not write {os.fspath(path)}: {error.strerror or error}. Nothing of it is left"
+    return StorageError(error.errno, f"{what}; {_remedy(error)}")
 
 
-def remove_leftovers(directory: epath.Path, name: str) -> None:
-    """Removes what is called `NAME.PID.tmp` in a directory, of processes that are gone."""
-    for left in directory.glob(f"{glob.escape(name)}.*.tmp"):
-        pid = left.name.removesuffix(".tmp").rpartition(".")[2]
-        if pid.isdecimal() and not is_running(int(pid)):
-            if left.is_dir():
-                shutil.rmtree(left, ignore_errors=True)
-            else:
-                left.unlink(missing_ok=True)
+def _remedy(error: OSError) -> str:
+    if error.errno in FULL:
+        return "make room and run again, which keeps what was finished before"
+    return "check the path, and that you may write there, and run again"
+
+
+def _remove_leftovers(path: epath.Path) -> None:
+    """Removes the temporary files of `path` that no process has locked."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 32}.tmp"):
+        with contextlib.suppress(OSError, InvalidValue), open_locked(left, wait=False):
+            left.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -172,7 +187,8 @@ def directory_lock(directory: epath.PathLike, doing: str, *, wait: bool = True) 
     a minute, see `hold_lease`. Other places that are not local (`hf://`) have no lock.
 
     Args:
-        directory: a path; the directory is made where there is none.
+        directory: a path; the directory is made where there is none, and removed again if the block
+            raises and leaves nothing in it.
         doing: the work in words, for the processes that wait.
         wait: whether to wait for a process that holds the lock, or to raise.
 
@@ -180,6 +196,7 @@ def directory_lock(directory: epath.PathLike, doing: str, *, wait: bool = True) 
         RuntimeError: another process holds the lock, and `wait` is False.
         ValueError: the lock file is a symbolic link.
     """
+    made = is_local(directory) and not as_path(directory).exists()
     directory = make_directory(directory)
     if isinstance(directory, ObjectPath):
         with hold_lease(directory, doing, wait=wait):
@@ -189,16 +206,35 @@ def directory_lock(directory: epath.PathLike, doing: str, *, wait: bool = True) 
         yield
         return
     lock = directory / ".lock"
-    try:
-        file = open_locked(lock, wait=False)
-    except BlockingIOError:
-        said = f"another process is {doing} in {os.fspath(directory)}"
-        if not wait:
-            raise InvalidState(f"{said}; stop it first, or use another directory") from None
-        logger.warning("%s; waiting for it", said)
-        file = open_locked(lock)
+    while True:
+        try:
+            file = open_locked(lock, wait=False)
+        except BlockingIOError:
+            said = f"another process is {doing} in {os.fspath(directory)}"
+            if not wait:
+                raise InvalidState(f"{said}; stop it first, or use another directory") from None
+            logger.warning("%s; waiting for it", said)
+            file = open_locked(lock)
+        if os.fstat(file.fileno()).st_nlink:
+            break
+        make_directory(directory)  # the one before failed, and left nothing
     with file:
-        yield
+        try:
+            yield
+        except BaseException:
+            if made:
+                with contextlib.suppress(OSError):
+                    _remove_empty(pathlib.Path(directory))
+            raise
+
+
+def _remove_empty(directory: pathlib.Path) -> None:
+    """Removes a directory in which there are only a lock and empty directories."""
+    for path in directory.iterdir():
+        if path.name != ".lock":
+            path.rmdir()
+    (directory / ".lock").unlink()
+    directory.rmdir()
 
 
 def open_locked(path: epath.PathLike, *, wait: bool = True) -> IO[bytes]:
@@ -212,7 +248,7 @@ def open_locked(path: epath.PathLike, *, wait: bool = True) -> IO[bytes]:
         file = os.fdopen(os.open(os.fspath(path), flags, 0o666), "wb")
     except OSError as error:
         if error.errno != errno.ELOOP:
-            raise _write_error(path, error.errno, f"{error.strerror}") from error
+            raise _write_error(path, error) from error
         raise InvalidValue(
             f"{os.fspath(path)} is a symbolic link; remove it, so that a lock can be made there"
         ) from None

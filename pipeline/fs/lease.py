@@ -1,17 +1,18 @@
 """Lease: the lock of a directory in object storage, which ends when its holder says no more."""
 
 import contextlib
+import ctypes
 import json
 import logging
 import os
-import socket
+import pathlib
 import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipeline.errors import InvalidState
+from pipeline.errors import InvalidState, InvalidValue
 from pipeline.fs import objects
 
 logger = logging.getLogger(__name__)
@@ -19,18 +20,14 @@ logger = logging.getLogger(__name__)
 # Seconds between two signs of life of a holder, and after the last of which others take its place.
 BEAT, SILENCE = 10.0, 45.0
 
+# What a lock says; when nobody holds it, nothing.
+FIELDS = {"owner", "place", "pid", "beat"}
+
 _held: set[str] = set()  # the owners that are threads of this process
 
 
-def is_running(pid: int) -> bool:
-    """Whether a process of this machine has this number, be it of another user."""
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
+class _Lost(BaseException):
+    """Raised in the thread that held a lock, wherever it is; no `except Exception` stops it."""
 
 
 @contextlib.contextmanager
@@ -38,24 +35,34 @@ def hold_lease(directory: objects.ObjectPath, doing: str, *, wait: bool = True) 
     """Holds the lock of a directory while the block runs; other processes wait, and say so.
 
     The lock is the object `.lock`, whose holder writes it anew every ten seconds, and empty in the
-    end. When it has not changed for 45 seconds, or its holder was a process of this machine that is
-    gone, another process takes its place. Each writes it only if it is as it was read, so two
-    processes never both hold it. A holder that was stopped for so long and goes on logs that it
-    lost the lock. Arguments are those of `directory_lock`.
+    end. When it has not changed for 45 seconds, or its holder was a process of this boot of this
+    machine, in the same container, that is gone, another process takes its place. Each writes it
+    only if it is as it was read, so one of them has it. The block of a holder that was stopped for
+    so long, or could not write, ends with an error. Arguments are those of `directory_lock`.
     """
     lease = _Lease(directory / ".lock")
     _held.add(lease.owner)
     try:
         lease.acquire(f"another process is {doing} in {directory}", wait)
-        beats = threading.Thread(target=lease.renew, daemon=True)
-        beats.start()
+        renewing, watching = (
+            threading.Thread(target=work, daemon=True) for work in (lease.renew, lease.watch)
+        )
         try:
+            renewing.start()
+            watching.start()
             yield
         finally:
             lease.ended.set()
-            beats.join()
+            watching.join()
+            renewing.join(SILENCE)
             lease.release()
+    except _Lost:
+        raise InvalidState(
+            f"the lock of {directory} is lost: this process could not renew it for {SILENCE:g} s, "
+            f"and another may be {doing} there now; run again when that is done"
+        ) from None
     finally:
+        lease.ended.set()  # it may have been lost at the end of the block
         _held.discard(lease.owner)
 
 
@@ -66,6 +73,7 @@ class _Lease:
         self.owner, self.ended = uuid.uuid4().hex, threading.Event()
         self._path, self._beat = path, 0
         self._version: objects.Version | None = None
+        self._heard, self._taken, self._thread = 0.0, False, threading.get_ident()
 
     def acquire(self, said: str, wait: bool) -> None:
         """Returns once the lock is held; `said` is what its holder does, in words."""
@@ -75,20 +83,19 @@ class _Lease:
             # Nobody holds a lock that is absent or empty.
             if not seen or _is_gone(seen) or time.monotonic() - since > SILENCE:
                 # An answer so late that others may have waited in vain is no answer.
-                begun, held = time.monotonic(), self._write()
-                while held and time.monotonic() - begun > SILENCE / 2:
-                    begun, held = time.monotonic(), self._write()
+                self._heard, held = time.monotonic(), self._write()
+                while held and time.monotonic() - self._heard > SILENCE / 2:
+                    self._heard, held = time.monotonic(), self._write()
                 if held:
                     if seen:
                         logger.warning("%s no more: its lock is taken over", said)
                     return
-            else:
-                if not told:
-                    told = True
-                    logger.warning(
-                        "%s; waiting for it, or until it says nothing for %g s", said, SILENCE
-                    )
-                time.sleep(BEAT / 10)
+            elif not told:
+                told = True
+                logger.warning(
+                    "%s; waiting for it, or until it says nothing for %g s", said, SILENCE
+                )
+            time.sleep(BEAT / 10)
             seen, last = self._read(), seen
             if seen != last:
                 if seen and seen["owner"] == last.get("owner") and not wait:
@@ -99,12 +106,26 @@ class _Lease:
         """Says that its holder lives, until it ends or another process has taken the lock over."""
         while not self.ended.wait(BEAT):
             try:
+                begun = time.monotonic()
                 if not self._write():
-                    break
+                    self._taken = True
+                    return
+                self._heard = begun
             except OSError as error:
                 logger.warning("%s could not be written anew: %s", self._path, error)
-        if not self.ended.is_set():
-            logger.error("%s is lost: another process took it over; stop one of both", self._path)
+
+    def watch(self) -> None:
+        """Ends the work as soon as another process may have taken the lock over."""
+        alive = time.monotonic()
+        while not self.ended.wait(BEAT / 10):
+            now = time.monotonic()
+            if now - alive > BEAT:  # this process was stopped: `renew` asks what became of the lock
+                self._heard = max(self._heard, now + BEAT - SILENCE)
+            alive = now
+            if self._taken or now - self._heard > SILENCE:
+                thread = ctypes.c_ulong(self._thread)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(_Lost))
+                return
 
     def release(self) -> None:
         """Makes the lock empty, if this process still holds it."""
@@ -114,11 +135,11 @@ class _Lease:
 
     def _write(self) -> bool:
         """Writes the lock; False if it is not as it was last read or written."""
-        about = {"owner": self.owner, "host": socket.gethostname(), "pid": os.getpid()}
+        about = {"owner": self.owner, "place": _place(), "pid": os.getpid(), "beat": self._beat}
         # If this fails, the same is written the next time: it may have been heard.
         self._version = objects.put(
             self._path,
-            json.dumps({**about, "beat": self._beat}).encode(),
+            json.dumps(about).encode(),
             if_absent=self._version is None,
             if_version=self._version,
         )
@@ -131,13 +152,34 @@ class _Lease:
         except FileNotFoundError:
             self._version = None
             return {}
-        return json.loads(content)
+        with contextlib.suppress(ValueError):
+            seen = json.loads(content)
+            if seen == {} or (isinstance(seen, dict) and seen.keys() >= FIELDS):
+                return seen
+        raise InvalidValue(
+            f"{self._path} holds {content[:40]!r}, which is not a lock of Lockstep; delete it if "
+            "nothing works in that directory, or use another one"
+        )
+
+
+def _place() -> str | None:
+    """What gives processes their numbers: this boot, and this container; None: nobody knows."""
+    try:
+        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return None
 
 
 def _is_gone(seen: Mapping[str, Any]) -> bool:
-    """Whether a holder was a process of this machine that does not run any more."""
-    if seen["host"] != socket.gethostname():
+    """Whether a holder was a process beside this one that does not run any more."""
+    if seen["place"] is None or seen["place"] != _place():
         return False
-    if seen["pid"] == os.getpid():  # in a container, of which a new one has the same numbers
+    if seen["pid"] == os.getpid():  # one before this had the same number
         return seen["owner"] not in _held
-    return not is_running(seen["pid"])
+    with contextlib.suppress(PermissionError):  # it is of another user
+        try:
+            os.kill(seen["pid"], 0)
+        except ProcessLookupError:
+            return True
+    return False

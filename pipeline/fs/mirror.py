@@ -1,40 +1,52 @@
 """Mirror: a local directory whose folders are kept in object storage, for what needs files."""
 
+import contextlib
 import os
+import shutil
 import tempfile
 
 from etils import epath
 
+from pipeline.errors import Exists, InvalidValue
 from pipeline.fs import objects
-from pipeline.fs.atomic import remove_leftovers
+from pipeline.fs.atomic import open_locked
 from pipeline.fs.objects import ObjectPath
 
 # The last object of a folder to be written, and the first to be deleted: with it, all is there.
 # orbax makes one in each checkpoint.
 WHOLE = "commit_success.txt"
 
-NAME = "lockstep-mirror"  # how the names of local directories begin
+PREFIX = "lockstep-mirror-"  # of the names of local directories
+LOCK = ".lock"  # of each of them, held by its process
 
 
 class Mirror:
-    """A local directory that stands for one of object storage.
+    """A local directory whose numbered folders stand for those of object storage.
 
-    Of each folder that is whole there, `local` has the files at the top from the beginning, and all
-    of them after `fetch`. `push` makes what is there like what is here. Each folder has a file
-    `WHOLE`.
+    Of each folder that is whole there, `local` has the files at the top, and its mark, from the
+    beginning, and all of them after `fetch`. `push` makes what is there like what is here. Each
+    folder has a file `WHOLE`, and a folder `mark`, which is written first and deleted last. What
+    has no number as its name, or no mark, or comes from another process meanwhile, is of somebody
+    else and stays as it is.
     """
 
-    def __init__(self, remote: ObjectPath):
-        self._remote = remote
-        remove_leftovers(epath.Path(tempfile.gettempdir()), NAME)
-        self._scratch = tempfile.TemporaryDirectory(f".{os.getpid()}.tmp", f"{NAME}.")
+    def __init__(self, remote: ObjectPath, mark: str):
+        self._remote, self._mark = remote, mark
+        _remove_leftovers()
+        self._scratch = tempfile.TemporaryDirectory(prefix=PREFIX)
         self.local = epath.Path(self._scratch.name)
-        self._partial: set[str] = set()  # folders of which only the top is here
-        for name in objects.children(remote)[1]:
-            top, _ = objects.children(remote / name)
+        self._lock = open_locked(self.local / LOCK)  # ends with this process
+        self._ours: set[str] = set()  # folders there that have the mark
+        self._whole: set[str] = set()  # folders that are whole there
+        for name in filter(str.isdecimal, objects.children(remote)[1]):
+            top, folders = objects.children(remote / name)
+            if mark in folders:
+                self._ours.add(name)
             if WHOLE in top:
-                self._download([remote / name / each for each in top])
-                self._partial.add(name)
+                marks = map(ObjectPath, objects.keys(remote / name / mark))
+                self._download([*(remote / name / each for each in top), *marks])
+                self._whole.add(name)
+        self._partial = {*self._whole}  # folders of which only the top is here
 
     def fetch(self, name: str) -> None:
         """Downloads the whole of a folder, if it is there and not here."""
@@ -45,30 +57,46 @@ class Mirror:
     def push(self) -> None:
         """Uploads folders that are here and not there, and deletes those that are there alone.
 
-        Then each has only the files at its top here.
+        Then each has only the files at its top here, and its mark.
         """
         here = {path.name for path in self.local.iterdir() if path.is_dir()}
-        there = set(objects.children(self._remote)[1])
-        whole = {name for name in here & there if (self._remote / name / WHOLE).exists()}
-        for name in there - whole:  # gone here, or cut short there
-            objects.delete([self._remote / name / WHOLE])
-            objects.delete(objects.keys(self._remote / name))
-        for name in here - whole:
-            last = self.local / name / WHOLE
+        for name in self._ours - (here & self._whole):  # gone here, or cut short there
+            folder = self._remote / name
+            objects.delete([folder / WHOLE])
+            marks = objects.keys(folder / self._mark)
+            objects.delete([each for each in objects.keys(folder) if each not in marks])
+            objects.delete(marks)
+            self._ours.remove(name)
+        for name in here - self._whole:
+            if objects.keys(self._remote / name, limit=1):
+                raise Exists(f"{self._remote / name} is there already, and is not of this process")
+            self._ours.add(name)
+            last, mark = self.local / name / WHOLE, self.local / name / self._mark
             tree = [(epath.Path(root), names) for root, _, names in os.walk(last.parent)]
             files = [root / each for root, names in tree for each in names]
+            files.sort(key=lambda file: (file == last, not file.is_relative_to(mark)))
             # One after the other: large ones go up in many parts at once.
-            for file in [*(file for file in files if file != last), last]:
+            for file in files:
                 with file.open("rb") as content:
                     objects.put(self._remote / file.relative_to(self.local), content)
+            self._whole.add(name)
         for name in here - self._partial:
             for path in (self.local / name).iterdir():
-                if path.is_dir():
+                if path.is_dir() and path.name != self._mark:
                     path.rmtree()
-        self._partial = here
+        self._partial, self._whole = here, {*here}
 
     def _download(self, paths: list[ObjectPath]) -> None:
         for path in paths:
             file = self.local / path.relative_to(self._remote)
             file.parent.mkdir(parents=True, exist_ok=True)
             objects.download(path, file)
+
+
+def _remove_leftovers() -> None:
+    """Removes the local directories of processes that were killed: nobody holds their locks."""
+    for left in epath.Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError, InvalidValue):  # it may be of another user
+            if (left / LOCK).exists():
+                with open_locked(left / LOCK, wait=False):
+                    shutil.rmtree(left, ignore_errors=True)

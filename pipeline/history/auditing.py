@@ -21,6 +21,7 @@ from pipeline.planning.bucket import Bucket
 from pipeline.planning.lengths import as_lengths
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
+from pipeline.planning.stream import count_examples, expected_positions
 
 # Examples and steps that are named one by one.
 SHOWN = 10
@@ -41,22 +42,25 @@ class Ledger:
 
     def __init__(self, plan: Plan, report: Callable[[str], None], first_epoch: int = 0):
         self._plan, self._report, self._first_epoch = plan, report, first_epoch
-        self._sources = plan.stages[-1].sources
-        self._ends = np.array([source.first + len(source.lengths) for source in self._sources])
+        self._streams = plan.stages[-1].streams
+        self._ends = np.array([each.first + len(each.lengths) for each in self._streams])
         self.times = np.zeros(self._ends[-1], np.int64)
         # By corpus and epoch: pieces so far, as example, start and sizes, and positions to come.
         self._pieces: dict[tuple[int, int], list[np.ndarray]] = {}
         self._left: dict[tuple[int, int], int] = {}
 
+    def _expected(self, which: int, epoch: int) -> np.ndarray:
+        return expected_positions(self._plan.streams_of(which), epoch)
+
     def add(self, planned: PlannedBatch) -> None:
         """Counts the next batch; `NotAsPlanned` if an epoch has a position twice, or lacks one."""
         number = np.searchsorted(self._ends, planned.segments[:, 1], side="right")
-        owner = planned.epoch_of_segments * len(self._sources) + number
+        owner = planned.epoch_of_segments * len(self._streams) + number
         for each in np.unique(owner).tolist():
-            epoch, which = divmod(each, len(self._sources))
+            epoch, which = divmod(each, len(self._streams))
             key, pieces = (which, epoch), planned.segments[owner == each, 1:]
             if key not in self._left:
-                self._left[key] = int(self._sources[which].expected_positions(epoch).sum())
+                self._left[key] = int(self._expected(which, epoch).sum())
             self._pieces.setdefault(key, []).append(pieces)
             self._left[key] -= int(pieces[:, 2:].sum())
             if not self._left[key]:
@@ -72,15 +76,15 @@ class Ledger:
 
     def _close(self, which: int, epoch: int, *, over: bool) -> None:
         """Checks an epoch: each position at most once and, if it is over, all that are due."""
-        source = self._sources[which]
-        name = f"epoch {epoch}{f' of {source.name}' if source.name else ''}"
-        due = source.expected_positions(epoch)
-        lengths = as_lengths(source.lengths.given).reshape(due.shape)
+        stream = self._streams[which]
+        name = f"epoch {epoch}{f' of {stream.name}' if stream.name else ''}"
+        due = self._expected(which, epoch)
+        lengths = as_lengths(stream.lengths.given).reshape(due.shape)
         if (which, epoch) not in self._pieces and not due.any():  # it joins later
             return
         none = np.zeros((0, 2 + due.shape[1]), np.int64)
         pieces = np.concatenate([none, *self._pieces.pop((which, epoch), [])])
-        pieces[:, 0] -= source.first
+        pieces[:, 0] -= stream.first
         example, start, *sizes = pieces[np.lexsort((pieces[:, 1], pieces[:, 0]))].T
         covered = np.zeros_like(due)
         for side, size in enumerate(sizes):
@@ -101,12 +105,14 @@ class Ledger:
                 f"positions of example {first:,} ({np.count_nonzero(wrong):,} such examples). "
                 f"{DEFECT}"
             )
-        self.times[source.first : self._ends[which]] += covered.any(axis=1)
+        self.times[stream.first : self._ends[which]] += covered.any(axis=1)
         total = int(covered.sum())
         if not over:
             self._report(f"{name}, not over: {total:,} positions, none twice")
             return
-        there = int(lengths[: source.count_examples(epoch)].sum(dtype=np.int64))
+        there = int(
+            lengths[: count_examples(self._plan.streams_of(which), epoch)].sum(dtype=np.int64)
+        )
         lost = f"; {there - total:,} in no batch" * (total < there)
         self._report(f"{name}: {total:,} positions, each once{lost}")
 
@@ -127,9 +133,9 @@ def audit(workdir: epath.PathLike, report: Callable[[str], None] = print) -> Non
     for step, changes in plan.changes:
         said = ", ".join(f"{name}={_short(value)}" for name, value in changes.items())
         report(f"plan from step {step:,} on: {said or 'planned anew'}")
-    sources = plan.stages[-1].sources
-    if len(sources) > 1:
-        first = [f"from {source.first} {source.name}" for source in sources]
+    streams = plan.stages[-1].streams
+    if len(streams) > 1:
+        first = [f"from {stream.first} {stream.name}" for stream in streams]
         report(f"documents are counted over all corpora, {', '.join(first)}")
     digests, skipped, lost = _read_log(workdir)
     ledger = Ledger(plan, report)
@@ -151,7 +157,7 @@ def audit(workdir: epath.PathLike, report: Callable[[str], None] = print) -> Non
             report(f"left out from step {step:,} on, as asked: {_some(changes['exclude'])}")
     for stage in plan.stages:
         done = {"truncate": "cut", "drop": "dropped"}.get(str(stage.options.overflow))
-        overlong = [source.whole.pieces.overlong + source.first for source in stage.sources]
+        overlong = [each.whole.layout.pieces.overlong + each.first for each in stage.streams]
         if done and any(map(len, overlong)):
             longest = " and ".join(f"{each:,}" for each in stage.options.buckets[-1].lengths)
             report(

@@ -223,7 +223,7 @@ def _read(workdir: epath.Path, plan: Plan) -> Losses:
         examples.append(planned.segments[:, 1])
         epochs.append(planned.epoch_of_segments)
     example = np.concatenate(examples)
-    firsts = [source.first for source in plan.stages[-1].sources]
+    firsts = [stream.first for stream in plan.stages[-1].streams]
     owner = np.searchsorted(firsts, example, side="right") - 1
     usual = _usual(owner, step, loss, weight)
     return Losses(example, np.concatenate(epochs), step, loss, weight, owner, usual)
@@ -291,7 +291,7 @@ class Why:
             for example, mean in zip(examples.tolist(), then, strict=True):
                 by_epoch[example].append(f"{mean:.2f}")
         rows = [["document", "loss", "usual", title]]
-        firsts = [source.first for source in self._plan.stages[-1].sources]
+        firsts = [stream.first for stream in self._plan.stages[-1].streams]
         owners = np.searchsorted(firsts, numbers, side="right") - 1
         for (number, means), owner, one, above in zip(
             by_epoch.items(), owners, loss, excess, strict=True

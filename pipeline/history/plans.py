@@ -12,6 +12,7 @@ from pipeline.corpus.pairs import open_corpus
 from pipeline.corpus.views import View, view_of
 from pipeline.errors import InvalidValue, Missing
 from pipeline.fs.atomic import as_path, atomic_write, is_local, make_directory
+from pipeline.loading.state import differences
 from pipeline.planning.plan import Plan
 
 NAME = "plans.json"
@@ -23,9 +24,9 @@ def write_history(workdir: epath.PathLike, corpus: Any, plan: Plan) -> None:
     A corpus inside the work directory is named relative to it, any other by its whole path. `view`
     describes a view. A single corpus has the name "". The plan has all of the run's steps.
 
-    {"corpora": {"": {"directory": "corpus/train", "view": null}}, "tokens": "tokens=…",
-     "plans": [{"from": 0, "fingerprint": …, "changes": {"buckets": [[8, 128]], "seed": 0, …}},
-               {"from": 2000, "fingerprint": …, "changes": {"buckets": [[16, 128]]}}]}
+    {"corpora": {"": {"directory": "corpus/train", "view": null}}, "tokens": {…},
+     "plans": [{"from": 0, "fingerprint": …, "identity": {…}, "changes": {"seed": 0, …}},
+               {"from": 2000, …, "changes": {"buckets": [[16, 128]]}}]}
 
     Raises:
         ValueError: a corpus has no directory to open it by, such as one of `InPlace`.
@@ -42,7 +43,7 @@ def write_history(workdir: epath.PathLike, corpus: Any, plan: Plan) -> None:
         places[name] = {"directory": _absolute(place).removeprefix(inside), "view": view}
     content = {
         "corpora": places,
-        "tokens": corpus.fingerprint,
+        "tokens": corpus.identity,
         "plans": [
             {**entry, "changes": changes}
             for entry, (_, changes) in zip(plan.entries, plan.changes, strict=True)
@@ -70,7 +71,7 @@ def read_history(workdir: epath.PathLike) -> tuple[AnyCorpus, Plan]:
     try:
         content: dict[str, Any] = json.loads(path.read_text())
         changes = [(int(entry["from"]), dict(entry["changes"])) for entry in content["plans"]]
-        fingerprints = [str(entry["fingerprint"]) for entry in content["plans"]]
+        identities = [dict(entry["identity"]) for entry in content["plans"]]
         tokens, places = content["tokens"], content["corpora"]
         opened: dict[str, AnyCorpus] = {}
         for name, place in places.items():
@@ -82,20 +83,20 @@ def read_history(workdir: epath.PathLike) -> tuple[AnyCorpus, Plan]:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _damage(path, error) from error
-    if corpus.fingerprint != tokens:
+    if others := differences(tokens, corpus.identity):
         raise InvalidValue(
-            f"the corpus in {places} is {corpus.fingerprint}, and the run "
-            f"was trained on {tokens}; its batches cannot be planned again without that"
+            f"the corpus in {places} is not that of the run: "
+            f"{'; '.join(others)}. Without that, its batches cannot be planned again"
         )
     try:
         plan = Plan.replay(corpus, changes)
     except Exception as error:  # options of any kind and value
         raise _damage(path, error) from error
-    for then, now in zip(fingerprints, plan.entries, strict=True):
-        if then != now["fingerprint"]:
+    for then, now in zip(identities, plan.entries, strict=True):
+        if others := differences(then, now["identity"]):
             raise InvalidValue(
-                f"the plan from step {now['from']:,} on was {then} and is now "
-                f"{now['fingerprint']}; use the version of Lockstep that the run was made with"
+                f"the plan from step {now['from']:,} on is another than that of the run: "
+                f"{'; '.join(others)}. Use the version of Lockstep that the run was made with"
             )
     return corpus, plan
 

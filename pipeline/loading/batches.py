@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import inspect
 import operator
 import sys
 from collections.abc import Callable, Mapping
@@ -60,7 +61,7 @@ class Batch(TypedDict, Generic[Array]):
     targets_positions: Array
 
 
-Transform = Callable[[Batch[np.ndarray]], Mapping[str, Any]]
+Transform = Callable[..., Mapping[str, Any]]
 
 # Building a batch from memory takes about a millisecond, in many short calls of NumPy, each of
 # which takes the interpreter's lock: on two cores, one thread is a tenth to a quarter faster than
@@ -94,6 +95,7 @@ class Batches(StepDataset):
         transform: a function of each batch that returns another dict of arrays, for example
             `lambda batch: pipeline.rename(batch, "maxtext")`; None: batches are as above. Unlike
             functions of a later `map`, a `Loader` and `specs` know it. It must accept empty rows.
+            If it takes two arguments, the second is the `PlannedBatch`, of the rows of all hosts.
         context_order: the order of the columns of a row whose length `sharding` divides:
             "contiguous" (default), or "zigzag" or "striped", with which each part of a row costs
             about the same in causal attention. All fields are laid out alike.
@@ -149,7 +151,9 @@ class Batches(StepDataset):
         self.corpus, self.plan = corpus, plan
         self.positions: Positions = positions
         self._transform_batch, self.ahead = transform, ReadAhead(corpus, plan)
+        self._arguments = _count_arguments(transform)
         self._epochs: int | None = 1
+        self._limited: Plan | None = None  # the plan of these epochs alone
         self._planned = False
         self.sharding = None if sharding is None else batch_sharding(sharding)
         self.blocks: dict[Bucket, Block] = {
@@ -194,11 +198,19 @@ class Batches(StepDataset):
         if isinstance(step, slice):
             return self.slice(step)
         with TraceAnnotation("plan"):
-            planned = self.plan.batch(step)
+            planned = self._plan_of(operator.index(step)).batch(step)
         self.ahead.begin(operator.index(step))
         with TraceAnnotation("collate"):
             batch = self._collate(planned)
         return (planned, batch) if self._planned else batch
+
+    def _plan_of(self, step: int) -> Plan:
+        """The plan, so limited that nothing is prepared for epochs that are not asked for."""
+        if self._epochs is None:
+            return self.plan
+        if self._limited is None:
+            self._limited = self.plan.between(0, len(self))
+        return self._limited if 0 <= step < len(self) else self.plan
 
     def with_plans(self) -> "Batches":
         """The same batches, each with the plan that it is built from: `(PlannedBatch, batch)`."""
@@ -253,7 +265,7 @@ class Batches(StepDataset):
             batch = collate(sides[0], planned, self.blocks[planned.bucket], self.positions)
         if self._transform_batch is None:
             return batch
-        fields = self._transform_batch(batch)
+        fields = self._transform_batch(*(batch, planned)[: self._arguments])
         if not isinstance(fields, Mapping):
             raise InvalidType(
                 f"transform returned a {type(fields).__name__}; it must return a dict of arrays"
@@ -268,8 +280,18 @@ class Batches(StepDataset):
                 f"repeat(num_epochs={num_epochs}, {options}) of batches that are repeated "
                 f"{self._epochs} times; repeat them once, and without other options"
             )
-        return self._copy(_epochs=num_epochs)
+        return self._copy(_epochs=num_epochs, _limited=None)
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
         """Refuses Grain's slicing of sources, which would take steps out from under the plan."""
         raise InvalidValue(NO_RUNS)
+
+
+def _count_arguments(transform: Any) -> int:
+    """1 for a function that can be called with one argument by place, otherwise 2."""
+    with contextlib.suppress(ValueError):  # of some compiled functions, which say nothing
+        try:
+            inspect.signature(transform).bind(None)
+        except TypeError:
+            return 2
+    return 1

@@ -5,14 +5,17 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from etils import epath
 
-from pipeline.errors import InvalidValue, require
+from pipeline.errors import InvalidState, InvalidValue, require
 from pipeline.fs import Mirror, ObjectPath, as_path, is_local, name_full_disk
+
+# The item by which a folder with the name of a step is known to be a checkpoint of ours.
+MARK = "checksums"
 
 # Statuses of storage for files that are missing or damaged.
 DAMAGE = ("NOT_FOUND", "OUT_OF_RANGE", "DATA_LOSS", "FAILED_PRECONDITION")
@@ -41,7 +44,8 @@ class Checkpoints:
     Args:
         directory: local, or object storage. A single process writes to a temporary directory, from
             where checkpoints are uploaded in the background. Of several processes, each writes
-            arrays of its own: to a file system that they share, or to `gs://…`.
+            arrays of its own: to a file system that they share, or to `gs://…`. Anything in it
+            that is not a checkpoint of this class stays as it is.
         keep: how many of the latest checkpoints stay.
 
     Raises:
@@ -58,11 +62,12 @@ class Checkpoints:
         place = as_path(directory)
         self._directory = place.absolute() if is_local(directory) else place
         self._mirror = _mirror(place) if isinstance(place, ObjectPath) else None
+        self._keep = keep
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
         self._upload: Future | None = None
         self._manager = ocp.CheckpointManager(
             self._mirror.local if self._mirror else self._directory,
-            options=ocp.CheckpointManagerOptions(max_to_keep=keep, create=True),
+            options=ocp.CheckpointManagerOptions(preservation_policy=self, create=True),
         )
 
     @property
@@ -95,7 +100,12 @@ class Checkpoints:
         content["checksums"] = {"state": self._sum(state), "json": _digest(content)}
         items = {name: args.JsonSave(each) for name, each in content.items()}
         with name_full_disk(self._directory):
-            self._manager.save(step, args=args.Composite(state=args.StandardSave(state), **items))
+            composite = args.Composite(state=args.StandardSave(state), **items)
+            if not self._manager.save(step, args=composite):
+                raise InvalidState(
+                    f"{self._directory} holds step {self.latest}, and step {step} is not later: "
+                    "go on from that one, or save into another directory"
+                )
         if self._mirror:
             self._upload = self._thread.submit(self._push, self._mirror)
 
@@ -160,6 +170,16 @@ class Checkpoints:
             self._manager.wait_until_finished()
         mirror.push()
 
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """What orbax asks of the checkpoints there, in order, the last of which it begins to save.
+
+        The latest stay, and whatever is not a checkpoint of this class.
+        """
+        *steps, last = (each.step for each in checkpoints)
+        where = self._manager.directory
+        ours = [*(step for step in steps if (where / str(step) / MARK).exists()), last]
+        return [step not in ours[: -self._keep] for step in (*steps, last)]
+
     def _wait(self) -> None:
         """Waits for an upload; while it runs, nothing else may use the manager."""
         if upload := self._upload:
@@ -211,7 +231,7 @@ def _mirror(directory: ObjectPath) -> Mirror | None:
     import jax
 
     if (count := jax.process_count()) == 1:
-        return Mirror(directory)
+        return Mirror(directory, MARK)
     if not os.fspath(directory).startswith("gs://"):
         raise InvalidValue(
             f"{count} processes cannot write checkpoints to {directory}: each writes arrays of its "

@@ -4,7 +4,7 @@ import math
 import os
 import weakref
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import grain
 import numpy as np
@@ -18,21 +18,26 @@ from pipeline.loading.collate import Positions
 from pipeline.loading.iteration import AT_ONCE
 from pipeline.loading.sharding import ContextOrder, batch_sharding, multiples, to_global
 from pipeline.planning.bucket import Bucket
-from pipeline.planning.cascade import Attention, Packing
+from pipeline.planning.cascade import Attention
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.lengths import Exclude, HasCorpora
-from pipeline.planning.options import By, Ending, Weights, list_keywords, select_options
-from pipeline.planning.pieces import Overflow
-from pipeline.planning.plan import Plan
+from pipeline.planning.options import (
+    PackingOptions,
+    PlanOptions,
+    Weights,
+    list_keywords,
+    select_options,
+)
+from pipeline.planning.plan import PLANNING, Plan
 from pipeline.planning.planned import PlannedBatch
 
 if TYPE_CHECKING:
     import jax
 
-FITTING, PLANNING = list_keywords(fit_buckets), list_keywords(Plan)
+FITTING = list_keywords(fit_buckets)
 
 
-class OrderedOptions(TypedDict, total=False):
+class OrderedOptions(PackingOptions, total=False):
     """The options of `fit_buckets` and `Plan` that leave examples in order, for type checkers."""
 
     tokens_per_batch: int
@@ -42,22 +47,13 @@ class OrderedOptions(TypedDict, total=False):
     row_multiple: int
     attention: Attention
     width: int
-    packing: Packing
-    overflow: Overflow | None
-    window: int
-    max_segments: int | None
     exclude: Exclude
 
 
-class LoadOptions(OrderedOptions, total=False):
+class LoadOptions(OrderedOptions, PlanOptions, total=False):
     """The options that `load` hands on to `fit_buckets` and `Plan`, for type checkers."""
 
     weights: Weights | None
-    by: By
-    ending: Ending
-    seed: int
-    shuffle: bool
-    tiers: int
 
 
 class Loader(grain.DatasetIterator):
@@ -248,7 +244,7 @@ def load(
             window: the most pieces planned together (2**22).
             exclude: numbers of examples to leave out (none).
             weights, by, ending: for `Corpora`: the weight of each by name, or phases; of "tokens"
-                or "examples" (tokens); then "repeat" or "stop" (repeat).
+                "examples" or "loss" (tokens); then "repeat" or "stop" (repeat).
 
     Raises:
         TypeError: there is no such option, or `corpus` is no corpus.

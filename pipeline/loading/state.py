@@ -1,11 +1,13 @@
-"""The data state: a step, and the fingerprint of the plan whose steps it counts.
+"""The data state: a step, and the identity of the plan whose steps it counts.
 
 It is small JSON, the same on every host and for any number of hosts:
 
-    {"step": 12, "plans": [{"from": 0, "fingerprint": "plan=2;lengths=…", "corpus": "tokens=…"}]}
+    {"step": 12, "plans": [{"from": 0, "fingerprint": "9f0a…",
+                            "identity": {"plan": 4, "seed": 0, …},
+                            "corpus": {"tokens": "91f9…", …}}]}
 
 A plan that changes (`Plan.after`) has an entry for each of its stages; entries after the first
-have their "changes". Where corpora join, an entry has the fingerprint of all corpora until then.
+have their "changes". Where corpora join, an entry has the identity of all corpora until then.
 `"positions": "restart"` is there if batches are built with that option, and `"order"` if they are
 sliced, shuffled or stacked by Grain: steps are then counted after that.
 """
@@ -18,6 +20,7 @@ from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import InvalidValue
 from pipeline.planning.lengths import take_first
 from pipeline.planning.plan import Plan
+from pipeline.planning.stage import fingerprint_of, flatten
 
 
 def data_state(
@@ -36,7 +39,7 @@ def data_state(
     for entry, count, before in zip(entries, plan.counts, (0, *plan.counts), strict=False):
         if count != before and corpus is not None:
             known = corpus if count == len(corpus) else take_first(corpus, count)
-            entry["corpus"] = known.fingerprint
+            entry["corpus"] = known.identity
     state: dict[str, Any] = {"step": int(step), "plans": entries}
     if positions != "continue":
         state["positions"] = positions
@@ -114,12 +117,15 @@ def _is_state(state: Any) -> bool:
     if not isinstance(plans, list | tuple) or not all(isinstance(each, dict) for each in plans):
         return False
     starts = [entry.get("from") for entry in plans]
-    texts = [entry.get("fingerprint") for entry in plans]
-    texts += [entry["corpus"] for entry in plans if "corpus" in entry]
-    if not all(type(start) is int for start in starts):
+    known = all(
+        isinstance(entry.get("identity"), dict)
+        and entry.get("fingerprint") == fingerprint_of(entry["identity"])
+        and isinstance(entry.get("corpus", {}), dict)
+        for entry in plans
+    )
+    if not known or not all(type(start) is int for start in starts):
         return False
-    text = all(isinstance(each, str) for each in texts)
-    return text and starts[:1] == [0] and starts == sorted(starts)
+    return starts[:1] == [0] and starts == sorted(starts)
 
 
 def _changes(step: int, then: list[dict], now: list[dict]) -> list[str]:
@@ -136,7 +142,7 @@ def _changes(step: int, then: list[dict], now: list[dict]) -> list[str]:
             [entry for entry in side[: number + 1] if entry["from"] <= at] for side in sides
         )
         found = []
-        for what in ("corpus", "fingerprint"):
+        for what in ("corpus", "identity"):
             held = [[entry[what] for entry in some if what in entry][-1:] for some in (old, new)]
             if all(held):
                 found += differences(held[0][0], held[1][0])
@@ -147,16 +153,13 @@ def _changes(step: int, then: list[dict], now: list[dict]) -> list[str]:
     return []
 
 
-def differences(then: str, now: str) -> list[str]:
-    """Each part that differs between two fingerprints, in words.
+def differences(then: Any, now: Any) -> list[str]:
+    """Each part that differs between two identities, which are JSON, in words.
 
-    >>> differences("plan=1;seed=3;shuffle=yes", "plan=1;seed=4;shuffle=yes")
-    ['seed was 3 and is now 4']
+    >>> differences({"seed": 3, "of": {"text": {"lengths": "a"}}}, {"seed": 4, "of": {}})
+    ['seed was 3 and is now 4', 'lengths of text was a and is now not given']
     """
-    old, new = (
-        {name: value for name, _, value in (part.partition("=") for part in text.split(";"))}
-        for text in (then, now)
-    )
+    old, new = (dict(flatten(each)) for each in (then, now))
     return [
         f"{name} was {old.get(name, 'not given')} and is now {new.get(name, 'not given')}"
         for name in dict.fromkeys([*old, *new])

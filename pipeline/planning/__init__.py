@@ -5,13 +5,12 @@ in which the modules build on each other:
 
 - piece: an example, or a part of one that is longer than the longest bucket (`pieces`).
 - pattern: the sizes of the pieces in a row; packing finds patterns (`patterns`, `cascade`).
-- slot: the place of one piece in a row. An assignment puts a piece into each slot (`assignment`).
-- window: the pieces that are packed together; a large corpus has several (`partition`, `windows`).
-- source: one corpus under given options, as an endless stream of rows per bucket (`source`).
-- remainder: the positions that a source has not used of its epochs when another takes over.
-- timetable: the bucket of each step, and its rows of each source (`timetable`).
-- stage: options, sources and a timetable, from a step on (`stage`).
-- plan: a list of stages (`stages`, `plan`).
+- layout: the pieces in windows, each packed for itself, and their rows (`layout`).
+- pass: the rows of a layout, window by window, in a seeded order (`stream`).
+- stream: one corpus under given options: its passes, one after another (`stream`).
+- schedule: the bucket of each step, and how many rows it takes of each stream (`schedule`).
+- assembly: these rows as batches (`assembly`).
+- stage: options, streams and a schedule, from a step on. A plan is a list of stages (`plan`).
 """
 
 from pipeline.planning.bucket import Bucket

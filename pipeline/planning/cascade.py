@@ -26,7 +26,6 @@ def pack(
     sizes: np.ndarray | None = None,
     packing: Packing = "best_fit",
     max_segments: int | None = None,
-    whole: bool = False,
     surplus: Sequence[int] | None = None,
     patterns: Sequence[Sequence[Pattern]] | None = None,
 ) -> Packed:
@@ -45,8 +44,6 @@ def pack(
             length.
         packing: "best_fit", "optimal" (best fit after `patterns`) or "none" (a segment in a row).
         max_segments: the most segments in one row.
-        whole: make whole batches only. The segments of the last, under-filled batch are then in no
-            row, and the result's `counts` lack them.
         surplus: for each bucket, the surplus rows to pack again into a longer one, where batches go
             on after these rows. None: as many as make no whole batch.
         patterns: for each bucket, patterns to use first, whose segments `counts` includes.
@@ -70,13 +67,9 @@ def pack(
             longer = range(index + 1, len(buckets))
             to = next(i for i in longer if np.all(bucket.lengths <= np.array(buckets[i].lengths)))
             placed[to] += search(moved, buckets[to].lengths, positions, moved > 0, max_segments)
-    result = counts.copy()
-    result[0] = 0
-    if whole:
-        many = _count_rows(placed[-1]) % buckets[-1].rows
-        placed[-1], moving = _split_surplus(placed[-1], many)
-        result -= count_segments(moving, len(counts))
-    return Packed(tuple(buckets), tuple(map(tuple, placed)), result)
+    counts = counts.copy()
+    counts[0] = 0
+    return Packed(tuple(buckets), tuple(map(tuple, placed)), counts)
 
 
 def _count_rows(patterns: list[Pattern]) -> int:

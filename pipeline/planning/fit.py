@@ -11,7 +11,7 @@ from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.cascade import ATTENTIONS, PACKINGS, Attention, Packing, pack, row_cost
 from pipeline.planning.fit_pairs import PairFit
-from pipeline.planning.lengths import AnyLengths, as_corpora
+from pipeline.planning.lengths import AnyLengths, Lengths, as_corpora
 from pipeline.planning.options import By, Weights, typical_lengths
 
 logger = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ def fit_buckets(
     require_one_of("packing", packing, PACKINGS)
     require_one_of("attention", attention, ATTENTIONS)
     if weights is not None:
-        each = {name: lengths_lib.as_lengths(one) for name, one in as_corpora(lengths).items()}
+        each = {name: Lengths.of(one) for name, one in as_corpora(lengths).items()}
         lengths = typical_lengths(each, weights, by)
     array = lengths_lib.as_lengths(lengths)
     given = max_length.tolist() if isinstance(max_length, np.ndarray) else max_length

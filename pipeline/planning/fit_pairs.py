@@ -50,7 +50,7 @@ class PairFit:
         sample = lengths[:: max(len(lengths) // SAMPLE, 1)]
         pieces = cut(sample, tuple(lengths.max(axis=0).tolist()), "truncate")
         self._table = pieces.positions(np.arange(pieces.longest + 1))
-        self._counts = np.bincount(pieces.sizes(), minlength=len(self._table))
+        self._counts = np.bincount(pieces.sizes(0, len(pieces)), minlength=len(self._table))
 
     def _make_cells(self, lengths: np.ndarray) -> None:
         """Computes the examples, total positions and longest lengths of each cell with a pair."""

@@ -3,6 +3,7 @@
 import functools
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import Any, Protocol, SupportsIndex, runtime_checkable
 
 import numpy as np
@@ -144,6 +145,17 @@ class Lengths:
         """Examples that are left out, without those that have nothing to train on."""
         targets = self._all if self._all.ndim == 1 else self._all[:, 1]
         return int(np.count_nonzero(targets[self.excluded]))
+
+    @property
+    def loss_share(self) -> Fraction:
+        """The share of the positions that carry loss; an error where nobody knows it."""
+        learnt = getattr(self.given, "num_learnt", None)
+        if not learnt:
+            raise InvalidValue(
+                f"by is 'loss', and {self.given!r:.60} does not say how many of its positions "
+                "carry loss; give corpora that were prepared with a template, or by='tokens'"
+            )
+        return Fraction(learnt, int(self._all.reshape(len(self), -1)[:, -1].sum(dtype=np.int64)))
 
     @property
     def store(self) -> Callable[[str, Callable[[], bytes]], bytes]:

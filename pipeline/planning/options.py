@@ -13,18 +13,21 @@ import numpy as np
 from pipeline.errors import InvalidValue, require_one_of, require_whole, suggest_option
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.cascade import PACKINGS, Packing
+from pipeline.planning.lengths import Lengths
 from pipeline.planning.pieces import OVERFLOWS, Overflow
 
-# The version of the planning algorithm, and that of plans with several corpora. They go up whenever
-# plans would change, so that a run never continues from a checkpoint with other batches.
-VERSION = 3
-MIXTURE_VERSION = 2
+# The version of the planning algorithm. It goes up whenever a plan would change, so that a run
+# never continues from a checkpoint with other batches.
+VERSION = 4
 
 WINDOW = 1 << 22
 
+# The windows of each of several corpora have at least so many pieces, or those of `window`.
+LEAST_WINDOW = 1 << 16
+
 LEAST = Fraction(1, 10**9)  # the least share of a corpus that has one
 
-By = Literal["tokens", "examples"]
+By = Literal["tokens", "examples", "loss"]
 BY: tuple[By, ...] = get_args(By)
 
 Ending = Literal["repeat", "stop"]
@@ -42,23 +45,39 @@ def select_options(names: Iterable[str], options: Mapping[str, Any]) -> dict[str
     return {name: options[name] for name in names if name in options}
 
 
-class Changes(TypedDict, total=False):
-    """The options of `Plan` that `Plan.after` changes, for editors and type checkers."""
+class PackingOptions(TypedDict, total=False):
+    """Options of `Plan` that leave examples in order, for editors and type checkers."""
 
-    buckets: Iterable[Bucket]
-    seed: int
-    shuffle: bool
     packing: Packing
     overflow: Overflow | None
     window: int
     max_segments: int | None
+
+
+class OrderOptions(PackingOptions, total=False):
+    """Options of `Plan` that may change later."""
+
+    seed: int
+    shuffle: bool
     tiers: int
     by: By
 
 
+class PlanOptions(OrderOptions, total=False):
+    """The options of `Plan`."""
+
+    ending: Ending
+
+
+class Changes(OrderOptions, total=False):
+    """The options of `Plan` that `Plan.after` changes."""
+
+    buckets: Iterable[Bucket]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of a plan: the keywords of `Plan` except `weights` and `exclude`."""
+    """Buckets, and the options of `PlanOptions` with their defaults, checked."""
 
     buckets: tuple[Bucket, ...]
     seed: int = 0
@@ -106,34 +125,21 @@ class Options:
 
     def change(self, **changes: Unpack[Changes]) -> "Options":
         """The options with other values."""
-        names = [field.name for field in dataclasses.fields(self) if field.name != "ending"]
         for name in changes:
-            if name not in names:
-                hint = suggest_option(name, [*names, "weights", "lengths", "exclude"])
-                raise InvalidValue(f"a plan has no option that can change {hint}")
+            if name not in Changes.__annotations__:
+                names = [*Changes.__annotations__, "weights", "lengths", "exclude"]
+                raise InvalidValue(
+                    f"a plan has no option that can change {suggest_option(name, names)}"
+                )
         values: dict[str, Any] = {**changes}  # of the wider types that `__post_init__` converts
         return dataclasses.replace(self, **values)
 
-    def as_json(self, names: Iterable[str]) -> dict[str, Any]:
-        """Some options as JSON; a bucket is `[rows, length]`."""
-        values = {name: getattr(self, name) for name in names}
+    def as_json(self, names: Iterable[str] = ()) -> dict[str, Any]:
+        """Some options as JSON, or all; a bucket is `[rows, length]`."""
+        values = {name: getattr(self, name) for name in names or vars(self)}
         if "buckets" in values:
             values["buckets"] = [bucket.as_json for bucket in self.buckets]
         return values
-
-    @property
-    def fingerprint_parts(self) -> dict[str, Any]:
-        """The options' parts of a fingerprint, by name."""
-        parts = {
-            "buckets": "+".join(map(str, self.buckets)),
-            "seed": self.seed,
-            "shuffle": "yes" if self.shuffle else "no",
-            "packing": self.packing,
-            "overflow": self.overflow,
-            "max_segments": self.max_segments or "any",
-        }
-        # Plans made before there were tiers have none in their fingerprints.
-        return parts if self.tiers == 1 else parts | {"tiers": self.tiers}
 
 
 # The number of examples in a sample of several corpora, to which buckets are fitted.
@@ -204,16 +210,18 @@ def _as_fraction(weight: Any) -> Fraction:
         return Fraction(-1)
 
 
-def typical_lengths(corpora: Mapping[str, np.ndarray], weights: Weights, by: By) -> np.ndarray:
+def typical_lengths(given: Mapping[str, Lengths], weights: Weights, by: By) -> np.ndarray:
     """About a million lengths in the proportions in which batches of several corpora have them.
 
     Each corpus has its share over the phases, of examples spread evenly over it (perhaps several
     times), and its longest examples.
     """
+    corpora = {name: lengths.array for name, lengths in given.items()}
     phases = as_phases(weights, tuple(corpora))
     counts = {}  # the examples of each corpus, in any unit
     for name, lengths in corpora.items():
-        mean = lengths.sum(dtype=np.int64) / max(len(lengths), 1) if by == "tokens" else 1
+        mean = 1 if by == "examples" else lengths.sum(dtype=np.int64) / max(len(lengths), 1)
+        mean *= float(given[name].loss_share) if by == "loss" else 1
         shares = sum(each.get(name, Fraction(0)) for _, each in phases)
         counts[name] = float(shares) / max(mean, 1e-9)
     parts = []

@@ -1,4 +1,4 @@
-"""Orders: seeded shuffles, the deal of rows to batches, even spacing and quotas.
+"""Orders: seeded shuffles, the deal of rows to batches, and quotas.
 
 Random bits are the raw output of Philox, a counter-based generator (Salmon et al., 2011), whose
 stream NumPy never changes. Orders come from sorting distinct keys, so that every sorting algorithm
@@ -6,11 +6,11 @@ gives the same result. Every order is therefore the same on every machine and Nu
 """
 
 import enum
+import hashlib
 import heapq
+import itertools
 import math
 from collections.abc import Callable, Sequence
-from fractions import Fraction
-from typing import Any
 
 import numpy as np
 
@@ -24,21 +24,27 @@ GROUP = 4
 class Purpose(enum.IntEnum):
     """The purpose of a random stream; streams of different purposes are independent."""
 
-    PARTITION = 1  # the window of each example
-    WINDOWS = 2  # the order of windows in an epoch
+    WINDOWS = 1  # the window of each block of pieces
+    ORDER = 2  # the order of windows in an epoch
     EXAMPLES = 3  # the example in each slot
     ROWS = 4  # the rows of each batch
-    PHASE = 5  # the place of each bucket's batches in a window
+    BUCKETS = 5  # the order of buckets in an epoch
     TIERS = 6  # the order of batches in a block
     GROUPS = 7  # the order of rows that a plan takes one by one
 
 
+def random_key(seed: int, *names: object) -> int:
+    """The key of independent random bits for a seed and some names, below 2**64."""
+    text = ":".join(map(repr, (seed, *names)))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
+
+
 def random_bits(
-    seed: int, purpose: Purpose, count: int, *, epoch: int = 0, window: int = 0, bucket: int = 0
+    key: int, purpose: Purpose, count: int, *, epoch: int = 0, window: int = 0, bucket: int = 0
 ) -> np.ndarray:
     """`count` random uint64 numbers, a pure function of the arguments."""
     generator = np.random.Philox(
-        key=np.array([seed, purpose], np.uint64),
+        key=np.array([key, purpose], np.uint64),
         counter=np.array([0, bucket, window, epoch], np.uint64),
     )
     return generator.random_raw(count)
@@ -85,7 +91,10 @@ def shuffle(numbers: np.ndarray, bits: np.ndarray) -> np.ndarray:
 
 
 def deal(
-    segments: np.ndarray, rows_per_batch: int | None, draw: Callable[[Purpose, int], np.ndarray]
+    segments: np.ndarray,
+    rows_per_batch: int | None,
+    draw: Callable[[Purpose, int], np.ndarray],
+    first: int = 0,
 ) -> np.ndarray:
     """An order of rows whose batches have about the same number of segments: int64 [rows].
 
@@ -93,11 +102,12 @@ def deal(
     others have a few long ones. In batches of random rows, the mean length of a segment then varies
     more than in batches of random segments.
 
-    Rows are divided into as many strata as a batch has rows, by their number of segments, and each
-    batch gets one row of each stratum. The three quarters with the fewest segments are one stratum:
-    these rows differ less in segments than in the cost of attention, and if each batch had one of
-    the costliest, all would take as long. Rows of a stratum are dealt at random, except in the last
-    ones: there the batch with the fewest segments so far gets the row with the most.
+    The `first` rows complete a batch that others began, and are a sample of all, evenly spaced. The
+    others are divided into as many strata as a batch has rows, by their number of segments, and
+    each batch gets one row of each stratum. The three quarters with the fewest segments are one
+    stratum: these rows differ less in segments than in the cost of attention, and if each batch had
+    one of the costliest, all would take as long. Rows of a stratum are dealt at random, except in
+    the last ones: there the batch with the fewest segments so far gets the row with the most.
 
     `segments` has the number of segments of each row, ascending. Without `rows_per_batch`, a plan
     takes any number of rows at a time: each `GROUP` rows are then a batch, in random order.
@@ -109,6 +119,12 @@ def deal(
         bits = draw(Purpose.GROUPS, whole).reshape(-1, GROUP)
         order[:whole] = shuffle(order[:whole].reshape(-1, GROUP), bits).ravel()
         return order
+    if first := min(first, len(segments)):
+        edges = np.arange(first + 1) * len(segments) // first
+        within = (draw(Purpose.GROUPS, first) >> np.uint64(33)).astype(np.int64)
+        sample = edges[:-1] + (within * np.diff(edges) >> 31)
+        others = np.setdiff1d(np.arange(len(segments)), sample, assume_unique=True)
+        return np.concatenate([sample, others[deal(segments[others], rows_per_batch, draw)]])
     rows = len(segments)
     full = rows // rows_per_batch  # batches
     evening = min(EVENING, rows_per_batch // 4)  # rows of each batch
@@ -135,78 +151,87 @@ def deal(
     return np.concatenate([dealt.T.ravel(), edges[:-1][more > 0] + spare])
 
 
-def interleave(numbers: np.ndarray, offsets: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """An order of elements of several kinds in which each kind is evenly spaced.
-
-    Element `k` of `n` of a kind is at `(k + offset / 2**24) / n`. Returns the kind of each element,
-    and its number within the kind.
-
-    >>> [part.tolist() for part in interleave(np.array([2, 1]), [1 << 23, 1 << 23])]
-    [[0, 1, 0], [0, 0, 1]]
-    """
-    counts = numbers.tolist()
-    kind = np.repeat(np.arange(len(counts)), numbers)
-    number = np.concatenate([np.arange(count) for count in counts])
-    when = [
-        (((np.arange(count) << 24) + offset) << 14) // max(count, 1)
-        for count, offset in zip(counts, offsets, strict=True)
-    ]
-    order = np.argsort(np.concatenate(when), kind="stable")
-    return kind[order], number[order]
-
-
 class Quota:
     """Distributes places 0, 1, 2, … over takers in fixed shares.
 
     Among the first `n` places, each taker has its share of `n`, rounded. Takers are the leaves of a
     Huffman tree (Huffman, 1952), and each node divides its places in two by rounding. The count of
     places before any place is one walk down the tree. It uses integers only, so it is exact for all
-    shares and places. Shares may be in any unit.
+    shares and places. Shares are whole numbers of any unit.
 
     >>> quota = Quota([3, 1])
     >>> [quota.before(place) for place in range(1, 5)]
     [[1, 0], [2, 0], [2, 1], [3, 1]]
+
+    A quota may go on where others ended: `owed` has the places that each taker is owed, in parts of
+    `unit`, less those that it had too many. They are made up for as soon as possible.
+
+    >>> [Quota([1, 1], owed=[-2, 2], unit=1).before(place) for place in range(1, 5)]
+    [[0, 1], [0, 2], [0, 3], [0, 4]]
     """
 
-    def __init__(self, shares: Sequence[int | Fraction]):
-        exact = [Fraction(share) for share in shares]
-        unit = math.lcm(*(share.denominator for share in exact))
-        whole = [int(share * unit) for share in exact]
-        common = math.gcd(*whole)
-        self._takers = len(whole)
-        # A node is the number of a taker, or a tuple: the left node, the right node, and the left
-        # node's share of the places, as numerator and denominator. Ties go by number, so that the
-        # tree is always the same.
-        heap: list[tuple[int, int, Any]]
-        heap = [(share // common, taker, taker) for taker, share in enumerate(whole) if share]
+    def __init__(self, shares: Sequence[int], owed: Sequence[int] | None = None, unit: int = 1):
+        common = math.gcd(*shares)
+        self._takers = len(shares)
+        # Nodes are numbered after the takers; a node has its two sides, the left one's share of its
+        # own, and what is added before rounding down. For each node, `_above` has that above it.
+        self._nodes: list[tuple[int, int, int, int, int]] = []
+        self._above = {}
+        # An entry is a share, the least taker, a node, and what it is owed. Ties go by number, so
+        # that the tree is always the same.
+        heap = [
+            (share // common, taker, taker, owed[taker] if owed else 0)
+            for taker, share in enumerate(shares)
+            if share
+        ]
         heapq.heapify(heap)
         while len(heap) > 1:
             right, left = heapq.heappop(heap), heapq.heappop(heap)
-            both = left[0] + right[0]
-            node = left[2], right[2], left[0], both
-            heapq.heappush(heap, (both, min(left[1], right[1]), node))
+            both, due = left[0] + right[0], left[3] + right[3]
+            # Of what the node is owed, which is in its places, the left side's share is known.
+            more = (left[3] * both - due * left[0]) // unit if due or left[3] else 0
+            node = self._takers + len(self._nodes)
+            self._nodes.append((left[2], right[2], left[0], both, both // 2 + more))
+            self._above[left[2]] = self._above[right[2]] = node
+            heapq.heappush(heap, (both, min(left[1], right[1]), node, due))
         self._root = heap[0][2]
+        self._latest: tuple[int, list[int]] = 0, [0] * self._takers
 
     def before(self, place: int) -> list[int]:
         """The number of places below `place` that each taker has; the sum is `place`."""
-        counts = [0] * self._takers
+        if (latest := self._latest)[0] == place:
+            return latest[1]
+        counts, takers, nodes = [0] * self._takers, self._takers, self._nodes
         todo = [(self._root, place)]
         while todo:
             node, number = todo.pop()
-            if isinstance(node, int):
+            if node < takers:
                 counts[node] = number
-            else:
-                left, right, share, whole = node
-                to_left = (2 * number * share + whole) // (2 * whole)  # rounded, halves up
+            elif number:
+                left, right, share, whole, more = nodes[node - takers]
+                to_left = (number * share + more) // whole
+                to_left = 0 if to_left < 0 else number if to_left > number else to_left
                 todo += (left, to_left), (right, number - to_left)
+        self._latest = place, counts
         return counts
+
+    def of(self, taker: int, place: int) -> int:
+        """`before(place)[taker]`, in less time."""
+        path = [taker]
+        while path[-1] != self._root:
+            path.append(self._above[path[-1]])
+        for node, below in itertools.pairwise(reversed(path)):
+            left, _, share, whole, more = self._nodes[node - self._takers]
+            to_left = min(max((place * share + more) // whole, 0), place)
+            place = to_left if below == left else place - to_left
+        return place
 
     def taker(self, place: int) -> int:
         """The number of the taker of `place`."""
         node = self._root
-        while not isinstance(node, int):
-            left, right, share, whole = node
-            to_left = (2 * place * share + whole) // (2 * whole)
-            goes_left = (2 * (place + 1) * share + whole) // (2 * whole) > to_left
-            node, place = (left, to_left) if goes_left else (right, place - to_left)
+        while node >= self._takers:
+            left, right, share, whole, more = self._nodes[node - self._takers]
+            to_left = min(max((place * share + more) // whole, 0), place)
+            after = min(max((place * share + share + more) // whole, 0), place + 1)
+            node, place = (left, to_left) if after > to_left else (right, place - to_left)
         return node

@@ -16,18 +16,17 @@ OVERFLOWS: tuple[Overflow, ...] = get_args(Overflow)
 
 
 class Pieces:
-    """The pieces of some examples; each has a size, a whole number.
+    """The pieces of some examples, in the order of the examples; each has a size, a whole number.
 
     The size of a piece is its length; for pairs it is the number of a line in a table of lengths.
-    Piece `i` is example `i` or its first part. Later parts of split examples have the numbers after
-    the last example. Sizes of examples are not copied.
+    Later parts of split examples stand after their first part. Sizes of examples are not copied.
 
     Args:
         stored: the size of each example.
         overlong: int64, the examples that the longest bucket does not hold, ascending.
         lost: positions of these examples that are in no piece.
-        clip: `(limit, replacement)`: examples of a greater size than `limit` have pieces of size
-            `replacement`. None: every size stays.
+        clip: `(limit, replacement)`: examples of a greater size than `limit` have first pieces of
+            size `replacement`. None: every size stays.
         later: int64 [3, n], the example, the first position and the size of each later piece.
         longest: the largest size; computed if it is not given.
         table: for pairs int64 [longest + 1, 2], inputs and targets of each size.
@@ -47,6 +46,8 @@ class Pieces:
         self._stored, self.overlong, self.lost = stored, overlong, lost
         self._clip, self.table = clip, table
         self._later = np.zeros((3, 0), np.int64) if later is None else later
+        # Later piece number `j`, of example `e`, is piece number `e + j + 1`.
+        self._later_pieces = self._later[0] + np.arange(self._later.shape[1]) + 1
         if longest is None:
             chunks = lengths_lib.chunks(stored)
             longest = max((int(self._clipped(chunk).max()) for chunk in chunks), default=0)
@@ -61,44 +62,37 @@ class Pieces:
         )
 
     def __len__(self) -> int:
-        return len(self._stored) + self._later.shape[1]
+        return len(self._stored) + self.num_later
 
-    def sizes(self) -> np.ndarray:
-        """The size of every piece, by its number; may share memory with the examples' sizes."""
-        clipped = self._clipped(self._stored)
-        return np.concatenate([clipped, self._later[2]]) if self._later.shape[1] else clipped
+    @property
+    def num_later(self) -> int:
+        """The number of later pieces of split examples."""
+        return len(self._later_pieces)
 
-    def blocks(self, numbers: np.ndarray, size: int) -> np.ndarray:
-        """The sizes of the pieces from `b · size` on, for each block `b`: [len(numbers), size]."""
-        whole = len(self._stored) // size
-        stored = self._stored[: whole * size].reshape(whole, size)
-        inside = numbers < whole
-        if inside.all():
-            return self._clipped(stored[numbers])
-        found = np.zeros((len(numbers), size), np.int64)
-        found[inside] = self._clipped(stored[numbers[inside]])
-        rest = np.concatenate([self._clipped(self._stored[whole * size :]), self._later[2]])
-        rest = np.pad(rest, (0, -len(rest) % size)).reshape(-1, size)
-        found[~inside] = rest[numbers[~inside] - whole]
+    def sizes(self, begin: int, end: int) -> np.ndarray:
+        """The sizes of the pieces `begin` to `end`; may share memory with the examples' sizes."""
+        first, last = self._later_pieces.searchsorted((begin, end)).tolist()
+        sizes = self._clipped(self._stored[begin - first : end - last])
+        if first == last:
+            return sizes
+        found = np.empty(end - begin, np.int64)
+        is_later = np.zeros(end - begin, bool)
+        is_later[self._later_pieces[first:last] - begin] = True
+        found[is_later], found[~is_later] = self._later[2, first:last], sizes
         return found
 
-    def of_examples(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """The pieces of the examples `begin` to `end`, and the size of each."""
-        numbers, sizes = np.arange(begin, end), self._clipped(self._stored[begin:end])
-        first, last = self._later[0].searchsorted((begin, end)).tolist()
-        if first < last:
-            later = np.arange(first, last) + len(self._stored)
-            numbers = np.concatenate([numbers, later])
-            sizes = np.concatenate([sizes, self._later[2, first:last]])
-        return numbers, sizes
+    def first_pieces(self, examples: np.ndarray) -> np.ndarray:
+        """The number of the first piece of each of `examples`: int64."""
+        return examples + self._later[0].searchsorted(examples)
 
     def locate(self, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray | int]:
         """The example and the first position of each of `pieces`."""
-        if not self._later.shape[1]:
+        if not len(self._later_pieces):
             return pieces, 0
-        example, start = pieces.copy(), np.zeros_like(pieces)
-        later = np.flatnonzero(pieces >= len(self._stored))
-        number = pieces[later] - len(self._stored)
+        before = self._later_pieces.searchsorted(pieces, side="right")
+        example, start = pieces - before, np.zeros(len(pieces), np.int64)
+        later = np.flatnonzero(self._later_pieces[np.maximum(before, 1) - 1] == pieces)
+        number = before[later] - 1
         example[later], start[later] = self._later[0, number], self._later[1, number]
         return example, start
 
@@ -106,12 +100,17 @@ class Pieces:
         """The positions of pieces of some sizes: int64 [len(sizes), 1], for pairs [len, 2]."""
         return sizes[:, None] if self.table is None else self.table[sizes]
 
+    def costs(self, sizes: np.ndarray) -> np.ndarray:
+        """What pieces of some sizes add to the cost of attention in a row: int64 [len(sizes)]."""
+        return (self.positions(sizes).astype(np.int64) ** 2).sum(axis=1)
+
     def positions_of(self, pieces: np.ndarray) -> np.ndarray:
         """The positions of some pieces, by their numbers: int64 [len(pieces), 1 or 2]."""
-        first = pieces < len(self._stored)
-        sizes = np.empty(len(pieces), np.int64)
-        sizes[first] = self._clipped(self._stored[pieces[first]])
-        sizes[~first] = self._later[2, pieces[~first] - len(self._stored)]
+        examples, starts = self.locate(pieces)
+        sizes = self._clipped(self._stored[examples]).astype(np.int64)
+        if len(self._later_pieces):
+            later = np.flatnonzero(starts)
+            sizes[later] = self._later[2, self._later_pieces.searchsorted(pieces[later])]
         return self.positions(sizes)
 
     def positions_per_example(self) -> np.ndarray:
@@ -125,7 +124,7 @@ def cut(lengths: np.ndarray, room: tuple[int, ...], overflow: Overflow | None) -
     """The pieces of all examples; no piece is longer than `room`.
 
     >>> pieces = cut(np.array([3, 10]), (4,), "split")
-    >>> pieces.sizes().tolist()
+    >>> pieces.sizes(0, len(pieces)).tolist()
     [3, 4, 4, 2]
     >>> [part.tolist() for part in pieces.locate(np.arange(4))]
     [[0, 1, 1, 1], [0, 0, 4, 8]]
@@ -166,7 +165,7 @@ def _cut_pairs(lengths: np.ndarray, room: tuple[int, ...], overflow: Overflow | 
     train on: pairs without targets, and pairs that are dropped.
 
     >>> pieces = _cut_pairs(np.array([[3, 1], [9, 9], [2, 4], [3, 1], [5, 0]]), (8, 4), "drop")
-    >>> pieces.table.tolist(), pieces.sizes().tolist()
+    >>> pieces.table.tolist(), pieces.sizes(0, 5).tolist()
     ([[0, 0], [3, 1], [2, 4]], [1, 0, 2, 1, 0])
     """
     empty = lengths[:, 1] == 0

@@ -1,22 +1,35 @@
 """The plan: for each global step, the bucket and the segments of each of its rows."""
 
-from collections.abc import Iterable, Mapping
+import functools
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Unpack
 
-from pipeline.errors import InvalidValue, require_index, require_whole, suggest_keywords
+import numpy as np
+
+from pipeline.errors import (
+    InvalidType,
+    InvalidValue,
+    OutOfRange,
+    require_index,
+    require_whole,
+    suggest_option,
+)
 from pipeline.planning import figures
 from pipeline.planning.bucket import Bucket, as_buckets
-from pipeline.planning.cascade import Packing
 from pipeline.planning.lengths import AnyLengths, Exclude, as_corpora, select_corpora, take_first
-from pipeline.planning.options import WINDOW, By, Changes, Ending, Options, Weights, as_phases
-from pipeline.planning.pieces import Overflow
-from pipeline.planning.planned import PlannedBatch, assemble
-from pipeline.planning.stage import Stage, add_phases
-from pipeline.planning.stages import Stages
+from pipeline.planning.options import Changes, Options, PlanOptions, Weights, as_phases
+from pipeline.planning.planned import PlannedBatch
+from pipeline.planning.stage import Stage, add_phases, fingerprint_of
+from pipeline.planning.stream import Stream
 from pipeline.planning.table import heading, represent, table
 
+# The keywords of `Plan`.
+PLANNING = ("weights", "exclude", *PlanOptions.__annotations__)
 
-class Plan(Stages):
+
+class Plan:
     """All batches of all epochs, decided from lengths alone.
 
     A plan is a pure function of its arguments: it is the same on every host and in every process.
@@ -52,7 +65,8 @@ class Plan(Stages):
         weights: the weight of each corpus by name, in any unit; or phases `[(0, {…}), (2000, {…})]`
             of first steps and weights. A corpus may join at a later phase; it then comes after the
             others. Default None: one corpus, each example once per epoch.
-        by: the unit of weights: "tokens" (real positions; default) or "examples".
+        by: the unit of weights: "tokens" (real positions; default), "examples", or "loss"
+            (positions that carry loss, for corpora that say how many do).
         ending: what to do when one of several corpora ends. "repeat" (default) repeats it for ever,
             shuffled again; "stop" ends the plan before the first step that the corpus cannot fill.
         seed: the seed of every shuffle, 0 ≤ seed < 2**63; default 0.
@@ -75,57 +89,53 @@ class Plan(Stages):
             the same; default 1. The steps together have the same rows for every number.
         exclude: examples to leave out, as for `after`. Default: none.
 
+    Attributes:
+        stages: how batches are made, from which step on; one stage more for each change.
+        identity: everything that the batches depend on, as JSON; if the plan changes, a list with
+            an entry for each stage.
+        fingerprint: a short digest of `identity`, equal for plans of the same batches.
+
     Raises:
         ValueError: an argument is not as above, or no example has a position to train on.
         ImportError: packing is "optimal", no patterns are stored, and scipy is missing.
     """
 
-    @suggest_keywords
     def __init__(
         self,
         lengths: AnyLengths,
         buckets: Iterable[Bucket],
         *,
         weights: Weights | None = None,
-        by: By = "tokens",
-        ending: Ending = "repeat",
-        seed: int = 0,
-        shuffle: bool = True,
-        packing: Packing = "best_fit",
-        overflow: Overflow | None = None,
-        window: int = WINDOW,
-        max_segments: int | None = None,
-        tiers: int = 1,
         exclude: Exclude = (),
+        **options: Unpack[PlanOptions],
     ):
-        options = Options(
-            buckets=as_buckets(buckets),
-            seed=seed,
-            shuffle=shuffle,
-            packing=packing,
-            overflow=overflow,
-            window=window,
-            max_segments=max_segments,
-            tiers=tiers,
-            by=by,
-            ending=ending,
-        )
+        for name in options:
+            if name not in PlanOptions.__annotations__:
+                names = [*PLANNING, "lengths", "buckets"]
+                raise InvalidType(f"Plan() has no option {suggest_option(name, names)}")
+        checked = Options(buckets=as_buckets(buckets), **options)
         if weights is None:
-            super().__init__([Stage.begin(lengths, options, None, exclude)])
+            self._set([Stage.begin(lengths, checked, None, exclude)])
             return
         (_, shares), *later = as_phases(weights, tuple(as_corpora(lengths)))
-        first = Stage.begin(lengths, options, shares, exclude)
-        super().__init__(add_phases([first], later, lengths))
+        first = Stage.begin(lengths, checked, shares, exclude)
+        self._set(add_phases([first], later, lengths))
         if self.finite and not self.num_batches():
             raise InvalidValue(
                 "the plan has no step: a corpus cannot fill its share of even one batch. Use "
                 "ending='repeat', smaller batches, or another weight"
             )
 
+    def _set(self, stages: Iterable[Stage], first: int = 0, last: int | None = None) -> None:
+        self.stages, self._first, self._last = tuple(stages), first, last
+        self._starts = [stage.start for stage in self.stages]
+
     @classmethod
-    def _from_stages(cls, stages: Iterable[Stage], first: int = 0) -> "Plan":
+    def _from_stages(
+        cls, stages: Iterable[Stage], first: int = 0, last: int | None = None
+    ) -> "Plan":
         plan = cls.__new__(cls)
-        Stages.__init__(plan, stages, first)
+        plan._set(stages, first, last)
         return plan
 
     def batch(self, step: int) -> PlannedBatch:
@@ -133,11 +143,10 @@ class Plan(Stages):
 
         Raises:
             TypeError: `step` is not a whole number.
-            IndexError: `step` is negative, before the steps of `onward`, or the plan has ended.
+            IndexError: `step` is negative, not among the steps of `between`, or the plan has ended.
         """
         stage = self.stage_at(step := require_index(step))
-        index, parts, epoch = stage.tiers.at(step)
-        return assemble(stage.options.buckets[index], parts, epoch)
+        return stage.assembly.batch(step, self._last_epoch)
 
     def after(
         self,
@@ -162,7 +171,8 @@ class Plan(Stages):
         If only `weights` change, every corpus goes on where it is.
 
         Args:
-            step: the first step that may differ, from 0; not before an earlier change of options.
+            step: the first step that may differ, from 0; not before an earlier change of options,
+                nor in the middle of `tiers` steps that are dealt together (see `next_block`).
             lengths: the lengths of all examples, in the same order with new ones after them; or a
                 corpus with them, such as `Corpora` of the present one and others. New examples join
                 the epoch in progress. With several corpora: all corpora, new ones at the end.
@@ -195,7 +205,7 @@ class Plan(Stages):
             return self
         phases = [(each.start, each.weights) for each in later if weights is None and each.weights]
         stages = add_phases([*past, following], phases, self.stages[-1].given)
-        return self._from_stages(stages, self._first)
+        return self._from_stages(stages, self._first, self._last)
 
     @classmethod
     def replay(cls, lengths: Any, changes: Iterable[tuple[int, Mapping[str, Any]]]) -> "Plan":
@@ -233,14 +243,219 @@ class Plan(Stages):
             )
         return plan
 
-    def onward(self, step: int) -> "Plan":
-        """The same plan with only the steps from `step` on, and only their buckets."""
-        return self._from_stages(self.stages, max(require_index(step), self._first))
+    def next_block(self, step: int) -> int:
+        """The first step from `step` on at which the plan can change; without tiers, `step`."""
+        stage = self.stages[bisect_right(self._starts, require_index(step)) - 1]
+        block = stage.assembly.block(step)
+        return step if block.start == step else block.stop
+
+    def between(self, first: int, last: int | None = None) -> "Plan":
+        """The same plan with only the steps from `first` to `last`, and their buckets."""
+        first, ends = max(require_index(first), self._first), [self._last, last]
+        return self._from_stages(
+            self.stages, first, min([end for end in ends if end is not None], default=None)
+        )
 
     def until(self, step: int) -> "Plan":
         """The same plan without the changes that begin after `step`."""
         stages = [stage for stage in self.stages if stage.start <= step]
-        return self._from_stages(stages, self._first)
+        return self._from_stages(stages, self._first, self._last)
+
+    # ---- stages
+
+    def stage_at(self, step: int) -> Stage:
+        """The stage of a step; an error if the plan does not have it."""
+        stage = self.stages[bisect_right(self._starts, step) - 1]
+        if step < self._first:
+            raise OutOfRange(
+                f"step is {step:,}; steps count from 0 over all epochs"
+                + f", and this plan knows steps from {self._first:,} on" * (self._first > 0)
+            )
+        if (end := stage.end if self._last is None else self._last) is not None and step >= end:
+            raise OutOfRange(f"step is {step:,}, and this plan ends after {end:,} steps")
+        return stage
+
+    def stages_between(self, first: int, last: int) -> Iterator[tuple[Stage, int, int]]:
+        """The stages of the steps `first` to `last`, each with the part of these steps it has."""
+        ends = [*self._starts[1:], max(last, self._starts[-1])]
+        for stage, end in zip(self.stages, ends, strict=True):
+            begin, end = max(first, stage.start), min(last, end)
+            if begin < end:
+                yield stage, begin, end
+
+    def streams_of(self, corpus: int) -> list[Stream]:
+        """The streams of a corpus, by its number, one after another; some stages share one."""
+        every = [stage.streams[corpus] for stage in self.stages if corpus < len(stage.streams)]
+        return list(dict.fromkeys(every))
+
+    # ---- the data state and the history of a run
+
+    @property
+    def changes(self) -> list[tuple[int, dict[str, Any]]]:
+        """The first step and the new options of each stage: JSON, for `Plan.replay`."""
+        changes = [(stage.start, dict(stage.changes)) for stage in self.stages]
+        if self.stages[0].weights is None and self.counts[-1] > self.counts[0]:
+            changes[0][1]["examples"] = self.counts[0]
+        return changes
+
+    @property
+    def entries(self) -> tuple[dict[str, Any], ...]:
+        """The entries of a data state, one for each stage: JSON.
+
+        "from" is the first step. "identity" is everything that the batches of the stage depend on,
+        and "fingerprint" a digest of it. "changes" (not in the first entry) are as in `changes`,
+        with a digest for many examples left out.
+        """
+        return tuple(
+            {name: value for name, value in stage.entry.items() if number or name != "changes"}
+            for number, stage in enumerate(self.stages)
+        )
+
+    def entries_at(self, step: int) -> tuple[dict[str, Any], ...]:
+        """The entries of a data state after `step` batches: those of stages before that step."""
+        return tuple(entry for entry in self.entries if entry["from"] < max(step, 1))
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The number of examples in each stage, with those that are left out."""
+        return tuple(stage.num_examples for stage in self.stages)
+
+    @functools.cached_property
+    def identity(self) -> Any:
+        """Everything that the batches depend on, as JSON; if the plan changes, a list by stage."""
+        each = [{"from": stage.start, **stage.identity} for stage in self.stages]
+        return self.stages[0].identity if len(each) == 1 else each
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A short digest of `identity`: equal for plans of the same batches."""
+        return fingerprint_of(self.identity)
+
+    def files_ahead(self, step: int) -> dict[str, list[np.ndarray]]:
+        """The files that batches need from a step on, for each corpus that has files, by name.
+
+        Each array (int64) has the numbers of the files of one window. The list has the window of
+        the step, those after it, and all windows of the next epoch. A corpus that is planned as a
+        whole is one window. Later changes of the plan are not looked at.
+        """
+        stage = self.stage_at(step)
+        begin = stage.assembly.block(step).start
+        rows = stage.schedule.before(begin - stage.start)[1].T
+        return {
+            stream.name: stream.files_ahead(before)
+            for stream, before in zip(stage.streams, rows, strict=True)
+            if stream.lengths.files is not None
+        }
+
+    # ---- epochs
+
+    @property
+    def finite(self) -> bool:
+        """Whether the plan has a last step; it then has one epoch."""
+        return self.stages[-1].end is not None
+
+    @functools.cached_property
+    def _last_epoch(self) -> float:
+        """The last epoch of which batches are asked for, as far as it is known."""
+        if self._last is None:
+            return math.inf
+        stage = self.stages[bisect_right(self._starts, max(self._last - 1, 0)) - 1]
+        return stage.schedule.epoch_of(max(self._last - 1, 0) - stage.start)
+
+    def first_step(self, epoch: int) -> int:
+        """The first step of an epoch. If the plan ends, epoch 1 begins after its last step."""
+        begun = [stage.schedule.epoch_of(0) for stage in self.stages]
+        number = max(bisect_left(begun, epoch) - 1, 0)
+        step = self._starts[number] + self.stages[number].schedule.first_step(epoch)
+        return min([step, *self._starts[number + 1 : number + 2]])
+
+    @property
+    def first_whole_epoch(self) -> int:
+        """The first epoch that begins in the last stage."""
+        stage = self.stages[-1]
+        epoch = stage.schedule.epoch_of(0)
+        return epoch + (self.first_step(epoch) < stage.start)
+
+    def num_batches(self, epoch: int = 0) -> int:
+        """Batches in an epoch; the same in every epoch of one corpus whose plan does not change.
+
+        With several corpora, an epoch ends when each corpus with a weight has had an epoch of its
+        own.
+        """
+        return self.first_step(epoch + 1) - self.first_step(epoch)
+
+    # ---- figures
+
+    @property
+    def options(self) -> Options:
+        """The options of the last stage."""
+        return self.stages[-1].options
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the corpora of the last stage, in order; `("",)` for one corpus."""
+        return tuple(stream.name for stream in self.stages[-1].streams)
+
+    @property
+    def num_examples(self) -> int:
+        """Examples of all corpora in the last stage, with those that are left out."""
+        return self.counts[-1]
+
+    @property
+    def max_position(self) -> int:
+        """The largest position in any batch, from 0; a position table needs one entry more."""
+        return max(stream.max_position for stage in self.stages for stream in stage.streams)
+
+    def batches(self, first: int, last: int) -> dict[Bucket, int]:
+        """Batches of each bucket in the steps `first` to `last`."""
+        counts = {bucket: 0 for stage in self.stages for bucket in stage.options.buckets}
+        for stage, begin, end in self.stages_between(first, last):
+            before, after = (stage.schedule.before(at - stage.start)[0] for at in (begin, end))
+            for bucket, count in zip(stage.options.buckets, after - before, strict=True):
+                counts[bucket] += int(count)
+        return counts
+
+    @property
+    def _used(self) -> set[Bucket]:
+        """The buckets of all steps from the first on."""
+        found: set[Bucket] = set()
+        for stage, end in zip(self.stages, [*self._starts[1:], self._last], strict=True):
+            begin = max(self._first - stage.start, 0)
+            last = None if end is None else end - stage.start
+            if last is None or begin < last:
+                used = np.flatnonzero(stage.schedule.used(begin, last))
+                found |= {stage.options.buckets[number] for number in used}
+        return found
+
+    @property
+    def batches_per_bucket(self) -> dict[Bucket, int]:
+        """Batches of each bucket in an epoch; 0 for a bucket that no step has.
+
+        If the plan changes: in all steps up to the end of the first whole epoch of the last stage,
+        and 1 for a bucket that only later steps have.
+        """
+        last, used = self.stages[-1], self._used
+        end = last.end or self.first_step(self.first_whole_epoch + 1)
+        counts = self.batches(self._first, end)
+        return {bucket: max(count, int(bucket in used)) for bucket, count in counts.items()}
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """The buckets, ascending by length; if the plan changes, only buckets that a step has."""
+        every = set(self.stages[0].options.buckets)
+        if self._first or self._last is not None or len(self.stages) > 1:
+            every = self._used
+        return tuple(sorted(every, key=lambda bucket: (sum(bucket.lengths), bucket.shape)))
+
+    def most_segments(self) -> dict[Bucket, int]:
+        """The most segments in a row of each bucket; at least 1."""
+        most = {bucket: 1 for stage in self.stages for bucket in stage.options.buckets}
+        for stage in self.stages:
+            for found in (found for stream in stage.streams for found in stream.passes):
+                segments = found.layout.most_segments
+                for bucket, number in zip(stage.options.buckets, segments, strict=True):
+                    most[bucket] = max(most[bucket], number)
+        return most
 
     @property
     def num_tokens(self) -> int:
@@ -259,7 +474,7 @@ class Plan(Stages):
         texts = []
         for number, stage in enumerate(self.stages):
             following = self.stages[number + 1 : number + 2]
-            if following and following[0].sources[0] is stage.sources[0]:
+            if following and following[0].streams[0] is stage.streams[0]:
                 continue  # one table for stages that differ only in weights
             prefix = self._from_stages(self.stages[: number + 1])
             phase = figures.phases(prefix)[0]

@@ -2,12 +2,10 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
-from pipeline.planning.assignment import Rows
-from pipeline.planning.balance import balance
 from pipeline.planning.bucket import Bucket
 
 
@@ -58,32 +56,3 @@ class PlannedBatch:
         sha = hashlib.sha256(f"{self.bucket}".encode())
         sha.update(self.segments.astype("<i8").tobytes())
         return sha.hexdigest()[:16]
-
-
-def assemble(bucket: Bucket, parts: Sequence[tuple[str, Rows]], epoch: int) -> PlannedBatch:
-    """The batch of some rows, in an order in which hosts have about the same work.
-
-    `parts` are rows of sources, each with the name of its source; "" for the only source.
-    """
-    if len(parts) == 1 and not parts[0][0]:  # the usual case, without sorting
-        ((_, rows),) = parts
-        segments, _ = rows.segments(*balance(rows.costs, bucket.rows))
-        return PlannedBatch(bucket, segments, epoch)
-    costs = np.concatenate([rows.costs for _, rows in parts])
-    order, places = balance(costs, bucket.rows)
-    place = np.empty(len(costs), np.int64)
-    place[order] = places
-    found, epochs, before = [], [], 0
-    sources: dict[str, int] = {}
-    for name, rows in parts:
-        count = len(rows)
-        segments, epoch_of = rows.segments(np.arange(count), place[before : before + count])
-        found.append(segments)
-        epochs.append(np.broadcast_to(epoch_of, len(segments)))
-        before += count
-        if name:
-            sources[name] = sources.get(name, 0) + int(segments[:, 3:].sum())
-    segments = np.concatenate(found)
-    order = segments[:, 0].argsort(kind="stable")
-    every = np.concatenate(epochs)[order] if sources else None
-    return PlannedBatch(bucket, segments[order], epoch, every, sources)

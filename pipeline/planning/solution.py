@@ -1,21 +1,21 @@
 """Solutions: the patterns that packing="optimal" found, stored and then an input of a plan."""
 
-import functools
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from pipeline.errors import InvalidValue
+from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.cascade import pack, row_cost
 from pipeline.planning.columns import Columns, round_rows
 from pipeline.planning.patterns import Packed, Pattern
+from pipeline.planning.pieces import Pieces
 
 # The version of the search and of its file. A plan does not use the file of another version.
-VERSION = 1
+VERSION = 2
 
 # With more lengths than this, linear programs take minutes, and best fit is within a ten-thousandth
 # of the optimum. The search then takes best fit.
@@ -23,107 +23,110 @@ SIZES = 2048
 
 
 class Solution:
-    """The patterns of each histogram of a plan, and a proven bound on the positions in use.
+    """The patterns of a histogram, and a proven bound on the positions in use.
 
-    The file is JSON: `{"name": …, "bound": 0.9988, "patterns": {DIGEST: [[[3, [[120, 4], [32,
-    1]]]]]}}`. For the digest of each histogram, each bucket has a list of patterns: the number of
-    rows, and each length in the row with its number of occurrences.
+    The file is JSON: `{"of": DIGEST, "bound": 0.9988, "patterns": [[[3, [[120, 4], [32, 1]]]]]}`.
+    Each bucket has a list of patterns: the number of rows, and each length in the row with its
+    number of occurrences. `of` is a digest of the histogram.
     """
 
-    def __init__(self, content: bytes, name: str):
-        self._name = name
+    def __init__(self, content: bytes, name: str, of: str):
         self.digest = hashlib.sha256(content).hexdigest()[:16]
         try:
             stored = json.loads(content)
             self.bound = float(stored["bound"])
-            self._patterns = stored["patterns"]
+            self._patterns = [
+                [Pattern.of_lengths(pieces, rows) for rows, pieces in of_bucket]
+                for of_bucket in stored["patterns"]
+            ]
+            known = stored["of"]
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidValue(
                 f"{name}, beside the corpus, does not hold the patterns of a plan: {error!r}; "
                 "delete it, and the plan makes it again"
             ) from error
-
-    def pack(self, counts: np.ndarray, buckets: Sequence[Bucket], **options: Any) -> Packed:
-        """`pipeline.planning.cascade.pack` with the patterns stored for this histogram."""
-        stored = self._patterns.get(_digest(counts))
-        if stored is None or len(stored) != len(buckets):
+        if known != of:
             raise InvalidValue(
-                f"the patterns in {self._name}, beside the corpus, are for other lengths, buckets "
-                "or windows than this plan's; delete the file, and the plan makes it again"
+                f"the patterns in {name}, beside the corpus, are for other lengths, buckets or "
+                "options than this plan's; delete the file, and the plan makes it again"
             )
-        patterns = [
-            [Pattern.of_lengths(pieces, rows) for rows, pieces in of_bucket] for of_bucket in stored
-        ]
-        return pack(counts, buckets, packing="optimal", patterns=patterns, **options)
-
-
-class Search:
-    """Searches the patterns of a plan's histograms by column generation."""
-
-    def __init__(self) -> None:
-        self._patterns: dict[str, list] = {}
-        self._positions: Columns | None = None
-        self.counts: np.ndarray | None = None  # of all segments, to which the bound applies
+        self._total = sum(p.rows * p.segments for patterns in self._patterns for p in patterns)
 
     def pack(
         self,
         counts: np.ndarray,
-        buckets: Sequence[Bucket],
         *,
+        buckets: Sequence[Bucket],
         max_segments: int | None = None,
-        whole: bool = False,
+        surplus: Sequence[int] | None = None,
     ) -> Packed:
-        """Packs a histogram and records its patterns; arguments as for `cascade.pack`."""
-        best = pack(counts, buckets, packing="best_fit", max_segments=max_segments)
-        optimal = functools.partial(
-            pack, counts, buckets, packing="optimal", max_segments=max_segments
+        """Packs a part of the histogram by its share of each pattern, and best fit the rest."""
+        share, left = int(counts.sum()), counts.tolist()
+        patterns: list[list[Pattern]] = []
+        for of_bucket in self._patterns:
+            patterns.append([])
+            for pattern in of_bucket:
+                rows = -(-pattern.rows * share // self._total)
+                rows = min([rows, *(left[size] // times for size, times in pattern.pieces)])
+                if rows:
+                    patterns[-1].append(pattern._replace(rows=rows))
+                    for size, times in pattern.pieces:
+                        left[size] -= rows * times
+        return pack(
+            counts,
+            buckets,
+            packing="optimal",
+            max_segments=max_segments,
+            surplus=surplus,
+            patterns=patterns,
         )
-        if 0 < np.count_nonzero(counts) <= SIZES:
-            other = optimal(patterns=self._generate(counts, best, max_segments))
-            best = min(best, other, key=_cost)
-        self._patterns[_digest(counts)] = [
-            [[pattern.rows, pattern.pieces] for pattern in of_bucket] for of_bucket in best.patterns
-        ]
-        return optimal(whole=whole, patterns=best.patterns)
 
-    def _generate(
-        self, counts: np.ndarray, start: Packed, max_segments: int | None
-    ) -> list[list[Pattern]]:
-        """The rows that column generation finds, beginning with the patterns of `start`."""
-        rooms = np.array([bucket.length for bucket in start.buckets])
+
+def load_solution(
+    store: Callable[[str, Callable[[], bytes]], bytes],
+    pieces: Pieces,
+    buckets: Sequence[Bucket],
+    max_segments: int | None,
+) -> Solution:
+    """The stored solution for some pieces and buckets; searched if it is missing."""
+    counts = np.zeros(pieces.longest + 1, np.int64)
+    for begin in range(0, len(pieces), lengths_lib.CHUNK):
+        sizes = pieces.sizes(begin, min(begin + lengths_lib.CHUNK, len(pieces)))
+        counts += np.bincount(sizes, minlength=len(counts))
+    counts[0] = 0
+    shapes = [bucket.as_json for bucket in buckets]
+    text = json.dumps([VERSION, counts.tolist(), shapes, max_segments])
+    of = hashlib.sha256(text.encode()).hexdigest()[:16]
+    name = f"packing-{of}.json"
+    return Solution(store(name, lambda: _search(counts, buckets, max_segments, of)), name, of)
+
+
+def _search(
+    counts: np.ndarray, buckets: Sequence[Bucket], max_segments: int | None, of: str
+) -> bytes:
+    """The content of the file of a solution, by column generation."""
+    best = pack(counts, buckets, max_segments=max_segments)
+    tokens = int(counts @ np.arange(len(counts)))
+    least: float = tokens
+    if 0 < np.count_nonzero(counts) <= SIZES:
+        rooms = np.array([bucket.length for bucket in buckets])
         # The bound counts positions. The rows minimise the model's cost: with positions alone,
         # short buckets would stay empty.
         costs = [rooms.astype(float), row_cost(rooms)] if len(rooms) > 1 else [rooms.astype(float)]
         programs = [Columns(counts, rooms, cost, max_segments) for cost in costs]
         for program in programs:
-            program.add(start.patterns)
+            program.add(best.patterns)
             program.solve(program.demand(counts))
-        self._positions = self._positions or programs[0]
-        return round_rows(programs[-1], counts)
-
-    def content(self, name: str) -> bytes:
-        """The content of the file `name`, as `Solution` reads it."""
-        assert self.counts is not None, "a plan has a histogram"
-        tokens = int(self.counts @ np.arange(len(self.counts)))
-        least = self._positions.bound(self.counts) if self._positions else tokens
-        bound = min(tokens / least, 1.0)
-        return json.dumps({"name": name, "bound": bound, "patterns": self._patterns}).encode()
+        least = programs[0].bound(counts)
+        found = round_rows(programs[-1], counts)
+        other = pack(counts, buckets, packing="optimal", max_segments=max_segments, patterns=found)
+        best = min(best, other, key=_cost)
+    patterns = [[[each.rows, each.pieces] for each in of_bucket] for of_bucket in best.patterns]
+    content = {"of": of, "bound": min(tokens / least, 1.0), "patterns": patterns}
+    return json.dumps(content).encode()
 
 
 def _cost(packed: Packed) -> float:
     return sum(
         packed.rows(index) * row_cost(bucket.length) for index, bucket in enumerate(packed.buckets)
     )
-
-
-def load_solution(
-    store: Callable[[str, Callable[[], bytes]], bytes], inputs: Any, search: Callable[[], Search]
-) -> Solution:
-    """The stored solution for some inputs, whose text names its file; searched if it is missing."""
-    name = f"packing-{hashlib.sha256(f'{VERSION};{inputs}'.encode()).hexdigest()[:16]}.json"
-    return Solution(store(name, lambda: search().content(name)), name)
-
-
-def _digest(counts: np.ndarray) -> str:
-    trimmed = np.trim_zeros(counts.astype("<i8"), "b")
-    return hashlib.sha256(trimmed.tobytes()).hexdigest()[:16]

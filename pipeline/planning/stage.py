@@ -1,15 +1,20 @@
 """Stages: a stage says how batches are made from a step on. A plan is a list of stages."""
 
+import contextlib
 import dataclasses
 import functools
+import gc
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Unpack
 
 import numpy as np
 
 from pipeline.errors import InvalidValue
+from pipeline.planning.assembly import Assembly
+from pipeline.planning.cache import WindowCache
 from pipeline.planning.lengths import (
     Exclude,
     Lengths,
@@ -18,74 +23,86 @@ from pipeline.planning.lengths import (
     select_corpora,
     take_first,
 )
-from pipeline.planning.options import MIXTURE_VERSION, VERSION, Changes, Options, as_phases
-from pipeline.planning.source import Source
-from pipeline.planning.tiers import Tiers
-from pipeline.planning.timetable import EpochTimetable, QuotaTimetable, Timetable
+from pipeline.planning.options import (
+    LEAST_WINDOW,
+    VERSION,
+    Changes,
+    Options,
+    as_phases,
+)
+from pipeline.planning.schedule import Schedule
+from pipeline.planning.stream import Stream
+
+# The pieces of windows that are kept, and as many of their slots, if no more are needed at a time.
+CACHED = 1 << 22
 
 # The data state names up to this many examples that are left out; of more it has a digest.
 MAX_NAMED = 32
 
-# In the first stage's `changes`; one corpus has neither `by` nor `ending`, the last two.
-OPTIONS = [field.name for field in dataclasses.fields(Options)]
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stage:
-    """From a step on: options, sources and a timetable."""
+    """From a step on: options, streams and a schedule."""
 
     start: int
     options: Options
-    sources: tuple[Source, ...]  # of each corpus, in order
-    timetable: Timetable
+    streams: tuple[Stream, ...]  # of each corpus, in order
+    schedule: Schedule
     weights: Mapping[str, Fraction] | None  # the share of each of several corpora
     given: Any  # the lengths or corpora of the plan, with corpora that have joined
-    num_sharing: int  # the number of corpora that share `options.window`: that of the first stage
+    cache: WindowCache  # of all stages of a plan
     # What is new in this stage, as keywords of `Plan.after` in JSON, with `examples` (the number of
     # examples from here on) instead of `lengths`. In the first stage, all options.
     changes: Mapping[str, Any]
 
+    def __post_init__(self) -> None:
+        needed = sum(found.needs for stream in self.streams for found in stream.passes)
+        self.cache.capacity = max(2 * CACHED, needed)
+
     @property
     def num_examples(self) -> int:
         """Examples of all corpora, with those that are left out."""
-        return self.sources[-1].first + len(self.sources[-1].lengths)
+        return self.streams[-1].first + len(self.streams[-1].lengths)
 
     @property
     def end(self) -> int | None:
-        """One past the last step of the timetable; None if it never ends."""
-        return None if self.timetable.steps is None else self.start + self.timetable.steps
+        """One past the last step of the schedule; None if it never ends."""
+        return None if self.schedule.steps is None else self.start + self.schedule.steps
 
     @functools.cached_property
-    def tiers(self) -> Tiers:
-        """The rows of each step."""
-        return Tiers(self.start, self.sources, self.timetable, self.options)
+    def assembly(self) -> Assembly:
+        """The batches of each step."""
+        return Assembly(self.start, self.streams, self.schedule, self.options, self.cache)
 
-    @property
-    def fingerprint(self) -> str:
-        """Everything that the batches depend on, as `name=value`, separated by semicolons."""
-        own = self.options.fingerprint_parts
+    @functools.cached_property
+    def identity(self) -> dict[str, Any]:
+        """Everything that the batches depend on, as JSON."""
+        found: dict[str, Any] = {"plan": VERSION, **self.options.as_json()}
+        found["buckets"] = "+".join(map(str, self.options.buckets))
+        del found["window"]  # streams have theirs
         if self.weights is None:
-            source = self.sources[0].fingerprint_parts
-            parts = {"plan": VERSION, "lengths": source.pop("lengths"), **own}
-            parts |= {"window": source.pop("window"), "max_segments": parts.pop("max_segments")}
-            parts |= source
-        else:
-            parts = {"plan": f"{VERSION}.{MIXTURE_VERSION}"}
-            for each in self.sources:
-                parts |= {f"{k} of {each.name}": v for k, v in each.fingerprint_parts.items()}
-            parts |= {**own, "weights by": self.options.by, "ending": self.options.ending}
-            parts["weights"] = "+".join(f"{name}:{share}" for name, share in self.weights.items())
-        return ";".join(f"{name}={value}" for name, value in parts.items())
+            del found["by"], found["ending"]
+            return found | self.streams[0].identity
+        corpora = {
+            stream.name: {**stream.identity, "weight": f"{self.weights[stream.name]}"}
+            for stream in self.streams
+        }
+        return found | {"corpora": corpora}
 
-    @property
-    def entry(self) -> dict[str, Any]:
+    @functools.cached_property
+    def entry(self) -> Mapping[str, Any]:
         """The stage's entry in the data state; a digest stands for many examples left out."""
         changes = dict(self.changes)
         numbers: Sequence[int] = changes.get("exclude", ())
         if len(numbers) > MAX_NAMED:
             digest = hashlib.sha256(np.array(numbers, "<i8").tobytes()).hexdigest()[:16]
             changes["exclude"] = {"number": len(numbers), "digest": digest}
-        return {"from": self.start, "fingerprint": self.fingerprint, "changes": changes}
+        return {
+            "from": self.start,
+            "fingerprint": fingerprint_of(self.identity),
+            "identity": self.identity,
+            "changes": changes,
+        }
 
     @classmethod
     def begin(
@@ -98,21 +115,20 @@ class Stage:
         """The stage at step 0; with weights, of several corpora. Arguments as for `Plan`."""
         if weights is None:
             _check_one_corpus(options)
-            members, changes = {"": Lengths.of(lengths)}, options.as_json(OPTIONS[:-2])
+            members = {"": Lengths.of(lengths)}
         else:
             given = as_corpora(lengths)
             members = {name: Lengths.of(given[name]) for name in weights}
-            changes = options.as_json(OPTIONS) | _weights_as_json(weights)
+        changes = options.as_json() | _weights_as_json(weights)
+        if weights is None:
+            del changes["by"], changes["ending"]
         count = sum(map(len, members.values()))
         excluded = select(exclude, take_first(lengths, count), count)
         changes |= {"exclude": excluded.tolist()} if len(excluded) else {}
-        sources = _make_sources(members, options, excluded, len(members))
-        timetable: Timetable
-        if weights is None:
-            timetable = EpochTimetable(sources[0])
-        else:
-            timetable = QuotaTimetable(sources, weights, options)
-        return cls(0, options, sources, timetable, weights, lengths, len(sources), changes)
+        cache = WindowCache(CACHED)
+        streams = _make_streams(members, options, excluded, {}, cache)
+        schedule = Schedule(streams, options, weights)
+        return cls(0, options, streams, schedule, weights, lengths, cache, changes)
 
     def change(
         self,
@@ -125,59 +141,55 @@ class Stage:
     ) -> "Stage":
         """The stage that takes over at `step`; arguments and errors as for `Plan.after`."""
         options = self.options.change(**changes)
+        block = self.assembly.block(step)
+        if block.start != step:
+            raise InvalidValue(
+                f"step is {step:,}, in the middle of the steps {block.start:,} to "
+                f"{block.stop - 1:,}, whose rows are dealt together (tiers="
+                f"{self.options.tiers}); change the plan at step {block.stop:,}"
+            )
         if self.weights is None:
             _check_one_corpus(options)
         given = self.given if lengths is None else lengths
-        members = {source.name: source.lengths for source in self.sources}
+        members = {stream.name: stream.lengths for stream in self.streams}
         if lengths is not None:
             members = self._extend(lengths, weights)
         shares = self.weights if weights is None else _as_shares(weights, members)
         count = sum(map(len, members.values()))
-        excluded = [source.lengths.excluded + source.first for source in self.sources]
+        excluded = [stream.lengths.excluded + stream.first for stream in self.streams]
         more = select(exclude, take_first(given, count), count)
         more = np.setdiff1d(more, np.concatenate(excluded))
-        new = options.as_json(changes) | ({"exclude": more.tolist()} if len(more) else {})
-        # With other weights and new corpora alone, the sources go on as they are.
-        rows_before, left = self.tiers.before(step)
-        replan = shares is None or bool(new) or left is not None
-        new |= _weights_as_json(shares) if weights is not None and shares is not None else {}
+        new = options.as_json(changes) if changes else {}
+        new |= {"exclude": more.tolist()} if len(more) else {}
+        # With other weights and new corpora alone, the streams go on as they are.
+        replan = shares is None or bool(new)
+        new |= _weights_as_json(shares) if weights is not None else {}
         new |= {"examples": count} if count > self.num_examples else {}
         local = step - self.start
+        rows = self.schedule.before(local)[1]
         before = {
-            source.name: {
-                "previous": source,
-                "rows_before": rows_before[:, number],
-                "left": None if left is None else left[number],
-            }
-            for number, source in enumerate(self.sources)
+            stream.name: (stream, rows[:, number] if replan else None)
+            for number, stream in enumerate(self.streams)
         }
-        sources = _make_sources(members, options, more, self.num_sharing, before, replan=replan)
-        timetable: Timetable
-        if shares is None:
-            timetable = EpochTimetable(sources[0])
-        else:
-            assert isinstance(self.timetable, QuotaTimetable), "several corpora have quotas"
-            epoch = self.timetable.epoch_of(local)
-            first = self.timetable.first_epoch
-            begins = epoch >= first and self.timetable.first_step(epoch) == local
-            joined = len(sources) - len(self.sources)
-            timetable = QuotaTimetable(
-                sources,
-                shares,
-                options,
-                rows_before=None if replan else np.pad(rows_before, ((0, 0), (0, joined))),
-                epoch=epoch + (replan and not begins),
-                begins=replan or begins,
-            )
-        return Stage(step, options, sources, timetable, shares, given, self.num_sharing, new)
+        streams = _make_streams(members, options, more, before, self.cache)
+        joined = len(streams) - len(self.streams)
+        schedule = Schedule(
+            streams,
+            options,
+            shares,
+            rows=None if replan else np.pad(rows, ((0, 0), (0, joined))),
+            offsets=self.schedule.offsets,
+            epoch=self.schedule.epoch_of(local),
+        )
+        return Stage(step, options, streams, schedule, shares, given, self.cache, new)
 
     def _extend(self, given: Any, weights: Any) -> dict[str, Lengths]:
         """The lengths of all corpora, with new examples (of one corpus) or new corpora."""
         if self.weights is None:
-            return {"": self.sources[0].lengths.extend(given)}
+            return {"": self.streams[0].lengths.extend(given)}
         if weights is None:
             raise InvalidValue("lengths are given without weights; give a weight for each corpus")
-        every, present = as_corpora(given), {each.name: each.lengths for each in self.sources}
+        every, present = as_corpora(given), {each.name: each.lengths for each in self.streams}
         if list(every)[: len(present)] != [*present]:
             raise InvalidValue(
                 f"the corpora are {', '.join(every)}, and the plan has {', '.join(present)}; put "
@@ -192,6 +204,27 @@ class Stage:
         return {name: present.get(name) or Lengths.of(each) for name, each in every.items()}
 
 
+def fingerprint_of(identity: Any) -> str:
+    """A short digest of JSON."""
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def flatten(identity: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The values in some JSON, each with its name: those of the parts that it is in, inside out.
+
+    >>> dict(flatten({"seed": 3, "corpora": {"code": {"lengths": "5e1f"}}}))
+    {'seed': 3, 'lengths of code': '5e1f'}
+    """
+    if isinstance(identity, dict) and identity:
+        for key, value in identity.items():
+            yield from flatten(value, key if name in ("", "corpora") else f"{key} of {name}")
+    elif isinstance(identity, list) and identity and isinstance(identity[0], dict):
+        for value in identity:
+            yield from flatten(value, f"step {value.get('from', 0):,}")
+    else:
+        yield name, identity
+
+
 def add_phases(
     stages: list[Stage], phases: Iterable[tuple[int, Mapping[str, Fraction]]], given: Any
 ) -> list[Stage]:
@@ -203,52 +236,60 @@ def add_phases(
         last = stages[-1]
         if last.end is not None and last.end <= start:
             break
-        joined = select_corpora(given, shares) if len(shares) > len(last.sources) else None
+        joined = select_corpora(given, shares) if len(shares) > len(last.streams) else None
         stages.append(last.change(start, lengths=joined, weights=shares))
     return stages
 
 
-def _make_sources(
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Pauses the collector: packing makes millions of tuples, and no cycles."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_no_garbage_collection()
+def _make_streams(
     members: Mapping[str, Lengths],
     options: Options,
     excluded: np.ndarray,
-    num_sharing: int,
-    before: Mapping[str, Mapping[str, Any]] | None = None,
-    *,
-    replan: bool = True,
-) -> tuple[Source, ...]:
-    """The source of each corpus.
+    before: Mapping[str, tuple[Stream, np.ndarray | None]],
+    cache: WindowCache,
+) -> tuple[Stream, ...]:
+    """The stream of each corpus.
 
     Args:
         members: the lengths of each corpus.
-        options: the options of the sources.
+        options: the options of the plan.
         excluded: the examples to leave out in addition, numbered over all corpora.
-        num_sharing: the number of corpora that share the window.
-        before: by name, `previous`, `rows_before` and `left` of `Source`, to take over from.
-        replan: whether the sources of `before` are planned anew, or stay as they are.
+        before: by name, the stream that goes on, and the rows of it that were taken if it is
+            planned anew.
+        cache: the windows of the plan.
     """
-    own = dataclasses.replace(options, window=max(options.window // num_sharing, 1))
-    sources: list[Source] = []
+    window = min(options.window, max(options.window // len(members), LEAST_WINDOW))
+    own = dataclasses.replace(options, window=window)
+    streams: list[Stream] = []
     first = 0
     for name, lengths in members.items():
         mine = excluded[(excluded >= first) & (excluded < first + len(lengths))] - first
-        takes_over = (before or {}).get(name, {})
-        source = takes_over.get("previous")
-        if source is None or replan:
+        stream, rows = before.get(name, (None, None))
+        if stream is None or rows is not None:
             try:
-                source = Source(
-                    lengths.exclude(mine),
-                    own if name else options,
-                    name=name,
-                    first=first,
-                    by_row=bool(name),
-                    **takes_over,
-                )
+                without = lengths.exclude(mine)
+                if stream is None or rows is None:
+                    stream = Stream(without, own, name=name, first=first, by_row=bool(name))
+                else:
+                    stream = stream.after(cache, rows, without, own)
             except ValueError as error:
                 raise InvalidValue(f"corpus {name!r}: {error}" if name else str(error)) from error
-        sources.append(source)
+        streams.append(stream)
         first += len(lengths)
-    return tuple(sources)
+    return tuple(streams)
 
 
 def _check_one_corpus(options: Options) -> None:
@@ -269,5 +310,9 @@ def _as_shares(weights: Any, members: Mapping[str, Lengths]) -> Mapping[str, Fra
     return as_phases(weights, tuple(members))[0][1]
 
 
-def _weights_as_json(weights: Mapping[str, Fraction]) -> dict[str, Any]:
-    return {"weights": {name: f"{share}" for name, share in weights.items()}}
+def _weights_as_json(weights: Mapping[str, Fraction] | None) -> dict[str, Any]:
+    return (
+        {}
+        if weights is None
+        else {"weights": {name: f"{share}" for name, share in weights.items()}}
+    )

@@ -1,6 +1,7 @@
 """The texts of a plan: `repr(plan)`, and the table of an epoch for `print(plan)`."""
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -8,8 +9,10 @@ from pipeline.planning import figures
 from pipeline.planning.options import Options
 from pipeline.planning.pair_packing import volume_bound
 from pipeline.planning.stage import Stage
-from pipeline.planning.stages import Stages
 from pipeline.planning.text_table import text_table
+
+if TYPE_CHECKING:
+    from pipeline.planning.plan import Plan
 
 UNITS = {
     "window": "pieces",
@@ -23,7 +26,7 @@ UNITS = {
 OVERFLOW = {"split": "split", "truncate": "truncated", "drop": "dropped"}
 
 
-def represent(plan: Stages) -> str:
+def represent(plan: "Plan") -> str:
     """The text of `repr(plan)`: the options of the last stage, and figures of an epoch."""
     stage = plan.stages[-1]
     values = {each.name: getattr(stage.options, each.name) for each in dataclasses.fields(Options)}
@@ -41,21 +44,22 @@ def heading(before: Stage, stage: Stage) -> str:
     text = f"from step {stage.start:,} on"
     if new := stage.num_examples - before.num_examples:
         text += f", with {new:,} new examples"
-    if excluded := sum(len(source.lengths.excluded) for source in stage.sources):
+    if excluded := sum(len(stream.lengths.excluded) for stream in stage.streams):
         text += f", without {excluded:,} examples that are left out"
-    source = stage.sources[0]
-    if stage.weights is None and (rest := source.remainder) is not None:
-        batches = zip(stage.options.buckets, rest.batches.tolist(), strict=True)
+    (stream, *_), steps = stage.streams, 0
+    if stage.weights is None and len(stream.passes) > 1:
+        steps = stage.schedule.first_step(stream.epoch)
+        batches = zip(stage.options.buckets, stage.schedule.before(steps)[0].tolist(), strict=True)
         positions = sum(number * bucket.positions for bucket, number in batches)
-        real = int(rest.real.sum())
+        real = int(sum(each.layout.real.sum() for each in stream.passes[:-1]))
         text += (
-            f", {rest.steps:,} batches for the {real:,} positions that epoch {source.epoch - 1} "
+            f", {steps:,} batches for the {real:,} positions that epoch {stream.epoch - 1} "
             f"still had ({1 - real / positions:.3%} padding), and then"
         )
     return f"{text}:"
 
 
-def table(plan: Stages) -> str:
+def table(plan: "Plan") -> str:
     """The table of an epoch of the last stage, from the numbers of rows alone.
 
     Each bucket has a line. With one corpus, padding follows beside that of one example per row;
@@ -76,7 +80,7 @@ def table(plan: Stages) -> str:
     return "\n".join(lines)
 
 
-def _bucket_lines(plan: Stages) -> list[str]:
+def _bucket_lines(plan: "Plan") -> list[str]:
     contents, found = figures.rows_and_tokens(plan), {}
     for bucket, number in figures.epoch_batches(plan).items():
         rows, real = contents.get(bucket, np.zeros(2)).round().astype(int).tolist()
@@ -90,19 +94,19 @@ def _bucket_lines(plan: Stages) -> list[str]:
     return text_table(lines)
 
 
-def _padding_lines(plan: Stages) -> list[str]:
-    source, buckets = plan.stages[-1].sources[0], plan.stages[-1].options.buckets
+def _padding_lines(plan: "Plan") -> list[str]:
+    stream, buckets = plan.stages[-1].streams[0], plan.stages[-1].options.buckets
     padding, tokens = figures.padding(plan), figures.num_tokens(plan)
-    pieces = int(source.whole.counts[1:].sum())
+    pieces = int(stream.whole.layout.counts[1:].sum())
     unpacked = pieces * sum(buckets[-1].lengths)
     lines = [
         f"padding {padding:.3%}; padded to the longest bucket, one example in a row, the same data "
         f"would take {pieces:,} rows of {_longest(plan)} and {1 - tokens / unpacked:.1%} padding",
-        f"the largest position is {source.max_position:,}",
+        f"the largest position is {stream.max_position:,}",
     ]
-    bound = source.solution.bound if source.solution is not None else None
+    bound = stream.solution.bound if stream.solution is not None else None
     if len(buckets[-1].lengths) == 2:
-        totals = source.whole.pieces.positions_per_example().sum(axis=0)
+        totals = stream.whole.layout.pieces.positions_per_example().sum(axis=0)
         bound, sides = volume_bound(totals, buckets)
         names = "inputs", "targets"
         for name, used, most in zip(names, figures.side_fills(plan), sides, strict=True):
@@ -117,18 +121,18 @@ def _padding_lines(plan: Stages) -> list[str]:
     return lines
 
 
-def _corpus_lines(plan: Stages) -> list[str]:
+def _corpus_lines(plan: "Plan") -> list[str]:
     first, last = figures.epoch_steps(plan)
     shares, phases = figures.shares(plan, first, last), figures.weights_by_phase(plan)
     before, after = figures.passes(plan, first), figures.passes(plan, last)
     share = "share" if plan.options.by == "tokens" else "of tokens"
     rows = [["corpus", "weight", share, "epochs", "tokens of one", "examples"]]
-    for source in plan.stages[-1].sources:
-        name = source.name
+    for stream in plan.stages[-1].streams:
+        name = stream.name
         weights = " → ".join(f"{phase[name]:.4g}" for _, phase in phases)
-        epochs, tokens = f"{after[name] - before[name]:.2f}", f"{source.whole.real.sum():,}"
+        epochs, tokens = f"{after[name] - before[name]:.2f}", f"{stream.whole.layout.real.sum():,}"
         cells = name, weights, f"{shares[name]:.3%}", epochs, tokens
-        rows.append([*cells, f"{len(source.lengths):,}"])
+        rows.append([*cells, f"{len(stream.lengths):,}"])
     lines = text_table(rows)
     if len(phases) > 1:
         lines.append(f"weights begin at steps {', '.join(f'{start:,}' for start, _ in phases)}")
@@ -137,5 +141,5 @@ def _corpus_lines(plan: Stages) -> list[str]:
     return lines
 
 
-def _longest(plan: Stages) -> str:
+def _longest(plan: "Plan") -> str:
     return " and ".join(f"{length:,}" for length in plan.stages[-1].options.buckets[-1].lengths)

@@ -19,12 +19,12 @@ from pipeline.planning.bucket import Bucket
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.lengths import as_lengths
 from pipeline.planning.options import list_keywords, select_options
-from pipeline.planning.plan import Plan
+from pipeline.planning.plan import PLANNING, Plan
 
 # No file of counts may have so long an example, or more examples: 16 GiB of lengths.
 MOST = 1 << 32
 
-FITTING, PLANNING = list_keywords(fit_buckets), list_keywords(Plan)
+FITTING = list_keywords(fit_buckets)
 
 DEFAULTS: dict[str, Any] = {
     "tokens_per_batch": 16_384,

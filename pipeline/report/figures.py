@@ -211,12 +211,12 @@ def measure_epoch(plan: Plan, most_batches: int = MOST_BATCHES, *, width: int = 
 
 def _count_shares(plan: Plan, batch: PlannedBatch) -> list[int]:
     """What a batch has of each corpus, in the unit of the weights."""
-    sources = plan.stages[-1].sources
-    if plan.options.by == "tokens":
-        return [batch.sources.get(source.name, 0) for source in sources]
+    streams = plan.stages[-1].streams
+    if plan.options.by != "examples":
+        return [batch.sources.get(stream.name, 0) for stream in streams]
     begun = batch.segments[batch.segments[:, 2] == 0, 1]
-    owners = np.searchsorted([source.first for source in sources], begun, side="right") - 1
-    return np.bincount(owners, minlength=len(sources)).tolist()
+    owners = np.searchsorted([stream.first for stream in streams], begun, side="right") - 1
+    return np.bincount(owners, minlength=len(streams)).tolist()
 
 
 def _compare_with_weights(plan: Plan, first: int, shares: list[list[int]]) -> dict[str, float]:

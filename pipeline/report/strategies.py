@@ -252,11 +252,9 @@ def compare_plans(
 def count_plan(plan: Plan, width: int, **others: Any) -> Strategy:
     """The strategy of a plan of one corpus; `others` are further attributes."""
     batches = planned.epoch_batches(plan)
-    (source,) = plan.stages[-1].sources
-    squares = 0
-    for kind, packed in zip(source.whole.kinds, source.whole.packed(), strict=True):
-        sides = source.whole.pieces.positions(np.arange(len(packed.counts)))
-        squares += kind.number * int(packed.counts @ _scores(sides.T))
+    layout = plan.stages[-1].streams[0].whole.layout
+    sides = layout.pieces.positions(np.arange(len(layout.counts)))
+    squares = int(layout.counts @ _scores(sides.T))
     return weigh(
         width,
         tokens=plan.num_tokens,

@@ -1,25 +1,33 @@
 """`score`: what a step makes of each example of a corpus, once and in order."""
 
 import contextlib
+import datetime
 import functools
+import hashlib
 import json
+import logging
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Unpack
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 from etils import epath
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from pipeline.corpus.interface import AnyCorpus
+from pipeline.corpus.parts import json_digest
 from pipeline.errors import InvalidType, InvalidValue, require_whole
-from pipeline.fs.atomic import as_path, atomic_write, directory_lock, make_directory
+from pipeline.fs.atomic import atomic_write, directory_lock, is_local, make_directory, remove_files
 from pipeline.history.loss_archive import StepFiles
 from pipeline.history.progress import Progress
+from pipeline.loading.checksum import checksums
 from pipeline.loading.collate import Positions
 from pipeline.loading.loader import Loader, OrderedOptions, load
 from pipeline.loading.sharding import batch_sharding, parts
@@ -31,7 +39,12 @@ from pipeline.scoring.values import Value, find_values
 from pipeline.steps import hosts
 from pipeline.steps.compiled import Compiled
 
-TABLE, MANIFEST, PARTS = "scores.arrow", "scores.json", "parts"
+logger = logging.getLogger(__name__)
+
+TABLE, PARTS, MANIFEST = "scores.arrow", "scores.parts", "manifest.json"
+
+# Names of files in the directory of parts, also while they are written: others are left alone.
+NAME = re.compile(r"manifest\.json|\.?\d+-\d+-[0-9a-f]{16}\.[0-9a-f]{12}\.npz(\.\d+\.tmp)?")
 
 # The steps of a part; a run that was killed repeats less than a part. Nothing else decides the
 # ranges, so every number of hosts writes the same parts.
@@ -54,8 +67,8 @@ def score(
     step: Callable,
     *,
     directory: epath.PathLike,
+    per: str | Mapping[str, str],
     state: Any = None,
-    model: str = "",
     reduce: str | None = None,
     epoch: int = 0,
     sharding: Mesh | NamedSharding | None = None,
@@ -71,13 +84,14 @@ def score(
     Args:
         corpus: a corpus, a view of one, pairs, `Corpora`, or a directory, as for `load`.
         step: `step(batch)`, or with a state `step(state, batch)`; a function for `jax.jit`. It
-            returns a dict of arrays: `[rows, length, …]`, a record for each position (of pairs, of
-            the inputs or of the targets); or `[rows, segments, …]`, a record for each segment of a
-            row, from segment id 1 on, with at least `max_segments` of them.
-        directory: where to write `scores.arrow`.
+            returns a dict of arrays.
+        directory: where to write `scores.arrow`; parts are in `scores.parts` until it is whole.
+        per: what the step's values have a record of, one of these, or one for each value by name:
+            "position", of `[rows, length, …]`; of pairs "inputs" or "targets", whose positions they
+            are; "segment", of `[rows, segments, …]`, from segment id 1 on, with at least
+            `max_segments` of them; or "row", of `[rows, …]`, if a row has one segment.
         state: a pytree of arrays, such as the parameters of a model; default None. Arrays that
             `step` refers to itself become constants of each program, which suits small models.
-        model: a name for all that `step` computes; a directory has scores of one model.
         reduce: "sum" or "mean", of the records of each example. Default None: a list of the records
             of positions, and the record of a segment itself.
         epoch: the epoch, which decides the random choices of a view; default 0.
@@ -99,20 +113,14 @@ def score(
     if wrong := [name for name in options if name in FIXED]:
         raise InvalidType(f"score() has no option {wrong[0]!r}: it has each example once, in order")
     epoch, leads = require_whole("epoch", epoch, 0), jax.process_index() == 0
-    directory = as_path(directory)
-    make_directory(directory)
+    directory = make_directory(directory)
+    table = directory / TABLE
     hosts.require_shared(directory)
     with contextlib.ExitStack() as stack:
         enter = stack.enter_context
         if leads:
             enter(directory_lock(directory, "scoring", wait=False))
-        path = directory / MANIFEST
-        past: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-        if not past and (directory / TABLE).exists():
-            raise InvalidValue(
-                f"{directory} has {TABLE} and no {MANIFEST}, which says what the scores are of; "
-                "score into another directory"
-            )
+        past = _read_past(directory)
         if options.get("buckets") is None:
             multiple = parts(batch_sharding(sharding))[0]
             options.setdefault("row_multiple", past.get("row_multiple") or multiple)
@@ -124,38 +132,43 @@ def score(
         outputs = {
             bucket: jax.eval_shape(run, state, specs) for bucket, specs in loader.specs.items()
         }
-        values = find_values(outputs, reduce, plan)
-        scores = {"model": model or "not named", "epoch": epoch}
-        scores |= {"positions": loader.batches.positions}
+        values = find_values(outputs, per, reduce, plan)
+        scores: dict[str, Any] = {"epoch": epoch, "positions": loader.batches.positions}
+        scores |= {"step": _digest_step(run, state, loader.specs.values())}
+        scores |= {"state": json_digest(checksums(jax.tree.map(jnp.asarray, state)))}
         scores |= {f"value {name}": str(value) for name, value in values.items()}
-        manifest = {
-            "corpus": corpus.fingerprint,
-            "plan": plan.fingerprint,
-            "scores": ";".join(f"{name}={value}" for name, value in scores.items()),
+        manifest: dict[str, Any] = {
+            "corpus": corpus.identity,
+            "plan": plan.identity,
+            "scores": scores,
         }
-        both = [(past[name], now) for name, now in manifest.items() if past]
-        if changes := [change for then, now in both for change in differences(then, now)]:
+        both = [(past.get(name), now) for name, now in manifest.items()]
+        if past and any(then != now for then, now in both):
+            changes = [change for then, now in both for change in differences(then, now)]
             raise InvalidValue(
                 f"{directory} has scores of something else: {'; '.join(changes)}. Score into "
                 "another directory, or delete this one"
             )
         begin, end = plan.first_step(epoch), plan.first_step(epoch + 1)
         ranges = [range(at, min(at + STEPS, end)) for at in range(begin, end, STEPS)]
-        every = Parts(StepFiles(directory / PARTS, "npz"), ranges)
+        # Parts of other scores have other names, whatever became of the manifest beside them.
+        every = Parts(StepFiles(directory / PARTS, f"{json_digest(manifest)}.npz"), ranges)
 
         def count() -> int:
             """Parts that are whole, from the first one on; all of them where the table is there."""
-            if (directory / TABLE).exists():
+            if table.exists():
+                made = datetime.datetime.fromtimestamp(table.stat().mtime)
+                logger.info("%s has these scores since %s", table, f"{made:%Y-%m-%d %H:%M}")
                 return len(ranges)
             contents = map(every.files.read, ranges)
             return next((n for n, each in enumerate(contents) if each is None), len(ranges))
 
         done = hosts.main_process_first("reading the scores", count)
-        hosts.require_agreement({**manifest, "done": f"parts={done}"})
+        hosts.require_agreement({**manifest, "done": {"parts": done}})
+        manifest |= {"row_multiple": options.get("row_multiple")}
         if leads and not past:
-            kept = {**manifest, "row_multiple": options.get("row_multiple")}
-            with atomic_write(path) as file:
-                file.write((json.dumps(kept, indent=1) + "\n").encode())
+            with atomic_write(make_directory(directory / PARTS) / MANIFEST) as file:
+                file.write((json.dumps(manifest, indent=1) + "\n").encode())
         if done < len(ranges):
             # Each device gets all values: so process 0 writes files that are the same for any
             # number of hosts.
@@ -165,14 +178,56 @@ def score(
             _write_parts(loader, functools.partial(compiled, state), every, done, values)
 
         def finish() -> pa.Table:
-            if leads and not (directory / TABLE).exists():
+            if leads and not table.exists():
                 shape = len(corpus), len(corpus.sides)
-                write_table(directory / TABLE, every, values, shape, manifest)
+                write_table(table, every, values, shape, manifest)
             if leads:
-                every.files.directory.rmtree(missing_ok=True)
-            return open_table(directory / TABLE)
+                remove_files(directory / PARTS, NAME)
+            return open_table(table)
 
         return hosts.main_process_first("writing the scores", finish)
+
+
+def _read_past(directory: epath.Path) -> dict[str, Any]:
+    """What the scores in a directory are of, whole or in parts; nothing where there are none."""
+    table, folder = directory / TABLE, directory / PARTS
+    if is_local(folder) and os.path.islink(folder):
+        raise InvalidValue(
+            f"{folder} is a symbolic link; remove it, or score into another directory"
+        )
+    if table.exists():
+        if about := (open_table(table).schema.metadata or {}).get(b"lockstep"):
+            return json.loads(about)
+        raise InvalidValue(f"{table} is no table of scores; score into another directory")
+    try:
+        return dict(json.loads((folder / MANIFEST).read_text()))
+    except (OSError, TypeError, ValueError):  # the names of parts say what they are of
+        return {}
+
+
+def _digest_step(run: Callable, state: Any, specs: Iterable[Any]) -> str:
+    """A hash of the programs of a step and of the arrays in them, for any number of devices."""
+    sha = hashlib.sha256()
+    for batch in specs:
+        try:
+            with use_abstract_mesh(AbstractMesh((), ())):
+                program = jax.make_jaxpr(run)(state, batch)
+        except Exception:  # it needs its mesh
+            program = jax.make_jaxpr(run)(state, batch)
+        text = re.sub(r"0x[0-9a-f]+|ctx_mesh=Mesh\((\([^()]*\)|[^()])*\)", "", str(program))
+        sha.update(json.dumps([text.split(), checksums(list(_find_arrays(program)))]).encode())
+    return sha.hexdigest()[:12]
+
+
+def _find_arrays(program: ClosedJaxpr | Jaxpr) -> Iterator[Any]:
+    """The arrays that are constants of a program and of those inside it."""
+    yield from getattr(program, "consts", ())
+    for eqn in getattr(program, "jaxpr", program).eqns:
+        literals = [each.val for each in eqn.invars if isinstance(each, Literal)]
+        yield from (each for each in literals if np.ndim(each))
+        for inner in jax.tree.leaves(eqn.params):
+            if isinstance(inner, ClosedJaxpr | Jaxpr):
+                yield from _find_arrays(inner)
 
 
 def _as_step(step: Callable, has_state: bool) -> Callable:

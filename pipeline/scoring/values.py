@@ -13,27 +13,33 @@ from pipeline.planning.bucket import Bucket
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 
+# The sides whose positions a value may have records of.
+POSITIONS = {"position": 0, "inputs": 0, "targets": 1}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Value:
-    """One of the values that a step returns: a record for each position, or for each segment.
+    """One of the values that a step returns.
 
     Attributes:
-        side: the side of the batch whose positions it has, 0 or, for the targets of pairs, 1; None
-            if it has one record for each segment.
+        per: what it has a record of, one of `POSITIONS`, "segment" or "row".
         shape: of a record.
         dtype: of the table; float32 for floating point of at most 32 bits.
         reduce: "sum" or "mean", of the records of an example; None keeps them.
     """
 
-    side: int | None
+    per: str
     shape: tuple[int, ...]
     dtype: np.dtype
     reduce: str | None
 
     def __str__(self) -> str:
-        owner = "segment" if self.side is None else ("position", "target position")[self.side]
-        return f"{self.reduce or 'every'} {self.dtype}{[*self.shape] or ''} of a {owner}"
+        return f"{self.reduce or 'every'} {self.dtype}{[*self.shape] or ''} per {self.per}"
+
+    @property
+    def side(self) -> int | None:
+        """The side of the batch whose positions it has; None if it has not one for each of them."""
+        return POSITIONS.get(self.per)
 
     @property
     def ragged(self) -> bool:
@@ -50,9 +56,10 @@ class Value:
     def cut(self, array: np.ndarray, planned: PlannedBatch) -> np.ndarray:
         """The records of each segment of a batch, or the sum over the positions of each segment.
 
-        From `[rows, length, *shape]` or `[rows, segments, *shape]`, of the whole batch, they are
-        `[positions, *shape]` of a ragged value, otherwise `[segments, *shape]`.
+        From `[rows, length, *shape]`, `[rows, segments, *shape]` or `[rows, *shape]`, of the whole
+        batch, they are `[positions, *shape]` of a ragged value, otherwise `[segments, *shape]`.
         """
+        array = array[:, None] if self.per == "row" else array
         row = planned.segments[:, 0]
         first = np.searchsorted(row, row)  # of each segment, the first one in its row
         size = planned.segments[:, -1 if self.side is None else 3 + self.side]
@@ -82,49 +89,60 @@ def _outer(numbers: np.ndarray, records: np.ndarray) -> np.ndarray:
     return numbers.reshape(-1, *[1] * (records.ndim - 1))
 
 
-def find_values(outputs: Mapping[Bucket, Any], reduce: str | None, plan: Plan) -> dict[str, Value]:
+def find_values(
+    outputs: Mapping[Bucket, Any], per: str | Mapping[str, str], reduce: str | None, plan: Plan
+) -> dict[str, Value]:
     """The values of a step by name, from the shapes of its `outputs` for each bucket.
 
-    A value whose second axis is the length of the bucket, in every bucket, has a record for each
-    position; any other value has one for each segment.
+    `per` is that of all values, or of each by its name.
     """
     if reduce is not None:
         require_one_of("reduce", reduce, ("sum", "mean"))
     if not all(isinstance(values, dict) and values for values in outputs.values()):
         raise InvalidValue('the step must return a dict of arrays, such as {"nll": losses}')
-    return {name: _find(name, outputs, reduce, plan) for name in next(iter(outputs.values()))}
+    names = list(next(iter(outputs.values())))
+    each = dict(per) if isinstance(per, Mapping) else dict.fromkeys(names, per)
+    if each.keys() != set(names):
+        raise InvalidValue(f"per has {', '.join(each)}, and the step returns {', '.join(names)}")
+    positions = ("inputs", "targets") if len(plan.buckets[0].lengths) > 1 else ("position",)
+    for name, kind in each.items():
+        require_one_of(f"per of {name}", kind, (*positions, "segment", "row"))
+    return {name: _find(name, each[name], outputs, reduce, plan) for name in names}
 
 
-def _find(name: str, outputs: Mapping[Bucket, Any], reduce: str | None, plan: Plan) -> Value:
+def _find(
+    name: str, per: str, outputs: Mapping[Bucket, Any], reduce: str | None, plan: Plan
+) -> Value:
     arrays = {bucket: values[name] for bucket, values in outputs.items()}
+    side, axes = POSITIONS.get(per), 1 if per == "row" else 2
+    if side is None:
+        what, needed = "segments", plan.most_segments()
+    else:
+        what, needed = "positions", {bucket: bucket.lengths[side] for bucket in arrays}
     for bucket, array in arrays.items():
-        if len(array.shape) < 2 or array.shape[0] != bucket.rows:
+        room = 1 if per == "row" else [*array.shape, 0, 0][1]
+        fits = room == needed[bucket] or (side is None and room > needed[bucket])
+        if array.shape[:1] != (bucket.rows,) or not fits:
             raise InvalidValue(
-                f"{name} has shape {array.shape} in bucket {bucket}; it must be [rows, length, …] "
-                "or [rows, segments, …]"
+                f"{name} has shape {array.shape}, and per={per!r} needs {needed[bucket]} {what} in "
+                f"each of the {bucket.rows} rows of bucket {bucket}; return that, or say in per= "
+                "what it has a record of, or in max_segments= how many segments a row may have"
             )
-    if len(shapes := {array.shape[2:] for array in arrays.values()}) > 1:
+    if len(shapes := {array.shape[axes:] for array in arrays.values()}) > 1:
         raise InvalidValue(f"{name} has records of shapes {shapes}; give all buckets the same one")
-    sides = [
-        side
-        for side in range(len(plan.buckets[0].lengths))
-        if all(array.shape[1] == bucket.lengths[side] for bucket, array in arrays.items())
-    ]
-    most = plan.most_segments()
-    for bucket, array in {} if sides else arrays.items():
-        if array.shape[1] < most[bucket]:
-            raise InvalidValue(
-                f"{name} has room for {array.shape[1]} segments a row, and rows of bucket {bucket} "
-                f"hold up to {most[bucket]}; make room, or give max_segments={array.shape[1]}"
-            )
-    if not sides and reduce is None and plan.max_position >= max(plan.buckets[-1].lengths):
+    if side is None and reduce is None and plan.max_position >= max(plan.buckets[-1].lengths):
         raise InvalidValue(
-            f"{name} has one record a segment, and some examples are split into several segments; "
+            f"{name} has one record a {per}, and some examples are split into several segments; "
             "give reduce='mean' (weighted by positions) or 'sum', a larger max_length, or "
             "overflow='truncate'"
         )
     dtype = next(iter(arrays.values())).dtype
+    if not any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)):
+        raise InvalidValue(
+            f"{name} is {dtype}; a table has real numbers, so return the parts of a complex one as "
+            "values of their own"
+        )
     if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize <= 4:
         dtype = np.float32
     stored = np.dtype(np.uint8 if dtype == np.dtype(bool) else dtype)
-    return Value(side=sides[-1] if sides else None, shape=shapes.pop(), dtype=stored, reduce=reduce)
+    return Value(per=per, shape=shapes.pop(), dtype=stored, reduce=reduce)

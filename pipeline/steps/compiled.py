@@ -107,8 +107,7 @@ class Compiled:
             }
         # Hosts that split batches differently would wait for each other in different places.
         split = {f"{self.name} {b}": p.microbatches for b, p in self.programs.items()}
-        text = ";".join(f"{name}={number}" for name, number in split.items())
-        require_agreement({"microbatches": text})
+        require_agreement({"microbatches": split})
         # Programs by the shape of the first field. Buckets of pairs may share it.
         self._by_shape: dict[tuple[int, ...], list] = {}
         for bucket, program in self.programs.items():

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -97,8 +98,8 @@ def require_shared(directory: epath.Path) -> None:
         )
 
 
-def require_agreement(values: Mapping[str, str]) -> None:
-    """Compares named values, such as fingerprints of `name=value;…` parts, over all processes.
+def require_agreement(values: Mapping[str, Any]) -> None:
+    """Compares named JSON, such as identities of plans, over all processes.
 
     Each process sends a hash of 32 bytes and receives 64 bytes, for any number of processes: the
     least and the greatest hash. Only when these differ do the processes send their values.
@@ -183,7 +184,8 @@ def connect(
             the platform (TPU pods, SLURM, Open MPI, Kubernetes); elsewhere this is the only one.
         num_processes: number of processes.
         process_id: number of this process, from 0.
-        wait: seconds to wait for a process that does not join, or that joined and is silent.
+        wait: seconds to wait for a process that does not join, or that joined and is silent. If
+            one does not join, this process says so and ends, with exit code 2.
 
     Raises:
         ValueError: only some of the three are given.
@@ -197,15 +199,28 @@ def connect(
             "give all three, or none where the platform provides them"
         )
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    options: dict[str, Any] = {"heartbeat_timeout_seconds": wait, "initialization_timeout": wait}
-    if coordinator is not None:
-        jax.distributed.initialize(coordinator, num_processes, process_id, **options)
-        return
+    # JAX itself would end the process after twice that time, without a sentence.
+    options: dict[str, Any] = {"initialization_timeout": wait + 600}
+    options["heartbeat_timeout_seconds"] = wait
+    timer = threading.Timer(wait, _give_up, [wait])
+    timer.start()
     try:
-        jax.distributed.initialize(**options)
+        jax.distributed.initialize(coordinator, num_processes, process_id, **options)
     except ValueError as error:
-        if "coordinator_address should be defined" not in str(error):
+        if coordinator or "coordinator_address should be defined" not in str(error):
             raise  # the platform is known, and what it says is not enough
+    finally:
+        timer.cancel()
+
+
+def _give_up(wait: int) -> None:
+    said = (
+        f"not all processes of the run have joined within {wait} s, so this one ends. See the "
+        "output of the others; start all of them, with the same --coordinator, and with a larger "
+        "--wait if they begin at different times"
+    )
+    print(said, file=sys.stderr, flush=True)
+    os._exit(2)
 
 
 class StopSignals:
@@ -259,18 +274,21 @@ def exit_together(command: str) -> Iterator[None]:
 
     Args:
         command: whose name begins the message of a user's mistake; other errors have a traceback.
+            The code of `sys.exit` inside the block is that of the process.
     """
     import jax
 
     code = 0
     try:
-        yield
+        try:
+            yield
+        except SystemExit as ending:
+            code = int(ending.code or 0)
         _require_all("the run", None)  # nobody leaves before all are done
     except Exception as error:
         code = describe(error, command=command)
-        if jax.process_count() == 1:
-            sys.exit(code)
-        if isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error):
+        lost = isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error)
+        if lost and jax.process_count() > 1:
             print(
                 f"process {jax.process_index()} of {jax.process_count()} stops: work that takes "
                 "all processes has failed, most likely because another has gone (see above, and "
@@ -279,6 +297,8 @@ def exit_together(command: str) -> Iterator[None]:
                 file=sys.stderr,
             )
     if jax.process_count() == 1:
+        if code:
+            sys.exit(code)
         return
     sys.stdout.flush()
     sys.stderr.flush()

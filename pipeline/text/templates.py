@@ -1,7 +1,7 @@
 """Templates: from a record to spans of text, each with the loss weight of its tokens.
 
-A template is a pure function at the top of a module, or an object of a dataclass there, so that it
-pickles and has a fingerprint; see `pipeline.text.fingerprints`.
+A template is a pure function or an object of a dataclass, so that it has a fingerprint; see
+`pipeline.text.fingerprints`.
 """
 
 import math
@@ -171,9 +171,7 @@ def fill(template: Template, source: Source, indices: Sequence[int]) -> list[lis
         try:
             # Some sources give text as bytes.
             texts = {k: v.decode() if isinstance(v, bytes) else v for k, v in record.items()}
-            spans = [(text, float(weight)) for text, weight in template(texts)]
-            _check(spans)
-            filled.append(spans)
+            filled.append(_check(template(texts)))
         except Exception as error:
             reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
             raise InvalidValue(
@@ -184,7 +182,15 @@ def fill(template: Template, source: Source, indices: Sequence[int]) -> list[lis
     return filled
 
 
-def _check(spans: Sequence[Span]) -> None:
+def _check(given: Any) -> list[Span]:
+    """What a template gave, as spans."""
+    spans: list[Any] = [given] if given is None or isinstance(given, str) else list(given)
+    if not all(isinstance(each, tuple | list) and len(each) == 2 for each in spans):
+        raise InvalidValue(
+            f"it gave {given!r:.80}; give a list of spans, each a text and its weight, as "
+            '[("Q: ", 0.0), ("A", 1.0)]'
+        )
+    spans = [(text, float(weight)) for text, weight in spans]
     if not spans:
         raise InvalidValue("it gave no spans; give at least one text with its weight")
     for text, weight in spans:
@@ -192,6 +198,7 @@ def _check(spans: Sequence[Span]) -> None:
             raise InvalidValue(f"it gave a span that is {type(text).__name__}, not text")
         if not (math.isfinite(weight) and weight >= 0):
             raise InvalidValue(f"it gave the weight {weight}; a weight is a number from 0 up")
+    return spans
 
 
 def encode(

@@ -7,7 +7,7 @@ from typing import Any
 from pipeline.errors import InvalidValue, suggest_option
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.options import list_keywords
-from pipeline.planning.plan import Plan
+from pipeline.planning.plan import PLANNING as PLAN_OPTIONS
 from pipeline.planning.stage import Stage
 from pipeline.planning.table import heading
 
@@ -15,7 +15,7 @@ from pipeline.planning.table import heading
 MIXTURE = ("weights", "by", "ending")
 
 FITTING = tuple(name for name in list_keywords(fit_buckets) if name not in MIXTURE)
-PLANNING = tuple(name for name in list_keywords(Plan) if name not in MIXTURE)
+PLANNING = tuple(name for name in PLAN_OPTIONS if name not in MIXTURE)
 
 # An entry adds to these lists; it does not replace them.
 LISTS = {"exclude": (int, "numbers of examples"), "add": (str, "names of corpora")}
@@ -113,8 +113,8 @@ def describe_change(
     old, new = (" + ".join(map(str, s.options.buckets)) for s in (before, now))
     if old != new:
         lines.append(f"buckets were {old} and are now {new}")
-    if any(source.open_epochs for source in now.sources):
-        lost = sum(source.num_lost for source in now.sources)
+    if any(stream.open_epochs for stream in now.streams):
+        lost = sum(int(stream.lost[:, 3:].sum()) for stream in now.streams)
         what = f", but for {lost:,} positions of examples left out or too long" if lost else ""
         lines.append(f"of epochs in progress none is lost or trained on again{what}")
     return "\n  ".join(lines)

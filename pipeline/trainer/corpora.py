@@ -3,9 +3,10 @@
 import functools
 import importlib
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from etils import epath
@@ -94,6 +95,13 @@ def open_template(fields: Any) -> templates.Template | None:
         ValueError: there is no such kind, or a field of it is missing or wrong.
     """
     make, options = _choose(fields, "template", TEMPLATES)
+    for name, value in options.items():
+        if isinstance(value, str) and (found := re.search(r"\\[nrt]", value)):
+            raise InvalidValue(
+                f"template.{name} is {value!r}, in which {found[0]} is two characters, not a line "
+                "break or a tab; in a shell write $'…\\n…', with a dollar sign before the quotes. "
+                "If you mean a backslash, write a template of your own"
+            )
     return make(**options) if make else None
 
 
@@ -117,14 +125,16 @@ class EmptyCorpus:
     """What a view or a model reads of a corpus when it is made, to refuse options early."""
 
     task, vocab_size, num_tokens, tokenizer = INPUTS, 1 << 16, 0, tokenizers.Bytes()
-    lengths, files, in_memory, fingerprint = np.zeros(1, np.uint32), None, True, "task=inputs"
+    lengths, files, in_memory = np.zeros(1, np.uint32), None, True
+    identity: ClassVar = {"task": "inputs"}
 
 
 def _choose(
     fields: Any, name: str, kinds: Mapping[str, Any], given: Sequence[str] = ()
 ) -> tuple[Any, dict[str, Any]]:
     """The class that `fields.kind` names, and its arguments: the other fields that are not None."""
-    options = {key: value for key, value in fields.to_dict().items() if value is not None}
+    plain = fields if isinstance(fields, dict) else fields.to_dict()
+    options = {key: value for key, value in plain.items() if value is not None}
     kind = options.pop("kind")
     if kind not in kinds:
         known = ", ".join(filter(None, kinds))

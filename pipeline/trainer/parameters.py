@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from etils import epath
@@ -11,6 +12,7 @@ from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import InvalidValue
 from pipeline.history.plans import NAME
 from pipeline.loading.checkpoint import Checkpoints
+from pipeline.planning.stage import flatten
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +27,7 @@ def require_tokenizer(workdir: epath.Path, corpus: AnyCorpus) -> None:
     if not path.exists():
         return
     trained_on = json.loads(path.read_text())["tokens"]
-    then, now = (" and ".join(_tokenizers(of)) for of in (trained_on, corpus.fingerprint))
+    then, now = (" and ".join(_tokenizers(of)) for of in (trained_on, corpus.identity))
     if then != now:
         raise InvalidValue(
             f"{os.fspath(workdir)} was trained on the ids of {then}, and this run has those of "
@@ -56,6 +58,5 @@ def restore_parameters(workdir: epath.Path, corpus: AnyCorpus, like: Any) -> tup
         return step, checkpoints.restore_state(step, like)["params"]
 
 
-def _tokenizers(fingerprint: str) -> list[str]:
-    parts = (part.partition("=")[::2] for part in fingerprint.split(";"))
-    return sorted({value for name, value in parts if name.endswith("tokenizer")})
+def _tokenizers(identity: Mapping[str, Any]) -> list[str]:
+    return sorted({value for name, value in flatten(identity) if name.startswith("tokenizer")})

@@ -8,6 +8,7 @@ shows the rest.
 import contextlib
 import json
 import logging
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -79,17 +80,16 @@ class Run:
 
     def _open(self) -> None:
         make_directory(self.workdir)
-        if self._leads:
-            self.enter(directory_lock(self.workdir, "training", wait=False))
+        # What the lock guards is read after it is held, on all hosts.
+        hosts.main_process_first("locking the work directory", self._lock)
         keep_programs(self.workdir / "programs")
         self.checkpoints = Checkpoints(self.workdir / "checkpoints", keep=self.config.keep)
         self.enter(self.checkpoints)
         self.first_step: int = self.checkpoints.latest or 0
         given = json.loads(self.config.to_json())
         # Hosts that differ here would later wait for each other.
-        fields = ";".join(f"{name}={value}" for name, value in flatten(given).items())
-        start = {"configuration": fields, "checkpoint": f"step={self.first_step}"}
-        hosts.require_agreement(start | {"change": f"asked={self._change}"})
+        start = {"configuration": flatten(given), "checkpoint": {"step": self.first_step}}
+        hosts.require_agreement(start | {"change": {"asked": self._change}})
         hosts.require_shared(self.workdir)
         self.mesh = make_mesh(self.config.mesh)
         self.enter(jax.set_mesh(self.mesh))
@@ -109,6 +109,10 @@ class Run:
             logger.info(
                 f"{self.workdir} has no checkpoint: the run begins anew, and so does its log"
             )
+
+    def _lock(self) -> None:
+        if self._leads:
+            self.enter(directory_lock(self.workdir, "training", wait=False))
 
     def _resume(self, given: dict[str, Any]) -> None:
         """Takes over the past of the run, which stands; its future may change."""
@@ -159,7 +163,7 @@ class Run:
                 self._corpus, self._mixture, row_multiple=self._multiples[0]
             )
             self._schedule.check(self._plan, self.first_step, self.config.steps, self._multiples)
-            plan = self._plan.onward(self.first_step)
+            plan = self._plan.between(self.first_step)
         logger.info(f"{plan}")
         return plan
 
@@ -171,7 +175,7 @@ class Run:
         """
         agree: dict[str, Any] = {"plan": training.plan, "corpus": training.corpus}
         agree |= {"held-out plan": evaluation.plan, "held-out corpus": evaluation.corpus}
-        hosts.require_agreement({name: each.fingerprint for name, each in agree.items()})
+        hosts.require_agreement({name: each.identity for name, each in agree.items()})
 
     def restore(self, like: Any, loader: Loader) -> Any:
         """The state in the last checkpoint, as `like`; the loader goes on from there, too."""
@@ -229,6 +233,12 @@ class Run:
         self._interrupted = self._signals.received(self._done)
         return self._interrupted or self._done == self.config.steps
 
+    @property
+    def status(self) -> int:
+        """The exit status: 0, or by convention 128 and the number of the signal that ended it."""
+        stopped = self._interrupted and self._done < self.config.steps
+        return 128 + signal.Signals[self._signals.reason or "SIGTERM"] if stopped else 0
+
     def evaluation_due(self, done: int) -> bool:
         """Whether to evaluate after so many steps."""
         if str(done) in self.log.stats.evaluations:
@@ -255,6 +265,11 @@ class Run:
             run = {"config": self._given, "schedule": self._schedule.as_json()}
             run["record"] = self.log.save()
             self.checkpoints.save(done, state, data=self._loader.get_state(), run=run)
+        if done == self.config.steps and (left := int(state["steps"]) % self.config.accumulate):
+            logger.warning(
+                f"the gradients of the last {left} steps are in no update: it takes those of "
+                f"accumulate={self.config.accumulate} steps, and some were skipped or not finite"
+            )
         if self._interrupted and done < self.config.steps:
             logger.info(f"{self._signals.reason}: saved step {done:,}; run again to go on")
 

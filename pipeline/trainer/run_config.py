@@ -1,10 +1,20 @@
-"""The config of a run: what its fields must be, and which may change when the run goes on."""
+"""The config of a run: what its fields must be, which may change, and where the run keeps it."""
 
-from collections.abc import Mapping
+import argparse
+import contextlib
+import json
+import os
+import runpy
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.errors import InvalidValue, require_one_of, require_whole
+from etils import epath
+
+from pipeline.errors import InvalidValue, StorageError, UserError, require_one_of, require_whole
+from pipeline.fs import as_path, atomic_write
 from pipeline.loading.sharding import CONTEXT_ORDERS
+
+NAME = "run_config.json"  # in a work directory
 
 NONE = "not there"
 
@@ -103,3 +113,37 @@ def fill_in(now: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, Any]:
     kept = [name for name in missing if not _may_change(name) or name == DECAY]
     values = {name: old[name] for name in kept if old.get(name) is not None}
     return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+
+
+def save_config(workdir: epath.Path, config: Any, file: str) -> None:
+    """Keeps a config, and the file that it is from, for `find_config`."""
+    path, *argument = file.split(":", 1)
+    if path == __file__:  # it is that of the run already
+        file = json.loads((workdir / NAME).read_text())["file"]
+    else:
+        file = ":".join([os.path.abspath(path), *argument])
+    with atomic_write(workdir / NAME, shared=True) as saved:
+        saved.write(json.dumps({"file": file, "fields": json.loads(config.to_json())}).encode())
+
+
+def find_config(arguments: Sequence[str], default: str) -> str:
+    """What `--config` is where it is not given: that of the run in `--workdir`, or the default."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--workdir")
+    with contextlib.suppress(argparse.ArgumentError, UserError):  # which the program then tells
+        workdir = parser.parse_known_args(arguments)[0].workdir
+        if workdir and (as_path(workdir) / NAME).exists():
+            return f"{__file__}:{workdir}"
+    return default
+
+
+def get_config(workdir: str) -> Any:
+    """The config of the run in a work directory, as any file of a config has it."""
+    try:
+        saved = json.loads((as_path(workdir) / NAME).read_text())
+        fields, (path, *argument) = saved["fields"], saved["file"].split(":", 1)
+    except (KeyError, TypeError, ValueError) as error:
+        raise StorageError(f"{NAME} in {workdir} is damaged: {error!r}; give --config") from error
+    config = runpy.run_path(path)["get_config"](*argument)
+    config.update(fields)
+    return config

@@ -8,6 +8,7 @@ the future may change.
 import dataclasses
 import json
 import logging
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -63,6 +64,8 @@ class Schedule:
         ValueError: a change is not such a pair, or names an unknown option.
     """
 
+    _change: Entry | None = None  # of `resume`, until it is planned
+
     def __init__(self, begin: Mapping[str, Any], changes: Iterable[Sequence] = ()):
         check_options(begin)
         self.entries = [Entry(0, {name: v for name, v in begin.items() if v is not None})]
@@ -85,12 +88,16 @@ class Schedule:
             Entry(e.step, {k: v for k, v in e.options.items() if k not in LISTS})
             for e in self.entries
         ]
-        level = logging.root.manager.disable
-        logging.disable(max(level, logging.INFO))
+        fitting, thread = logging.getLogger(fit_buckets.__module__), threading.get_ident()
+
+        def of_others(record: logging.LogRecord) -> bool:
+            return record.thread != thread
+
+        fitting.addFilter(of_others)
         try:
             rehearsal.plan(np.ones((1, 2) if pairs else 1, np.int64))
         finally:
-            logging.disable(level)
+            fitting.removeFilter(of_others)
 
     def as_json(self) -> dict[str, Any]:
         """The state of the schedule, for `resume`."""
@@ -111,8 +118,8 @@ class Schedule:
         Args:
             state: `as_json()` of the run's schedule, from its checkpoint; None: a new run.
             step: the step that the run goes on from.
-            change: options that change at `step`, as a JSON object; a change that was asked for
-                last time, or is in force, is not made again.
+            change: options that change at `step`, as a JSON object, or where `Plan.next_block`
+                says; a change that was asked for last time, or is in force, is not made again.
 
         Raises:
             ValueError: this schedule differs from the run's past, or `change` cannot be read.
@@ -139,7 +146,8 @@ class Schedule:
         self.entries = [*past, *(entry for entry in future if entry.step == step)]
         more = {} if asked == self.asked else self._not_in_force(asked)
         if more:
-            self.entries.append(Entry(step, more))
+            self._change = Entry(step, more)
+            self.entries.append(self._change)
             self.asked = asked
         elif asked:
             logger.info("--change=%s is in force already", json.dumps(asked))
@@ -227,6 +235,19 @@ class Schedule:
         elif isinstance(corpus, Corpora):
             first = next(iter(corpus.corpora.values()))
             arguments[0] = 0, {**arguments[0][1], "examples": len(first)}
+        if (change := self._change) is not None and change.step:
+            number = self.entries.index(change)
+            asked = change.step
+            change.step = Plan.replay(corpus, arguments[:number]).next_block(asked)
+            arguments[number] = change.step, change.plan
+            self._change = None
+            if change.step != asked:
+                logger.info(
+                    "the change is made at step %s: the batches up to there share rows with those "
+                    "before step %s (tiers)",
+                    f"{change.step:,}",
+                    f"{asked:,}",
+                )
         plan = Plan.replay(corpus, arguments)
         for number in new:
             if 0 not in new:  # the run goes on
@@ -250,7 +271,7 @@ class Schedule:
                 f"steps is {steps:,} and the plan ends after {plan.num_batches():,}; ask for "
                 "fewer, or repeat sources with --config.mixture.ending=repeat"
             )
-        sizes = {bucket: ((bucket.rows,), bucket.lengths) for bucket in plan.onward(step).buckets}
+        sizes = {bucket: ((bucket.rows,), bucket.lengths) for bucket in plan.between(step).buckets}
         for side, (what, multiple) in enumerate(zip(("row", "length"), multiples, strict=True)):
             wrong = [str(b) for b, each in sizes.items() if any(n % multiple for n in each[side])]
             if wrong:

@@ -28,15 +28,16 @@ def score_corpus(
 
     `config.batches` says how documents are packed, and `step` is of `make_score_step`. The table in
     `directory` has `nll`, the sum of the weighted losses of each document in nats, and `weight`,
-    the sum of its weights.
+    the sum of its weights. `model` names it in the log.
     """
     options = {
         name: value
         for name, value in config.batches.items()
         if value is not None and name in ScoreOptions.__annotations__
     }
-    options |= {"directory": directory, "model": model, "sharding": mesh}
-    table = score(corpus, step, state=params, reduce="sum", **options)
+    options |= {"directory": directory, "sharding": mesh, "reduce": "sum"}
+    per = "targets" if len(corpus.sides) > 1 else "position"
+    table = score(corpus, step, state=params, per=per, **options)
     total, weight = (
         pc.call_function("sum", [table[name]]).as_py() or 0.0 for name in ("nll", "weight")
     )
@@ -44,4 +45,5 @@ def score_corpus(
     said = f"loss {mean:.4f}, perplexity {math.exp(min(mean, 700)):,.2f}"
     if corpus.text_bytes:
         said += f", {total / math.log(2) / corpus.text_bytes:.4f} bits per byte"
-    logger.info("%s documents: %s; each is in %s", f"{len(table):,}", said, directory / TABLE)
+    place = directory / TABLE
+    logger.info("%s documents: %s, by %s; each is in %s", f"{len(table):,}", said, model, place)

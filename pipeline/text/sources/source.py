@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any, Protocol
 
 from pipeline.errors import InvalidValue, OutOfRange
@@ -62,14 +63,14 @@ def _text(record: Mapping[str, Any], field: str, source: Source, index: int) -> 
     if field not in record:
         there = ", ".join(map(str, record)) or "none"
         raise InvalidValue(
-            f"{where(source, index)} has no field {field!r} (its fields: {there}); name the one "
-            "that holds the text with field="
+            f"{where(source, index)} has no field {field!r} (its fields: {there}); give the name "
+            "of the field that holds the text"
         )
     value = record[field]
     if not isinstance(value, str | bytes):
         raise InvalidValue(
-            f"{where(source, index)}: field {field!r} holds {type(value).__name__}, not text; name "
-            "another field with field=, or turn it into a string first"
+            f"{where(source, index)}: field {field!r} holds {type(value).__name__}, not text; give "
+            "another field, or turn it into a string first"
         )
     try:
         if isinstance(value, bytes):
@@ -181,7 +182,9 @@ class Slice(PartedSource):
 
     @property
     def _range(self) -> range:
-        return range(int(len(self.source) * self.begin), int(len(self.source) * self.end))
+        # Of the fractions as they are written: 0.29 * 100 is 28.999… in floating point.
+        begin, end = (Fraction(str(float(share))) for share in (self.begin, self.end))
+        return range(int(len(self.source) * begin), int(len(self.source) * end))
 
     def _sizes(self) -> list[int]:
         return [len(self._range)]

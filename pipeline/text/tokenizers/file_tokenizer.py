@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from pipeline.errors import Missing
+from pipeline.errors import InvalidValue, Missing
 from pipeline.fs.atomic import as_path, atomic_write
 from pipeline.text.tokenizers.markup import join, parts_of
 
@@ -98,9 +98,16 @@ class FileTokenizer:
         return "-".join([*parts, *["markup"] * (self._marks is not None)])
 
     def save(self, directory: epath.Path) -> dict[str, Any]:
-        """See `Tokenizer`; writes the file."""
-        with atomic_write(directory / self.file) as file:
-            file.write(self._content)
+        """See `Tokenizer`; writes the file, unless it is there."""
+        path = directory / self.file
+        if not path.exists():
+            with atomic_write(path) as file:
+                file.write(self._content)
+        elif path.read_bytes() != self._content:
+            raise InvalidValue(
+                f"{os.fspath(path)} is another tokenizer than that of the corpus, {self._name}. "
+                "Prepare into another directory, or move that file if no corpus needs it"
+            )
         return {"kind": self.kind, **self._options}
 
     def __repr__(self) -> str:

@@ -3,6 +3,7 @@
 import importlib
 import io
 import json
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -118,14 +119,15 @@ def train_sentencepiece(
             it, drawn by `seed`.
         vocab_size: ids in all.
         model: the file to write. If it was trained there already from the same source with the
-            same options, it is loaded instead.
+            same options, it is loaded instead; it is never written over.
         seed: draws the sample.
         field: the field of the records that holds the text; or several, all of whose texts count.
         begin: see `SentencePiece`.
         end: see `SentencePiece`.
 
     Raises:
-        ValueError: `vocab_size` is too large or too small for this text.
+        ValueError: `vocab_size` is too large or too small for this text, or there is another
+            `model`.
     """
     path = as_path(model)
     fields = [field] if isinstance(field, str) else list(field)
@@ -138,19 +140,21 @@ def train_sentencepiece(
     }
     note = path.parent / f"{path.name}.json"
 
-    def done() -> bool:
-        return path.exists() and note.exists() and json.loads(note.read_text()) == about
-
-    if not done():
+    if not path.exists():
         with directory_lock(path.parent, "training a tokenizer"):
-            if not done():
-                # The note goes first and comes last, so it never describes another model.
-                note.unlink(missing_ok=True)
+            if not path.exists():
                 proto = _train(_sample(source, fields, seed), vocab_size)
-                with atomic_write(path) as file:
-                    file.write(proto)
-                with atomic_write(note) as file:
-                    file.write(json.dumps(about, indent=1).encode())
+                for place, content in ((note, json.dumps(about, indent=1).encode()), (path, proto)):
+                    with atomic_write(place) as file:
+                        file.write(content)
+    there = json.loads(note.read_text()) if note.exists() else {}
+    if changed := [name for name, value in about.items() if there.get(name) != value]:
+        raise InvalidValue(
+            f"{os.fspath(path)} is there, and was not trained as asked for now ("
+            + ", ".join(f"{name} was {there.get(name)}, now {about[name]}" for name in changed)
+            + "). Give it as the tokenizer, train into another directory (for a run, another "
+            "--workdir), or delete it only if no corpus needs it"
+        )
     return SentencePiece(path, begin=begin, end=end)
 
 

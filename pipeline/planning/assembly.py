@@ -1,0 +1,206 @@
+"""Assembly: the rows of a schedule's steps as batches.
+
+Attention within segments makes a row with one long document cost many times a row of short ones,
+and every device waits for the one with the costliest row. So the rows of a block of steps may be
+sorted by cost and cut into batches: a tier is a batch of such rows. The tiers come in random order,
+and the block as a whole has the rows that it has without tiers. Within a batch, rows are in an
+order in which devices have about the same work.
+"""
+
+import dataclasses
+import functools
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from pipeline.planning.balance import balance
+from pipeline.planning.cache import WindowCache
+from pipeline.planning.layout import ranges
+from pipeline.planning.options import Options
+from pipeline.planning.order import Purpose, permutation, random_bits, random_key
+from pipeline.planning.planned import PlannedBatch
+from pipeline.planning.schedule import Schedule
+from pipeline.planning.stream import Stream
+
+# The steps of several streams that are assembled together if they are asked for in order.
+TOGETHER = 16
+
+
+class Assembly:
+    """The batches of a stage.
+
+    A block is `options.tiers` consecutive steps of the plan, counted from step 0. Blocks are cut
+    where the stage or an epoch begins or ends.
+    """
+
+    def __init__(
+        self,
+        start: int,
+        streams: Sequence[Stream],
+        schedule: Schedule,
+        options: Options,
+        cache: WindowCache,
+    ):
+        self._start, self._streams, self._schedule = start, streams, schedule
+        self._options, self._cache = options, cache
+        self._asked = -1  # the step that was asked for last
+
+    def block(self, step: int) -> range:
+        """The steps of the plan that share their rows with `step`; none if the stage ends there."""
+        count, schedule = self._options.tiers, self._schedule
+        if schedule.steps is not None and step >= self._start + schedule.steps:
+            return range(step, step)
+        if count == 1:
+            return range(step, step + 1)
+        block, epoch = self._range(step, count), schedule.epoch_around(step - self._start)
+        begin, end = self._start + epoch.start, self._start + epoch.stop
+        return range(max(block.start, begin), min(block.stop, end))
+
+    def _range(self, step: int, count: int) -> range:
+        """The steps around `step` that are dealt, or assembled, together."""
+        schedule, first = self._schedule, step // count * count
+        begin, end = max(first, self._start), first + count
+        if schedule.steps is not None:
+            end = min(end, self._start + schedule.steps)
+        return range(begin, end)
+
+    def batch(self, step: int, last_epoch: float) -> PlannedBatch:
+        """The batch of a step of the plan; no window after `last_epoch` is prepared."""
+        steps = self.block(step)
+        together = self._options.tiers == 1 and len(self._streams) > 1
+        if together and 0 <= step - self._asked <= TOGETHER:
+            steps = self._range(step, TOGETHER)
+        self._asked = step
+        if len(steps) == 1:
+            bucket, taken = self._schedule.at(step - self._start)
+            rows = _Gathered(self._cache, self._streams, bucket, [taken], last_epoch)
+            return self._make_batch(rows, bucket, None, step)
+        most = max(each.rows for each in self._options.buckets)
+        batches = self._cache.get(
+            (self, steps), len(steps) * most, self._assemble, steps, last_epoch
+        )
+        planned = batches[step - steps.start]
+        return dataclasses.replace(planned, segments=planned.segments.copy())
+
+    def _assemble(self, steps: range, last_epoch: float) -> list[PlannedBatch]:
+        """The batches of some steps; those of a bucket are cut from one gathering of rows."""
+        wanted = [self._schedule.at(step - self._start) for step in steps]
+        found: dict[int, PlannedBatch] = {}
+        for bucket in dict.fromkeys(bucket for bucket, _ in wanted):
+            places = [place for place, (each, _) in enumerate(wanted) if each == bucket]
+            taken = [wanted[place][1] for place in places]
+            rows = _Gathered(self._cache, self._streams, bucket, taken, last_epoch)
+            owners = rows.owners(taken)
+            if self._options.tiers > 1:
+                owners = self._sort_tiers(rows.costs, owners, steps.start, bucket)
+            edges = np.bincount(owners).cumsum()[:-1]
+            each = np.split(owners.argsort(kind="stable"), edges)
+            for place, mine in zip(places, each, strict=True):
+                found[place] = self._make_batch(rows, bucket, mine, steps[place])
+        return [found[place] for place in range(len(steps))]
+
+    def _sort_tiers(
+        self, costs: np.ndarray, owners: np.ndarray, block: int, bucket: int
+    ) -> np.ndarray:
+        """The batch of each row if those of a block are sorted by cost: int64 [rows].
+
+        All costs of a row but that of its segments depend on its static length only.
+        """
+        sizes = np.bincount(owners)
+        order = np.arange(len(sizes))
+        if self._options.shuffle:
+            key = random_key(self._options.seed, "tiers", bucket)
+            order = permutation(random_bits(key, Purpose.TIERS, len(sizes), window=block))
+        owners = np.empty(len(costs), np.int64)
+        owners[(-costs).argsort(kind="stable")] = order.repeat(sizes[order])
+        return owners
+
+    def _make_batch(
+        self, rows: "_Gathered", bucket: int, mine: np.ndarray | None, step: int
+    ) -> PlannedBatch:
+        """The batch of a step, of all rows or of those whose numbers are `mine`."""
+        shape = self._options.buckets[bucket]
+        order, places = balance(rows.costs if mine is None else rows.costs[mine], shape.rows)
+        order = order if mine is None else mine[order]
+        times, segments = rows.segments(order)
+        epoch = self._schedule.epoch_of(step - self._start)
+        if not self._streams[0].name:
+            segments[:, 0] = places.repeat(times)
+            return PlannedBatch(shape, segments, epoch)
+        epochs = segments[:, 0].copy()
+        segments[:, 0] = places.repeat(times)
+        streams = rows.streams[order]
+        tokens = np.bincount(streams.repeat(times), segments[:, 3:].sum(axis=1))
+        sources = {
+            self._streams[number].name: int(tokens[number])
+            for number in np.flatnonzero(np.bincount(streams)).tolist()
+        }
+        return PlannedBatch(shape, segments, epoch, epochs, sources)
+
+
+class _Gathered:
+    """The rows of a bucket for some steps, each with the ranges that it takes of streams.
+
+    Attributes:
+        costs: int64 [rows].
+        streams: int64 [rows], the number of the stream of each row.
+    """
+
+    def __init__(
+        self,
+        cache: WindowCache,
+        streams: Sequence[Stream],
+        bucket: int,
+        taken: Sequence[Sequence[tuple[int, int, int]]],
+        last_epoch: float,
+    ):
+        # The rows of one stream follow each other, so they are one range.
+        count: Counter[int] = Counter()
+        for number, _, rows in (each for of_step in taken for each in of_step):
+            count[number] += rows
+        first = {number: row for of_step in reversed(taken) for number, row, _ in of_step}
+        self._numbers, self._parts = [], []
+        for number in sorted(first):
+            for part in streams[number].take(
+                cache, bucket, first[number], count[number], last_epoch
+            ):
+                self._numbers.append(number)
+                self._parts.append((part, streams[number].first))
+        self.costs = np.concatenate([part.costs for part, _ in self._parts])
+
+    @functools.cached_property
+    def streams(self) -> np.ndarray:
+        """The number of the stream of each row: int64 [rows]."""
+        return np.repeat(self._numbers, [len(part) for part, _ in self._parts])
+
+    def owners(self, taken: Sequence[Sequence[tuple[int, int, int]]]) -> np.ndarray:
+        """The number of the step that takes each row: int64 [rows]."""
+        shares = np.zeros((self._numbers[-1] + 1, len(taken)), np.int64)
+        for owner, of_step in enumerate(taken):
+            for number, _, rows in of_step:
+                shares[number, owner] = rows
+        return np.tile(np.arange(len(taken)), len(shares)).repeat(shares.ravel())
+
+    def segments(self, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The number of segments of some rows; the segments, as those of `Rows`."""
+        if len(self._parts) == 1:
+            ((part, first),) = self._parts
+            times, segments = part.segments(order)
+            segments[:, 1] += first
+            return times, segments
+        times, starts, segments = self._all
+        times = times[order]
+        return times, segments[ranges(starts[order], times)]
+
+    @functools.cached_property
+    def _all(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The number of segments of all rows, the first of each, and the segments."""
+        times, segments = [], []
+        for part, first in self._parts:
+            of_rows, of_part = part.segments()
+            of_part[:, 1] += first
+            times.append(of_rows)
+            segments.append(of_part)
+        every = np.concatenate(times)
+        return every, every.cumsum() - every, np.concatenate(segments)

@@ -1,0 +1,278 @@
+"""Layouts: which pieces are packed together, in windows, and the rows that this gives."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pipeline.planning.order import Purpose, permutation, random_bits
+from pipeline.planning.patterns import Packed
+from pipeline.planning.pieces import Pieces
+
+# The most pieces in a block. A window has at least so many blocks, so that it mixes pieces of all
+# parts of the corpus; or so many parts of files.
+BLOCK, BLOCKS, FILE_PARTS = 4096, 512, 4
+
+# Sizes are summed up for about so many pieces at a time.
+AT_ONCE = 1 << 18
+
+# Packed histograms that are kept; others are packed again when they are needed.
+KEPT = 8
+
+
+class Layout:
+    """Some pieces in windows of about `window` pieces, each packed for itself.
+
+    `pack(counts, surplus=…)` packs the histogram of a window, as `cascade.pack`.
+
+    Pieces that fit into one window are one. Others are cut into blocks: runs of consecutive pieces
+    or, where the corpus has files, which can be fetched one by one, files or large parts of these.
+    Blocks are sorted by the mean size of their pieces, and each window gets one of every few that
+    follow each other: so all windows have much the same lengths, and which blocks they have is
+    random. Without a key of random bits, blocks are in windows in their order.
+
+    Rows of a bucket run on from window to window, so only the last batch of a bucket could lack
+    rows: rows that make no whole batch move to longer buckets, up to the longest.
+
+    Attributes:
+        pieces: the pieces.
+        counts: int64 [longest + 1], the pieces of each size.
+        rows, real: int64 [buckets, windows], the rows of each window, and real positions in them.
+        most_pieces: the most pieces in a window.
+        most_segments: the most segments in a row of each bucket; at least 1.
+        files: for each window, the numbers of its files; None if windows are not made of files.
+    """
+
+    def __init__(
+        self,
+        pieces: Pieces,
+        pack: Callable[..., Packed],
+        rows_per_batch: Sequence[int],
+        *,
+        key: int | None,
+        window: int,
+        files: np.ndarray | None = None,
+    ):
+        self.pieces, self._pack = pieces, pack
+        self._edges, file_of_block, number = _cut_blocks(pieces, window, files)
+        place = self._deal_blocks(number, key)
+        blocks = np.split(place.argsort(kind="stable"), np.bincount(place).cumsum()[:-1])
+        self._blocks = [of_window for of_window in blocks if len(of_window)]
+        self.files = None
+        if file_of_block is not None and len(self) > 1:
+            self.files = [np.unique(file_of_block[of_window]) for of_window in self._blocks]
+        sizes = np.diff(self._edges)
+        self.most_pieces = max(int(sizes[each].sum()) for each in self._blocks)
+        self.counts = np.zeros(pieces.longest + 1, np.int64)
+        self.rows, self.real, segments = np.zeros((3, len(rows_per_batch), len(self)), np.int64)
+        # A single window finds out itself how many rows make no whole batch.
+        none = (0,) * len(rows_per_batch)
+        self._surplus: list[tuple[int, ...] | None] = [none if len(self) > 1 else None] * len(self)
+        self._packed: dict[int, Packed] = {}
+
+        def measure(window: int, packed: Packed) -> None:
+            for bucket in range(len(rows_per_batch)):
+                self.rows[bucket, window] = packed.rows(bucket)
+                self.real[bucket, window] = packed.real(bucket)
+                segments[bucket, window] = packed.most_segments(bucket)
+
+        for window in range(len(self)):
+            counts = self._count(window)
+            self.counts += counts
+            measure(window, self.packed(window, counts))
+        for bucket, rows in enumerate(rows_per_batch[:-1] if len(self) > 1 else ()):
+            missing = int(self.rows[bucket].sum()) % rows
+            for window in reversed(range(len(self))):
+                if moved := min(missing, int(self.rows[bucket, window])):
+                    surplus = list(self._surplus[window] or none)
+                    surplus[bucket], missing = moved, missing - moved
+                    self._surplus[window] = tuple(surplus)
+                    self._packed.pop(window, None)
+                    measure(window, self.packed(window))
+        self.most_segments = segments.max(axis=1).tolist()
+
+    def __len__(self) -> int:
+        """The number of windows."""
+        return len(self._blocks)
+
+    def _deal_blocks(self, number: int, key: int | None) -> np.ndarray:
+        """The window of each block, of `number` windows: int64 [blocks]."""
+        edges = self._edges
+        blocks = len(edges) - 1
+        if key is None or number == 1:  # that in which its middle is
+            return (edges[1:] + edges[:-1]) * number // (2 * max(int(edges[-1]), 1))
+        sums = np.empty(blocks, np.int64)
+        chunks = np.unique(edges.searchsorted(np.arange(0, edges[-1], AT_ONCE)))
+        for begin, end in zip(chunks, np.append(chunks[1:], blocks), strict=True):
+            sizes = self.pieces.sizes(edges[begin], edges[end])
+            within = edges[begin:end] - edges[begin]
+            sums[begin:end] = np.add.reduceat(sizes, within, dtype=np.int64)
+        strata = -(-blocks // number)
+        bits = random_bits(key, Purpose.WINDOWS, strata * number).reshape(strata, number)
+        place = np.empty(blocks, np.int64)
+        place[np.argsort(sums / np.diff(edges), kind="stable")] = np.concatenate(
+            [permutation(of_stratum) for of_stratum in bits]
+        )[:blocks]
+        return place
+
+    def sizes(self, window: int) -> np.ndarray:
+        """The sizes of the pieces of a window."""
+        blocks = self._blocks[window]
+        bounds = zip(self._edges[blocks].tolist(), self._edges[blocks + 1].tolist(), strict=True)
+        found = [self.pieces.sizes(begin, end) for begin, end in bounds]
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def numbers(self, window: int) -> np.ndarray:
+        """The numbers of the pieces of a window: int64."""
+        begin, end = self._edges[self._blocks[window]], self._edges[self._blocks[window] + 1]
+        return ranges(begin, end - begin)
+
+    def _count(self, window: int) -> np.ndarray:
+        return np.bincount(self.sizes(window), minlength=self.pieces.longest + 1)
+
+    def packed(self, window: int, counts: np.ndarray | None = None) -> Packed:
+        """The packed histogram of a window; `counts` if they are known."""
+        if (found := self._packed.get(window)) is None:
+            counts = self._count(window) if counts is None else counts.copy()
+            counts[0] = 0
+            found = self._pack(counts, surplus=self._surplus[window])
+            if len(self._packed) < KEPT:
+                self._packed[window] = found
+        return found
+
+
+def ranges(first: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """The ranges of `times` consecutive numbers from each `first` on, one after another.
+
+    >>> ranges(np.array([5, 0, 9]), np.array([2, 3, 0])).tolist()
+    [5, 6, 0, 1, 2]
+    """
+    before = np.cumsum(times) - times
+    return np.repeat(first - before, times) + np.arange(int(times.sum()))
+
+
+def _cut_blocks(
+    pieces: Pieces, window: int, files: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray | None, int]:
+    """The first piece of each block and the end, the file of each, and the number of windows."""
+    count = len(pieces)
+    if count <= window:
+        return np.array([0, count]), None, 1
+    if files is None:
+        size = max(min(BLOCK, window // BLOCKS), 1)
+        edges = np.append(np.arange(0, count, size), count)
+        return edges, None, -(-(len(edges) - 1) // (window // size))
+    bounds = pieces.first_pieces(np.cumsum(np.append(0, files)))
+    sizes = np.diff(bounds)
+    parts = -(-sizes // max(window // FILE_PARTS, 1))
+    file = np.repeat(np.arange(len(files)), parts)
+    part = ranges(0 * parts, parts)
+    edges = np.append(bounds[file] + part * sizes[file] // parts[file], count)
+    return edges, file, -(-count // window)
+
+
+class Slots:
+    """The slots of a packed histogram, as arrays: rows → patterns → slots.
+
+    A slot is a place for one piece in a row. Row `r` of a bucket is copy `r − row_start[p]` of its
+    pattern `p`. The pieces of a window are sorted by size. The slot of the first copy takes piece
+    number `slot_piece` in that order, the slot of the next copy the next piece.
+
+    Attributes, for each bucket:
+        row_start, slot_start: the first row and the first slot of each pattern, and the end;
+            patterns ascend by their number of segments.
+        slot_piece: the piece of each slot in the first copy of the pattern.
+        slot_size: the size of each slot.
+        cost: for each pattern, what its segments cost.
+        pattern: int32 [rows], the pattern of each row.
+    """
+
+    def __init__(self, packed: Packed, pieces: Pieces):
+        every = [pattern for patterns in packed.patterns for pattern in patterns]
+        flat = itertools.chain.from_iterable(pattern.pieces for pattern in every)
+        size, times = np.fromiter(itertools.chain.from_iterable(flat), np.int64).reshape(-1, 2).T
+        entries = np.array([len(pattern.pieces) for pattern in every], np.int64)
+        rows = np.array([pattern.rows for pattern in every], np.int64)
+        segments = np.array([pattern.segments for pattern in every], np.int64)
+        of_entry = rows.repeat(entries)
+        # An entry takes `times * rows` pieces of its size, in the order of the entries.
+        order, used = size.argsort(kind="stable"), times * of_entry
+        first = np.empty(len(size), np.int64)
+        first[order] = used[order].cumsum() - used[order]
+        piece = first.repeat(times) + ranges(0 * times, times) * of_entry.repeat(times)
+        size = size.repeat(times).astype(np.int32)
+        slot = segments.cumsum() - segments  # the first of each pattern
+        ends = np.cumsum([len(patterns) for patterns in packed.patterns])
+        arrays = []
+        for begin, end in itertools.pairwise([0, *ends.tolist()]):
+            by_segments = begin + segments[begin:end].argsort(kind="stable")
+            slots = ranges(slot[by_segments], segments[by_segments])
+            starts = (np.append(0, each[by_segments].cumsum()) for each in (rows, segments))
+            arrays.append([*starts, piece[slots], size[slots]])
+        self.row_start, self.slot_start, self.slot_piece, self.slot_size = zip(*arrays, strict=True)
+        self.cost = [
+            np.add.reduceat(pieces.costs(sizes), starts[:-1]) if len(sizes) else sizes
+            for sizes, starts in zip(self.slot_size, self.slot_start, strict=True)
+        ]
+        self.pattern = [
+            np.repeat(np.arange(len(rows) - 1, dtype=np.int32), np.diff(rows))
+            for rows in self.row_start
+        ]
+
+    def segments(self, bucket: int) -> np.ndarray:
+        """The number of segments of each row of bucket number `bucket`, ascending: int32 [rows]."""
+        return np.diff(self.slot_start[bucket]).astype(np.int32)[self.pattern[bucket]]
+
+    def first_piece(self, bucket: int) -> np.ndarray:
+        """The piece in the first slot of every row of bucket number `bucket`."""
+        rows, start = np.diff(self.row_start[bucket]), self.slot_start[bucket][:-1]
+        return ranges(self.slot_piece[bucket][start], rows)
+
+    def of_rows(self, bucket: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The number of slots of each of `rows`; the piece and the size of each slot."""
+        pattern = self.pattern[bucket][rows]
+        first = self.slot_start[bucket][pattern]
+        times = self.slot_start[bucket][pattern + 1] - first
+        ends = times.cumsum()
+        slot = (first - ends + times).repeat(times) + np.arange(ends[-1] if len(ends) else 0)
+        copy = (rows - self.row_start[bucket][pattern]).repeat(times)
+        return times, self.slot_piece[bucket][slot] + copy, self.slot_size[bucket][slot]
+
+
+class WindowRows:
+    """The rows of a bucket in a window, in the order in which batches take them.
+
+    `order` has the rows in `slots`, and `pieces` those of the window, sorted by size. If any number
+    of rows are taken at a time (`flat`), all slots are looked up at once.
+    """
+
+    def __init__(
+        self, slots: Slots, bucket: int, order: np.ndarray, pieces: np.ndarray, *, flat: bool
+    ):
+        self._slots, self._bucket, self._order, self._pieces = slots, bucket, order, pieces
+        self.costs = slots.cost[bucket][slots.pattern[bucket][order]]  # int64 [rows]
+        self._flat = None
+        if flat:
+            times, pieces, sizes = self.take(0, len(order))
+            self._flat = np.append(0, times.cumsum()), times, pieces, sizes
+
+    def take(
+        self, begin: int, end: int, order: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The segments of each of the rows `begin` to `end`; the piece and size of each segment.
+
+        `order` has numbers of these rows, from 0; None takes them as they are.
+        """
+        if self._flat is None:
+            rows = self._order[begin:end]
+            rows = rows if order is None else rows[order]
+            times, pieces, sizes = self._slots.of_rows(self._bucket, rows)
+            return times, self._pieces[pieces], sizes
+        starts, times, pieces, sizes = self._flat
+        if order is None:
+            which: Any = slice(starts[begin], starts[end])
+            return times[begin:end], pieces[which], sizes[which]
+        times = times[begin:end][order]
+        which = ranges(starts[begin + order], times)
+        return times, pieces[which], sizes[which]

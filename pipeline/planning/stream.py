@@ -1,0 +1,521 @@
+"""Streams: a stream is one corpus under given options, as endless rows of each bucket.
+
+A stream is a list of passes. A pass takes the rows of a layout window by window, in a seeded order:
+once for what is left of an epoch when options change, and for ever for whole epochs.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pipeline.errors import InvalidValue
+from pipeline.planning.bucket import Bucket
+from pipeline.planning.cache import WindowCache
+from pipeline.planning.cascade import pack
+from pipeline.planning.layout import Layout, Slots, WindowRows
+from pipeline.planning.lengths import NO_EXAMPLES, Lengths, digest
+from pipeline.planning.options import Options
+from pipeline.planning.order import (
+    Purpose,
+    deal,
+    permutation,
+    random_bits,
+    random_key,
+    sort_by_group,
+)
+from pipeline.planning.patterns import Packed
+from pipeline.planning.pieces import (
+    Pieces,
+    as_spans,
+    cut,
+    file_runs,
+    merge_spans,
+    trainable_positions,
+)
+from pipeline.planning.solution import Solution, load_solution
+
+# The orders of windows that are kept: readers are in two epochs at a time.
+ORDERS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Some rows of a stream, which follow each other in a bucket of one window."""
+
+    found_in: "Pass"
+    epoch: int
+    window: WindowRows
+    begin: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.begin
+
+    @property
+    def costs(self) -> np.ndarray:
+        """What the segments of each row cost: int64 [rows]."""
+        return self.window.costs[self.begin : self.end]
+
+    def segments(self, order: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """The number of segments of each row; and the segments, as in `PlannedBatch`.
+
+        But the first column has the epoch instead of the row, and examples are numbered within the
+        corpus. `order` has numbers of rows, from 0; None takes all.
+        """
+        times, numbers, sizes = self.window.take(self.begin, self.end, order)
+        pieces, spans = self.found_in.layout.pieces, self.found_in.spans
+        examples, starts = pieces.locate(numbers)
+        epoch: np.ndarray | int = self.epoch
+        if spans is not None:
+            chosen = spans[examples]
+            epoch, examples, starts = chosen[:, 0], chosen[:, 1], chosen[:, 2] + starts
+        positions = pieces.positions(sizes)
+        segments = np.empty((len(positions), 3 + positions.shape[1]), np.int64)
+        segments[:, 0], segments[:, 1] = epoch, examples
+        segments[:, 2], segments[:, 3:] = starts, positions
+        return times, segments
+
+
+class Pass:
+    """The rows of a layout, window by window; again and again in new orders, unless it has `spans`.
+
+    Attributes:
+        layout: the windows and their rows.
+        first_epoch: the epoch of its first rows.
+        spans: what remains of an epoch, as for `merge_spans`, whose pieces the layout has; the pass
+            is then over after one time. None: whole examples, for ever.
+        rows: int64 [buckets], the rows of one time.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        options: Options,
+        key: int,
+        *,
+        first_epoch: int,
+        by_row: bool,
+        spans: np.ndarray | None = None,
+    ):
+        self.layout, self.first_epoch, self.spans = layout, first_epoch, spans
+        self._shuffle, self._by_row = options.shuffle, by_row
+        self._rows_per_batch = [bucket.rows for bucket in options.buckets]
+        self._bits = functools.partial(random_bits, key)
+        self.rows = layout.rows.sum(axis=1)
+        self._orders: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    @functools.cached_property
+    def needs(self) -> int:
+        """The pieces for which a cache has room if no window is to be made twice in an epoch."""
+        _, edges = self.order(self.first_epoch)
+        edges = edges[edges[:, -1] > 0]
+        share = edges / edges[:, -1:]
+        begins, ends = share[:, :-1].min(axis=0), share[:, 1:].max(axis=0)
+        begun = np.searchsorted(np.sort(begins), ends, side="left")
+        live = int((begun - np.searchsorted(np.sort(ends), ends, side="left")).max(initial=1))
+        # Those of which buckets take rows at a time, the next one and the last one; and slots.
+        return 2 * (live + 2) * self.layout.most_pieces
+
+    def order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """The windows in their order in an epoch, and the rows of each bucket before each one.
+
+        int64 [windows] and [buckets, windows + 1], which ends with all rows.
+        """
+        epoch = epoch if self._shuffle else 0
+        if (found := self._orders.get(epoch)) is None:
+            windows = np.arange(len(self.layout))
+            if self._shuffle:
+                windows = permutation(self._bits(Purpose.ORDER, len(windows), epoch=epoch))
+            edges = np.pad(np.cumsum(self.layout.rows[:, windows], axis=1), ((0, 0), (1, 0)))
+            found = self._orders[epoch] = windows, edges
+            for oldest in list(self._orders)[:-ORDERS]:
+                self._orders.pop(oldest, None)
+        return found
+
+    def take(
+        self, cache: WindowCache, epoch: int, bucket: int, first: int, count: int, last_epoch: float
+    ) -> Rows:
+        """Up to `count` rows from row `first` of an epoch on: those that are in one window.
+
+        Once half of a window is taken, the next one is filled in the background, unless it is of an
+        epoch after `last_epoch`.
+        """
+        windows, edges = self.order(epoch)
+        place = int(edges[bucket].searchsorted(first, side="right")) - 1
+        begin, end = edges[bucket, place : place + 2].tolist()
+        last = min(first + count, end)
+        filled = self._window(cache.get, cache, epoch, place)[bucket]
+        if 2 * (last - begin) > end - begin:
+            more, following = divmod(place + 1, len(windows))
+            if not more or (self.spans is None and epoch < last_epoch):
+                self._window(cache.prepare, cache, epoch + more, following)
+        return Rows(self, epoch, filled, first - begin, last - begin)
+
+    def _window(self, get: Callable, cache: WindowCache, epoch: int, place: int) -> Any:
+        """The rows of each bucket in the window at `place` in an epoch's order, by the cache."""
+        epoch = epoch if self._shuffle else 0
+        return get((self, epoch, place), self.layout.most_pieces, self._fill, cache, epoch, place)
+
+    def _fill(self, cache: WindowCache, epoch: int, place: int) -> list[WindowRows]:
+        """The rows of each bucket in the window at `place` in an epoch's order."""
+        windows, edges = self.order(epoch)
+        window, layout = int(windows[place]), self.layout
+        slots: Slots = cache.get(
+            (layout, window),
+            layout.most_pieces,
+            lambda: Slots(layout.packed(window), layout.pieces),
+        )
+        draw = functools.partial(self._bits, epoch=epoch, window=window)
+        sizes = layout.sizes(window)
+        bits = draw(Purpose.EXAMPLES, len(sizes)) if self._shuffle else None
+        pieces = sort_by_group(sizes, bits)
+        pieces = pieces[np.count_nonzero(sizes == 0) :]  # pieces of size 0 are in no batch
+        if len(layout) > 1:
+            pieces = layout.numbers(window)[pieces]
+        if len(layout.pieces) < 1 << 32:
+            pieces = pieces.astype(np.uint32)
+        filled = []
+        for bucket, rows_per_batch in enumerate(self._rows_per_batch):
+            if not self._shuffle:
+                order = sort_by_group(pieces[slots.first_piece(bucket)], None)
+            elif self._by_row:
+                of_bucket = functools.partial(draw, bucket=bucket)
+                order = deal(slots.segments(bucket), None, of_bucket)
+            else:
+                of_bucket = functools.partial(draw, bucket=bucket)
+                begun = -int(edges[bucket, place]) % rows_per_batch
+                order = deal(slots.segments(bucket), rows_per_batch, of_bucket, begun)
+            filled.append(WindowRows(slots, bucket, order, pieces, flat=self._by_row))
+        return filled
+
+    def left(self, cache: WindowCache, epoch: int, rows_before: np.ndarray) -> np.ndarray:
+        """The spans that remain of an epoch after some rows of each bucket.
+
+        Fills only windows of which some rows, but not all, are before.
+        """
+        windows, edges = self.order(epoch)
+        begins, ends = edges[:, :-1], edges[:, 1:]
+        has_rows = ends > begins
+        untouched = np.all(~has_rows | (rows_before[:, None] <= begins), axis=0)
+        over = (~has_rows | (rows_before[:, None] >= ends)).all(axis=0)
+        found = [NO_EXAMPLES]
+        for place in np.flatnonzero(~over).tolist():
+            if untouched[place]:
+                window = int(windows[place])
+                found.append(self.layout.numbers(window)[self.layout.sizes(window) > 0])
+                continue
+            for bucket, filled in enumerate(self._window(cache.get, cache, epoch, place)):
+                rows = len(filled.costs)
+                first = min(max(int(rows_before[bucket] - begins[bucket, place]), 0), rows)
+                found.append(filled.take(first, rows)[1])
+        pieces = np.sort(np.concatenate(found))
+        numbers, starts = self.layout.pieces.locate(pieces)
+        sizes = self.layout.pieces.positions_of(pieces)
+        if self.spans is None:
+            return as_spans(epoch, numbers, starts, sizes)
+        epochs, examples, first = self.spans[numbers, :3].T
+        return as_spans(epochs, examples, first + starts, sizes)
+
+    def files_from(self, epoch: int, rows: np.ndarray) -> list[np.ndarray | None]:
+        """The files of each window of an epoch, from the first with later rows on; None for all."""
+        windows, edges = self.order(epoch)
+        place = int(np.count_nonzero((edges[:, 1:] <= rows[:, None]).all(axis=0)))
+        if self.layout.files is None:
+            return [None] * (place < len(windows))
+        return [self.layout.files[window] for window in windows[place:].tolist()]
+
+
+class Stream:
+    """The rows of one corpus, pass after pass, by random access.
+
+    A plan of several streams takes single rows (`by_row`). Otherwise it takes whole batches, and
+    rows that make no whole batch move to a longer bucket.
+
+    Attributes:
+        name: the name of the corpus; empty if it is the only one.
+        first: the number of its first example in the plan.
+        whole: the pass of whole epochs.
+        passes: first that of what is left of epochs in progress, if anything; then `whole`.
+        epoch: the number of the first whole epoch.
+        open_epochs: the epochs before it of which positions remained.
+        lost: spans of open epochs that are in no row: of examples left out, or overlong.
+        starts: int64 [passes, buckets], the rows before each pass.
+        solution: the patterns of whole epochs with packing="optimal"; else None.
+    """
+
+    def __init__(
+        self,
+        lengths: Lengths,
+        options: Options,
+        *,
+        name: str = "",
+        first: int = 0,
+        by_row: bool = False,
+        number: int = 0,
+        epoch: int = 0,
+        left: np.ndarray | None = None,
+    ):
+        """`number` counts the passes of this corpus before; `left` are spans of open epochs."""
+        self.lengths, self.options, self.name, self.first = lengths, options, name, first
+        self._by_row, self._number, self.epoch = by_row, number, epoch
+        self._buckets = options.buckets
+        if by_row:
+            self._buckets = tuple(dataclasses.replace(each, rows=1) for each in options.buckets)
+        longest = options.buckets[-1]
+        if lengths.array.ndim != len(longest.lengths):
+            raise InvalidValue(
+                f"lengths has shape {lengths.array.shape} and the longest bucket is {longest!r}; "
+                "pairs need buckets with two lengths, Bucket(rows=…, length=(inputs, targets)), "
+                "and others with one"
+            )
+        pieces = cut(lengths.array, longest.lengths, options.overflow)
+        if pieces.longest == 0:
+            raise InvalidValue(
+                f"none of the {len(lengths):,} examples has a position to train on; a causal "
+                "example needs at least two tokens, and overflow='drop' leaves out those longer "
+                f"than the longest bucket ({longest})"
+            )
+        self.whole, self.solution = self._make_pass(pieces, self._buckets, lengths.files)
+        self.max_position = pieces.max_position
+        self.open_epochs: tuple[int, ...] = ()
+        self.lost = np.zeros((0, 3 + len(longest.lengths)), np.int64)
+        self._files_left = NO_EXAMPLES  # of each file in which the pass of what is left lies
+        self._solution_left: Solution | None = None
+        rest = None if left is None or not len(left) else self._plan_left(left)
+        self.passes = (self.whole,) if rest is None else (rest, self.whole)
+        rows = np.stack([0 * self.whole.rows, *(found.rows for found in self.passes[:-1])])
+        self.starts = rows.cumsum(axis=0)
+
+    def _make_pass(
+        self,
+        pieces: Pieces,
+        buckets: tuple[Bucket, ...],
+        files: np.ndarray | None,
+        spans: np.ndarray | None = None,
+    ) -> tuple[Pass, Solution | None]:
+        """A pass over some pieces with rows in `buckets`; the solution if "optimal"."""
+        options, solution = self.options, None
+        fixed: dict[str, Any] = {"max_segments": options.max_segments}
+        if options.packing == "optimal":
+            solution = load_solution(self.lengths.store, pieces, buckets, options.max_segments)
+            search: Any = solution.pack
+        else:
+            search, fixed["packing"] = pack, options.packing
+            if pieces.table is not None:
+                fixed["sizes"] = pieces.table
+        of_whole = spans is None
+        key = random_key(options.seed, self.name, self._number, of_whole)
+        layout = Layout(
+            pieces,
+            functools.partial(_pack_used, search, self._buckets, buckets, fixed),
+            [bucket.rows for bucket in self._buckets],
+            key=key if options.shuffle else None,
+            window=options.window,
+            files=files,
+        )
+        first_epoch = self.epoch if spans is None else int(spans[:, 0].min())
+        made = Pass(layout, options, key, first_epoch=first_epoch, by_row=self._by_row, spans=spans)
+        return made, solution
+
+    def _plan_left(self, spans: np.ndarray) -> Pass | None:
+        """The pass of what is left of open epochs; None if that has no position."""
+        self.open_epochs = tuple(np.unique(spans[:, 0]).tolist())
+        if len(self.lengths.excluded):
+            stays = ~np.isin(spans[:, 1], self.lengths.excluded)
+            spans, self.lost = spans[stays], spans[~stays]
+        lengths = spans[:, 3:].astype(np.uint32)
+        pieces, buckets = self._cut_left(lengths if self.options.pairs else lengths[:, 0])
+        sizes = pieces.positions_per_example()
+        lost = spans.copy()
+        lost[:, 3:] -= sizes
+        self.lost = np.concatenate([self.lost, lost[lost[:, 3:].any(axis=1)]])
+        last = int((spans[:, 2:3] + sizes).max(initial=0, where=sizes > 0)) - 1
+        self.max_position = max(self.max_position, last)
+        if not pieces.longest:
+            return None
+        self._files_left, files = file_runs(spans, self.lengths.files)
+        left, self._solution_left = self._make_pass(pieces, buckets, files, spans)
+        return left
+
+    def _cut_left(self, lengths: np.ndarray) -> tuple[Pieces, tuple[Bucket, ...]]:
+        """The pieces of spans of these lengths, and the buckets for their rows."""
+        pieces = cut(lengths, self.options.buckets[-1].lengths, self.options.overflow)
+        if not self._by_row:
+            return pieces, self._buckets
+        # Only buckets with rows in whole epochs, which follow in every bucket. A span that these do
+        # not hold is split; a pair cannot be split and is dropped.
+        buckets = tuple(self._buckets[n] for n in np.flatnonzero(self.whole.rows))
+        sizes = pieces.positions_per_example()
+        holds = [(sizes <= bucket.lengths).all(axis=1) for bucket in buckets]
+        room = tuple(map(max, zip(*(bucket.lengths for bucket in buckets), strict=True)))
+        if self.options.pairs:
+            sizes[~np.logical_or.reduce(holds)] = 0
+            return cut(sizes, room, "truncate"), buckets
+        return cut(sizes[:, 0], room, "split"), buckets
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Everything of the corpus on which its rows depend, as JSON."""
+        whole = len(self.whole.layout) == 1
+        found = {"lengths": self.lengths.digest, "window": None if whole else self.options.window}
+        if self.whole.layout.files is not None and self.lengths.files is not None:
+            found["files"] = digest(self.lengths.files)
+        if self.options.by == "loss":
+            found["loss"] = f"{self.lengths.loss_share}"
+        if self.solution is not None:
+            found["patterns"] = self.solution.digest
+        if self._solution_left is not None:
+            found["patterns of the rest"] = self._solution_left.digest
+        return found
+
+    # ---- rows
+
+    def locate(self, bucket: int, row: int) -> tuple[Pass, int, int]:
+        """The pass of a row of a bucket, its epoch, and the number of the row in that epoch."""
+        number = len(self.passes) - 1
+        while number and row < self.starts[number, bucket]:
+            number -= 1
+        found, row = self.passes[number], row - int(self.starts[number, bucket])
+        if found.spans is not None:
+            return found, found.first_epoch, row
+        epochs, row = divmod(row, int(found.rows[bucket]))
+        return found, found.first_epoch + epochs, row
+
+    def take(
+        self,
+        cache: WindowCache,
+        bucket: int,
+        first: int,
+        count: int,
+        last_epoch: float = float("inf"),
+    ) -> Iterator[Rows]:
+        """Rows `first` to `first + count` of a bucket, divided by window."""
+        while count:
+            found, epoch, row = self.locate(bucket, first)
+            most = count
+            if found.spans is not None:
+                most = min(count, int(found.rows[bucket]) - row)
+            rows = found.take(cache, epoch, bucket, row, most, last_epoch)
+            yield rows
+            first, count = first + len(rows), count - len(rows)
+
+    def count_passes(self, rows: np.ndarray) -> int:
+        """The number of passes that are over after some rows of each bucket."""
+        return int((rows >= self.starts[1:]).all(axis=1).sum())
+
+    def epoch_after(self, rows: np.ndarray) -> int:
+        """The least epoch that is not over after some rows of each bucket."""
+        found = self.passes[self.count_passes(rows)]
+        if found.spans is not None:
+            return found.first_epoch
+        return self.epoch + self._count_times(rows - self.starts[-1])[0]
+
+    def left(self, cache: WindowCache, rows: np.ndarray) -> tuple[np.ndarray, int]:
+        """The spans that remain of open epochs after some rows, and the first epoch not begun."""
+        spans = [self.lost[:0]]
+        for found, start in zip(self.passes[:-1], self.starts, strict=False):
+            used = np.clip(rows - start, 0, found.rows)
+            spans.append(found.left(cache, found.first_epoch, used))
+        whole = self.whole
+        rows = np.maximum(rows - self.starts[-1], 0)
+        over, begun = self._count_times(rows)
+        for number in range(over, begun):
+            used = np.clip(rows - number * whole.rows, 0, whole.rows)
+            spans.append(whole.left(cache, self.epoch + number, used))
+        return merge_spans(np.concatenate(spans)), self.epoch + begun
+
+    def _count_times(self, rows: np.ndarray) -> tuple[int, int]:
+        """How many whole epochs are over after some of their rows, and how many have begun."""
+        used = self.whole.rows > 0
+        rows, each = rows[used], self.whole.rows[used]
+        return int((rows // each).min()), int((-(-rows // each)).max())
+
+    def after(
+        self,
+        cache: WindowCache,
+        rows: np.ndarray,
+        lengths: Lengths,
+        options: Options,
+    ) -> "Stream":
+        """The stream that goes on after some rows, with what is left of open epochs planned anew.
+
+        `lengths` may have new examples at its end; they join the latest epoch in progress.
+        """
+        spans, epoch = self.left(cache, rows)
+        new = np.arange(len(self.lengths), len(lengths))
+        if len(spans) and len(new):
+            sizes = trainable_positions(lengths.array[new])
+            joining = as_spans(epoch - 1, new, 0, sizes)
+            spans = np.concatenate([spans, joining[sizes.any(axis=1)]])
+        return Stream(
+            lengths,
+            options,
+            name=self.name,
+            first=self.first,
+            by_row=self._by_row,
+            number=self._number + 1,
+            epoch=epoch,
+            left=spans,
+        )
+
+    def files_ahead(self, rows: np.ndarray) -> list[np.ndarray]:
+        """The files of each window after some rows, and of those of the next epoch."""
+        assert self.lengths.files is not None, "only a corpus of files is asked"
+        every, found = np.arange(len(self.lengths.files)), list[np.ndarray]()
+        for part, start in zip(self.passes[:-1], self.starts, strict=False):
+            for runs in part.files_from(part.first_epoch, rows - start):
+                found.append(every if runs is None else np.unique(self._files_left[runs]))
+        rows = np.maximum(rows - self.starts[-1], 0)
+        epochs, _ = self._count_times(rows)
+        for more, before in ((0, rows - epochs * self.whole.rows), (1, 0 * rows)):
+            for files in self.whole.files_from(self.epoch + epochs + more, before):
+                found.append(every if files is None else files)
+        return found
+
+
+def expected_positions(streams: Sequence[Stream], epoch: int) -> np.ndarray:
+    """The positions of each example that batches of an epoch have: int64 [examples, 1 or 2].
+
+    This is the only definition of coverage. Positions lost to overflow and examples left out do not
+    count. New examples count from the epoch that they join. `streams` are those of one corpus in
+    the stages of a plan.
+    """
+    first = max([n for n, each in enumerate(streams) if epoch >= each.epoch], default=0)
+    expected = streams[first].whole.layout.pieces.positions_per_example()
+    for stream in streams[first + 1 :]:
+        before = len(expected)
+        expected = np.pad(expected, ((0, len(stream.lengths) - before), (0, 0)))
+        if epoch == stream.epoch - 1 and epoch in stream.open_epochs:
+            expected[before:] = trainable_positions(stream.lengths.array[before:])
+        lost = stream.lost[stream.lost[:, 0] == epoch]
+        np.subtract.at(expected, lost[:, 1], lost[:, 3:])
+    return expected
+
+
+def count_examples(streams: Sequence[Stream], epoch: int) -> int:
+    """The number of examples at the end of an epoch; new examples have the numbers after it."""
+    first = [epoch >= each.epoch or epoch in each.open_epochs for each in streams]
+    return len(streams[max([n for n, there in enumerate(first) if there], default=0)].lengths)
+
+
+def _pack_used(
+    search: Callable[..., Packed],
+    buckets: tuple[Bucket, ...],
+    used: tuple[Bucket, ...],
+    options: Mapping[str, Any],
+    counts: np.ndarray,
+    *,
+    surplus: Sequence[int] | None = None,
+) -> Packed:
+    """Packs a histogram by `search`, as `cascade.pack`, into those of `buckets` that are `used`."""
+    if surplus is not None:
+        given = dict(zip(buckets, surplus, strict=True))
+        options = {**options, "surplus": [given[bucket] for bucket in used]}
+    packed = search(counts, buckets=used, **options)
+    if len(used) == len(buckets):
+        return packed
+    patterns = dict(zip(used, packed.patterns, strict=True))
+    return Packed(buckets, tuple(patterns.get(each, ()) for each in buckets), packed.counts)
