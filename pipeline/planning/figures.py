@@ -71,10 +71,8 @@ def whole_epochs(plan: "Plan", step: int) -> dict[str, int]:
     found = {stream.name: 0 for stream in plan.stages[-1].streams}
     stage = [each for each in plan.stages if each.start < max(step, 1)][-1]
     block = stage.assembly.block(step)  # in the middle of it, epochs that end in it are not over
-    rows = stage.schedule.before(block.start - stage.start)[1]
-    for number, stream in enumerate(stage.streams):
-        found[stream.name] = stream.epoch_after(rows[:, number])
-    return found
+    epochs = stage.schedule.epochs(block.start - stage.start)
+    return found | dict(zip((stream.name for stream in stage.streams), epochs, strict=True))
 
 
 def rows_and_tokens(plan: "Plan") -> dict[Bucket, np.ndarray]:

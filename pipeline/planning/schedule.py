@@ -339,9 +339,12 @@ class Schedule:
             self._around = range(self.first_step(epoch), self.first_step(epoch + 1))
         return self._around
 
+    def epochs(self, step: int) -> list[int]:
+        """The least epoch of each stream that is not over before a step."""
+        return self._progress.epochs(self.before(step)[1]).tolist()
+
     def _epoch_at(self, step: int) -> int:
-        epochs = self._progress.epochs(self.before(step)[1]).tolist()
-        pairs = zip(epochs, self.offsets, strict=True)
+        pairs = zip(self.epochs(step), self.offsets, strict=True)
         return min(epoch + offset for epoch, offset in pairs if offset is not None)
 
     def first_step(self, epoch: int) -> int:

@@ -402,17 +402,6 @@ class Stream:
             yield rows
             first, count = first + len(rows), count - len(rows)
 
-    def count_passes(self, rows: np.ndarray) -> int:
-        """The number of passes that are over after some rows of each bucket."""
-        return int((rows >= self.starts[1:]).all(axis=1).sum())
-
-    def epoch_after(self, rows: np.ndarray) -> int:
-        """The least epoch that is not over after some rows of each bucket."""
-        found = self.passes[self.count_passes(rows)]
-        if found.spans is not None:
-            return found.first_epoch
-        return self.epoch + self._count_times(rows - self.starts[-1])[0]
-
     def left(self, cache: WindowCache, rows: np.ndarray) -> tuple[np.ndarray, int]:
         """The spans that remain of open epochs after some rows, and the first epoch not begun."""
         spans = [self.lost[:0]]
