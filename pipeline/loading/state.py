@@ -156,7 +156,7 @@ def _changes(step: int, then: list[dict], now: list[dict]) -> list[str]:
 def differences(then: Any, now: Any) -> list[str]:
     """Each part that differs between two identities, which are JSON, in words.
 
-    >>> differences({"seed": 3, "of": {"text": {"lengths": "a"}}}, {"seed": 4, "of": {}})
+    >>> differences({"seed": 3, "corpora": {"text": {"lengths": "a"}}}, {"seed": 4})
     ['seed was 3 and is now 4', 'lengths of text was a and is now not given']
     """
     old, new = (dict(flatten(each)) for each in (then, now))

@@ -80,9 +80,10 @@ class Plan:
         overflow: what to do with examples longer than the longest bucket: "split" them (not for
             pairs, whose targets would lose their inputs), "truncate" or "drop" them, or raise an
             "error". Default None: "split", for pairs "error".
-        window: the most pieces (examples or their parts) that are packed together, shared by the
-            corpora of step 0; bounds memory and the time to the first batch. Default 4,194,304. A
-            larger corpus of several files has windows of whole files.
+        window: about how many pieces (examples or their parts) are packed together; bounds memory
+            and the time to the first batch. Default 4,194,304. A larger corpus has windows of
+            blocks from all of it, or of whole files. Several corpora share the number, but each
+            has windows of at least 65,536 pieces, if that is less than `window`.
         max_segments: the most segments in a row. Default None: no limit.
         tiers: the number of consecutive steps whose rows are sorted by the cost of their attention
             and dealt to these steps again, in each bucket, so that the rows of a batch cost about
