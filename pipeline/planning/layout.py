@@ -104,8 +104,8 @@ class Layout:
             return (edges[1:] + edges[:-1]) * number // (2 * max(int(edges[-1]), 1))
         sums = np.empty(blocks, np.int64)
         chunks = np.unique(edges.searchsorted(np.arange(0, edges[-1], AT_ONCE)))
-        for begin, end in zip(chunks, np.append(chunks[1:], blocks), strict=True):
-            sizes = self.pieces.sizes(edges[begin], edges[end])
+        for begin, end in itertools.pairwise([*chunks.tolist(), blocks]):
+            sizes = self.pieces.sizes(int(edges[begin]), int(edges[end]))
             within = edges[begin:end] - edges[begin]
             sums[begin:end] = np.add.reduceat(sizes, within, dtype=np.int64)
         strata = -(-blocks // number)
