@@ -69,7 +69,7 @@ def test_the_program_makes_an_update_of_each_block_of_tiers(text, tmp_path):
     stops = [3, 6]
 
     def received(self, done):
-        self.reason = "a test"
+        self.reason = "SIGTERM"
         return done in stops and stops.remove(done) is None
 
     with pytest.MonkeyPatch.context() as patch:

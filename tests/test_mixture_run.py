@@ -53,7 +53,7 @@ def test_a_run_goes_on_under_other_weights_when_a_phase_says_so(
 
     run(of(), tmp_path)
     assert summary(tmp_path)["shares"] == pytest.approx({"first": 0.75, "second": 0.25}, abs=0.05)
-    with pytest.raises(ValueError, match=r"weights was first:3/4\+second:1/4 and is now first:1/2"):
+    with pytest.raises(ValueError, match=r"weight of first was 3/4 and is now 1/2"):
         run(of(steps=18, mixture__weights=((0, {"first": 1, "second": 1}),)), tmp_path)
     # Twelve steps at three to one, and six of the second alone, which another joins halfway.
     monkeypatch.setenv("TINY_MORE", "1")

@@ -1,6 +1,5 @@
 """The training program on several hosts: equal results, elastic resume, hosts that go."""
 
-import re
 import signal
 import sys
 import time
@@ -59,12 +58,11 @@ def alone(text, once):  # noqa: F811
 def assert_every_example_once(workdir):
     """In each whole epoch of the log, the batches that ran hold every position once."""
     corpus = Corpus.open(workdir / "corpus/train")
-    fingerprint = Checkpoints(workdir / "checkpoints").restore_json(40)[0]["plans"][0][
-        "fingerprint"
-    ]
-    shapes = re.search("buckets=([^;]*)", fingerprint).group(1).split("+")
+    state, _ = Checkpoints(workdir / "checkpoints").restore_json(40)
+    identity = state["plans"][0]["identity"]
+    shapes = identity["buckets"].split("+")
     plan = Plan(corpus, [Bucket(*map(int, shape.split("x"))) for shape in shapes])
-    assert plan.fingerprint == fingerprint
+    assert plan.identity == identity
     log = steps(workdir)
     per_epoch = plan.num_batches()
     assert len(log) >= 2 * per_epoch
