@@ -334,10 +334,11 @@ class Schedule:
 
     def epoch_around(self, step: int) -> range:
         """The steps of the epoch of a step, as far as they are steps of the schedule."""
-        if step not in self._around:
+        around = self._around
+        if step not in around:
             epoch = self.epoch_of(step)
-            self._around = range(self.first_step(epoch), self.first_step(epoch + 1))
-        return self._around
+            around = self._around = range(self.first_step(epoch), self.first_step(epoch + 1))
+        return around
 
     def epochs(self, step: int) -> list[int]:
         """The least epoch of each stream that is not over before a step."""

@@ -359,9 +359,10 @@ class Stream:
     @property
     def identity(self) -> dict[str, Any]:
         """Everything of the corpus on which its rows depend, as JSON."""
-        whole = len(self.whole.layout) == 1
-        found = {"lengths": self.lengths.digest, "window": None if whole else self.options.window}
-        if self.whole.layout.files is not None and self.lengths.files is not None:
+        several = any(len(each.layout) > 1 for each in self.passes)
+        window = self.options.window if several else None
+        found = {"lengths": self.lengths.digest, "window": window}
+        if several and self.lengths.files is not None:
             found["files"] = digest(self.lengths.files)
         if self.options.by == "loss":
             found["loss"] = f"{self.lengths.loss_share}"
