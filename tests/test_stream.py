@@ -137,3 +137,9 @@ def test_windows_of_what_is_left_are_in_the_identity():
     changed = [plan.after(60, buckets=[Bucket(4, 8)], window=window) for window in (100, 10_000)]
     assert changed[0].batch(60).digest != changed[1].batch(60).digest
     assert changed[0].fingerprint != changed[1].fingerprint
+
+
+def test_steps_of_a_plan_that_ends_are_no_more_than_it_has():
+    plan = Plan({"a": ANY}, [Bucket(8, 32)], weights={"a": 1}, ending="stop")
+    with pytest.raises(IndexError, match="this plan ends after"):
+        plan.between(0, 10**6).batch(plan.num_batches())

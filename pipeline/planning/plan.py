@@ -252,7 +252,8 @@ class Plan:
 
     def between(self, first: int, last: int | None = None) -> "Plan":
         """The same plan with only the steps from `first` to `last`, and their buckets."""
-        first, ends = max(require_index(first), self._first), [self._last, last]
+        first = max(require_index(first), self._first)
+        ends = [self._last, last, self.stages[-1].end]
         return self._from_stages(
             self.stages, first, min([end for end in ends if end is not None], default=None)
         )
