@@ -188,6 +188,18 @@ def test_another_model_is_another_run(text, tmp_path):  # noqa: F811
         run(tiny(text, model__width=64, steps=5), tmp_path)
 
 
+def run_script(script, flags, text):  # noqa: F811
+    """A program of its own, with its output; its corpus is of `text`."""
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script, *flags],
+        cwd=ROOT,
+        env=environment(TINY_TEXT=str(text)),
+        capture_output=True,
+        text=True,
+        timeout=TIME_LIMIT,
+    )
+
+
 FLAGS = {
     "--config.stepz=3": 'Did you mean "steps" instead of "stepz"?',
     "--config.model.widht=3": 'Did you mean "width" instead of "widht"?',
@@ -211,14 +223,7 @@ for word in sys.argv[1:]:
         os._exit(0)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=sys.stderr)
 """
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script, *FLAGS],
-        cwd=ROOT,
-        env=environment(TINY_TEXT=str(text)),
-        capture_output=True,
-        text=True,
-        timeout=TIME_LIMIT,
-    )
+    done = run_script(script, FLAGS, text)
     assert "Traceback" not in done.stderr
     said = done.stderr.split("\n2\n")
     assert len(said) == len(FLAGS) + 1, done.stderr
@@ -274,23 +279,13 @@ def test_a_run_knows_its_config_and_flags_change_it(text, tmp_path):  # noqa: F8
     script = "import sys, train; train.parse(sys.argv); print(train.CONFIG.value)"
     flags = [f"--workdir={tmp_path / 'first'}", "--config.steps=7", "--config.model.num_heads=4"]
 
-    def parse(*flags):
-        return subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", script, *flags],
-            cwd=ROOT,
-            env=environment(TINY_TEXT=str(text)),
-            capture_output=True,
-            text=True,
-            timeout=TIME_LIMIT,
-        )
-
-    done = parse(*flags)
+    done = run_script(script, flags, text)
     said = done.stdout
     assert not done.returncode, done.stderr
     assert "steps: 7" in said
     assert "width: 64" in said
     assert "num_heads: 4" in said
-    assert "width: 32" in parse(f"--config={file}", *flags).stdout
+    assert "width: 32" in run_script(script, [f"--config={file}", *flags], text).stdout
     # It keeps the file also when it goes on without being given one.
     known = get_config(str(tmp_path / "first"))
     known.steps = 5
@@ -299,6 +294,8 @@ def test_a_run_knows_its_config_and_flags_change_it(text, tmp_path):  # noqa: F8
     assert get_config(str(tmp_path / "first")).steps == 5
     kept = tmp_path / "first" / "run_config.json"
     kept.write_text(kept.read_text().replace("tiny_config.py", "gone.py"))
-    assert "No such file or directory: " in parse(flags[0]).stderr
+    assert "No such file or directory: " in run_script(script, flags[:1], text).stderr
     kept.write_text("{}")
-    assert parse(flags[0]).stderr.endswith("is damaged: KeyError('fields'); give --config\n")
+    assert run_script(script, flags[:1], text).stderr.endswith(
+        "is damaged: KeyError('fields'); give --config\n"
+    )

@@ -9,7 +9,7 @@ import numpy as np
 from pipeline.corpus.gather import Fields, gather
 from pipeline.corpus.interface import AnyCorpus, Readable, Split, as_pieces
 from pipeline.errors import InvalidValue
-from pipeline.planning.stage import flatten
+from pipeline.planning.identity import flatten
 
 
 class Corpora(AnyCorpus):

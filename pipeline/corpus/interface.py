@@ -14,7 +14,7 @@ from pipeline.corpus.gather import Fields
 from pipeline.corpus.tasks import Task
 from pipeline.errors import InvalidType, InvalidValue, OutOfRange, require_share
 from pipeline.planning import lengths as lengths_module
-from pipeline.planning.stage import fingerprint_of
+from pipeline.planning.identity import fingerprint_of
 from pipeline.text.tokenizers import Tokenizer
 
 

@@ -1,7 +1,6 @@
 """Parts: the Arrow files that hold the tokens of a corpus."""
 
 import dataclasses
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from pipeline.corpus.tasks import Task
 from pipeline.errors import InvalidValue
 from pipeline.fs import objects
 from pipeline.fs.atomic import atomic_write, is_local
+from pipeline.planning.identity import fingerprint_of
 from pipeline.text.ragged import Ragged
 
 # The key of the metadata, by which a file is known as a part. Arrow stores it twice.
@@ -218,7 +218,7 @@ def read_part(path: epath.Path) -> PartFile:
 
 def json_digest(document: Any) -> str:
     """A short hash of a JSON document, whatever the order of its keys."""
-    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:12]
+    return fingerprint_of(document)[:12]
 
 
 COLUMNS = {"offsets": np.int64, "tokens": np.int32, "weights": np.float32}

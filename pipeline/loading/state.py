@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import InvalidValue
+from pipeline.planning.identity import fingerprint_of, flatten
 from pipeline.planning.lengths import take_first
 from pipeline.planning.plan import Plan
-from pipeline.planning.stage import fingerprint_of, flatten
 
 
 def data_state(

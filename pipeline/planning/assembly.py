@@ -68,8 +68,6 @@ class Assembly:
     def batch(self, step: int, last_epoch: float) -> PlannedBatch:
         """The batch of a step of the plan; no window after `last_epoch` is prepared."""
         steps = self.block(step)
-        if self._streams[0].name:  # corpora have epochs of their own, many more than the plan
-            last_epoch = float("inf")
         together = self._options.tiers == 1 and len(self._streams) > 1
         if together and 0 <= step - self._asked <= TOGETHER:
             steps = self._range(step, TOGETHER)

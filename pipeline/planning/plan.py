@@ -18,10 +18,11 @@ from pipeline.errors import (
 )
 from pipeline.planning import figures
 from pipeline.planning.bucket import Bucket, as_buckets
+from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.lengths import AnyLengths, Exclude, as_corpora, select_corpora, take_first
 from pipeline.planning.options import Changes, Options, PlanOptions, Weights, as_phases
 from pipeline.planning.planned import PlannedBatch
-from pipeline.planning.stage import Stage, add_phases, fingerprint_of
+from pipeline.planning.stage import Stage, add_phases
 from pipeline.planning.stream import Stream
 from pipeline.planning.table import heading, represent, table
 
@@ -358,8 +359,11 @@ class Plan:
 
     @functools.cached_property
     def _last_epoch(self) -> float:
-        """The last epoch of which batches are asked for, as far as it is known."""
-        if self._last is None:
+        """The last epoch of which batches are asked for, as far as it is known.
+
+        Several corpora have epochs of their own, many more than the plan.
+        """
+        if self._last is None or self.stages[-1].weights is not None:
             return math.inf
         stage = self.stages[bisect_right(self._starts, max(self._last - 1, 0)) - 1]
         return stage.schedule.epoch_of(max(self._last - 1, 0) - stage.start)

@@ -11,6 +11,7 @@ from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.cascade import pack, row_cost
 from pipeline.planning.columns import Columns, round_rows
+from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.patterns import Packed, Pattern
 from pipeline.planning.pieces import Pieces
 
@@ -95,8 +96,7 @@ def load_solution(
         counts += np.bincount(sizes, minlength=len(counts))
     counts[0] = 0
     shapes = [bucket.as_json for bucket in buckets]
-    text = json.dumps([VERSION, counts.tolist(), shapes, max_segments])
-    of = hashlib.sha256(text.encode()).hexdigest()[:16]
+    of = fingerprint_of([VERSION, counts.tolist(), shapes, max_segments])
     name = f"packing-{of}.json"
     return Solution(store(name, lambda: _search(counts, buckets, max_segments, of)), name, of)
 

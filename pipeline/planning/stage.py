@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import gc
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Unpack
@@ -15,6 +14,7 @@ import numpy as np
 from pipeline.errors import InvalidValue
 from pipeline.planning.assembly import Assembly
 from pipeline.planning.cache import WindowCache
+from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.lengths import (
     Exclude,
     Lengths,
@@ -204,27 +204,6 @@ class Stage:
         return {name: present.get(name) or Lengths.of(each) for name, each in every.items()}
 
 
-def fingerprint_of(identity: Any) -> str:
-    """A short digest of JSON."""
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def flatten(identity: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """The values in some JSON, each with its name: those of the parts that it is in, inside out.
-
-    >>> dict(flatten({"seed": 3, "corpora": {"code": {"lengths": "5e1f"}}}))
-    {'seed': 3, 'lengths of code': '5e1f'}
-    """
-    if isinstance(identity, dict) and identity:
-        for key, value in identity.items():
-            yield from flatten(value, key if name in ("", "corpora") else f"{key} of {name}")
-    elif isinstance(identity, list) and identity and isinstance(identity[0], dict):
-        for value in identity:
-            yield from flatten(value, f"step {value.get('from', 0):,}")
-    else:
-        yield name, identity
-
-
 def add_phases(
     stages: list[Stage], phases: Iterable[tuple[int, Mapping[str, Fraction]]], given: Any
 ) -> list[Stage]:
@@ -311,8 +290,6 @@ def _as_shares(weights: Any, members: Mapping[str, Lengths]) -> Mapping[str, Fra
 
 
 def _weights_as_json(weights: Mapping[str, Fraction] | None) -> dict[str, Any]:
-    return (
-        {}
-        if weights is None
-        else {"weights": {name: f"{share}" for name, share in weights.items()}}
-    )
+    if weights is None:
+        return {}
+    return {"weights": {name: f"{share}" for name, share in weights.items()}}

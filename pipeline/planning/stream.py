@@ -181,13 +181,11 @@ class Pass:
         for bucket, rows_per_batch in enumerate(self._rows_per_batch):
             if not self._shuffle:
                 order = sort_by_group(pieces[slots.first_piece(bucket)], None)
-            elif self._by_row:
-                of_bucket = functools.partial(draw, bucket=bucket)
-                order = deal(slots.segments(bucket), None, of_bucket)
             else:
+                dealt = None if self._by_row else rows_per_batch
+                missing = -int(edges[bucket, place]) % rows_per_batch  # in a batch that has begun
                 of_bucket = functools.partial(draw, bucket=bucket)
-                begun = -int(edges[bucket, place]) % rows_per_batch
-                order = deal(slots.segments(bucket), rows_per_batch, of_bucket, begun)
+                order = deal(slots.segments(bucket), dealt, of_bucket, missing)
             filled.append(WindowRows(slots, bucket, order, pieces, flat=self._by_row))
         return filled
 

@@ -12,7 +12,7 @@ from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import InvalidValue
 from pipeline.history.plans import NAME
 from pipeline.loading.checkpoint import Checkpoints
-from pipeline.planning.stage import flatten
+from pipeline.planning.identity import flatten
 
 logger = logging.getLogger(__name__)
 

@@ -235,7 +235,9 @@ class Schedule:
         elif isinstance(corpus, Corpora):
             first = next(iter(corpus.corpora.values()))
             arguments[0] = 0, {**arguments[0][1], "examples": len(first)}
-        if (change := self._change) is not None and change.step:
+        if (change := self._change) is not None and self.options(change.step - 1).get(
+            "tiers", 1
+        ) > 1:
             number = self.entries.index(change)
             asked = change.step
             change.step = Plan.replay(corpus, arguments[:number]).next_block(asked)
