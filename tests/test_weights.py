@@ -209,6 +209,14 @@ def test_weights_change_at_their_step_and_not_before():
     assert figures.shares(mixture, 300, 2000) == pytest.approx(WEIGHTS, abs=0.01)
 
 
+@pytest.mark.parametrize("steps", [1, 2, 5, 50])
+def test_a_small_share_is_had_over_phases_of_any_length(steps):
+    weights = {"code": 96, "prose": 4, "chat": 10}, {"code": 66, "prose": 4, "chat": 0}
+    phases = [(step, weights[step // steps % 2]) for step in range(0, 600, steps)]
+    shares = figures.shares(Plan(SOURCES, BUCKETS, weights=phases), 0, 600)
+    assert shares == pytest.approx({"code": 0.908, "prose": 0.0467, "chat": 0.0455}, abs=0.003)
+
+
 def test_a_mixture_goes_on_after_a_step_under_other_weights():
     other = {"code": 1, "prose": 1, "chat": 0}
     phases = [(0, WEIGHTS), (40, other)]
@@ -644,7 +652,7 @@ def test_a_mixture_made_today_is_the_mixture_made_next_year():
         "a": {"lengths": "590bec908c91b7f5", "window": None, "weight": "2/3"},
         "b": {"lengths": "67f55221dd006a14", "window": None, "weight": "1/3"},
     }
-    assert mixture.fingerprint == "453e1dffd61055c4"
+    assert mixture.fingerprint == "82c76707b23be44c"
     order = "".join("sml"[BUCKETS.index(mixture.batch(step).bucket)] for step in range(24))
     assert order == "lllllllllmllllllllllllll"
     assert [mixture.batch(step).digest for step in (0, 300, 10**9)] == [

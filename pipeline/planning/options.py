@@ -18,7 +18,7 @@ from pipeline.planning.pieces import OVERFLOWS, Overflow
 
 # The version of the planning algorithm. It goes up whenever a plan would change, so that a run
 # never continues from a checkpoint with other batches.
-VERSION = 4
+VERSION = 5
 
 WINDOW = 1 << 22
 

@@ -194,7 +194,7 @@ class Quota:
             self._nodes.append((left[2], right[2], left[0], both, both // 2 + more))
             self._above[left[2]] = self._above[right[2]] = node
             heapq.heappush(heap, (both, min(left[1], right[1]), node, due))
-        self._root = heap[0][2]
+        self._root = heap[0][2] if heap else 0  # without shares, no place is asked
         self._latest: tuple[int, list[int]] = 0, [0] * self._takers
 
     def before(self, place: int) -> list[int]:

@@ -25,6 +25,9 @@ KEEPS = 64
 # What streams are owed is counted in parts of a row, and the pace of a stream in parts of a pass.
 UNIT, PACE = 1 << 64, 1 << 160
 
+# More rows than any step has before it.
+NEVER = 1 << 62
+
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
@@ -35,12 +38,13 @@ class Interval:
         batches: int64 [buckets], the batches of each bucket before it.
         rows: int64 [buckets, streams], the rows of each stream before it.
         rows_per_batch: int64 [buckets].
-        buckets: the quota of the buckets in the steps. The first of its places that is a step is
-            number `skipped`.
-        streams: for each bucket, the quota of the streams in its rows; None without rows.
-        ends: int64 [buckets], of the only stream the rows at the end; the last batches are short.
+        bucket_quota: divides steps among buckets. The first step is its place number `rotation`.
+        stream_quotas: for each bucket, divides its rows among streams.
+        most_rows: int64 [buckets, streams], the rows at the end of a pass, whose last batches are
+            short; or more rows than there can be.
+        rotation: the places of `bucket_quota` before the first step.
         shares: for each bucket, the rows of each of several streams in a step, of `per_step`.
-        due: for each bucket, the rows due to each of several streams before it, in `UNIT`s.
+        owed: for each bucket, the rows owed to each of several streams before it, in `UNIT`s.
         end: one past the last step; None: the shares stay for ever.
     """
 
@@ -48,61 +52,53 @@ class Interval:
     batches: np.ndarray
     rows: np.ndarray
     rows_per_batch: np.ndarray
-    buckets: Quota
-    skipped: int = 0
-    ends: np.ndarray | None = None
-    streams: Sequence[Quota | None] = ()
+    bucket_quota: Quota
+    stream_quotas: Sequence[Quota]
+    most_rows: np.ndarray
+    rotation: int = 0
     shares: Sequence[Sequence[int]] = ()
     per_step: int = 1
-    due: Sequence[Sequence[int]] = ()
+    owed: Sequence[Sequence[int]] = ()
     end: int | None = None
+
+    @functools.cached_property
+    def _rotated(self) -> list[int]:
+        return self.bucket_quota.before(self.rotation)
 
     def before(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """The batches of each bucket and the rows of each stream before a step, as attributes."""
-        batches = np.array(self.buckets.before(self.skipped + step - self.start), np.int64)
-        batches -= self._skipped
-        places = batches * self.rows_per_batch
-        if self.ends is not None:
-            rows = np.minimum(self.rows[:, 0] + places, self.ends)[:, None]
-        else:
-            rows = self.rows.copy()
-            for bucket, (quota, place) in enumerate(
-                zip(self.streams, places.tolist(), strict=True)
-            ):
-                if quota is not None and place:
-                    rows[bucket] += quota.before(place)
-        return self.batches + batches, rows
-
-    @functools.cached_property
-    def _skipped(self) -> np.ndarray:
-        return np.array(self.buckets.before(self.skipped), np.int64)
+        places = self.bucket_quota.before(self.rotation + step - self.start)
+        batches = np.subtract(places, self._rotated)
+        taken = (batches * self.rows_per_batch).tolist()
+        each = zip(self.stream_quotas, taken, strict=True)
+        rows = self.rows + np.array([quota.before(place) for quota, place in each])
+        return self.batches + batches, np.minimum(rows, self.most_rows)
 
     def at(self, step: int) -> tuple[int, list[tuple[int, int, int]]]:
         """The number of a step's bucket, and its rows: (stream, first row, number of rows)."""
-        place = self.skipped + step - self.start
-        bucket = self.buckets.taker(place)
-        if self.ends is not None:
-            number = self.buckets.before(place)[bucket] - int(self._skipped[bucket])
-            rows = int(self.rows_per_batch[bucket])
-            first = int(self.rows[bucket, 0]) + number * rows
-            return bucket, [(0, first, min(rows, int(self.ends[bucket]) - first))]
-        quota, rows = self.streams[bucket], int(self.rows_per_batch[bucket])
-        assert quota is not None, "a bucket with steps has rows"
-        first = self.buckets.of(bucket, place) * rows
+        place = self.rotation + step - self.start
+        bucket = self.bucket_quota.taker(place)
+        rows, quota = int(self.rows_per_batch[bucket]), self.stream_quotas[bucket]
+        first = (self.bucket_quota.of(bucket, place) - self._rotated[bucket]) * rows
         before, after = quota.before(first), quota.before(first + rows)
-        base = self.rows[bucket].tolist()
+        most, base = (each[bucket].tolist() for each in (self.most_rows, self.rows))
         return bucket, [
-            (stream, start + begin, end - begin)
-            for stream, (start, begin, end) in enumerate(zip(base, before, after, strict=True))
+            (stream, base[stream] + begin, min(end - begin, most[stream] - base[stream] - begin))
+            for stream, (begin, end) in enumerate(zip(before, after, strict=True))
             if end > begin
         ]
 
-    def row(self, stream: int, bucket: int, step: int) -> int:
-        """The rows of one of several streams in a bucket before a step."""
-        batches = self.buckets.of(bucket, step - self.start)
-        quota, place = self.streams[bucket], batches * int(self.rows_per_batch[bucket])
-        assert quota is not None, "a stream with a share has rows"
-        return int(self.rows[bucket, stream]) + quota.of(stream, place)
+    def owed_at(self, step: int) -> list[list[int]]:
+        """The rows of each bucket that are owed to each of several streams before a step."""
+        steps = (step - self.start) * UNIT
+        taken = (self.before(step)[1] - self.rows).tolist()
+        return [
+            [
+                had + share * steps // self.per_step - rows * UNIT
+                for had, share, rows in zip(*of_bucket, strict=True)
+            ]
+            for of_bucket in zip(self.owed, self.shares, taken, strict=True)
+        ]
 
 
 class Schedule:
@@ -124,15 +120,19 @@ class Schedule:
         shares: Mapping[str, Fraction] | None = None,
         *,
         rows: np.ndarray | None = None,
+        owed: Sequence[Sequence[int]] = (),
         offsets: Sequence[int | None] = (0,),
         epoch: int = 0,
     ):
-        """`rows`, int64 [buckets, streams], come before step 0, which is in `epoch`."""
+        """`rows`, int64 [buckets, streams], come before step 0, which is in `epoch`.
+
+        `owed` is what another schedule of these streams owes them, by `owed_at`.
+        """
         self._streams, self._options = streams, options
         self._progress = _Progress(streams)
         self._rows_per_batch = np.array([bucket.rows for bucket in options.buckets])
         self._intervals: tuple[Interval, ...] = ()
-        self._repeats: Interval | None = None  # the latest interval of whole epochs
+        self._whole_epoch: Interval | None = None  # the latest one, of one stream
         self.steps: int | None = None
         self._latest_epoch = epoch, 0, 0  # with the first step and the end of those known
         self._around = range(0)
@@ -152,9 +152,8 @@ class Schedule:
         self._sizes = [
             [_size(stream, found, options.by) for found in stream.passes] for stream in streams
         ]
-        self._start_rows = rows
-        due = [[0] * len(streams) for _ in rows]
-        self._intervals = (self._interval_in_shares(0, 0 * self._rows_per_batch, rows, due),)
+        owed = owed or [[0] * len(streams) for _ in rows]
+        self._intervals = (self._interval_in_shares(0, 0 * self._rows_per_batch, rows, owed),)
         if options.ending == "stop":
             # Each stream has what is left of an epoch and, from the start of the plan, one whole.
             stock = np.stack(
@@ -186,33 +185,34 @@ class Schedule:
         rows: np.ndarray,
     ) -> Interval:
         """One time of a pass; buckets rotate in each one."""
-        skipped, steps = 0, int(self._count_batches(found).sum())
+        rotation, steps = 0, int(self._count_batches(found).sum())
         if self._options.shuffle:
             key = random_key(self._options.seed, "buckets", found.spans is None)
             bits = int(random_bits(key, Purpose.BUCKETS, 1, epoch=epoch)[0])
-            skipped = bits % steps
+            rotation = bits % steps
         return Interval(
             start,
             batches,
             rows[:, None],
             self._rows_per_batch,
             quota,
-            skipped,
-            ends=rows + found.rows,
+            [Quota([1])] * len(rows),
+            (rows + found.rows)[:, None],
+            rotation,
             end=start + steps,
         )
 
-    def _whole_epoch(self, step: int) -> Interval:
+    def _interval_of_epoch(self, step: int) -> Interval:
         """The interval of a step that is in a whole epoch of the only stream."""
-        latest = self._repeats
+        latest = self._whole_epoch
         if latest is None or not latest.start <= step < (latest.end or 0):
             first, (stream,) = self._intervals[-1], self._streams
             per_epoch = self._count_batches(stream.whole)
             steps = int(per_epoch.sum())
             epochs = (step - first.start) // steps
-            latest = self._repeats = self._interval_of(
+            latest = self._whole_epoch = self._interval_of(
                 stream.whole,
-                first.buckets,
+                first.bucket_quota,
                 stream.epoch + epochs,
                 first.start + epochs * steps,
                 first.batches + epochs * per_epoch,
@@ -223,12 +223,12 @@ class Schedule:
     # ---- several streams
 
     def _interval_in_shares(
-        self, start: int, batches: np.ndarray, rows: np.ndarray, due: Sequence[Sequence[int]]
+        self, start: int, batches: np.ndarray, rows: np.ndarray, owed: Sequence[Sequence[int]]
     ) -> Interval:
         """The interval from `start` on, in which the present passes of all streams go on.
 
         Weights give the pace of a pass, and its pace the rows of each bucket. What streams are owed
-        counts from step 0: a small share of a short interval would never have a row.
+        goes on from interval to interval: a small share of a short one would never have a row.
         """
         per_batch = self._rows_per_batch.tolist()
         unit = PACE * math.lcm(*per_batch)
@@ -243,11 +243,6 @@ class Schedule:
                 of_bucket.append(pace * count)
             if weight and found.spans is not None:
                 waiting[number] = stream.starts[at + 1]
-        taken = (rows - self._start_rows).tolist()
-        owed = [
-            [a - b * UNIT for a, b in zip(*each, strict=True)]
-            for each in zip(due, taken, strict=True)
-        ]
         in_batches = [
             [sum(each) // n for each, n in zip(of_rows, per_batch, strict=True)]
             for of_rows in (shares, owed)
@@ -258,37 +253,27 @@ class Schedule:
             rows,
             self._rows_per_batch,
             Quota(in_batches[0], in_batches[1], UNIT),
-            streams=[
-                Quota(each, of_bucket, UNIT) if any(each) else None
-                for each, of_bucket in zip(shares, owed, strict=True)
-            ],
+            [Quota(each, had, UNIT) for each, had in zip(shares, owed, strict=True)],
+            np.full_like(rows, NEVER),
             shares=shares,
             per_step=sum(in_batches[0]),
-            due=due,
+            owed=owed,
         )
-        return (
-            dataclasses.replace(interval, end=_find_end(interval, waiting)) if waiting else interval
-        )
-
-    def _following(self, interval: Interval, end: int) -> Interval:
-        """The interval after one of several streams."""
-        steps = (end - interval.start) * UNIT
-        due = [
-            [had + share * steps // interval.per_step for had, share in zip(*each, strict=True)]
-            for each in zip(interval.due, interval.shares, strict=True)
-        ]
-        return self._interval_in_shares(end, *interval.before(end), due)
+        return dataclasses.replace(interval, end=_find_end(interval, waiting))
 
     # ---- all steps
 
     def _interval(self, step: int) -> Interval:
         intervals = self._intervals
         while step >= (last := intervals[-1]).start:
-            if last.ends is not None:
-                return self._whole_epoch(step)
+            if not last.shares:
+                return self._interval_of_epoch(step)
             if last.end is None or step < last.end:
                 return last
-            self._intervals = intervals = (*intervals, self._following(last, last.end))
+            following = self._interval_in_shares(
+                last.end, *last.before(last.end), last.owed_at(last.end)
+            )
+            self._intervals = intervals = (*intervals, following)
         return intervals[bisect.bisect_right(intervals, step, key=lambda each: each.start) - 1]
 
     def at(self, step: int) -> tuple[int, list[tuple[int, int, int]]]:
@@ -304,6 +289,10 @@ class Schedule:
         int64 [buckets] and [buckets, streams].
         """
         return self._interval(max(step - 1, 0)).before(step)
+
+    def owed_at(self, step: int) -> list[list[int]]:
+        """What each of several streams is owed before a step, as in an `Interval`."""
+        return self._interval(max(step - 1, 0)).owed_at(step)
 
     def used(self, first: int, last: int | None) -> np.ndarray:
         """The buckets of the steps `first` to `last` (None: all later steps): bool [buckets]."""
@@ -325,7 +314,7 @@ class Schedule:
             return epoch
         epoch, interval = self._epoch_at(step), self._interval(step)
         end = step + 1
-        if interval.ends is not None and interval.end is not None:
+        if interval.end is not None and not interval.shares:
             step, end = interval.start, interval.end
         elif epoch == self._epoch_at(step + KEEPS):
             end = step + KEEPS
@@ -393,43 +382,28 @@ def first_step(holds: Callable[[int], bool], after: int, near: int = 0) -> int:
     return bisect.bisect_left(range(high), True, lo=max(low, high - far) + 1, key=holds)
 
 
-def _find_end(interval: Interval, waiting: Mapping[int, np.ndarray]) -> int:
+def _find_end(interval: Interval, waiting: Mapping[int, np.ndarray]) -> int | None:
     """The first step before which one of the `waiting` streams has had so many rows.
 
     The quota is close to the shares, so only steps nearby are tried.
     """
-    ends = {
-        stream: [
-            (bucket, end)
-            for bucket, end in enumerate(rows.tolist())
-            if end > interval.rows[bucket, stream]
-        ]
-        for stream, rows in waiting.items()
-    }
+    if not waiting:
+        return None
+    streams, ends = [*waiting], np.stack([*waiting.values()], axis=1)
 
-    def estimate(stream: int) -> int:
-        return max(
-            (end - int(interval.rows[bucket, stream])) * interval.per_step // share
-            for bucket, end in ends[stream]
-            if (share := interval.shares[bucket][stream])
+    def is_over(step: int) -> bool:
+        return bool((interval.before(step)[1][:, streams] >= ends).all(axis=0).any())
+
+    missing = (ends - interval.rows[:, streams]).T.tolist()
+    near = min(
+        max(
+            rows * interval.per_step // of_bucket[stream]
+            for rows, of_bucket in zip(of_stream, interval.shares, strict=True)
+            if of_bucket[stream]
         )
-
-    def find(stream: int, near: int) -> int:
-        return first_step(
-            lambda step: all(interval.row(stream, n, step) >= end for n, end in ends[stream]),
-            interval.start,
-            interval.start + near,
-        )
-
-    near = {stream: estimate(stream) for stream in waiting}
-    first = min(waiting, key=lambda stream: near[stream])
-    step = find(first, near[first])
-    while True:
-        rows = interval.before(step - 1)[1]
-        earlier = [stream for stream, end in waiting.items() if (rows[:, stream] >= end).all()]
-        if not earlier:
-            return step
-        step = min(find(stream, near[stream]) for stream in earlier)
+        for stream, of_stream in zip(streams, missing, strict=True)
+    )
+    return first_step(is_over, interval.start, interval.start + near)
 
 
 def _size(stream: Stream, found: Pass, by: str) -> int:

@@ -172,12 +172,16 @@ class Stage:
             for number, stream in enumerate(self.streams)
         }
         streams = _make_streams(members, options, more, before, self.cache)
-        joined = len(streams) - len(self.streams)
+        goes_on: dict[str, Any] = {}
+        if not replan:
+            none = [0] * (len(streams) - len(self.streams))
+            goes_on["rows"] = np.pad(rows, ((0, 0), (0, len(none))))
+            goes_on["owed"] = [[*each, *none] for each in self.schedule.owed_at(local)]
         schedule = Schedule(
             streams,
             options,
             shares,
-            rows=None if replan else np.pad(rows, ((0, 0), (0, joined))),
+            **goes_on,
             offsets=self.schedule.offsets,
             epoch=self.schedule.epoch_of(local),
         )
