@@ -11,6 +11,7 @@ from pipeline import Batches, Bucket, Plan
 from pipeline.loading.state import check_data_state, data_state
 from pipeline.planning import stage
 from pipeline.planning.assembly import Assembly
+from pipeline.planning.cache import WindowCache
 from pipeline.planning.order import Quota
 from pipeline.planning.stream import Pass
 
@@ -92,7 +93,7 @@ def test_windows_of_old_stages_are_forgotten(monkeypatch):
         plan = plan.after(2 * change, seed=change)
         plan.batch(2 * change)
     cache = plan.stages[-1].cache
-    assert sum(each.pieces for each in cache._entries.values()) <= cache.capacity < 20 * len(ANY)
+    assert sum(pieces for pieces, _ in cache._entries.values()) <= cache.capacity < 20 * len(ANY)
     assert len(cache._entries) < 20  # of nine stages with two passes each, and their slots
 
 
@@ -143,3 +144,50 @@ def test_steps_of_a_plan_that_ends_are_no_more_than_it_has():
     plan = Plan({"a": ANY}, [Bucket(8, 32)], weights={"a": 1}, ending="stop")
     with pytest.raises(IndexError, match="this plan ends after"):
         plan.between(0, 10**6).batch(plan.num_batches())
+
+
+def test_an_interrupted_thread_leaves_its_window_to_those_that_wait():
+    cache, begun, go_on = WindowCache(100), threading.Event(), threading.Event()
+
+    def interrupted():
+        begun.set()
+        go_on.wait()
+        raise KeyboardInterrupt
+
+    def first():
+        with pytest.raises(KeyboardInterrupt):
+            cache.get("window", 1, interrupted)
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        one = pool.submit(first)
+        begun.wait()
+        other = pool.submit(cache.get, "window", 1, lambda: "made")
+        go_on.set()
+        assert other.result() == "made"
+        one.result()
+
+
+def test_where_no_thread_can_start_windows_are_made_when_they_are_needed(monkeypatch):
+    expected = [Plan(ANY, [Bucket(8, 32)], window=50).batch(step).digest for step in range(40)]
+
+    def start(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    plan = Plan(ANY, [Bucket(8, 32)], window=50)
+    assert [plan.batch(step).digest for step in range(40)] == expected
+
+
+@pytest.mark.parametrize("options", [{}, {"tiers": 4}])
+def test_a_batch_that_is_changed_changes_no_other(options):
+    mixture = Plan({"a": EQUAL, "b": ANY}, [Bucket(8, 32)], weights={"a": 1, "b": 1}, **options)
+    before = mixture.batch(1)
+    for step in range(8):
+        batch = mixture.batch(step)
+        batch.segments[:], batch.epochs[:] = -1, -1
+        batch.sources["a"] = 0
+    after = mixture.batch(1)
+    np.testing.assert_array_equal(after.segments, before.segments)
+    np.testing.assert_array_equal(after.epochs, before.epochs)
+    assert after.sources == before.sources
+    assert after != before  # batches are compared by their digests

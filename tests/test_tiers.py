@@ -123,6 +123,8 @@ def test_a_plan_changes_between_blocks():
     with pytest.raises(ValueError, match=r"step is 5, in the middle of .* 0 to 7.* at step 8"):
         plan.after(5, seed=4)
     assert [plan.next_block(step) for step in (0, 1, 7, 8)] == [0, 8, 8, 8]
+    with pytest.raises(ValueError, match="step is -1"):
+        plan.next_block(-1)
     later = plan.after(plan.next_block(5), seed=4, tiers=3)
     had = np.zeros(len(lengths), int)
     for step in range(later.num_batches()):

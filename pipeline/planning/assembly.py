@@ -1,15 +1,15 @@
 """Assembly: the rows of a schedule's steps as batches.
 
-Attention within segments makes a row with one long document cost many times a row of short ones,
-and every device waits for the one with the costliest row. So the rows of a block of steps may be
-sorted by cost and cut into batches: a tier is a batch of such rows. The tiers come in random order,
-and the block as a whole has the rows that it has without tiers. Within a batch, rows are in an
-order in which devices have about the same work.
+Within a batch, rows are in an order in which devices have about the same work. Attention within
+segments makes a row with one long document cost many times a row of short ones, and every device
+waits for the one with the costliest row. So the rows of a block of steps may also be sorted by cost
+and cut into batches: a tier is a batch of such rows. The tiers come in random order, and the block
+as a whole has the rows that it has without tiers.
 """
 
 import dataclasses
 import functools
-from collections import Counter
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,7 +21,7 @@ from pipeline.planning.options import Options
 from pipeline.planning.order import Purpose, permutation, random_bits, random_key
 from pipeline.planning.planned import PlannedBatch
 from pipeline.planning.schedule import Schedule
-from pipeline.planning.stream import Stream
+from pipeline.planning.stream import Rows, Stream
 
 # The steps of several streams that are assembled together if they are asked for in order.
 TOGETHER = 16
@@ -81,7 +81,12 @@ class Assembly:
             (self, steps), len(steps) * most, self._assemble, steps, last_epoch
         )
         planned = batches[step - steps.start]
-        return dataclasses.replace(planned, segments=planned.segments.copy())
+        return dataclasses.replace(
+            planned,
+            segments=planned.segments.copy(),
+            epochs=None if planned.epochs is None else planned.epochs.copy(),
+            sources={**planned.sources},
+        )
 
     def _assemble(self, steps: range, last_epoch: float) -> list[PlannedBatch]:
         """The batches of some steps; those of a bucket are cut from one gathering of rows."""
@@ -91,7 +96,7 @@ class Assembly:
             places = [place for place, (each, _) in enumerate(wanted) if each == bucket]
             taken = [wanted[place][1] for place in places]
             rows = _Gathered(self._cache, self._streams, bucket, taken, last_epoch)
-            owners = rows.owners(taken)
+            owners = rows.owners
             if self._options.tiers > 1:
                 owners = self._sort_tiers(rows.costs, owners, steps.start, bucket)
             edges = np.bincount(owners).cumsum()[:-1]
@@ -144,7 +149,6 @@ class _Gathered:
 
     Attributes:
         costs: int64 [rows].
-        streams: int64 [rows], the number of the stream of each row.
     """
 
     def __init__(
@@ -155,52 +159,51 @@ class _Gathered:
         taken: Sequence[Sequence[tuple[int, int, int]]],
         last_epoch: float,
     ):
-        # The rows of one stream follow each other, so they are one range.
-        count: Counter[int] = Counter()
-        for number, _, rows in (each for of_step in taken for each in of_step):
-            count[number] += rows
-        first = {number: row for of_step in reversed(taken) for number, row, _ in of_step}
-        self._numbers, self._parts = [], []
-        for number in sorted(first):
-            for part in streams[number].take(
-                cache, bucket, first[number], count[number], last_epoch
-            ):
-                self._numbers.append(number)
-                self._parts.append((part, streams[number].first))
+        # By stream, whose ranges follow each other: its number, first row, rows and step.
+        self._taken = sorted(
+            (*each, step) for step, of_step in enumerate(taken) for each in of_step
+        )
+        self._parts: list[tuple[Rows, int]] = []  # with the number of the stream
+        for number, group in itertools.groupby(self._taken, key=lambda each: each[0]):
+            _, firsts, counts, _ = zip(*group, strict=True)
+            rows = streams[number].take(cache, bucket, firsts[0], sum(counts), last_epoch)
+            self._parts += [(part, number) for part in rows]
+        self._first_examples = [stream.first for stream in streams]
         self.costs = np.concatenate([part.costs for part, _ in self._parts])
+
+    @functools.cached_property
+    def owners(self) -> np.ndarray:
+        """The number of the step that takes each row: int64 [rows]."""
+        return np.repeat(
+            [step for *_, step in self._taken], [rows for _, _, rows, _ in self._taken]
+        )
 
     @functools.cached_property
     def streams(self) -> np.ndarray:
         """The number of the stream of each row: int64 [rows]."""
-        return np.repeat(self._numbers, [len(part) for part, _ in self._parts])
-
-    def owners(self, taken: Sequence[Sequence[tuple[int, int, int]]]) -> np.ndarray:
-        """The number of the step that takes each row: int64 [rows]."""
-        shares = np.zeros((self._numbers[-1] + 1, len(taken)), np.int64)
-        for owner, of_step in enumerate(taken):
-            for number, _, rows in of_step:
-                shares[number, owner] = rows
-        return np.tile(np.arange(len(taken)), len(shares)).repeat(shares.ravel())
+        return np.concatenate([np.full(len(part), number) for part, number in self._parts])
 
     def segments(self, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The number of segments of some rows; the segments, as those of `Rows`."""
-        if len(self._parts) == 1:
-            ((part, first),) = self._parts
-            times, segments = part.segments(order)
-            segments[:, 1] += first
-            return times, segments
-        times, starts, segments = self._all
+        """The number of segments of some rows; the segments, as those of `Rows`.
+
+        But examples are numbered in the plan.
+        """
+        if len(self._parts) == 1:  # looked up in this order
+            return self._segments(*self._parts[0], order)
+        times, starts, segments = self._every
         times = times[order]
         return times, segments[ranges(starts[order], times)]
 
+    def _segments(
+        self, part: Rows, number: int, order: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        times, segments = part.segments(order)
+        segments[:, 1] += self._first_examples[number]
+        return times, segments
+
     @functools.cached_property
-    def _all(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The number of segments of all rows, the first of each, and the segments."""
-        times, segments = [], []
-        for part, first in self._parts:
-            of_rows, of_part = part.segments()
-            of_part[:, 1] += first
-            times.append(of_rows)
-            segments.append(of_part)
-        every = np.concatenate(times)
-        return every, every.cumsum() - every, np.concatenate(segments)
+    def _every(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The number of segments of each row, the first of each, and the segments."""
+        each = zip(*(self._segments(*part) for part in self._parts), strict=True)
+        times, segments = map(np.concatenate, each)
+        return times, times.cumsum() - times, segments

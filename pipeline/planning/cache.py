@@ -1,9 +1,10 @@
 """The cache of windows, which threads may share."""
 
 import collections
-import concurrent.futures
+import contextlib
 import threading
 from collections.abc import Callable, Hashable
+from concurrent.futures import CancelledError, Future
 from typing import Any
 
 from pipeline.fs.fork import restart_in_children
@@ -25,58 +26,49 @@ class WindowCache:
         """Forgets everything, also what a thread is making; see `pipeline.fs.fork`."""
         self._lock = threading.Lock()
         self._held = 0
-        self._entries: collections.OrderedDict[Hashable, _Entry] = collections.OrderedDict()
+        # By key: the number of pieces, and what was made of them.
+        self._entries: collections.OrderedDict[Hashable, tuple[int, Future[Any]]]
+        self._entries = collections.OrderedDict()
 
     def __reduce__(self) -> tuple[type, tuple[int]]:
         return WindowCache, (self.capacity,)
 
     def get(self, key: Hashable, pieces: int, make: Callable[..., Any], *arguments: Any) -> Any:
         """What `make(*arguments)` returns for `key`, which stands for so many `pieces`."""
-        entry, is_new = self._find_or_add(key, pieces)
-        if entry.value is None:
-            if is_new:
-                self._fulfil(key, entry, make, arguments)
-            return entry.future.result()
-        return entry.value
+        while True:
+            try:
+                return self._find_or_make(key, pieces, make, *arguments).result()
+            except CancelledError:
+                pass  # the thread that was making it was interrupted
 
-    def prepare(
+    def prepare(self, key: Hashable, *making: Any) -> None:
+        """Makes it in the background, so that `get` need not wait for it; arguments as there."""
+        if key not in self._entries:
+            work = threading.Thread(target=self._find_or_make, args=(key, *making), daemon=True)
+            with contextlib.suppress(RuntimeError):  # no further thread can start
+                work.start()
+
+    def _find_or_make(
         self, key: Hashable, pieces: int, make: Callable[..., Any], *arguments: Any
-    ) -> None:
-        """Makes it in the background, so that `get` need not wait for it."""
-        entry, is_new = self._find_or_add(key, pieces)
-        if is_new:
-            work = key, entry, make, arguments
-            threading.Thread(target=self._fulfil, args=work, daemon=True).start()
-
-    def _find_or_add(self, key: Hashable, pieces: int) -> "tuple[_Entry, bool]":
-        """The entry of a key, and whether it is new, so that the caller must fulfil it."""
+    ) -> Future[Any]:
         with self._lock:
-            if (found := self._entries.get(key)) is not None:
+            if (entry := self._entries.get(key)) is not None:
                 self._entries.move_to_end(key)
-                return found, False
-            found = self._entries[key] = _Entry(pieces)
+                return entry[1]
+            future: Future[Any] = Future()
+            self._entries[key] = entry = pieces, future
             self._held += pieces
             while self._held > self.capacity and len(self._entries) > 1:
-                self._held -= self._entries.popitem(last=False)[1].pieces
-        return found, True
-
-    def _fulfil(
-        self, key: Hashable, entry: "_Entry", make: Callable[..., Any], arguments: Any
-    ) -> None:
+                self._held -= self._entries.popitem(last=False)[1][0]
         try:
-            entry.value = make(*arguments)
-            entry.future.set_result(entry.value)
+            future.set_result(make(*arguments))
         except BaseException as error:
             with self._lock:
                 if self._entries.get(key) is entry:
                     del self._entries[key]
-                    self._held -= entry.pieces
-            entry.future.set_exception(error)
-
-
-class _Entry:
-    """What was made, as soon as it is; others wait for the future."""
-
-    def __init__(self, pieces: int):
-        self.pieces, self.value = pieces, None
-        self.future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+                    self._held -= pieces
+            if not isinstance(error, Exception):
+                future.cancel()
+                raise
+            future.set_exception(error)
+        return future

@@ -26,11 +26,11 @@ class Purpose(enum.IntEnum):
 
     WINDOWS = 1  # the window of each block of pieces
     ORDER = 2  # the order of windows in an epoch
-    EXAMPLES = 3  # the example in each slot
+    EXAMPLES = 3  # the piece in each slot
     ROWS = 4  # the rows of each batch
-    BUCKETS = 5  # the order of buckets in an epoch
-    TIERS = 6  # the order of batches in a block
-    GROUPS = 7  # the order of rows that a plan takes one by one
+    BUCKETS = 5  # the bucket with which an epoch begins
+    TIERS = 6  # the order of batches in a block of steps
+    GROUPS = 7  # rows that a plan takes one by one, or that complete a batch
 
 
 def random_key(seed: int, *names: object) -> int:
@@ -154,10 +154,10 @@ def deal(
 class Quota:
     """Distributes places 0, 1, 2, … over takers in fixed shares.
 
-    Among the first `n` places, each taker has its share of `n`, rounded. Takers are the leaves of a
-    Huffman tree (Huffman, 1952), and each node divides its places in two by rounding. The count of
-    places before any place is one walk down the tree. It uses integers only, so it is exact for all
-    shares and places. Shares are whole numbers of any unit.
+    Among the first `n` places, each taker has its share of `n`, to within a place or two. Takers
+    are the leaves of a Huffman tree (Huffman, 1952), and each node divides its places in two by
+    rounding. The count of places before any place is one walk down the tree. It uses integers only,
+    so it is exact for all shares and places. Shares are whole numbers of any unit.
 
     >>> quota = Quota([3, 1])
     >>> [quota.before(place) for place in range(1, 5)]

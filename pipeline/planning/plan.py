@@ -247,7 +247,8 @@ class Plan:
 
     def next_block(self, step: int) -> int:
         """The first step from `step` on at which the plan can change; without tiers, `step`."""
-        stage = self.stages[bisect_right(self._starts, require_index(step)) - 1]
+        step = require_whole("step", step, 0)
+        stage = self.stages[bisect_right(self._starts, step) - 1]
         block = stage.assembly.block(step)
         return step if block.start == step else block.stop
 

@@ -9,7 +9,7 @@ import numpy as np
 from pipeline.planning.bucket import Bucket
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class PlannedBatch:
     """One global batch, as integers.
 

@@ -45,9 +45,9 @@ ORDERS = 4
 class Rows:
     """Some rows of a stream, which follow each other in a bucket of one window."""
 
-    found_in: "Pass"
+    of_pass: "Pass"
     epoch: int
-    window: WindowRows
+    in_window: WindowRows
     begin: int
     end: int
 
@@ -57,7 +57,7 @@ class Rows:
     @property
     def costs(self) -> np.ndarray:
         """What the segments of each row cost: int64 [rows]."""
-        return self.window.costs[self.begin : self.end]
+        return self.in_window.costs[self.begin : self.end]
 
     def segments(self, order: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """The number of segments of each row; and the segments, as in `PlannedBatch`.
@@ -65,8 +65,8 @@ class Rows:
         But the first column has the epoch instead of the row, and examples are numbered within the
         corpus. `order` has numbers of rows, from 0; None takes all.
         """
-        times, numbers, sizes = self.window.take(self.begin, self.end, order)
-        pieces, spans = self.found_in.layout.pieces, self.found_in.spans
+        times, numbers, sizes = self.in_window.take(self.begin, self.end, order)
+        pieces, spans = self.of_pass.layout.pieces, self.of_pass.spans
         examples, starts = pieces.locate(numbers)
         epoch: np.ndarray | int = self.epoch
         if spans is not None:
@@ -256,7 +256,7 @@ class Stream:
         epoch: int = 0,
         left: np.ndarray | None = None,
     ):
-        """`number` counts the passes of this corpus before; `left` are spans of open epochs."""
+        """`number` counts the streams of this corpus before; `left` are spans of open epochs."""
         self.lengths, self.options, self.name, self.first = lengths, options, name, first
         self._by_row, self._number, self.epoch = by_row, number, epoch
         self._buckets = options.buckets
