@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,8 +13,14 @@ from pipeline.loading.state import check_data_state, data_state
 from pipeline.planning import stage
 from pipeline.planning.assembly import Assembly
 from pipeline.planning.cache import WindowCache
+from pipeline.planning.cascade import pack
+from pipeline.planning.layout import Layout
+from pipeline.planning.lengths import Lengths
+from pipeline.planning.options import Options
 from pipeline.planning.order import Quota
-from pipeline.planning.stream import Pass
+from pipeline.planning.pieces import Pieces, as_spans, cut
+from pipeline.planning.schedule import Schedule
+from pipeline.planning.stream import Pass, Stream
 
 EQUAL, ANY = np.full(400, 8), np.random.default_rng(5).integers(1, 30, 400)
 
@@ -191,3 +198,66 @@ def test_a_batch_that_is_changed_changes_no_other(options):
     np.testing.assert_array_equal(after.epochs, before.epochs)
     assert after.sources == before.sources
     assert after != before  # batches are compared by their digests
+
+
+# ---- what is to come: passes of a corpus that grows, pieces that are aligned, other costs
+
+
+def gather(passes, options):
+    """The segments of all steps of a stream whose first passes are these, and its cache."""
+    stream = Stream(Lengths.of(ANY), options, epoch=1)
+    stream.passes = (*passes, stream.whole)
+    rows = [found.rows for found in passes]
+    stream.starts = np.stack([0 * stream.whole.rows, *np.cumsum(rows, axis=0)])
+    schedule, cache = Schedule([stream], options), WindowCache(1 << 20)
+    assembly = Assembly(0, [stream], schedule, options, cache)
+    steps = range(schedule.first_step(1))
+    return np.concatenate([assembly.batch(step, 1).segments for step in steps])
+
+
+def make_pass(options, layout, spans):
+    return Pass(layout, options, len(spans), first_epoch=0, by_row=False, spans=spans)
+
+
+def layout_of(pieces, options):
+    rows = [bucket.rows for bucket in options.buckets]
+    return Layout(pieces, partial(pack, buckets=options.buckets), rows, key=3, window=50)
+
+
+def test_a_stream_may_have_any_number_of_passes():
+    options = Options(buckets=(Bucket(8, 32), Bucket(4, 64)))
+    chapters = np.split(np.arange(len(ANY)), [90, 250])
+    passes = [
+        make_pass(options, layout_of(cut(ANY[each], (64,), "split"), options), spans)
+        for each in chapters
+        for spans in [as_spans(0, each, 0, ANY[each][:, None])]
+    ]
+    segments = gather(passes, options)
+    assert sorted(segments[:, 1].tolist()) == [*range(len(ANY))]
+    ends = np.cumsum([len(each) for each in chapters])
+    for begin, end in zip([0, *ends], ends, strict=False):
+        assert {*segments[begin:end, 1].tolist()} == {*range(begin, end)}
+
+
+def test_pieces_may_take_more_than_their_positions_and_have_costs_of_their_own():
+    class Aligned(Pieces):
+        """Each piece begins at a multiple of 8; every one costs the same."""
+
+        def sizes(self, begin, end):
+            return -(-super().sizes(begin, end) // 8) * 8
+
+        def tokens(self, pieces, sizes):
+            return self.positions_of(pieces)
+
+        def costs(self, sizes):
+            return np.ones(len(sizes), np.int64)
+
+    options = Options(buckets=(Bucket(8, 32), Bucket(4, 64)))
+    layout = layout_of(Aligned(ANY, longest=32), options)
+    every = make_pass(options, layout, as_spans(0, np.arange(len(ANY)), 0, ANY[:, None]))
+    segments = gather([every], options)
+    assert sorted(map(tuple, segments[:, [1, 3]])) == [*enumerate(ANY)]
+    rows = every.take(WindowCache(1 << 20), 0, 0, 0, 1, 0)
+    times, taken = rows.segments()
+    assert rows.costs.tolist() == times.tolist()
+    assert (-(-taken[:, 3] // 8) * 8).sum() <= 32

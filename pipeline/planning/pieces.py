@@ -100,6 +100,10 @@ class Pieces:
         """The positions of pieces of some sizes: int64 [len(sizes), 1], for pairs [len, 2]."""
         return sizes[:, None] if self.table is None else self.table[sizes]
 
+    def tokens(self, pieces: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        """The positions of some pieces of known sizes; packing knows sizes alone."""
+        return self.positions(sizes)
+
     def costs(self, sizes: np.ndarray) -> np.ndarray:
         """What pieces of some sizes add to the cost of attention in a row: int64 [len(sizes)]."""
         return (self.positions(sizes).astype(np.int64) ** 2).sum(axis=1)

@@ -187,7 +187,7 @@ class Schedule:
         """One time of a pass; buckets rotate in each one."""
         rotation, steps = 0, int(self._count_batches(found).sum())
         if self._options.shuffle:
-            key = random_key(self._options.seed, "buckets", found.spans is None)
+            key = random_key(self._options.seed, "buckets", found.repeats)
             bits = int(random_bits(key, Purpose.BUCKETS, 1, epoch=epoch)[0])
             rotation = bits % steps
         return Interval(
@@ -241,7 +241,7 @@ class Schedule:
             pace = unit * weight.numerator // (weight.denominator * size)
             for of_bucket, count in zip(shares, found.rows.tolist(), strict=True):
                 of_bucket.append(pace * count)
-            if weight and found.spans is not None:
+            if weight and not found.repeats:
                 waiting[number] = stream.starts[at + 1]
         in_batches = [
             [sum(each) // n for each, n in zip(of_rows, per_batch, strict=True)]

@@ -72,7 +72,7 @@ class Rows:
         if spans is not None:
             chosen = spans[examples]
             epoch, examples, starts = chosen[:, 0], chosen[:, 1], chosen[:, 2] + starts
-        positions = pieces.positions(sizes)
+        positions = pieces.tokens(numbers, sizes)
         segments = np.empty((len(positions), 3 + positions.shape[1]), np.int64)
         segments[:, 0], segments[:, 1] = epoch, examples
         segments[:, 2], segments[:, 3:] = starts, positions
@@ -80,13 +80,14 @@ class Rows:
 
 
 class Pass:
-    """The rows of a layout, window by window; again and again in new orders, unless it has `spans`.
+    """The rows of a layout, window by window: once, or again and again in new orders.
 
     Attributes:
         layout: the windows and their rows.
         first_epoch: the epoch of its first rows.
-        spans: what remains of an epoch, as for `merge_spans`, whose pieces the layout has; the pass
-            is then over after one time. None: whole examples, for ever.
+        spans: what the pieces of the layout are cut from, as for `merge_spans`; None: from whole
+            examples.
+        repeats: whether whole epochs follow each other for ever.
         rows: int64 [buckets], the rows of one time.
     """
 
@@ -100,7 +101,8 @@ class Pass:
         by_row: bool,
         spans: np.ndarray | None = None,
     ):
-        self.layout, self.first_epoch, self.spans = layout, first_epoch, spans
+        self.layout, self.first_epoch = layout, first_epoch
+        self.spans, self.repeats = spans, spans is None
         self._shuffle, self._by_row = options.shuffle, by_row
         self._rows_per_batch = [bucket.rows for bucket in options.buckets]
         self._bits = functools.partial(random_bits, key)
@@ -150,7 +152,7 @@ class Pass:
         filled = self._window(cache.get, cache, epoch, place)[bucket]
         if 2 * (last - begin) > end - begin:
             more, following = divmod(place + 1, len(windows))
-            if not more or (self.spans is None and epoch < last_epoch):
+            if not more or (self.repeats and epoch < last_epoch):
                 self._window(cache.prepare, cache, epoch + more, following)
         return Rows(self, epoch, filled, first - begin, last - begin)
 
@@ -378,7 +380,7 @@ class Stream:
         while number and row < self.starts[number, bucket]:
             number -= 1
         found, row = self.passes[number], row - int(self.starts[number, bucket])
-        if found.spans is not None:
+        if not found.repeats:
             return found, found.first_epoch, row
         epochs, row = divmod(row, int(found.rows[bucket]))
         return found, found.first_epoch + epochs, row
@@ -395,7 +397,7 @@ class Stream:
         while count:
             found, epoch, row = self.locate(bucket, first)
             most = count
-            if found.spans is not None:
+            if not found.repeats:
                 most = min(count, int(found.rows[bucket]) - row)
             rows = found.take(cache, epoch, bucket, row, most, last_epoch)
             yield rows
