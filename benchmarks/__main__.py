@@ -3,9 +3,6 @@
 python -m benchmarks                       # all sections, some minutes
 python -m benchmarks planner loader        # some of them
 python -m benchmarks --lengths FILE        # lengths as in FILE instead of lognormal ones
-python -m benchmarks fuzz --minutes 20     # hostile inputs, in search of what should not be
-python -m benchmarks kills                 # processes killed at random, which must end the same
-python -m benchmarks soak                  # many batches, in constant memory
 python -m benchmarks peers --text FILE     # beside other input paths, see benchmarks/peers.py
 python -m benchmarks tiers                 # steps of several processes, with and without tiers
 python -m benchmarks why                   # spoilt documents, found by their losses
@@ -23,14 +20,11 @@ SECTIONS = (
     "score",
 )
 # Run only if they are named.
-NAMED = ("scale", "fuzz", "kills", "soak", "peers", "tiers", "why", "remote")
+NAMED = ("scale", "peers", "tiers", "why", "remote")
 # The options that a section has; of the sections that run by default, beside the lengths.
 OPTIONS = {
     "balance": ("histogram",),
     "scale": ("examples",),
-    "fuzz": ("minutes", "seed", "property"),
-    "kills": ("prepare", "train", "seed"),
-    "soak": ("batches",),
     "peers": ("text", "interpreter"),
     "tiers": ("processes",),
     "why": ("steps", "seed"),
@@ -61,12 +55,7 @@ def main() -> None:
         "alone or for balance",
     )
     parser.add_argument("--examples", type=int, default=1_000_000_000, help="for scale (10⁹)")
-    parser.add_argument("--minutes", type=float, default=20, help="for fuzz (20)")
-    parser.add_argument("--property", help="for fuzz: one round of this property alone")
-    parser.add_argument("--seed", type=int, default=0, help="for fuzz, kills and why (0)")
-    parser.add_argument("--prepare", type=int, default=350, help="for kills: of preparations (350)")
-    parser.add_argument("--train", type=int, default=150, help="for kills: of train.py (150)")
-    parser.add_argument("--batches", type=int, default=100_000, help="for soak (100000)")
+    parser.add_argument("--seed", type=int, default=0, help="for why (0)")
     parser.add_argument(
         "--text", metavar="FILE", help="for peers: a document a line (functions of this Python)"
     )
@@ -93,14 +82,13 @@ def main() -> None:
         module = importlib.import_module(f"benchmarks.{name}")
         options = [getattr(arguments, option) for option in OPTIONS.get(name, ())]
         lengths = given if name in SECTIONS else []
-        show(module.measure(*lengths, *options), keep=not arguments.property)
+        show(module.measure(*lengths, *options))
 
 
-def show(section: results.Section, keep: bool = True) -> None:
-    """Prints a section, and keeps it in `RESULTS.md`; but not one round that is run again."""
+def show(section: results.Section) -> None:
+    """Prints a section, and keeps it in `RESULTS.md`."""
     print(section, end="\n\n", flush=True)
-    if keep:
-        results.write([section])
+    results.write([section])
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ def measure(paths: list[str]) -> Section:
             begin = time.perf_counter()
             plan = pipeline.Plan(lengths, [pipeline.Bucket(1, longest)], packing=packing)
             seconds = time.perf_counter() - begin
-            solution = plan.stages[0].sources[0].solution
+            solution = plan.stages[0].streams[0].solution
             bound = "" if solution is None else f"proven bound {solution.bound:.4%}, "
             lines.append(
                 Line(

@@ -43,7 +43,7 @@ def measure(lengths: np.ndarray) -> Section:
     begin = time.perf_counter()
     optimal = pipeline.Plan(lengths, buckets, packing="optimal")
     solved = time.perf_counter() - begin
-    solution = optimal.stages[0].sources[0].solution
+    solution = optimal.stages[0].streams[0].solution
     bound = 1 if solution is None else solution.bound
 
     def rate(name: str) -> str:

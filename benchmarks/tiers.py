@@ -8,10 +8,14 @@ without tiers take turns, block by block, so that a busy moment hits both.
 
 import functools
 import json
+import os
 import pathlib
+import socket
+import subprocess
 import sys
 import tempfile
 import time
+from typing import Any
 
 import jax
 import numpy as np
@@ -27,7 +31,6 @@ from pipeline.loading.sharding import batch_sharding
 from pipeline.report.tiers import row_costs, time_over_ideal
 from pipeline.steps import hosts
 from pipeline.steps.mesh import make_mesh
-from tests.processes import Group, environment, free_port
 
 LENGTH, TIERS, BLOCKS = 2048, 16, 4
 VOCABULARY = 256
@@ -64,15 +67,24 @@ def measure(processes: list[int]) -> Section:
 
 def _run(count: int, folder: pathlib.Path) -> dict[str, dict[str, list[float]]]:
     """What process 0 of a run of `count` processes answers."""
-    asked = {"corpus": str(folder / "corpus"), "count": count, "port": free_port()}
-    commands = [
-        [sys.executable, "-m", "benchmarks.tiers", json.dumps(asked | {"index": index})]
-        for index in range(count)
-    ]
-    group = Group(commands, folder / f"{count}", environment(XLA_FLAGS=ONE_THREAD))
-    if any(group.wait(limit=1800)):
-        raise RuntimeError("\n\n".join(group.outputs()))
-    return json.loads(group.outputs()[0].rpartition("ANSWER ")[2])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    asked = {"corpus": str(folder / "corpus"), "count": count, "port": port}
+    others = [_start(asked | {"index": index}) for index in range(1, count)]
+    try:
+        answer, _ = _start(asked | {"index": 0}, stdout=subprocess.PIPE).communicate(timeout=1800)
+    finally:
+        for process in others:
+            process.kill()
+    return json.loads(answer.rpartition("ANSWER ")[2])
+
+
+def _start(asked: dict, **options: Any) -> subprocess.Popen:
+    command = [sys.executable, "-m", "benchmarks.tiers", json.dumps(asked)]
+    return subprocess.Popen(
+        command, env=os.environ | {"XLA_FLAGS": ONE_THREAD}, text=True, **options
+    )
 
 
 def _line(count: int, found: dict[str, dict[str, list[float]]]) -> Line:

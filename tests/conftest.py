@@ -1,3 +1,4 @@
+import json
 import os
 
 from tests.processes import COMPILE_QUICKLY
@@ -16,7 +17,7 @@ import pipeline
 from pipeline.fs.atomic import directory_lock
 
 # Registers a TFDS data set, which can be done once: not also as the module of its doctests.
-collect_ignore = ["questions.py", "project/train.py"]
+collect_ignore = ["properties/questions.py", "project/train.py"]
 
 # A test that depends on luck or on how busy the machine is helps nobody.
 settings.register_profile("lockstep", derandomize=True, deadline=None, max_examples=60)
@@ -39,6 +40,23 @@ def once(tmp_path_factory, worker_id):
         return folder
 
     return fill
+
+
+@pytest.fixture(scope="session")
+def text(once):
+    """160 documents of 5 to 300 characters as JSON lines."""
+    return once("text", write_documents) / "documents.jsonl"
+
+
+def write_documents(folder):
+    rng = np.random.default_rng(0)
+    words = ["pack", "the", "rows", "a", "bucket", "of", "lengths", "and", "step"]
+    documents = [
+        " ".join(rng.choice(words, size=int(n))) + "."
+        for n in np.clip(rng.lognormal(2.5, 0.8, 160), 1, 60)
+    ]
+    lines = [json.dumps({"text": document}) + "\n" for document in documents]
+    (folder / "documents.jsonl").write_text("".join(lines))
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from collections.abc import Callable
 ROOT = pathlib.Path(__file__).parent.parent
 TIME_LIMIT = 240  # seconds for a group of processes
 STUCK = 120  # seconds after which a fork counts as stuck
+SECONDS = 20  # that a child has for a moment's work
 
 # Programs of tests run for milliseconds; compiling them takes seconds.
 COMPILE_QUICKLY = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
@@ -108,3 +109,18 @@ def wait(pid: int, log: pathlib.Path, limit: float = STUCK) -> int:
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     raise Stuck(f"not done in {limit} s:\n{log.read_text()[-2000:]}")
+
+
+def in_child(work) -> bool:
+    """Whether `work()` is true in a forked child, within `SECONDS`."""
+    sys.stdout.flush()
+    if not (child := os.fork()):
+        code = 1
+        try:
+            signal.alarm(SECONDS)  # ends a child that waits for ever
+            code = 0 if work() else 1
+        except BaseException:
+            traceback.print_exc()
+        os._exit(code)
+    _, status = os.waitpid(child, 0)
+    return status == 0

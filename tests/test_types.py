@@ -16,10 +16,11 @@ import pipeline
 from pipeline.loading.batches import Batch
 from pipeline.loading.loader import LoadOptions
 from pipeline.planning.options import Changes, Options, PlanOptions
-from tests.test_readme import ROOT, SNIPPETS
+from tests.pages import SNIPPETS
+from tests.processes import ROOT
 
 BIN = pathlib.Path(sys.executable).parent
-MISTAKES = ROOT / "tests/mistakes.py"
+MISTAKES = ROOT / "tests/properties/mistakes.py"
 MARKED = {
     (MISTAKES.name, number)
     for number, line in enumerate(MISTAKES.read_text().splitlines(), 1)

@@ -1,0 +1,358 @@
+"""Damaged corpora are refused with a sentence, or read the same; nothing crashes the process."""
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import feather
+
+import pipeline
+from pipeline.corpus.corpus import Corpus
+from pipeline.corpus.in_place import InPlace
+from pipeline.text import ragged
+from pipeline.text.sources import Records
+from pipeline.text.tokenizers import Bytes
+from tests.corpus.manifests import alter
+
+COUNTS = [5, 30, 0, 12, 40, 1, 33, 20, 9, 50]
+EXAMPLES = [np.arange(count) + 100 * number for number, count in enumerate(COUNTS)]
+WEIGHTS = [np.linspace(0, 1, count) for count in COUNTS]
+
+# A program that flips bits of the files of a corpus (or of an Arrow file), one at a time, and reads
+# what it can. Between two maps is memory that nobody may read, so a read beyond one kills it.
+PROGRAM = """
+    import mmap, os, sys
+    from pathlib import Path
+
+    import numpy as np
+    import pyarrow
+
+    from pipeline.corpus.in_place import InPlace
+    from pipeline.corpus.corpus import Corpus
+
+    place, flips, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    held, memory_map = [], pyarrow.memory_map
+
+    def apart(path):
+        held[:] = [*held[-20:], mmap.mmap(-1, 1 << 26, prot=0)]
+        return memory_map(path)
+
+    pyarrow.memory_map = apart
+
+    def tokens(corpus):
+        return [{name: ids.tolist() for name, ids in example.items()} for example in corpus]
+
+    def open_corpus(memory_map):
+        return Corpus.open(place, memory_map=memory_map)
+
+    def outcome(opened):
+        "What reading gives: the tokens and their fingerprint, or a sentence."
+        try:
+            corpus = opened()
+            read = tokens(corpus), corpus.fingerprint
+            corpus.verify()
+            return read
+        except (ValueError, IndexError) as error:
+            assert str(error), error
+            return str(error)
+
+    if place.is_dir():
+        files = sorted(path for path in place.iterdir() if not path.name.startswith("."))
+        ways = [lambda: open_corpus(True), lambda: open_corpus(False)]
+    else:
+        files, ways = [place], [lambda: InPlace.arrow(place)]
+    expected = outcome(ways[0])
+    assert not isinstance(expected, str), expected
+    rng, refused = np.random.default_rng(seed), 0
+    for number in range(flips):
+        path = files[number % len(files)]
+        whole = path.read_bytes()
+        at, bit = int(rng.integers(len(whole))), int(rng.integers(8))
+        print(path.name, at, bit, flush=True)
+        content = bytearray(whole)
+        content[at] ^= 1 << bit
+        for data in (content, whole):
+            path.with_name(".new").write_bytes(data)
+            path.with_name(".new").replace(path)
+            for way in ways if data is content else ():
+                found = outcome(way)
+                refused += isinstance(found, str)
+                # An Arrow file has no digest: other tokens are not noticed there.
+                assert isinstance(found, str) or found == expected or not place.is_dir(), found
+    print("refused", refused)
+"""
+
+
+# The same for the work directory of a run.
+RUN_PROGRAM = """
+    import sys
+    from pathlib import Path
+
+    import jax.numpy as jnp
+    import numpy as np
+    from etils import epath
+
+    from pipeline import Bucket, Corpus, Plan
+    from pipeline.loading.checkpoint import Checkpoints
+    from pipeline.loading.state import check_data_state, data_state
+    from pipeline.history import NotAsPlanned, RunLog, audit, losses, read_history, write_history
+    from pipeline.history.loss_archive import LossLog
+
+    place, flips, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    corpus = Corpus.from_arrays([np.arange(at % 7) for at in range(30)], place / "corpus")
+    plan = Plan(corpus, [Bucket(2, 4), Bucket(1, 8)], seed=3).after(5, seed=4, exclude=[2])
+    write_history(epath.Path(place), corpus, plan)
+    sums = LossLog(epath.Path(place), 0)
+    with RunLog(place, 0, 8) as log:
+        for step in range(8):
+            log.write({"step": step, "batch": plan.batch(step).digest, "loss": 1.5})
+            sums.add(step, plan.batch(step), np.full((2, 2, 8), step, np.float32))
+    sums.flush()
+    like = {"weights": jnp.zeros((20, 50))}
+    with Checkpoints(place / "checkpoints") as checkpoints:
+        for step in (4, 8):
+            state = {"weights": like["weights"] + step}
+            checkpoints.save(step, state, data=data_state(step, plan, corpus), run={"a": 1})
+
+    def outcome():
+        "What the audit and a restore give, and the parameters; or a sentence."
+        try:
+            said = []
+            audit(epath.Path(place), said.append)
+            # A window may be larger or smaller, and the batches, which are checked, the same.
+            said = [line for line in said if not line.startswith("plan from step")]
+            corpus, plan = read_history(epath.Path(place))
+            checkpoints = Checkpoints(place / "checkpoints")
+            try:
+                state, data = checkpoints.restore(like)
+                assert checkpoints.restore_json(8)[1] == {"a": 1}
+            finally:
+                checkpoints.close()
+            said.append(str(losses(place)))
+            return said, check_data_state(data, plan, corpus), np.asarray(state["weights"]).tolist()
+        except (ValueError, FileNotFoundError, NotAsPlanned) as error:
+            assert len(str(error).split()) > 3, error
+            return str(error)
+
+    files = sorted(path for path in place.rglob("*") if path.is_file() and path.stat().st_size)
+    files = [path for path in files if not {"tensorboard", "4"} & {*path.parts}]
+    expected = outcome()
+    assert not isinstance(expected, str), expected
+    rng, refused = np.random.default_rng(seed), 0
+    for number in range(flips):
+        path = files[number % len(files)]
+        whole = path.read_bytes()
+        at, bit = int(rng.integers(len(whole))), int(rng.integers(8))
+        print(path.relative_to(place), at, bit, flush=True)
+        content = bytearray(whole)
+        content[at] ^= 1 << bit
+        path.write_bytes(content)
+        found = outcome()
+        path.write_bytes(whole)
+        refused += isinstance(found, str)
+        if not isinstance(found, str):
+            assert found[:2] == expected[:2], found
+            assert found[2] == expected[2], "other parameters"
+    print("refused", refused)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch):
+    monkeypatch.setattr(ragged, "TOKENS_PER_PART", 60)
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    return Corpus.from_arrays(EXAMPLES, tmp_path / "corpus", weights=WEIGHTS)
+
+
+@pytest.mark.parametrize("entry", ["tokenizer", "source", "vocab_size", "text_bytes", "digest"])
+def test_a_manifest_with_another_entry_is_refused(tmp_path, entry):
+    corpus = pipeline.prepare(Records(["one", "two"]), Bytes(), tmp_path)
+    path = corpus.directory / "corpus.json"
+    manifest = json.loads(path.read_text())
+    for change in (lambda: manifest.update({entry: None}), lambda: manifest.pop(entry)):
+        change()
+        path.write_text(json.dumps(manifest))
+        with pytest.raises(ValueError, match=r"damaged at .*corpus.json: .*digest"):
+            Corpus.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "sentence"),
+    [
+        ("file", "/etc/passwd", "part 1 is '/etc/passwd', not 'part-00001.arrow'"),
+        ("file", "../corpus/part-00001.arrow", "part 1 is '../corpus"),
+        ("file", "part-00000.arrow", "part 1 is 'part-00000.arrow'"),
+        ("tokens_at", 1 << 40, "tokens_at of part-00001.arrow is 1,099,511,627,776; it is a mult"),
+        ("tokens_at", -8, "tokens_at of part-00001.arrow is -8; it is an integer from 0 up"),
+        ("tokens_at", 1001, "it is a multiple of 4 from where"),
+        ("offsets_at", 1 << 40, "offsets_at of part-00001.arrow is"),
+        ("offsets_at", 604, "it is a multiple of 8 from where"),
+        ("weights_at", 1 << 40, "weights_at of part-00001.arrow is"),
+        ("weights_at", None, "some of its parts have weights and others have none"),
+        ("examples", 1 << 40, "offsets_at of part-00001.arrow is"),
+        ("examples", 3.0, "examples of part-00001.arrow is 3.0; it is an integer"),
+        ("examples", True, "examples of part-00001.arrow is True; it is an integer"),
+        ("tokens", 4, "its tokens is 200, and its parts say"),
+        ("bytes", "many", "bytes of part-00001.arrow is 'many'"),
+        ("sha256", "0", "its tokens_digest is"),
+    ],
+)
+def test_numbers_of_a_manifest_are_checked_at_opening(corpus, entry, value, sentence):
+    alter(corpus, lambda manifest: manifest["parts"][1].update({entry: value}))
+    with pytest.raises(ValueError, match=rf"damaged at .*corpus.json: .*{sentence}"):
+        Corpus.open(corpus.directory)
+
+
+@pytest.mark.parametrize("memory_map", [True, False], ids=["mapped", "ranges"])
+@pytest.mark.parametrize(
+    ("entry", "shift"), [("tokens_at", 4), ("offsets_at", 8), ("weights_at", -4)]
+)
+def test_places_in_a_part_are_those_of_its_own_header(corpus, memory_map, entry, shift):
+    def change(manifest):
+        manifest["parts"][1][entry] += shift
+
+    alter(corpus, change)
+    opened = Corpus.open(corpus.directory, memory_map=memory_map)
+    with pytest.raises(ValueError, match=rf"part-00001.arrow: its {entry} is .*corpus.json says"):
+        opened[6]
+    with pytest.raises(ValueError, match=rf"part-00001.arrow: its {entry} is .*corpus.json says"):
+        opened.verify()
+
+
+@pytest.mark.parametrize("memory_map", [True, False], ids=["mapped", "ranges"])
+@pytest.mark.parametrize("number", [1 << 40, -1, 3, 1 << 62])
+def test_offsets_of_examples_are_within_their_part(corpus, memory_map, number):
+    part = corpus._manifest.parts[0]
+    path = corpus.directory / part.file
+    content = bytearray(path.read_bytes())
+    content[part.offsets_at + 8 : part.offsets_at + 16] = int(number).to_bytes(
+        8, "little", signed=True
+    )
+    path.write_bytes(content)
+    opened = Corpus.open(corpus.directory, memory_map=memory_map)
+    for example in (0, 1):
+        with pytest.raises(ValueError, match=r"part-00000.arrow: example \d has the offsets"):
+            opened[example]
+    assert opened[6]["inputs"].tolist() == EXAMPLES[6][:-1].tolist()
+    with pytest.raises(ValueError, match=r"damaged at .*part-00000.arrow"):
+        opened.verify()
+
+
+def test_damage_that_a_digest_of_32_bits_does_not_see_is_found(corpus):
+    path = corpus.directory / "part-00000.arrow"
+    place = corpus._manifest.parts[0].offsets_at
+    content = bytearray(path.read_bytes())
+    for offset in range(1, 1 + corpus._manifest.parts[0].examples):
+        content[place + 8 * offset + 4] ^= 1  # each is 2**32 more
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="do not ascend from 0 to its"):
+        corpus.verify()
+    with pytest.raises(ValueError, match=r"an example has 4,294,967,296 tokens; a count is from 0"):
+        _ = ragged.Ragged(np.zeros(0, np.int32), np.array([1 << 32]), None).digest
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_tokens", 7),
+        ("empty", 4),
+        ("text_bytes", 7),
+        ("vocab_size", 12),
+        ("tokenizer", {"kind": "bytes", "begin": False, "end": True}),
+        ("origin", {"source": "s", "tokenizer": "t", "field": "f"}),
+        ("lengths_digest", "0"),
+    ],
+)
+def test_verify_compares_the_manifest_with_the_parts(tmp_path, name, value):
+    corpus = pipeline.prepare(
+        Records(["one", "two", ""]), Bytes(), tmp_path, progress=False, num_workers=0
+    )
+    corpus.verify()
+    alter(corpus, lambda manifest: manifest.update({name: value}))
+    with pytest.raises(ValueError, match="damaged at"):
+        Corpus.open(tmp_path).verify()
+
+
+def test_verify_finds_a_part_that_the_manifest_does_not_name(corpus):
+    (corpus.directory / "part-00009.arrow").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"part-00009.arrow: it is not one of the parts"):
+        corpus.verify()
+
+
+def test_a_part_without_tokens_may_say_anything_of_where_they_are(tmp_path):
+    corpus = Corpus.from_arrays([[], []], tmp_path)
+    alter(corpus, lambda manifest: manifest["parts"][0].update({"tokens_at": -1_234_567}))
+    opened = Corpus.open(tmp_path)
+    assert opened[1]["inputs"].tolist() == []
+    opened.verify()
+
+
+@pytest.mark.parametrize("offsets", [[0, 3, 1 << 30], [0, 4, 3], [-1, 3, 5]])
+def test_offsets_of_arrow_files_in_place_are_checked(tmp_path, offsets):
+    feather.write_feather(
+        pa.table({"input_ids": pa.array([[1, 2, 3], [4, 5]], pa.list_(pa.int32()))}),
+        str(tmp_path / "a.arrow"),
+        compression="uncompressed",
+    )
+    content = (tmp_path / "a.arrow").read_bytes()
+    there = np.array([0, 3, 5], np.int32).tobytes()
+    assert content.count(there) == 1
+    changed = content.replace(there, np.array(offsets, np.int32).tobytes())
+    (tmp_path / "a.arrow").write_bytes(changed)
+    with pytest.raises(ValueError, match=r"a.arrow cannot be read as Arrow: .*ffset.* damaged"):
+        InPlace.arrow(tmp_path / "a.arrow")
+
+
+def flip(place, flips, seed, program=PROGRAM):
+    command = [sys.executable, "-c", textwrap.dedent(program), str(place), str(flips), str(seed)]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=600 + 3 * flips)
+    last = process.stdout.splitlines()[-1]
+    assert process.returncode == 0, f"after the flip {last}: {process.stderr}"
+    return int(last.split()[1])
+
+
+FLIPS = [60, pytest.param(2000, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("flips", FLIPS)
+def test_a_flipped_bit_is_found_or_harmless_wherever_it_is(corpus, flips):
+    assert flip(corpus.directory, flips, 0) > flips / 2
+
+
+@pytest.mark.parametrize("flips", FLIPS)
+def test_a_flipped_bit_of_a_prepared_corpus_is_found_or_harmless(tmp_path, flips):
+    texts = [f"text {number} " * (number % 4) for number in range(20)]
+    pipeline.prepare(Records(texts), Bytes(), tmp_path, progress=False, num_workers=0)
+    assert flip(tmp_path, flips, 1) > flips / 2
+
+
+@pytest.mark.parametrize("flips", [FLIPS[1]])
+def test_a_flipped_bit_of_an_arrow_file_in_place_crashes_nothing(tmp_path, flips):
+    ids = pa.array([each.tolist() for each in EXAMPLES], pa.list_(pa.int32()))
+    path = tmp_path / "a.arrow"
+    feather.write_feather(pa.table({"input_ids": ids}), str(path), compression="uncompressed")
+    assert flip(path, flips, 2)
+
+
+@pytest.mark.parametrize(
+    "flips",
+    [pytest.param(200, marks=pytest.mark.slow), pytest.param(2000, marks=pytest.mark.exhaustive)],
+)
+def test_a_flipped_bit_of_a_work_directory_is_found_or_harmless(tmp_path, flips):
+    assert flip(tmp_path, flips, 3, RUN_PROGRAM) > flips / 3
+
+
+def test_a_length_that_one_bit_made_huge_is_found_when_a_corpus_is_opened(corpus):
+    path = corpus.directory / "lengths.npy"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1 << 3  # 2**27 positions more, for which planning would take minutes and memory
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"damaged at .*lengths.npy: they sum to 134,.*, not "):
+        Corpus.open(corpus.directory)

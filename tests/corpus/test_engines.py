@@ -1,0 +1,306 @@
+import json
+import random
+import sys
+
+import numpy as np
+import pytest
+
+import pipeline
+from pipeline.cli.commands import main
+from pipeline.corpus import ranges
+from pipeline.corpus.engines import Beam, Processes, Ray
+from pipeline.corpus.preparation import prepare, prepare_pairs, prepare_share
+from pipeline.corpus.tasks import INPUTS
+from pipeline.text import ragged
+from pipeline.text.sources import JsonLines, Records
+from pipeline.text.templates import Answer
+from pipeline.text.tokenizers import Bytes
+from tests.properties.kills import write_documents
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    monkeypatch.setattr(ragged, "TOKENS_PER_PART", 1500)
+    monkeypatch.setattr(ranges, "RECORDS", 16)
+
+
+@pytest.fixture
+def source(tmp_path):
+    write_documents(tmp_path / "text.jsonl", 150)
+    return JsonLines(tmp_path / "text.jsonl")
+
+
+class Twice:
+    """Runs each task twice, the last one first."""
+
+    def run(self, function, tasks):
+        for task in reversed([*tasks, *tasks]):
+            yield function(task)
+
+
+class Broken:
+    """Ends, or dies, after so many tasks; what it is called for counts them."""
+
+    def __init__(self, after, error=None):
+        self.left, self.error = after, error
+
+    def run(self, function, tasks):
+        for task in tasks:
+            if not self.left:
+                if self.error:
+                    raise self.error
+                return
+            self.left -= 1
+            yield function(task)
+
+
+class Untouchable(Bytes):
+    """A tokenizer that nobody may use."""
+
+    def encode_batch(self, texts):
+        raise AssertionError("tokenised")
+
+
+def contents(folder):
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def many_ways(kind, source, directory, engine):
+    options = {"engine": engine, "progress": False}
+    if kind == "pairs":
+        return prepare_pairs(source, Bytes(), directory, fields=("text", "back"), **options)
+    template = Answer(prompt="{text}", answer="{back}") if kind == "weights" else None
+    task = INPUTS if kind == "inputs" else pipeline.corpus.CAUSAL
+    return prepare(source, Bytes(), directory, template=template, task=task, **options)
+
+
+@pytest.mark.parametrize("kind", ["plain", "weights", "pairs", "inputs"])
+def test_tasks_may_run_in_any_order_and_more_than_once(kind, source, tmp_path):
+    many_ways(kind, source, tmp_path / "one", Processes(0))
+    many_ways(kind, source, tmp_path / "other", Twice())
+    assert contents(tmp_path / "one") == contents(tmp_path / "other")
+    assert sum("part-" in name for name in contents(tmp_path / "one")) > 3
+
+
+def test_an_engine_that_dies_anywhere_is_followed_by_another(source, tmp_path):
+    many_ways("plain", source, tmp_path / "whole", Processes(0))
+    for tasks in range(1, 16, 5):  # among ranges, and among parts
+        directory = tmp_path / f"{tasks}"
+        with pytest.raises(KeyError, match="lost"):
+            many_ways("plain", source, directory, Broken(tasks, KeyError("lost")))
+        many_ways("plain", source, directory, Twice())
+        assert contents(directory) == contents(tmp_path / "whole")
+
+
+def test_files_of_others_in_the_folder_of_ranges_stay(source, tmp_path):
+    folder = tmp_path / "corpus" / "ranges"
+    folder.mkdir(parents=True)
+    (folder / "mine.arrow").write_text("mine")
+    with pytest.raises(RuntimeError, match="ended without"):
+        prepare(source, Bytes(), tmp_path / "corpus", engine=Broken(2), progress=False)
+    assert len([*folder.iterdir()]) == 3
+    prepare(source, Bytes(), tmp_path / "corpus", progress=False)
+    assert [path.name for path in folder.iterdir()] == ["mine.arrow"]
+
+
+@pytest.mark.parametrize(
+    ("after", "sentence"),
+    [
+        (4, r"Broken ended without 6 of 10 ranges, first that of the records 64 to 79; run again"),
+        (11, r"Broken ended without \d+ of \d+ parts, first part-00001.arrow; run again to go on"),
+    ],
+)
+def test_an_engine_that_loses_tasks_is_refused(after, sentence, source, tmp_path):
+    with pytest.raises(RuntimeError, match=sentence):
+        many_ways("plain", source, tmp_path / "corpus", Broken(after))
+
+
+def test_shares_are_done_in_any_order_and_found_when_the_corpus_is_assembled(source, tmp_path):
+    prepare(source, Bytes(), tmp_path / "whole", progress=False)
+    shares = random.Random(0).sample(range(4), 4)
+    for number in [*shares, shares[0]]:
+        prepare_share(source, Bytes(), tmp_path / "corpus", (number, 4), progress=False)
+    with pytest.raises(ValueError, match="half-written"):
+        pipeline.Corpus.open(tmp_path / "corpus")
+    prepare(source, Untouchable(), tmp_path / "corpus", progress=False)
+    assert contents(tmp_path / "corpus") == contents(tmp_path / "whole")
+    prepare_share(source, Untouchable(), tmp_path / "corpus", (0, 4))  # nothing is left to do
+    with pytest.raises(ValueError, match=r"share is \(4, 4\); of 4 shares the numbers are 0 to 3"):
+        prepare_share(source, Bytes(), tmp_path / "corpus", (4, 4))
+
+
+def test_what_a_share_made_of_an_edited_source_is_removed(tmp_path):
+    listed = [{"text": f"record {number}"} for number in range(40)]
+
+    class Edited(Records):
+        def __getitems__(self, indices):
+            if 16 in indices and len(indices) < len(self):  # not for the fingerprint
+                listed[0]["text"] = "else"
+            return super().__getitems__(indices)
+
+    with pytest.raises(ValueError, match="the source changed while it was read"):
+        prepare_share(Edited(listed), Bytes(), tmp_path, (0, 1), progress=False)
+    assert contents(tmp_path) == {}
+
+
+def test_a_record_that_fails_is_named_whatever_it_raises(source, tmp_path):
+    class Fragile(Bytes):
+        def encode_batch(self, texts):
+            if any(text == broken for text in texts):
+                raise ZeroDivisionError("deep inside")
+            return super().encode_batch(texts)
+
+    broken = source[57]["text"]
+    with pytest.raises(ZeroDivisionError) as error:
+        prepare(source, Fragile(), tmp_path / "corpus", progress=False)
+    assert f"This was record 57 of {source}, from 0." in error.value.__notes__
+
+
+class Choosy(Bytes):
+    """Fails where a text has an x."""
+
+    def encode_batch(self, texts):
+        if any("x" in text for text in texts):
+            raise ZeroDivisionError("deep inside")
+        return super().encode_batch(texts)
+
+
+def test_records_that_fail_may_be_left_without_tokens_and_are_told(tmp_path, caplog):
+    texts = ["x" if number in (0, 57, 58, 99) else f"record {number}" for number in range(100)]
+    source = Records([{"text": text} for text in texts])
+    corpus = prepare(source, Choosy(), tmp_path / "one", on_error="skip", progress=False)
+    failed = np.flatnonzero(corpus.lengths == 0)
+    assert failed.tolist() == [0, 57, 58, 99]
+    assert corpus.tokenizer.decode(corpus[59]["targets"]) == "record 59"
+    assert "record 57 failed and gets no tokens: deep inside" in caplog.text
+    assert "4 of 100 records have no tokens" in caplog.text
+    assert "numbers 0, 57, 58, 99" in caplog.text
+    prepare(source, Choosy(), tmp_path / "two", on_error="skip", engine=Twice(), progress=False)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    with pytest.raises(ValueError, match="made with another on_error: there skip, now None"):
+        prepare(source, Choosy(), tmp_path / "one", progress=False)
+    weighted = prepare(
+        source,
+        Choosy(),
+        tmp_path / "weighted",
+        template=lambda record: [("a", 0.0), (record["text"], 1.0)],
+        on_error="skip",
+        progress=False,
+    )
+    assert np.flatnonzero(weighted.lengths == 0).tolist() == failed.tolist()
+
+
+def test_where_all_records_fail_nothing_is_prepared(tmp_path):
+    source = Records([{"text": "x"}, {"text": "xx"}])
+    with pytest.raises(ValueError, match=r"no record of .* has tokens; the log says why"):
+        prepare(source, Choosy(), tmp_path, on_error="skip", progress=False)
+    with pytest.raises(ValueError, match="on_error is 'ignore'; it must be one of raise, skip"):
+        prepare(source, Choosy(), tmp_path, on_error="ignore", progress=False)
+
+
+def test_the_number_of_workers_is_not_that_of_an_engine(source, tmp_path):
+    with pytest.raises(ValueError, match="num_workers is 2 and engine is"):
+        prepare(source, Bytes(), tmp_path, num_workers=2, engine=Twice())
+
+
+@pytest.mark.parametrize(("engine", "module"), [(Beam(), "apache_beam"), (Ray(), "ray")])
+def test_an_engine_that_is_not_installed_says_how_to_install_it(
+    engine, module, source, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, module, None)
+    extra = module.removeprefix("apache_")
+    with pytest.raises(ImportError, match=rf"pip install 'lockstep-pipeline\[{extra}\]'"):
+        prepare(source, Bytes(), tmp_path / "corpus", engine=engine, progress=False)
+
+
+def test_the_bytes_of_a_corpus_do_not_depend_on_the_defaults_of_arrow(
+    source, tmp_path, monkeypatch
+):
+    prepare(source, Bytes(), tmp_path / "one", progress=False)
+    monkeypatch.setenv("ARROW_PRE_1_0_METADATA_VERSION", "1")
+    prepare(source, Bytes(), tmp_path / "other", progress=False)
+    assert contents(tmp_path / "one") == contents(tmp_path / "other")
+
+
+def test_ranges_are_few_enough_and_large_enough(monkeypatch):
+    monkeypatch.setattr(ranges, "RECORDS", 512)
+    for documents, size in ((1, 512), (10**5, 512), (10**6, 1024), (10**8, 8192)):
+        found = ranges.divide_records(documents)
+        assert len(found[0]) == min(size, documents)
+        assert [len(found), found[-1].stop] == [-(-documents // size), documents]
+
+
+@pytest.fixture
+def run(capsys):
+    def run(*arguments):
+        status = main([*map(str, arguments)])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def test_the_command_does_one_task_of_several_and_assembles(run, tmp_path):
+    (tmp_path / "a.txt").write_text("".join(f"line {number}\n" for number in range(50)))
+    (tmp_path / "b.txt").write_text("".join(f"LINE {number}\n" for number in range(50)))
+    for more, kind in (((), "corpus"), (("--targets", tmp_path / "b.txt"), "pairs")):
+        whole = "prepare", tmp_path / "a.txt", *more, "--into"
+        assert run(*whole, tmp_path / f"whole {kind}")[0] == 0
+        shared = *whole, tmp_path / kind
+        for number in (2, 0, 1):
+            status, out, _ = run(*shared, "--task", number, "--of", 3)
+            assert status == 0
+            assert f"task {number} of 3 is done. When all are, the same command without" in out
+        assert run(*shared)[0] == 0
+        assert contents(tmp_path / kind) == contents(tmp_path / f"whole {kind}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--task", 1], "--task and --of go together"),
+        (["--task", 3, "--of", 3], "share is (3, 3); of 3 shares the numbers are 0 to 2"),
+        (["--engine", "ray", "--workers", 3], "--workers, --task and --of go with --engine proc"),
+        (["--engine-options", "auto"], "--engine-options go with --engine beam or ray"),
+    ],
+)
+def test_options_of_engines_that_contradict_each_other_are_refused(
+    arguments, sentence, run, tmp_path
+):
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+    status, _, err = run("prepare", tmp_path / "a.txt", "--into", tmp_path / "corpus", *arguments)
+    assert status == 2
+    assert err.startswith(f"error: {sentence}")
+
+
+ENGINES = {
+    "Beam in this process": ("apache_beam", lambda: Beam()),
+    "Beam in processes": (
+        "apache_beam",
+        lambda: Beam({"direct_running_mode": "multi_processing", "direct_num_workers": 2}),
+    ),
+    "Ray": ("ray", lambda: Ray()),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENGINES)
+def test_every_engine_makes_the_same_corpus(name, source, tmp_path):
+    module, engine = ENGINES[name]
+    pytest.importorskip(module)
+    many_ways("pairs", source, tmp_path / "one", Processes(2))
+    many_ways("pairs", source, tmp_path / "other", engine())
+    assert contents(tmp_path / "one") == contents(tmp_path / "other")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENGINES)
+def test_every_engine_names_the_record_that_is_wrong(name, tmp_path):
+    module, engine = ENGINES[name]
+    pytest.importorskip(module)
+    lines = [json.dumps({"text": "fine"})] * 60
+    lines[41] = json.dumps({"text": 1})
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    source = JsonLines(tmp_path / "a.jsonl")
+    with pytest.raises(Exception, match=r"line 42: field 'text' holds int, not text"):
+        prepare(source, Bytes(), tmp_path / "corpus", engine=engine(), progress=False)

@@ -1,0 +1,736 @@
+import contextlib
+import errno
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pipeline.corpus import corpus as corpus_module
+from pipeline.corpus import engines, preparation, ranges, tokenisation
+from pipeline.corpus import parts as parts_module
+from pipeline.corpus.corpus import Corpus
+from pipeline.corpus.on_read import tokenize_on_read
+from pipeline.corpus.preparation import prepare, prepare_pairs
+from pipeline.fs import atomic
+from pipeline.fs.atomic import atomic_write, directory_lock
+from pipeline.text import ragged
+from pipeline.text.sources import ArrowFiles, Concatenated, JsonLines, Records, Slice, TextFiles
+from pipeline.text.templates import Answer
+from pipeline.text.tokenizers import Bytes
+from tests.processes import ROOT
+
+LINES = [f"document {number} " + "abc " * (number * 7 % 23) for number in range(400)]
+
+# Small parts and small shares of work, so that little text makes many of both.
+SMALL = {"TOKENS_PER_PART": 2000, "RECORDS": 16}
+
+# A program that prepares `text` into `directory` slowly: it notes each record that it reads.
+PROGRAM = """
+    import os, sys, time
+    from pipeline.text import ragged
+    from pipeline.corpus import on_read, preparation, ranges
+    from pipeline.text.sources import TextFiles
+    from pipeline.text.tokenizers import Bytes
+
+    text, directory, workers, delay = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
+
+    class Slow(TextFiles):
+        def __getitems__(self, indices):
+            time.sleep(delay * len(indices) / 16)
+            with open(text + ".log", "a") as log:
+                log.write("".join(f"{os.getpid()} {index}\\n" for index in indices))
+            return super().__getitems__(indices)
+
+    if __name__ == "__main__":
+        ragged.TOKENS_PER_PART, ranges.RECORDS = 2000, 16
+        source = Slow(text)
+        source.ballast = bytes(1 << 20)  # more than a pipe holds
+        corpus = preparation.prepare(source, Bytes(), directory, num_workers=workers)
+        print(corpus.fingerprint)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    monkeypatch.setattr(ragged, "TOKENS_PER_PART", SMALL["TOKENS_PER_PART"])
+    monkeypatch.setattr(ranges, "RECORDS", SMALL["RECORDS"])
+
+
+@pytest.fixture
+def source(tmp_path):
+    (tmp_path / "text.txt").write_text("\n".join(LINES))
+    return TextFiles(tmp_path / "text.txt")
+
+
+@pytest.fixture
+def run(tmp_path, source):
+    """Starts the program with these workers and this delay, in a process group of its own."""
+    script = tmp_path / "program.py"
+    script.write_text(textwrap.dedent(PROGRAM))
+    started = []
+
+    def run(workers=0, delay=0.0, directory="corpus"):
+        command = [sys.executable, script, source.files[0], tmp_path / directory, workers, delay]
+        process = subprocess.Popen(
+            list(map(str, command)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(Path(ragged.__file__).parents[2])},
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def parts(directory):
+    return sorted(Path(directory).glob("part-*.arrow"))
+
+
+def contents(directory):
+    return {path.name: path.read_bytes() for path in parts(directory)} | {
+        name: (Path(directory) / name).read_bytes() for name in ("lengths.npy", "corpus.json")
+    }
+
+
+def log_of(source):
+    lines = Path(f"{source.files[0]}.log").read_text().splitlines()
+    return [tuple(map(int, line.split())) for line in lines]
+
+
+def wait_for(what, seconds=60):
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.02)
+
+
+def gone(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_text_becomes_tokens_and_comes_back(source, tmp_path):
+    corpus = prepare(source, Bytes(), tmp_path / "corpus", progress=False)
+    assert len(corpus) == len(LINES)
+    assert corpus.text_bytes == sum(map(len, LINES))
+    assert corpus.num_tokens == corpus.text_bytes + len(LINES)  # the end mark is a target
+    assert corpus.vocab_size == 259
+    assert corpus.tokenizer == Bytes()
+    assert len(parts(corpus.directory)) > 3
+    for number in (0, 57, 399):
+        example = corpus[number]
+        assert corpus.tokenizer.decode(example["targets"]) == LINES[number]
+        assert example["inputs"][0] == Bytes().begin_id
+        assert example["targets"][-1] == Bytes().end_id
+    assert corpus.identity["tokenizer"] == "bytes-begin-end"
+    assert corpus.identity["task"] == "causal"
+    corpus.verify()
+
+
+def test_the_corpus_is_the_same_for_any_number_of_workers(source, tmp_path, monkeypatch):
+    seen = []
+    for workers in (0, 1, 3):
+        prepare(source, Bytes(), tmp_path / str(workers), num_workers=workers, progress=False)
+        seen.append(contents(tmp_path / str(workers)))
+    # Unless told, work starts in this process and goes on in others when there is enough.
+    monkeypatch.setattr(engines, "TRIAL", 0)
+    monkeypatch.setattr(engines, "WORTH", 0)
+    monkeypatch.setattr(engines, "_cpus", lambda: 2)
+    prepare(source, Bytes(), tmp_path / "auto", progress=False)
+    seen.append(contents(tmp_path / "auto"))
+    assert seen[0] == seen[1] == seen[2] == seen[3]
+
+
+def test_a_finished_corpus_is_opened_at_once(source, tmp_path, monkeypatch):
+    first = prepare(source, Bytes(), tmp_path / "corpus", progress=False)
+    monkeypatch.setattr(TextFiles, "__getitems__", None)
+    # No lock, so a read-only place will do.
+    monkeypatch.setattr(ranges, "directory_lock", None)
+    again = prepare(TextFiles(source.files), Bytes(), tmp_path / "corpus")
+    assert again.fingerprint == first.fingerprint
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_corpus_of_another_origin_is_refused(source, tmp_path, finished):
+    corpus = prepare(source, Bytes(), tmp_path / "corpus", progress=False)
+    if not finished:
+        (corpus.directory / "corpus.json").unlink()
+    before = [path.name for path in parts(corpus.directory)]
+    other = Slice(source, 0.0, 0.5)
+    for changed, field, sentence in (
+        ((other, Bytes()), "text", f"another source: there {re.escape(source.fingerprint)}, now"),
+        ((source, Bytes(end=False)), "text", "tokenizer: there bytes-begin-end, now bytes-begin."),
+        ((source, Bytes()), "body", "another field of the records: there text, now body"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            prepare(*changed, corpus.directory, field=field, progress=False)
+    with pytest.raises(ValueError, match="holds a corpus made with another source"):
+        Corpus.from_arrays([[1, 2]], corpus.directory)
+    assert [path.name for path in parts(corpus.directory)] == before
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_killed_run_goes_on_where_it_was_and_ends_the_same(source, tmp_path, run, workers):
+    whole = prepare(source, Bytes(), tmp_path / "whole", progress=False)
+    process = run(workers, delay=0.15)
+    in_ranges = tmp_path / "corpus" / "ranges"
+    wait_for(lambda: len(list(in_ranges.glob("*.arrow"))) >= 2)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    kept = {int(path.name.split("-")[1]) for path in in_ranges.glob("*.arrow")}
+    assert 2 <= len(kept) < len(LINES) // ranges.RECORDS
+    with pytest.raises(ValueError, match="half-written"):
+        Corpus.open(tmp_path / "corpus")
+    # Workers do not outlive the process that started them.
+    wait_for(lambda: all(gone(pid) for pid, _ in log_of(source)))
+
+    Path(f"{source.files[0]}.log").unlink()
+    (tmp_path / "corpus" / ".part-00099.arrow.1.tmp").write_bytes(b"left behind")
+    torn = in_ranges / min(path.name for path in in_ranges.glob("*.arrow"))
+    torn.write_bytes(torn.read_bytes()[:-1])  # as a loss of power leaves it
+    out, err = run(workers).communicate(timeout=60)
+    assert out.strip() == whole.fingerprint, err
+    assert contents(tmp_path / "corpus") == contents(whole.directory)
+    assert not list((tmp_path / "corpus").glob(".*.tmp"))
+    assert not in_ranges.exists()
+    done = {at + more for at in kept - {min(kept)} for more in range(ranges.RECORDS)}
+    assert sorted(index for _, index in log_of(source)) == sorted({*range(len(LINES))} - done)
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "missing", "foreign"])
+def test_a_part_that_is_not_whole_is_done_again(source, tmp_path, damage):
+    whole = prepare(source, Bytes(), tmp_path / "corpus", progress=False)
+    before = contents(whole.directory)
+    (tmp_path / "corpus" / "corpus.json").unlink()
+    path = parts(tmp_path / "corpus")[1]
+    match damage:
+        case "cut":
+            path.write_bytes(path.read_bytes()[:100])
+        case "changed":
+            content = bytearray(path.read_bytes())
+            content[whole._manifest.parts[1].tokens_at] ^= 1
+            path.write_bytes(content)
+        case "missing":
+            path.unlink()
+        case "foreign":
+            path.write_bytes(b"")
+    assert contents(prepare(source, Bytes(), tmp_path / "corpus").directory) == before
+
+
+@pytest.mark.parametrize("records", [3, 30], ids=["one part", "three parts"])
+def test_no_flipped_bit_of_a_part_keeps_it_from_being_made_anew(records, tmp_path, monkeypatch):
+    """Also those of its metadata, by which it seems another corpus's."""
+    monkeypatch.setattr(ragged, "TOKENS_PER_PART", 200)
+    source, place = (
+        Records([{"text": f"number {n} of all"} for n in range(records)]),
+        tmp_path / "c",
+    )
+    prepare(source, Bytes(), place, num_workers=0, progress=False)
+    before = contents(place)
+    path = parts(place)[-1]
+    for at in range(0, len(before[path.name]), 7):
+        content = bytearray(before[path.name])
+        content[at] ^= 1 << at % 8
+        path.write_bytes(content)
+        (place / "corpus.json").unlink()
+        prepare(source, Bytes(), place, num_workers=0, progress=False).verify()
+        assert contents(place)["corpus.json"] == before["corpus.json"]
+
+
+def test_files_of_others_are_refused_by_name_and_stay(source, tmp_path):
+    texts = pa.table({"text": ["a b c", "d e"]})
+    with pa.ipc.new_file(str(tmp_path / "part-0.arrow"), texts.schema) as file:
+        file.write_table(texts)
+    (tmp_path / ".notes.1.tmp").write_bytes(b"mine")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ValueError, match=r"part-0\.arrow is not a part of a corpus"):
+        prepare(ArrowFiles(tmp_path / "*.arrow"), Bytes(), tmp_path, progress=False)
+    with pytest.raises(ValueError, match=r"part-0\.arrow is not a part of a corpus"):
+        Corpus.from_arrays([[1, 2, 3]], tmp_path)
+    (tmp_path / "part-0.arrow").rename(tmp_path / "part-00000.arrow")
+    with pytest.raises(ValueError, match=r"part-00000\.arrow is not a part of a corpus"):
+        Corpus.from_arrays([[1, 2, 3]], tmp_path)
+    (tmp_path / "part-00000.arrow").rename(tmp_path / "part-0.arrow")
+    there = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name != ".lock"}
+    assert there == before
+    # Away from it, they are no trouble.
+    (tmp_path / "part-0.arrow").rename(tmp_path / "texts.arrow")
+    assert len(Corpus.from_arrays([[1, 2, 3]], tmp_path)) == 1
+    assert (tmp_path / ".notes.1.tmp").read_bytes() == b"mine"
+
+
+def test_a_lock_is_neither_emptied_nor_followed(tmp_path):
+    (tmp_path / ".lock").write_text("what somebody wrote")
+    with directory_lock(tmp_path, "testing"):
+        pass
+    assert (tmp_path / ".lock").read_text() == "what somebody wrote"
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / ".lock").symlink_to(tmp_path / ".lock")
+    with (
+        pytest.raises(ValueError, match="is a symbolic link; remove it"),
+        directory_lock(tmp_path / "linked", "testing"),
+    ):
+        pass
+
+
+def test_of_two_processes_one_prepares_and_the_other_waits(source, tmp_path, run):
+    with directory_lock(tmp_path / "corpus", "testing"):
+        both = run(), run()
+        for process in both:
+            said = process.stderr.readline()
+            assert "another process is preparing a corpus in" in said
+            assert "waiting for it" in said
+    answers = [process.communicate(timeout=60)[0] for process in both]
+    assert answers[0] == answers[1] != ""
+    assert sorted(index for _, index in log_of(source)) == list(range(len(LINES)))
+
+
+def test_who_does_not_wait_is_refused(tmp_path):
+    held = directory_lock(tmp_path, "training", wait=False)
+    sentence = r"another process is training in .*; stop it first"
+    with (
+        held,
+        pytest.raises(RuntimeError, match=sentence),
+        directory_lock(tmp_path, "training", wait=False),
+    ):
+        pass
+    with directory_lock(tmp_path, "training", wait=False):
+        pass
+
+
+def test_a_worker_that_dies_gives_a_sentence(source, tmp_path, run):
+    process = run(workers=2, delay=0.2)
+    wait_for(lambda: Path(f"{source.files[0]}.log").exists() and log_of(source))
+    pid = log_of(source)[0][0]
+    assert pid != process.pid
+    os.kill(pid, signal.SIGKILL)
+    error = process.communicate(timeout=60)[1]
+    assert process.returncode == 1
+    assert "InvalidState: a worker died while tokenising" in error
+    assert "run again to go on" in error
+
+
+@pytest.mark.parametrize("call", ["preparation.prepare", "on_read.tokenize_on_read"])
+def test_a_script_without_a_guard_gives_a_sentence(source, tmp_path, call):
+    script = tmp_path / "unguarded.py"
+    text = textwrap.dedent(PROGRAM).replace('if __name__ == "__main__":', "if True:")
+    script.write_text(text.replace("preparation.prepare", call))
+    command = [sys.executable, script, source.files[0], tmp_path / "corpus", "2", "0"]
+    env = os.environ | {"PYTHONPATH": str(Path(ragged.__file__).parents[2])}
+    seen = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, env=env, timeout=60, check=False
+    )
+    assert seen.returncode == 1
+    assert "prepare was called by the import of a script: guard its main part" in seen.stderr
+    assert "InvalidState: a worker died while tokenising." in seen.stderr
+
+
+def test_progress_shows_documents_tokens_and_rate(source, tmp_path, capsys):
+    prepare(source, Bytes(), tmp_path / "corpus")
+    shown = capsys.readouterr().err
+    assert re.search(r"preparing: 100%.* 400/400 .*documents/s, 0\.0 M tokens, [\d.]+ M/s", shown)
+    prepare(source, Bytes(), tmp_path / "quiet", progress=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_directory_that_is_not_local_is_written_and_read_without_maps(
+    source, tmp_path, monkeypatch
+):
+    whole = prepare(source, Bytes(), tmp_path / "whole", progress=False)
+    for module in (atomic, corpus_module, parts_module):
+        monkeypatch.setattr(module, "is_local", lambda path: False)
+    remote = prepare(source, Bytes(), tmp_path / "corpus", progress=False)
+    assert contents(remote.directory) == contents(whole.directory)
+    (tmp_path / "corpus" / "corpus.json").unlink()
+    parts(tmp_path / "corpus")[-1].unlink()
+    again = prepare(source, Bytes(), tmp_path / "corpus", progress=False)
+    again.verify()
+    assert contents(again.directory) == contents(whole.directory)
+    assert not again.in_memory
+    assert again[7]["inputs"].tolist() == whole[7]["inputs"].tolist()
+    assert ".lock" not in os.listdir(again.directory)
+
+
+@pytest.mark.parametrize(
+    ("source", "tokenizer", "sentence"),
+    [
+        ("b.txt", Bytes(), "source is 'b.txt'; it must be a source, as sources.TextFiles"),
+        (["a text"], Bytes(), "source is .'a text'.; it must be a source"),
+        (TextFiles(__file__), "bytes", "tokenizer is 'bytes'; it must be a tokenizer"),
+        (TextFiles(__file__), Bytes, "it must be a tokenizer, as tokenizers.Bytes"),
+    ],
+)
+def test_what_is_no_source_or_tokenizer_is_refused(source, tokenizer, sentence, tmp_path):
+    with pytest.raises(TypeError, match=sentence):
+        prepare(source, tokenizer, tmp_path / "corpus")
+
+
+def test_an_empty_source_is_refused(tmp_path):
+    (tmp_path / "blank.txt").write_text("\n  \n")
+    with pytest.raises(ValueError, match=r"the source is empty \(text, .*blank.txt\)"):
+        prepare(TextFiles(tmp_path / "blank.txt"), Bytes(), tmp_path / "corpus")
+
+
+class Overflowing(Bytes):
+    """Gives an id beyond its vocabulary for one document."""
+
+    def encode_batch(self, texts):
+        flat, counts = super().encode_batch(texts)
+        for number, text in enumerate(texts):
+            if text.startswith("document 57 "):
+                flat[counts[:number].sum()] = 259
+        return flat, counts
+
+
+def test_an_id_outside_the_vocabulary_names_its_record(source, tmp_path):
+    sentence = r"text.txt, line 58: the tokenizer bytes-begin-end gave the id 259, and its vocab"
+    with pytest.raises(ValueError, match=sentence):
+        prepare(source, Overflowing(), tmp_path / "corpus", progress=False)
+    assert not (tmp_path / "corpus" / "corpus.json").exists()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_broken_record_is_named_also_by_workers(tmp_path, workers):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "fine"}\n' * 100 + '{"text": 1}\n' + '{"text": "fine"}\n' * 100)
+    with pytest.raises(ValueError, match=f"{path}, line 101: field 'text' holds int, not text"):
+        prepare(JsonLines(path), Bytes(), tmp_path / "c", num_workers=workers, progress=False)
+
+
+def test_a_full_disk_leaves_nothing_half_written_and_work_goes_on(source, tmp_path, monkeypatch):
+    whole = prepare(source, Bytes(), tmp_path / "whole", progress=False)
+    fsync, calls = os.fsync, []
+
+    def full(file):
+        calls.append(file)
+        if len(calls) > 4:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"could not write .*part-.*: No space left .*make room") as e:
+        prepare(source, Bytes(), tmp_path / "corpus", progress=False)
+    assert e.value.errno == errno.ENOSPC
+    left = {*os.listdir(tmp_path / "corpus")} - {".lock", "ranges"}
+    assert 1 <= len(parts(tmp_path / "corpus")) == len(left)
+    with pytest.raises(ValueError, match="half-written"):
+        Corpus.open(tmp_path / "corpus")
+    monkeypatch.setattr(os, "fsync", fsync)
+    prepare(source, Bytes(), tmp_path / "corpus", progress=False)
+    assert contents(tmp_path / "corpus") == contents(whole.directory)
+
+
+def test_a_real_limit_on_file_size_is_told_like_a_full_disk(tmp_path):
+    script = """
+        import resource, sys
+        import numpy as np
+        from pipeline.corpus.corpus import Corpus
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        Corpus.from_arrays([np.arange(10_000)], sys.argv[1])
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "corpus")]
+    env = os.environ | {"PYTHONPATH": str(Path(ragged.__file__).parents[2])}
+    seen = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    sentence = r"StorageError: .*could not write .*part-00000.arrow: File too large"
+    assert re.search(sentence, seen.stderr)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("before")
+
+    def interrupted():
+        with atomic_write(path) as file:
+            file.write(b"after")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        interrupted()
+    assert path.read_text() == "before"
+    with atomic_write(path) as file:
+        file.write(b"after")
+        assert path.read_text() == "before"
+    assert path.read_text() == "after"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_what_a_killed_process_left_of_a_file_goes_when_it_is_written(tmp_path):
+    (tmp_path / f".counts.npy.{'a' * 32}.tmp").write_bytes(b"half")
+    others = {f".counts.npy.{os.getppid()}.tmp", f".notes.{'a' * 32}.tmp", ".counts.npy.x.tmp"}
+    for name in others:
+        (tmp_path / name).write_bytes(b"of somebody else")
+    with atomic_write(tmp_path / "counts.npy") as file:
+        file.write(b"whole")
+    assert {*os.listdir(tmp_path)} == {"counts.npy", *others}
+
+
+def test_what_another_process_writes_stays_also_if_its_number_is_unknown_here(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(os, "getpid", lambda: 1 << 30)  # as in another container
+    with atomic_write(tmp_path / "file") as first:
+        monkeypatch.undo()
+        first.write(b"first")
+        with atomic_write(tmp_path / "file") as second:
+            second.write(b"second")
+    assert (tmp_path / "file").read_bytes() == b"first"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_who_waits_for_a_directory_that_is_removed_makes_it_anew(tmp_path):
+    place, begun = tmp_path / "new", threading.Event()
+
+    def fail():
+        with contextlib.suppress(KeyError), directory_lock(place, "failing"):
+            begun.set()
+            time.sleep(0.3)
+            raise KeyError
+
+    thread = threading.Thread(target=fail)
+    thread.start()
+    begun.wait()
+    with directory_lock(place, "working"):
+        assert not thread.is_alive() or place.exists()
+        with pytest.raises(RuntimeError, match="another process is working in"):
+            directory_lock(place, "working", wait=False).__enter__()
+        (place / "made").touch()
+    thread.join()
+    assert sorted(os.listdir(place)) == [".lock", "made"]
+
+
+def test_records_of_a_list_like_source_are_read_one_by_one(tmp_path):
+    class Listed(list):
+        fingerprint = "listed"
+
+    corpus = prepare(Listed([{"text": b"ab"}, {"text": ""}]), Bytes(begin=False), tmp_path)
+    assert np.asarray(corpus.lengths).tolist() == [2, 0]
+
+
+class Edited:
+    """A source that somebody writes to while its 200th record is read."""
+
+    def __init__(self, source, edit):
+        self.source, self.edit = source, edit
+
+    @property
+    def fingerprint(self):
+        return self.source.fingerprint
+
+    def __len__(self):
+        return len(self.source)
+
+    def __getitem__(self, index):
+        if index == 200:
+            self.edit()
+        return self.source[index]
+
+
+def _edits(path):
+    """Of each kind of source over `path`, one that is edited while it is read."""
+    text = path.read_text()
+
+    def append():
+        path.write_text(text + "more\n")
+
+    def replace():  # the size stays, and so do all samples of a large file
+        path.write_text(text.replace("document 300", "DOCUMENT 300"))
+
+    listed = [{"text": line} for line in LINES]
+    return {
+        "longer": Edited(TextFiles(path), append),
+        "as long": Edited(TextFiles(path), replace),
+        "gone": Edited(TextFiles(path), path.unlink),
+        "slice": Slice(Edited(TextFiles(path), append), 0.0, 0.9),
+        "two": Concatenated([Edited(TextFiles(path), append), Records(listed)]),
+        "records": Edited(Records(listed), lambda: listed[0].update(text="else")),
+    }
+
+
+@pytest.mark.parametrize("kind", ["longer", "as long", "gone", "slice", "two", "records"])
+def test_a_source_that_is_edited_while_it_is_prepared_makes_no_corpus(source, tmp_path, kind):
+    edited, directory = _edits(Path(source.files[0]))[kind], tmp_path / "corpus"
+    with pytest.raises(ValueError, match=r"(text\.txt|the source) changed .* anew"):
+        prepare(edited, Bytes(), directory, num_workers=0, progress=False)
+    assert not parts(directory)
+    assert not (directory / "corpus.json").exists()
+    if kind != "gone":  # nothing of it is in the way of what the source is now
+        again = Records(LINES) if kind == "records" else TextFiles(source.files[0])
+        assert len(prepare(again, Bytes(), directory, progress=False)) == len(again)
+
+
+def test_a_source_that_is_edited_while_its_lengths_are_counted_makes_no_index(source, tmp_path):
+    edited = _edits(Path(source.files[0]))["longer"]
+    with pytest.raises(ValueError, match=r"text\.txt changed after this source was first used"):
+        tokenize_on_read(edited, Bytes(), tmp_path / "index", num_workers=0, progress=False)
+    assert len(tokenize_on_read(TextFiles(source.files[0]), Bytes(), tmp_path / "index")) == len(
+        LINES
+    )
+
+
+def test_both_sides_of_pairs_are_of_one_source(tmp_path, monkeypatch):
+    listed = [{"a": line, "b": line} for line in LINES]
+    edits = iter([lambda: None, lambda: listed[0].update(a="else")])
+    both = Edited(Records(listed), lambda: next(edits)())
+    with pytest.raises(ValueError, match="the source changed while it was read"):
+        prepare_pairs(both, Bytes(), tmp_path / "1", fields=("a", "b"), progress=False)
+    assert len(Corpus.open(tmp_path / "1/inputs")) == len(LINES)
+    assert not parts(tmp_path / "1/targets")
+    whole = preparation.prepare
+
+    def prepare_and_edit(*arguments, **options):
+        corpus = whole(*arguments, **options)
+        listed[0].update(a="more")
+        return corpus
+
+    monkeypatch.setattr(preparation, "prepare", prepare_and_edit)
+    with pytest.raises(ValueError, match="the source changed between inputs and targets"):
+        prepare_pairs(both.source, Bytes(), tmp_path / "2", fields=("a", "b"), progress=False)
+
+
+def test_a_fingerprint_that_is_never_the_same_is_found_before_the_work(tmp_path):
+    class Nameless(Records):
+        numbers = itertools.count()
+        fingerprint = property(lambda self: str(next(self.numbers)))
+
+        def __getitems__(self, indices):
+            raise AssertionError("read")
+
+    with pytest.raises(ValueError, match=r"the source changed while it was read \(400 records"):
+        prepare(Nameless(LINES), Bytes(), tmp_path, progress=False)
+
+
+def test_records_with_objects_that_say_nothing_need_a_fingerprint(tmp_path):
+    records = [{"text": "a", "image": object(), "tags": {"x", "y"}}]
+    with pytest.raises(ValueError, match=r"one holds <object object at .*fingerprint=\"v1\""):
+        prepare(Records(records), Bytes(), tmp_path, progress=False)
+    prepare(Records(records, fingerprint="v1"), Bytes(), tmp_path, progress=False)
+
+
+def test_a_killed_run_leaves_no_job_behind(source, tmp_path, monkeypatch):
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    with engines.workers(tokenisation.Job(source, Bytes(), "text").run, 1) as submit:
+        assert submit([0]).result().counts.tolist() == [len(LINES[0].encode()) + 2]
+        # What has no name here, a kill cannot leave here.
+        assert not list((tmp_path / "temporary").iterdir())
+
+
+def peak_of(work) -> int:
+    """The most bytes that Python and NumPy hold at a time while `work` runs."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_huge_line_takes_a_small_multiple_of_its_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(ragged, "TOKENS_PER_PART", 1 << 24)
+    line = json.dumps({"text": "abc " * (1 << 21)})
+    (tmp_path / "a.jsonl").write_text('{"text": "short"}\n' * 100 + line + "\n")
+    source = JsonLines(tmp_path / "a.jsonl")
+    # Four bytes are a token's, twice where a part is put together.
+    assert peak_of(lambda: prepare(source, Bytes(), tmp_path / "c", num_workers=0)) < 9 * len(line)
+
+
+@pytest.mark.parametrize("template", [None, Answer(prompt="", answer="{text}")])
+def test_records_are_taken_by_their_size_and_not_only_by_number(tmp_path, monkeypatch, template):
+    monkeypatch.setattr(ranges, "RECORDS", 512)
+    monkeypatch.setattr(tokenisation, "TEXT", 1 << 14)
+    line = "abc " * (1 << 13)
+    (tmp_path / "a.txt").write_text(f"{line}\n" * 100)
+    source = TextFiles(tmp_path / "a.txt")
+    options = {"template": template, "num_workers": 0}
+    peak = peak_of(lambda: prepare(source, Bytes(), tmp_path / "c", **options))
+    assert peak < 100 * len(line)  # than all the text has
+
+
+def test_workers_return_large_records_in_shares_and_in_order(tmp_path):
+    texts = [f"{number} " * 100_000 for number in range(25)]  # 6 MB, above what one share has
+    corpus = prepare(Records(texts), Bytes(), tmp_path / "c", num_workers=2, progress=False)
+    assert [len(text) + 1 for text in texts] == corpus.lengths.tolist()
+    assert [Bytes().decode(corpus[at]["inputs"][:4]).split()[0] for at in range(25)] == [
+        str(number) for number in range(25)
+    ]
+
+
+NOTEBOOK = """
+import threading
+from pipeline.corpus import ranges
+from pipeline.corpus.preparation import prepare
+from pipeline.text.sources import Records
+from pipeline.text.templates import Function
+from pipeline.text.tokenizers import Bytes
+
+ranges.RECORDS = 16
+suffix = "!"
+lock = threading.Lock()
+
+def shout(record):
+    return [(record["text"].upper() + suffix, 1.0)]
+
+def held(record):
+    with lock:
+        return shout(record)
+
+source = Records([{"text": f"number {n}"} for n in range(80)])
+corpus = prepare(source, Bytes(), "corpus", template=shout, num_workers=2, progress=False)
+print(corpus.decode(79))
+try:
+    template = Function(held, fingerprint="held-1")
+    prepare(source, Bytes(), "other", template=template, num_workers=2, progress=False)
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_workers_get_the_functions_of_a_notebook(tmp_path):
+    """And what cannot be sent is said, with what to do."""
+    place = os.fspath(ROOT)
+    ran = subprocess.run(
+        [sys.executable, "-c", NOTEBOOK],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": place},
+        check=False,
+    )
+    said = ran.stdout.splitlines()
+    assert said[:1] == ["NUMBER 79!"], ran.stderr[-2000:]
+    assert re.search(r"the template cannot be sent to workers: .*lock.* use one process", said[1])
+
+
+def test_an_example_decodes_to_its_text(tmp_path):
+    records = Records([{"text": "one"}, {"text": ""}, {"text": "drei €"}])
+    for name, tokenizer in {"marks": Bytes(), "none": Bytes(begin=False, end=False)}.items():
+        corpus = prepare(records, tokenizer, tmp_path / name, progress=False)
+        assert [corpus.decode(n) for n in (0, 1, -1)] == ["one", "", "drei €"]
+    pairs = prepare_pairs(
+        Records([{"inputs": "one", "targets": "ein"}]), Bytes(), tmp_path / "p", progress=False
+    )
+    assert [side.decode(0) for side in pairs.sides] == ["one", "ein"]
+    with pytest.raises(ValueError, match="was made without a tokenizer"):
+        Corpus.from_arrays([[1, 2]], tmp_path / "arrays").decode(0)

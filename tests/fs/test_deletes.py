@@ -1,0 +1,63 @@
+"""Everything that the package deletes, with the rule by which it is its own."""
+
+import ast
+
+from tests.processes import ROOT
+
+PACKAGE = ROOT / "pipeline"
+
+# Methods and functions that delete files, and classes that do it.
+DELETES = {"rmtree", "unlink", "rmdir", "removedirs", "delete", "delete_async"}
+DELETES |= {"TemporaryDirectory", "CheckpointManager"}
+
+OWN_FOLDER = "in a folder with a random name that this process made"
+OWN_NAME = "by a name with digits that only it gives, in the directory of"
+
+RULES = {
+    "corpus/cache.py:PartCache._fetch_next": "the file that it made and has locked",
+    "corpus/cache.py:PartCache._make_room": f"{OWN_NAME} the cache, named by the corpus's digest",
+    "corpus/cache.py:PartCache.file": f"{OWN_NAME} the cache, named by the corpus's digest",
+    "corpus/engines.py:Beam.run": OWN_FOLDER,
+    "corpus/manifest.py:Writer._keep_whole_parts": f"{OWN_NAME} a corpus, beside whole parts of it",
+    "corpus/manifest.py:Writer.discard": "parts that it wrote or verified",
+    "corpus/preparation.py:prepare_share": "ranges that it wrote, by fingerprint and records",
+    "corpus/ranges.py:assemble": "ranges that are in parts now, by fingerprint and records",
+    "fs/atomic.py:_remove_empty": "a directory that this call made, if nothing is in it",
+    "fs/atomic.py:_remove_leftovers": "temporary names of 32 random digits that nobody has locked",
+    "fs/atomic.py:atomic_write": "its own temporary name, of 32 random digits",
+    "fs/atomic.py:remove_files": "names that the caller gives as a pattern of its own files",
+    "fs/mirror.py:Mirror.__init__": OWN_FOLDER,
+    "fs/mirror.py:Mirror.push": "folders named by a number that have the mark of a checkpoint",
+    "fs/mirror.py:_remove_leftovers": "folders of killed processes, whose locks nobody holds",
+    "fs/objects.py:ObjectPath.rmtree": "what the caller says",
+    "fs/objects.py:ObjectPath.unlink": "what the caller says",
+    "fs/objects.py:delete.remove": "what the caller says",
+    "history/loss_archive.py:StepFiles.remove": f"{OWN_NAME} losses: steps that are made again",
+    "history/metrics_files.py:MetricsFiles.__init__": OWN_FOLDER,
+    "loading/checkpoint.py:Checkpoints.__init__": "by orbax, but for what should_preserve names",
+    "trainer/profile.py:Profile.__init__": OWN_FOLDER,
+    "steps/hosts.py:require_shared": "a file with a random name that it made",
+}
+
+
+def find(path):
+    """The functions of a file in which a name of `DELETES` is called, or `os.remove`."""
+    found = set()
+
+    def walk(node, place):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            place = [*place, node.name]
+        called = node.func if isinstance(node, ast.Call) else None
+        name = getattr(called, "attr", getattr(called, "id", None))
+        if name in DELETES or (name == "remove" and getattr(called.value, "id", "") == "os"):
+            found.add(f"{path.relative_to(PACKAGE).as_posix()}:{'.'.join(place)}")
+        for child in ast.iter_child_nodes(node):
+            walk(child, place)
+
+    walk(ast.parse(path.read_text()), [])
+    return found
+
+
+def test_each_place_that_deletes_files_has_a_rule_that_makes_it_safe():
+    found = set().union(*map(find, PACKAGE.rglob("*.py")))
+    assert found == RULES.keys()

@@ -1,0 +1,97 @@
+"""A forked child works, whatever the threads of its parent were doing when it was forked."""
+
+import contextlib
+import functools
+import gzip
+import os
+import threading
+import weakref
+
+import numpy as np
+
+import pipeline
+from pipeline import sources, tokenizers
+from pipeline.corpus.corpus import Corpus
+from pipeline.planning import stream
+from tests.processes import in_child
+
+
+@contextlib.contextmanager
+def in_the_middle(monkeypatch, owner, name, act):
+    """Runs `act` in a thread and stops it inside `owner.name` while the block runs."""
+    inside, go_on = threading.Event(), threading.Event()
+    original, parent = getattr(owner, name), os.getpid()
+
+    @functools.wraps(original)
+    def slow(*arguments, **options):
+        if os.getpid() == parent:
+            inside.set()
+            go_on.wait(60)
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, slow)
+    thread = threading.Thread(target=act)
+    thread.start()
+    try:
+        assert inside.wait(60)
+        yield
+    finally:
+        go_on.set()
+        thread.join()
+
+
+def test_a_child_deals_a_window_that_its_parent_was_dealing(monkeypatch):
+    lengths = np.arange(1, 1000) % 50 + 1
+    plan, same = (pipeline.Plan(lengths, [pipeline.Bucket(8, 64)]) for _ in range(2))
+    expected = same.batch(3).segments
+    with in_the_middle(monkeypatch, stream, "sort_by_group", lambda: plan.batch(3)):
+        assert in_child(lambda: np.array_equal(plan.batch(3).segments, expected))
+    assert np.array_equal(plan.batch(3).segments, expected)
+
+
+def test_a_child_reads_lines_while_its_parent_reads_them(tmp_path, monkeypatch):
+    path = tmp_path / "lines.txt.gz"
+    path.write_bytes(gzip.compress(b"".join(b"line %d\n" % n for n in range(100_000))))
+    source = sources.TextFiles(path)
+    assert source[10]["text"] == "line 10"
+    with in_the_middle(monkeypatch, sources.TextFiles, "_read_line", lambda: source[11]):
+        # Both go on in the same open file.
+        assert in_child(
+            lambda: [source[n]["text"] for n in (11, 99_000)] == ["line 11", "line 99000"]
+        )
+    assert source[99_999]["text"] == "line 99999"
+
+
+def test_a_child_computes_a_property_that_its_parent_was_computing(tmp_path, monkeypatch):
+    path = tmp_path / "lines.txt"
+    path.write_text("a\nb\n")
+    source = sources.TextFiles(path)
+    with in_the_middle(monkeypatch, sources.files, "digest", lambda: source.fingerprint):
+        assert in_child(lambda: sources.TextFiles(path).fingerprint.startswith("text-line-"))
+
+
+def test_a_child_reads_ranges_of_a_corpus_after_its_parent_did(tmp_path):
+    Corpus.from_arrays([np.arange(5), np.arange(9)], tmp_path / "corpus")
+    corpus = Corpus.open(tmp_path / "corpus", memory_map=False)
+    assert corpus[1]["inputs"].tolist() == list(range(8))
+    assert in_child(lambda: corpus[0]["inputs"].tolist() == [0, 1, 2, 3])
+
+
+def test_a_child_leaves_the_tokenising_processes_of_its_parent_alone(tmp_path):
+    texts = sources.Records([{"text": "a" * n} for n in range(1, 9)])
+    examples = pipeline.corpus.tokenize_on_read(
+        texts, tokenizers.Bytes(), tmp_path / "index", readers=2
+    )
+    read = [0, 7], [0, 0], [1, 8]
+    expected = examples.read(*read)["inputs"].tolist()
+
+    def read_and_end() -> bool:
+        found = examples.read(*read)["inputs"].tolist()
+        for finalizer in list(weakref.finalize._registry):  # as at the end of Python
+            if (alive := finalizer.peek()) and alive[0] is examples:
+                finalizer()
+        return found == expected
+
+    assert in_child(read_and_end)
+    assert examples.read(*read)["inputs"].tolist() == expected
+    examples.close()

@@ -1,0 +1,646 @@
+"""Object storage: corpora, sources and runs in buckets of real servers on loopback, which fail."""
+
+import contextlib
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pyarrow as pa
+import pytest
+from etils import epath
+from pyarrow import parquet
+
+import pipeline
+from pipeline import sources, tokenizers
+from pipeline.fs import as_path, atomic_write, directory_lock, lease, mirror, objects, open_locked
+from pipeline.loading.checkpoint import Checkpoints
+from pipeline.text import ragged
+from pipeline.text.sources import open_files
+from pipeline.trainer.profile import Profile
+from tests.fs import object_servers
+from tests.processes import environment, in_child
+from tests.runs.programs import run as run_program
+from tests.runs.programs import start, wait_for_step
+from tests.runs.runs import lines, loss_files, messages, run, segment_losses, summary, tiny
+
+SHARE = 0.1  # of requests that fail, where some are to
+OTHER = {"owner": "x", "place": "elsewhere", "pid": 1, "beat": 0}  # the lock of another process
+
+
+@pytest.fixture(scope="module", params=["s3", "gs"])
+def server(request, tmp_path_factory):
+    """A bucket of a real server, behind a proxy; the environment leads there."""
+    kind = {"s3": "s3", "gs": "gcs"}[request.param]
+    folder = tmp_path_factory.mktemp(kind)
+    with contextlib.ExitStack() as stack:
+        port = stack.enter_context(getattr(object_servers, kind)(folder))
+        proxy = object_servers.Proxy(port, translate=kind == "gcs")
+        stack.enter_context(proxy)
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        variables = getattr(object_servers, f"{kind}_environment")(proxy.server_port)
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        yield SimpleNamespace(root=f"{request.param}://{object_servers.BUCKET}", proxy=proxy)
+
+
+@pytest.fixture
+def place(server, request):
+    """A directory of each test in the bucket."""
+    yield as_path(server.root) / request.node.originalname
+    server.proxy.share, server.proxy.refuse, server.proxy.fates = 0, 0, []
+
+
+@pytest.fixture
+def documents():
+    """Texts of 0 to 96 characters, in ten parts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ragged, "EXAMPLES_PER_PART", 100)
+        yield sources.Records([{"text": "abc" * (number % 33)} for number in range(1000)])
+
+
+def contents(directory):
+    """The names and bytes of all files in a directory."""
+    found = {}
+    for path in as_path(directory).iterdir():
+        if path.is_dir():
+            found |= {f"{path.name}/{name}": each for name, each in contents(path).items()}
+        elif path.name != ".lock":
+            found[path.name] = path.read_bytes()
+    return found
+
+
+def assert_same_batches(one, other, count):
+    for step in range(count):
+        here, there = one[step], other[step]
+        assert here.keys() == there.keys()
+        for name in here:
+            np.testing.assert_array_equal(here[name], there[name])
+
+
+def test_a_path_has_the_methods_of_a_directory(place):
+    assert isinstance(place, objects.ObjectPath)
+    assert not place.exists()
+    place.mkdir(parents=True, exist_ok=True)
+    assert list(place.iterdir()) == []
+    for name in ("a.txt", "b.txt", ".hidden", "sub/c.txt", "sub x/d é~#%.txt"):
+        assert (place / name).write_text(name) == len(name)
+    assert place.is_dir()
+    assert not place.is_file()
+    assert (place / "a.txt").is_file()
+    assert sorted(path.name for path in place.iterdir()) == [
+        ".hidden",
+        "a.txt",
+        "b.txt",
+        "sub",
+        "sub x",
+    ]
+    assert (place / "sub x" / "d é~#%.txt").read_text() == "sub x/d é~#%.txt"
+    assert sorted(path.name for path in place.glob("*.txt")) == ["a.txt", "b.txt"]
+    assert [path.name for path in place.glob(".h*")] == [".hidden"]
+    assert [path.name for path in place.glob("s*/c.t?t")] == ["c.txt"]
+    assert [path.name for path in place.glob("*/c.txt")] == ["c.txt"]
+    assert list(place.glob("*/none")) == []
+    status = (place / "a.txt").stat()
+    assert (status.length, status.is_directory) == (5, False)
+    assert status.mtime > 1e9
+    assert place.stat().is_directory
+    with pytest.raises(FileExistsError):
+        place.mkdir()
+    (place / "a.txt").unlink()
+    (place / "a.txt").unlink(missing_ok=True)
+    with pytest.raises(FileNotFoundError):
+        (place / "a.txt").unlink()
+    place.rmtree()
+    assert not place.exists()
+    with pytest.raises(FileNotFoundError):
+        place.rmtree()
+
+
+def test_a_file_is_read_and_written_as_a_local_one(place, tmp_path):
+    for root in (place, as_path(tmp_path)):
+        with (root / "f").open("wb") as file:
+            assert file.write(b"0123456789\nabc\n") == 15
+            assert file.tell() == 15
+        with (root / "f").open("rb") as file:
+            assert file.read(3) == b"012"
+            assert file.seek(5) == 5
+            assert file.readline() == b"56789\n"
+            assert file.seek(-4, os.SEEK_END) == 11
+            assert file.read() == b"abc\n"
+            assert file.read() == b""
+        with (root / "f").open() as file:
+            assert list(file) == ["0123456789\n", "abc\n"]
+    with pytest.raises(ValueError, match="not appended to"):
+        (place / "f").open("a")
+
+
+def test_what_is_read_in_order_takes_few_requests(server, place, monkeypatch):
+    content = np.random.default_rng(0).bytes(1 << 20)
+    objects.put(place / "x", content)
+    monkeypatch.setattr(objects, "READ", 1 << 17)
+    with (place / "x").open("rb") as file:
+        before = len(server.proxy.requests)
+        assert b"".join(iter(lambda: file.read(1000), b"")) == content
+        assert len(server.proxy.requests) - before == 8
+        file.seek(500_000)
+        assert file.read(100) == content[500_000:500_100]
+        assert len(server.proxy.requests) - before == 9
+
+
+def test_a_write_that_raises_leaves_what_was_there(place):
+    with atomic_write(place / "f") as file:
+        file.write(b"first")
+
+    def write(open_file, content):
+        with open_file as file:
+            file.write(content)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        write(atomic_write(place / "f"), b"second")
+    with pytest.raises(KeyError):
+        write((place / "f").open("w"), "third")
+    assert (place / "f").read_bytes() == b"first"
+    assert [path.name for path in place.iterdir()] == ["f"]
+
+
+def test_ranges_and_whole_objects_are_those_that_were_written(place, tmp_path, monkeypatch):
+    monkeypatch.setattr(objects, "PIECE", 1 << 16)
+    whole = np.random.default_rng(0).bytes(1 << 17)
+    objects.put(place / "x", whole)
+    assert objects.get(place / "x") == whole
+    assert objects.download(place / "x", tmp_path / "x") == len(whole)
+    assert (tmp_path / "x").read_bytes() == whole
+    begins, ends = [9, 100_000, 100_010, 5, 7, 0], [80_000, 100_020, 100_015, 5, 9, 131_072]
+    found = objects.get_ranges(place / "x", begins, ends)
+    assert [bytes(each) for each in found] == [
+        whole[a:b] for a, b in zip(begins, ends, strict=True)
+    ]
+    objects.put(place / "empty", b"")
+    assert objects.get(place / "empty") == b""
+    with pytest.raises(OSError, match="ends before"):
+        objects.get_ranges(place / "x", [131_070], [131_075])
+
+
+def test_neighbouring_ranges_are_one_request(server, place):
+    objects.put(place / "x", bytes(1 << 20))
+    before = len(server.proxy.requests)
+    objects.get_ranges(place / "x", [0, 1000, 900_000, 200_000], [10, 2000, 900_010, 200_001])
+    assert len(server.proxy.requests) - before == 2
+
+
+def test_an_object_in_parts_is_whole(server, place, monkeypatch):
+    monkeypatch.setattr(objects, "PIECE", 5 << 19)
+    content = np.random.default_rng(0).bytes((17 << 20) + 3)
+    objects.put(place / "x", content)
+    assert objects.get(place / "x") == content
+    assert any("uploadId" in path for _, path in server.proxy.requests)
+
+
+def test_of_several_that_write_if_there_is_none_one_writes(server, place):
+    server.proxy.share = SHARE
+    with ThreadPoolExecutor(8) as pool:
+        for number in range(5):
+            file = place / f"{number}"
+            first = list(
+                pool.map(
+                    lambda who, file=file: objects.put(file, b"%d" % who, if_absent=True), range(8)
+                )
+            )
+            (won,) = [who for who, each in enumerate(first) if each]
+            assert objects.get(file) == b"%d" % won
+            second = list(
+                pool.map(
+                    lambda who, file=file, seen=first[won]: objects.put(
+                        file, b"again %d" % who, if_version=seen
+                    ),
+                    range(8),
+                )
+            )
+            assert not objects.put(file, b"late", if_version=first[won])
+            (won,) = [who for who, each in enumerate(second) if each]
+            assert objects.get(file) == b"again %d" % won
+
+
+def test_a_conditional_write_that_was_heard_and_not_answered_is_known_to_be_ours(server, place):
+    server.proxy.fates = ["cut"]
+    assert objects.put(place / "x", b"mine", if_absent=True)
+    server.proxy.fates = ["cut"]
+    assert not objects.put(place / "x", b"other", if_absent=True)
+    _, seen = objects.get_version(place / "x")
+    server.proxy.fates = ["cut"]
+    assert (written := objects.put(place / "x", b"mine, later", if_version=seen))
+    assert objects.get(place / "x") == b"mine, later"
+    assert objects.put(place / "x", b"", if_version=written)
+
+
+@pytest.mark.parametrize("fate", ["refuse", "cut", "half", "slow"])
+def test_a_request_that_fails_is_made_again(server, place, fate):
+    objects.put(place / "x", b"content")
+    server.proxy.fates = [fate, fate]
+    assert objects.get(place / "x") == b"content"
+    assert server.proxy.fates == ([fate] if fate == "slow" else [])
+    server.proxy.fates = [fate, fate]
+    assert [path.name for path in place.iterdir()] == ["x"]
+    assert server.proxy.fates == ([fate] if fate == "slow" else [])
+
+
+def test_what_changes_while_its_answer_is_cut_is_read_anew(server, place):
+    objects.put(place / "x", b"long" * 100)
+    server.proxy.fates = ["half", "slow"]
+    change = threading.Timer(0.2, objects.put, [place / "x", b"short"])
+    change.start()
+    assert objects.get_version(place / "x")[0] == b"short"
+    change.join()
+
+
+def test_a_storage_that_always_fails_is_asked_few_times(server, place, tmp_path, monkeypatch):
+    monkeypatch.setattr(objects, "LONGEST", 0.01)
+    large = bytes(5 * objects.PIECE)
+    objects.put(place / "x", large)
+    size, most = len(large), objects.TRIES
+    for act, requests in (
+        (lambda: objects.put(place / "y", large), 1),
+        (lambda: objects.put(place / "y", b"", if_absent=True), 1),
+        (lambda: objects.get(place / "x"), 1),
+        (lambda: objects.download(place / "x", tmp_path / "x", size=size), 1),
+        (lambda: objects.get_ranges(place / "x", [0, size - 1], [1, size]), 2),
+        ((place / "x").open, 1),
+        (place.exists, 1),
+    ):
+        server.proxy.refuse, before = 503, len(server.proxy.requests)
+        with pytest.raises(OSError, match=rf"cannot be reached: .*after {most - 1} retries"):
+            act()
+        time.sleep(0.1)  # nothing goes on behind it
+        assert most <= len(server.proxy.requests) - before <= requests * most
+        server.proxy.refuse = 0
+
+
+def test_nothing_is_registered_for_other_libraries(server, place, documents):
+    import fsspec
+
+    path = f"{server.root}/x"
+    before = type(epath.Path(path)), epath.Path(path)._backend, dict(fsspec.registry)
+    pipeline.prepare(documents, tokenizers.Bytes(), place / "c", num_workers=1)
+    with pipeline.Corpus.open(place / "c").directory.joinpath("corpus.json").open() as file:
+        assert json.load(file)
+    assert before == (type(epath.Path(path)), epath.Path(path)._backend, dict(fsspec.registry))
+    assert type(as_path(path)) is type(epath.Path(as_path(path))) is objects.ObjectPath
+
+
+def test_what_cannot_be_done_is_a_sentence(server, place, monkeypatch):
+    monkeypatch.setattr(objects, "TRIES", 2)
+    missing = as_path(f"{server.root.partition('://')[0]}://missing/x")
+    with pytest.raises(FileNotFoundError, match=f"there is no object {place}/none; check the path"):
+        objects.get(place / "none")
+    with pytest.raises(OSError, match=r"there is no bucket .*//missing, in which .*/missing/x is"):
+        missing.write_bytes(b"")
+    if server.root.startswith("s3"):  # the emulator has another status for it
+        with pytest.raises(OSError, match="there is no bucket"):
+            missing.exists()
+        with pytest.raises(OSError, match="there is no bucket"):
+            pipeline.Corpus.open(missing)
+    server.proxy.refuse = 403
+    with pytest.raises(PermissionError, match=r"the credentials do not allow this of .*/x; they"):
+        objects.get(place / "x")
+    server.proxy.refuse = 401
+    with pytest.raises(PermissionError, match=r"the credentials for .*bucket are refused; renew"):
+        place.exists()
+    server.proxy.refuse = 503
+    with pytest.raises(OSError, match=r"cannot be reached: .*after 1 retries.*503"):
+        objects.put(place / "x", b"")
+    with pytest.raises(OSError, match="cannot be reached"):
+        place.exists()
+
+
+def test_without_credentials_or_the_extra_a_sentence_says_what_to_do(monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    with pytest.raises(PermissionError, match=r"no credentials for s3://private. Set .*AWS_ACCESS"):
+        as_path("s3://private/x").exists()
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(ImportError, match=r"s3://mine needs obstore, .*\[cloud\]"):
+        as_path("s3://mine/x").exists()
+
+
+def test_a_fork_of_a_process_that_used_it_is_refused(place):
+    def refused():
+        with pytest.raises(RuntimeError, match=r"start processes by .*spawn"):
+            objects.get(place / "x")
+        return True
+
+    objects.put(place / "x", b"1")
+    assert in_child(refused)
+
+
+def test_a_corpus_in_a_bucket_is_that_on_disk_byte_for_byte(server, place, documents, tmp_path):
+    server.proxy.share = SHARE
+    local = pipeline.prepare(documents, tokenizers.Bytes(), tmp_path / "c", num_workers=1)
+    there = pipeline.prepare(documents, tokenizers.Bytes(), place / "c", num_workers=1)
+    assert contents(place / "c") == contents(tmp_path / "c")
+    assert len(contents(place / "c")) == 12
+    there.verify()
+    assert there.fingerprint == local.fingerprint
+    assert (
+        there.cached_file("note", lambda: b"kept")
+        == there.cached_file("note", lambda: b"other")
+        == b"kept"
+    )
+    (place / "c" / "corpus.json").unlink()
+    (place / "c" / "part-00003.arrow").unlink()
+    pipeline.prepare(documents, tokenizers.Bytes(), place / "c", num_workers=1).verify()
+
+
+def test_batches_are_the_same_while_a_tenth_of_requests_fail(
+    server, place, documents, tmp_path, monkeypatch
+):
+    local = pipeline.prepare(documents, tokenizers.Bytes(), tmp_path / "c", num_workers=1)
+    pipeline.prepare(documents, tokenizers.Bytes(), place / "c", num_workers=1)
+    server.proxy.share, before = SHARE, server.proxy.failed
+    there = pipeline.Corpus.open(place / "c")
+    plan = pipeline.Plan(local, (pipeline.Bucket(16, 128),))
+    here = pipeline.Batches(local, plan)
+    assert_same_batches(pipeline.Batches(there, plan), here, plan.num_batches() // 2)
+    assert server.proxy.failed > before + 5
+
+
+def test_texts_in_a_bucket_are_sources(place, tmp_path):
+    records = [{"text": f"line {number}"} for number in range(100)]
+    raw = "".join(json.dumps(each) + "\n" for each in records).encode()
+    table = pa.table({"text": [each["text"] for each in records]})
+    for root in (place, as_path(tmp_path)):
+        root.mkdir(exist_ok=True, parents=True)
+        (root / "a.jsonl").write_bytes(raw)
+        (root / "a.jsonl.gz").write_bytes(gzip.compress(raw, mtime=0))
+        (root / "a.txt").write_text("".join(each["text"] + "\n" for each in records))
+        sink = pa.BufferOutputStream()
+        parquet.write_table(table, sink, row_group_size=30)
+        (root / "a.parquet").write_bytes(sink.getvalue().to_pybytes())
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table, 30)
+        (root / "a.arrow").write_bytes(sink.getvalue().to_pybytes())
+    for name in ("*.jsonl", "*.jsonl.gz", "*.txt", "*.parquet", "*.arrow"):
+        there, here = open_files([str(place / name)]), open_files([str(tmp_path / name)])
+        assert there.fingerprint == here.fingerprint
+        assert [there[number] for number in (99, 0, 31, 30)] == [
+            here[number] for number in (99, 0, 31, 30)
+        ]
+
+
+def test_a_checkpoint_in_a_bucket_is_whole_or_not_there(place):
+    like = {"a": jnp.arange(100.0)}
+    with Checkpoints(place, keep=2) as checkpoints:
+        for step in (1, 2, 3):
+            checkpoints.save(step, {"a": like["a"] + step}, data={"step": step})
+    assert sorted(path.name for path in place.iterdir()) == ["2", "3"]
+    (place / "4" / "state" / "x").write_bytes(b"cut short: it has no mark that says it is whole")
+    (place / "4" / "checksums" / "metadata").write_bytes(b"{}")
+    with Checkpoints(place, keep=1) as checkpoints:  # only reads
+        assert checkpoints.latest == 3
+        state, data = checkpoints.restore(like)
+    np.testing.assert_array_equal(state["a"], like["a"] + 3)
+    assert data == {"step": 3}
+    assert sorted(path.name for path in place.iterdir()) == ["2", "3", "4"]
+    with Checkpoints(place, keep=2) as checkpoints:
+        checkpoints.save(4, state, data={"step": 4})
+    assert sorted(path.name for path in place.iterdir()) == ["3", "4"]
+    assert not (place / "4" / "state" / "x").exists()
+    assert (place / "4" / mirror.WHOLE).exists()
+    (place / "4" / "data" / "metadata").write_bytes(b"")
+    with (
+        Checkpoints(place) as checkpoints,
+        pytest.raises(ValueError, match=f"{place}/4 is a damaged checkpoint.*from step 3"),
+    ):
+        checkpoints.restore(like)
+
+
+def test_checkpoints_leave_their_siblings_in_a_bucket_alone(place):
+    like = {"a": jnp.arange(3.0)}
+    siblings = {name: place / name / "x" for name in ("datasets", "best", "1", "2", "7")}
+    (place / "7" / mirror.WHOLE).write_bytes(b"of another program")
+    for file in siblings.values():
+        file.write_bytes(b"mine")
+    for _ in range(2):
+        with Checkpoints(place, keep=1) as checkpoints:
+            step = (checkpoints.latest or 0) + 1
+            checkpoints.save(step, like, data={"step": step})
+            checkpoints.save(step + 1, like, data={"step": step + 1})
+            assert checkpoints.latest == step + 1
+    assert all(file.read_bytes() == b"mine" for file in siblings.values())
+    assert sorted(path.name for path in place.iterdir()) == sorted([*siblings, "11"])
+
+
+def test_who_has_lost_the_lock_deletes_no_checkpoint_of_its_heir(place):
+    state = {"a": jnp.arange(3.0)}
+    with Checkpoints(place, keep=1) as before:
+        before.save(1, state, data={"step": 1})
+        assert before.latest == 1
+        with Checkpoints(place, keep=2) as heir:
+            heir.save(5, state, data={"step": 5})
+        before.save(2, state, data={"step": 2})
+    assert sorted(path.name for path in place.iterdir()) == ["2", "5"]
+
+
+def test_a_checkpoint_does_not_go_where_something_else_is(place):
+    (place / "3" / "x").write_bytes(b"mine")
+    checkpoints = Checkpoints(place)
+    checkpoints.save(3, {"a": jnp.arange(3.0)}, data={"step": 3})
+    with pytest.raises(FileExistsError, match="/3 is there already, and is not of this"):
+        checkpoints.close()
+    assert objects.keys(place) == [f"{place}/3/x"]
+
+
+def test_what_a_killed_process_left_on_this_machine_is_removed(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name in ("left", "new", "used"):
+        (tmp_path / f"lockstep-mirror-{name}" / "5").mkdir(parents=True)
+    (tmp_path / "lockstep-mirror-left" / ".lock").touch()
+    with open_locked(tmp_path / "lockstep-mirror-used" / ".lock"):  # in any container
+        mirror._remove_leftovers()
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "lockstep-mirror-new",
+        "lockstep-mirror-used",
+    }
+
+
+def test_several_processes_are_refused_where_one_alone_can_write(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ValueError, match="2 processes cannot write checkpoints to s3://mine/c"):
+        Checkpoints("s3://mine/c")
+    monkeypatch.setitem(sys.modules, "google.cloud.storage", None)
+    with pytest.raises(ImportError, match=r"from 2 hosts needs google, .*\[gcs\]"):
+        Checkpoints("gs://mine/c")
+
+
+def test_one_process_holds_the_lock_of_a_directory_and_others_wait(place, monkeypatch):
+    monkeypatch.setattr(lease, "BEAT", 0.1)
+    held, log = [], threading.Lock()
+
+    def work(number):
+        with directory_lock(place, "working"):
+            assert log.acquire(blocking=False)
+            held.append(number)
+            refused = directory_lock(place, "working", wait=False)
+            with pytest.raises(RuntimeError, match=r"another process is working in .*; stop it"):
+                refused.__enter__()
+            log.release()
+
+    with messages() as said, ThreadPoolExecutor(3) as pool:
+        list(pool.map(work, range(3)))
+    assert sorted(held) == [0, 1, 2]
+    assert "waiting for it" in str(said)
+    assert (place / ".lock").read_text() == "{}"
+
+
+def test_a_lock_whose_holder_says_nothing_is_taken_over(place, monkeypatch):
+    monkeypatch.setattr(lease, "BEAT", 0.1)
+    monkeypatch.setattr(lease, "SILENCE", 0.5)
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    boot, numbers = lease._place().split()
+    for seen, least in (
+        (None, 0.5),
+        (f"another-boot {numbers}", 0.5),
+        (f"{boot} pid:[1]", 0.5),  # another container, where the number says nothing
+        (f"{boot} {numbers}", 0),  # a process that was killed on this machine
+    ):
+        (place / ".lock").write_text(json.dumps({**OTHER, "pid": gone.pid, "place": seen}))
+        before = time.monotonic()
+        with messages() as said, directory_lock(place, "working", wait=False):
+            assert (time.monotonic() - before >= 0.5) == (least > 0)
+        assert "no more: its lock is taken over" in str(said)
+
+
+def test_who_has_lost_a_lock_ends(place, monkeypatch):
+    monkeypatch.setattr(lease, "BEAT", 0.1)
+    monkeypatch.setattr(lease, "SILENCE", 1.0)
+
+    def work(lose):
+        with directory_lock(place, "working"):
+            with contextlib.suppress(Exception):
+                lose()
+                for _ in range(500):
+                    time.sleep(0.01)
+            raise AssertionError("it goes on")
+
+    def take_over():
+        (place / ".lock").write_text(json.dumps(OTHER))
+
+    with pytest.raises(RuntimeError, match=r"is lost: .* another may be working there now"):
+        work(take_over)
+    assert json.loads((place / ".lock").read_text()) == OTHER
+    (place / ".lock").unlink()
+
+    def fail(*_, **__):
+        raise OSError("no network")
+
+    with pytest.raises(RuntimeError, match="could not renew it for 1 s"):
+        work(lambda: monkeypatch.setattr(objects, "put", fail))
+
+
+@pytest.mark.parametrize("content", [b"", b"null", b"[]", b"7", b'{"owner": "x"}', b"\xff garbage"])
+def test_what_is_not_a_lock_is_refused_and_stays(server, place, content):
+    objects.put(place / ".lock", content)
+    before = len(server.proxy.requests)
+    with pytest.raises(ValueError, match=r"\.lock holds b.*, which is not a lock of Lockstep"):
+        directory_lock(place, "working").__enter__()
+    assert len(server.proxy.requests) - before < 3
+    assert objects.get(place / ".lock") == content
+
+
+def test_a_lock_that_is_heard_too_late_is_not_held(place, monkeypatch):
+    monkeypatch.setattr(lease, "BEAT", 0.1)
+    monkeypatch.setattr(lease, "SILENCE", 0.2)
+    write = objects.put
+
+    def put(path, content, **condition):
+        version = write(path, content, **condition)
+        if condition.get("if_absent"):  # whose answer comes after another process took it over
+            time.sleep(0.3)
+            write(path, json.dumps(OTHER).encode())
+        return version
+
+    monkeypatch.setattr(objects, "put", put)
+    with messages() as said, directory_lock(place, "working"):
+        assert json.loads((place / ".lock").read_text())["beat"] >= 0
+    assert "its lock is taken over" in str(said)
+
+
+def test_scores_in_a_bucket_are_those_on_disk(place, corpus, tmp_path):
+    def step(batch):
+        return {"twice": 2 * batch["inputs"]}
+
+    options = {"buckets": [pipeline.Bucket(8, 256)], "per": "position"}
+    here = pipeline.score(corpus, step, directory=tmp_path / "s", **options)
+    there = pipeline.score(corpus, step, directory=place / "s", **options)
+    assert there.equals(here)
+    assert contents(place / "s").keys() == contents(tmp_path / "s").keys()
+
+
+def test_a_trace_goes_to_the_bucket(place):
+    with Profile("0:0", place / "profile") as profile, profile.step(0):
+        jnp.arange(3).block_until_ready()
+    assert any(path.endswith(".xplane.pb") for path in objects.keys(place / "profile"))
+
+
+@pytest.mark.slow
+def test_a_run_in_a_failing_bucket_trains_as_on_disk(
+    server,
+    place,
+    text,
+    tmp_path,
+    monkeypatch,
+):
+    if server.root.startswith("gs"):
+        pytest.skip("the slow test below does it; tensorstore waits for seconds to try again")
+    config = tiny(text, steps=12, eval_every=6)
+    run(config, tmp_path / "run")
+    server.proxy.share, before = SHARE, server.proxy.failed
+    run(config, place / "run")
+    assert server.proxy.failed > before + 5
+    assert lines(place / "run") == lines(tmp_path / "run")
+    there, here = summary(place / "run"), summary(tmp_path / "run")
+    assert there | {"other_compiles": 0} == here | {"other_compiles": 0}
+    assert loss_files(place / "run") == loss_files(tmp_path / "run")
+    segment_losses(place / "run")
+
+
+@pytest.mark.slow
+def test_killed_with_its_work_directory_in_a_bucket_a_run_continues_bit_for_bit(
+    server,
+    place,
+    text,
+    tmp_path,
+):
+    code, output = run_program(text, tmp_path / "run")
+    assert code == 0, output
+    process = start(text, place / "run", program="tests/runs/slow_train.py")
+    wait_for_step(process, place / "run", 12)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    server.proxy.share = SHARE
+    code, output = run_program(text, place / "run")
+    assert code == 0, output
+    assert "resumed: step" in output
+    assert lines(place / "run") == lines(tmp_path / "run")
+    assert summary(place / "run") == summary(tmp_path / "run")
+    assert loss_files(place / "run") == loss_files(tmp_path / "run")
+    command = [sys.executable, "-m", "pipeline", "audit", str(place / "run")]
+    audited = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert audited.returncode == 0, audited.stderr

@@ -1,0 +1,252 @@
+"""The losses of segments: summed on devices, written by the plan's order, and what they tell."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from etils import epath
+from jax.sharding import NamedSharding, PartitionSpec
+
+import pipeline
+from configs import exclude
+from pipeline import Bucket, Plan
+from pipeline.cli.commands import main
+from pipeline.history import loss_archive, losses, read_history, write_history
+from pipeline.history.loss_archive import LossLog, StepFiles
+from pipeline.steps.microbatches import summed
+from pipeline.steps.segments import by_segment
+from tests.runs.runs import run, segment_losses, tiny
+
+BUCKETS = (Bucket(8, 16), Bucket(4, 32))
+STEPS = 90
+NOISY = [4, 40, 130]  # documents that lose more than others
+
+
+@pytest.mark.parametrize(
+    ("columns", "microbatches"), [(None, 1), ("length", 2)], ids=["rows", "columns"]
+)
+def test_sums_of_segments_are_those_of_their_positions(columns, microbatches):
+    mesh = jax.make_mesh((2, 2), ("data", "length"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    sharding, rng = NamedSharding(mesh, PartitionSpec("data", columns)), np.random.default_rng(0)
+    ids = np.sort(rng.integers(1, 6, (8, 12)), axis=1)
+    ids[:, 1:] = np.cumsum(np.diff(ids) > 0, axis=1) + 1
+    ids[:, 0], ids[rng.random((8, 12)) > 0.8] = 1, 0
+    weights = np.where(ids, rng.random((8, 12)), 0).astype(np.float32)
+    fields = {
+        "inputs": rng.normal(size=(8, 12)).astype(np.float32),
+        "inputs_segment_ids": ids.astype(np.int32),
+        "loss_weights": weights,
+    }
+
+    def loss(scale, batch):
+        return (batch["loss_weights"] * (scale * batch["inputs"]) ** 2).sum(), jnp.sum(
+            batch["loss_weights"]
+        )
+
+    @jax.jit
+    def step(scale, batch):
+        sums, batch = by_segment(loss, batch, 7)
+        sums = jax.value_and_grad(sums, has_aux=True)
+        return summed(sums, scale, batch, microbatches=microbatches, sharding=sharding)
+
+    batch = jax.device_put(fields, sharding)
+    (total, (weight, sums)), gradient = step(jnp.float32(3), batch)
+    losses = weights * (3 * fields["inputs"]) ** 2
+    for found, values in zip(sums, (losses, weights), strict=True):
+        expected = [[values[row][ids[row] == n].sum() for n in range(1, 8)] for row in range(8)]
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert (float(total), float(weight)) == pytest.approx((losses.sum(), weights.sum()))
+    assert float(gradient) == pytest.approx(losses.sum() * 2 / 3)
+
+
+def sums_of(planned, step):
+    """Losses that fall as the run learns, of each segment, in the shape of a batch."""
+    rng, segments = np.random.default_rng(step), planned.segments
+    sums = np.zeros((2, planned.bucket.rows, 40), np.float32)
+    row = segments[:, 0]
+    mean = 5 - step / 30 + np.isin(segments[:, 1], NOISY) + rng.normal(0, 0.05, len(row))
+    weight = segments[:, 3]
+    sums[:, row, np.arange(len(row)) - np.searchsorted(row, row)] = mean * weight, weight
+    return sums
+
+
+def write_losses(workdir, plan, first=0, last=STEPS, every=20):
+    log = LossLog(epath.Path(workdir), first)
+    for step in range(first, last):
+        log.add(step, plan.batch(step), sums_of(plan.batch(step), step))
+        if (step + 1) % every == 0:
+            log.flush()
+    log.flush()
+
+
+@pytest.fixture
+def ran(tmp_path):
+    """A run of several epochs over split documents whose plan changed."""
+    rng = np.random.default_rng(0)
+    sizes = np.clip(rng.lognormal(2.7, 0.8, 200), 3, 90).astype(int)
+    examples = [rng.integers(1, 99, size).astype(np.int32) for size in sizes]
+    corpus = pipeline.Corpus.from_arrays(examples, tmp_path / "corpus/train")
+    plan = Plan(corpus, BUCKETS).after(30, buckets=(Bucket(4, 64),), seed=4)
+    write_history(epath.Path(tmp_path), corpus, plan)
+    write_losses(tmp_path, plan)
+    return tmp_path, corpus, plan
+
+
+def test_losses_name_the_examples_of_the_plan(ran):
+    workdir, corpus, plan = ran
+    found = losses(workdir)
+    batches = [plan.batch(step) for step in range(STEPS)]
+    segments = np.concatenate([each.segments for each in batches])
+    np.testing.assert_array_equal(found.example, segments[:, 1])
+    np.testing.assert_array_equal(found.weight, segments[:, 3])
+    assert np.unique(found.step).tolist() == list(range(STEPS))
+    assert (
+        found.epoch == np.repeat([b.epoch for b in batches], [len(b.segments) for b in batches])
+    ).all()
+    for epoch in range(int(found.epoch.max())):  # all but the last are whole
+        weight = found.select(found.epoch == epoch).weight.sum()
+        assert weight == corpus.lengths.sum()
+    assert found.usual == pytest.approx(5 - found.step / 30, abs=0.35)
+    numbers, loss, excess = found.documents()
+    assert sorted(numbers[np.argsort(-excess)[:3]].tolist()) == NOISY
+    assert excess[NOISY] == pytest.approx(1, abs=0.2)
+    assert loss[0] == pytest.approx(
+        found.loss[found.example == 0].sum() / found.weight[found.example == 0].sum()
+    )
+    files = sum(path.stat().st_size for path in (workdir / "losses").iterdir())
+    assert files < segments[:, 3].sum()  # less than a byte for a token
+
+
+def why(workdir, capsys, *arguments):
+    code = main(["why", str(workdir), *arguments])
+    said = capsys.readouterr()
+    return code, said.out.splitlines(), said.err
+
+
+def test_why_ranks_the_documents_of_a_step_and_of_the_run(ran, capsys):
+    workdir, corpus, plan = ran
+    code, lines, _ = why(workdir, capsys, "--worst", "3")
+    assert code == 0
+    assert lines[0] == f"200 documents in {STEPS} steps"
+    assert sorted(int(line.split()[0]) for line in lines[2:]) == NOISY
+    (step,) = [s for s in range(40, STEPS) if 40 in plan.batch(s).segments[:, 1]][:1]
+    code, lines, _ = why(workdir, capsys, "--step", str(step))
+    assert code == 0
+    planned = plan.batch(step)
+    assert f"step {step}: {len(np.unique(planned.segments[:, 1]))} documents, loss " in lines[0]
+    assert lines[2].startswith("40 ")
+    ranked = [float(line.split()[1]) for line in lines[2:]]
+    assert ranked == sorted(ranked, reverse=True)
+    assert " ".join(map(str, corpus[40]["inputs"][:3])) in lines[2]
+    before = lines[2].split()[3 : 3 + planned.epoch]
+    assert len(before) == planned.epoch > 0
+    assert float(before[0]) > ranked[0]
+    code, lines, _ = why(workdir, capsys, "--document", "40")
+    assert code == 0
+    assert [line.split()[0] for line in lines[1:-1]] == [
+        str(s) for s in range(STEPS) if 40 in plan.batch(s).segments[:, 1]
+    ]
+    assert lines[-1].split()[:3] == list(map(str, corpus[40]["inputs"][:3]))
+    for asked in (["--step", "90"], ["--document", "200"]):
+        code, _, error = why(workdir, capsys, *asked)
+        assert code == 2
+        assert "losses" in error
+
+
+def test_a_run_that_goes_on_has_the_losses_of_each_step_once(ran, tmp_path):
+    workdir, _, plan = ran
+    whole = {path.name: path.read_bytes() for path in (workdir / "losses").iterdir()}
+    # Killed at step 50: what is after the checkpoint at 40 is made again.
+    write_losses(workdir, plan, first=40)
+    assert {path.name: path.read_bytes() for path in (workdir / "losses").iterdir()} == whole
+    # It may go on from the middle of a file, too.
+    expected = losses(workdir)
+    write_losses(workdir, plan, first=50)
+    assert len(list((workdir / "losses").iterdir())) == 6
+    for one, other in zip(losses(workdir), expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    LossLog(epath.Path(workdir), 0)
+    with pytest.raises(FileNotFoundError, match="there are no losses in"):
+        losses(workdir)
+
+
+def test_many_segments_make_a_file_before_the_next_checkpoint(ran, monkeypatch):
+    workdir, _, plan = ran
+    monkeypatch.setattr(loss_archive, "SEGMENTS", 100)
+    write_losses(workdir, plan, every=10**9)
+    assert 8 < len(list((workdir / "losses").iterdir())) < STEPS
+    assert len(np.unique(losses(workdir).step)) == STEPS
+
+
+def test_damaged_losses_and_those_of_another_run_are_refused(ran, capsys):
+    workdir, corpus, _ = ran
+    path = sorted((workdir / "losses").iterdir())[1]
+    content = bytearray(path.read_bytes())
+    content[300] ^= 1
+    path.write_bytes(content)
+    code, _, error = why(workdir, capsys, "--worst", "3")
+    assert code == 2
+    assert "the losses of steps 20 to 39 in" in error
+    path.unlink()
+    assert 25 not in losses(workdir).step
+    write_history(epath.Path(workdir), corpus, Plan(corpus, (Bucket(2, 64),)))
+    with pytest.raises(ValueError, match="; it is of another run"):
+        losses(workdir)
+
+
+def test_files_of_steps_ignore_what_is_not_theirs(tmp_path):
+    files = StepFiles(epath.Path(tmp_path), "arrow")
+    files.write(range(3, 5), b"one")
+    (tmp_path / "notes.arrow").write_text("not a range")
+    (tmp_path / ".000000003-000000004-ab.arrow.1.tmp").write_text("interrupted")
+    assert files.ranges() == [range(3, 5)]
+    assert files.read(range(3, 5)) == b"one"
+    files.remove(4)
+    assert files.ranges() == [range(3, 5)]
+    files.remove(3)
+    assert files.ranges() == []
+
+
+def test_the_audit_says_which_documents_were_left_out(ran, capsys):
+    workdir, corpus, plan = ran
+    changed = plan.after(60, exclude=[4, 40, 130]).after(70, exclude=[5])
+    write_history(epath.Path(workdir), corpus, changed)
+    lines = [{"step": s, "loss": 1.0, "batch": changed.batch(s).digest} for s in range(STEPS)]
+    (workdir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["audit", str(workdir)]) == 0
+    said = capsys.readouterr().out
+    assert "left out from step 60 on, as asked: 4, 40, 130\n" in said
+    assert "left out from step 70 on, as asked: 5\n" in said
+
+
+@pytest.mark.slow
+def test_a_config_leaves_out_what_stays_hard_for_two_epochs(text, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(exclude, "QUANTILE", 0.9)
+
+    def go_on(count):
+        schedule = exclude.leave_out_worst(tmp_path)
+        run(tiny(text, steps=count, schedule=schedule), tmp_path)
+        return schedule
+
+    run(tiny(text, steps=4), tmp_path)
+    _, plan = read_history(epath.Path(tmp_path))
+    assert go_on(plan.first_step(2)) == ()
+    found = losses(tmp_path)
+    ((step, changes),) = go_on(plan.first_step(2) + 4)
+    assert step == plan.first_step(2)
+    for epoch in (0, 1):
+        numbers, _, above = found.select(found.epoch == epoch).documents()
+        high = np.isin(numbers, changes["exclude"])
+        assert 0 < high.sum() < 0.1 * len(numbers)
+        assert above[high].min() > np.quantile(above, 0.9)
+    # A later start has the same schedule, and the audit the words.
+    assert go_on(plan.first_step(2) + 8) == ((step, changes),)
+    found = segment_losses(tmp_path)
+    late = found.select(found.step >= step)
+    assert len(np.unique(late.step)) == 8
+    assert not np.isin(late.example, changes["exclude"]).any()
+    assert main(["audit", str(tmp_path)]) == 0
+    names = ", ".join(map(str, changes["exclude"]))
+    assert f"left out from step {step} on, as asked: {names}\n" in capsys.readouterr().out

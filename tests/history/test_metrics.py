@@ -1,0 +1,200 @@
+"""What a run records: seconds by phase, the log, the summary, and what it compares."""
+
+import json
+import os
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from etils import epath
+
+import pipeline
+from pipeline.history import RunLog, metrics_files, run_stats, write_history
+from pipeline.history.progress import Progress
+from pipeline.history.run_stats import Clock, RunStats
+from pipeline.text.sources import Records
+from pipeline.text.tokenizers import Bytes
+from pipeline.trainer.evaluation import unigram_entropy
+from pipeline.trainer.parameters import require_tokenizer
+from pipeline.trainer.profile import Profile
+from pipeline.trainer.run_config import require_same
+from tests.runs.runs import lines, summary
+
+
+def test_a_config_under_which_a_run_cannot_go_on_names_every_field():
+    def of(config):
+        return {"config": config, "schedule": {}, "record": {}}
+
+    then = {"a": 1, "b": {"c": 2}, "e": "", "steps": 3}
+    now = {"b": {"c": 4, "d": 5}, "e": "gsm", "steps": 9}
+    with pytest.raises(ValueError) as error:
+        require_same(of(then), now)
+    for part in (
+        "config.a was 1 and is now not there",
+        "config.b.c was 2 and is now 4",
+        "config.b.d was not there and is now 5",
+        "config.e was '' and is now 'gsm'",
+    ):
+        assert part in str(error.value)
+    require_same(of(then), {"a": None, "b": {"c": 2}, "e": "", "steps": 9})
+    decay = {"optimizer": {"decay_steps": 2}}
+    require_same(of(decay), {"optimizer": {"decay_steps": 3}})
+    with pytest.raises(ValueError, match="no schedule and no record: another version"):
+        require_same({"config": then, "stages": []}, then)
+
+
+def test_the_summary_says_how_fast_and_how_large_batches_were():
+    record = RunStats(tokens=900, positions=1000, documents=40, batches=10)
+    record.seconds = {"train": 2.5, "wait": 0.5, "compile": 6.0, "lost": 1.0}
+    record.flops, record.capacity, record.skipped_seconds = 6e9, 12e9, 0.5
+    values = record.summary(12)
+    assert values["tokens_per_second"] == 300
+    assert values["positions_per_second"] == pytest.approx(1000 / 3)
+    assert (values["tokens_per_batch"], values["documents_per_batch"]) == (90, 4)
+    assert values["flop_utilisation"] == 0.5
+    assert values["goodput"] == 0.2
+    assert values["waiting"] == pytest.approx(1 / 6)
+    assert RunStats().summary(0)["flop_utilisation"] is None
+
+
+def test_blocks_within_blocks_are_counted_once(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(run_stats.time, "perf_counter", lambda: now[0])
+    clock = Clock({"train": 5.0})
+    with clock("train"):
+        now[0] = 2.0
+        with clock("wait"):
+            now[0] = 5.0
+            assert clock.seconds() == {"train": 7.0, "other": 0.0, "wait": 3.0}
+        now[0] = 6.0
+    now[0] = 10.0
+    assert clock.seconds() == {"train": 8.0, "other": 4.0, "wait": 3.0}
+
+
+def test_tensorboard_keeps_the_evaluation_at_the_step_that_is_gone_on_from(tmp_path, monkeypatch):
+    import tensorboardX
+
+    drawn = []
+    monkeypatch.setattr(
+        tensorboardX.SummaryWriter,
+        "add_scalar",
+        lambda self, name, value, step: drawn.append((name, value, step)),
+    )
+    again = {"step": 4, "loss": 3.0, "seconds": 2.5}
+    with RunLog(tmp_path, 0, 6) as log:
+        for line in ({"step": 3, "loss": 1.0}, {"step": 4, "eval_loss": 2.0}, again):
+            log.write(line)
+    drawn.clear()
+    with RunLog(tmp_path, 4, 6, state={"evaluations": {"4": {}}}) as log:
+        assert log.clock.seconds()["lost"] == 2.5  # what is done again was time lost
+    assert drawn == [("eval_loss", 2.0, 4)]
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_where_files_cannot_be_appended_to_they_are_written_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(metrics_files, "is_local", lambda path: False)
+    first = RunLog(tmp_path, 0, 6).__enter__()
+    for step in range(4):
+        first.write({"step": step, "loss": 1.0})
+    first.save()
+    first.write({"step": 4, "loss": 1.0})  # lost with the process: never saved
+    with RunLog(tmp_path, 3, 6) as again:
+        again.write({"step": 3, "loss": 2.0})
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["loss"]) for line in lines] == [(0, 1), (1, 1), (2, 1), (3, 2)]
+    assert len(list((tmp_path / "tensorboard").iterdir())) >= 1
+
+
+def test_a_profile_asks_for_a_range_of_steps(tmp_path):
+    for steps in ("3", "a:b", "5:3"):
+        with pytest.raises(ValueError, match="it must be FIRST:LAST"):
+            Profile(steps, tmp_path)
+
+
+def test_unigram_entropy_of_even_targets_is_the_log_of_their_number(tmp_path):
+    corpus = pipeline.Corpus.from_arrays([[9, 0, 1, 2, 3], [9, 3, 2], [9, 0, 1]], tmp_path / "c")
+    assert unigram_entropy(corpus) == pytest.approx(1.3862944)
+
+
+def test_a_held_out_corpus_without_a_loss_is_refused(tmp_path):
+    corpus = pipeline.Corpus.from_arrays([[1, 2, 3]], tmp_path, weights=[[0, 0, 0]])
+    with pytest.raises(ValueError, match="none of the 1 held-out examples has a position with a"):
+        unigram_entropy(corpus)
+
+
+def test_an_evaluation_that_is_not_finite_is_valid_json(tmp_path):
+    with RunLog(tmp_path, 0, 6) as log:
+        log.evaluate(3, float("nan"), 2.0, 7)
+        assert log.save()["evaluations"] == {"3": {"eval_loss": None, "bits_per_byte": None}}
+    assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
+
+
+def test_parameters_for_the_ids_of_another_tokenizer_are_refused(tmp_path):
+    made = {}
+    for name, tokenizer in (("then", Bytes()), ("now", Bytes(begin=False))):
+        source = Records(["some text", "and more"])
+        made[name] = pipeline.prepare(source, tokenizer, tmp_path / name, progress=False)
+    plan = pipeline.Plan(made["then"], [pipeline.Bucket(2, 16)])
+    write_history(epath.Path(tmp_path), made["then"], plan)
+    require_tokenizer(epath.Path(tmp_path), made["then"])
+    with pytest.raises(ValueError, match="the same ids stand for other text"):
+        require_tokenizer(epath.Path(tmp_path), made["now"])
+
+
+def test_progress_shows_the_rates_since_its_last_line(monkeypatch, caplog):
+    now = [100.0]
+    monkeypatch.setattr(run_stats.time, "perf_counter", lambda: now[0])
+    caplog.set_level("INFO", "pipeline")
+    with Progress(6, 2) as progress:  # a run that goes on, after hours of waiting
+        for step, passed in ((3, 4.0), (4, 8.0), (5, 2.0), (6, 2.0)):
+            now[0] += passed
+            progress.update(step, 60, 1.5, "loss 1")
+    first, last = caplog.messages
+    assert first == "step 4/6 · loss 1 · 10 tokens/s · 25.0% waiting · 12 s left"
+    assert last == "step 6/6 · loss 1 · 30 tokens/s · 75.0% waiting · 0 s left"
+
+
+@pytest.mark.parametrize("workdir", ["made", "made/by/it"])
+def test_a_log_of_losses_alone_stops_at_one_that_is_not_finite(workdir, tmp_path):
+    plan = pipeline.Plan([5, 3, 4], [pipeline.Bucket(1, 8)])
+    with RunLog(os.fspath(tmp_path / workdir), 0, 2, peak_flops=1.0) as log:
+        log.add(0, plan.batch(0), {"loss": jnp.float32(2)})
+        log.add(1, plan.batch(1), {"loss": float("nan")})
+        with pytest.raises(FloatingPointError, match=r"loss nan at step 1, bucket 1x8, documents "):
+            log.flush()
+    (line,) = (tmp_path / workdir / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line)["batch"] == plan.batch(0).digest
+    assert "flop_utilisation" not in json.loads(line)
+
+
+def test_a_history_needs_corpora_that_are_in_a_directory(tmp_path):
+    np.save(tmp_path / "tokens.npy", np.arange(20, dtype=np.int32))
+    np.save(tmp_path / "offsets.npy", np.array([0, 10, 20]))
+    corpus = pipeline.InPlace.npy(tmp_path / "tokens.npy", tmp_path / "offsets.npy")
+    plan = pipeline.Plan(corpus, [pipeline.Bucket(1, 16)])
+    with pytest.raises(ValueError, match="has no directory, so its batches cannot be planned"):
+        write_history(tmp_path / "run", corpus, plan)
+
+
+def test_a_log_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(ImportError, match=r"needs tensorboardX.*lockstep-pipeline\[train\]"):
+        RunLog(tmp_path, 0, 1).__enter__()
+
+
+def test_a_log_is_used_in_a_with_block_and_goes_on_from_its_own_state(tmp_path):
+    plan = pipeline.Plan([5, 3, 4], [pipeline.Bucket(1, 8)])
+    with pytest.raises(RuntimeError, match="the log is not open; use it as in: with RunLog"):
+        RunLog(tmp_path, 0, 2).add(0, plan.batch(0), {"loss": 2.0})
+    assert not list(tmp_path.iterdir())
+    with RunLog(tmp_path, 0, 2) as log:
+        log.add(0, plan.batch(0), {"loss": 2.0})
+        state = json.loads(json.dumps(log.save()))
+    with RunLog(tmp_path, 1, 2, state=state) as log:
+        log.add(1, plan.batch(1), {"loss": 1.0})  # recorded at the end of the block
+    assert [line["step"] for line in lines(tmp_path)] == [0, 1]
+    log.write_summary(2)
+    assert summary(tmp_path)["tokens"] == plan.batch(0).num_tokens + plan.batch(1).num_tokens
+    with pytest.raises(ValueError, match="state has record; give what `save` returned"):
+        RunLog(tmp_path, 1, 2, state={"record": state})

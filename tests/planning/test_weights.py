@@ -1,0 +1,690 @@
+import dataclasses
+import itertools
+import json
+import pickle
+import re
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pipeline
+from pipeline import Bucket, Plan
+from pipeline.loading.state import check_data_state, data_state
+from pipeline.planning import figures
+from pipeline.planning.order import Quota
+from pipeline.planning.stream import Pass, expected_positions
+from pipeline.report import measure_epoch
+from tests.processes import ROOT
+
+BUCKETS = (Bucket(8, 16), Bucket(4, 32), Bucket(2, 64))
+WEIGHTS = {"code": 0.6, "prose": 0.3, "chat": 0.1}
+
+
+def lengths(number, mean, seed, longest=200):
+    sizes = np.random.default_rng(seed).lognormal(mean, 0.8, number)
+    return np.clip(sizes, 0, longest).astype(np.int64)
+
+
+SOURCES = {"code": lengths(150, 3, 0), "prose": lengths(60, 4, 1), "chat": lengths(90, 2, 2)}
+
+
+@pytest.fixture(scope="module")
+def joined(tmp_path_factory):
+    """Three corpora whose tokens say where they are from: 1,000 a source, counted from there."""
+    corpora = {}
+    for number, (name, sizes) in enumerate(SOURCES.items()):
+        rng = np.random.default_rng(number)
+        examples = [rng.integers(0, 1000, n + 1) + 1000 * number for n in sizes]
+        directory = tmp_path_factory.mktemp(name)
+        corpora[name] = pipeline.Corpus.from_arrays(examples, directory, vocab_size=3000)
+    return pipeline.Corpora(corpora)
+
+
+def shares_of(mixture, steps):
+    """The share of each corpus in the real positions of some steps, counted in their batches."""
+    found = dict.fromkeys(mixture.names, 0)
+    for planned in map(mixture.batch, steps):
+        found = {name: n + planned.sources.get(name, 0) for name, n in found.items()}
+    return {name: count / sum(found.values()) for name, count in found.items()}
+
+
+# ---- shares
+
+
+@given(
+    st.lists(st.integers(0, 50), min_size=1, max_size=8).filter(any),
+    st.integers(0, 10**15),
+)
+def test_a_quota_is_each_ones_share_rounded(shares, place):
+    quota = Quota(shares)
+    here, there = quota.before(place), quota.before(place + 1)
+    assert sum(here) == place
+    assert sorted(b - a for a, b in zip(here, there, strict=True))[-2:] in ([0, 1], [1])
+    due = [Fraction(place * share, sum(shares)) for share in shares]
+    assert max(abs(count - d) for count, d in zip(here, due, strict=True)) < 1.5
+    whole = place // 10**6 * sum(shares)
+    assert quota.before(whole) == [place // 10**6 * share for share in shares]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_weights_are_met_by_any_200_steps_from_any_step(seed):
+    rng = np.random.default_rng(seed)
+    means = rng.uniform(3.5, 6.5, 3)
+    corpora = {
+        name: lengths(3000, mean, seed, 4000) for name, mean in zip("abc", means, strict=True)
+    }
+    weights = {"a": 0.7, "b": 0.2, "c": 0.1}
+    options = {"tokens_per_batch": 32_768, "max_buckets": 4, "max_length": 2048}
+    buckets = pipeline.fit_buckets(corpora, weights=weights, **options)
+    mixture = Plan(corpora, buckets, weights=weights)
+    first = int(rng.integers(0, 10**6))
+    tokens = np.array(
+        [[mixture.batch(first + step).sources.get(n, 0) for n in "abc"] for step in range(600)]
+    )
+    sums = np.cumsum(np.concatenate([np.zeros((1, 3), int), tokens]), axis=0)
+    windows = sums[200:] - sums[:-200]
+    shares = windows / windows.sum(axis=1, keepdims=True)
+    assert np.abs(shares - [0.7, 0.2, 0.1]).max() < 0.005
+    # A step holds about the same of each as any other, up to a row, where there is one bucket.
+    assert sum(figures.shares(mixture, 0, 1000).values()) == pytest.approx(1)
+
+
+def largest_deviations(mixture, first, steps, run, count=None):
+    """Of each corpus, the most that its share of `run` steps in a row is off its weight."""
+    names = mixture.names
+    count = count or (lambda planned: [planned.sources.get(name, 0) for name in names])
+    counts = np.array([count(mixture.batch(step)) for step in range(first, first + steps)])
+    sums = np.cumsum(np.concatenate([0 * counts[:1], counts]), axis=0)
+    parts = sums[run:] - sums[:-run]
+    weights = [float(share) for share in mixture.stages[0].weights.values()]
+    return np.abs(parts / parts.sum(axis=1, keepdims=True) - weights).max(axis=0)
+
+
+# The table of docs/mixtures.md: buckets of 16,384 positions, and the largest deviations in percent.
+REACHED = [((512,), 0.5, 0.3), ((128, 1024), 0.8, 0.4), ((64, 256, 512, 2048), 1.0, 0.5)]
+
+
+@pytest.mark.parametrize(("lengths_of_rows", "of_200", "of_400"), REACHED)
+@pytest.mark.parametrize("seed", range(2))
+def test_shares_are_as_close_as_the_page_says(lengths_of_rows, of_200, of_400, seed):
+    rng = np.random.default_rng(seed)
+    corpora = {
+        "short": rng.integers(5, 60, 2000),
+        "even": np.full(1000, rng.integers(100, 900)),
+        "long": lengths(1500, 6.5, seed, 4000),
+    }
+    weights = dict(zip(corpora, rng.dirichlet([2, 2, 2]) + 0.02, strict=True))
+    buckets = [Bucket(16_384 // length, length) for length in lengths_of_rows]
+    mixture = Plan(corpora, buckets, weights=weights)
+    for run, most in ((200, of_200), (400, of_400)):
+        assert 100 * largest_deviations(mixture, 1000, 600, run).max() < most
+    page = (ROOT / "docs/mixtures.md").read_text()
+    assert f"| {of_200}% | {of_400}% |" in page
+
+
+def test_long_and_short_sources_take_turns():
+    # One source fills long rows alone, the other short ones: each step is nearly all of one.
+    corpora = {"short": np.full(5000, 60), "long": np.full(200, 2000)}
+    buckets = (Bucket(128, 64), Bucket(4, 2048))
+    mixture = Plan(corpora, buckets, weights={"short": 1, "long": 1})
+    order = "".join("SL"[mixture.batch(step).bucket.length == 2048] for step in range(12))
+    assert order in ("SL" * 6, "LS" * 6)
+
+
+def test_weights_by_examples_count_examples():
+    mixture = Plan(SOURCES, BUCKETS, weights={"code": 1, "prose": 1, "chat": 2}, by="examples")
+    first = np.cumsum([0, *map(len, SOURCES.values())])
+    counts = np.zeros(3)
+    for step in range(mixture.num_batches()):
+        whole = mixture.batch(step).segments
+        whole = whole[whole[:, 2] == 0]
+        counts += np.histogram(whole[:, 1], first)[0]
+    assert counts / counts.sum() == pytest.approx([0.25, 0.25, 0.5], abs=0.01)
+
+
+@dataclasses.dataclass
+class Answers:
+    """A corpus of which so many positions carry loss."""
+
+    lengths: np.ndarray
+    num_learnt: int
+
+
+def test_weights_by_loss_count_what_carries_loss():
+    lengths = np.random.default_rng(0).integers(20, 60, (2, 1000))
+    corpora = {
+        "text": Answers(lengths[0], int(lengths[0].sum())),
+        "answers": Answers(lengths[1], 4000),
+    }
+    even = {"text": 1, "answers": 1}
+    mixture = Plan(corpora, [Bucket(8, 128)], weights=even, by="loss")
+    tokens = figures.tokens(mixture, 0, 1000)
+    loss = tokens["text"], tokens["answers"] * 4000 / int(lengths[1].sum())
+    assert loss[0] == pytest.approx(loss[1], rel=0.02)
+    assert mixture.identity["corpora"]["text"]["loss"] == "1"
+    assert pipeline.fit_buckets(
+        corpora, weights=even, by="loss", tokens_per_batch=1024, max_buckets=1
+    ) == (Bucket(8, 128),)
+    with pytest.raises(ValueError, match="does not say how many of its positions carry loss"):
+        Plan({"a": [3, 4]}, [Bucket(1, 8)], weights={"a": 1}, by="loss")
+
+
+# ---- endings
+
+
+def test_epochs_are_shuffled_anew():
+    mixture = Plan(SOURCES, BUCKETS, weights={"code": 1, "prose": 0, "chat": 0})
+    code, cache = mixture.stages[0].streams[0], mixture.stages[0].cache
+    for bucket, rows in enumerate(code.whole.rows.tolist()):
+        epochs = (code.take(cache, bucket, at, rows) for at in (0, rows))
+        first, second = (taken.segments()[1] for (taken,) in epochs)
+        assert sorted(first[:, 3]) == sorted(second[:, 3])
+        assert first[:, 1].tolist() != second[:, 1].tolist()
+
+
+def test_stop_ends_before_a_source_would_repeat():
+    mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending="stop")
+    passes = figures.passes(mixture, mixture.num_batches())
+    assert 0.85 < max(passes.values()) <= 1
+    endless = Plan(SOURCES, BUCKETS, weights=WEIGHTS)
+    for step in range(mixture.num_batches()):
+        assert mixture.batch(step).digest == endless.batch(step).digest
+
+
+# ---- phases
+
+
+def test_weights_change_at_their_step_and_not_before():
+    phases = [(0, WEIGHTS), (40, {"code": 1, "prose": 1, "chat": 0}), (300, WEIGHTS)]
+    mixture = Plan(SOURCES, BUCKETS, weights=phases)
+    before = Plan(SOURCES, BUCKETS, weights=WEIGHTS)
+    digests = [[m.batch(step).digest for step in range(60)] for m in (mixture, before)]
+    assert digests[0][:40] == digests[1][:40]
+    assert digests[0][40:] != digests[1][40:]
+    shares = figures.shares(mixture, 40, 300)
+    assert shares == pytest.approx({"code": 0.5, "prose": 0.5, "chat": 0}, abs=0.01)
+    assert figures.shares(mixture, 300, 2000) == pytest.approx(WEIGHTS, abs=0.01)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, 50])
+def test_a_small_share_is_had_over_phases_of_any_length(steps):
+    weights = {"code": 96, "prose": 4, "chat": 10}, {"code": 66, "prose": 4, "chat": 0}
+    phases = [(step, weights[step // steps % 2]) for step in range(0, 600, steps)]
+    shares = figures.shares(Plan(SOURCES, BUCKETS, weights=phases), 0, 600)
+    assert shares == pytest.approx({"code": 0.908, "prose": 0.0467, "chat": 0.0455}, abs=0.003)
+
+
+def test_a_mixture_goes_on_after_a_step_under_other_weights():
+    other = {"code": 1, "prose": 1, "chat": 0}
+    phases = [(0, WEIGHTS), (40, other)]
+    planned = Plan(SOURCES, BUCKETS, weights=phases)
+    changed = Plan(SOURCES, BUCKETS, weights=[*phases[:1], (70, WEIGHTS)]).after(40, weights=other)
+    assert changed.fingerprint == planned.fingerprint
+    for step in (0, 39, 40, 41, 500):
+        assert changed.batch(step).digest == planned.batch(step).digest
+    with pytest.raises(ValueError, match="step is -1"):
+        planned.after(-1, weights=other)
+
+
+def test_another_corpus_joins_at_its_step():
+    two = {name: SOURCES[name] for name in ("code", "prose")}
+    before = Plan(two, BUCKETS, weights={"code": 0.7, "prose": 0.3})
+    grown = before.after(60, weights=WEIGHTS, lengths=SOURCES)
+    assert grown.counts == (210, 300)
+    for name, share in figures.shares(grown, 60, 260).items():
+        assert abs(share - WEIGHTS[name]) < 0.01
+    phases = [(0, {"code": 0.7, "prose": 0.3}), (60, WEIGHTS)]
+    assert Plan(SOURCES, BUCKETS, weights=phases).fingerprint == grown.fingerprint
+    again = grown.after(80, weights={"code": 0, "prose": 0, "chat": 1})
+    assert again.counts == (210, 300, 300)
+    assert again.batch(79).digest == grown.batch(79).digest
+    assert set(again.batch(80).sources) == {"chat"}
+
+
+FEW = {"code": 0.7, "prose": 0.3}
+
+
+def test_shares_are_met_under_other_options_as_well():
+    mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS).after(
+        45, buckets=[Bucket(12, 24), Bucket(6, 96)], seed=3
+    )
+    for step in (0, 40, 45, 60, 111):
+        assert shares_of(mixture, range(step, step + 200)) == pytest.approx(WEIGHTS, abs=0.01)
+
+
+def test_a_mixture_goes_on_with_rows_for_three_hosts_and_without_some_examples(joined):
+    def mixture():
+        made = Plan(joined, [Bucket(8, 64)], weights=WEIGHTS)
+        return made.after(7, buckets=[Bucket(6, 64)]).after(20, exclude=[4], weights=WEIGHTS)
+
+    state = data_state(9, mixture(), joined)
+    assert [entry["from"] for entry in state["plans"]] == [0, 7]
+    assert state["plans"][1]["changes"]["buckets"] == [[6, 64]]
+    assert check_data_state(state, mixture(), joined) == 9
+    with pytest.raises(ValueError, match="buckets was 6x64 and is now 8x64 from step 7 on"):
+        check_data_state(state, Plan(joined, [Bucket(8, 64)], weights=WEIGHTS), joined)
+    # On four hosts up to the change, and on three after it.
+    assert mixture().between(7).buckets == (Bucket(6, 64),)
+    three = [
+        pipeline.Batches(joined, mixture().between(7), process_index=host, process_count=3)
+        for host in range(3)
+    ]
+    whole = pipeline.Batches(joined, mixture())
+    for step in (7, 19, 20, 33):
+        parts = [part[step] for part in three]
+        for name, values in whole[step].items():
+            together = np.concatenate([part[name] for part in parts])
+            np.testing.assert_array_equal(together, values)
+
+
+def test_buckets_of_any_phase_are_needed():
+    only = {"short": np.full(60, 28), "long": np.full(60, 50)}
+    phases = [
+        (0, {"short": 0, "long": 1}),
+        (60, {"short": 1, "long": 0}),
+        (200, {"short": 0, "long": 1}),
+    ]
+    mixture = Plan(only, BUCKETS, weights=phases, packing="none")
+    assert mixture.batch(60).bucket == Bucket(4, 32)
+    assert [number > 0 for number in mixture.batches_per_bucket.values()] == [False, True, True]
+
+
+def test_what_the_longest_bucket_holds_is_not_dropped_where_only_shorter_ones_are_used():
+    corpora = {"a": np.array([40] + [10] * 40), "b": np.array([5] * 50)}
+    mixture = Plan(
+        corpora, [Bucket(1, 10), Bucket(1, 16)], weights={"a": 1, "b": 1}, packing="none", seed=1
+    )
+    assert mixture.batch(32).segments[0, 1:].tolist() == [0, 0, 16]  # of 40 positions, 24 are left
+    later = mixture.after(33, overflow="drop", buckets=[Bucket(1, 16), Bucket(1, 32)])
+    segments = np.concatenate([later.batch(step).segments for step in range(200)])
+    pieces = segments[segments[:, 1] == 0]
+    assert sorted(pieces[:, 2:].tolist()) == [[0, 16], [16, 16], [32, 8]]
+    assert (
+        expected_positions(later.streams_of(0), 0).tolist()
+        == expected_positions(mixture.streams_of(0), 0).tolist()
+    )
+
+
+def test_a_mixture_that_was_planned_anew_is_another_even_with_the_same_options():
+    mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS)
+    for then, now in (
+        (mixture.after(5, seed=0), mixture),
+        (mixture, mixture.after(5, seed=0)),
+        (mixture.after(5, seed=1), mixture.after(5, seed=1).after(10, seed=1)),
+    ):
+        with pytest.raises(ValueError, match="belongs to another plan"):
+            check_data_state(data_state(12, then), now)
+    assert mixture.after(5, exclude=[]).fingerprint == mixture.fingerprint
+
+
+def test_steps_that_are_past_do_not_change():
+    mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS).after(9, seed=1)
+    with pytest.raises(ValueError, match="last change of options is at step 9"):
+        mixture.after(8, weights=WEIGHTS)
+    with pytest.raises(IndexError, match="knows steps from 9 on"):
+        mixture.between(9).batch(3)
+
+
+def test_a_state_knows_which_corpora_there_were(joined):
+    two = pipeline.Corpora({name: joined.corpora[name] for name in ("code", "prose")})
+    before = Plan(two, BUCKETS, weights={"code": 0.7, "prose": 0.3})
+    grown = before.after(60, weights=WEIGHTS, lengths=joined)
+    early, late = data_state(50, before, two), data_state(70, grown, joined)
+    assert check_data_state(early, grown, joined) == 50
+    assert check_data_state(late, grown, joined) == 70
+    assert late["plans"][1]["changes"]["examples"] == 300
+    with pytest.raises(ValueError, match=r"tokens of chat was .* now not given from step 60"):
+        check_data_state(late, before, two)
+    other = dict(joined.corpora) | {"chat": joined.corpora["prose"]}
+    other = pipeline.Corpora(other)
+    with pytest.raises(ValueError, match="tokens of chat was"):
+        check_data_state(late, before.after(60, weights=WEIGHTS, lengths=other), other)
+    # Batches built from the grown corpora are those built from the first, as long as they last.
+    first = pipeline.Batches(two, before)
+    for step, batch in enumerate(pipeline.Batches(joined, grown)[:60]):
+        for name, values in first[step].items():
+            np.testing.assert_array_equal(batch[name], values)
+
+
+@pytest.mark.parametrize(
+    ("corpora", "sentence"),
+    [
+        ({"prose": 0, "code": 0}, "put new corpora after the present ones"),
+        ({"code": 0, "chat": 0}, "put new corpora after the present ones"),
+        ({"code": [3, 4], "prose": 0, "new": [5]}, "corpus 'code' has other lengths"),
+    ],
+)
+def test_a_mixture_grows_by_whole_corpora(corpora, sentence):
+    two = {name: SOURCES[name] for name in ("code", "prose")}
+    before = Plan(two, BUCKETS, weights={"code": 0.7, "prose": 0.3})
+    lengths = {name: SOURCES[name] if given == 0 else given for name, given in corpora.items()}
+    with pytest.raises(ValueError, match=sentence):
+        before.after(5, weights=dict.fromkeys(lengths, 1), lengths=lengths)
+
+
+def test_a_run_goes_on_under_new_weights_only_if_a_phase_says_so():
+    old = Plan(SOURCES, BUCKETS, weights=WEIGHTS)
+    state = data_state(100, old)
+    other = {"code": 1, "prose": 1, "chat": 1}
+    with pytest.raises(
+        ValueError, match=r"corpus: weight of code was 3/5 and is now 1/3; weight of prose"
+    ):
+        check_data_state(state, Plan(SOURCES, BUCKETS, weights=other))
+    for start in (100, 250):
+        changed = Plan(SOURCES, BUCKETS, weights=[(0, WEIGHTS), (start, other)])
+        assert check_data_state(state, changed) == 100
+    with pytest.raises(ValueError, match=r"weight of code was 3/5 and is now 1/3 from step 99 on"):
+        check_data_state(state, Plan(SOURCES, BUCKETS, weights=[(0, WEIGHTS), (99, other)]))
+    with pytest.raises(ValueError, match="ending was repeat and is now stop"):
+        check_data_state(state, Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending="stop"))
+    # A phase that was planned, and had not begun, may be left out or be another.
+    planned = data_state(100, Plan(SOURCES, BUCKETS, weights=[(0, WEIGHTS), (250, other)]))
+    assert planned == state
+    for later in ([], [(100, other)], [(250, {**other, "code": 9})]):
+        assert check_data_state(planned, Plan(SOURCES, BUCKETS, weights=[(0, WEIGHTS), *later]))
+    less = SOURCES | {"chat": SOURCES["chat"][1:]}
+    with pytest.raises(ValueError, match="lengths of chat was"):
+        check_data_state(state, Plan(less, BUCKETS, weights=WEIGHTS))
+
+
+def test_a_plan_without_a_step_is_refused():
+    corpora = {"a": np.array([5, 3]), "b": np.array([5, 3] * 20)}
+    phases = [(0, {"a": 1, "b": 0}), (9, {"a": 0, "b": 1})]
+    with pytest.raises(ValueError, match="the plan has no step"):
+        Plan(corpora, [Bucket(4, 8)], weights=phases, ending="stop")
+
+
+def test_plans_that_end_go_on_under_other_options():
+    mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending="stop")
+    later = mixture.after(10, buckets=[Bucket(6, 48)], seed=5, packing="none")
+    later = later.after(20, exclude=[7, 160], overflow="truncate")
+    assert later.finite
+    assert later.options.ending == "stop"
+    steps = later.num_batches()
+    with pytest.raises(IndexError, match=f"this plan ends after {steps:,} steps"):
+        later.batch(steps)
+    with pytest.raises(ValueError, match=f"and the plan ends after {steps:,} steps"):
+        later.after(steps + 1, seed=1)
+
+
+def test_pairs_have_their_shares():
+    rng = np.random.default_rng(0)
+    inputs = {"one": rng.integers(1, 40, 300), "two": rng.integers(1, 20, 200)}
+    pairs = {name: np.stack([n, n * 3 // 4 + 1], axis=1) for name, n in inputs.items()}
+    buckets = Bucket(8, (24, 24)), Bucket(4, (64, 48))
+    mixture = Plan(pairs, buckets, weights={"one": 0.7, "two": 0.3})
+    for first in (0, 300):
+        assert shares_of(mixture, range(first, first + 200))["one"] == pytest.approx(0.7, abs=0.01)
+    text = str(mixture)
+    assert "4x64/48" in text
+    assert "two" in text
+
+
+def test_an_epoch_ends_when_each_corpus_with_a_weight_has_been_through():
+    mixture = Plan(SOURCES, BUCKETS, weights={**WEIGHTS, "chat": 0})
+    for epoch in range(1, 4):
+        end = mixture.first_step(epoch)
+        for step, times in ((end - 1, epoch - 1), (end, epoch)):
+            over = figures.whole_epochs(mixture, step)
+            assert over.pop("chat") == 0
+            assert min(over.values()) == times
+        assert [mixture.batch(step).epoch for step in (end - 1, end)] == [epoch - 1, epoch]
+        assert mixture.num_batches(epoch) == mixture.first_step(epoch + 1) - end
+
+
+def test_the_epoch_of_a_mixture_is_the_least_of_its_corpora():
+    mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS)
+    second, third = mixture.first_step(1), mixture.first_step(2)
+    for step in (second + 1, third - 1):
+        later = mixture.after(step, weights=dict.fromkeys(WEIGHTS, 1))
+        assert [later.batch(at).epoch for at in (step - 1, step)] == [1, 1]
+        later = mixture.after(step, seed=1)
+        assert [later.batch(at).epoch for at in (step - 1, step)] == [1, 1]
+        whole = figures.whole_epochs(later, later.first_step(2))
+        assert min(whole.values()) == 2
+    later = mixture.after(third, seed=1)
+    assert [later.batch(at).epoch for at in (third - 1, third)] == [1, 2]
+    assert later.first_step(2) == third
+
+
+# ---- as a plan
+
+
+def test_a_step_is_a_pure_function_however_far():
+    far = 10**12 + 7
+    one, other = (Plan(SOURCES, BUCKETS, weights=WEIGHTS) for _ in range(2))
+    for step in (0, 255, 256, 300):
+        one.batch(step)
+    for step in (far, 3, far + 1, 256):
+        assert one.batch(step).digest == other.batch(step).digest
+    assert pickle.loads(pickle.dumps(one)).batch(far).digest == one.batch(far).digest
+    with pytest.raises(IndexError, match="steps count from 0"):
+        one.batch(-1)
+
+
+def test_no_window_of_a_mixture_is_assigned_twice(monkeypatch):
+    whole = {name: np.tile(sizes, 8) for name, sizes in SOURCES.items()}
+    assigned, assign = [], Pass._fill
+    monkeypatch.setattr(
+        Pass, "_fill", lambda self, *at: assigned.append((self, *at)) or assign(self, *at)
+    )
+    mixture = Plan(whole, BUCKETS, weights=WEIGHTS, window=500)
+    assert mixture.identity["corpora"]["code"]["window"] == 500
+    for step in range(mixture.num_batches()):  # buckets are in different windows at a time
+        mixture.batch(step)
+    assert len(assigned) > 10
+    assert len(assigned) == len(set(assigned))
+
+
+def test_the_printed_mixture_says_what_each_source_really_has():
+    text = str(Plan(SOURCES, BUCKETS, weights=[(0, WEIGHTS), (60, {**WEIGHTS, "chat": 0})]))
+    assert re.search("^chat +0.1 → 0  ", text, re.M)
+    assert "weights begin at steps 0, 60" in text
+    text = str(Plan(SOURCES, BUCKETS, weights=WEIGHTS))
+    code = next(line.split() for line in text.splitlines() if line.split()[0] == "code")
+    assert code[1] == "0.6"
+    assert 59 < float(code[2].rstrip("%")) < 61
+
+
+def test_the_report_says_how_far_shares_are_off():
+    # Batches of 4,096 positions among batches of 64: no order of them can have even shares.
+    corpora = {"short": np.full(9000, 16), "long": np.full(3000, 60)}
+    mixture = Plan(corpora, [Bucket(256, 16), Bucket(1, 64)], weights={"short": 1, "long": 2})
+    seen = measure_epoch(mixture)
+    due = largest_deviations(mixture, 0, seen.walked, 200)
+    assert due.max() > 0.05
+    assert list(seen.off.values()) == pytest.approx(list(due))
+    short = Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending="stop")
+    assert measure_epoch(short).off == {}
+    phases = [(0, WEIGHTS), (1000, WEIGHTS | {"code": 3}), (1100, WEIGHTS)]
+    text = str(Plan(SOURCES, BUCKETS, weights=phases))
+    assert re.search("^code  +0.6 → 0.8824 → 0.6  ", text, re.M)  # a gap on both sides
+
+
+def test_shares_of_examples_are_compared_with_weights_of_examples():
+    corpora = {name: np.tile(each, 12) for name, each in SOURCES.items()}
+    mixture = Plan(corpora, BUCKETS, weights=WEIGHTS, by="examples")
+    first = np.cumsum([0, *map(len, corpora.values())])
+
+    def count(planned):
+        return np.histogram(planned.segments[planned.segments[:, 2] == 0, 1], first)[0]
+
+    seen = measure_epoch(mixture)
+    due = largest_deviations(mixture, 0, seen.walked, 200, count)
+    assert list(seen.off.values()) == pytest.approx(list(due))
+    assert due.max() < 0.03  # of tokens, "chat" has 2.7% in place of 10%
+
+
+def test_the_printed_buckets_are_counted_over_the_batches():
+    plan = Plan(SOURCES["code"], BUCKETS)
+    steps = [plan.batch(step) for step in range(plan.num_batches())]
+    for line, bucket in zip(str(plan).splitlines()[1:], BUCKETS, strict=False):
+        of_bucket = [planned for planned in steps if planned.bucket == bucket]
+        rows = sum(len(np.unique(planned.segments[:, 0])) for planned in of_bucket)
+        tokens = sum(planned.num_tokens for planned in of_bucket)
+        counted = [int(cell.replace(",", "")) for cell in (*line.split()[1:3], line.split()[4])]
+        assert counted == [len(of_bucket), rows, tokens]
+
+
+def test_hosts_get_slices_of_the_one_batch(joined):
+    mixture = Plan(joined, (Bucket(8, 16), Bucket(4, 64)), weights=WEIGHTS)
+    whole = pipeline.Batches(joined, mixture)
+    parts = [pipeline.Batches(joined, mixture, process_index=p, process_count=4) for p in range(4)]
+    for step in range(30):
+        batch = whole[step]
+        for field, values in batch.items():
+            assert (values == np.concatenate([part[step][field] for part in parts])).all()
+        ids = batch["inputs_segment_ids"]
+        source = batch["inputs"] // 1000
+        # A row holds examples of one source, and targets are the inputs one later.
+        assert all(len(set(s[i > 0])) <= 1 for s, i in zip(source, ids, strict=True))
+        same = (ids[:, 1:] == ids[:, :-1]) & (ids[:, 1:] > 0)
+        assert (batch["inputs"][:, 1:][same] == batch["targets"][:, :-1][same]).all()
+
+
+def test_a_loader_resumes_at_every_step(joined):
+    options = {"buckets": BUCKETS, "weights": WEIGHTS, "num_epochs": 1}
+    with pipeline.load(joined, **options) as loader:
+        states, batches = [loader.get_state()], []
+        for batch in itertools.islice(loader, 12):
+            batches.append(np.asarray(batch["inputs"]))
+            states.append(loader.get_state())
+    for step, state in enumerate(states[:-1]):
+        with pipeline.load(joined, **options) as again:
+            again.set_state(state)
+            assert (np.asarray(next(again)["inputs"]) == batches[step]).all()
+
+
+def test_a_mixture_that_ends_ends_the_iterator(joined):
+    with pipeline.load(joined, buckets=BUCKETS, weights=WEIGHTS, ending="stop") as loader:
+        assert len(list(loader)) == loader.plan.num_batches()
+    with pytest.raises(ValueError, match="ends once"):
+        pipeline.load(joined, buckets=BUCKETS, weights=WEIGHTS, ending="stop", num_epochs=2)
+
+
+def test_load_fits_buckets_to_the_mixture_and_explains_what_it_is_given(joined):
+    fitting = {"tokens_per_batch": 256, "max_length": 64, "length_multiple": 16}
+    with pipeline.load(joined, weights=WEIGHTS, **fitting) as loader:
+        assert loader.plan.buckets[-1].length == 64
+        assert next(loader)["inputs"].shape in {b.shape for b in loader.plan.buckets}
+    with pytest.raises(ValueError, match="weights are for several corpora"):
+        pipeline.load(next(iter(joined.corpora.values())), weights=WEIGHTS, **fitting)
+    with pytest.raises(TypeError, match="did you mean 'ending'"):
+        pipeline.load(joined, weights=WEIGHTS, endings="stop", **fitting)
+
+
+def test_joined_corpora_are_planned_like_one(joined):
+    plan = pipeline.Plan(joined, BUCKETS)
+    batch = pipeline.Batches(joined, plan)[0]
+    assert set(batch) >= {"inputs", "targets", "loss_weights"}
+    assert joined.num_tokens == plan.num_tokens
+    for number in (0, 149, 150, -1):
+        example = joined[number]
+        assert len(example["inputs"]) == joined.lengths[number]
+    with pytest.raises(IndexError, match="example 300 of 300"):
+        joined.read([300], [0], [1])
+
+
+def test_joined_corpora_must_agree(joined, tmp_path):
+    other = pipeline.Corpus.from_arrays([[1, 2, 3]], tmp_path, vocab_size=10)
+    with pytest.raises(ValueError, match="other has vocabulary 10 and code has vocabulary 3000"):
+        pipeline.Corpora({**joined.corpora, "other": other})
+    with pytest.raises(ValueError, match="corpora is empty"):
+        pipeline.Corpora({})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weights": {"code": 1}}, "are for code, and the corpora are code, prose, chat"),
+        ({"weights": {**WEIGHTS, "code": -1}}, "must be at least 0"),
+        ({"weights": [(5, WEIGHTS)]}, "begin at steps \\[5\\]; the first begins at 0"),
+        ({"by": "documents"}, "by is 'documents'; it must be one of tokens, examples"),
+        ({"ending": "never"}, "ending is 'never'; it must be one of repeat, stop"),
+        ({"overflow": "error"}, "corpus 'code': .* longer than the longest bucket"),
+    ],
+)
+def test_bad_input_is_refused_with_a_sentence(change, message):
+    with pytest.raises(ValueError, match=message):
+        Plan(SOURCES, BUCKETS, **({"weights": WEIGHTS} | change))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lengths": SOURCES}, "lengths are given without weights"),
+        ({"weights": [(0, WEIGHTS), (10, WEIGHTS)]}, "weights is .*; it must be numbers by name"),
+        (
+            {"weights": WEIGHTS, "lengths": [5, 3]},
+            "lengths is .*; with weights it must be several corpora by name",
+        ),
+    ],
+)
+def test_a_change_that_cannot_be_is_refused_with_a_sentence(change, message):
+    with pytest.raises(ValueError, match=message):
+        Plan(SOURCES, BUCKETS, weights=WEIGHTS).after(5, **change)
+
+
+def test_examples_are_left_out_from_when_their_corpus_joins():
+    mixture = Plan(SOURCES, BUCKETS, weights=[(0, FEW), (40, WEIGHTS)])
+    with pytest.raises(ValueError, match="exclude holds 250; examples are numbered from 0 to 209"):
+        mixture.after(39, exclude=[5, 250])
+    code, prose, chat = mixture.after(40, exclude=[5, 250]).stages[-1].streams
+    assert code.lengths.excluded.tolist() == [5]
+    assert prose.lengths.excluded.tolist() == []
+    assert chat.lengths.excluded.tolist() == [40]
+
+
+def test_changes_are_plain_json():
+    mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS).after(5, seed=np.int64(2), overflow=None)
+    assert json.loads(json.dumps(mixture.entries))[1]["changes"]["seed"] == 2
+    assert [each["overflow"] for each in mixture.identity] == ["split", "split"]
+
+
+def test_a_mixture_made_today_is_the_mixture_made_next_year():
+    # When this fails because batches have changed, raise options.VERSION with it.
+    corpora = {"a": np.arange(150) * 37 % 61 + 1, "b": np.arange(60) * 29 % 90 + 5}
+    mixture = Plan(corpora, BUCKETS, weights={"a": 2, "b": 1}, seed=3)
+    assert mixture.identity["corpora"] == {
+        "a": {"lengths": "590bec908c91b7f5", "window": None, "weight": "2/3"},
+        "b": {"lengths": "67f55221dd006a14", "window": None, "weight": "1/3"},
+    }
+    assert mixture.fingerprint == "82c76707b23be44c"
+    order = "".join("sml"[BUCKETS.index(mixture.batch(step).bucket)] for step in range(24))
+    assert order == "lllllllllmllllllllllllll"
+    assert [mixture.batch(step).digest for step in (0, 300, 10**9)] == [
+        "d389bbb34c507a86",
+        "381b916161f38229",
+        "7e59978b41b6633d",
+    ]
+
+
+@pytest.mark.parametrize("ending", ["repeat", "stop"])
+def test_a_plan_whose_epoch_has_stages_with_different_buckets_prints_itself(ending):
+    plan = Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending=ending)
+    plan = plan.after(5, buckets=[Bucket(3, 16), Bucket(3, 64)])
+    assert "3x64" in str(plan)
+
+
+def test_weights_of_several_phases_stay_apart_from_their_corpus():
+    weights = [{"code": 1, "prose": 1}, {"code": 0.333333, "prose": 0.6}, {"code": 3, "prose": 0.1}]
+    both = {"code": range(1, 60), "prose": range(1, 60)}
+    plan = Plan(
+        {name: list(each) for name, each in both.items()},
+        [Bucket(4, 64)],
+        weights=list(zip((0, 5, 9), weights, strict=True)),
+    )
+    lines = str(plan).splitlines()
+    (line,) = (line for line in lines if line.split()[0] == "code")
+    assert line.split()[:7] == ["code", "0.5", "→", "0.3571", "→", "0.9677", line.split()[6]]
+    (heading,) = (line for line in lines if line.split()[0] == "corpus")
+    assert len(heading) == len(line)
+
+
+@pytest.mark.parametrize("weights", ["gsm", ["code"], 7, [(0, "gsm")], [("code", {"code": 1})]])
+def test_weights_that_are_none_are_refused_with_a_sentence(weights):
+    with pytest.raises(ValueError, match=r"weights is .*; it must be numbers by name, as in"):
+        Plan({"code": [3], "prose": [4]}, [Bucket(1, 8)], weights=weights)

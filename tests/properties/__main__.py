@@ -1,0 +1,89 @@
+"""The long runs of what CI runs shortly.
+
+    python -m tests.properties fuzz --minutes 20             # hostile inputs
+    python -m tests.properties fuzz --property states --seed 7  # a round whose seed found something
+    python -m tests.properties kills --prepare 350 --train 150
+    python -m tests.properties soak --batches 100000         # in constant memory
+
+Kills: `prepare` and `train.py` end at random instants, and go on to an equal end: the bytes of
+corpora; losses, parameters, moments, checkpoints, plans and audits of runs. Half of the instants
+are uniform over a run; the others are before a change of a file that the run makes, and inside
+checkpoints and evaluations.
+"""
+
+import argparse
+import pathlib
+import tempfile
+
+from tests.properties.kills import (
+    Kills,
+    Preparation,
+    Training,
+    Trial,
+    prepare_environment,
+    write_documents,
+)
+from tests.properties.soak import soak
+
+KINDS = ("prepare", "prepare_pairs", "index", "from_arrays")
+# Workers take seconds to start, so only some corpora are prepared by them.
+BY_WORKERS = 20
+
+
+def kill(prepare: int, train: int, seed: int) -> None:
+    """Kills as many preparations and trainings as said; prints what it finds."""
+    with tempfile.TemporaryDirectory() as directory:
+        folder = pathlib.Path(directory)
+        text = folder / "documents.jsonl"
+        write_documents(text)
+        prepare_environment(folder)
+        some = min(BY_WORKERS, prepare // 10)
+        shares = [(prepare - some) * (at + 1) // 4 - (prepare - some) * at // 4 for at in range(4)]
+        trials: list[tuple[Trial, int]] = [
+            (Preparation(text, kind), share) for kind, share in zip(KINDS, shares, strict=True)
+        ]
+        trials += [(Preparation(text, workers=2), some), (Training(text), train)]
+        for number, (trial, count) in enumerate(trials):
+            if count:
+                kills = Kills(trial, folder / str(number), seed)
+                kills.run(count, report=lambda found: print(found, flush=True))
+                kinds = ", ".join(f"{n:,} {kind}" for kind, n in sorted(kills.kills.items()))
+                print(f"{trial.name}: {kinds}; {len(kills.found)} unequal ends", flush=True)
+
+
+def load(batches: int) -> None:
+    """Loads so many batches, of plans that change, and takes the state now and then."""
+    with tempfile.TemporaryDirectory() as directory:
+        first, last, seconds = soak(directory, batches)
+    print(f"{batches:,} batches in {seconds:,.0f} s")
+    print(f"after a tenth of them: {first}")
+    print(f"after all of them:     {last}")
+
+
+def main() -> None:
+    """Runs what the command line names."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.properties",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("what", choices=("fuzz", "kills", "soak"))
+    parser.add_argument("--seed", type=int, default=0, help="of fuzz and kills (0)")
+    parser.add_argument("--minutes", type=float, default=20, help="of fuzz (20)")
+    parser.add_argument("--property", help="of fuzz: one round of this property alone")
+    parser.add_argument("--prepare", type=int, default=350, help="kills of preparations (350)")
+    parser.add_argument("--train", type=int, default=150, help="kills of train.py (150)")
+    parser.add_argument("--batches", type=int, default=100_000, help="of the soak (100000)")
+    asked = parser.parse_args()
+    if asked.what == "fuzz":
+        from tests.properties.fuzz import fuzz  # which needs hypothesis, as the others do not
+
+        fuzz(asked.minutes, asked.seed, asked.property)
+    elif asked.what == "kills":
+        kill(asked.prepare, asked.train, asked.seed)
+    else:
+        load(asked.batches)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,355 @@
+"""Hostile inputs: strategies for values, files and options that nobody should give.
+
+`tests.properties.properties` says what must hold for them.
+"""
+
+import copy
+import gzip
+import io
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import strategies as st
+from pyarrow import feather, parquet
+
+# Texts that programs take for something else: line ends of Unicode, marks, halves of pairs.
+ODD = ["", " ", "\x00", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\ufeff", "é", "𝔘", "e\u0301"]
+ODD += ["<|end|>", "<|user|>", "⟦", "nan", "-0", "1e999", "../..", "a;b=c", "part-00000.arrow"]
+HALF = ["\ud800", "a\udfff"]  # JSON can spell these, and UTF-8 cannot
+
+texts = st.one_of(
+    st.sampled_from(ODD), st.text(max_size=12), st.sampled_from(["one two", "a" * 70])
+)
+whole = st.one_of(
+    st.integers(-2, 20),
+    st.sampled_from(
+        [64, 1 << 31, (1 << 31) - 1, 1 << 32, (1 << 63) - 1, 1 << 64, -(1 << 63), 10**30]
+    ),
+)
+floats = st.sampled_from(
+    [0.0, -0.0, 0.5, 1.0, 1.5, -1.0, 1e-300, 1e300, math.inf, -math.inf, math.nan]
+)
+scalars = st.one_of(st.none(), st.booleans(), whole, floats, texts)
+#: Any value that JSON can hold, and Python's NaN and infinities.
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=5,
+)
+#: Also what only Python can hold.
+objects = values | st.sampled_from([b"bytes", (1, 2), {1: 2}, np.int64(3), np.zeros(2), len])
+
+
+def sometimes(usual: st.SearchStrategy, odd: st.SearchStrategy = objects) -> st.SearchStrategy:
+    """Mostly a usual value, now and then an odd one."""
+    return st.integers(0, 11).flatmap(lambda roll: odd if roll == 11 else usual)
+
+
+def options(
+    odd: st.SearchStrategy = objects, **usual: st.SearchStrategy
+) -> st.SearchStrategy[dict[str, Any]]:
+    """Some of these options, each mostly with a usual value."""
+    some = {name: sometimes(each, odd) for name, each in usual.items()}
+    return st.fixed_dictionaries({}, optional=some)
+
+
+# ---- JSON documents
+
+
+def places(document: Any) -> list[tuple]:
+    """The paths of all values in a JSON document."""
+    found: list[tuple] = [()]
+    items: Any = ()
+    if isinstance(document, dict):
+        items = document.items()
+    elif isinstance(document, list):
+        items = enumerate(document)
+    for key, value in items:
+        found += [(key, *rest) for rest in places(value)]
+    return found
+
+
+@st.composite
+def altered(draw, document: Any) -> Any:
+    """A JSON document with one to three values replaced, moved, removed or added."""
+    document = copy.deepcopy(document)
+    for _ in range(draw(st.integers(1, 3))):
+        path = draw(st.sampled_from(places(document)))
+        if not path:
+            continue
+        *above, key = path
+        holder = document
+        for each in above:
+            holder = holder[each]
+        act = draw(st.sampled_from(["replace", "near", "remove", "add", "move"]))
+        if act == "near" and type(holder[key]) is int:
+            holder[key] += draw(st.sampled_from([-1, 1, 4, -8, 1 << 32, 1 << 40]))
+        elif act == "near" and isinstance(holder[key], str):
+            holder[key] += draw(texts)
+        elif act == "remove":
+            del holder[key]
+        elif act == "add" and isinstance(holder, list):
+            holder.insert(key, copy.deepcopy(holder[draw(st.integers(0, len(holder) - 1))]))
+        elif act == "add":
+            holder[draw(texts)] = draw(values)
+        elif act == "move":
+            other = draw(st.sampled_from(places(holder)))
+            value = holder
+            for each in other:
+                value = value[each]
+            holder[key] = copy.deepcopy(value)
+        else:
+            holder[key] = draw(values)
+    return document
+
+
+# ---- bytes
+
+
+@st.composite
+def damaged(draw, content: bytes) -> bytes:
+    """The same bytes with one to three bits flipped, or bytes replaced, cut, doubled or put in."""
+    data = bytearray(content)
+    for _ in range(draw(st.integers(1, 3))):
+        if not data:
+            break
+        at = draw(st.integers(0, len(data) - 1))
+        act = draw(st.sampled_from(["flip", "flip", "set", "cut", "double", "zero", "put"]))
+        size = draw(st.sampled_from([1, 4, 8, 64]))
+        if act == "flip":
+            data[at] ^= 1 << draw(st.integers(0, 7))
+        elif act == "set":
+            data[at : at + 1] = bytes([draw(st.sampled_from([0, 1, 0x7F, 0x80, 0xFF]))])
+        elif act == "cut":
+            del data[at : draw(st.sampled_from([at + size, len(data)]))]
+        elif act == "double":
+            data[at:at] = data[at : at + size]
+        elif act == "zero":
+            data[at : at + size] = bytes(len(data[at : at + size]))
+        else:
+            data[at:at] = draw(st.binary(min_size=1, max_size=8))
+    return bytes(data)
+
+
+@st.composite
+def stored(draw, content: st.SearchStrategy[bytes]) -> tuple[bytes, str, bytes | None]:
+    """The bytes of a text file, the end of its name, and its content; None if it is damaged."""
+    plain = draw(content)
+    end = draw(st.sampled_from(["", "", ".gz", ".zst"]))
+    data = plain
+    if end == ".gz":
+        data = gzip.compress(plain, mtime=0)
+    elif end == ".zst":
+        data = pa.Codec("zstd").compress(plain, asbytes=True)
+    if end and draw(st.integers(0, 3)) == 3:
+        return draw(damaged(data)), end, None
+    return data, end, plain
+
+
+line_ends = st.sampled_from([b"\n", b"\n", b"\r\n", b"\r", b"\n\n", b"", b"\x85", b"\x0c"])
+raw_lines = st.one_of(
+    texts.map(lambda text: text.encode("utf-8", "surrogatepass")),
+    st.sampled_from([b"\xff", b"\xef\xbb\xbf", b"\xc3", b"plain text"]),
+)
+#: Files of text: odd characters, ends of lines of all kinds, and now and then bytes that are none.
+text_files = st.lists(st.tuples(raw_lines, line_ends), max_size=6).map(
+    lambda pairs: b"".join(line + end for line, end in pairs)
+)
+
+json_objects = st.one_of(
+    st.fixed_dictionaries({"text": sometimes(texts | st.sampled_from(HALF), values)}),
+    st.dictionaries(texts, values, max_size=3),
+)
+json_lines = st.one_of(
+    json_objects.map(json.dumps),
+    json_objects.map(lambda each: json.dumps(each, ensure_ascii=False)),
+    st.sampled_from(
+        ["", "  ", "[]", "3", "{", '{"text": "a"', '{"text": "a"}}', '{"text": 1e999}']
+    ),
+    st.sampled_from(['{"text": "a", "text": "b"}', '{"text": "\\ud83d"}', '{"text":\t"tab\\t"}']),
+)
+#: Files of JSON lines, most of them good.
+json_files = st.lists(
+    st.tuples(json_lines, st.sampled_from(["\n", "\n", "\r\n", "\n\n"])), max_size=6
+).map(lambda pairs: "".join(line + end for line, end in pairs).encode("utf-8", "surrogatepass"))
+
+
+# ---- tables
+
+
+kinds = st.sampled_from(
+    [pa.string(), pa.large_string(), pa.binary(), pa.dictionary(pa.int32(), pa.string())]
+)
+tokens = st.lists(st.integers(0, 300), max_size=6)
+
+
+@st.composite
+def tables(draw, of_tokens: bool = False) -> pa.Table:
+    """A table with a column `text`, or of tokens `input_ids`; now and then of an odd type."""
+    rows = draw(st.integers(0, 6))
+    if of_tokens:
+        kind = pa.list_(draw(st.sampled_from([pa.int32(), pa.int64(), pa.uint16(), pa.int8()])))
+        column = draw(
+            st.lists(tokens.map(lambda ids: [i % 100 for i in ids]), min_size=rows, max_size=rows)
+        )
+        kind = draw(
+            sometimes(
+                st.just(kind),
+                st.sampled_from(
+                    [pa.list_(pa.float32()), pa.list_(pa.string()), pa.large_list(pa.int32())]
+                ),
+            )
+        )
+        if kind == pa.list_(pa.string()):
+            column = [list(map(str, ids)) for ids in column]
+        array, name = pa.array(column, kind), "input_ids"
+    else:
+        column = draw(st.lists(sometimes(texts, st.none()), min_size=rows, max_size=rows))
+        array, name = pa.array(column, pa.string()).cast(draw(kinds)), "text"
+    name = draw(sometimes(st.just(name), texts))
+    return pa.table({name: array, "number": pa.array(range(rows), pa.int64())})
+
+
+@st.composite
+def table_files(draw, of_tokens: bool = False) -> tuple[str, bytes, list[dict] | None]:
+    """A file of a table: the end of its name, its bytes, and its rows; None if it is damaged."""
+    table, sink = draw(tables(of_tokens)), io.BytesIO()
+    end = draw(st.sampled_from([".arrow", ".arrow", ".feather", ".parquet", "stream"]))
+    size = draw(st.integers(1, 4))
+    if end == ".parquet":
+        parquet.write_table(table, sink, row_group_size=size)
+    elif end == ".feather":
+        how = draw(st.sampled_from(["uncompressed", "lz4", "zstd"]))
+        feather.write_feather(table, sink, compression=how, chunksize=size)
+    else:
+        new = pa.ipc.new_stream if end == "stream" else pa.ipc.new_file
+        with new(sink, table.schema) as file:
+            file.write_table(table, max_chunksize=size)
+    content, rows = sink.getvalue(), table.to_pylist()
+    if draw(st.integers(0, 2)) == 2:
+        content, rows = draw(damaged(content)), None
+    return ".arrow" if end == "stream" else end, content, rows
+
+
+# ---- arrays, lengths, buckets, weights
+
+
+examples = sometimes(
+    st.one_of(
+        tokens,
+        tokens.map(lambda ids: np.array(ids, np.int64)),
+        tokens.map(lambda ids: np.array(ids, np.uint16)),
+        tokens.map(tuple),
+    ),
+    st.one_of(
+        values,
+        st.sampled_from(
+            [np.zeros((2, 2), int), np.array(3), np.array([1.0, 2]), np.array([1 << 31]), [-1, 2]]
+        ),
+        st.sampled_from(
+            [np.array([1 << 63], np.uint64), [1 << 70], [True, False], ["1"], [[1], [2, 3]], [None]]
+        ),
+    ),
+)
+
+lengths = sometimes(
+    st.lists(st.integers(0, 24), max_size=30).flatmap(
+        lambda some: st.sampled_from(
+            [some, np.array(some, np.uint32), np.array(some, np.int64), np.array(some, np.uint8)]
+        )
+    ),
+    st.one_of(
+        objects,
+        st.sampled_from(
+            [[-1, 3], [1.5], [1 << 32], np.zeros((2, 3), int), np.array(["3"]), [[1, 2], [3]]]
+        ),
+        st.sampled_from([np.array([3, 1 << 40], np.uint64), [True], np.array([2], ">u4")]),
+    ),
+)
+
+shapes = st.tuples(st.integers(1, 6), st.integers(1, 24))
+planning = options(
+    seed=st.integers(0, 5),
+    shuffle=st.booleans(),
+    packing=st.sampled_from(["best_fit", "best_fit", "none"]),
+    overflow=st.sampled_from(["split", "truncate", "drop", "error"]),
+    window=st.integers(1, 12),
+    max_segments=st.integers(1, 4),
+    exclude=st.lists(st.integers(0, 5), max_size=2),
+)
+fitting = options(
+    tokens_per_batch=st.integers(1, 200),
+    max_buckets=st.integers(1, 4),
+    max_length=st.integers(1, 40),
+    length_multiple=st.integers(1, 16),
+    row_multiple=st.integers(1, 3),
+    attention=st.sampled_from(["dense", "segment"]),
+    width=st.integers(1, 64),
+    packing=st.sampled_from(["best_fit", "none"]),
+)
+
+shares = sometimes(st.sampled_from([0, 1, 2, 0.5, 0.7, "1/3", 1e-3]), scalars)
+weights = sometimes(
+    st.one_of(
+        st.fixed_dictionaries({"a": shares, "b": shares}),
+        st.lists(
+            st.tuples(
+                sometimes(st.integers(0, 20)), st.fixed_dictionaries({"a": shares, "b": shares})
+            ),
+            max_size=3,
+        ),
+    )
+)
+
+
+# ---- fields of configs, records of chats, command lines
+
+messages = sometimes(
+    st.lists(
+        sometimes(
+            st.fixed_dictionaries(
+                {
+                    "role": sometimes(st.sampled_from(["user", "assistant"])),
+                    "content": sometimes(texts),
+                }
+            )
+        ),
+        max_size=3,
+    )
+)
+chats = sometimes(
+    st.fixed_dictionaries(
+        {},
+        optional={"messages": messages, "question": sometimes(texts), "answer": sometimes(texts)},
+    )
+)
+
+FLAGS = """
+    --tokens-per-batch --max-buckets --max-length --length-multiple --row-multiple --packing
+    --overflow --attention --width --seed --step --row --epoch --field --begin --end --tokenizer
+    --vocab-size --split --kind --ids --no-marks --json --workers --color --workdir
+"""
+flags = st.sampled_from(FLAGS.split())
+arguments = st.one_of(
+    st.sampled_from(["0", "1", "2", "16", "128", "1000", "-1", "1e3", "0.5", "nan", "x" * 300]),
+    st.sampled_from(["best_fit", "none", "split", "drop", "text", "jsonl", "always", "bytes"]),
+    st.sampled_from(
+        ["corpus", "run", "lengths.npy", "lengths.json", "odd.json", "text.txt", "a.jsonl"]
+    ),
+    st.sampled_from(["9" * 5000, str(1 << 62), str(1 << 63), "", ".", "/", "nowhere", "*.txt"]),
+    texts.filter(lambda text: "\x00" not in text),
+)
+words = st.one_of(flags, arguments)
+command_lines = st.builds(
+    lambda command, data, more: [command, *data, *more],
+    st.sampled_from(["report", "buckets", "show", "check", "audit", "prepare", "prepare"]),
+    st.lists(
+        st.sampled_from(["corpus", "run", "lengths.json", "odd.json", "a.jsonl"]),
+        min_size=1,
+        max_size=1,
+    ),
+    st.lists(st.one_of(words, st.tuples(flags, arguments).map("=".join)), max_size=4),
+)

@@ -1,0 +1,326 @@
+"""Kills: processes that end at an instant, run again to their end, and are compared with others.
+
+The process that imports this starts no backend of JAX. So it can fork children that have all
+imports done: a run of train.py takes a second or two, and a corpus some hundredths of one.
+"""
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.processes import COMPILE_QUICKLY, Stuck, fork, wait
+
+WORDS = ["pack", "the", "rows", "a", "bucket", "of", "lengths", "and", "step"]
+
+# What a process may do to files, as Python's audit hooks call it.
+CHANGES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.truncate"}
+
+
+def write_documents(path: Path, count: int = 160) -> None:
+    """Writes JSON lines of 1 to 60 words each, the same ones always."""
+    rng = random.Random(0)
+    texts = [" ".join(rng.choices(WORDS, k=1 + rng.randrange(60) ** 2 // 60)) for _ in range(count)]
+    path.write_text(
+        "".join(json.dumps({"text": each, "back": each[::-1]}) + "\n" for each in texts)
+    )
+
+
+class Trial:
+    """Work that a process does in a folder, and what is to be the same after each of its ends."""
+
+    name: str
+
+    def run(self, folder: Path) -> None:
+        """Does the work, from the beginning or from where it stopped."""
+        raise NotImplementedError
+
+    def points(self) -> dict[str, tuple[Any, str, Callable[..., bool]]]:
+        """Named points: a method (its owner, its name), and which of its calls are such a point."""
+        return {}
+
+    def result(self, folder: Path) -> dict[str, Any]:
+        """All that must be equal: the bytes of each file."""
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        return {
+            str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in files
+            if path.name != ".lock"
+        }
+
+
+class Preparation(Trial):
+    """Text becomes a corpus of many small parts; or two corpora, or an index.
+
+    Args:
+        text: from `write_documents`.
+        kind: "prepare", "prepare_pairs", "index" or "from_arrays".
+        workers: processes that tokenise.
+    """
+
+    def __init__(self, text: Path, kind: str = "prepare", workers: int = 0):
+        self.text, self.kind, self.workers = text, kind, workers
+        self.name = f"{kind}, {workers} workers" if workers else kind
+
+    def run(self, folder: Path) -> None:
+        from pipeline.corpus import Corpus, prepare, prepare_pairs, ranges, tokenize_on_read
+        from pipeline.text import ragged
+        from pipeline.text.sources import JsonLines
+        from pipeline.text.tokenizers import Bytes
+
+        ragged.TOKENS_PER_PART, ranges.RECORDS, ragged.CHUNK = 1500, 8, 700
+        if self.kind == "from_arrays":
+            texts = [json.loads(line)["text"] for line in self.text.read_text().splitlines()]
+            Corpus.from_arrays([list(text.encode()) for text in texts], folder)
+            return
+        source, options = JsonLines(self.text), {"num_workers": self.workers, "progress": False}
+        if self.kind == "prepare_pairs":
+            prepare_pairs(source, Bytes(), folder, fields=("text", "back"), **options)
+        else:
+            {"prepare": prepare, "index": tokenize_on_read}[self.kind](
+                source, Bytes(), folder, **options
+            )
+
+
+class Training(Trial):
+    """A run of train.py: a tiny model, two buckets, evaluations, checkpoints, two epochs.
+
+    Args:
+        text: from `write_documents`.
+        steps: how many.
+    """
+
+    def __init__(self, text: Path, steps: int = 12):
+        self.name, self.text, self.steps = "train.py", text, steps
+
+    def run(self, folder: Path) -> None:
+        import jax
+        from etils import epath
+
+        import train
+        from pipeline.history import audit
+        from pipeline.loading.checkpoint import Checkpoints
+        from tests.runs.runs import tiny
+
+        save = Checkpoints.save
+
+        def note(checkpoints, step, state, **options):
+            sha = hashlib.sha256()
+            for leaf in jax.tree.leaves(state):
+                sha.update(jax.device_get(leaf).tobytes())
+            (folder / "digests").mkdir(exist_ok=True)
+            (folder / "digests" / f"{step}").write_text(sha.hexdigest())
+            save(checkpoints, step, state, **options)
+
+        Checkpoints.save = note  # type: ignore[method-assign]
+        config = tiny(
+            self.text,
+            steps=self.steps,
+            eval_every=4,
+            checkpoint_every=3,
+            batches__tokens_per_batch=512,
+            batches__max_buckets=2,
+            batches__max_length=64,
+        )
+        config.model.update(num_layers=1, width=16, num_heads=1, num_kv_heads=1, mlp_width=16)
+        train.train(config, epath.Path(folder / "run"))
+        audit(epath.Path(folder / "run"), lambda line: None)
+
+    def points(self) -> dict[str, tuple[Any, str, Callable[..., bool]]]:
+        from pipeline.loading.checkpoint import Checkpoints
+        from pipeline.steps.compiled import Compiled
+
+        return {
+            "in a checkpoint": (Checkpoints, "save", lambda *_, **__: True),
+            "in an evaluation": (Compiled, "__call__", lambda self, *_: self.name == "eval_step"),
+        }
+
+    def result(self, folder: Path) -> dict[str, Any]:
+        from tests.runs.runs import lines, summary
+
+        run = folder / "run"
+        files = super().result(folder)
+        kept = {name: sha for name, sha in files.items() if name.startswith("run/corpus/")}
+        # The other files have times in them, or compiled programs; their names are the same.
+        names = [name for name in files if not name.startswith(("run/programs", "run/tensorboard"))]
+        digests = {path.name: path.read_text() for path in (folder / "digests").iterdir()}
+        return {
+            **kept,
+            "files": [name for name in names if "/checkpoints/" not in name],
+            # One that is older than those kept may stay, if a kill hits its removal in the end.
+            "checkpoint": max(int(path.name) for path in (run / "checkpoints").iterdir()),
+            "plans": (run / "plans.json").read_text(),
+            "parameters and moments": digests,
+            "metrics": lines(run),
+            "summary": summary(run),
+        }
+
+
+def at_change(folder: Path, act: Callable[[int], None]) -> None:
+    """Calls `act` with 1, 2, … before each change that this process makes to files of `folder`."""
+    place, count = str(folder), 0
+
+    def hook(event: str, arguments: tuple) -> None:
+        nonlocal count
+        if event == "open":
+            changes = bool(arguments[2] & (os.O_ACCMODE | os.O_CREAT))
+        else:
+            changes = event in CHANGES
+        where = arguments[0] if changes and isinstance(arguments[0], str | os.PathLike) else ""
+        if os.fspath(where).startswith(place):
+            count += 1
+            act(count)
+
+    sys.addaudithook(hook)
+
+
+def kill_me(*_: Any) -> None:
+    """Ends this process as the kernel does when memory runs out."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Kills:
+    """Trials in processes that are killed, each run again until it ends, and compared.
+
+    Args:
+        trial: the work.
+        folder: of its own, for all runs.
+        seed: decides every instant.
+
+    Attributes:
+        kills: how many processes were killed, by the kind of instant.
+        found: what was wrong, in words.
+    """
+
+    def __init__(self, trial: Trial, folder: Path, seed: int = 0):
+        self.trial, self.folder, self.random = trial, folder, random.Random(seed)
+        self.kills: dict[str, int] = {}
+        self.found: list[str] = []
+        folder.mkdir(parents=True)
+        self._log = folder / "log"
+        for name in ("first", "whole"):  # the first run fills caches of compiled programs
+            begin = time.monotonic()
+            if code := self._start(name, self.trial.run):
+                raise RuntimeError(f"{trial.name} ended with {code}:\n{self._log.read_text()}")
+            self.seconds = time.monotonic() - begin
+        self.expected = trial.result(folder / "whole")
+        self.changes = self._count()
+
+    def _start(self, name: str, run: Callable[[Path], None], after: float | None = None) -> int:
+        """The exit code of one run in the folder `name`; killed `after` seconds, if given."""
+        folder = self.folder / name
+        folder.mkdir(exist_ok=True)
+        pid = fork(functools.partial(run, folder), self._log)
+        if after is not None:
+            time.sleep(after)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return wait(pid, self._log)
+
+    def _count(self) -> int:
+        """How many changes to files an undisturbed run makes."""
+
+        def run(folder):
+            counts = []
+            at_change(folder, counts.append)
+            self.trial.run(folder)
+            (self.folder / "changes").write_text(str(len(counts)))
+
+        self._start("counted", run)
+        return int((self.folder / "changes").read_text())
+
+    def _instants(self) -> Iterator[tuple[str, float | None, Callable[[Path], None]]]:
+        """Instants without end: the kind, seconds to wait or None, and what the child runs."""
+        while True:
+            kinds = ["at any time", "at a change of a file", *self.trial.points()]
+            kind = self.random.choice(kinds)
+            if kind == "at any time":
+                yield kind, self.random.uniform(0, self.seconds), self.trial.run
+            elif kind == "at a change of a file":
+                yield kind, None, functools.partial(self._run_to_change, self._draw_change())
+            else:
+                call, delay = self.random.randint(1, 6), self.random.uniform(0, 0.03)
+                yield kind, None, functools.partial(self._run_to_point, kind, call, delay)
+
+    def _draw_change(self) -> int:
+        return self.random.randint(1, self.changes)
+
+    def _run_to_change(self, number: int, folder: Path) -> None:
+        at_change(folder, lambda count: kill_me() if count == number else None)
+        self.trial.run(folder)
+
+    def _run_to_point(self, kind: str, number: int, delay: float, folder: Path) -> None:
+        owner, name, counts = self.trial.points()[kind]
+        method, calls = getattr(owner, name), []
+
+        def timed(*arguments, **options):
+            if counts(*arguments, **options):
+                calls.append(None)
+                if len(calls) == number:
+                    threading.Timer(delay, kill_me).start()
+            return method(*arguments, **options)
+
+        setattr(owner, name, timed)
+        self.trial.run(folder)
+
+    def run(self, kills: int, report: Callable[[str], None] = lambda line: None) -> None:
+        """Kills that many processes; after one or several kills each folder is run to its end."""
+        instants, number = self._instants(), 0
+        while (done := sum(self.kills.values())) < kills:
+            number += 1
+            name, story = f"{number}", []
+            for _ in range(min(self.random.choice((1, 1, 2)), kills - done)):
+                kind, after, run = next(instants)
+                try:
+                    code = self._start(name, run, after)
+                except Stuck as error:
+                    self._note(story, f"{kind}: {error}", report)
+                    continue
+                if code == -signal.SIGKILL:
+                    story.append(kind if after is None else f"{kind} ({after:.3f} s)")
+                    self.kills[kind] = self.kills.get(kind, 0) + 1
+                elif code:
+                    self._note(
+                        story, f"ended with {code}:\n{self._log.read_text()[-3000:]}", report
+                    )
+            self._finish(name, story, report)
+
+    def _finish(self, name: str, story: list[str], report: Callable[[str], None]) -> None:
+        try:
+            if code := self._start(name, self.trial.run):
+                wrong = f"the last run ended with {code}:\n{self._log.read_text()[-3000:]}"
+                return self._note(story, wrong, report)
+        except Stuck as error:
+            return self._note(story, f"the last run: {error}", report)
+        result = self.trial.result(self.folder / name)
+        for key in {**self.expected, **result}:
+            if (now := result.get(key)) != (due := self.expected.get(key)):
+                self._note(story, f"{key} is {now!s:.2000}, not {due!s:.2000}", report)
+        return None
+
+    def _note(self, story: list[str], wrong: str, report: Callable[[str], None]) -> None:
+        self.found.append(f"{self.trial.name}, killed {', '.join(story) or 'never'}: {wrong}")
+        report(self.found[-1])
+
+
+def prepare_environment(folder: Path) -> None:
+    """Sets up children that share compiled programs; call it before JAX is imported.
+
+    Args:
+        folder: for the text and the programs.
+    """
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["XLA_FLAGS"] = COMPILE_QUICKLY
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder / "programs")
+    for name in ("train", "orbax.checkpoint", "tensorboardX", "tests.runs.runs"):
+        importlib.import_module(name)

@@ -1,0 +1,875 @@
+"""Properties that hold for every input, hostile ones too: a call keeps its contract, or refuses.
+
+A refusal is an error that a `raise` of `pipeline` makes: one of the usual types, with a sentence.
+Each property is a strategy and a function of a folder of its own and of what the strategy gives;
+`PROPERTIES` has them by name. `python -m tests.properties fuzz` runs them at length.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import io
+import json
+import os
+import pickle
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import numpy as np
+from etils import epath
+from hypothesis import strategies as st
+from ml_collections import ConfigDict
+
+import pipeline
+from pipeline import sources, templates, tokenizers
+from pipeline.corpus.corpus import Corpus
+from pipeline.corpus.in_place import InPlace
+from pipeline.errors import UserError
+from pipeline.history import RunLog, audit, read_history, write_history
+from pipeline.loading.state import check_data_state, data_state
+from pipeline.planning.plan import Plan
+from pipeline.trainer.corpora import open_source, open_template, open_tokenizer, open_view
+from pipeline.trainer.schedule import Schedule
+from tests.properties import hostile
+
+
+@dataclasses.dataclass(frozen=True)
+class Property:
+    """What holds: a function of a folder and of what the strategy gives."""
+
+    name: str
+    strategy: st.SearchStrategy
+    check: Callable[[Path, Any], None]
+    quick: int  # examples of a quick run
+
+
+PROPERTIES: dict[str, Property] = {}
+
+
+def holds(strategy: st.SearchStrategy, quick: int = 12) -> Callable:
+    """Makes a function a property."""
+
+    def add(check):
+        PROPERTIES[check.__name__] = Property(check.__name__, strategy, check, quick)
+        return check
+
+    return add
+
+
+@contextlib.contextmanager
+def folder() -> Iterator[Path]:
+    """A folder of its own, in memory where that can be; it is the current directory meanwhile."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    before = os.getcwd()
+    with tempfile.TemporaryDirectory(dir=memory) as place:
+        os.chdir(place)
+        try:
+            yield Path(place)
+        finally:
+            os.chdir(before)
+
+
+class Silent(AssertionError):
+    """Something wrong was accepted, or something right was changed."""
+
+
+@contextlib.contextmanager
+def refusing(*named: Any) -> Iterator[None]:
+    """Lets refusals pass; every other error is one of the property.
+
+    Args:
+        named: the message has each of these, such as the name of a file.
+    """
+    try:
+        yield
+    except Silent:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename:  # of the operating system
+            return
+        said = str(error)
+        if not isinstance(error, UserError) or len(said.split()) < 4:
+            raise
+        for name in named:
+            if str(name) not in said:
+                raise Silent(f"the message does not name {name}: {said}") from error
+
+
+def expect(right: Any, *said: Any) -> None:
+    """Raises `Silent` if something is not right."""
+    if not right:
+        raise Silent(" ".join(str(each)[:1500] for each in said))
+
+
+def write(path: Path, content: bytes) -> Path:
+    """Writes a file."""
+    path.write_bytes(content)
+    return path
+
+
+# ---- sources
+
+
+def read_all(source: Any) -> list[Any]:
+    """All records, read in order; backwards, one by one and by a copy they are the same."""
+    count = len(source)
+    records = source.__getitems__(list(range(count)))
+    expect(len(records) == count, "other records than its length")
+    backwards = source.__getitems__(list(range(count))[::-1])[::-1]
+    clone = pickle.loads(pickle.dumps(source))
+    for other in (
+        backwards,
+        [source[at] for at in range(count)],
+        [clone[at] for at in range(count)],
+    ):
+        expect(repr(other) == repr(records), records, "and read otherwise", other)
+    for at in range(count):
+        expect(source.where(at), "no place")
+    return records
+
+
+def decoded(content: bytes) -> str | None:
+    """A file or its first line as text, without a mark of the byte order; None if it is no text."""
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return None
+
+
+@holds(hostile.stored(hostile.text_files), 12)
+def text_lines(place, given):
+    stored, end, plain = given
+    path = write(place / f"a.txt{end}", stored)
+    with refusing(path):
+        read = [record["text"] for record in read_all(sources.TextFiles(path))]
+        if plain is not None:
+            lines = [line.rstrip(b"\r") for line in plain.split(b"\n")]
+            texts = [
+                decoded(line) if not at else line.decode(errors="replace")
+                for at, line in enumerate(lines)
+            ]
+            texts = [text for text, line in zip(texts, lines, strict=True) if line.strip()]
+            expect(read == texts, read, "and not", texts)
+
+
+@holds(hostile.stored(hostile.text_files), 8)
+def text_files(place, given):
+    stored, end, plain = given
+    path = write(place / f"a.txt{end}", stored)
+    with refusing(path):
+        read = read_all(sources.TextFiles(path, sample_by="file"))
+        expect(plain is None or read == [{"text": decoded(plain)}], read, "and not", plain)
+
+
+@holds(st.tuples(hostile.stored(hostile.json_files), hostile.texts), 12)
+def json_corpora(place, given):
+    (stored, end, plain), field = given
+    field = field if field in ("a;b=c", "é") else "text"
+    path = write(place / f"a.jsonl{end}", stored)
+    with refusing(path):
+        corpus = pipeline.prepare(
+            sources.JsonLines(path),
+            tokenizers.Bytes(),
+            place / "corpus",
+            field=field,
+            progress=False,
+            num_workers=0,
+        )
+        if plain is not None:
+            lines = [decoded(line) for line in plain.split(b"\n") if line.strip()]
+            expect(None not in lines, "bytes that are no text were read")
+            check_texts(corpus, [json.loads(line)[field] for line in lines])
+
+
+def check_texts(corpus: Corpus, texts: list[str]) -> None:
+    """The tokens of a corpus are those texts, whole."""
+    corpus.verify()
+    read = [corpus.tokenizer.decode(example["targets"]) for example in corpus]
+    expect(read == texts, read, "and not", texts)
+
+
+@holds(hostile.table_files(), 10)
+def table_records(place, given):
+    end, content, rows = given
+    path = write(place / f"a{end}", content)
+    with refusing(path):
+        read = read_all(sources.open_files([str(path)]))
+        expect(rows is None or read == rows, read, "and not", rows)
+
+
+@holds(st.lists(hostile.objects, max_size=4), 5)
+def records(place, given):
+    with refusing():
+        corpus = pipeline.prepare(
+            sources.Records(given), tokenizers.Bytes(), place, progress=False, num_workers=0
+        )
+        texts = [each["text"] if isinstance(each, dict) else each for each in given]
+        check_texts(corpus, [each.decode() if isinstance(each, bytes) else each for each in texts])
+
+
+@holds(
+    st.tuples(
+        st.lists(hostile.chats, min_size=1, max_size=3),
+        st.sampled_from(
+            [templates.Chat(), templates.Answer(prompt="Q {question}\n", answer="{answer}")]
+        ),
+    ),
+    8,
+)
+def filled_templates(place, given):
+    chats, template = given
+    with refusing():
+        corpus = pipeline.prepare(
+            sources.Records(chats),
+            tokenizers.Bytes(),
+            place,
+            template=template,
+            progress=False,
+            num_workers=0,
+        )
+        # Text that is given as bytes is text to a template, too.
+        read = [{k: v.decode() if isinstance(v, bytes) else v for k, v in c.items()} for c in chats]
+        check_texts(corpus, ["".join(text for text, _ in template(chat)) for chat in read])
+
+
+# ---- corpora
+
+
+@holds(
+    st.tuples(st.lists(hostile.examples, max_size=4), hostile.sometimes(st.none() | st.just(400))),
+    10,
+)
+def arrays(place, given):
+    examples, vocab_size = given
+    with refusing():
+        corpus = Corpus.from_arrays(examples, place, vocab_size=vocab_size)
+        corpus.verify()
+        for example, read in zip(examples, corpus, strict=True):
+            ids = np.asarray(example).tolist()
+            expect(read["inputs"].tolist() == ids[:-1], read, "and not", ids)
+            expect(read["targets"].tolist() == ids[1:], read, "and not", ids)
+
+
+@holds(
+    st.lists(
+        st.tuples(hostile.tokens, hostile.sometimes(st.lists(hostile.floats, max_size=6))),
+        max_size=4,
+    ),
+    5,
+)
+def weighted_arrays(place, given):
+    examples = [ids for ids, _ in given]
+    weights = [
+        [w if i >= len(list_) else list_[i] for i, w in enumerate([1.0] * len(ids))]
+        if isinstance(list_, list) and all(isinstance(each, float) for each in list_)
+        else list_
+        for ids, list_ in given
+    ]
+    with refusing():
+        corpus = Corpus.from_arrays(examples, place, weights=weights)
+        corpus.verify()
+        for weight, read in zip(weights, corpus, strict=True):
+            due = np.asarray(weight, np.float32)[1:]
+            expect(np.array_equal(read["loss_weights"], due), read, "and not", due)
+
+
+@holds(hostile.table_files(of_tokens=True), 10)
+def tokens_in_place(place, given):
+    end, content, rows = given
+    path = write(place / f"a{end}", content)
+    with refusing():
+        opened = InPlace.parquet(path) if end == ".parquet" else InPlace.arrow(path)
+        with refusing(path):
+            opened.verify()
+        read = [example["inputs"].tolist() for example in opened]
+        if rows is not None:
+            expect(read == [row["input_ids"][:-1] for row in rows], read, "and not", rows)
+
+
+@functools.cache
+def made(kind: str) -> dict[str, bytes]:
+    """The files of a small corpus, index or run, by name."""
+    texts = [f"text {number} " * (number % 4) for number in range(12)]
+    with folder() as place:
+        if kind == "corpus":
+            weights = [np.linspace(0, 1, 5)] * 9
+            Corpus.from_arrays([np.arange(5) + at for at in range(9)], place, weights=weights)
+        elif kind == "prepared":
+            source = sources.Records(texts)
+            pipeline.prepare(source, tokenizers.Bytes(), place, progress=False, num_workers=0)
+        elif kind == "index":
+            source = sources.Records(texts)
+            pipeline.corpus.tokenize_on_read(
+                source, tokenizers.Bytes(), place, progress=False, num_workers=0
+            )
+        else:
+            corpus = Corpus.from_arrays([np.arange(at % 7) for at in range(30)], place / "corpus")
+            plan = Plan(corpus, [pipeline.Bucket(2, 4), pipeline.Bucket(1, 8)], seed=3)
+            plan = plan.after(5, seed=4, exclude=[2]).after(12, overflow="truncate")
+            write_history(epath.Path(place), corpus, plan)
+            lines = [
+                {"step": step, "batch": plan.batch(step).digest, "loss": 1.5, "seconds": 0.1}
+                for step in range(20)
+            ]
+            lines.insert(10, {"step": 10, "eval_loss": 2.0})
+            (place / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+        paths = [path for path in place.rglob("*") if path.is_file() and path.name != ".lock"]
+        return {str(path.relative_to(place)): path.read_bytes() for path in paths}
+
+
+def put(place: Path, files: dict[str, bytes]) -> None:
+    """Writes files by name."""
+    for name, content in files.items():
+        (place / name).parent.mkdir(exist_ok=True)
+        (place / name).write_bytes(content)
+
+
+@st.composite
+def damaged_files(draw, *kinds: str) -> tuple[str, str, bytes]:
+    """A file of a small corpus, index or run, damaged or altered: of which, its name, its bytes."""
+    kind = draw(st.sampled_from(kinds))
+    files = dict(made(kind))
+    # What becomes of a run's corpus is told by `damaged_corpora`.
+    name = draw(st.sampled_from(sorted(name for name in files if "/" not in name)))
+    if name.endswith(".json") and draw(st.booleans()):
+        files[name] = json.dumps(draw(hostile.altered(json.loads(files[name])))).encode()
+    elif name.endswith(".jsonl") and draw(st.booleans()):
+        lines = files[name].splitlines()
+        at = draw(st.integers(0, len(lines) - 1))
+        lines[at] = json.dumps(draw(hostile.altered(json.loads(lines[at])))).encode()
+        files[name] = b"".join(line + b"\n" for line in lines)
+    else:
+        files[name] = draw(hostile.damaged(files[name]))
+    return kind, name, files[name]
+
+
+def contents(corpus: Any) -> list[dict[str, list]]:
+    """All examples."""
+    return [{name: ids.tolist() for name, ids in example.items()} for example in corpus]
+
+
+@functools.cache
+def content_of(kind: str) -> tuple[list, str]:
+    with folder() as place:
+        put(place, made(kind))
+        corpus = Corpus.open(place)
+        return contents(corpus), corpus.fingerprint
+
+
+@holds(st.tuples(damaged_files("corpus", "prepared"), st.booleans()), 12)
+def damaged_corpora(place, given):
+    (kind, name, content), memory_map = given
+    put(place, {**made(kind), name: content})
+    with refusing(place):
+        corpus = Corpus.open(place, memory_map=memory_map)
+        read = contents(corpus)
+        corpus.verify()
+        repr(corpus), str(corpus)
+        expect((read, corpus.fingerprint) == content_of(kind), "read otherwise after", name)
+        if kind == "prepared":
+            expect(corpus.tokenizer == tokenizers.Bytes(), "another tokenizer")
+
+
+@holds(damaged_files("index"), 8)
+def damaged_indices(place, given):
+    kind, name, content = given
+    put(place, {**made(kind), name: content})
+    source = sources.Records([f"text {number} " * (number % 4) for number in range(12)])
+    with refusing():
+        opened = pipeline.corpus.tokenize_on_read(
+            source, tokenizers.Bytes(), place, progress=False, num_workers=0
+        )
+        texts = [tokenizers.Bytes().decode(example["targets"]) for example in opened]
+        expect(texts == list(source.records), texts)
+
+
+# ---- plans
+
+
+def uncovered(plan: Plan, lengths: np.ndarray, options: dict[str, Any]) -> str:
+    """What is wrong with an epoch of a plan of one corpus, by a naive count; empty: nothing."""
+    longest = plan.buckets[-1].length
+    due = {}
+    excluded = {int(each) for each in options.get("exclude", ())}
+    for example, length in enumerate(lengths.tolist()):
+        if example in excluded or not length:
+            continue
+        if length > longest and plan.options.overflow == "drop":
+            continue
+        due[example] = min(length, longest) if plan.options.overflow == "truncate" else length
+    for epoch in (0, 1, 3):
+        seen: dict[int, list[tuple[int, int]]] = {}
+        for step in range(plan.first_step(epoch), plan.first_step(epoch + 1)):
+            planned = plan.batch(step)
+            for row in range(planned.bucket.rows):
+                here = planned.segments[planned.segments[:, 0] == row]
+                if here[:, 3].sum() > planned.bucket.length:
+                    return f"row {row} of step {step} is too long"
+                most = plan.options.max_segments or 1 << 30
+                if len(here) > (1 if plan.options.packing == "none" else most):
+                    return f"row {row} of step {step} has {len(here)} segments"
+            if (
+                len(planned.segments)
+                and not 0 <= planned.segments[:, 0].max() < planned.bucket.rows
+            ):
+                return f"step {step} has rows that its bucket has not"
+            for _, example, start, length in planned.segments.tolist():
+                seen.setdefault(example, []).append((start, length))
+        for example, pieces in seen.items():
+            at = 0
+            for start, length in sorted(pieces):
+                if start != at or length < 1:
+                    return f"example {example} of epoch {epoch} is in pieces {sorted(pieces)}"
+                at += length
+            if at != due.get(example):
+                return (
+                    f"example {example} of epoch {epoch} has {at} positions of {due.get(example)}"
+                )
+        if seen.keys() != due.keys():
+            return f"epoch {epoch} has other examples: {seen.keys() ^ due.keys()}"
+    return ""
+
+
+def as_buckets(shapes: list[tuple[int, int]]) -> list[pipeline.Bucket]:
+    """Buckets of these rows and lengths, ascending as they must be."""
+    by_length = {length: rows for rows, length in shapes}
+    return [pipeline.Bucket(by_length[length], length) for length in sorted(by_length)]
+
+
+@holds(
+    st.tuples(
+        hostile.lengths,
+        hostile.sometimes(st.lists(hostile.shapes, min_size=1, max_size=3)),
+        hostile.planning,
+    ),
+    20,
+)
+def plans(place, given):
+    lengths, shapes, options = given
+    with refusing():
+        buckets = as_buckets(shapes) if all_pairs(shapes) else shapes
+        plan = Plan(lengths, buckets, **options)
+        array = np.asarray(lengths)
+        wrong = uncovered(plan, array, options)
+        expect(not wrong, wrong)
+        repr(plan), str(plan), plan.fingerprint, plan.padding, plan.max_position
+        again = Plan(array.tolist(), buckets, **options)
+        expect(again.fingerprint == plan.fingerprint, "another fingerprint")
+        for step in (0, plan.num_batches(), 10**6):
+            expect(
+                np.array_equal(plan.batch(step).segments, again.batch(step).segments),
+                "another batch",
+            )
+
+
+def all_pairs(shapes: Any) -> bool:
+    """Whether these are rows and lengths."""
+    return isinstance(shapes, list) and all(
+        isinstance(each, tuple) and len(each) == 2 and all(type(n) is int for n in each)
+        for each in shapes
+    )
+
+
+@holds(st.tuples(hostile.lengths, hostile.fitting), 10)
+def fitted_buckets(place, given):
+    lengths, options = given
+    with refusing():
+        buckets = pipeline.fit_buckets(
+            lengths, **{"tokens_per_batch": 64, "max_buckets": 2, **options}
+        )
+        sizes = [bucket.length for bucket in buckets]
+        expect(sizes == sorted(set(sizes)), "buckets do not ascend", buckets)
+        expect(len(buckets) <= options.get("max_buckets", 2), "too many buckets", buckets)
+        budget = options.get("tokens_per_batch", 64)
+        expect(all(bucket.positions <= budget for bucket in buckets), "over the budget", buckets)
+
+
+@holds(
+    st.tuples(
+        st.lists(st.integers(0, 9), min_size=1, max_size=12),
+        st.lists(st.integers(0, 9), min_size=1, max_size=12),
+        hostile.weights,
+        hostile.options(
+            by=st.sampled_from(["tokens", "examples"]),
+            ending=st.sampled_from(["repeat", "stop"]),
+        ),
+    ),
+    10,
+)
+def mixtures(place, given):
+    first, second, weights, options = given
+    with refusing():
+        plan = Plan(
+            {"a": np.array(first), "b": np.array(second)},
+            [pipeline.Bucket(2, 4), pipeline.Bucket(1, 8)],
+            weights=weights,
+            **options,
+        )
+        lengths = [*first, *second]
+        counts = [np.zeros(length, int) for length in lengths]
+        steps = plan.num_batches() if plan.finite else 40
+        expect(steps < 1000, "a plan of", steps, "steps")
+        for step in range(steps):
+            planned = plan.batch(step)
+            rows = np.bincount(planned.segments[:, 0], planned.segments[:, 3], planned.bucket.rows)
+            expect(len(rows) == planned.bucket.rows, "too many rows")
+            expect(rows.max() <= planned.bucket.length, "a row is too long")
+            for _, example, start, length in planned.segments.tolist():
+                counts[example][start : start + length] += 1
+        seen = [np.concatenate(each) for each in (counts[: len(first)], counts[len(first) :])]
+        for each in seen:
+            few, many = (each.min(), each.max()) if len(each) else (0, 0)
+            expect(many - few <= 2, "positions are trained on", few, "to", many, "times")
+            expect(
+                not plan.finite or many <= 1, "a position is there", many, "times before the end"
+            )
+
+
+# ---- batches
+
+
+@holds(
+    st.tuples(
+        st.lists(hostile.tokens, min_size=1, max_size=12),
+        st.lists(hostile.shapes.map(lambda s: (s[0] * 2, s[1])), min_size=1, max_size=2),
+        st.sampled_from(["continue", "restart"]),
+        st.sampled_from([1, 2]),
+        st.integers(0, 3),
+    ),
+    5,
+)
+def batches(place, given):
+    examples, shapes, positions, processes, seed = given
+    with refusing():
+        corpus = Corpus.from_arrays(examples, place)
+        plan = Plan(corpus, as_buckets(shapes), seed=seed)
+        parts = [
+            pipeline.Batches(
+                corpus, plan, positions=positions, process_index=p, process_count=processes
+            )
+            for p in range(processes)
+        ]
+        for step in range(len(parts[0])):
+            several = [part[step] for part in parts]
+            batch = {name: np.concatenate([each[name] for each in several]) for name in several[0]}
+            due = naive_batch(plan.batch(step), examples, positions)
+            expect(batch.keys() == due.keys(), batch.keys())
+            for name in due:
+                real = (
+                    due["inputs_segment_ids"] > 0 if name != "inputs_segment_ids" else slice(None)
+                )
+                expect(
+                    np.array_equal(batch[name][real], due[name][real]), name, batch[name], due[name]
+                )
+                expect(batch[name].dtype == due[name].dtype, name, batch[name].dtype)
+            expect(
+                not batch["loss_weights"][due["inputs_segment_ids"] == 0].any(), "padding weighs"
+            )
+
+
+def naive_batch(planned: Any, examples: list[list[int]], positions: str) -> dict[str, np.ndarray]:
+    """The fields of a batch, one position after another."""
+    shape = planned.bucket.rows, planned.bucket.length
+    names = ("inputs", "targets", "inputs_segment_ids", "inputs_positions")
+    fields = {name: np.zeros(shape, np.int32) for name in names}
+    fields["loss_weights"] = np.zeros(shape, np.float32)
+    column, number = [0] * shape[0], [0] * shape[0]
+    for row, example, start, length in planned.segments.tolist():
+        number[row] += 1
+        for at in range(length):
+            place = row, column[row]
+            fields["inputs"][place] = examples[example][start + at]
+            fields["targets"][place] = examples[example][start + at + 1]
+            fields["inputs_segment_ids"][place] = number[row]
+            fields["inputs_positions"][place] = at if positions == "restart" else start + at
+            fields["loss_weights"][place] = 1
+            column[row] += 1
+    return fields
+
+
+# ---- states, histories, schedules
+
+
+@functools.cache
+def changed_plan() -> Plan:
+    """A plan that changes twice."""
+    plan = Plan([5, 3, 4, 2, 1, 7, 3], [pipeline.Bucket(1, 8)], seed=1)
+    return plan.after(4, seed=2).after(9, buckets=[pipeline.Bucket(2, 8)])
+
+
+@holds(
+    st.integers(0, 14).flatmap(
+        lambda step: (
+            st.tuples(st.just(step), hostile.altered(data_state(step, changed_plan())))
+            | st.tuples(st.just(step), hostile.values)
+        )
+    ),
+    20,
+)
+def states(place, given):
+    _, state = given
+    plan = changed_plan()
+    with refusing():
+        at = check_data_state(state, plan)
+        expect(type(at) is int and at == state["step"], "the step is", at)
+        due = data_state(at, plan)["plans"]
+        expect(past(state["plans"], at) == past(due, at), "accepted", state, "for", due)
+
+
+def past(entries: list[dict], step: int) -> list[tuple]:
+    """The entries of a state before a step: where each begins, and its fingerprint."""
+    some = [(entry["from"], entry["fingerprint"]) for entry in entries]
+    return [entry for entry in some if entry[0] < max(step, 1)]
+
+
+@holds(damaged_files("run"), 12)
+def damaged_runs(place, given):
+    kind, name, content = given
+    put(place, {**made(kind), name: content})
+    work = epath.Path(place)
+    intact = content == made(kind)[name]
+    with refusing():
+        said: list[str] = []
+        audit(work, said.append)
+        _, plan = read_history(work)
+        expect(said[-1].startswith("all "), said)
+        for step in range(19):  # the digests that were logged
+            digest = plan.batch(step).digest
+            expect(digest in made("run")["metrics.jsonl"].decode(), "another batch", step, name)
+    with refusing():
+        with RunLog(work, 7, 9, state={"evaluations": {"10": {}}}) as log:
+            log.write({"step": 7, "loss": 1.0})
+        steps = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
+        steps = [line["step"] for line in steps if "loss" in line]
+        expect(max(steps) == 7 or not intact, steps)
+
+
+@holds(
+    st.tuples(
+        hostile.options(
+            hostile.values,
+            tokens_per_batch=st.integers(8, 64),
+            max_buckets=st.integers(1, 3),
+            max_length=st.integers(4, 16),
+            length_multiple=st.integers(1, 4),
+            overflow=st.sampled_from(["split", "drop"]),
+            packing=st.sampled_from(["best_fit", "none"]),
+            exclude=st.lists(st.integers(0, 9)),
+        ),
+        hostile.sometimes(
+            st.lists(
+                st.tuples(st.integers(1, 9), st.fixed_dictionaries({"seed": st.integers(0, 3)})),
+                max_size=2,
+            ),
+            hostile.values,
+        ),
+        hostile.sometimes(
+            st.sampled_from(
+                ["", '{"seed": 3}', '{"tokens_per_batch": 16}', '{"exclude": [1]}', "{", "[]"]
+            )
+            | hostile.values.map(json.dumps).map(lambda text: text.replace("NaN", "nan")),
+            st.just("x"),
+        ),
+    ),
+    10,
+)
+def schedules(place, given):
+    options, entries, change = given
+    lengths = np.array([3, 8, 2, 5, 7, 1, 4, 12, 6, 3])
+    with refusing():
+        schedule = Schedule({"seed": 1, "tokens_per_batch": 32, **options}, entries)
+        plan = schedule.plan(lengths)
+        schedule.check(plan, 0, 20, (1, 1))
+        plan.batch(10)
+        later = Schedule({"seed": 1, "tokens_per_batch": 32, **options}, entries)
+        later.resume(json.loads(json.dumps(schedule.as_json())), 5, change)
+        went_on = later.plan(lengths)
+        for step in range(5):
+            expect(went_on.batch(step).digest == plan.batch(step).digest, "another past", step)
+
+
+# ---- configs and command lines
+
+fields = st.fixed_dictionaries(
+    {
+        "source": hostile.sometimes(
+            st.just(""), st.sampled_from(["os:path", "nowhere:x", "x", ":"])
+        ),
+        "files": hostile.sometimes(
+            st.sampled_from(["a.txt", "a.jsonl", "*.txt", "", "a.json", "a.txt,"]), hostile.values
+        ),
+        "split": hostile.sometimes(st.just("train"), hostile.values),
+        "begin": hostile.sometimes(st.just(0.0), hostile.floats),
+        "end": hostile.sometimes(st.just(1.0), hostile.floats),
+    },
+    optional={
+        "tfds": st.sampled_from(["", "nowhere"]),
+        "kind": hostile.sometimes(st.sampled_from(["", "text"]), hostile.texts),
+    },
+)
+sections = st.tuples(
+    st.sampled_from(["template", "view", "tokenizer"]),
+    st.fixed_dictionaries(
+        {
+            "kind": hostile.sometimes(
+                st.sampled_from(
+                    [
+                        "",
+                        "chat",
+                        "answer",
+                        "masked",
+                        "causal",
+                        "spans",
+                        "bytes",
+                        "sentencepiece",
+                        "huggingface",
+                    ]
+                ),
+                hostile.texts,
+            )
+        },
+        optional={
+            "begin": hostile.sometimes(st.booleans(), hostile.values),
+            "end": hostile.sometimes(st.booleans(), hostile.values),
+            "model": hostile.sometimes(st.sampled_from(["", "a.txt", "nowhere"]), hostile.texts),
+            "prompt": hostile.sometimes(st.just("{q}"), hostile.values),
+            "answer": hostile.sometimes(st.just("{a}"), hostile.values),
+            "weights": hostile.sometimes(st.just({"assistant": 1.0}), hostile.values),
+            "share": hostile.sometimes(st.just(0.15), hostile.values),
+            "mask_id": hostile.sometimes(st.just(3), hostile.values),
+        },
+    ),
+)
+
+
+@holds(fields, 10)
+def config_sources(place, given):
+    write(place / "a.txt", b"one\ntwo\n")
+    write(place / "a.jsonl", b'{"text": "one"}\n')
+    with refusing():
+        source = open_source(given, "config.train")
+        expect(len(source) >= 0, "no length")
+
+
+@holds(sections, 12)
+def config_sections(place, given):
+    name, options = given
+    write(place / "a.txt", b"one\ntwo\n")
+    if name == "tokenizer":
+        options = {"begin": True, "end": True, "model": "", **options}
+        options = {key: options[key] for key in ("kind", "begin", "end", "model")}
+    with refusing():
+        section = ConfigDict(options, convert_dict=False)
+        if name == "template":
+            open_template(section)
+        elif name == "view":
+            open_view(section, 1)
+        else:
+            open_tokenizer(section)
+
+
+@holds(
+    st.tuples(
+        hostile.command_lines,
+        st.dictionaries(
+            st.integers(-1, 300).map(str),
+            hostile.sometimes(st.integers(0, 9), hostile.values),
+            max_size=4,
+        ).map(json.dumps)
+        | hostile.json_objects.map(json.dumps),
+        hostile.json_files,
+    ),
+    4,
+)
+def commands(place, given):
+    from pipeline.cli.arguments import parser
+    from pipeline.cli.commands import COMMANDS, Damaged
+
+    line, odd, lines = given
+    put(place / "corpus", made("prepared")) if (place / "corpus").mkdir() is None else None
+    (place / "run").mkdir()
+    put(place / "run", made("run"))
+    np.save(place / "lengths.npy", np.arange(50))
+    write(place / "lengths.json", b'{"3": 40, "17": 8}')
+    write(place / "odd.json", odd.encode())
+    write(place / "a.jsonl", lines)
+    write(place / "text.txt", b"one two\nthree\n")
+    if line[0] == "prepare":
+        line = [*line, "--into", "new"]
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), refusing():
+        try:
+            known = parser().parse_args(line)
+        except SystemExit as error:
+            expect(error.code in (0, 2) and (out.getvalue() or err.getvalue()), "no usage")
+            return
+        known.command_line = line
+        with contextlib.suppress(Damaged):
+            COMMANDS[known.command](known)
+
+
+@holds(
+    st.sampled_from(["sentencepiece", "huggingface"]).flatmap(
+        lambda kind: st.tuples(
+            st.just(kind),
+            st.binary(max_size=60) | hostile.values.map(lambda value: json.dumps(value).encode()),
+        )
+    ),
+    6,
+)
+def tokenizer_files(place, given):
+    kind, content = given
+    path = write(place / "model", content)
+    make = tokenizers.SentencePiece if kind == "sentencepiece" else tokenizers.HuggingFace
+    with refusing():
+        make(path).encode_batch(["a text"])
+
+
+# ---- running them
+
+
+def run(
+    one: Property,
+    examples: int,
+    seed: int | None = None,
+    *,
+    before: Callable[[Any], None] = lambda given: None,
+    phases: tuple[hypothesis.Phase, ...] = (hypothesis.Phase.generate, hypothesis.Phase.shrink),
+) -> int:
+    """Checks a property on so many examples; returns on how many.
+
+    Args:
+        one: the property.
+        examples: how many.
+        seed: decides which; None: always the same.
+        before: is called with each example.
+        phases: of hypothesis; without shrinking, an example is not made small.
+
+    Raises:
+        Exception: the property does not hold; a note says for which example.
+    """
+    count = 0
+
+    @hypothesis.settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        phases=phases,
+        derandomize=seed is None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(one.strategy)
+    def check(given):
+        nonlocal count
+        count += 1
+        before(given)
+        with folder() as place:
+            one.check(place, given)
+
+    if seed is not None:
+        check = hypothesis.seed(seed)(check)
+    check()
+    return count

@@ -1,0 +1,178 @@
+"""Each source with each task: every position once an epoch, on any hosts, from any step."""
+
+import json
+
+import grain
+import numpy as np
+import pyarrow as pa
+import pytest
+from array_record.python.array_record_module import ArrayRecordWriter
+from pyarrow import feather, parquet
+
+import pipeline
+from pipeline import Bucket, sources
+from pipeline.corpus.in_place import InPlace
+from pipeline.corpus.on_read import tokenize_on_read
+from pipeline.corpus.tasks import INPUTS
+from pipeline.corpus.views import Masked, SpanCorruption
+from pipeline.text.sources.source import read_texts
+from pipeline.text.templates import Chat
+from pipeline.text.tokenizers import Bytes
+from tests.properties.questions import RECORDS, write_questions
+
+# Two buckets that four hosts can share, and the same for pairs.
+BUCKETS = Bucket(4, 32), Bucket(4, 80)
+PAIRED = Bucket(4, (32, 16)), Bucket(4, (80, 64))
+
+
+def question(record):
+    return record["text"][: record["text"].index("?") + 1]
+
+
+def answer(record):
+    return record["text"][len(question(record)) :]
+
+
+def answered(record):
+    return [(question(record), 0.0), (answer(record), 1.0)]
+
+
+def asked_of_pair(record):
+    return [(question(record), 1.0)]
+
+
+def answer_of_pair(record):
+    return [(answer(record), 0.5)]
+
+
+def chat(record):
+    turns = {"user": question(record), "assistant": answer(record)}
+    return Chat()({"messages": [{"role": r, "content": c} for r, c in turns.items()]})
+
+
+def make_source(kind, directory):
+    table, path = pa.Table.from_pylist(RECORDS), directory / f"data.{kind}"
+    match kind:
+        case "txt":
+            path.write_text("".join(record["text"] + "\n" for record in RECORDS))
+        case "jsonl":
+            path.write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
+        case "parquet":
+            parquet.write_table(table, path, row_group_size=7)
+        case "feather":
+            feather.write_feather(table, str(path), chunksize=7)
+        case "array_record":
+            writer = ArrayRecordWriter(str(path), "group_size:1")
+            for record in RECORDS:
+                writer.write(record["text"].encode())
+            writer.close()
+        case "tfds":
+            write_questions(directory)
+            return sources.Tfds("questions", "train", directory)
+        case "list":
+            return sources.Records(RECORDS)
+        case "map_dataset":
+            return sources.Records(grain.MapDataset.source(RECORDS))
+    return sources.open_files([str(path)])
+
+
+def make_corpus(task, source, directory):
+    def prepared(**options):
+        place = directory / task
+        return pipeline.prepare(source, Bytes(), place, num_workers=0, progress=False, **options)
+
+    match task:
+        case "causal":
+            return prepared()
+        case "answers":
+            return prepared(template=answered)
+        case "chat":
+            return prepared(template=chat)
+        case "masked":
+            return Masked(prepared(task=INPUTS), seed=3)
+        case "corrupted":
+            return SpanCorruption(prepared(task=INPUTS), max_length=20, seed=3)
+        case "pairs":
+            return pipeline.prepare_pairs(
+                source,
+                Bytes(),
+                directory / task,
+                fields=(asked_of_pair, answer_of_pair),
+                num_workers=0,
+                progress=False,
+            )
+        case "on the fly":
+            return tokenize_on_read(
+                source, Bytes(), directory / task, num_workers=0, progress=False
+            )
+        case "in place":
+            texts = read_texts(source, range(len(source)), "text")
+            ids = [Bytes().encode_batch([text])[0].tolist() for text in texts]
+            feather.write_feather(pa.table({"input_ids": ids}), str(directory / "ids.arrow"))
+            return InPlace.arrow(directory / "ids.arrow", vocab_size=259)
+    raise AssertionError(task)
+
+
+SOURCES = ["txt", "jsonl", "parquet", "feather", "array_record", "tfds", "list", "map_dataset"]
+TASKS = ["causal", "answers", "chat", "masked", "corrupted", "pairs", "on the fly", "in place"]
+
+
+@pytest.fixture(scope="module", params=SOURCES)
+def source(request, tmp_path_factory):
+    source = make_source(request.param, tmp_path_factory.mktemp(request.param))
+    assert len(source) == len(RECORDS)
+    return source
+
+
+def same(one, other):
+    return list(one) == list(other) and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def require_each_position_once(corpus, plan, batches, epoch):
+    """Walks an epoch and compares what batches hold with what the corpus says."""
+    assert len(corpus.sides) == (2 if hasattr(corpus, "targets") else 1)
+    seen = np.zeros((len(corpus), len(corpus.sides)), np.int64)
+    for step in range(epoch * plan.num_batches(), (epoch + 1) * plan.num_batches()):
+        batch = batches[step]
+        for side, reader in enumerate(corpus.sides):
+            column, last = 0, 0
+            ids = batch["targets_segment_ids" if side else "inputs_segment_ids"]
+            for row, example, start, length in plan.batch(step).sides[side].segments.tolist():
+                column, last = (column, row) if row == last else (0, row)
+                here = row, slice(column, column + length)
+                read = reader.read([example], [start], [length], epoch=epoch)
+                for name, values in read.items():
+                    assert np.array_equal(batch[name][here], values)
+                assert (ids[here] > 0).all()
+                seen[example, side] += length
+                column += length
+            assert np.count_nonzero(ids) == plan.batch(step).sides[side].num_tokens
+    assert np.array_equal(seen, np.reshape(corpus.lengths, seen.shape))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_two_epochs_on_any_hosts_from_any_step(source, task, tmp_path):
+    corpus = make_corpus(task, source, tmp_path)
+    paired = np.asarray(corpus.lengths).ndim == 2
+    plan = pipeline.Plan(
+        corpus, PAIRED if paired else BUCKETS, overflow="error" if paired else "split"
+    )
+    batches = pipeline.Batches(corpus, plan).repeat(2)
+    every = [batches[step] for step in range(len(batches))]
+    for epoch in range(2):
+        require_each_position_once(corpus, plan, every, epoch)
+    hosts = [
+        pipeline.Batches(corpus, plan, process_index=p, process_count=4).repeat(2) for p in range(4)
+    ]
+    state = iter(batches.to_iter_dataset()).get_state()
+    for step, batch in enumerate(every):
+        resumed = [iter(each.to_iter_dataset()) for each in (batches, *hosts)]
+        for iterator in resumed:
+            iterator.set_state(state | {"step": step})
+        whole, *parts = [next(iterator) for iterator in resumed]
+        assert same(whole, batch)
+        joined = {name: np.concatenate([part[name] for part in parts]) for name in batch}
+        assert same(joined, batch)
+        assert all(values.dtype in (np.int32, np.float32) for values in batch.values())
+    fresh = [batch["inputs"].tobytes() for batch in every]
+    assert len(set(fresh)) == len(fresh)

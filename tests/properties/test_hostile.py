@@ -1,0 +1,141 @@
+"""A quick run of all properties; `python -m tests.properties fuzz` is the long one."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from etils import epath
+
+import pipeline
+from pipeline import Bucket, Corpus, Plan, fit_buckets
+from pipeline.history import RunLog, audit
+from pipeline.text.sources import ArrowFiles, Records
+from pipeline.text.tokenizers import Bytes
+from pipeline.trainer.corpora import open_source
+from pipeline.trainer.schedule import Schedule
+from tests.properties.properties import PROPERTIES, made, put, run
+
+
+@pytest.mark.parametrize("name", PROPERTIES)
+def test_hostile_input_keeps_the_contract_or_is_refused(name):
+    one = PROPERTIES[name]
+    assert run(one, one.quick, None) > one.quick / 2
+
+
+BUCKETS = [Bucket(2, 8)]
+CORPORA = {"a": np.array([3, 2]), "b": np.array([4])}
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda place: Corpus.from_arrays([[[1], [2, 3]]], place), "example 0 cannot be an array"),
+        (
+            lambda place: Corpus.from_arrays([[1]], place, weights=[{}]),
+            "the weights of example 0 cannot be an array",
+        ),
+        (
+            lambda place: Corpus.from_arrays([[1, 2]], place, vocab_size=[3]),
+            r"vocab_size is \[3\]; it must be a whole number",
+        ),
+        (lambda place: Plan([[1, 2], [3]], BUCKETS), r"lengths is .*, and no array"),
+        (lambda place: Plan([1], len), "buckets is <built-in function len>; it must be a list"),
+        (lambda place: Bucket(1, 1 << 32), r"Bucket.length is 4294967296; .*below 2\*\*31"),
+        (lambda place: Plan([1], BUCKETS, packing=np.zeros(2)), "packing is array.* one of"),
+        (
+            lambda place: Plan(CORPORA, BUCKETS, weights="gsm"),
+            "weights is 'gsm'; it must be numbers",
+        ),
+        (lambda place: Plan([1], BUCKETS, exclude=[{}, []]), "exclude gives object of shape"),
+        (lambda place: Plan(CORPORA, BUCKETS, weights={1: 2}), "are for 1, and the corpora are a"),
+        (
+            lambda place: Plan(CORPORA, BUCKETS, weights={"a": "much", "b": 1}),
+            "they must be at least 0",
+        ),
+        (
+            lambda place: Plan(CORPORA, BUCKETS, weights={"a": 1 << 64, "b": 1}),
+            "a share is 0 or at least 1e-09 of all",
+        ),
+        (
+            lambda place: fit_buckets([3, 4], tokens_per_batch=64, max_buckets=1, max_length=[]),
+            r"max_length is \[\]; it must be one number",
+        ),
+        (lambda place: Schedule({"tokens_per_batch": 8}, None), "schedule holds None; each entry"),
+        (lambda place: Schedule({"tokens_per_batch": None}), "have neither tokens_per_batch nor"),
+        (
+            lambda place: open_source({"files": ["a.txt"], "split": ""}, "config.train"),
+            r"config.train.files is \['a.txt'\]; it must be text",
+        ),
+        (
+            lambda place: open_source(
+                {"source": "os:path", "files": "", "split": ""}, "config.train"
+            ),
+            "config.train.source is 'os:path', which cannot be imported: path is a module",
+        ),
+    ],
+)
+def test_what_was_found_is_a_sentence_now(call, sentence, tmp_path):
+    with pytest.raises(ValueError, match=sentence):
+        call(tmp_path)
+
+
+def test_a_damaged_arrow_file_does_not_crash_the_process(tmp_path):
+    schema, batches = pa.schema([("text", pa.string())]), [["one", "two"], ["three"]]
+    with pa.ipc.new_file(str(tmp_path / "a.arrow"), schema) as file:
+        for texts in batches:
+            file.write_batch(pa.record_batch([pa.array(texts)], schema))
+    content = (tmp_path / "a.arrow").read_bytes()
+    offsets = np.array([0, 3, 6], np.int32).tobytes()
+    assert content.count(offsets) == 1
+    wrong = np.array([0, 1 << 30, 6], np.int32).tobytes()
+    (tmp_path / "a.arrow").write_bytes(content.replace(offsets, wrong))
+    source = ArrowFiles(tmp_path / "a.arrow")
+    assert source[2] == {"text": "three"}
+    with pytest.raises(ValueError, match=r"a.arrow cannot be read as Arrow"):
+        source[0]
+
+
+def test_a_damaged_index_is_refused(tmp_path):
+    def opened():
+        source = Records(["one", "two", "three"])
+        return pipeline.corpus.tokenize_on_read(
+            source, Bytes(), tmp_path / "index", progress=False, num_workers=0
+        )
+
+    assert opened().lengths.tolist() == [4, 4, 6]
+    path = tmp_path / "index" / "counts.npy"
+    content = path.read_bytes()
+    for at in (0, len(content) - 1, len(content) - 12):
+        path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        with pytest.raises(ValueError, match=r"the index is damaged at .*counts.npy"):
+            opened()
+    path.write_bytes(content)
+    (tmp_path / "index" / "index.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"the index is damaged at .*index.json"):
+        opened()
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "sentence"),
+    [
+        ("plans.json", b'"identity"', b'"i"', "plans.json cannot be read"),
+        ("plans.json", b'"changes"', b'"change"', "plans.json cannot be read"),
+        ("plans.json", b'"directory": "corpus"', b'"directory": 3', "plans.json cannot be read"),
+        ("plans.json", b'"view": null', b'"view": "a"', "plans.json cannot be read"),
+        ("metrics.jsonl", b'"loss"', b'"lows"', "line 1 of .*metrics.jsonl cannot be read: .*loss"),
+        ("metrics.jsonl", b'"step": 3', b'"step": {}', "line 4 of .*metrics.jsonl cannot be"),
+        ("metrics.jsonl", b"0.1}", b'[1], "step": [1]}', "line 1 of .*metrics.jsonl cannot be"),
+        ("metrics.jsonl", b'"seconds"', b'"second\xff"', "line 1 of .*metrics.jsonl cannot be"),
+    ],
+)
+def test_damaged_files_of_a_run_are_named(name, old, new, sentence, tmp_path):
+    files = made("run")
+    assert old in files[name]
+    put(tmp_path, {**files, name: files[name].replace(old, new, 1)})
+    with pytest.raises(ValueError, match=sentence):
+        audit(epath.Path(tmp_path), lambda line: None)
+    if (
+        name == "metrics.jsonl" and new != b'"lows"'
+    ):  # what cannot be read is no step, as it would be after a kill
+        with RunLog(tmp_path, 6, 8):
+            pass
+        assert len((tmp_path / name).read_bytes().splitlines()) == 5

@@ -1,0 +1,41 @@
+"""A few kills; `python -m tests.properties kills` makes hundreds."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.processes import ROOT, environment
+
+# In a process of its own, which has no backend of JAX and can fork.
+PROGRAM = """
+import pathlib, sys
+
+from tests.properties.kills import Kills, Preparation, Training
+from tests.properties.kills import prepare_environment, write_documents
+
+folder = pathlib.Path(sys.argv[1])
+write_documents(folder / "documents.jsonl")
+prepare_environment(folder)
+for number, (trial, count) in enumerate({
+    Preparation(folder / "documents.jsonl"): 8,
+    Preparation(folder / "documents.jsonl", "index"): 4,
+    Preparation(folder / "documents.jsonl", workers=2): 1,
+    Training(folder / "documents.jsonl"): 3,
+}.items()):
+    kills = Kills(trial, folder / str(number))
+    kills.run(count)
+    print(trial.name, sum(kills.kills.values()), *kills.found, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_what_is_killed_at_any_instant_ends_as_if_it_had_not_been(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(f"if __name__ == '__main__':\n    exec({PROGRAM!r})\n")
+    command = [sys.executable, str(script), str(tmp_path)]
+    seen = subprocess.run(
+        command, capture_output=True, text=True, env=environment(), cwd=ROOT, check=False
+    )
+    due = ["prepare 8", "index 4", "prepare, 2 workers 1", "train.py 3"]
+    assert seen.stdout.splitlines() == due, seen.stderr

@@ -1,0 +1,73 @@
+"""The training program in processes of its own, as a user starts it; on one host or several."""
+
+import subprocess
+import sys
+import time
+
+from tests.processes import ROOT, TIME_LIMIT, Group, environment, free_port
+from tests.runs.runs import lines
+
+
+def start(text, workdir, *flags, program="train.py"):
+    """Starts the program; one device, as on a user's machine."""
+    programs = str(text.parent / "programs")  # of all starts
+    command = [
+        sys.executable,
+        program,
+        "--config=tests/runs/tiny_config.py",
+        f"--workdir={workdir}",
+    ]
+    return subprocess.Popen(
+        [*command, *flags],
+        cwd=ROOT,
+        env=environment(TINY_TEXT=str(text), JAX_COMPILATION_CACHE_DIR=programs),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def run(text, workdir, *flags):
+    """Runs the program to its end: exit code and output."""
+    process = start(text, workdir, *flags)
+    try:
+        output, _ = process.communicate(timeout=TIME_LIMIT)
+    finally:
+        process.kill()
+    return process.returncode, output
+
+
+def wait_for_step(process, workdir, step):
+    deadline = time.monotonic() + TIME_LIMIT
+    while process.poll() is None and time.monotonic() < deadline:
+        if any(line["step"] >= step and "loss" in line for line in lines(workdir)):
+            return
+        time.sleep(0.02)
+    process.kill()
+    raise AssertionError(f"step {step} was not reached:\n{process.communicate()[0]}")
+
+
+def start_hosts(text, workdir, count, *flags, program="train.py"):
+    """The program in `count` processes."""
+    command = [
+        sys.executable,
+        program,
+        "--config=tests/runs/hosts_config.py",
+        f"--workdir={workdir}",
+    ]
+    join = [f"--coordinator=127.0.0.1:{free_port()}", f"--num_processes={count}", "--wait=15"]
+    env = environment(
+        TINY_TEXT=str(text), JAX_COMPILATION_CACHE_DIR=str(text.parent / f"programs{count}")
+    )
+    commands = [
+        [*command, *flags, *([*join, f"--process_id={index}"] if count > 1 else [])]
+        for index in range(count)
+    ]
+    return Group(commands, workdir / f"logs{time.monotonic_ns()}", env)
+
+
+def run_hosts(text, workdir, count, *flags):
+    group = start_hosts(text, workdir, count, *flags)
+    codes = group.wait()
+    assert codes == [0] * count, "\n\n".join(group.outputs())[-6000:]
+    return group.outputs()

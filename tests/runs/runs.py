@@ -1,0 +1,111 @@
+"""Runs of the training program in this process, which share its imports and compiled programs."""
+
+import contextlib
+import importlib
+import io
+import json
+import logging
+import math
+import os
+
+import jax
+import pytest
+
+import train
+from pipeline.cli.commands import main
+from pipeline.fs.atomic import as_path
+from pipeline.history import losses
+
+# What depends on the clock.
+CLOCK = {"waited", "seconds", "tokens_per_second", "positions_per_second", "goodput", "waiting"}
+CLOCK |= {"seconds/compile", "seconds/save"}
+
+
+def tiny(text, name="tiny_config", *arguments, **fields):
+    """A config of tests/ for the text in a file; names of fields have __ for dots."""
+    os.environ["TINY_TEXT"] = str(text)
+    config = importlib.import_module(f"tests.runs.{name}").get_config(*arguments)
+    config.update_from_flattened_dict({k.replace("__", "."): v for k, v in fields.items()})
+    return config
+
+
+class Messages(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+    def __str__(self):
+        return "\n".join(self.lines)
+
+
+@contextlib.contextmanager
+def messages():
+    """What train.py and the library log inside the block."""
+    found, root = Messages(), logging.getLogger()
+    logger = logging.getLogger("pipeline")
+    level = logger.level
+    root.addHandler(found)
+    logger.setLevel(logging.INFO)
+    try:
+        yield found
+    finally:
+        root.removeHandler(found)
+        logger.setLevel(level)
+
+
+def run(config, workdir, *, change=""):
+    """Runs a config to its end; returns what was logged."""
+    programs = os.path.join(os.path.dirname(os.environ["TINY_TEXT"]), "programs-here")
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", before or programs)
+    with messages() as found:
+        train.train(config, as_path(workdir), change=change)
+    return str(found)
+
+
+def audit(workdir):
+    """Exit code and output of the audit of a run."""
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
+        code = main(["audit", str(workdir)])
+    return code, out.getvalue()
+
+
+def lines(workdir):
+    """The lines of steps and of evaluations, without what depends on the clock."""
+    path = workdir / "metrics.jsonl"
+    whole = [line for line in path.read_text().split("\n")[:-1] if line] if path.exists() else []
+    parsed = [json.loads(line) for line in whole]
+    return [{k: v for k, v in line.items() if k not in CLOCK} for line in parsed]
+
+
+def steps(workdir):
+    """The lines of steps that ran."""
+    return [line for line in lines(workdir) if "loss" in line]
+
+
+def segment_losses(workdir):
+    """The losses of segments, which add up to the loss of each step in the log."""
+    found = losses(workdir)
+    logged = {line["step"]: line["loss"] for line in steps(workdir)}
+    assert sorted(set(found.step.tolist())) == sorted(logged)
+    for step, loss in logged.items():
+        here = found.select(found.step == step)
+        mean = here.loss.sum(dtype=float) / here.weight.sum(dtype=float)
+        assert math.isnan(mean) if loss is None else mean == pytest.approx(loss, rel=1e-6)
+    return found
+
+
+def loss_files(workdir):
+    """The names of the files of losses, with digests of their content."""
+    return sorted(path.name for path in (workdir / "losses").iterdir())
+
+
+def summary(workdir):
+    """The summary without what depends on the clock."""
+    values = json.loads((workdir / "summary.json").read_text())
+    return {k: v for k, v in values.items() if k not in CLOCK}

@@ -1,0 +1,195 @@
+"""Several processes on one machine, joined over loopback, each with a time limit."""
+
+import json
+import re
+import sys
+
+import numpy as np
+import pytest
+
+import pipeline
+from pipeline.planning.options import VERSION
+from tests.processes import Group, environment, free_port
+from tests.runs import host_worker
+
+
+def worker_group(count, folder, request, per_process=lambda index: {}):
+    """Runs host_worker.py in `count` processes with a JSON request; returns their answers."""
+    request = request | {"count": count, "port": free_port()}
+    asked = [request | {"index": index} | per_process(index) for index in range(count)]
+    commands = [[sys.executable, host_worker.__file__, json.dumps(each)] for each in asked]
+    group = Group(commands, folder, environment())
+    codes = group.wait()
+    outputs = group.outputs()
+    answers = [
+        json.loads(found[-1]) if (found := re.findall(r"^ANSWER (.*)$", out, re.M)) else None
+        for out in outputs
+    ]
+    return codes, outputs, answers
+
+
+DIFFER = [
+    ({"seed": 7}, "plan: seed was 0 and is now 7"),
+    ({"buckets": [[4, 64]]}, "plan: buckets was 8x16+4x64 and is now 4x64"),
+    ({"version": 99}, f"plan: plan was {VERSION} and is now 99"),
+    ({"drop_last_example": True}, "plan: lengths was"),
+]
+LAYOUTS = {
+    1: [{"mesh": {"data": 1}, "order": [0]}],
+    2: [{"mesh": {"data": 2}}, {"mesh": {"sequence": 2}, "spec": [None, "sequence"]}],
+    4: [
+        {"mesh": {"data": 4}},
+        {"mesh": {"data": 4}, "order": [2, 0, 3, 1]},
+        {"mesh": {"data": 2, "tensor": 2}, "order": [3, 1, 0, 2]},  # replicas of rows
+        {"mesh": {"data": 2, "sequence": 2}, "spec": ["data", "sequence"]},  # length sharded
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def answers(once):
+    """What each process answers to each job, by the number of processes: one start for all jobs.
+
+    The answers of one process are those of this one.
+    """
+    found = json.loads((once("hosts", ask) / "answers.json").read_text())
+    return {int(count): jobs for count, jobs in found.items()}
+
+
+def ask(folder):
+    rng = np.random.default_rng(0)
+    sizes = np.clip(rng.lognormal(2.7, 0.8, 150), 2, 60).astype(int)
+    sides = [[rng.integers(1, 99, n + more).astype(np.int32) for n in sizes] for more in (0, 3)]
+    pipeline.Corpus.from_arrays(sides[0], folder / "corpus", vocab_size=99)
+    pipeline.Pairs.from_arrays(*sides, folder / "pairs", vocab_size=99)
+    for number in (1, 3):
+        few = [np.arange(5, dtype=np.int32)] * number
+        pipeline.Corpus.from_arrays(few, folder / f"few{number}")
+    text, pairs = (
+        {"do": "batches", "corpus": str(folder / "corpus")},
+        [[8, [16, 16]], [8, [32, 48]]],
+    )
+    both = {"do": "batches", "corpus": str(folder / "pairs"), "overflow": "truncate"}
+    both |= {"buckets": [*pairs, [4, [32, 64]]]}
+    jobs = {
+        count: {f"text{n}": text | layout for n, layout in enumerate(layouts)}
+        for count, layouts in LAYOUTS.items()
+    }
+    jobs[1] |= {
+        "pairs0": both | LAYOUTS[1][0],
+        "gradients": {"do": "gradients"} | LAYOUTS[1][0],
+    }
+    jobs[2] |= {
+        f"differ{n}": {"do": "agree", "corpus": str(folder / "corpus"), "differ": {1: changed}}
+        for n, (changed, _) in enumerate(DIFFER)
+    }
+    alone = {str(n): {"directory": str(folder / f"disk{n}")} for n in (0, 1)}
+    for n in (0, 1):
+        (folder / f"disk{n}").mkdir()
+    jobs[2] |= {
+        "gradients": {"do": "gradients", "mesh": {"data": 2}},
+        "prepare": {"do": "prepare", "directory": str(folder / "shared")},
+        "prepare on own disks": {"do": "prepare", "differ": alone},
+        "share": {"do": "share", "directory": str(folder)},
+        "share nothing": {"do": "share", "differ": alone},
+    }
+    jobs[4] |= {"pairs0": both | LAYOUTS[4][0], "pairs3": both | LAYOUTS[4][3]}
+    for number in (1, 3):
+        few = {"corpus": str(folder / f"few{number}"), "buckets": [[4, 16]], "epochs": 2}
+        jobs[4][f"few{number}"] = {"do": "batches", "mesh": {"data": 4}} | few
+    found = {1: {name: [host_worker.DO[job["do"]](job)] for name, job in jobs.pop(1).items()}}
+    for count, asked in jobs.items():
+        request = {"do": "several", "jobs": list(asked.values())}
+        codes, outputs, of_each = worker_group(count, folder / f"logs{count}", request)
+        assert codes == [0] * count, "\n\n".join(outputs)[-6000:]
+        of_jobs = zip(*of_each, strict=True)
+        found[count] = {name: list(each) for name, each in zip(asked, of_jobs, strict=True)}
+    (folder / "answers.json").write_text(json.dumps(found))
+
+
+@pytest.mark.parametrize(
+    ("count", "number"), [(c, n) for c in (2, 4) for n in range(2 * c - 2)][:6]
+)
+def test_global_batches_are_those_of_one_process(answers, count, number):
+    (alone,) = answers[1]["text0"]
+    for answer in answers[count][f"text{number}"]:
+        assert answer["hashes"] == alone["hashes"]
+        assert answer["states"] == alone["states"]
+    assert len(alone["hashes"]) >= 2 * alone["steps_per_epoch"]
+
+
+@pytest.mark.parametrize("number", [0, 3])
+def test_global_batches_of_pairs_are_those_of_one_process(answers, number):
+    (alone,) = answers[1]["pairs0"]
+    assert alone["steps_per_epoch"] > 3
+    assert all(answer == alone for answer in answers[4][f"pairs{number}"])
+
+
+@pytest.mark.parametrize("number", range(len(DIFFER)))
+def test_a_process_that_differs_is_named_on_all_of_them(answers, number):
+    for said in answers[2][f"differ{number}"]:
+        assert "1 of 2 processes disagree with process 0" in said
+        assert f"process 1: {DIFFER[number][1]}" in said
+
+
+def test_directories_that_are_not_shared_are_named(answers):
+    assert answers[2]["share"] == [None, None]
+    for said in answers[2]["share nothing"]:
+        assert "processes 1 do not see what process 0 writes to" in said
+
+
+def test_slurm_says_how_many_there_are(tmp_path):
+    port = free_port()
+    environments = [
+        {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_NTASKS": "2"}
+        | {"SLURM_PROCID": str(index), "SLURM_LOCALID": "0", "JAX_COORDINATOR_PORT": str(port)}
+        for index in range(2)
+    ]
+    # What a batch script sees that starts no task: nobody else is there to wait for.
+    environments.append({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2"})
+    asked = json.dumps({"do": "count", "platform": True})
+    groups = [
+        Group(
+            [[sys.executable, host_worker.__file__, asked]],
+            tmp_path / str(n),
+            environment(**e),
+        )
+        for n, e in enumerate(environments)
+    ]
+    assert [group.wait() for group in groups] == [[0]] * 3, [group.outputs() for group in groups]
+    found = [re.findall(r"^ANSWER (.*)$", group.outputs()[0], re.M)[-1] for group in groups]
+    assert [json.loads(each) for each in found] == [
+        {"count": 2, "index": 0, "smallest": 1024},
+        {"count": 2, "index": 1, "smallest": 1024},
+        {"count": 1, "index": 0, "smallest": None},
+    ]
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_fewer_examples_than_hosts_still_make_equal_steps(answers, number):
+    first, *others = answers[4][f"few{number}"]
+    assert len(first["hashes"]) == 2
+    assert all(other == first for other in others)
+    assert first["weights"] == [4.0 * number] * 2
+
+
+def test_microbatches_on_two_processes_give_the_gradients_of_the_whole_batch_on_one(answers):
+    found = [*answers[1]["gradients"], *answers[2]["gradients"]]
+    first, *others = [np.array(answer[number]) for answer in found for number in "1248"]
+    for other in others:
+        np.testing.assert_allclose(other, first, rtol=1e-6, atol=1e-6)
+
+
+def test_process_0_prepares_and_the_others_open_what_it_left(answers):
+    assert [answer["tokenised"] for answer in answers[2]["prepare"]] == [True, False]
+    own = answers[2]["prepare on own disks"]
+    assert [answer["tokenised"] for answer in own] == [True, True]
+    assert len({answer["fingerprint"] for answer in own}) == 1
+
+
+def test_when_process_0_fails_to_prepare_the_others_say_so_and_stop(tmp_path):
+    request = {"do": "prepare", "directory": str(tmp_path / "shared"), "mesh": {"data": 2}}
+    broken = lambda index: {"broken": True} if index == 0 else {}  # noqa: E731
+    codes, outputs, _ = worker_group(2, tmp_path / "a", request, broken)
+    assert all(code != 0 for code in codes), outputs
+    assert "preparing failed on process 0" in outputs[1]

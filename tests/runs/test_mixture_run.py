@@ -1,0 +1,102 @@
+"""A mixture as a user has it: a config, the commands that look at it, and a run."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from pipeline.cli.commands import main
+from pipeline.text.sources import Concatenated
+from pipeline.text.sources.source import read_texts, where
+from tests.processes import ROOT
+from tests.runs.runs import run, segment_losses, steps, summary, tiny
+
+CONFIG = ROOT / "tests/runs/mixture_config.py"
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """200 documents of 5 to 300 characters, a line each."""
+    rng = np.random.default_rng(0)
+    path = tmp_path_factory.mktemp("text") / "documents.txt"
+    sizes = np.clip(rng.lognormal(3.5, 0.8, 200), 5, 300).astype(int)
+    letters = np.array(list("abcdefgh "))
+    path.write_text("".join("".join(rng.choice(letters, size)) + "\n" for size in sizes))
+    return path
+
+
+def test_report_check_and_show_take_the_config_of_a_mixture(text, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TINY_TEXT", str(text))
+    given = [str(CONFIG), "--workdir", str(tmp_path)]
+    assert main(["report", *given, "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    sources = figures["sides"][0]["sources"]
+    assert [each["name"] for each in sources] == ["first", "second"]
+    assert re.search(r"^first +0.75  7[3-7]\.", figures["plan"]["printed"], re.MULTILINE)
+    assert main(["check", *given]) == 0
+    said = capsys.readouterr().out
+    assert all(f"epoch 0 of {name}: " in said for name in ("first", "second"))
+    assert main(["show", *given, "--step", "3"]) == 0
+    assert "step 3" in capsys.readouterr().out
+    assert main(["report", *given]) == 0
+    assert re.search(r"^first +0.75  7[3-7]\.", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_under_other_weights_when_a_phase_says_so(
+    text, tmp_path, monkeypatch, capsys
+):
+    def of(**fields):
+        return tiny(text, "mixture_config", **fields)
+
+    run(of(), tmp_path)
+    assert summary(tmp_path)["shares"] == pytest.approx({"first": 0.75, "second": 0.25}, abs=0.05)
+    with pytest.raises(ValueError, match=r"weight of first was 3/4 and is now 1/2"):
+        run(of(steps=18, mixture__weights=((0, {"first": 1, "second": 1}),)), tmp_path)
+    # Twelve steps at three to one, and six of the second alone, which another joins halfway.
+    monkeypatch.setenv("TINY_MORE", "1")
+    phases = (
+        (0, {"first": 3, "second": 1}),
+        (12, {"first": 0, "second": 1}),
+        (15, {"first": 0, "second": 0, "another": 1}),
+    )
+    run(of(steps=18, mixture__weights=phases), tmp_path)
+    wanted = {"first": 1 / 2, "second": 1 / 3, "another": 1 / 6}
+    assert summary(tmp_path)["shares"] == pytest.approx(wanted, abs=0.05)
+    # Then larger batches, without one document: a word says so.
+    change = '{"tokens_per_batch": 2048, "exclude": [7]}'
+    output = run(of(steps=22, mixture__weights=phases), tmp_path, change=change)
+    assert "tokens_per_batch was 1024 and is now 2048" in output
+    assert "of epochs in progress none is lost or trained on again" in output
+    rows, length = map(int, steps(tmp_path)[-1]["bucket"].split("x"))
+    assert rows * length == 2048
+    assert main(["audit", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "plan from step 15 on: weights=first:0 second:0 another:1" in said
+    assert "left out from step 18 on, as asked: 7" in said
+    assert "all 22 batches are those that were planned" in said
+    # Another comes last in the plan, as it joined last.
+    assert set(segment_losses(tmp_path).corpus.tolist()) == {0, 1, 2}
+    assert main(["why", str(tmp_path), "--step", "17"]) == 0
+    assert " another " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("missing", ["mixture", "sources"])
+def test_several_sources_need_weights_and_weights_several_sources(text, tmp_path, missing):
+    config = tiny(text, "mixture_config")
+    train = config.sources.first
+    del config[missing]
+    if missing == "sources":
+        config.train = train
+    with pytest.raises(ValueError, match="give both or neither"):
+        run(config, tmp_path)
+    assert not (tmp_path / "corpus").exists()
+
+
+def test_sources_together_are_read_as_one():
+    both = Concatenated([[{"text": "a"}, {"text": "b"}], [{"text": "c"}]])
+    assert read_texts(both, [2, 0, 1, 2], "text") == ["c", "a", "b", "c"]
+    assert where(both, 2) == "record 0"
+    with pytest.raises(IndexError, match="record 3 of 3"):
+        both[3]

@@ -1,0 +1,300 @@
+"""Runs of the training program on the tiny configuration: what it learns, changes and refuses."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from etils import epath
+
+import train
+from pipeline.cli.commands import main
+from pipeline.loading.checkpoint import Checkpoints
+from pipeline.steps import hosts
+from pipeline.trainer.run_config import __file__ as KNOWN
+from pipeline.trainer.run_config import get_config, save_config
+from tests.processes import ROOT, TIME_LIMIT, environment
+from tests.runs.runs import lines, messages, run, segment_losses, steps, summary, tiny
+
+
+@pytest.mark.slow
+def test_a_loss_scale_that_is_too_large_falls_while_training_goes_on(text, tmp_path):
+    run(tiny(text, model__dtype="float16", optimizer__loss_scale=1e9), tmp_path)
+    log = [line for line in lines(tmp_path) if "loss_scale" in line]
+    scales = [line["loss_scale"] for line in log]
+    skipped = [line["step"] for line in log if line["gradient_norm"] is None]
+    assert skipped
+    assert summary(tmp_path)["skipped_steps"] == len(skipped)
+    assert all(scales[step + 1] == scales[step] / 2 for step in skipped if step + 1 < len(scales))
+    assert summary(tmp_path)["eval_loss_last"] < summary(tmp_path)["eval_loss_first"]
+
+
+@pytest.mark.slow
+def test_microbatches_train_like_the_whole_batch(text, tmp_path):
+    run(tiny(text, steps=10), tmp_path / "whole")
+    assert "in 2 microbatches" in run(tiny(text, steps=10, microbatches=2), tmp_path / "split")
+    ours, theirs = (
+        [line["loss"] for line in steps(tmp_path / name)] for name in ("split", "whole")
+    )
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    ours, theirs = (segment_losses(tmp_path / name) for name in ("split", "whole"))
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4)
+
+
+def test_the_held_out_unigram_entropy_is_that_of_the_bytes(text, tmp_path):
+    run(tiny(text, steps=4), tmp_path)
+    documents = [json.loads(line)["text"] for line in text.read_text().splitlines()][128:]
+    targets = [byte for document in documents for byte in [*document.encode(), 256]]
+    share = np.unique(targets, return_counts=True)[1] / len(targets)
+    entropy = -(share * np.log(share)).sum()
+    assert summary(tmp_path)["unigram_entropy"] == pytest.approx(entropy)
+
+
+def test_a_profile_has_the_phases_of_a_step(text, tmp_path):
+    config = tiny(text, steps=4)
+    with messages():
+        train.train(config, epath.Path(tmp_path), profile="1:2")
+    (trace,) = (tmp_path / "profile").rglob("*.xplane.pb")
+    for name in (b"plan", b"collate", b"transfer", b"train_step"):
+        assert name in trace.read_bytes()
+
+
+@pytest.mark.slow
+def test_the_learning_rate_has_a_length_of_its_own(text, tmp_path):
+    def rates():
+        return [line["learning_rate"] for line in steps(tmp_path)]
+
+    run(tiny(text, steps=10, optimizer__warmup_steps=None), tmp_path)
+    first = rates()
+    assert first == sorted(first, reverse=True)  # one step is warm-up, a tenth of them
+    assert first[0] == pytest.approx(4e-3)
+    run(tiny(text, steps=13, optimizer__warmup_steps=None), tmp_path)
+    assert rates()[:10] == first
+    np.testing.assert_allclose(rates()[10:], 4e-3 * 0.05, rtol=1e-5)
+    run(
+        tiny(text, steps=15, optimizer__warmup_steps=None, optimizer__decay_steps=30),
+        tmp_path,
+    )
+    assert rates()[:13] != rates()[13:]
+    assert rates()[13] > 4e-3 * 0.3
+
+
+def test_a_change_needs_a_word_and_is_told_before_it_is_made(
+    text,
+    tmp_path,
+    monkeypatch,
+    capsys,
+):
+    def audit():
+        assert main(["audit", str(tmp_path)]) == 0
+        return capsys.readouterr().out
+
+    run(tiny(text, steps=5), tmp_path)
+    more = {"steps": 8, "batches__tokens_per_batch": 512}
+    with pytest.raises(ValueError, match="tokens_per_batch was 1024 and is now 512") as refused:
+        run(tiny(text, **more), tmp_path)
+    change = '{"tokens_per_batch": 512}'
+    assert f"change it from step 5 on with --change='{change}'" in str(refused.value)
+    output = run(tiny(text, **more), tmp_path, change=change)
+    told = output.index("tokens_per_batch was 1024 and is now 512")
+    assert told < output.index("resumed: step 5 of 8") < output.index("step 8/8")
+    assert "none is lost or trained on again" in output
+    assert [line["bucket"] for line in steps(tmp_path)][4:6] == ["8x128", "4x128"]
+    audit()
+    # From then on the run goes on under its first config as well, and as it was changed.
+    run(tiny(text, steps=9), tmp_path)
+    assert steps(tmp_path)[-1]["bucket"] == "4x128"
+    # New data joins the epoch that is half done.
+    with pytest.raises(ValueError, match=r"config.added has nothing; each of more must be there"):
+        run(tiny(text, steps=11), tmp_path, change='{"add": ["more"]}')
+    monkeypatch.setenv("TINY_MORE", "1")
+    output = run(tiny(text, steps=11), tmp_path, change='{"add": ["more"]}')
+    assert "changed from step 9 on, with 32 new examples, " in output
+    assert "more: 32 examples more, from this epoch on" in output
+    # It stays, without a word.
+    run(tiny(text, steps=13), tmp_path)
+    said = audit()
+    assert "plan from step 9 on: examples=" in said
+    assert "all 13 batches are those that were planned" in said
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"on_nonfinite": "ignore"}, "on_nonfinite is 'ignore'"),
+        ({"on_compile": "ignore"}, "on_compile is 'ignore'"),
+        ({"keep": 0}, "config.keep is 0; it must be a whole number from 1 up"),
+        ({"train__tfds": "lm1b"}, "give one of them"),
+        ({"optimizer__warmup_steps": 30}, "warm-up takes some of these, or 0"),
+        ({"model__attention": "foo"}, "attention is 'foo'"),
+        ({"mesh__data": 3}, "does not fit 4 devices"),
+        ({"context_order": "zig"}, "context_order is 'zig'; it must be one of contiguous, zigzag"),
+        ({"batches__packing": "bestfit"}, "packing is 'bestfit'; it must be one of"),
+        ({"batches__overflow": "wrap"}, "overflow is 'wrap'; it must be one of"),
+        ({"batches__tokens_per_batch": 0}, "tokens_per_batch"),
+        ({"schedule": ((3, {"token_per_batch": 1}),)}, "did you mean 'tokens_per_batch'?"),
+        ({"schedule": ((3, {"max_length": 0}),)}, "max_length"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_is_prepared(
+    text,
+    tmp_path,
+    fields,
+    sentence,
+):
+    with pytest.raises(ValueError) as error:
+        run(tiny(text, **fields), tmp_path)
+    assert sentence in str(error.value)
+    assert not (tmp_path / "corpus").exists()
+
+
+def test_lengths_that_do_not_divide_show_the_option_that_helps(text, tmp_path):
+    config = tiny(text, mesh__data=1, mesh__context=4, context_order="zigzag")
+    config.batches.update(length_multiple=4, max_length=100, max_buckets=1)
+    with pytest.raises(ValueError, match=r"over 8 .*batches.length_multiple=8"):
+        run(config, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_the_length_divided_and_in_any_order(text, tmp_path):
+    small = {"batches__row_multiple": 4, "optimizer__decay_steps": 12}
+    run(tiny(text, **small, steps=12), tmp_path / "rows")
+    context = {**small, "mesh__data": 1, "mesh__context": 4}
+    run(tiny(text, **context, steps=8, context_order="zigzag"), tmp_path / "length")
+    context["mesh__context"], context["mesh__data"] = 2, 2
+    run(tiny(text, **context, steps=12, context_order="striped"), tmp_path / "length")
+    ours, theirs = (steps(tmp_path / name) for name in ("length", "rows"))
+    assert [line["bucket"] for line in ours] == [line["bucket"] for line in theirs]
+    for name in ("loss", "gradient_norm"):
+        np.testing.assert_allclose(
+            [line[name] for line in ours], [line[name] for line in theirs], rtol=1e-4
+        )
+    ours, theirs = (summary(tmp_path / name)["eval_loss_last"] for name in ("length", "rows"))
+    assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+def test_a_budget_that_no_bucket_meets_ends_the_run_before_its_first_step(text, tmp_path):
+    with pytest.raises(MemoryError, match="train_step needs"):
+        run(tiny(text, memory_budget=1000), tmp_path)
+    assert not lines(tmp_path)
+
+
+def test_another_model_is_another_run(text, tmp_path):
+    run(tiny(text, steps=4), tmp_path)
+    with pytest.raises(ValueError, match=r"config\.model\.width was 32 and is now 64"):
+        run(tiny(text, model__width=64, steps=5), tmp_path)
+
+
+def run_script(script, flags, text):
+    """A program of its own, with its output; its corpus is of `text`."""
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script, *flags],
+        cwd=ROOT,
+        env=environment(TINY_TEXT=str(text)),
+        capture_output=True,
+        text=True,
+        timeout=TIME_LIMIT,
+    )
+
+
+FLAGS = {
+    "--config.stepz=3": 'Did you mean "steps" instead of "stepz"?',
+    "--config.model.widht=3": 'Did you mean "width" instead of "widht"?',
+    "more.jsonl": "'more.jsonl' is not a flag; write --NAME=VALUE",
+    "--config=nowhere.py": "No such file or directory: 'nowhere.py'",
+    "--confg=tests/runs/tiny_config.py": "Unknown command line flag 'confg'",
+    "--config.steps=many": "many",
+}
+
+
+def test_a_wrong_flag_is_a_sentence_and_exit_code_2(text):
+    # Flags can be parsed once in a process, so each set has a child of one that has imported all.
+    script = """
+import os, sys, train
+for word in sys.argv[1:]:
+    sys.stderr.flush()
+    if not (child := os.fork()):
+        config = [] if word.startswith("--config=") else ["--config=tests/runs/tiny_config.py"]
+        sys.argv = ["train.py", *config, word]
+        train.parse(sys.argv)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=sys.stderr)
+"""
+    done = run_script(script, FLAGS, text)
+    assert "Traceback" not in done.stderr
+    said = done.stderr.split("\n2\n")
+    assert len(said) == len(FLAGS) + 1, done.stderr
+    for sentence, output in zip(FLAGS.values(), said, strict=False):
+        assert output.startswith("train.py: ")
+        assert sentence in output
+
+
+def test_a_run_through_a_cache_has_the_same_losses_and_tells_what_it_read(text, tmp_path):
+    run(tiny(text, steps=6), tmp_path / "plain")
+    config = tiny(text, steps=6, cache__directory=str(tmp_path / "cache"))
+    run(config, tmp_path / "cached")
+    assert sorted(path.name for path in (tmp_path / "cache").glob("*/*.arrow"))
+    ours, theirs = (steps(tmp_path / name) for name in ("cached", "plain"))
+    for our, their in zip(ours, theirs, strict=True):
+        assert our.items() >= their.items()
+        assert 0 <= our["cache_hits"] <= 1
+    assert ours[-1]["fetched_bytes"] + ours[-1]["ranged_bytes"] > 0
+    config.steps, config.cache.bytes = 8, 1 << 30  # may change
+    run(config, tmp_path / "cached")
+    assert len(steps(tmp_path / "cached")) == 8
+
+
+def test_checkpoints_are_read_after_the_lock_is_held_on_all_hosts(text, tmp_path, monkeypatch):
+    order, first = [], hosts.main_process_first
+
+    def main_process_first(what, work):
+        order.append(what)
+        return first(what, work)
+
+    def open_checkpoints(*arguments, **options):
+        order.append("checkpoints")
+        return Checkpoints(*arguments, **options)
+
+    monkeypatch.setattr(hosts, "main_process_first", main_process_first)
+    monkeypatch.setattr("pipeline.trainer.run.Checkpoints", open_checkpoints)
+    run(tiny(text, steps=4), tmp_path)
+    assert order[:2] == ["locking the work directory", "checkpoints"]
+
+
+def test_a_run_knows_its_config_and_flags_change_it(text, tmp_path):
+    fields = {"steps": 4, "model__width": 64, "seed": 3, "mesh__data": 4}
+    file, schedule = "tests/runs/tiny_config.py", ((2, {"max_length": 64}),)
+    with messages():
+        config = tiny(text, **fields, schedule=schedule)
+        train.train(config, epath.Path(tmp_path / "first"), file=file)
+    known = get_config(str(tmp_path / "first"))
+    expected = tiny(text, **fields, optimizer__decay_steps=4, schedule=schedule)
+    assert json.loads(known.to_json()) == json.loads(expected.to_json())
+    more = {"task__keep_ids": (1, 2), "template__weights": {"user": 0.5}}
+    save_config(epath.Path(tmp_path), tiny(text, **more), file)
+    assert get_config(str(tmp_path)).to_json() == tiny(text, **more).to_json()
+    script = "import sys, train; train.parse(sys.argv); print(train.CONFIG.value)"
+    flags = [f"--workdir={tmp_path / 'first'}", "--config.steps=7", "--config.model.num_heads=4"]
+
+    done = run_script(script, flags, text)
+    said = done.stdout
+    assert not done.returncode, done.stderr
+    assert "steps: 7" in said
+    assert "width: 64" in said
+    assert "num_heads: 4" in said
+    assert "width: 32" in run_script(script, [f"--config={file}", *flags], text).stdout
+    # It keeps the file also when it goes on without being given one.
+    known = get_config(str(tmp_path / "first"))
+    known.steps = 5
+    with messages():
+        train.train(known, epath.Path(tmp_path / "first"), file=f"{KNOWN}:{tmp_path / 'first'}")
+    assert get_config(str(tmp_path / "first")).steps == 5
+    kept = tmp_path / "first" / "run_config.json"
+    kept.write_text(kept.read_text().replace("tiny_config.py", "gone.py"))
+    assert "No such file or directory: " in run_script(script, flags[:1], text).stderr
+    kept.write_text("{}")
+    assert run_script(script, flags[:1], text).stderr.endswith(
+        "is damaged: KeyError('fields'); give --config\n"
+    )

@@ -1,0 +1,235 @@
+"""The training program on each task: it learns, and goes on where it stopped."""
+
+import json
+
+import absl.flags
+import pytest
+from etils import epath
+from ml_collections import ConfigDict, config_flags
+
+from configs import chat, masked, quickstart
+from pipeline.cli.commands import main
+from pipeline.corpus.views import Masked
+from pipeline.history import read_history
+from pipeline.text.templates import Answer, Chat
+from pipeline.trainer.corpora import open_template, prepare_corpora
+from tests.runs.runs import run, segment_losses, steps, summary, tiny
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory):
+    """120 records, each a short chat and a text."""
+    path = tmp_path_factory.mktemp("chats") / "chats.jsonl"
+    with path.open("w") as file:
+        for number in range(120):
+            words = ["pack", "the", "rows"][: 1 + number % 3]
+            turns = [("user", f"say {number % 7}"), ("assistant", " ".join(words))]
+            messages = [{"role": role, "content": content} for role, content in turns]
+            file.write(json.dumps({"messages": messages, "text": " ".join(words * 3)}) + "\n")
+    return path
+
+
+def of(chats, task, **fields):
+    return tiny(chats, "tiny_tasks_config", task, **fields)
+
+
+@pytest.mark.slow
+def test_a_masked_encoder_learns_and_goes_on_where_it_stopped(chats, tmp_path):
+    run(of(chats, "masked"), tmp_path)
+    assert summary(tmp_path)["eval_loss_last"] < summary(tmp_path)["eval_loss_first"]
+    first = steps(tmp_path)
+    assert len(first) == 12
+    assert "resumed: step 12 of 14" in run(of(chats, "masked", steps=14), tmp_path)
+    assert steps(tmp_path)[:12] == first
+    assert len(steps(tmp_path)) == 14
+    corpus, plan = read_history(epath.Path(tmp_path))
+    assert isinstance(corpus, Masked)
+    assert plan.batch(13).num_tokens
+    segment_losses(tmp_path)
+
+
+def test_chats_are_learnt_and_a_run_may_begin_with_the_parameters_of_another(chats, tmp_path):
+    run(of(chats, "chat"), tmp_path / "one")
+    one = summary(tmp_path / "one")
+    assert one["eval_loss_last"] < one["eval_loss_first"]
+    found = segment_losses(tmp_path / "one")  # of the assistant's words alone
+    corpus, _ = read_history(epath.Path(tmp_path / "one"))
+    assert (found.weight < corpus.lengths[found.example]).all()
+    output = run(of(chats, "chat", start_from=str(tmp_path / "one")), tmp_path / "two")
+    assert f"parameters are those of step 12 of {tmp_path / 'one'}" in output
+    assert summary(tmp_path / "two")["eval_loss_first"] == one["eval_loss_last"]
+
+
+@pytest.mark.slow
+def test_an_encoder_decoder_learns_to_fill_gaps(chats, tmp_path):
+    run(of(chats, "corrupted"), tmp_path)
+    assert summary(tmp_path)["eval_loss_last"] < summary(tmp_path)["eval_loss_first"]
+    assert summary(tmp_path)["compiles_after_start"] == 0
+    segment_losses(tmp_path)
+    assert main(["why", str(tmp_path), "--worst", "2"]) == 0
+
+
+@pytest.mark.slow
+def test_the_configurations_of_tasks_prepare_what_they_say(tmp_path, monkeypatch):
+    for name, config in (("chat", chat.get_config()), ("masked", masked.get_config())):
+        config.train.end = config.eval.end = 0.02
+        config.tokenizer.vocab_size = 600
+        corpus, held_out = prepare_corpora(config, tmp_path / name)
+        assert len(corpus) > len(held_out) > 0
+        fields = corpus[0] if name == "chat" else corpus.read([0], [0], corpus.lengths[:1])
+        assert list(fields) == ["inputs", "targets", "loss_weights"]
+        assert 0 < fields["loss_weights"].sum() < len(fields["loss_weights"])
+
+
+def changed(changes):
+    """The quickstart's config with other values, named as flags name them."""
+    config = quickstart.get_config()
+    config.train.begin = config.eval.begin = 0.5
+    config.tokenizer.kind = "bytes"
+    config.update_from_flattened_dict(changes)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"template.kind": "poem"}, r"template\.kind is 'poem'; it must be one of chat, answer"),
+        (
+            {"template.prompt": "{q}"},
+            r"template\.prompt is set, and template\.kind '' takes no oth",
+        ),
+        (
+            {"template.kind": "chat", "template.prompt": "{q}"},
+            r"template\.prompt is set, and template\.kind 'chat' takes weights, before, after",
+        ),
+        (
+            {"template.kind": "answer", "template.prompt": "{q}"},
+            r"template\.kind is 'answer', which needs template\.answer; give it",
+        ),
+        (
+            {"template.kind": "chat", "template.weights": "assistant"},
+            "weights is 'assistant'; it must map roles to numbers",
+        ),
+        ({"task.kind": "poem"}, r"task\.kind is 'poem'; it must be one of causal, masked"),
+        ({"task.kind": "masked", "task.rate": 2.0}, "rate is 2.0; it must be a number above 0 and"),
+        (
+            {"task.kind": "masked", "task.density": 0.1},
+            r"task\.density is set, and task\.kind 'mask",
+        ),
+        ({"task.kind": "corrupted"}, r"which needs task\.max_length; give it"),
+        ({"tokenizer.kind": "words"}, "tokenizer.kind is 'words'; it must be one of sentencepiece"),
+        ({"tokenizer.kind": "huggingface"}, r"tokenizer\.model is empty; give the path of a token"),
+        (
+            {"tokenizer.kind": "sentencepiece", "tokenizer.model": "/none"},
+            "no sentencepiece tokenizer",
+        ),
+        ({"train.source": ""}, "config.train has source='', files='', tfds=''; give one of them"),
+        ({"eval.files": "a.txt"}, "config.eval has source=.*, files='a.txt', tfds=''; give one"),
+        ({"eval.source": "", "eval.files": "none.txt"}, "there is no file none.txt"),
+        ({"eval.source": "", "eval.tfds": "none"}, "the data set none is not in"),
+        (
+            {"eval.source": "configs.no_such:A"},
+            "config.eval.source is 'configs.no_such:A', which c",
+        ),
+        ({"eval.source": "configs.python_data:A"}, "cannot be imported: .* has no attribute 'A'"),
+        (
+            {"eval.source": "configs/python_data.py"},
+            "cannot be imported: .* It must be MODULE:NAME",
+        ),
+        ({"eval.split": "test"}, "split is 'test'; it must be one of train, validation"),
+        ({"eval.end": 1.5}, "it takes 0.0 <= begin < end <= 1.0"),
+    ],
+)
+def test_wrong_fields_are_refused_before_anything_is_prepared(tmp_path, changes, sentence):
+    with pytest.raises((ValueError, FileNotFoundError), match=sentence):
+        prepare_corpora(changed(changes), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "changes", [{"task.kind": "masked"}, {"template.kind": "chat"}, {"tokenizer.begin": False}]
+)
+def test_pairs_with_another_task_are_refused(tmp_path, changes):
+    config = changed(changes)
+    for part in (config.train, config.eval):
+        with part.ignore_type():
+            part.field = ("text", "name")
+    with pytest.raises(
+        ValueError, match=r"config.train.field is \('text', 'name'\); it must be one"
+    ):
+        prepare_corpora(config, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_config_takes_parallel_texts(tmp_path):
+    for side, texts in (("de", "ja\n\nnein\n"), ("en", "yes\nblank\nno\n")):
+        (tmp_path / f"train.{side}").write_text(texts)
+    files = {"source": "", "files": f"{tmp_path}/train.de", "targets": f"{tmp_path}/train.en"}
+    files |= {"begin": 0.0}
+    changes = {f"{part}.{name}": each for part in ("train", "eval") for name, each in files.items()}
+    pairs, held_out = prepare_corpora(changed(changes), tmp_path / "corpora")
+    assert pairs.lengths.tolist() == held_out.lengths.tolist() == [[4, 4], [2, 6], [6, 3]]
+    with pytest.raises(ValueError, match=r"config.train has targets='.*' with files=''"):
+        prepare_corpora(changed({"train.targets": "train.en"}), tmp_path / "none")
+
+
+def test_pairs_are_not_evaluated_on_plain_text(tmp_path):
+    config = changed({})
+    with config.train.ignore_type():
+        config.train.field = ("text", "name")
+    with pytest.raises(ValueError, match=r"have the fields \('text', 'name'\), text; give each"):
+        prepare_corpora(config, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("flags", "template"),
+    [
+        (
+            ["template.kind=answer", "template.prompt={q}\n", "template.answer={a}"],
+            Answer(prompt="{q}\n", answer="{a}"),
+        ),
+        (
+            ["template.kind=chat", "template.before=[{role}]", "template.weights={'user': 0.5}"],
+            Chat(weights={"user": 0.5}, before="[{role}]"),
+        ),
+    ],
+)
+def test_every_field_of_a_template_is_a_flag(flags, template):
+    values = absl.flags.FlagValues()
+    argv = ["train.py", "--config=configs/quickstart.py"]
+    argv += [f"--config.{flag}" for flag in flags]
+    handle = config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=argv)
+    values(argv)
+    assert open_template(handle.value.template) == template
+
+
+def test_a_backslash_and_an_n_are_no_line_break():
+    fields = {"kind": "answer", "prompt": r"Q: {q}\nA: ", "answer": "{a}"}
+    with pytest.raises(ValueError, match=r"template.prompt is .* in a shell write \$'…\\n…'"):
+        open_template(fields)
+    assert open_template(fields | {"prompt": "{q}\nA: "}).prompt == "{q}\nA: "
+
+
+def numbered(split):
+    """Records that a config names as a source."""
+    return [{"text": f"{split} {number}", "q": f"{number}?", "a": "Yes."} for number in range(9)]
+
+
+def test_each_source_of_a_mixture_may_have_a_template_of_its_own(tmp_path):
+    config = changed({})
+    config.eval.update(source="tests.runs.test_tasks_train:numbered", split="validation")
+    library = ConfigDict({**config.eval, "split": "train"})
+    answers = ConfigDict(
+        {**library, "template": {"kind": "answer", "prompt": "{q}", "answer": "{a}"}}
+    )
+    config.sources = ConfigDict({"plain": library, "answers": answers})
+    config.mixture = ConfigDict({"weights": ((0, {"plain": 1, "answers": 1}),)})
+    del config.train
+    joined, held_out = prepare_corpora(config, tmp_path)
+    plain, answers = joined.corpora["plain"], joined.corpora["answers"]
+    assert plain.tokenizer.decode(plain[0]["inputs"]) == "train 4"
+    assert answers.tokenizer.decode(answers[0]["inputs"]) == "4?Yes."
+    assert "loss_weights" not in plain[0]
+    assert answers[0]["loss_weights"].tolist() == [0.0] * 2 + [1.0] * 5
+    assert held_out.tokenizer.decode(held_out[0]["inputs"]) == "validation 4"

@@ -1,0 +1,494 @@
+"""Scores: each example once and in order, as if it were alone, whatever interrupts the run."""
+
+import functools
+import json
+import random
+import re
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from etils import epath
+from flax import nnx
+
+import pipeline
+import train
+from models.config import TransformerConfig
+from models.decoder import Decoder
+from models.encoder import Encoder
+from models.encoder_decoder import EncoderDecoder
+from models.loss import cross_entropy
+from pipeline.corpus.tasks import INPUTS
+from pipeline.fs.atomic import directory_lock
+from pipeline.loading.checkpoint import Checkpoints
+from pipeline.scoring import scores as scoring
+from pipeline.scoring import table
+from pipeline.scoring.table import Parts, open_table
+from pipeline.steps import make_mesh, make_score_step
+from pipeline.trainer.corpora import prepare_corpora
+from tests.processes import COMPILE_QUICKLY, Group, environment, free_port
+from tests.runs.runs import messages, tiny
+
+SHORT = pipeline.Bucket(8, 32), pipeline.Bucket(4, 64)
+SPLIT = (pipeline.Bucket(4, 64),)
+LONG = (pipeline.Bucket(4, 208),)
+PAIRED = (pipeline.Bucket(4, (96, 64)),)
+
+
+@functools.cache
+def losses(network):
+    """A step of a Transformer, and its parameters."""
+    config = TransformerConfig(
+        vocab_size=1001,
+        num_layers=1,
+        width=16,
+        num_heads=2,
+        num_kv_heads=1,
+        mlp_width=32,
+        attention="dense",
+    )
+    graph, params = nnx.split(network(config, rngs=nnx.Rngs(0)), nnx.Param)
+    fields = ["inputs", "inputs_segment_ids", "inputs_positions"]
+    if network is EncoderDecoder:
+        fields += ["decoder_inputs", "targets_segment_ids", "targets_positions"]
+
+    def loss(params, batch):
+        logits = nnx.merge(graph, params)(*(batch[name] for name in fields))
+        return cross_entropy(logits, batch["targets"], batch["loss_weights"])
+
+    return make_score_step(loss), params
+
+
+def alone(corpus, network, bucket, epoch=0):
+    """The losses of each example, of pieces that are each alone in a row."""
+    step, params = losses(network)
+    plan = pipeline.Plan(corpus, [bucket], shuffle=False, packing="none")
+    batches, step = pipeline.Batches(corpus, plan).repeat(), jax.jit(step)
+    found = [{} for _ in range(len(corpus))]
+    for number in range(plan.first_step(epoch), plan.first_step(epoch + 1)):
+        nll = np.asarray(step(params, batches[number])["nll"])
+        for row, example, start, *sizes in plan.batch(number).segments:
+            found[example][start] = nll[row, : sizes[-1]]
+    return [[x for start in sorted(each) for x in each[start]] for each in found]
+
+
+@pytest.fixture(scope="module")
+def masked(examples, tmp_path_factory):
+    """The examples as a masked view."""
+    directory = tmp_path_factory.mktemp("inputs")
+    corpus = pipeline.Corpus.from_arrays(examples, directory, vocab_size=1000, task=INPUTS)
+    return pipeline.Masked(corpus, rate=0.3)
+
+
+@pytest.mark.parametrize(
+    ("given", "network", "buckets", "epoch"),
+    [
+        pytest.param("corpus", Decoder, LONG, 0, marks=pytest.mark.slow),
+        ("corpus", Decoder, SPLIT, 0),
+        ("pairs", EncoderDecoder, PAIRED, 0),
+        ("masked", Encoder, LONG, 2),
+    ],
+    ids=["causal", "split", "pairs", "masked"],
+)
+def test_scores_are_those_of_each_example_alone_in_a_row(
+    given, network, buckets, epoch, request, tmp_path
+):
+    corpus = request.getfixturevalue(given)
+    per = "targets" if given == "pairs" else "position"
+    step, params = losses(network)
+    scores = pipeline.score(
+        corpus, step, state=params, directory=tmp_path, buckets=buckets, epoch=epoch, per=per
+    )
+    last = pipeline.Bucket(50, buckets[-1].length)
+    expected = alone(corpus, network, last, epoch)
+    assert len(scores) == len(corpus)
+    for one, other in zip(scores["nll"].to_pylist(), expected, strict=True):
+        np.testing.assert_allclose(one or [], other, rtol=1e-5, atol=1e-5)
+    empty = [one is None for one in scores["nll"].to_pylist()]
+    assert empty == [not other for other in expected]
+    assert sum(map(len, expected)) > 3000
+
+
+def positions_and_segments(batch):
+    """What says where each value came from."""
+    ids, inputs = batch["inputs_segment_ids"], batch["inputs"]
+    of_segment = jax.nn.one_hot(ids - 1, 16)
+    sums = jnp.einsum("rls,rl->rs", of_segment, inputs.astype(jnp.float32))
+    means = sums / jnp.maximum(of_segment.sum(1), 1)
+    return {
+        "token": inputs,
+        "wide": jnp.stack([inputs, batch["inputs_positions"]], axis=-1).astype(jnp.bfloat16),
+        "segment": jnp.stack([means, 2 * means], axis=-1),
+    }
+
+
+PER = {"token": "position", "wide": "position", "segment": "segment"}
+OPTIONS = {"tokens_per_batch": 1024, "length_multiple": 16, "max_segments": 16}
+
+
+def test_values_of_positions_and_of_segments_come_back_in_their_shapes(
+    corpus, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(table, "ROWS", 70)  # several record batches
+    scores = pipeline.score(corpus, positions_and_segments, directory=tmp_path, per=PER, **OPTIONS)
+    types = {name: str(scores.schema.field(name).type) for name in scores.column_names}
+    assert types == {
+        "token": "large_list<item: int32>",
+        "wide": "large_list<item: fixed_size_list<item: float>[2]>",
+        "segment": "fixed_size_list<item: float>[2]",
+    }
+    for example, row in zip(corpus, scores.to_pylist(), strict=True):
+        tokens = example["inputs"]
+        if not len(tokens):
+            assert row == {"token": None, "wide": None, "segment": None}
+            continue
+        assert row["token"] == tokens.tolist()
+        assert [each[1] for each in row["wide"]] == list(range(len(tokens)))
+        np.testing.assert_allclose(row["segment"], [tokens.mean(), 2 * tokens.mean()], rtol=1e-6)
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_records_of_split_examples_are_reduced_to_one(corpus, reduce, tmp_path):
+    options = OPTIONS | {"max_length": 48}
+    scores = pipeline.score(
+        corpus, positions_and_segments, directory=tmp_path, per=PER, reduce=reduce, **options
+    )
+    assert corpus.lengths.max() > 3 * 48
+    for example, row in zip(corpus, scores.to_pylist(), strict=True):
+        tokens = example["inputs"]
+        if len(tokens):
+            assert row["token"] == getattr(tokens, reduce)()
+            if reduce == "mean":  # of a segment's mean: weighted by positions
+                np.testing.assert_allclose(row["segment"][0], tokens.mean(), rtol=1e-6)
+
+
+def test_several_corpora_are_scored_one_after_another(corpus, tmp_path):
+    both = pipeline.Corpora({"first": corpus, "second": corpus})
+    scores = pipeline.score(both, ready, directory=tmp_path, per="position", **OPTIONS)
+    tokens = scores["token"].to_pylist()
+    assert tokens[: len(corpus)] == tokens[len(corpus) :]
+
+
+def ready(batch):
+    """A step for tests of files."""
+    return {"token": batch["inputs"], "half": batch["inputs"] / 2}
+
+
+READY = {"buckets": SHORT, "per": "position"}
+
+
+def files(directory):
+    # A kill may leave the file by which hosts see that they share a directory.
+    paths = [path for path in directory.iterdir() if not path.name.startswith(".shared.")]
+    return {path.name: path.read_bytes() for path in paths if path.is_file()}
+
+
+class Killed(BaseException):
+    """In place of SIGKILL."""
+
+
+def test_a_call_that_was_interrupted_continues_with_the_part_that_is_missing(
+    corpus, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(scoring, "STEPS", 3)
+    once, again = tmp_path / "once", tmp_path / "again"
+    pipeline.score(corpus, ready, directory=once, **READY)
+    write, written = Parts.write, []
+
+    def interrupted(self, number, arrays):
+        if written and written[-1] == number - 1 and number % 2:
+            written.append(None)
+            name = f".000000000-000000002-{0:016x}.{0:012x}.npz.{2**22}.tmp"
+            (again / "scores.parts" / name).touch()
+            raise Killed
+        write(self, number, arrays)
+        written.append(number)
+
+    monkeypatch.setattr(Parts, "write", interrupted)
+    for _ in range(100):
+        try:
+            scores = pipeline.score(corpus, ready, directory=again, **READY)
+        except Killed:
+            continue
+        break
+    assert written.count(None) > 2
+    numbers = [number for number in written if number is not None]
+    assert numbers == list(range(len(numbers)))  # none is written twice
+    assert files(again) == files(once)
+    assert not (again / "scores.parts").exists()
+    # A third call finds all done, and runs nothing.
+    monkeypatch.setattr(Parts, "write", None)
+    assert pipeline.score(corpus, ready, directory=again, **READY).equals(scores)
+
+
+def test_a_damaged_part_is_made_again(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(scoring, "STEPS", 3)
+    once, again = tmp_path / "once", tmp_path / "again"
+    pipeline.score(corpus, ready, directory=once, **READY)
+    monkeypatch.setattr("pipeline.scoring.scores.write_table", None)
+    with pytest.raises(TypeError):  # every part is there, and no table
+        pipeline.score(corpus, ready, directory=again, **READY)
+    monkeypatch.setattr("pipeline.scoring.scores.write_table", table.write_table)
+    part = sorted((again / "scores.parts").glob("*.npz"))[2]
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+    pipeline.score(corpus, ready, directory=again, **READY)
+    assert files(again) == files(once)
+
+
+class Scale:
+    """A step with a number that no name of it tells."""
+
+    def __init__(self, by):
+        self.by = by
+
+    def __call__(self, params, batch):
+        return {"value": batch["inputs"] * self.by + params["w"].sum()}
+
+
+def test_scores_of_something_else_are_refused(corpus, tmp_path):
+    def score(given=corpus, by=2, w=3, **options):
+        options = (
+            OPTIONS
+            | {
+                "per": "position",
+                "state": {"w": jnp.full(4, w), "scale": 2.0, "key": jax.random.key(0)},
+            }
+            | options
+        )
+        return pipeline.score(given, Scale(by), directory=tmp_path, **options)
+
+    def again(**changed):
+        with pytest.raises(ValueError, match="another directory, or delete this one") as caught:
+            score(**changed)
+        return str(caught.value)
+
+    first = score()
+    assert "tokens was" in again(given=pipeline.Corpora({"a": corpus, "b": corpus}))
+    assert "max_segments was 16 and is now 17" in again(max_segments=17)
+    reduced = "value was every int32 per position and is now sum int32 per position"
+    assert reduced in again(reduce="sum")
+    assert "state was" in again(w=4)
+    assert "step was" in again(by=3)
+    # An array in the program of a function inside the step's.
+    inside = {n: jax.jit(functools.partial(jnp.multiply, np.full(1, n))) for n in (4, 5)}
+    steps = [lambda batch, f=f: {"value": f(batch["inputs"])} for f in inside.values()]
+    place = tmp_path / "inside"
+    pipeline.score(corpus, steps[0], directory=place, **READY)
+    with pytest.raises(ValueError, match=r"something else: step was \w+ and is now \w+\. Score"):
+        pipeline.score(corpus, steps[1], directory=place, **READY)
+    with messages() as said:
+        assert score().equals(first)
+    assert f"scores.arrow has these scores since {time.strftime('%Y-')}" in str(said)
+    (tmp_path / "scores.arrow").write_bytes(b"mine")
+    with pytest.raises(ValueError, match="is damaged"):
+        score()
+
+
+@pytest.mark.parametrize("content", [None, "{}", "null", "\0"])
+def test_parts_of_two_models_never_make_one_table(corpus, content, tmp_path, monkeypatch):
+    """Also if what says which scores they are was deleted or damaged in between."""
+    monkeypatch.setattr(scoring, "STEPS", 3)
+    options = READY | {"state": {"w": jnp.zeros(1)}}
+    expected = pipeline.score(corpus, Scale(3), directory=tmp_path / "once", **options)
+    write = Parts.write
+
+    def interrupted(self, number, arrays):
+        if number == 2:
+            raise Killed
+        write(self, number, arrays)
+
+    again = tmp_path / "again"
+    monkeypatch.setattr(Parts, "write", interrupted)
+    with pytest.raises(Killed):
+        pipeline.score(corpus, Scale(2), directory=again, **options)
+    monkeypatch.setattr(Parts, "write", write)
+    manifest = again / "scores.parts" / "manifest.json"
+    manifest.unlink() if content is None else manifest.write_text(content)
+    scores = pipeline.score(corpus, Scale(3), directory=again, **options)
+    assert scores.equals(expected)
+    assert not (again / "scores.parts").exists()
+
+
+def test_files_of_the_user_beside_the_scores_stay(corpus, tmp_path):
+    for name in ("parts", "scores.parts"):
+        (tmp_path / "d" / name).mkdir(parents=True)
+        (tmp_path / "d" / name / "mine.npz").write_text(name)
+    pipeline.score(corpus, ready, directory=tmp_path / "d", **READY)
+    for name in ("parts", "scores.parts"):
+        assert [path.name for path in (tmp_path / "d" / name).iterdir()] == ["mine.npz"]
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "e").mkdir()
+    (tmp_path / "e" / "scores.parts").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=r"scores\.parts is a symbolic link"):
+        pipeline.score(corpus, ready, directory=tmp_path / "e", **READY)
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_record_per_segment_may_be_as_many_as_positions(corpus, tmp_path):
+    def step(batch):
+        own = jnp.arange(1, 65)[None, :, None] == batch["inputs_segment_ids"][:, None]
+        return {"sum": (own * batch["inputs"][:, None]).sum(2)}  # [rows, 64] in rows of 64
+
+    options = {"buckets": [pipeline.Bucket(4, 64)], "per": "segment", "reduce": "sum"}
+    scores = pipeline.score(corpus, step, directory=tmp_path, **options)
+    expected = [int(each["inputs"].sum()) for each in corpus]
+    assert [each or 0 for each in scores["sum"].to_pylist()] == expected
+
+
+@pytest.mark.parametrize("side", ["inputs", "targets"])
+def test_of_pairs_with_equal_sides_the_side_is_said(pairs, side, tmp_path):
+    def step(batch):
+        return {"token": batch["decoder_inputs" if side == "targets" else "inputs"]}
+
+    buckets = [pipeline.Bucket(4, (96, 96))]
+    scores = pipeline.score(pairs, step, directory=tmp_path, buckets=buckets, per=side)
+    for example, tokens in zip(pairs, scores["token"].to_pylist(), strict=True):
+        expected = example["decoder_inputs" if side == "targets" else "inputs"].tolist()
+        assert tokens is None or tokens == expected
+
+
+def test_a_record_per_row_is_that_of_its_only_example(corpus, tmp_path):
+    def step(batch):
+        return {"sum": batch["inputs"].sum(1)}
+
+    with pytest.raises(ValueError, match="per='row' needs 10 segments"):
+        pipeline.score(corpus, step, directory=tmp_path, per="row", **OPTIONS)
+    options = OPTIONS | {"max_segments": 1}
+    scores = pipeline.score(corpus, step, directory=tmp_path, per="row", **options)
+    sums = [int(each["inputs"].sum()) or None for each in corpus]
+    assert scores["sum"].to_pylist() == sums
+
+
+def test_arguments_that_cannot_work_are_refused(corpus, tmp_path):
+    def refused(step, error=ValueError, **options):
+        options = {"per": "position"} | OPTIONS | options
+        with pytest.raises(error) as caught:
+            pipeline.score(corpus, step, directory=tmp_path, **options)
+        return str(caught.value)
+
+    assert "no option 'shuffle'" in refused(ready, TypeError, shuffle=True)
+    assert "did you mean 'max_length'" in refused(ready, TypeError, max_lenght=8)
+    assert "reduce is 'most'; it must be one of sum, mean" in refused(ready, reduce="most")
+    assert "must return a dict of arrays" in refused(lambda batch: batch["inputs"])
+    whole = refused(lambda batch: {"loss": batch["inputs"].sum()})
+    assert "loss has shape (), and per='position' needs" in whole
+    few = refused(lambda batch: {"reward": batch["inputs"][:, :3]})
+    assert "3), and per='position' needs" in few
+    few = refused(lambda batch: {"reward": batch["inputs"][:, :3]}, per="segment")
+    assert "per='segment' needs 10 segments in each of" in few
+    split = refused(positions_and_segments, max_length=48, per=PER)
+    assert "some examples are split into several segments; give reduce='mean'" in split
+    assert "per of half is 'targets'; it must be one of position, segment, row" in refused(
+        ready, per="targets"
+    )
+    assert "per has loss, and the step returns half, token" in refused(ready, per={"loss": "row"})
+    assert "is complex64" in refused(lambda batch: {"loss": batch["inputs"] * 1j})
+    with directory_lock(tmp_path, "testing"):
+        assert "another process is scoring" in refused(ready, RuntimeError)
+    assert not (tmp_path / "scores.parts").exists()  # refused before anything is written
+
+
+def test_devices_share_batches_and_a_later_call_keeps_their_rows(corpus, tmp_path):
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((4,), ("data",), axis_types=auto)
+    four, one = tmp_path / "four", tmp_path / "one"
+    scores = pipeline.score(corpus, ready, directory=four, sharding=mesh, per="position", **OPTIONS)
+    about = open_table(four / "scores.arrow").schema.metadata[b"lockstep"]
+    assert json.loads(about)["row_multiple"] == 4
+    assert pipeline.score(corpus, ready, directory=four, per="position", **OPTIONS).equals(scores)
+    with jax.set_mesh(mesh):
+        again = pipeline.score(
+            corpus, ready, directory=four, sharding=mesh, per="position", **OPTIONS
+        )
+    assert again.equals(scores)
+    pipeline.score(corpus, ready, directory=one, row_multiple=4, per="position", **OPTIONS)
+    assert files(one) == files(four)
+    mesh = jax.make_mesh((4,), ("context",), axis_types=auto)
+    pipeline.score(
+        corpus,
+        ready,
+        directory=tmp_path / "length",
+        sharding=mesh,
+        row_multiple=4,
+        per="position",
+        **OPTIONS,
+    )
+    assert files(tmp_path / "length") == files(four)
+
+
+def test_a_run_scores_its_documents_with_its_latest_checkpoint(text, tmp_path):
+    config = tiny(text, model__num_layers=1, model__width=32, model__attention="dense")
+    workdir, directory = epath.Path(tmp_path / "run"), epath.Path(tmp_path / "scores")
+    with pytest.raises(ValueError, match=r"there is no checkpoint in .*; train there first"):
+        train.score(config, workdir, directory)
+    corpus, _ = prepare_corpora(config, workdir / "corpus")
+    made = train.make_steps(config, corpus, make_mesh(config.mesh))
+    state = made.initialise(jax.random.key(1))
+    with Checkpoints(workdir / "checkpoints") as checkpoints:
+        checkpoints.save(7, state, data={"step": 7})
+    with messages() as said:
+        train.score(config, workdir, directory)
+    scores = open_table(directory / "scores.arrow")
+    nll, weight = (np.array(scores[name].to_pylist(), float) for name in ("nll", "weight"))
+    assert weight.tolist() == corpus.lengths.tolist()
+    batches = pipeline.Batches(corpus, pipeline.Plan(corpus, [pipeline.Bucket(8, 128)]))
+    sums = np.sum([jax.jit(made.evaluate)(state["params"], batch) for batch in batches], axis=0)
+    np.testing.assert_allclose([nll.sum(), weight.sum()], sums, rtol=1e-5)
+    mean, bits = sums[0] / sums[1], sums[0] / np.log(2) / corpus.text_bytes
+    assert f"128 documents: loss {mean:.2f}" in str(said)
+    printed = re.search(r"perplexity ([\d.]+), ([\d.]+) bits per byte", str(said))
+    np.testing.assert_allclose(
+        [float(n) for n in printed.groups()], [np.exp(mean), bits], rtol=1e-3
+    )
+
+
+def start(count, folder, corpus, directory, **asked):
+    """Scores a corpus in `count` processes, which have four devices together."""
+    asked |= {"do": "score", "mesh": {"data": 4}, "count": count, "port": free_port()}
+    asked |= {"corpus": str(corpus.directory), "directory": str(directory)}
+    requests = [json.dumps(asked | {"index": index}) for index in range(count)]
+    flags = f"--xla_force_host_platform_device_count={4 // count} {COMPILE_QUICKLY}"
+    commands = [[sys.executable, "tests/runs/host_worker.py", request] for request in requests]
+    return Group(commands, folder, environment(XLA_FLAGS=flags, NPROC="16"))
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """600 examples, some of them longer than 32."""
+    rng = np.random.default_rng(0)
+    sizes = np.clip(rng.lognormal(2.7, 0.8, 600), 0, 70).astype(int)
+    examples = [rng.integers(1, 99, size) for size in sizes]
+    return pipeline.Corpus.from_arrays(examples, tmp_path_factory.mktemp("many"), vocab_size=99)
+
+
+@pytest.mark.slow
+def test_files_are_equal_on_1_2_and_4_processes_and_after_ten_kills(many, tmp_path):
+    for count in (1, 2, 4):
+        group = start(count, tmp_path / f"logs{count}", many, tmp_path / str(count))
+        assert group.wait() == [0] * count, group.outputs()
+    assert files(tmp_path / "1")["scores.arrow"]
+    assert files(tmp_path / "1") == files(tmp_path / "2") == files(tmp_path / "4")
+    moments, killed = random.Random(0), tmp_path / "killed"
+
+    def saved():
+        return len(list((killed / "scores.parts").glob("0*.npz")))
+
+    for number in range(10):
+        logs = tmp_path / f"kill{number}"
+        # Every other time by two processes, so that each number continues what the other began.
+        group = start(1 + number % 2, logs, many, killed, seconds=0.2)
+        before, asked = saved(), moments.choice([0, 1, 1, 2])
+        while "BEGUN" not in group.outputs()[0] or saved() < before + asked:
+            assert group.processes[0].poll() is None, group.outputs()
+            time.sleep(0.02)
+        time.sleep(moments.uniform(0, 0.3))
+        assert group.processes[0].poll() is None, group.outputs()
+        group.kill()
+    assert saved() > 3  # every start went on
+    assert start(1, tmp_path / "last", many, killed).wait() == [0]
+    assert files(killed) == files(tmp_path / "1")

@@ -1,0 +1,120 @@
+"""Updates of several batches: as if the batches were one, also across checkpoints."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from etils import epath
+
+import train
+from pipeline.history import read_history
+from pipeline.steps import accumulate
+from tests.runs.runs import lines, messages, run, segment_losses, steps, tiny
+
+BATCHES = 4
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "lines.txt"
+    rng = np.random.default_rng(0)
+    path.write_text("".join(f"{'ab' * int(n)}\n" for n in rng.integers(1, 60, 200)))
+    return path
+
+
+def problem(params, batch):
+    """Σ weight · squared error of a line, and Σ weight."""
+    error = batch["x"] @ params["w"] + params["b"] - batch["y"]
+    return (batch["weight"] * error**2).sum(), batch["weight"].sum()
+
+
+def test_an_update_of_several_batches_is_that_of_one_batch_with_all_rows():
+    rng = np.random.default_rng(0)
+    whole = {
+        "x": rng.normal(size=(32, 3)).astype(np.float32),
+        "y": rng.normal(size=32).astype(np.float32),
+        "weight": rng.integers(0, 3, 32).astype(np.float32) * np.arange(32),  # uneven
+    }
+    start = {"w": jnp.ones(3), "b": jnp.float32(0)}
+    clipped = optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(1e-2, weight_decay=0.1))
+    ends = []
+    for batches in (1, BATCHES):
+        optimizer, params = accumulate(clipped, batches), start
+        state = optimizer.init(params)
+        for _ in range(3):
+            for rows in np.split(np.arange(32), batches):
+                batch = jax.tree.map(lambda field, rows=rows: field[rows], whole)
+                gradients, weight = jax.grad(problem, has_aux=True)(params, batch)
+                updates, state = optimizer.update(gradients, state, params, weight=weight)
+                params = optax.apply_updates(params, updates)
+        ends.append(params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), *ends)
+    assert not np.allclose(ends[0]["w"], start["w"])
+
+
+@pytest.mark.slow
+def test_the_program_makes_an_update_of_each_block_of_tiers(text, tmp_path):
+    config = tiny(text, steps=8, accumulate=BATCHES, checkpoint_every=100)
+    run(config, tmp_path / "whole")
+    _, plan = read_history(epath.Path(tmp_path / "whole"))
+    assert plan.options.tiers == BATCHES
+    rates = [line["learning_rate"] for line in steps(tmp_path / "whole")]
+    assert [len(set(rates[first : first + BATCHES])) for first in (0, 4)] == [1, 1]
+    assert rates[0] != rates[4]
+
+    # Stopped in the middle of each update.
+    stops = [3, 6]
+
+    def received(self, done):
+        self.reason = "SIGTERM"
+        return done in stops and stops.remove(done) is None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train.hosts.StopSignals, "received", received)
+        for _ in range(3):
+            config = tiny(text, steps=8, accumulate=BATCHES, checkpoint_every=100)
+            run(config, tmp_path / "parts")
+    assert not stops
+    for one, other in zip(
+        segment_losses(tmp_path / "parts"), segment_losses(tmp_path / "whole"), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+    whole, parts = (
+        [line["loss"] for line in steps(tmp_path / name)] for name in ("whole", "parts")
+    )
+    assert whole == parts
+
+
+def test_gradients_of_the_last_steps_that_are_in_no_update_are_told(text, tmp_path):
+    config = tiny(text, steps=8, accumulate=BATCHES, skip_steps=(5,))
+    with messages() as said:
+        run(config, tmp_path)
+    assert f"the gradients of the last {BATCHES - 1} steps are in no update" in str(said)
+
+
+def test_steps_that_make_no_whole_update_are_refused(text, tmp_path):
+    with pytest.raises(ValueError, match=r"config.steps is 10; config.accumulate=4 steps make"):
+        run(tiny(text, steps=10, accumulate=BATCHES), tmp_path)
+
+
+@pytest.mark.exhaustive
+def test_loss_curves_with_and_without_tiers_agree(text, tmp_path):
+    def curve(seed, tiers, accumulate):
+        name = f"{seed}-{tiers}-{accumulate}"
+        fields = {"seed": seed, "batches__tiers": tiers, "accumulate": accumulate}
+        fields |= {"steps": 32, "eval_every": 8, "checkpoint_every": 100}
+        run(tiny(text, optimizer__learning_rate=1e-3, **fields), tmp_path / name)
+        return [line["eval_loss"] for line in lines(tmp_path / name) if "eval_loss" in line]
+
+    both = itertools.product((1, BATCHES), repeat=2)
+    curves = {(k, n): [curve(seed, k, n) for seed in range(3)] for k, n in both}
+    assert np.shape(curves[1, 1]) == (3, 5)
+    # With accumulation each update has the same rows; without, only their mean is the same.
+    np.testing.assert_allclose(curves[BATCHES, BATCHES], curves[1, BATCHES], rtol=1e-5)
+    noise = np.std(curves[1, 1], axis=0).max()
+    apart = np.mean(curves[BATCHES, 1], axis=0) - np.mean(curves[1, 1], axis=0)
+    assert np.abs(apart).max() < 2 * noise
+    assert np.mean(curves[BATCHES, 1], axis=0)[-1] < np.mean(curves[1, 1], axis=0)[0]

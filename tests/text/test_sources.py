@@ -1,0 +1,373 @@
+import gzip
+import itertools
+import json
+import os
+import pickle
+import sys
+import time
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.text.sources import (
+    JsonLines,
+    ParallelText,
+    Slice,
+    TextFiles,
+    Tfds,
+    files,
+    lines,
+)
+from pipeline.text.sources.source import read_texts, where
+from tests.properties.questions import MORE, RECORDS, write_questions
+
+
+def compressed(content, suffix):
+    if suffix == ".gz":
+        return gzip.compress(content)
+    if suffix == ".zst":
+        # Two frames, as parallel compressors write them.
+        half, codec = len(content) // 2, pa.Codec("zstd")
+        frames = (codec.compress(part).to_pybytes() for part in (content[:half], content[half:]))
+        return b"".join(frames)
+    return content
+
+
+@pytest.fixture(params=["", ".gz", ".zst"], ids=["plain", "gz", "zst"])
+def text_files(request, tmp_path):
+    """200 lines in two files, with a blank one after every tenth."""
+    texts = [f"line {number} " + "é" * (number % 7) for number in range(200)]
+    for name, mine in (("a", texts[:120]), ("b", texts[120:])):
+        content = "".join(t + ("\n \n" if at % 10 == 9 else "\n") for at, t in enumerate(mine))
+        path = tmp_path / f"{name}.txt{request.param}"
+        path.write_bytes(compressed(content.encode(), request.param))
+    return str(tmp_path / f"*.txt{request.param}"), texts
+
+
+def test_a_record_is_a_line_and_blank_lines_are_skipped(text_files):
+    pattern, texts = text_files
+    source = TextFiles(pattern)
+    assert len(source) == 200
+    assert [record["text"] for record in source.__getitems__(range(200))] == texts
+    assert where(source, 15).endswith(", line 17")
+    assert "2 files" in str(source) or "and 1 more" in str(source)
+
+
+@settings(deadline=None, max_examples=40)
+@given(order=st.lists(st.integers(0, 199), max_size=20))
+def test_lines_are_the_same_in_any_order(tmp_path_factory, order):
+    for suffix in ("", ".gz", ".zst"):
+        path = tmp_path_factory.getbasetemp() / f"any-order.txt{suffix}"
+        texts = [f"{number} {'x' * (number % 90)}" for number in range(200)]
+        if not path.exists():
+            path.write_bytes(compressed("\n".join(texts).encode(), suffix))
+        source = TextFiles(path)
+        assert [source[index]["text"] for index in order] == [texts[index] for index in order]
+        copy = pickle.loads(pickle.dumps(source))
+        assert [record["text"] for record in copy.__getitems__(order)] == [texts[i] for i in order]
+
+
+def test_reading_in_order_decompresses_once(text_files, monkeypatch):
+    source = TextFiles(text_files[0])
+    assert len(source) == 200
+    scans = []
+    scan = lines._scan
+    monkeypatch.setattr(lines, "_scan", lambda *place: scans.append(place) or scan(*place))
+    for begin in range(0, 200, 16):
+        source.__getitems__(range(begin, min(begin + 8, 200)))
+    assert len(scans) == 2
+
+
+@pytest.fixture(params=["indexed_gzip", "without"])
+def with_index(request, monkeypatch):
+    """Whether the package `indexed_gzip` is installed."""
+    if request.param == "without":
+        monkeypatch.setitem(sys.modules, "indexed_gzip", None)
+    else:
+        pytest.importorskip("indexed_gzip")
+    return request.param == "indexed_gzip"
+
+
+def test_gzip_has_the_same_lines_with_and_without_an_index(tmp_path, with_index, monkeypatch):
+    monkeypatch.setattr(files, "SPACING", 1 << 16)
+    text = [f"{number} {number**5:x}" for number in range(20_000)]
+    parts = text[:9_000], [], text[9_000:], []  # members, some of them empty, and zeros after them
+    members = (gzip.compress("".join(f"{line}\n" for line in part).encode()) for part in parts)
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(b"".join(members) + bytes(600))
+    scans = []
+    scan = lines._scan
+    monkeypatch.setattr(lines, "_scan", lambda *place: scans.append(place) or scan(*place))
+    source = TextFiles(path)
+    order = [19_999, *range(19_000, 5_000, -700), *range(0, 20_000, 999), 8_999, 9_000, 0]
+    for each in (source, pickle.loads(pickle.dumps(source))):
+        assert [each[number]["text"] for number in order] == [text[number] for number in order]
+    assert [len(place) == 4 and bool(place[3]) for place in scans[:2]] == [False, with_index], scans
+    assert source.__getitems__(range(20_000)) == [{"text": line} for line in text]
+
+
+def test_gzip_without_an_index_is_read_front_to_back(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "indexed_gzip", None)
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(gzip.compress(b"".join(b"%d\n" % number for number in range(5000))))
+    source = TextFiles(path)
+    scans = []
+    scan = lines._scan
+    monkeypatch.setattr(lines, "_scan", lambda *place: scans.append(place) or scan(*place))
+    assert [source[number]["text"] for number in range(0, 5000, 99)] == [
+        str(number) for number in range(0, 5000, 99)
+    ]
+    assert len(scans) == 2  # of which one is the index of lines
+
+
+def test_numbers_in_any_order_read_zstandard_once(tmp_path, monkeypatch):
+    path = tmp_path / "a.txt.zst"
+    path.write_bytes(compressed("".join(f"{n}\n" for n in range(500)).encode(), ".zst"))
+    source = TextFiles(path)
+    scans = []
+    scan = lines._scan
+    monkeypatch.setattr(lines, "_scan", lambda *place: scans.append(place) or scan(*place))
+    order = np.random.default_rng(0).permutation(len(source)).tolist()
+    assert [record["text"] for record in source.__getitems__(order)] == [str(n) for n in order]
+    assert len(scans) <= 2  # of which one is the index
+
+
+def test_line_ends_and_byte_order_marks_are_no_text(tmp_path):
+    path = tmp_path / "windows.txt"
+    path.write_bytes(b"\xef\xbb\xbffirst\r\n\r\nsecond\r\nthird without end")
+    source = TextFiles(path)
+    assert [record["text"] for record in source.__getitems__(range(3))] == [
+        "first",
+        "second",
+        "third without end",
+    ]
+    assert TextFiles(path, sample_by="file")[0]["text"].startswith("first\r\n\r\n")
+
+
+@pytest.fixture
+def parallel(tmp_path):
+    """Two texts of 100 lines in two files each, of which one is compressed, with blank lines."""
+    sides = [
+        [f"{side} {number}" if number % step else "" for number in range(100)]
+        for side, step in (("de", 7), ("en", 11))
+    ]
+    for name, part in (("1", slice(0, 70)), ("2", slice(70, 100))):
+        (tmp_path / f"{name}.de").write_text("\n".join(sides[0][part]) + "\n")
+        text = "\r\n".join(sides[1][part]) + "\r\n"
+        (tmp_path / f"{name}.en.gz").write_bytes(gzip.compress(text.encode()))
+    return [tmp_path / "1.de", tmp_path / "2.de"], str(tmp_path / "*.en.gz"), sides
+
+
+def test_blank_lines_of_parallel_texts_keep_the_others_beside_each_other(parallel):
+    *paths, sides = parallel
+    source = ParallelText(*paths)
+    records = [{"inputs": de, "targets": en} for de, en in zip(*sides, strict=True)]
+    assert len(source) == 100
+    assert source.__getitems__(range(100)) == records
+    copy = pickle.loads(pickle.dumps(source))
+    assert [copy[index] for index in (99, 0, 77, 70, 33)] == [
+        records[index] for index in (99, 0, 77, 70, 33)
+    ]
+    assert where(source, 77) == f"{paths[0][1]}, line 8 and {paths[1][:-7]}2.en.gz, line 8"
+    assert ParallelText(paths[1], paths[0]).fingerprint != source.fingerprint
+    kept, skipped = (TextFiles(paths[0], keep_blank=keep) for keep in (True, False))
+    assert (len(kept), len(skipped)) == (100, 85)
+    assert kept.fingerprint != skipped.fingerprint
+
+
+def test_parallel_texts_with_other_numbers_of_lines_are_refused(parallel, tmp_path):
+    *paths, sides = parallel
+    (tmp_path / "2.de").write_text("\n".join(sides[0][70:99]) + "\n")
+    (tmp_path / "1.de").write_text("\n".join([*sides[0][:70], "another"]))  # in all as many
+    with pytest.raises(ValueError, match=r"1\.de has 71 lines and .*1\.en\.gz has 70, blank ones"):
+        len(ParallelText(*paths))
+    with pytest.raises(ValueError, match="there are 1 files of inputs and 2 of targets"):
+        ParallelText(paths[0][0], paths[1])
+
+
+def test_a_record_may_be_a_whole_file(text_files):
+    source = TextFiles(text_files[0], sample_by="file")
+    assert len(source) == 2
+    assert source[1]["text"].startswith("line 120 ")
+    assert source[0]["text"].count("\n") == 132
+    assert source.fingerprint != TextFiles(text_files[0]).fingerprint
+    with pytest.raises(ValueError, match="sample_by is 'word'; it must be 'line' or 'file'"):
+        TextFiles(text_files[0], sample_by="word")
+
+
+def test_fingerprints_depend_on_names_and_content_but_not_on_place_or_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "SAMPLE", 64)
+    content = b"".join(b"line %05d\n" % number for number in range(1000))
+    for place in ("here", "there"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "a.txt").write_bytes(content)
+    os.utime(tmp_path / "there" / "a.txt", (1, 1))
+    here = TextFiles(tmp_path / "here" / "a.txt").fingerprint
+    assert TextFiles(tmp_path / "there" / "a.txt").fingerprint == here
+    (tmp_path / "there" / "a.txt").write_bytes(content[:-2] + b"x\n")
+    assert TextFiles(tmp_path / "there" / "a.txt").fingerprint != here
+    (tmp_path / "here" / "b.txt").write_bytes(content)
+    assert TextFiles(tmp_path / "here" / "b.txt").fingerprint != here
+    assert TextFiles(tmp_path / "here" / "*.txt").fingerprint != here
+
+
+def test_json_lines_are_records(tmp_path):
+    records = [{"text": f"né {number}", "n": [number]} for number in range(40)]
+    content = "\n\n".join(json.dumps(record, ensure_ascii=False) for record in records)
+    for suffix in ("", ".gz", ".zst"):
+        path = tmp_path / f"a.jsonl{suffix}"
+        path.write_bytes(compressed(content.encode(), suffix))
+        source = JsonLines(path)
+        assert source.__getitems__(range(40)) == records
+        assert read_texts(source, [3, 4], "text") == ["né 3", "né 4"]
+        assert where(source, 2) == f"{path}, line 5"
+
+
+@pytest.mark.parametrize(
+    ("paths", "error", "sentence"),
+    [
+        ("nowhere.txt", FileNotFoundError, "there is no file .*nowhere.txt; check the path"),
+        ("*.nothing", FileNotFoundError, r"no file matches .*\*.nothing; check"),
+        (".", ValueError, r"is a directory; name its files with a glob such as"),
+    ],
+)
+def test_a_missing_file_is_named(tmp_path, paths, error, sentence):
+    for kind in (TextFiles, JsonLines):
+        with pytest.raises(error, match=sentence):
+            kind(os.path.join(tmp_path, paths))
+        with pytest.raises(ValueError, match="no files were given"):
+            kind([])
+
+
+def test_text_that_is_not_utf8_is_placed(tmp_path):
+    path = tmp_path / "latin.txt"
+    path.write_bytes("gut\n\nné\n".encode() + "schön\n".encode("latin-1"))
+    sentence = f"{path}, line 4 is not UTF-8: byte 12 of the file is 0xf6"
+    for source in (TextFiles(path), TextFiles(path, sample_by="file"), JsonLines(path)):
+        with pytest.raises(ValueError, match=sentence):
+            source[len(source) - 1]
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ('{"text": "a"', "line 3 is broken JSON: Expecting ',' delimiter at column 13"),
+        ("[1, 2]", "line 3 holds a JSON list; each line must hold an object"),
+        (
+            '{"body": "a", "id": 1}',
+            "line 3 has no field 'text' .its fields: body, id.; give",
+        ),
+        ('{"text": 5}', "line 3: field 'text' holds int, not text"),
+        ('{"text": null}', "line 3: field 'text' holds NoneType, not text"),
+        (
+            '{"a": ' * 1_000_000,
+            "line 3 cannot be read: its JSON is nested too deeply, or has a num",
+        ),
+        (f'{{"id": {"7" * 5000}}}', "line 3 cannot be read: .* limit .* for integer string"),
+        ('{"text": "\\ud800"}', "line 3: field 'text' is not UTF-8 text"),
+    ],
+)
+def test_a_broken_line_of_json_is_named(tmp_path, line, sentence):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a"}\n\n' + line + "\n")
+    with pytest.raises(ValueError, match=f"{path}, {sentence}"):
+        read_texts(JsonLines(path), [0, 1], "text")
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_a_damaged_compressed_file_is_named(tmp_path, suffix, with_index):
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(b"this is not compressed at all" * 10)
+    with pytest.raises(ValueError, match=f"{path} cannot be decompressed"):
+        len(TextFiles(path))
+    whole = compressed(b"".join(b"%d\n" % number**3 for number in range(1000)), suffix)
+    path.write_bytes(whole[:-20])
+    with pytest.raises(ValueError, match=f"{path} cannot be decompressed"):
+        TextFiles(path, sample_by="file")[0]
+    with pytest.raises(ValueError, match=f"{path} cannot be decompressed"):
+        len(TextFiles(path))
+
+
+def test_a_file_that_shrank_is_noticed(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("one\ntwo\nthree\n")
+    source = TextFiles(path)
+    assert len(source) == 3
+    path.write_text("one\n")
+    with pytest.raises(ValueError, match="has fewer lines than when it was opened"):
+        source[2]
+
+
+@given(st.integers(1, 500), st.lists(st.integers(1, 99), max_size=3, unique=True))
+def test_slices_divide_a_source(records, bounds):
+    source = [{"text": str(number)} for number in range(records)]
+    fractions = [0.0, *(bound / 100 for bound in sorted(bounds)), 1.0]
+    slices = [Slice(source, *pair) for pair in itertools.pairwise(fractions)]
+    seen = [record for each in slices for record in each.__getitems__(range(len(each)))]
+    assert seen == source
+
+
+def test_a_slice_names_records_as_its_source_does(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("one\ntwo\nthree\nfour\n")
+    hundred = [{"text": ""}] * 100
+    counts = [len(Slice(hundred, 0, share / 100)) for share in range(1, 101)]
+    assert counts == list(range(1, 101))  # in floating point, 0.29 * 100 is below 29
+    half = Slice(TextFiles(path), 0.5, 1.0)
+    assert half[0] == {"text": "three"}
+    assert where(half, 1) == f"{path}, line 4"
+    assert half.fingerprint != Slice(TextFiles(path), 0.0, 0.5).fingerprint
+    with pytest.raises(IndexError, match="record 2 of 2"):
+        half[2]
+    with pytest.raises(ValueError, match=r"it takes 0.0 <= begin < end <= 1.0"):
+        Slice(half, 0.5, 0.5)
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    """Where a data set with two splits was prepared."""
+    directory = tmp_path_factory.mktemp("tfds")
+    write_questions(directory)
+    return directory
+
+
+def test_a_tfds_source_has_the_records_of_its_split(data_dir):
+    for split, records in (("train", RECORDS), ("validation", MORE)):
+        source = Tfds("questions", split, data_dir)
+        texts = read_texts(source, range(len(source)), "text")
+        assert sorted(texts) == sorted(record["text"] for record in records)
+
+
+def test_a_tfds_source_pickles_and_is_told_apart_by_content(data_dir):
+    source = Tfds("questions", "train[:50%]", data_dir)
+    again = pickle.loads(pickle.dumps(source))
+    assert len(again) == 15
+    assert again[7] == source[7]
+    assert again.fingerprint == source.fingerprint
+    others = {Tfds("questions", split, data_dir).fingerprint for split in ("train", "train[50%:]")}
+    assert len({source.fingerprint, *others}) == 3
+    assert where(source, 7) == "record 7 of questions, split train[:50%]"
+
+
+def test_a_data_set_that_is_not_there_is_refused_at_once(data_dir):
+    started = time.monotonic()
+    for name in ("mnist", "wikipedia/20230601.en", "no_such_data_set", "questions/other"):
+        with pytest.raises(FileNotFoundError, match=f"the data set {name} is not in {data_dir}"):
+            Tfds(name, "train", data_dir)
+    assert time.monotonic() - started < 60  # TFDS itself would retry for minutes
+    with pytest.raises(ValueError, match="has no split 'test'; its splits are train, validation"):
+        Tfds("questions", "test", data_dir)
+
+
+def test_a_file_with_a_mark_and_bytes_that_are_no_text_is_refused_by_the_right_byte(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\xef\xbb\xbfgood\nb\xffd")
+    for sample_by, record in (("file", 0), ("line", 1)):
+        with pytest.raises(ValueError, match="line 2 is not UTF-8: byte 9 of the file is 0xff"):
+            TextFiles(path, sample_by=sample_by)[record]
+    path.write_bytes(b"\xef\xbb\xbf\xff")
+    with pytest.raises(ValueError, match="line 1 is not UTF-8: byte 3 of the file is 0xff"):
+        TextFiles(path)[0]

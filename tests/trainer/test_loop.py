@@ -1,0 +1,278 @@
+"""The loop of the training program, with a model that is next to nothing."""
+
+import json
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import pipeline
+import train
+from pipeline.cli.commands import main
+from pipeline.fs.atomic import directory_lock
+from pipeline.history import RunLog, losses, read_history
+from pipeline.loading.checkpoint import Checkpoints
+from pipeline.steps import hosts
+from pipeline.steps.compiled import Compiled
+from tests.properties.disk import Disk, fails
+from tests.runs.runs import lines, run, segment_losses, steps, summary, tiny
+
+
+@pytest.fixture(autouse=True)
+def counter(monkeypatch):
+    """A model of one parameter, which each update makes one larger; the loss is the parameter."""
+
+    def make_model(config, corpus):
+        def loss(params, batch):
+            weight = batch["loss_weights"].sum()
+            return weight * params["count"], weight
+
+        return (lambda key: {"count": jnp.float32(0)}), loss, lambda planned: planned.num_tokens
+
+    def make_optimizer(config):
+        return optax.sgd(-1.0), lambda updates: updates * 1.0
+
+    monkeypatch.setattr(train, "make_model", make_model)
+    monkeypatch.setattr(train, "make_optimizer", make_optimizer)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """120 documents of 1 to 40 words as JSON lines."""
+    rng = np.random.default_rng(0)
+    path = tmp_path_factory.mktemp("text") / "documents.jsonl"
+    sizes = np.clip(rng.lognormal(2, 0.8, 120), 1, 40).astype(int)
+    path.write_text("".join(json.dumps({"text": "word " * int(n)}) + "\n" for n in sizes))
+    return path
+
+
+@pytest.fixture
+def config(text):
+    return tiny(text, steps=12, eval_every=6, checkpoint_every=6, peak_flops=1e9)
+
+
+def test_an_evaluation_weighs_every_held_out_position_once(config, tmp_path):
+    assert "step 0: eval_loss 0.0000" in run(config, tmp_path)
+    evaluations = {
+        line["step"]: line["eval_loss"] for line in lines(tmp_path) if "batch" not in line
+    }
+    assert evaluations == {0: 0.0, 6: 6.0, 12: 12.0}
+    _, plan = read_history(train.epath.Path(tmp_path))
+    assert summary(tmp_path)["tokens"] == sum(plan.batch(step).num_tokens for step in range(12))
+    assert [line["loss"] for line in steps(tmp_path)] == list(range(12))
+
+
+def test_a_slow_source_shows_as_waiting(config, tmp_path, monkeypatch):
+    run(config, tmp_path / "fast")
+    read = pipeline.Corpus.read
+
+    def slowly(*arguments, **options):
+        time.sleep(0.1)
+        return read(*arguments, **options)
+
+    monkeypatch.setattr(pipeline.Corpus, "read", slowly)
+    run(config, tmp_path / "slow")
+    fast, slow = (
+        json.loads((tmp_path / name / "summary.json").read_text()) for name in ("fast", "slow")
+    )
+    # Evaluations leave time to read ahead.
+    assert slow["seconds"]["wait"] > fast["seconds"]["wait"] + 0.1
+    assert slow["waiting"] > 0.5
+    log = [json.loads(line) for line in (tmp_path / "slow/metrics.jsonl").open()]
+    assert all(line["waited"] <= line["seconds"] for line in log if "loss" in line)
+    waited = sum(line.get("waited", 0) for line in log)
+    assert waited == pytest.approx(slow["seconds"]["wait"], rel=0.1)
+
+
+def test_a_step_compiled_after_the_start_stops_the_run(config, tmp_path, monkeypatch):
+    original, calls = Compiled.__call__, []
+
+    def train_step(state):
+        return state + 1
+
+    def sneaky(self, state, batch):
+        if self.name == "train_step":
+            calls.append(batch)
+            if len(calls) == 5:
+                jax.jit(train_step)(jnp.ones(3))
+        return original(self, state, batch)
+
+    monkeypatch.setattr(Compiled, "__call__", sneaky)
+    with pytest.raises(
+        RuntimeError, match=r"compiled at step 4, after the start: jit\(train_step\)"
+    ):
+        run(config, tmp_path)
+    assert [line["step"] for line in steps(tmp_path)] == [0, 1, 2, 3]
+
+
+def test_the_log_names_the_batches_that_ran(config, tmp_path, monkeypatch):
+    begin, ahead = RunLog.__enter__, []
+
+    def one_ahead(log):
+        (loader,) = ahead
+        next(loader)  # a defect: the loader is a batch ahead of the loop
+        return begin(log)
+
+    make = pipeline.Loader
+
+    def remember(*arguments, **options):
+        loader = make(*arguments, **options)
+        if not ahead:
+            ahead.append(loader)
+        return loader
+
+    monkeypatch.setattr(pipeline, "Loader", remember)
+    monkeypatch.setattr(RunLog, "__enter__", one_ahead)
+    run(config, tmp_path)
+    _, plan = read_history(train.epath.Path(tmp_path))
+    assert [line["batch"] for line in steps(tmp_path)] == [
+        plan.batch(step + 1).digest for step in range(12)
+    ]
+
+
+def test_told_to_stop_it_saves_at_once_and_each_evaluation_is_logged_once(
+    config, tmp_path, monkeypatch
+):
+    def evaluations():
+        return [line["step"] for line in lines(tmp_path) if "eval_loss" in line]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hosts.StopSignals, "received", lambda self, step: step == 6)
+        run(config, tmp_path)
+    assert evaluations() == [0]
+    assert Checkpoints(tmp_path / "checkpoints").latest == 6
+    # The next start makes the evaluation up, and is killed before it is saved.
+    with monkeypatch.context() as patch:
+        patch.setattr(hosts.StopSignals, "received", lambda self, step: step == 8)
+        patch.setattr(Checkpoints, "save", lambda *_, **__: None)
+        run(config, tmp_path)
+    assert evaluations() == [0, 6]
+    run(config, tmp_path)
+    assert evaluations() == [0, 6, 12]
+    assert [line["step"] for line in steps(tmp_path)] == list(range(12))
+
+
+def test_a_loss_that_is_not_finite_stops_with_the_documents_or_is_skipped(
+    config, tmp_path, monkeypatch, capsys
+):
+    make_model = train.make_model
+
+    def diverging(config, corpus):
+        init, loss, flops = make_model(config, corpus)
+
+        def wrong(params, batch):
+            total, weight = loss(params, batch)
+            late = (params["count"] > 7) & (batch["inputs_positions"] == 60)
+            return total + (jnp.where(late, jnp.nan, 0) * batch["loss_weights"]).sum(), weight
+
+        return init, wrong, flops
+
+    monkeypatch.setattr(train, "make_model", diverging)
+    with pytest.raises(FloatingPointError, match=r"at step 8, .*--config.skip_steps='\(8,\)'"):
+        run(config, tmp_path)
+    assert Checkpoints(tmp_path / "checkpoints").latest == 6  # what was being saved is saved
+    _, plan = read_history(train.epath.Path(tmp_path))
+    assert main(["why", str(tmp_path), "--step", "8"]) == 0
+    head, _, *told = capsys.readouterr().out.splitlines()
+    assert head.endswith("loss nan")
+    documents, first, count = plan.batch(8).segments[:, 1:].T
+    long = documents[(first <= 60) & (first + count > 60)].tolist()
+    assert 0 < len(long) < len(documents)
+    assert {int(line.split()[0]) for line in told[: len(long)]} == set(long)
+    assert [" nan " in line for line in told] == [at < len(long) for at in range(len(told))]
+    config.on_nonfinite = "skip"
+    assert "no update: loss nan" in run(config, tmp_path)
+    assert summary(tmp_path)["skipped_steps"] == 4
+    last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["eval_loss"] is None
+    found = segment_losses(tmp_path)  # add up to the logged losses, also to those not finite
+    assert np.isfinite(found.usual).all()
+    assert set(found.step[np.isnan(found.loss)].tolist()) == {8, 9, 10, 11}
+
+
+def test_the_seconds_of_all_phases_are_those_that_have_passed(config, tmp_path):
+    begin = time.perf_counter()
+    run(config, tmp_path)
+    passed = time.perf_counter() - begin
+    seconds = json.loads((tmp_path / "summary.json").read_text())["seconds"]
+    assert 0.5 * passed < sum(seconds.values()) < passed
+    phases = {"prepare", "plan", "compile", "initialise", "train", "wait", "evaluate", "save"}
+    assert set(seconds) == phases | {"other"}
+
+
+def test_steps_to_skip_are_left_out_and_the_others_keep_their_batches(config, tmp_path):
+    run(config, tmp_path / "whole")
+    config.skip_steps = (2, 4)
+    run(config, tmp_path / "some")
+    whole = {line["step"]: line["batch"] for line in steps(tmp_path / "whole")}
+    some = {line["step"]: line["batch"] for line in steps(tmp_path / "some")}
+    skipped = {
+        line["step"]: line["skipped"] for line in lines(tmp_path / "some") if "skipped" in line
+    }
+    assert list(skipped) == [2, 4]
+    assert some | skipped == whole
+    assert not some.keys() & skipped.keys()
+    assert set(losses(tmp_path / "some").step.tolist()) == {0, 1, 3, *range(5, 12)}
+    assert main(["why", str(tmp_path / "some"), "--step", "4"]) == 2
+
+
+def test_a_finished_run_says_so_and_goes_on_when_it_is_given_more_steps(config, tmp_path):
+    run(config, tmp_path)
+    batches = [line["batch"] for line in steps(tmp_path)]
+    (tmp_path / "summary.json").unlink()
+    said = run(config, tmp_path)
+    assert "finished: " in said
+    assert "ask for more: --config.steps=N" in said
+    assert summary(tmp_path)["steps"] == 12
+    config.optimizer.decay_steps = None
+    config.steps = 15
+    assert "the learning rate decays over the first 12 steps, and then stays" in run(
+        config, tmp_path
+    )
+    assert [line["batch"] for line in steps(tmp_path)][:12] == batches
+    assert [line["loss"] for line in steps(tmp_path)] == list(range(15))
+
+
+def test_a_field_that_is_not_given_again_is_that_of_the_run(config, tmp_path):
+    config.optimizer.decay_steps = 12
+    run(config, tmp_path / "whole")
+    config.steps = 6
+    run(config, tmp_path / "parts")
+    config.steps, config.optimizer.warmup_steps = 12, None
+    run(config, tmp_path / "parts")
+    rates = [[line["learning_rate"] for line in steps(tmp_path / n)] for n in ("whole", "parts")]
+    assert rates[0] == rates[1]
+
+
+def test_of_two_runs_in_one_directory_the_second_is_refused_and_the_first_is_right(
+    config, tmp_path
+):
+    config.peak_flops = 0.0  # utilisation depends on the clock
+    run(config.copy_and_resolve_references(), tmp_path / "alone")
+    both, refusal = tmp_path / "both", r"another process is training in .*both; stop it first"
+    with (
+        directory_lock(both, "training", wait=False),
+        pytest.raises(RuntimeError, match=refusal),
+    ):
+        run(config.copy_and_resolve_references(), both)
+    run(config, both)
+    assert lines(both) == lines(tmp_path / "alone")
+
+
+@pytest.mark.slow
+def test_a_full_disk_gives_a_sentence_and_a_rerun_with_room_ends_the_same(config, tmp_path):
+    config.peak_flops = 0.0
+    config.eval_every, config.checkpoint_every = 4, 3
+    run(config.copy_and_resolve_references(), tmp_path / "whole")
+    room, refusals = 1 << 12, 0
+    with Disk(tmp_path / "disk") as disk:
+        while fails(run, config.copy_and_resolve_references(), disk.make(room)):
+            refusals += 1
+            disk.grow()
+            run(config.copy_and_resolve_references(), disk.place)
+            assert lines(disk.place) == lines(tmp_path / "whole")
+            room = room * 5 // 4
+    assert refusals > 10

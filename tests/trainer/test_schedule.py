@@ -1,0 +1,208 @@
+"""The options of a run's batches over its schedule: the past stands, the future may change."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+
+from pipeline import Bucket, fit_buckets
+from pipeline.trainer.schedule import Schedule
+from tests.runs.runs import messages
+
+LENGTHS = np.random.default_rng(0).integers(1, 60, 300)
+BEGIN = {"seed": 0, "tokens_per_batch": 256, "max_length": 32, "length_multiple": 16}
+RAMP = [(3, {"tokens_per_batch": 512}), (9, {"max_length": 64})]
+
+
+def planned(changes, begin=None):
+    """A schedule and its plan."""
+    schedule = Schedule(BEGIN | (begin or {}), changes)
+    return schedule, schedule.plan(LENGTHS, row_multiple=2)
+
+
+def resumed(state, step, changes, change=None, begin=None):
+    """A schedule that goes on from another at a step, and its plan."""
+    schedule = Schedule(BEGIN | (begin or {}), json.loads(json.dumps(changes)))
+    schedule.resume(json.loads(json.dumps(state.as_json())), step, json.dumps(change or {}))
+    return schedule, schedule.plan(LENGTHS, row_multiple=5)
+
+
+def shapes(plan):
+    return [(stage.start, stage.options.buckets[-1]) for stage in plan.stages]
+
+
+def options(schedule):
+    return [(entry.step, entry.options) for entry in schedule.entries[1:]]
+
+
+def test_a_ramp_and_a_longer_context_are_other_buckets():
+    _, plan = planned(RAMP)
+    assert shapes(plan) == [(0, Bucket(8, 32)), (3, Bucket(16, 32)), (9, Bucket(8, 64))]
+    assert {bucket for _, bucket in shapes(plan)} <= {*plan.buckets}
+
+
+def test_an_entry_at_step_0_belongs_to_the_beginning():
+    schedule, plan = planned([(0, {"seed": 7, "exclude": [2]})], {"packing": None})
+    assert len(schedule.entries) == 1
+    assert plan.options.seed == 7
+    assert plan.stages[-1].streams[0].lengths.excluded.tolist() == [2]
+    assert plan.stages[-1].start == 0
+
+
+def test_a_change_keeps_the_past_and_fits_later_entries_again():
+    first, before = planned(RAMP)
+    with messages() as said:
+        _, plan = resumed(first, 5, RAMP, {"row_multiple": 3, "exclude": [4, 1]})
+    assert shapes(plan) == [
+        (0, Bucket(8, 32)),
+        (3, Bucket(16, 32)),
+        (5, Bucket(15, 32)),
+        (9, Bucket(6, 64)),
+    ]
+    assert [plan.batch(step).digest for step in range(5)] == [
+        before.batch(step).digest for step in range(5)
+    ]
+    for part in (
+        "changed from step 5 on, without 2 examples that are left out",
+        "row_multiple was 2 and is now 3",
+        "2 examples are left out: 1, 4",
+        "16x32",
+        "15x32",
+        "batches for the 7,618 positions that epoch 0 still had",
+    ):
+        assert part in str(said)
+
+
+def test_a_run_that_goes_on_as_it_was_keeps_its_plan_on_other_devices():
+    first, before = planned(RAMP)
+    again, plan = resumed(first, 5, RAMP)
+    assert again.as_json() == first.as_json()
+    assert plan.fingerprint == before.fingerprint
+
+
+def test_a_change_that_is_asked_for_again_is_made_once():
+    first, _ = planned([(9, {"seed": 3})])
+    change = {"seed": 2, "exclude": [1]}
+    second, _ = resumed(first, 5, [(9, {"seed": 3})], change)
+    assert options(second) == [(5, change), (9, {"seed": 3})]
+    for step in (7, 12):  # also after a planned entry has changed it back
+        with messages() as said:
+            again, _ = resumed(second, step, [(9, {"seed": 3})], change)
+        assert options(again) == options(second)
+        assert "is in force already" in str(said)
+    other, _ = resumed(second, 12, [(9, {"seed": 3})], {"seed": 5})
+    assert options(other) == [*options(second), (12, {"seed": 5})]
+    more, _ = resumed(second, 7, [(9, {"seed": 3})], {"seed": 2, "exclude": [1, 6]})
+    assert options(more) == [(5, change), (7, {"exclude": [6]}), (9, {"seed": 3})]
+
+
+def test_the_config_may_show_the_beginning_or_what_it_has_become_and_nothing_else():
+    first, _ = planned([])
+    second, plan = resumed(first, 5, [], {"seed": 2, "max_length": 64, "exclude": [1]})
+    for begin in ({}, {"seed": 2, "max_length": 64}, {"max_length": 64}, {"packing": None}):
+        again, same = resumed(second, 8, [], begin=begin)
+        assert again.as_json() == second.as_json()
+        assert same.fingerprint == plan.fingerprint
+    for begin, change in (
+        ({"max_length": 48}, '{"max_length": 48}'),
+        ({"packing": "none"}, '{"packing": "none"}'),
+    ):
+        with pytest.raises(ValueError, match=r"The past of a run stands") as refused:
+            resumed(second, 8, [], begin=begin)
+        assert f"from step 8 on with --change='{change}'" in str(refused.value)
+        resumed(second, 8, [], json.loads(change), begin=begin)
+
+
+def test_the_future_of_a_schedule_may_change_and_its_past_may_not():
+    first, before = planned(RAMP)
+    other = [RAMP[0], (8, {"seed": 1}), (12, {"max_length": 48})]
+    with messages() as said:
+        second, plan = resumed(first, 5, other)
+    assert "no longer planned from step 9 on: {'max_length': 64}" in str(said)
+    assert shapes(plan) == [
+        (0, Bucket(8, 32)),
+        (3, Bucket(16, 32)),
+        (8, Bucket(16, 32)),
+        (12, Bucket(10, 48)),
+    ]
+    assert [plan.batch(step).digest for step in range(8)] == [
+        before.batch(step).digest for step in range(8)
+    ]
+    # The past may be left out.
+    assert resumed(second, 6, other[1:])[0].as_json() == second.as_json()
+    assert options(resumed(second, 6, [])[0]) == [RAMP[0]]
+    # An entry at the step where the run goes on is still to come.
+    assert options(resumed(second, 8, [RAMP[0]])[0]) == [RAMP[0]]
+    for wrong in ([(3, {"seed": 1})], [other[0], (4, {"seed": 1})]):
+        with pytest.raises(ValueError, match=r"up to step 6, .*it was \[\[3, .*512"):
+            resumed(second, 6, wrong)
+
+
+def test_rows_that_do_not_divide_over_other_devices_show_the_change_that_helps():
+    first, plan = planned([])
+    first.check(plan, 0, 100, (2, 1))
+    with pytest.raises(ValueError, match=r"8x32 .*over 3 groups.*--config.batches.row_multiple=3"):
+        first.check(plan, 0, 100, (3, 1))
+    with pytest.raises(ValueError, match=r"--change='{\"row_multiple\": 3}', from step 5 on"):
+        first.check(plan, 5, 100, (3, 1))
+    with pytest.raises(ValueError, match=r"lengths of the buckets .*batches.length_multiple=7"):
+        first.check(plan, 0, 100, (1, 7))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "sentence"),
+    [
+        ([(3, {"token_per_batch": 1})], "did you mean 'tokens_per_batch'?"),
+        ([(3, {"seed": 1}), (2, {"seed": 2})], "by ascending steps"),
+        ([3], "schedule holds 3; each entry is a step and the options that change there"),
+        ([(3, {"exclude": 17})], "must be a list of numbers of examples"),
+        ([(-1, {"seed": 1})], "by ascending steps"),
+        ([(3, {"packing": "nope"})], "packing is 'nope'"),
+        ([(3, {"weights": {"a": 1}})], "weights is not an option of batches"),
+    ],
+)
+def test_a_schedule_that_cannot_be_gets_a_sentence(schedule, sentence):
+    with pytest.raises(ValueError) as error:
+        Schedule(BEGIN, schedule)
+    assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["{", "3", '"seed"', "[" * 100_000])
+def test_a_change_that_is_no_object_gets_a_sentence(text):
+    schedule, _ = planned([])
+    with pytest.raises(ValueError, match="must be a JSON object of options"):
+        schedule.resume(schedule.as_json(), 5, text)
+
+
+def test_a_schedule_leaves_logging_as_it_was():
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        Schedule(BEGIN)
+        assert logging.root.manager.disable == logging.ERROR
+    finally:
+        logging.disable(before)
+
+
+def test_a_schedule_tries_its_options_in_silence_and_the_logs_of_others_are_heard(monkeypatch):
+    def fit(*arguments, **options):
+        logging.getLogger("pipeline.another").info("heard")
+        return fit_buckets(*arguments, **options)
+
+    fit.__module__ = fit_buckets.__module__
+    monkeypatch.setattr("pipeline.trainer.schedule.fit_buckets", fit)
+    with messages() as said:
+        Schedule(BEGIN)
+    assert said.lines == ["heard"]
+
+
+def test_a_change_between_tiers_is_made_at_the_next_step_where_it_can_be():
+    first, before = planned([], {"tiers": 4})
+    with messages() as said:
+        second, plan = resumed(first, 5, [], {"seed": 2}, begin={"tiers": 4})
+    assert options(second) == [(8, {"seed": 2})]
+    assert "the change is made at step 8" in str(said)
+    assert [plan.batch(step).digest for step in range(8)] == [
+        before.batch(step).digest for step in range(8)
+    ]
