@@ -36,34 +36,30 @@ class Assembly:
 
     def __init__(
         self,
-        start: int,
         streams: Sequence[Stream],
         schedule: Schedule,
         options: Options,
         cache: WindowCache,
     ):
-        self._start, self._streams, self._schedule = start, streams, schedule
+        self._streams, self._schedule = streams, schedule
         self._options, self._cache = options, cache
         self._asked = -1  # the step that was asked for last
 
     def block(self, step: int) -> range:
         """The steps of the plan that share their rows with `step`; none if the stage ends there."""
         count, schedule = self._options.tiers, self._schedule
-        if schedule.steps is not None and step >= self._start + schedule.steps:
+        if schedule.end is not None and step >= schedule.end:
             return range(step, step)
         if count == 1:
             return range(step, step + 1)
-        block, epoch = self._range(step, count), schedule.epoch_around(step - self._start)
-        begin, end = self._start + epoch.start, self._start + epoch.stop
-        return range(max(block.start, begin), min(block.stop, end))
+        block, epoch = self._range(step, count), schedule.epoch_around(step)
+        return range(max(block.start, epoch.start), min(block.stop, epoch.stop))
 
     def _range(self, step: int, count: int) -> range:
         """The steps around `step` that are dealt, or assembled, together."""
         schedule, first = self._schedule, step // count * count
-        begin, end = max(first, self._start), first + count
-        if schedule.steps is not None:
-            end = min(end, self._start + schedule.steps)
-        return range(begin, end)
+        end = first + count if schedule.end is None else min(first + count, schedule.end)
+        return range(max(first, schedule.start), end)
 
     def batch(self, step: int, last_epoch: float) -> PlannedBatch:
         """The batch of a step of the plan; no window after `last_epoch` is prepared."""
@@ -73,7 +69,7 @@ class Assembly:
             steps = self._range(step, TOGETHER)
         self._asked = step
         if len(steps) == 1:
-            bucket, taken = self._schedule.at(step - self._start)
+            bucket, taken = self._schedule.at(step)
             rows = _Gathered(self._cache, self._streams, bucket, [taken], last_epoch)
             return self._make_batch(rows, bucket, None, step)
         most = max(each.rows for each in self._options.buckets)
@@ -90,7 +86,7 @@ class Assembly:
 
     def _assemble(self, steps: range, last_epoch: float) -> list[PlannedBatch]:
         """The batches of some steps; those of a bucket are cut from one gathering of rows."""
-        wanted = [self._schedule.at(step - self._start) for step in steps]
+        wanted = [self._schedule.at(step) for step in steps]
         found: dict[int, PlannedBatch] = {}
         for bucket in dict.fromkeys(bucket for bucket, _ in wanted):
             places = [place for place, (each, _) in enumerate(wanted) if each == bucket]
@@ -129,7 +125,7 @@ class Assembly:
         order, places = balance(rows.costs if mine is None else rows.costs[mine], shape.rows)
         order = order if mine is None else mine[order]
         times, segments = rows.segments(order)
-        epoch = self._schedule.epoch_of(step - self._start)
+        epoch = self._schedule.epoch_of(step)
         if not self._streams[0].name:
             segments[:, 0] = places.repeat(times)
             return PlannedBatch(shape, segments, epoch)

@@ -20,7 +20,7 @@ def epoch_steps(plan: "Plan") -> tuple[int, int]:
     in which the last stage begins, with the earlier stages of that epoch.
     """
     last = plan.stages[-1]
-    epoch = plan.first_whole_epoch if last.weights is None else last.schedule.epoch_of(0)
+    epoch = plan.first_whole_epoch if last.weights is None else last.schedule.epoch_of(last.start)
     return plan.first_step(epoch), plan.first_step(epoch + 1)
 
 
@@ -32,7 +32,7 @@ def count_passes(
     Yields a stage, a stream, a pass, and the times of each bucket: float64 [buckets].
     """
     for stage, begin, end in plan.stages_between(first, last):
-        rows = [stage.schedule.before(step - stage.start)[1] for step in (begin, end)]
+        rows = [stage.schedule.before(step)[1] for step in (begin, end)]
         for number, stream in enumerate(stage.streams):
             for found, start in zip(stream.passes, stream.starts, strict=True):
                 most = None if found.spans is None else found.rows
@@ -71,7 +71,7 @@ def whole_epochs(plan: "Plan", step: int) -> dict[str, int]:
     found = {stream.name: 0 for stream in plan.stages[-1].streams}
     stage = [each for each in plan.stages if each.start < max(step, 1)][-1]
     block = stage.assembly.block(step)  # in the middle of it, epochs that end in it are not over
-    epochs = stage.schedule.epochs(block.start - stage.start)
+    epochs = stage.schedule.epochs(block.start)
     return found | dict(zip((stream.name for stream in stage.streams), epochs, strict=True))
 
 

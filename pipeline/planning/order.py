@@ -8,7 +8,6 @@ gives the same result. Every order is therefore the same on every machine and Nu
 import enum
 import hashlib
 import heapq
-import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -174,9 +173,8 @@ class Quota:
         common = math.gcd(*shares)
         self._takers = len(shares)
         # Nodes are numbered after the takers; a node has its two sides, the left one's share of its
-        # own, and what is added before rounding down. For each node, `_above` has that above it.
+        # own, and what is added before rounding down.
         self._nodes: list[tuple[int, int, int, int, int]] = []
-        self._above = {}
         # An entry is a share, the least taker, a node, and what it is owed. Ties go by number, so
         # that the tree is always the same.
         heap = [
@@ -192,7 +190,6 @@ class Quota:
             more = (left[3] * both - due * left[0]) // unit if due or left[3] else 0
             node = self._takers + len(self._nodes)
             self._nodes.append((left[2], right[2], left[0], both, both // 2 + more))
-            self._above[left[2]] = self._above[right[2]] = node
             heapq.heappush(heap, (both, min(left[1], right[1]), node, due))
         self._root = heap[0][2] if heap else 0  # without shares, no place is asked
         self._latest: tuple[int, list[int]] = 0, [0] * self._takers
@@ -214,24 +211,3 @@ class Quota:
                 todo += (left, to_left), (right, number - to_left)
         self._latest = place, counts
         return counts
-
-    def of(self, taker: int, place: int) -> int:
-        """`before(place)[taker]`, in less time."""
-        path = [taker]
-        while path[-1] != self._root:
-            path.append(self._above[path[-1]])
-        for node, below in itertools.pairwise(reversed(path)):
-            left, _, share, whole, more = self._nodes[node - self._takers]
-            to_left = min(max((place * share + more) // whole, 0), place)
-            place = to_left if below == left else place - to_left
-        return place
-
-    def taker(self, place: int) -> int:
-        """The number of the taker of `place`."""
-        node = self._root
-        while node >= self._takers:
-            left, right, share, whole, more = self._nodes[node - self._takers]
-            to_left = min(max((place * share + more) // whole, 0), place)
-            after = min(max((place * share + share + more) // whole, 0), place + 1)
-            node, place = (left, to_left) if after > to_left else (right, place - to_left)
-        return node

@@ -344,7 +344,7 @@ class Plan:
         """
         stage = self.stage_at(step)
         begin = stage.assembly.block(step).start
-        rows = stage.schedule.before(begin - stage.start)[1].T
+        rows = stage.schedule.before(begin)[1].T
         return {
             stream.name: stream.files_ahead(before)
             for stream, before in zip(stage.streams, rows, strict=True)
@@ -367,20 +367,20 @@ class Plan:
         if self._last is None or self.stages[-1].weights is not None:
             return math.inf
         stage = self.stages[bisect_right(self._starts, max(self._last - 1, 0)) - 1]
-        return stage.schedule.epoch_of(max(self._last - 1, 0) - stage.start)
+        return stage.schedule.epoch_of(max(self._last - 1, 0))
 
     def first_step(self, epoch: int) -> int:
         """The first step of an epoch. If the plan ends, epoch 1 begins after its last step."""
-        begun = [stage.schedule.epoch_of(0) for stage in self.stages]
+        begun = [stage.schedule.epoch_of(stage.start) for stage in self.stages]
         number = max(bisect_left(begun, epoch) - 1, 0)
-        step = self._starts[number] + self.stages[number].schedule.first_step(epoch)
+        step = self.stages[number].schedule.first_step(epoch)
         return min([step, *self._starts[number + 1 : number + 2]])
 
     @property
     def first_whole_epoch(self) -> int:
         """The first epoch that begins in the last stage."""
         stage = self.stages[-1]
-        epoch = stage.schedule.epoch_of(0)
+        epoch = stage.schedule.epoch_of(stage.start)
         return epoch + (self.first_step(epoch) < stage.start)
 
     def num_batches(self, epoch: int = 0) -> int:
@@ -417,7 +417,7 @@ class Plan:
         """Batches of each bucket in the steps `first` to `last`."""
         counts = {bucket: 0 for stage in self.stages for bucket in stage.options.buckets}
         for stage, begin, end in self.stages_between(first, last):
-            before, after = (stage.schedule.before(at - stage.start)[0] for at in (begin, end))
+            before, after = (stage.schedule.before(at)[0] for at in (begin, end))
             for bucket, count in zip(stage.options.buckets, after - before, strict=True):
                 counts[bucket] += int(count)
         return counts
@@ -427,10 +427,9 @@ class Plan:
         """The buckets of all steps from the first on."""
         found: set[Bucket] = set()
         for stage, end in zip(self.stages, [*self._starts[1:], self._last], strict=True):
-            begin = max(self._first - stage.start, 0)
-            last = None if end is None else end - stage.start
-            if last is None or begin < last:
-                used = np.flatnonzero(stage.schedule.used(begin, last))
+            begin = max(self._first, stage.start)
+            if end is None or begin < end:
+                used = np.flatnonzero(stage.schedule.used(begin, end))
                 found |= {stage.options.buckets[number] for number in used}
         return found
 

@@ -77,9 +77,10 @@ class Interval:
     def at(self, step: int) -> tuple[int, list[tuple[int, int, int]]]:
         """The number of a step's bucket, and its rows: (stream, first row, number of rows)."""
         place = self.rotation + step - self.start
-        bucket = self.bucket_quota.taker(place)
+        earlier, later = self.bucket_quota.before(place), self.bucket_quota.before(place + 1)
+        bucket = next(n for n, count in enumerate(later) if count > earlier[n])
         rows, quota = int(self.rows_per_batch[bucket]), self.stream_quotas[bucket]
-        first = (self.bucket_quota.of(bucket, place) - self._rotated[bucket]) * rows
+        first = (earlier[bucket] - self._rotated[bucket]) * rows
         before, after = quota.before(first), quota.before(first + rows)
         most, base = (each[bucket].tolist() for each in (self.most_rows, self.rows))
         return bucket, [
@@ -102,69 +103,71 @@ class Interval:
 
 
 class Schedule:
-    """The steps of some streams; with several, each has its weight in the batches of any few steps.
+    """Steps from `start` on; with several streams, each has its share of the batches of any few.
 
-    Steps count from 0, the first step of a stage; rows of a bucket are numbered over the whole
-    stream. The epoch of a step is the least of the epochs of all streams that have a weight; one
-    that gets a weight later counts its epochs from that of the step.
+    Rows of a bucket are numbered over the whole stream. The epoch of a step is the least of the
+    epochs of all streams that have a share; one that gets a share later counts its epochs from that
+    of the step.
 
     Attributes:
-        steps: the number of steps; None if they never end.
-        offsets: for each stream, how many more its epochs are in the plan; None without a weight.
+        start: the first step.
+        end: one past the last step; None if steps never end.
+        offsets: for each stream, how many more its epochs are in the plan; None without a share.
     """
 
     def __init__(
         self,
+        start: int,
         streams: Sequence[Stream],
         options: Options,
         shares: Mapping[str, Fraction] | None = None,
+        before: "Schedule | None" = None,
         *,
-        rows: np.ndarray | None = None,
-        owed: Sequence[Sequence[int]] = (),
-        offsets: Sequence[int | None] = (0,),
-        epoch: int = 0,
+        goes_on: bool = False,
     ):
-        """`rows`, int64 [buckets, streams], come before step 0, which is in `epoch`.
-
-        `owed` is what another schedule of these streams owes them, by `owed_at`.
-        """
-        self._streams, self._options = streams, options
+        """`before` has the steps up to `start`; where it `goes_on`, streams do where they are."""
+        self.start, self._streams, self._options = start, streams, options
         self._progress = _Progress(streams)
         self._rows_per_batch = np.array([bucket.rows for bucket in options.buckets])
         self._intervals: tuple[Interval, ...] = ()
         self._whole_epoch: Interval | None = None  # the latest one, of one stream
-        self.steps: int | None = None
-        self._latest_epoch = epoch, 0, 0  # with the first step and the end of those known
+        self.end: int | None = None
+        self._latest_epoch = 0, 0, 0  # with the first step and the end of those known
         self._around = range(0)
-        self.offsets = tuple(offsets)
+        self.offsets: tuple[int | None, ...] = (0,)
         if shares is None:
             self._add_passes()
             return
-        if rows is None:
-            rows = np.zeros((len(options.buckets), len(streams)), np.int64)
-        self._weights = [shares[stream.name] for stream in streams]
+        rows = np.zeros((len(options.buckets), len(streams)), np.int64)
+        owed = [[0] * len(streams) for _ in rows]
+        if before is not None and goes_on:
+            joined = len(streams) - len(before.offsets)
+            rows = np.pad(before.before(start)[1], ((0, 0), (0, joined)))
+            owed = [[*each, *[0] * joined] for each in before._interval_up_to(start).owed_at(start)]
+        self._shares = [shares[stream.name] for stream in streams]
+        epoch, offsets = (before.epoch_of(start), before.offsets) if before else (0, ())
         self.offsets = tuple(
-            (epoch - begun if had is None else had) if weight else None
-            for weight, begun, had in itertools.zip_longest(
-                self._weights, self._progress.epochs(rows).tolist(), offsets
+            (epoch - begun if had is None else had) if share else None
+            for share, begun, had in itertools.zip_longest(
+                self._shares, self._progress.epochs(rows).tolist(), offsets
             )
         )
         self._sizes = [
             [_size(stream, found, options.by) for found in stream.passes] for stream in streams
         ]
-        owed = owed or [[0] * len(streams) for _ in rows]
-        self._intervals = (self._interval_in_shares(0, 0 * self._rows_per_batch, rows, owed),)
+        self._intervals = (self._interval_in_shares(start, 0 * self._rows_per_batch, rows, owed),)
         if options.ending == "stop":
             # Each stream has what is left of an epoch and, from the start of the plan, one whole.
             stock = np.stack(
                 [each.starts[-1] + each.whole.rows * (each.epoch == 0) for each in streams], axis=1
             )
-            self.steps = first_step(lambda at: bool((self.before(at)[1] > stock).any()), 0) - 1
+            too_many = first_step(lambda at: bool((self.before(at)[1] > stock).any()), start)
+            self.end = too_many - 1
 
     # ---- one stream: an interval for each pass, and for each whole epoch
 
     def _add_passes(self) -> None:
-        (stream,), step, batches = self._streams, 0, 0 * self._rows_per_batch
+        (stream,), step, batches = self._streams, self.start, 0 * self._rows_per_batch
         for found, rows in zip(stream.passes, stream.starts, strict=True):
             per_pass = self._count_batches(found)
             quota = Quota(per_pass.tolist())
@@ -235,13 +238,13 @@ class Schedule:
         shares: list[list[int]] = [[] for _ in per_batch]
         waiting = {}  # the rows after which shares change, of each stream that waits for that
         present = self._progress.count_passes(rows).tolist()
-        for number, (stream, weight) in enumerate(zip(self._streams, self._weights, strict=True)):
+        for number, (stream, share) in enumerate(zip(self._streams, self._shares, strict=True)):
             at = present[number]
             found, size = stream.passes[at], self._sizes[number][at]
-            pace = unit * weight.numerator // (weight.denominator * size)
+            pace = unit * share.numerator // (share.denominator * size)
             for of_bucket, count in zip(shares, found.rows.tolist(), strict=True):
                 of_bucket.append(pace * count)
-            if weight and not found.repeats:
+            if share and not found.repeats:
                 waiting[number] = stream.starts[at + 1]
         in_batches = [
             [sum(each) // n for each, n in zip(of_rows, per_batch, strict=True)]
@@ -276,6 +279,10 @@ class Schedule:
             self._intervals = intervals = (*intervals, following)
         return intervals[bisect.bisect_right(intervals, step, key=lambda each: each.start) - 1]
 
+    def _interval_up_to(self, step: int) -> Interval:
+        """The interval of the step before, or the first."""
+        return self._interval(max(step - 1, self.start))
+
     def at(self, step: int) -> tuple[int, list[tuple[int, int, int]]]:
         """The number of a step's bucket, and its rows: (stream, first row, number of rows).
 
@@ -288,15 +295,11 @@ class Schedule:
 
         int64 [buckets] and [buckets, streams].
         """
-        return self._interval(max(step - 1, 0)).before(step)
-
-    def owed_at(self, step: int) -> list[list[int]]:
-        """What each of several streams is owed before a step, as in an `Interval`."""
-        return self._interval(max(step - 1, 0)).owed_at(step)
+        return self._interval_up_to(step).before(step)
 
     def used(self, first: int, last: int | None) -> np.ndarray:
         """The buckets of the steps `first` to `last` (None: all later steps): bool [buckets]."""
-        last = self.steps if last is None else last
+        last = self.end if last is None else last
         if last is not None:
             return self.before(max(last, first))[0] > self.before(first)[0]
         weighted = [
@@ -338,10 +341,10 @@ class Schedule:
         return min(epoch + offset for epoch, offset in pairs if offset is not None)
 
     def first_step(self, epoch: int) -> int:
-        """The first step of an epoch; of one that began before 0, of one after the end `steps`."""
-        if self.steps is not None and self._epoch_at(self.steps) < epoch:
-            return self.steps
-        return first_step(lambda step: self._epoch_at(step) >= epoch, -1)
+        """The first step of an epoch: at least `start`, and at most `end`."""
+        if self.end is not None and self._epoch_at(self.end) < epoch:
+            return self.end
+        return first_step(lambda step: self._epoch_at(step) >= epoch, self.start - 1)
 
 
 class _Progress:

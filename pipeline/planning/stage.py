@@ -44,7 +44,6 @@ MAX_NAMED = 32
 class Stage:
     """From a step on: options, streams and a schedule."""
 
-    start: int
     options: Options
     streams: tuple[Stream, ...]  # of each corpus, in order
     schedule: Schedule
@@ -65,14 +64,19 @@ class Stage:
         return self.streams[-1].first + len(self.streams[-1].lengths)
 
     @property
+    def start(self) -> int:
+        """The first step."""
+        return self.schedule.start
+
+    @property
     def end(self) -> int | None:
         """One past the last step of the schedule; None if it never ends."""
-        return None if self.schedule.steps is None else self.start + self.schedule.steps
+        return self.schedule.end
 
     @functools.cached_property
     def assembly(self) -> Assembly:
         """The batches of each step."""
-        return Assembly(self.start, self.streams, self.schedule, self.options, self.cache)
+        return Assembly(self.streams, self.schedule, self.options, self.cache)
 
     @functools.cached_property
     def identity(self) -> dict[str, Any]:
@@ -127,8 +131,8 @@ class Stage:
         changes |= {"exclude": excluded.tolist()} if len(excluded) else {}
         cache = WindowCache(CACHED)
         streams = _make_streams(members, options, excluded, {}, cache)
-        schedule = Schedule(streams, options, weights)
-        return cls(0, options, streams, schedule, weights, lengths, cache, changes)
+        schedule = Schedule(0, streams, options, weights)
+        return cls(options, streams, schedule, weights, lengths, cache, changes)
 
     def change(
         self,
@@ -165,27 +169,14 @@ class Stage:
         replan = shares is None or bool(new)
         new |= _weights_as_json(shares) if weights is not None else {}
         new |= {"examples": count} if count > self.num_examples else {}
-        local = step - self.start
-        rows = self.schedule.before(local)[1]
+        rows = self.schedule.before(step)[1]
         before = {
             stream.name: (stream, rows[:, number] if replan else None)
             for number, stream in enumerate(self.streams)
         }
         streams = _make_streams(members, options, more, before, self.cache)
-        goes_on: dict[str, Any] = {}
-        if not replan:
-            none = [0] * (len(streams) - len(self.streams))
-            goes_on["rows"] = np.pad(rows, ((0, 0), (0, len(none))))
-            goes_on["owed"] = [[*each, *none] for each in self.schedule.owed_at(local)]
-        schedule = Schedule(
-            streams,
-            options,
-            shares,
-            **goes_on,
-            offsets=self.schedule.offsets,
-            epoch=self.schedule.epoch_of(local),
-        )
-        return Stage(step, options, streams, schedule, shares, given, self.cache, new)
+        schedule = Schedule(step, streams, options, shares, self.schedule, goes_on=not replan)
+        return Stage(options, streams, schedule, shares, given, self.cache, new)
 
     def _extend(self, given: Any, weights: Any) -> dict[str, Lengths]:
         """The lengths of all corpora, with new examples (of one corpus) or new corpora."""

@@ -46,14 +46,15 @@ def heading(before: Stage, stage: Stage) -> str:
         text += f", with {new:,} new examples"
     if excluded := sum(len(stream.lengths.excluded) for stream in stage.streams):
         text += f", without {excluded:,} examples that are left out"
-    (stream, *_), steps = stage.streams, 0
+    (stream, *_) = stage.streams
     if stage.weights is None and len(stream.passes) > 1:
-        steps = stage.schedule.first_step(stream.epoch)
-        batches = zip(stage.options.buckets, stage.schedule.before(steps)[0].tolist(), strict=True)
+        end = stage.schedule.first_step(stream.epoch)
+        steps, epoch = end - stage.start, stream.epoch - 1
+        batches = zip(stage.options.buckets, stage.schedule.before(end)[0].tolist(), strict=True)
         positions = sum(number * bucket.positions for bucket, number in batches)
         real = int(sum(each.layout.real.sum() for each in stream.passes[:-1]))
         text += (
-            f", {steps:,} batches for the {real:,} positions that epoch {stream.epoch - 1} "
+            f", {steps:,} batches for the {real:,} positions that epoch {epoch} "
             f"still had ({1 - real / positions:.3%} padding), and then"
         )
     return f"{text}:"

@@ -126,7 +126,6 @@ def test_a_quota_knows_no_largest_number():
     quota = Quota([1 << 60, 1])
     assert quota.before((1 << 60) + 1) == [1 << 60, 1]
     assert quota.before(1 << 59) in ([1 << 59, 0], [(1 << 59) - 1, 1])
-    assert [quota.of(taker, 1 << 59) for taker in (0, 1)] == quota.before(1 << 59)
 
 
 def test_small_shares_are_not_starved_by_many_intervals():
@@ -209,8 +208,8 @@ def gather(passes, options):
     stream.passes = (*passes, stream.whole)
     rows = [found.rows for found in passes]
     stream.starts = np.stack([0 * stream.whole.rows, *np.cumsum(rows, axis=0)])
-    schedule, cache = Schedule([stream], options), WindowCache(1 << 20)
-    assembly = Assembly(0, [stream], schedule, options, cache)
+    schedule, cache = Schedule(0, [stream], options), WindowCache(1 << 20)
+    assembly = Assembly([stream], schedule, options, cache)
     steps = range(schedule.first_step(1))
     return np.concatenate([assembly.batch(step, 1).segments for step in steps])
 
