@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from etils import epath
 
 from pipeline.corpus.parts import MARK, Part, PartFile, json_digest, read_part, write_part
@@ -166,13 +167,6 @@ def require_same_origin(directory: epath.Path, there: Mapping, asked: Mapping) -
             )
 
 
-def require_same_part(said: Part, seen: Part) -> None:
-    """Refuses a file whose header contradicts the manifest."""
-    for name, one in dataclasses.asdict(said).items():
-        if (other := getattr(seen, name)) != one:
-            raise InvalidValue(f"its {name} is {other}, and {MANIFEST} says {one}")
-
-
 def summarise(lengths: np.ndarray, metadata: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The entries of a manifest that follow from the lengths and the metadata of each part."""
     texts = [each["text_bytes"] for each in metadata if each["text_bytes"] is not None]
@@ -192,6 +186,26 @@ def damage(path: epath.Path, seen: str) -> ValueError:
         f"the corpus is damaged at {os.fspath(path)}: {seen}. Restore that file from a copy, or "
         f"delete {MANIFEST} and prepare again, which redoes what is not whole"
     )
+
+
+def open_part(
+    directory: epath.Path, part: Part, content: pa.Buffer | None = None, *, verify: bool = False
+) -> PartFile:
+    """The file of a part; refused if its header, or on demand its digest, is not as recorded.
+
+    Its `content` is given where that was read.
+    """
+    path = directory / part.file
+    try:
+        file = read_part(path) if content is None else PartFile(part.file, content)
+        for name, said in dataclasses.asdict(part).items():
+            if (seen := getattr(file.part, name)) != said:
+                raise InvalidValue(f"its {name} is {seen}, and {MANIFEST} says {said}")
+        if verify:
+            file.verify()
+    except ValueError as error:
+        raise damage(path, str(error)) from error
+    return file
 
 
 def read_lengths(path: epath.Path, manifest: Manifest, memory_map: bool) -> np.ndarray:
