@@ -28,7 +28,7 @@ from pipeline.corpus.manifest import open_part, part_name
 from pipeline.corpus.parts import Maps, Part, PartFile
 from pipeline.errors import InvalidValue
 from pipeline.fs import objects
-from pipeline.fs.atomic import atomic_write, is_locked, open_locked
+from pipeline.fs.atomic import atomic_write, open_locked
 from pipeline.fs.fork import Handles
 
 logger = logging.getLogger(__name__)
@@ -204,19 +204,23 @@ class PartCache(Handles):
     def _fetch_next(self, needed: np.ndarray) -> bool:
         """Fetches the part that is needed first; False if that must wait, or all are there."""
         with self._exclusively():
-            here, reserved = self._scan()
+            here, fetching = self._scan()
+            for number in [*fetching]:  # what a killed process left has no lock
+                with contextlib.suppress(BlockingIOError):
+                    with open_locked(self._fetching(number), wait=False):
+                        self._fetching(number).unlink()
+                    del fetching[number]
             self._tell(needed, here)
             self._unmap({*self._files} - {*here})  # those that another process has removed
             wanted = (
                 number
                 for number in np.argsort(needed, kind="stable").tolist()
-                if needed[number] < NEVER and number not in here
+                if needed[number] < NEVER and number not in here and number not in fetching
                 if not os.path.lexists(self.directory / part_name(number))  # of somebody else
-                if not is_locked(self._fetching(number))
             )
             if (number := next(wanted, None)) is None:
                 return False
-            if not self._make_room(number, needed, here, reserved):
+            if not self._make_room(number, needed, here, sum(fetching.values())):
                 return False
             name, size = part_name(number), int(self._sizes[number])
             temporary = self._fetching(number)
@@ -244,14 +248,10 @@ class PartCache(Handles):
         return self.directory / FETCHING.format(part_name(number))
 
     def _make_room(
-        self, number: int, needed: np.ndarray, here: dict[int, int], reserved: dict[int, int]
+        self, number: int, needed: np.ndarray, here: dict[int, int], reserved: int
     ) -> bool:
         """Removes parts until there is room for part `number`; False, and none, if that fails."""
-        room = self.max_bytes - sum(here.values()) - sum(reserved.values())
-        for other in reserved:
-            if other == number or not is_locked(self._fetching(other)):
-                self._fetching(other).unlink(missing_ok=True)
-                room += reserved[other]
+        room = self.max_bytes - sum(here.values()) - reserved
         later = [other for other in here if needed[other] > needed[number]]
         out = sorted(later, key=lambda other: (needed[other], other), reverse=True)
         sizes = np.cumsum([0, *(here[other] for other in out)])

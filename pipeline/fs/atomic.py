@@ -248,15 +248,3 @@ def open_locked(path: epath.PathLike, *, wait: bool = True) -> IO[bytes]:
         file.close()
         raise
     return file
-
-
-def is_locked(path: epath.PathLike) -> bool:
-    """Whether a process has the local file locked; False if there is none."""
-    try:
-        with open(path, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
