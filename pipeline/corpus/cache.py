@@ -205,11 +205,11 @@ class PartCache(Handles):
         """Fetches the part that is needed first; False if that must wait, or all are there."""
         with self._exclusively():
             here, fetching = self._scan()
-            for number in [*fetching]:  # what a killed process left has no lock
+            for other in [*fetching]:  # what a killed process left has no lock
                 with contextlib.suppress(BlockingIOError):
-                    with open_locked(self._fetching(number), wait=False):
-                        self._fetching(number).unlink()
-                    del fetching[number]
+                    with open_locked(self._fetching(other), wait=False):
+                        self._fetching(other).unlink()
+                    del fetching[other]
             self._tell(needed, here)
             self._unmap({*self._files} - {*here})  # those that another process has removed
             wanted = (

@@ -93,6 +93,10 @@ class Manifest:
         try:
             entries = json.loads((directory / MANIFEST).read_text())
             version = entries["schema_version"]
+            if version == SCHEMA_VERSION:
+                if entries.pop("digest") != json_digest(entries):
+                    raise InvalidValue("its entries are not those that its digest was made of")
+                return cls(**{**entries, "parts": [Part(**part) for part in entries["parts"]]})
         except FileNotFoundError:
             if any(any(directory.glob(each)) for each in ("part-*.arrow", RANGES)):
                 raise InvalidValue(
@@ -103,23 +107,15 @@ class Manifest:
                 f"there is no corpus in {place} (no {MANIFEST}); prepare one there, or check the "
                 "path"
             ) from None
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise damage(directory / MANIFEST, f"it cannot be read: {error}") from error
-        if version != SCHEMA_VERSION:
-            raise InvalidValue(
-                f"the corpus in {place} has schema version {version}, and this version of Lockstep "
-                f"reads version {SCHEMA_VERSION}: prepare it anew in another directory, or use the "
-                "version that wrote it"
-            )
-        try:
-            if entries.pop("digest") != json_digest(entries):
-                raise InvalidValue("its entries are not those that its digest was made of")
-            return cls(**{**entries, "parts": [Part(**part) for part in entries["parts"]]})
-        except (KeyError, TypeError) as error:
-            seen = f"it does not have what it should: {error!r}"
-            raise damage(directory / MANIFEST, seen) from error
-        except ValueError as error:
+        except InvalidValue as error:
             raise damage(directory / MANIFEST, str(error)) from error
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise damage(directory / MANIFEST, f"it cannot be read: {error!r}") from error
+        raise InvalidValue(
+            f"the corpus in {place} has schema version {version}, and this version of Lockstep "
+            f"reads version {SCHEMA_VERSION}: prepare it anew in another directory, or use the "
+            "version that wrote it"
+        )
 
     def require_files(self, directory: epath.Path) -> None:
         """Refuses a directory in which a file is missing or of another size than recorded."""

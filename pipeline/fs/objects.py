@@ -266,15 +266,17 @@ def _pieces(path: epath.PathLike, size: int) -> Iterator[Buffer]:
         yield from _read_ranges(place, ranges)
         return
 
-    async def fetch(store: Any, key: str, begin: int, end: int) -> Buffer:
-        return await store.get_range_async(key, start=begin, end=end)
-
     # The first comes alone, so a storage that always fails gets the attempts of one request.
     later = [ranges[at : at + TOGETHER] for at in range(1, len(ranges), TOGETHER)]
     for pieces in (ranges[:1], *later):
-        contents = _gather(fetch, [place] * len(pieces), *zip(*pieces, strict=True))
-        for content, (begin, end) in zip(contents, pieces, strict=True):
+        contents = _gather(_fetch, [place] * len(pieces), [[piece] for piece in pieces])
+        for (content,), (begin, end) in zip(contents, pieces, strict=True):
             yield _whole(place, content, end - begin)
+
+
+async def _fetch(store: Any, key: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
+    starts, ends = zip(*ranges, strict=True)
+    return await store.get_ranges_async(key, starts=starts, ends=ends, coalesce=GAP)
 
 
 def get_ranges(
@@ -284,23 +286,18 @@ def get_ranges(
 
     Neighbours are one request.
     """
-    wanted: dict[str, list[int]] = {}
-    for number, (place, begin, end) in enumerate(zip(paths, begins, ends, strict=True)):
+    numbers: dict[str, list[int]] = {}
+    ranges: dict[str, list[tuple[int, int]]] = {}
+    for number, (path, begin, end) in enumerate(zip(paths, begins, ends, strict=True)):
         if begin < end:
-            wanted.setdefault(os.fspath(place), []).append(number)
-
-    async def fetch(store: Any, key: str, numbers: list[int]) -> list[Buffer]:
-        starts, stops = ([int(side[each]) for each in numbers] for side in (begins, ends))
-        return await store.get_ranges_async(key, starts=starts, ends=stops, coalesce=GAP)
-
+            numbers.setdefault(os.fspath(path), []).append(number)
+            ranges.setdefault(os.fspath(path), []).append((int(begin), int(end)))
     found = [memoryview(b"")] * len(begins)
-    remote = [place for place in wanted if place.startswith(SCHEMES)]
-    asked = _gather(fetch, remote, [wanted[place] for place in remote])
-    contents = dict(zip(remote, asked, strict=True))
-    for place, numbers in wanted.items():
-        ranges = [(begins[number], ends[number]) for number in numbers]
-        read = contents.get(place) or _read_ranges(place, ranges)
-        for number, (begin, end), content in zip(numbers, ranges, read, strict=True):
+    remote = [place for place in ranges if place.startswith(SCHEMES)]
+    contents = dict(zip(remote, _gather(_fetch, remote, map(ranges.get, remote)), strict=True))
+    for place, wanted in ranges.items():
+        read = contents.get(place) or _read_ranges(place, wanted)
+        for number, (begin, end), content in zip(numbers[place], wanted, read, strict=True):
             found[number] = memoryview(_whole(place, content, end - begin))
     return found
 
