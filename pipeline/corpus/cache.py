@@ -250,7 +250,10 @@ class PartCache(Handles):
     def _make_room(
         self, number: int, needed: np.ndarray, here: dict[int, int], reserved: int
     ) -> bool:
-        """Removes parts until there is room for part `number`; False, and none, if that fails."""
+        """Removes parts until there is room for part `number`; False, and none, if that fails.
+
+        Those that are being fetched have `reserved` bytes.
+        """
         room = self.max_bytes - sum(here.values()) - reserved
         later = [other for other in here if needed[other] > needed[number]]
         out = sorted(later, key=lambda other: (needed[other], other), reverse=True)

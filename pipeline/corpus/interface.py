@@ -264,7 +264,10 @@ class View(AnyCorpus):
         if isinstance(self.corpus, View):
             self.description["of"] = self.corpus.description
         # An identity goes into each checkpoint, so of a long list it has a digest.
-        short = {n: fingerprint_of(v) if len(f"{v}") > 100 else v for n, v in options.items()}
+        short = {
+            name: value if len(f"{value}") < 100 else fingerprint_of(value)
+            for name, value in options.items()
+        }
         self.identity = {**self.corpus.identity, self.kind: short}
 
     def __str__(self) -> str:
