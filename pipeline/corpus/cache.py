@@ -24,11 +24,11 @@ from typing import IO, TypeVar
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.manifest import damage, part_name, require_same_part
-from pipeline.corpus.parts import Maps, Part, PartFile, read_part
+from pipeline.corpus.manifest import open_part, part_name
+from pipeline.corpus.parts import Maps, Part, PartFile
 from pipeline.errors import InvalidValue
 from pipeline.fs import objects
-from pipeline.fs.atomic import atomic_write, is_locked, open_locked
+from pipeline.fs.atomic import atomic_write, open_locked
 from pipeline.fs.fork import Handles
 
 logger = logging.getLogger(__name__)
@@ -114,16 +114,15 @@ class PartCache(Handles):
     def file(self, number: int) -> PartFile | None:
         """The part with this number, mapped once its digest is right; None if it is not there."""
         if (file := self._files.get(number)) is None:
-            path = self.directory / part_name(number)
+            part = self._parts[number]
+            path = self.directory / part.file
             if not path.is_file():
                 return None
             try:
-                file = read_part(epath.Path(path))
-                require_same_part(self._parts[number], file.part)
-                file.verify()
+                file = open_part(epath.Path(self.directory), part, verify=True)
             except ValueError as error:
-                _require_sound(self._source / part_name(number))
-                logger.warning("%s is removed and fetched again: %s", path, error)
+                open_part(self._source, part, verify=True)  # or it is fetched damaged for ever
+                logger.warning("%s is removed and fetched again: %s", path, error.__cause__)
                 path.unlink(missing_ok=True)
                 return None
             with self._lock:
@@ -205,19 +204,23 @@ class PartCache(Handles):
     def _fetch_next(self, needed: np.ndarray) -> bool:
         """Fetches the part that is needed first; False if that must wait, or all are there."""
         with self._exclusively():
-            here, reserved = self._scan()
+            here, fetching = self._scan()
+            for other in [*fetching]:  # what a killed process left has no lock
+                with contextlib.suppress(BlockingIOError):
+                    with open_locked(self._fetching(other), wait=False):
+                        self._fetching(other).unlink()
+                    del fetching[other]
             self._tell(needed, here)
             self._unmap({*self._files} - {*here})  # those that another process has removed
             wanted = (
                 number
                 for number in np.argsort(needed, kind="stable").tolist()
-                if needed[number] < NEVER and number not in here
+                if needed[number] < NEVER and number not in here and number not in fetching
                 if not os.path.lexists(self.directory / part_name(number))  # of somebody else
-                if not is_locked(self._fetching(number))
             )
             if (number := next(wanted, None)) is None:
                 return False
-            if not self._make_room(number, needed, here, reserved):
+            if not self._make_room(number, needed, here, sum(fetching.values())):
                 return False
             name, size = part_name(number), int(self._sizes[number])
             temporary = self._fetching(number)
@@ -245,15 +248,15 @@ class PartCache(Handles):
         return self.directory / FETCHING.format(part_name(number))
 
     def _make_room(
-        self, number: int, needed: np.ndarray, here: dict[int, int], reserved: dict[int, int]
+        self, number: int, needed: np.ndarray, here: dict[int, int], reserved: int
     ) -> bool:
-        """Removes parts until there is room for part `number`; False, and none, if that fails."""
-        room = self.max_bytes - sum(here.values()) - sum(reserved.values())
-        for other in reserved:
-            if other == number or not is_locked(self._fetching(other)):
-                self._fetching(other).unlink(missing_ok=True)
-                room += reserved[other]
-        out = self._removable(number, needed, here)
+        """Removes parts until there is room for part `number`; False, and none, if that fails.
+
+        Those that are being fetched have `reserved` bytes.
+        """
+        room = self.max_bytes - sum(here.values()) - reserved
+        later = [other for other in here if needed[other] > needed[number]]
+        out = sorted(later, key=lambda other: (needed[other], other), reverse=True)
         sizes = np.cumsum([0, *(here[other] for other in out)])
         if room + sizes[-1] < self._sizes[number]:
             return False
@@ -262,11 +265,6 @@ class PartCache(Handles):
             (self.directory / part_name(other)).unlink(missing_ok=True)
         self._unmap(out)
         return True
-
-    def _removable(self, number: int, needed: np.ndarray, here: dict[int, int]) -> list[int]:
-        """The parts that may make way for part `number`; the first one first."""
-        later = [other for other in here if needed[other] > needed[number]]
-        return sorted(later, key=lambda other: (needed[other], other), reverse=True)
 
     def _scan(self) -> tuple[dict[int, int], dict[int, int]]:
         """The sizes of the files of parts: of whole ones, and of those that are being fetched."""
@@ -280,11 +278,3 @@ class PartCache(Handles):
                     files = reserved if entry.name.startswith(".") else whole
                     files[number] = entry.stat().st_size
         return whole, reserved
-
-
-def _require_sound(path: epath.Path) -> None:
-    """Refuses a part that would be fetched damaged for ever."""
-    try:
-        read_part(path).verify()
-    except ValueError as error:
-        raise damage(path, str(error)) from error

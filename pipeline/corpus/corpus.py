@@ -19,12 +19,11 @@ from pipeline.corpus.manifest import (
     Manifest,
     Writer,
     damage,
+    open_part,
     read_lengths,
     require_same_origin,
-    require_same_part,
     summarise,
 )
-from pipeline.corpus.parts import read_part
 from pipeline.corpus.reader import Reader
 from pipeline.corpus.tasks import CAUSAL, TASKS, Task
 from pipeline.errors import InvalidValue, require_whole
@@ -213,15 +212,13 @@ class Corpus(Examples):
             raise damage(self.directory / LENGTHS, "its digest differs")
         found, metadata = [], []
         for part in manifest.parts:
-            path = self.directory / part.file
+            file = open_part(self.directory, part, verify=True)
             try:
-                file = read_part(path)
                 require_same_origin(self.directory, self.origin, file.metadata["origin"])
-                found.append(self.task.lengths(file.verify().counts))
-                metadata.append(file.metadata)
-                require_same_part(part, file.part)
             except (ValueError, LookupError) as error:
-                raise damage(path, str(error)) from error
+                raise damage(self.directory / part.file, str(error)) from error
+            found.append(self.task.lengths(np.diff(file.offsets)))
+            metadata.append(file.metadata)
         expected = summarise(np.concatenate(found), metadata)  # also with the digest of the lengths
         if self.tokenizer is not None:
             expected["vocab_size"] = self.tokenizer.vocab_size

@@ -244,7 +244,7 @@ class View(AnyCorpus):
     Attributes:
         corpus: what is viewed.
         description: the argument of `view_of`, as JSON.
-        identity: that of the corpus, and what decides the fields.
+        identity: that of the corpus, and the options of the view.
     """
 
     kind: ClassVar[str]
@@ -258,17 +258,21 @@ class View(AnyCorpus):
         """Where the corpus is; an `AttributeError` where it is in no directory."""
         return self.corpus.directory  # type: ignore[attr-defined]  # of those that have one
 
-    def _describe(self, options: dict[str, Any], **decisive: object) -> None:
-        """Sets `description`, from what the view was made with, and the identity."""
+    def _describe(self, **options: object) -> None:
+        """Sets `description` and `identity`, from all that the view was made with."""
         self.description: dict[str, Any] = {"kind": self.kind, **options}
         if isinstance(self.corpus, View):
             self.description["of"] = self.corpus.description
-        self._decisive = decisive
-        added = {name: f"{value}" for name, value in decisive.items()}
-        self.identity = {**self.corpus.identity, **added}
+        # An identity goes into each checkpoint, so of a long list it has a digest.
+        short = {
+            name: value if len(f"{value}") < 100 else fingerprint_of(value)
+            for name, value in options.items()
+        }
+        self.identity = {**self.corpus.identity, self.kind: short}
 
     def __str__(self) -> str:
-        about = ", ".join(f"{name} {value}" for name, value in self._decisive.items())
+        options = self.identity[self.kind].items()
+        about = ", ".join(f"{name} {value}" for name, value in options)
         return f"{self.corpus}\nseen as      {type(self).__name__}: {about}"
 
     def __repr__(self) -> str:
@@ -305,8 +309,7 @@ class Split(View):
             _SplitSide(side, self.numbers, lengths)
             for side, lengths in zip(corpus.sides, columns, strict=True)
         )
-        options = {"hold_out": self.hold_out, "held_out": self.held_out}
-        self._describe(options, split=f"{'held-out' if held_out else 'train'}/{self.hold_out}")
+        self._describe(hold_out=self.hold_out, held_out=self.held_out)
 
     def __reduce__(self) -> tuple[Any, ...]:
         make = functools.partial(Split, hold_out=self.hold_out, held_out=self.held_out)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from etils import epath
 
 from pipeline.corpus.parts import MARK, Part, PartFile, json_digest, read_part, write_part
@@ -92,6 +93,10 @@ class Manifest:
         try:
             entries = json.loads((directory / MANIFEST).read_text())
             version = entries["schema_version"]
+            if version == SCHEMA_VERSION:
+                if entries.pop("digest") != json_digest(entries):
+                    raise InvalidValue("its entries are not those that its digest was made of")
+                return cls(**{**entries, "parts": [Part(**part) for part in entries["parts"]]})
         except FileNotFoundError:
             if any(any(directory.glob(each)) for each in ("part-*.arrow", RANGES)):
                 raise InvalidValue(
@@ -102,23 +107,15 @@ class Manifest:
                 f"there is no corpus in {place} (no {MANIFEST}); prepare one there, or check the "
                 "path"
             ) from None
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise damage(directory / MANIFEST, f"it cannot be read: {error}") from error
-        if version != SCHEMA_VERSION:
-            raise InvalidValue(
-                f"the corpus in {place} has schema version {version}, and this version of Lockstep "
-                f"reads version {SCHEMA_VERSION}: prepare it anew in another directory, or use the "
-                "version that wrote it"
-            )
-        try:
-            if entries.pop("digest") != json_digest(entries):
-                raise InvalidValue("its entries are not those that its digest was made of")
-            return cls(**{**entries, "parts": [Part(**part) for part in entries["parts"]]})
-        except (KeyError, TypeError) as error:
-            seen = f"it does not have what it should: {error!r}"
-            raise damage(directory / MANIFEST, seen) from error
-        except ValueError as error:
+        except InvalidValue as error:
             raise damage(directory / MANIFEST, str(error)) from error
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise damage(directory / MANIFEST, f"it cannot be read: {error!r}") from error
+        raise InvalidValue(
+            f"the corpus in {place} has schema version {version}, and this version of Lockstep "
+            f"reads version {SCHEMA_VERSION}: prepare it anew in another directory, or use the "
+            "version that wrote it"
+        )
 
     def require_files(self, directory: epath.Path) -> None:
         """Refuses a directory in which a file is missing or of another size than recorded."""
@@ -166,13 +163,6 @@ def require_same_origin(directory: epath.Path, there: Mapping, asked: Mapping) -
             )
 
 
-def require_same_part(said: Part, seen: Part) -> None:
-    """Refuses a file whose header contradicts the manifest."""
-    for name, one in dataclasses.asdict(said).items():
-        if (other := getattr(seen, name)) != one:
-            raise InvalidValue(f"its {name} is {other}, and {MANIFEST} says {one}")
-
-
 def summarise(lengths: np.ndarray, metadata: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The entries of a manifest that follow from the lengths and the metadata of each part."""
     texts = [each["text_bytes"] for each in metadata if each["text_bytes"] is not None]
@@ -192,6 +182,26 @@ def damage(path: epath.Path, seen: str) -> ValueError:
         f"the corpus is damaged at {os.fspath(path)}: {seen}. Restore that file from a copy, or "
         f"delete {MANIFEST} and prepare again, which redoes what is not whole"
     )
+
+
+def open_part(
+    directory: epath.Path, part: Part, content: pa.Buffer | None = None, *, verify: bool = False
+) -> PartFile:
+    """The file of a part; refused if its header, or on demand its digest, is not as recorded.
+
+    Its `content` is given where that was read.
+    """
+    path = directory / part.file
+    try:
+        file = read_part(path) if content is None else PartFile(part.file, content)
+        for name, said in dataclasses.asdict(part).items():
+            if (seen := getattr(file.part, name)) != said:
+                raise InvalidValue(f"its {name} is {seen}, and {MANIFEST} says {said}")
+        if verify:
+            file.verify()
+    except ValueError as error:
+        raise damage(path, str(error)) from error
+    return file
 
 
 def read_lengths(path: epath.Path, manifest: Manifest, memory_map: bool) -> np.ndarray:

@@ -13,7 +13,6 @@ from etils import epath
 from pipeline.corpus.gather import join_memory
 from pipeline.corpus.tasks import Task
 from pipeline.errors import InvalidValue
-from pipeline.fs import objects
 from pipeline.fs.atomic import atomic_write, is_local
 from pipeline.planning.identity import fingerprint_of
 from pipeline.text.ragged import Ragged
@@ -200,8 +199,6 @@ def write_part(
 def read_content(path: epath.Path) -> pa.Buffer:
     """The bytes of a file, mapped where it is local."""
     try:
-        if isinstance(path, objects.ObjectPath):
-            return pa.py_buffer(objects.get(path))
         if not is_local(path):
             return pa.py_buffer(path.read_bytes())
         # Arrow's maps outlive their files; Python's each hold one open, and 1,024 is a limit.

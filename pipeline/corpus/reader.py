@@ -11,8 +11,8 @@ from etils import epath
 
 from pipeline.corpus.cache import PartCache
 from pipeline.corpus.gather import Fields, gather, join_memory
-from pipeline.corpus.manifest import damage, require_same_part
-from pipeline.corpus.parts import Maps, Part, PartFile, read_part
+from pipeline.corpus.manifest import damage, open_part
+from pipeline.corpus.parts import Maps, Part
 from pipeline.corpus.tasks import Task
 from pipeline.fs import objects
 
@@ -34,7 +34,9 @@ class Reader:
         self._weighted = parts[0].weights_at is not None
         self._offsets: dict[int, np.ndarray] = {}
         files = enumerate(parts) if mapped and cache is None else ()
-        self._maps = Maps({number: self._open(part) for number, part in files}, len(parts))
+        self._maps = Maps(
+            {number: open_part(directory, part) for number, part in files}, len(parts)
+        )
 
     def read(
         self, examples: Any, starts: Any, lengths: Any, reach: Any, counts: Any, task: Task
@@ -122,7 +124,7 @@ class Reader:
             content = np.zeros(part.bytes, np.uint8)
             content[: len(head)] = np.frombuffer(head, np.uint8)
             content[last:] = np.frombuffer(footer, np.uint8)
-            self._open(part, pa.py_buffer(content))
+            open_part(self._directory, part, pa.py_buffer(content))
             self._offsets[number] = np.frombuffer(head, np.int64, offset=part.offsets_at).copy()
 
     def _fetch(self, part: Sequence[int] | np.ndarray, begins: Any, ends: Any) -> list[memoryview]:
@@ -134,13 +136,3 @@ class Reader:
             waited = time.perf_counter() - begin
             self._cache.count(ranged=sum(map(len, found)), stalls=1, waited=waited)
         return found
-
-    def _open(self, part: Part, content: pa.Buffer | None = None) -> PartFile:
-        """The file of a part, whose header is compared with the manifest."""
-        path = self._directory / part.file
-        try:
-            file = read_part(path) if content is None else PartFile(part.file, content)
-            require_same_part(part, file.part)
-        except ValueError as error:
-            raise damage(path, str(error)) from error
-        return file

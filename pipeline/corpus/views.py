@@ -83,13 +83,8 @@ class Masked(TokenView, Examples):
         self.keep_ids = sorted({require_whole("an id of keep_ids", each, 0) for each in kept})
         self.lengths, self.num_tokens = corpus.lengths, corpus.num_tokens
         self.vocab_size = self._num_ids = max(corpus.vocab_size or 0, self.mask_id + 1)
-        self._describe(
-            {name: getattr(self, name) for name in ("mask_id", "rate", "seed", "keep_ids")},
-            mask=self.mask_id,
-            rate=self.rate,
-            mask_seed=self.seed,
-            unmasked="+".join(map(str, self.keep_ids)) or "none",
-        )
+        names = "mask_id", "rate", "seed", "keep_ids"
+        self._describe(**{name: getattr(self, name) for name in names})
 
     def _read(self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any) -> Fields:
         targets = self.corpus.read(examples, starts, lengths, reach)["inputs"]
@@ -194,15 +189,8 @@ class SpanCorruption(TokenView):
         highest = max(self.sentinels.max(initial=0), self.end_id, self.start_id)
         self.vocab_size = max(corpus.vocab_size or 0, int(highest) + 1)
         names = ("max_length", "density", "mean_span", "end_id", "start_id", "seed")
-        first, last = self.sentinels[:1].tolist(), self.sentinels[-1:].tolist()
-        self._describe(
-            {name: getattr(self, name) for name in names} | {"sentinels": self.sentinels.tolist()},
-            corruption=f"{self.density}/{self.mean_span}",
-            max_length=self.max_length,
-            sentinels="–".join(map(str, first + last)),
-            end_and_start=f"{self.end_id}/{self.start_id}",
-            corruption_seed=self.seed,
-        )
+        options = {name: getattr(self, name) for name in names}
+        self._describe(**options, sentinels=self.sentinels.tolist())
 
     def _sizes(self, pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The example of each pair, the first of its tokens that is text, and how many are."""

@@ -65,9 +65,9 @@ def atomic_write(
 ) -> Iterator[IO[bytes]]:
     """A binary file to write, which appears under its name only when it is whole.
 
-    Bytes go to a temporary name in the same directory. On a local disk they reach the disk itself
-    before the file is renamed. When the block raises, nothing is left; what a killed process left
-    of the same file is removed. In object storage, the object is written when the block ends.
+    Bytes go to a temporary name in the same directory, and reach the disk itself before the file is
+    renamed. When the block raises, nothing is left; what a killed process left of the same file is
+    removed. In object storage, the object is written when the block ends.
 
     Args:
         path: the file.
@@ -86,26 +86,22 @@ def atomic_write(
             yield file
         return
     temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}.tmp"
-    if is_local(path) and not shared:
+    if not shared:
         _remove_leftovers(path)
     try:
-        if is_local(path):
-            raw = _Temporary(path, temporary)
-            with io.BufferedWriter(raw) as file:
-                yield file
-                file.flush()
-                if durable:
-                    raw.sync()
-        else:
-            with temporary.open("wb") as remote:
-                yield remote
+        raw = _Temporary(path, temporary)
+        with io.BufferedWriter(raw) as file:
+            yield file
+            file.flush()
+            if durable:
+                raw.sync()
         with _name_errors(path):
             temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-    if is_local(path) and durable:
+    if durable:
         directory = os.open(path.parent, os.O_RDONLY)
         try:
             with contextlib.suppress(OSError):  # some network file systems cannot
@@ -162,14 +158,11 @@ def name_full_disk(path: epath.PathLike) -> Iterator[None]:
 
 
 def _write_error(path: epath.PathLike, error: OSError) -> OSError:
-    what = f"could not write {os.fspath(path)}: {error.strerror or error}. Nothing of it is left"
-    return StorageError(error.errno, f"{what}; {_remedy(error)}")
-
-
-def _remedy(error: OSError) -> str:
+    remedy = "check the path, and that you may write there, and run again"
     if error.errno in FULL:
-        return "make room and run again, which keeps what was finished before"
-    return "check the path, and that you may write there, and run again"
+        remedy = "make room and run again, which keeps what was finished before"
+    what = f"could not write {os.fspath(path)}: {error.strerror or error}. Nothing of it is left"
+    return StorageError(error.errno, f"{what}; {remedy}")
 
 
 def _remove_leftovers(path: epath.Path) -> None:
@@ -184,7 +177,7 @@ def directory_lock(directory: epath.PathLike, doing: str, *, wait: bool = True) 
     """Holds the lock of `directory` while the block runs; other processes wait, and say so.
 
     The lock ends with the process that holds it, also when that is killed; in object storage within
-    a minute, see `hold_lease`. Other places that are not local (`hf://`) have no lock.
+    a minute, see `hold_lease`.
 
     Args:
         directory: a path; the directory is made where there is none, and removed again if the block
@@ -201,9 +194,6 @@ def directory_lock(directory: epath.PathLike, doing: str, *, wait: bool = True) 
     if isinstance(directory, ObjectPath):
         with hold_lease(directory, doing, wait=wait):
             yield
-        return
-    if not is_local(directory):
-        yield
         return
     lock = directory / ".lock"
     while True:
@@ -258,15 +248,3 @@ def open_locked(path: epath.PathLike, *, wait: bool = True) -> IO[bytes]:
         file.close()
         raise
     return file
-
-
-def is_locked(path: epath.PathLike) -> bool:
-    """Whether a process has the local file locked; False if there is none."""
-    try:
-        with open(path, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False

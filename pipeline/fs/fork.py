@@ -10,25 +10,12 @@ import os
 import sys
 import threading
 import weakref
-from typing import Any, Protocol
+from typing import Any
 
-
-class Restarts(Protocol):
-    """An object with locks, threads or open files."""
-
-    def restart(self) -> None:
-        """Makes locks, threads and open files anew, and never touches the old ones."""
-
-
-_objects: "weakref.WeakSet[Restarts]" = weakref.WeakSet()
+_objects: "weakref.WeakSet[Handles]" = weakref.WeakSet()
 
 # In a child, what its parent had. Deleting it would wait for threads that are not there.
 _inherited: list[dict[str, Any]] = []
-
-
-def restart_in_children(thing: Restarts) -> None:
-    """Calls `thing.restart()` in each child that a fork makes, before anything else runs there."""
-    _objects.add(thing)
 
 
 def _restart_all() -> None:
@@ -54,12 +41,15 @@ if hasattr(os, "register_at_fork"):
 
 
 class Handles:
-    """The base of objects that also a pickled copy makes anew: a lock, and the `handles` named."""
+    """The base of objects that forked children and pickled copies make anew in part.
+
+    That part is a lock, and the attributes that `handles` names.
+    """
 
     handles: tuple[str, ...] = ()
 
     def restart(self) -> None:
-        """See `Restarts`."""
+        """Makes them anew, and never touches the old ones."""
         for name in self.handles:
             self.__dict__.pop(name, None)
         self._lock = threading.Lock()
@@ -71,4 +61,4 @@ class Handles:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.restart()
-        restart_in_children(self)
+        _objects.add(self)

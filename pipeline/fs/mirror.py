@@ -68,7 +68,7 @@ class Mirror:
             objects.delete(marks)
             self._ours.remove(name)
         for name in here - self._whole:
-            if objects.keys(self._remote / name, limit=1):
+            if (self._remote / name).is_dir():
                 raise Exists(f"{self._remote / name} is there already, and is not of this process")
             self._ours.add(name)
             last, mark = self.local / name / WHOLE, self.local / name / self._mark

@@ -20,7 +20,6 @@ import datetime
 import fnmatch
 import functools
 import io
-import json
 import os
 import re
 import tempfile
@@ -80,20 +79,11 @@ def _open(path: epath.PathLike) -> tuple[Any, str]:
         )
     require("obstore", extra="cloud", purpose=f"reading {bucket}")
     _users.add(os.getpid())
-    return _open_store(bucket, _address(bucket), TRIES, LONGEST), key
-
-
-def _address(bucket: str) -> str | None:
-    """The address of the server of a bucket, by the environment; None: that of its cloud."""
-    if bucket.startswith("s3://"):
-        return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    if bucket.startswith("gs://") and (address := os.environ.get("STORAGE_EMULATOR_HOST")):
-        return address if "://" in address else f"http://{address}"
-    return None
+    return _open_store(bucket), key
 
 
 @functools.lru_cache(maxsize=64)
-def _open_store(bucket: str, address: str | None, tries: int, longest: float) -> Any:
+def _open_store(bucket: str) -> Any:
     """The client of a bucket, with the credentials of its cloud's own programs."""
     from obstore import store
 
@@ -101,20 +91,14 @@ def _open_store(bucket: str, address: str | None, tries: int, longest: float) ->
     if bucket.startswith("s3://"):
         # Not all servers delete several objects with one request.
         config = {"disable_bulk_delete": True} | _profile()
-        if address:
-            config["endpoint"] = address
-    elif address:
-        account = {"gcs_base_url": address, "disable_oauth": True}
-        account |= dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
-        config["service_account_key"] = json.dumps(account)
     config["client_options"] = {
         "timeout": "10 minutes",
         "connect_timeout": "10s",
         "read_timeout": "30s",
-        "allow_http": str(address).startswith("http://"),
+        "allow_http": True,  # where the environment names such a server
     }
     # Pauses are random, up to `base` times the one before: with 4, twice as long on average.
-    first, most = (datetime.timedelta(seconds=each) for each in (min(0.1, longest), longest))
+    first, most = (datetime.timedelta(seconds=each) for each in (min(0.1, LONGEST), LONGEST))
     pauses = {"init_backoff": first, "max_backoff": most, "base": 4}
     make: Any = store.from_url  # has a signature for each cloud
 
@@ -126,7 +110,7 @@ def _open_store(bucket: str, address: str | None, tries: int, longest: float) ->
         except _error() as error:
             if _asks_machine(str(error)):
                 raise
-    return make(bucket, retry_config={"max_retries": tries - 1, "backoff": pauses}, **config)
+    return make(bucket, retry_config={"max_retries": TRIES - 1, "backoff": pauses}, **config)
 
 
 def _profile() -> dict[str, Any]:
@@ -257,16 +241,9 @@ def _ends_before(place: str) -> StorageError:
 # ---- reading
 
 
-def get(path: epath.PathLike) -> memoryview:
+def get(path: epath.PathLike) -> bytes:
     """The bytes of an object."""
-
-    def begin(store: Any, key: str) -> Any:
-        result = store.get(key)
-        size = result.meta["size"]
-        return result.bytes() if size <= PIECE else size
-
-    found = _request(path, begin)
-    return memoryview(b"".join(_pieces(path, found)) if isinstance(found, int) else found)
+    return b"".join(_pieces(path, head(path)["size"]))
 
 
 def download(path: epath.PathLike, file: epath.PathLike, *, size: int | None = None) -> int:
@@ -289,42 +266,38 @@ def _pieces(path: epath.PathLike, size: int) -> Iterator[Buffer]:
         yield from _read_ranges(place, ranges)
         return
 
-    async def fetch(store: Any, key: str, begin: int, end: int) -> Buffer:
-        return await store.get_range_async(key, start=begin, end=end)
-
     # The first comes alone, so a storage that always fails gets the attempts of one request.
     later = [ranges[at : at + TOGETHER] for at in range(1, len(ranges), TOGETHER)]
     for pieces in (ranges[:1], *later):
-        contents = _gather(fetch, [place] * len(pieces), *zip(*pieces, strict=True))
-        for content, (begin, end) in zip(contents, pieces, strict=True):
+        contents = _gather(_fetch, [place] * len(pieces), [[piece] for piece in pieces])
+        for (content,), (begin, end) in zip(contents, pieces, strict=True):
             yield _whole(place, content, end - begin)
 
 
+async def _fetch(store: Any, key: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
+    starts, ends = zip(*ranges, strict=True)
+    return await store.get_ranges_async(key, starts=starts, ends=ends, coalesce=GAP)
+
+
 def get_ranges(
-    path: epath.PathLike | Sequence[epath.PathLike], begins: Sequence[int], ends: Sequence[int]
+    paths: Sequence[epath.PathLike], begins: Sequence[int], ends: Sequence[int]
 ) -> list[memoryview]:
-    """Bytes of objects from each of `begins` up to each of `ends`; neighbours as one request.
+    """Bytes of objects, or of other files, from each of `begins` up to each of `ends`.
 
-    `path` is that of all ranges, or a sequence with that of each; also of files elsewhere.
+    Neighbours are one request.
     """
-    paths = [path] * len(begins) if isinstance(path, str | os.PathLike) else path
-    wanted: dict[str, list[int]] = {}
-    for number, (place, begin, end) in enumerate(zip(paths, begins, ends, strict=True)):
+    numbers: dict[str, list[int]] = {}
+    ranges: dict[str, list[tuple[int, int]]] = {}
+    for number, (path, begin, end) in enumerate(zip(paths, begins, ends, strict=True)):
         if begin < end:
-            wanted.setdefault(os.fspath(place), []).append(number)
-
-    async def fetch(store: Any, key: str, numbers: list[int]) -> list[Buffer]:
-        starts, stops = ([int(side[each]) for each in numbers] for side in (begins, ends))
-        return await store.get_ranges_async(key, starts=starts, ends=stops, coalesce=GAP)
-
+            numbers.setdefault(os.fspath(path), []).append(number)
+            ranges.setdefault(os.fspath(path), []).append((int(begin), int(end)))
     found = [memoryview(b"")] * len(begins)
-    remote = [place for place in wanted if place.startswith(SCHEMES)]
-    asked = _gather(fetch, remote, [wanted[place] for place in remote])
-    contents = dict(zip(remote, asked, strict=True))
-    for place, numbers in wanted.items():
-        ranges = [(begins[number], ends[number]) for number in numbers]
-        read = contents.get(place) or _read_ranges(place, ranges)
-        for number, (begin, end), content in zip(numbers, ranges, read, strict=True):
+    remote = [place for place in ranges if place.startswith(SCHEMES)]
+    contents = dict(zip(remote, _gather(_fetch, remote, map(ranges.get, remote)), strict=True))
+    for place, wanted in ranges.items():
+        read = contents.get(place) or _read_ranges(place, wanted)
+        for number, (begin, end), content in zip(numbers[place], wanted, read, strict=True):
             found[number] = memoryview(_whole(place, content, end - begin))
     return found
 
@@ -365,15 +338,10 @@ def children(path: epath.PathLike) -> tuple[dict[str, int], list[str]]:
     return sizes, [each.rstrip("/").rpartition("/")[2] for each in found["common_prefixes"]]
 
 
-def keys(path: epath.PathLike, *, limit: int | None = None) -> list[str]:
-    """The paths of all objects in a folder and in those within it; of the first ones by `limit`."""
-
-    def read(store: Any, key: str) -> list[str]:
-        stream = store.list(key or None, chunk_size=limit or 1000)
-        metas = stream.collect() if limit is None else next(iter(stream), [])[:limit]
-        return [f"{split(path)[0]}/{each['path']}" for each in metas]
-
-    return _request(path, read, in_bucket=True)
+def keys(path: epath.PathLike) -> list[str]:
+    """The paths of all objects in a folder and in those within it."""
+    found = _request(path, lambda store, key: store.list(key or None).collect(), in_bucket=True)
+    return [f"{split(path)[0]}/{each['path']}" for each in found]
 
 
 # ---- writing
@@ -398,28 +366,26 @@ def put(
         Its version; None if it is not as the condition says, and nothing is written.
     """
     file = content if hasattr(content, "read") else io.BytesIO(content)
-    large = file.seek(0, os.SEEK_END) > 2 * PIECE
-    condition = "create" if if_absent else if_version and dict(if_version)
+    size = file.seek(0, os.SEEK_END)
+    conditional = if_absent or if_version is not None
+    mode = "create" if if_absent else dict(if_version) if if_version else "overwrite"
+    pieces = {"use_multipart": size > 2 * PIECE and not conditional, "chunk_size": 2 * PIECE}
 
-    def write(store: Any, key: str) -> Version:
+    def write(store: Any, key: str) -> Version | None:
         file.seek(0)
-        return _version(store.put(key, file, use_multipart=large, chunk_size=2 * PIECE))
-
-    def write_if(store: Any, key: str) -> Version | None:
-        file.seek(0)
-        whole = file.read()
         try:
-            return _version(store.put(key, whole, mode=condition, use_multipart=False))
+            return _version(store.put(key, file, mode=mode, **pieces))
         except _error() as error:
             if type(error).__name__ not in ("AlreadyExistsError", "PreconditionError"):
                 raise
+            file.seek(0)
             with contextlib.suppress(FileNotFoundError):  # a write before may have been heard
                 result = store.get(key)
-                if result.meta["size"] == len(whole) and result.bytes() == whole:
+                if result.meta["size"] == size and result.bytes() == file.read():
                     return _version(result.meta)
             return None
 
-    return _request(path, write_if if condition else write, in_bucket=True)
+    return _request(path, write, in_bucket=True)
 
 
 def _version(meta: Mapping[str, Any]) -> Version:
@@ -461,7 +427,11 @@ class ObjectPath(PosixGPath):
 
     def is_dir(self) -> bool:
         """Whether there are objects in it, or it is a bucket."""
-        return bool(keys(self, limit=1)) or not split(self)[1]
+
+        def first(store: Any, key: str) -> list[Any]:
+            return next(iter(store.list(key or None, chunk_size=1)), [])
+
+        return bool(_request(self, first, in_bucket=True)) or not split(self)[1]
 
     def iterdir(self) -> "Iterator[ObjectPath]":
         """The objects and directories in it."""
@@ -473,14 +443,11 @@ class ObjectPath(PosixGPath):
         if "**" in pattern:
             raise InvalidValue(f"{pattern} has **, which object storage has not; use * instead")
         first, _, rest = pattern.partition("/")
-        found = [self / first]
-        if re.search(r"[*?[]", first):
-            here = [path for path in self.iterdir() if fnmatch.fnmatchcase(path.name, first)]
-            found = [path for path in here if first[0] == "." or path.name[0] != "."]
-        elif not rest:
-            found = [path for path in found if path.exists()]
-        for path in found:
-            yield from path.glob(rest) if rest else [path]
+        objects, folders = children(self)
+        for name in folders if rest else (*folders, *objects):
+            hidden = name[0] == "." != first[0]
+            if fnmatch.fnmatchcase(name, first) and not hidden:
+                yield from (self / name).glob(rest) if rest else [self / name]
 
     def stat(self) -> StatResult:
         """The size in bytes and the time of the last change; of a directory neither."""
@@ -508,7 +475,7 @@ class ObjectPath(PosixGPath):
 
     def read_bytes(self) -> bytes:
         """Its content."""
-        return bytes(get(self))
+        return get(self)
 
     def mkdir(self, mode: int | None = None, parents: bool = False, exist_ok: bool = False) -> None:
         """Does nothing, or raises a `FileExistsError` for a path that must not exist."""

@@ -7,31 +7,29 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import CancelledError, Future
 from typing import Any
 
-from pipeline.fs.fork import restart_in_children
+from pipeline.fs.fork import Handles
 
 
-class WindowCache:
+class WindowCache(Handles):
     """What was made for the windows used last: up to `capacity` pieces.
 
     Any number of threads may use it. A thread that needs what another thread is making waits for
     it, so that nothing is made twice. `capacity` may be changed.
     """
 
+    handles = ("_held", "_entries")
+
     def __init__(self, capacity: int):
         self.capacity = capacity
-        self.restart()
-        restart_in_children(self)
+        self.__setstate__({})
 
     def restart(self) -> None:
-        """Forgets everything, also what a thread is making; see `pipeline.fs.fork`."""
-        self._lock = threading.Lock()
+        """Forgets everything, also what a thread is making; see `Handles`."""
+        super().restart()
         self._held = 0
         # By key: the number of pieces, and what was made of them.
         self._entries: collections.OrderedDict[Hashable, tuple[int, Future[Any]]]
         self._entries = collections.OrderedDict()
-
-    def __reduce__(self) -> tuple[type, tuple[int]]:
-        return WindowCache, (self.capacity,)
 
     def get(self, key: Hashable, pieces: int, make: Callable[..., Any], *arguments: Any) -> Any:
         """What `make(*arguments)` returns for `key`, which stands for so many `pieces`."""

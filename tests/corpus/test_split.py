@@ -136,7 +136,7 @@ def test_what_a_view_of_a_split_is_can_be_described(tmp_path):
 def test_a_split_is_joined_with_a_whole_corpus(tmp_path):
     one, other = (make("arrays", tmp_path / name) for name in ("one", "other"))
     joined = Corpora({"one": one.split(0.3)[0], "other": other})
-    assert joined.identity["corpora"]["one"]["split"] == "train/0.3"
+    assert joined.identity["corpora"]["one"]["split"] == {"hold_out": 0.3, "held_out": False}
     require_equal(joined[len(joined) - 1], other[len(other) - 1])
 
 

@@ -108,7 +108,7 @@ def test_masks_differ_between_epochs_and_seeds(corpus):
     assert view.fingerprint != other.fingerprint
     plan = pipeline.Plan(view, [pipeline.Bucket(4, 256)])
     state = iter(pipeline.Batches(view, plan).to_iter_dataset()).get_state()
-    with pytest.raises(ValueError, match="mask_seed was 0 and is now 1"):
+    with pytest.raises(ValueError, match="seed of masked was 0 and is now 1"):
         iter(pipeline.Batches(other, plan).to_iter_dataset()).set_state(state)
 
 

@@ -276,8 +276,10 @@ def s3_environment(port):
 def gcs_environment(port):
     """What a process needs to reach an emulator of GCS."""
     address = f"http://127.0.0.1:{port}"
+    account = {"gcs_base_url": address, "disable_oauth": True}
+    account |= dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
     return {
-        "STORAGE_EMULATOR_HOST": address,
+        "GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(account),
         "TENSORSTORE_GCS_HTTP_URL": address,
         "NO_PROXY": "127.0.0.1",
     }
