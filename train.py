@@ -254,8 +254,7 @@ def main() -> int:
     if MODE.value == "score":
         score(CONFIG.value, workdir, as_path(SCORES.value or workdir / "scores"))
         return 0
-    options = {"file": file, "change": CHANGE.value, "profile": PROFILE.value}
-    return train(CONFIG.value, workdir, **options)
+    return train(CONFIG.value, workdir, file=file, change=CHANGE.value, profile=PROFILE.value)
 
 
 if __name__ == "__main__":

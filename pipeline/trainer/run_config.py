@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import runpy
@@ -9,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etils import epath
+from flax.traverse_util import flatten_dict
 
 from pipeline.errors import InvalidValue, StorageError, UserError, require_one_of, require_whole
 from pipeline.fs import as_path, atomic_write
@@ -17,6 +19,9 @@ from pipeline.loading.sharding import CONTEXT_ORDERS
 NAME = "run_config.json"  # in a work directory
 
 NONE = "not there"
+
+# The fields of a config and of the configs in it, by names with dots, such as "model.width".
+flatten = functools.partial(flatten_dict, sep=".")
 
 DECAY = "optimizer.decay_steps"
 
@@ -55,21 +60,6 @@ def check_config(config: Any) -> None:
 def show_field(fields: Mapping[str, Any], name: str, missing: str = NONE) -> str:
     """The value of a field in a message: text in quotes."""
     return repr(fields[name]) if name in fields else missing
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The fields of a config and of the configs in it, by names with dots.
-
-    >>> flatten({"steps": 1, "model": {"width": 8}})
-    {'steps': 1, 'model.width': 8}
-    """
-    fields: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            fields |= flatten(value, f"{prefix}{name}.")
-        else:
-            fields[prefix + name] = value
-    return fields
 
 
 def require_same(run: Mapping[str, Any], now: Mapping[str, Any]) -> None:
