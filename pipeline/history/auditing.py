@@ -15,7 +15,7 @@ from etils import epath
 
 from pipeline.errors import InvalidValue, Missing, name_some
 from pipeline.fs.atomic import as_path
-from pipeline.history.plans import read_history
+from pipeline.history.plans import find_corpora, read_history
 from pipeline.planning import figures
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.lengths import as_lengths
@@ -40,8 +40,7 @@ class Ledger:
     def __init__(self, plan: Plan, report: Callable[[str], None], first_epoch: int = 0):
         self._plan, self._report, self._first_epoch = plan, report, first_epoch
         self._streams = plan.stages[-1].streams
-        self._ends = np.array([each.first + len(each.lengths) for each in self._streams])
-        self.times = np.zeros(self._ends[-1], np.int64)
+        self.times = np.zeros(plan.num_examples, np.int64)
         # By corpus and epoch: pieces so far, as example, start and sizes, and positions to come.
         self._pieces: dict[tuple[int, int], list[np.ndarray]] = {}
         self._left: dict[tuple[int, int], int] = {}
@@ -51,7 +50,7 @@ class Ledger:
 
     def add(self, planned: PlannedBatch) -> None:
         """Counts the next batch; `NotAsPlanned` if an epoch has a position twice, or lacks one."""
-        number = np.searchsorted(self._ends, planned.segments[:, 1], side="right")
+        number = find_corpora(self._plan, planned.segments[:, 1])
         owner = planned.epoch_of_segments * len(self._streams) + number
         for each in np.unique(owner).tolist():
             epoch, which = divmod(each, len(self._streams))
@@ -102,7 +101,7 @@ class Ledger:
                 f"positions of example {first:,} ({np.count_nonzero(wrong):,} such examples). "
                 f"{DEFECT}"
             )
-        self.times[stream.first : self._ends[which]] += covered.any(axis=1)
+        self.times[stream.first :][: len(covered)] += covered.any(axis=1)
         total = int(covered.sum())
         if not over:
             self._report(f"{name}, not over: {total:,} positions, none twice")

@@ -175,9 +175,9 @@ class Schedule:
         force = self.options()
         more = {name: value for name, value in asked.items() if force.get(name) != value}
         for name in LISTS:
-            if name in more:
-                more[name] = sorted(set(more[name]) - set(force.get(name, ())))
-        return {name: value for name, value in more.items() if name not in LISTS or value}
+            if new := sorted({*more.pop(name, ())} - {*force.get(name, ())}):
+                more[name] = new
+        return more
 
     def select(self, corpus: Any) -> Any:
         """The corpus that a run trains on: the first of `corpus`, and those that its entries add.
