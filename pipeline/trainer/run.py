@@ -30,7 +30,7 @@ from pipeline.trainer.corpora import prepare_on_hosts
 from pipeline.trainer.evaluation import sum_over_batches, unigram_entropy
 from pipeline.trainer.parameters import restore_parameters
 from pipeline.trainer.profile import Profile
-from pipeline.trainer.run_config import check_config, fill_in, flatten, require_same, save_config
+from pipeline.trainer.run_config import check_config, flatten, require_same, save_config
 from pipeline.trainer.schedule import Schedule
 
 logger = logging.getLogger(__name__)
@@ -129,9 +129,8 @@ class Run:
         begun: dict[str, Any] = {"config": given, "schedule": None, "record": {}}
         past = self.checkpoints.restore_json(self.first_step) if self.first_step else ({}, begun)
         self._data_state, run = past
-        require_same(run, given)
         with self.config.unlocked():
-            self.config.update_from_flattened_dict(fill_in(given, run["config"]))
+            self.config.update_from_flattened_dict(require_same(run, given))
         given = json.loads(self.config.to_json())
         if given["batches"].get("tiers") is None:  # steps of one update get rows that cost alike
             given["batches"]["tiers"] = self.config.accumulate

@@ -62,11 +62,18 @@ def show_field(fields: Mapping[str, Any], name: str, missing: str = NONE) -> str
     return repr(fields[name]) if name in fields else missing
 
 
-def require_same(run: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuses a config under which a run cannot go on.
+def require_same(run: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a config that are None, as the run has them, if it can go on under this config.
 
-    `run` is the item of its checkpoint, JSON values: `config`, `schedule` and `record`. None in the
-    config `now` stands for the value that the run has.
+    Where a run may change a field, None has a meaning of its own, but for the length of the decay.
+
+    >>> run = {"config": {"task": {"rate": 0.5}, "keep": 3}, "schedule": {}, "record": {}}
+    >>> require_same(run, {"task": {"rate": None}, "keep": None})
+    {'task.rate': 0.5}
+
+    Args:
+        run: the item of its checkpoint, JSON values: `config`, `schedule` and `record`.
+        now: the config as JSON.
 
     Raises:
         InvalidValue: names each other field that differs, with both values.
@@ -78,30 +85,19 @@ def require_same(run: Mapping[str, Any], now: Mapping[str, Any]) -> None:
             "--workdir, and --config.start_from"
         )
     old, new = flatten(run["config"]), flatten(now)
+    fixed = [name for name in {**old, **new} if not _may_change(name)]
     wrong = [
         f"config.{name} was {show_field(old, name)} and is now {show_field(new, name)}"
-        for name in {**old, **new}
-        if not _may_change(name) and new.get(name, NONE) not in (None, old.get(name, NONE))
+        for name in fixed
+        if new.get(name, NONE) not in (None, old.get(name, NONE))
     ]
     if wrong:
         raise InvalidValue(
             f"the work directory holds a run of another configuration: {'; '.join(wrong)}. Run it "
             "as it was, or start anew with another --workdir"
         )
-
-
-def fill_in(now: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `now` that are None, as the run has them.
-
-    Where a run may change a field, None has a meaning of its own, but for the length of the decay.
-
-    >>> fill_in({"task": {"rate": None}, "keep": None}, {"task": {"rate": 0.5}, "keep": 3})
-    {'task.rate': 0.5}
-    """
-    old = flatten(then)
-    missing = [name for name, value in flatten(now).items() if value is None]
-    kept = [name for name in missing if not _may_change(name) or name == DECAY]
-    values = {name: old[name] for name in kept if old.get(name) is not None}
+    empty = [name for name in (*fixed, DECAY) if name in new and new[name] is None]
+    values = {name: old[name] for name in empty if old.get(name) is not None}
     return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
 
 
