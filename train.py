@@ -14,12 +14,12 @@ import logging
 import pathlib
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 import optax
-from absl import app, flags
+from absl import flags
 from etils import epath
 from flax import nnx
 from ml_collections import ConfigDict, config_flags
@@ -32,12 +32,11 @@ from models.encoder_decoder import EncoderDecoder
 from models.flops import step_flops
 from models.loss import cross_entropy
 from models.parameters import decay_mask, parameter_shardings
-from pipeline.errors import InvalidValue, describe
+from pipeline.errors import InvalidValue
 from pipeline.fs import as_path
 from pipeline.loading import batch_sharding
 from pipeline.steps import (
     Compiled,
-    hosts,
     make_eval_step,
     make_mesh,
     make_score_step,
@@ -50,8 +49,8 @@ from pipeline.trainer import (
     evaluation_batches,
     find_config,
     prepare_on_hosts,
+    program,
     restore_parameters,
-    save_config,
     score_corpus,
 )
 
@@ -64,11 +63,7 @@ WORKDIR = flags.DEFINE_string("workdir", None, "For corpus, checkpoints, metrics
 CHANGE = flags.DEFINE_string("change", "", "JSON: options of batches to change from here on.")
 SCORES = flags.DEFINE_string("scores", None, "Where --mode=score writes; default: WORKDIR/scores.")
 PROFILE = flags.DEFINE_string("profile_steps", "", "FIRST:LAST, the steps to trace for a profile.")
-COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0.")
-NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "Number of processes.")
-PROCESS_ID = flags.DEFINE_integer("process_id", None, "Number of this process, from 0.")
-WAIT = flags.DEFINE_integer("wait", 100, "Seconds of silence after which a host counts as gone.")
-VERSION = flags.DEFINE_bool("version", False, "Print the version and exit.")
+flags.adopt_module_key_flags(program)  # such as --coordinator
 
 logger = logging.getLogger("pipeline.train")
 
@@ -136,24 +131,17 @@ def make_optimizer(config: ConfigDict) -> tuple[optax.GradientTransformation, op
 # ---- What training and scoring do with them.
 
 
-class Steps(NamedTuple):
-    """What training and scoring do with a model: functions of arrays, not compiled yet."""
+def make_training(
+    config: ConfigDict,
+    mesh: jax.sharding.Mesh,
+    init: Callable,
+    loss: Callable,
+    most_segments: int | None = None,
+) -> tuple[Any, Callable]:
+    """`initialise(key)`, the state, jitted with its shardings; and `train_step(state, batch)`.
 
-    initialise: Any  # (key) -> state; jitted, with the shardings of its results
-    train: Callable  # (state, batch) -> state, values
-    evaluate: Callable  # (params, batch) -> Σ weight · nll, Σ weight
-    score: Callable  # (params, batch) -> weight · nll and weight of each position
-    flops: Callable  # (planned) -> operations of a training step
-
-
-def make_steps(
-    config: ConfigDict, corpus: Any, mesh: jax.sharding.Mesh, most_segments: int | None = None
-) -> Steps:
-    """The steps of a config.
-
-    With `most_segments`, the most in a row, training gives the loss of each segment.
+    With `most_segments`, the most in a row, a step gives the loss of each segment.
     """
-    init, loss, flops = make_model(config, corpus)
     optimizer, learning_rate = make_optimizer(config)
     init_state, train_step = make_train_step(
         loss,
@@ -169,24 +157,16 @@ def make_steps(
         return init_state(init(key))
 
     shardings = parameter_shardings(jax.eval_shape(initialise, jax.random.key(0)), mesh)
-    return Steps(
-        initialise=jax.jit(initialise, out_shardings=shardings),
-        train=train_step,
-        evaluate=make_eval_step(loss, sharding=batch_sharding(mesh)),
-        score=make_score_step(loss),
-        flops=flops,
-    )
+    return jax.jit(initialise, out_shardings=shardings), train_step
 
 
-def train(config: ConfigDict, workdir: epath.Path, file: str = "", **options: str) -> int:
+def train(config: ConfigDict, workdir: epath.Path, **options: str) -> int:
     """Trains from the last checkpoint in `workdir`, or from the beginning, to the last step.
 
-    The run keeps its config, if `file` says where that is from. The options are those of `Run`.
-    Returns the exit status: 0, or that of a signal after which the run was saved.
+    The options are those of `Run`. Returns the exit status: 0, or that of a signal after which the
+    run was saved.
     """
     with Run(config, workdir, **options) as run:
-        if file:
-            save_config(workdir, run.config, file)
         if run.finished:
             return 0
         config, mesh = run.config, run.mesh  # with what the past of the run decides
@@ -204,13 +184,14 @@ def train(config: ConfigDict, workdir: epath.Path, file: str = "", **options: st
         loader = run.enter(pipeline.Loader(batches.repeat()))
 
         # The model, and its steps compiled for every bucket.
+        init, loss, flops = make_model(config, corpus)
         most = max(plan.most_segments().values()) if config.segment_losses else None
-        steps = make_steps(config, corpus, mesh, most)
+        initialise, train_step = make_training(config, mesh, init, loss, most)
         key = jax.random.key(config.seed)
-        like = steps.initialise.eval_shape(key)  # shapes, dtypes and shardings
+        like = initialise.eval_shape(key)  # shapes, dtypes and shardings
         with run.log.clock("compile"):
             train_step = Compiled(
-                steps.train,
+                train_step,
                 like,
                 loader.specs,
                 donate=True,
@@ -222,7 +203,7 @@ def train(config: ConfigDict, workdir: epath.Path, file: str = "", **options: st
                 ),
             )
             eval_step = Compiled(
-                steps.evaluate,
+                make_eval_step(loss, sharding=batch_sharding(mesh)),
                 like["params"],
                 evaluation.specs,
                 held={name: leaf for name, leaf in like.items() if name != "params"},
@@ -230,18 +211,10 @@ def train(config: ConfigDict, workdir: epath.Path, file: str = "", **options: st
                 budget=config.memory_budget,
             )
         logger.info(programs_table(train_step, eval_step))
-        if run.first_step > 0:
-            state = run.restore(like, loader)
-        else:
-            with run.log.clock("initialise"):
-                state = steps.initialise(key)
-                if start := config.start_from:
-                    _, state["params"] = restore_parameters(as_path(start), corpus, like)
 
         # The loop.
-        run.begin(state, train_step, eval_step, loader, steps.flops)
-        if run.evaluation_due(run.first_step):
-            run.evaluate(run.first_step, evaluation, state["params"])
+        state = run.begin(initialise, key, train_step, eval_step, loader, flops)
+        run.evaluate(run.first_step, evaluation, state["params"])
         for step in range(run.first_step, config.steps):
             with run.log.clock("wait"):
                 batch = next(loader)
@@ -253,8 +226,7 @@ def train(config: ConfigDict, workdir: epath.Path, file: str = "", **options: st
                 run.add(step, values)
             # Hosts agree here whether to stop: at the last step, or after a signal.
             stops = run.stops_after(step)
-            if run.evaluation_due(step + 1):
-                run.evaluate(step + 1, evaluation, state["params"])
+            run.evaluate(step + 1, evaluation, state["params"])
             if stops or (step + 1) % config.checkpoint_every == 0:
                 run.save(step + 1, state)
             if stops:
@@ -267,45 +239,23 @@ def score(config: ConfigDict, workdir: epath.Path, directory: epath.Path) -> Non
     mesh = make_mesh(config.mesh)
     with jax.set_mesh(mesh):
         corpus, _ = prepare_on_hosts(config, workdir / "corpus")
-        steps = make_steps(config, corpus, mesh)
-        like = steps.initialise.eval_shape(jax.random.key(config.seed))
+        init, loss, _ = make_model(config, corpus)
+        initialise, _ = make_training(config, mesh, init, loss)
+        like = initialise.eval_shape(jax.random.key(config.seed))
         step, params = restore_parameters(workdir, corpus, like)
-        name = f"step {step} of {workdir}"
-        score_corpus(config, corpus, steps.score, params, name, directory=directory, mesh=mesh)
+        name, score_step = f"step {step} of {workdir}", make_score_step(loss)
+        score_corpus(config, corpus, score_step, params, name, directory=directory, mesh=mesh)
 
 
-def main(_) -> None:
-    """Runs the configuration that the flags give."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout, force=True)
-    logging.getLogger("absl").setLevel(logging.WARNING)
-    with hosts.exit_together("train.py"):
-        hosts.connect(COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value, WAIT.value)
-        if jax.process_index() == 0:
-            logging.getLogger("pipeline").setLevel(logging.INFO)
-        file = config_flags.get_config_filename(flags.FLAGS["config"])
-        workdir = as_path(WORKDIR.value or HERE / "runs" / pathlib.Path(file).stem)
-        if MODE.value == "score":
-            score(CONFIG.value, workdir, as_path(SCORES.value or workdir / "scores"))
-        else:
-            options = {"change": CHANGE.value, "profile": PROFILE.value}
-            sys.exit(train(CONFIG.value, workdir, file, **options))
-
-
-def parse(argv: list[str]) -> list[str]:
-    """Parses the flags."""
-    try:
-        rest = flags.FLAGS(argv)
-        _ = CONFIG.value.is_locked  # raises here if the file could not be read
-        if len(rest) > 1:
-            raise flags.Error(f"{rest[1]!r} is not a flag; write --NAME=VALUE, and lists in quotes")
-    except Exception as error:  # of the flags, or of the file of the config
-        wrong = InvalidValue(error.args[0] if error.args else repr(error))
-        sys.exit(describe(wrong, command="train.py"))
-    if VERSION.value:
-        print(f"lockstep {pipeline.__version__}")
-        sys.exit()
-    return rest
+def main() -> int:
+    """Runs the configuration that the flags give; returns the exit status."""
+    file = config_flags.get_config_filename(flags.FLAGS["config"])
+    workdir = as_path(WORKDIR.value or HERE / "runs" / pathlib.Path(file).stem)
+    if MODE.value == "score":
+        score(CONFIG.value, workdir, as_path(SCORES.value or workdir / "scores"))
+        return 0
+    return train(CONFIG.value, workdir, file=file, change=CHANGE.value, profile=PROFILE.value)
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=parse)
+    program.run(main)

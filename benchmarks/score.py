@@ -18,8 +18,8 @@ from configs.python_data import Functions
 from models.config import TransformerConfig
 from models.decoder import Decoder
 from models.loss import cross_entropy
+from pipeline.steps import make_score_step
 from pipeline.text.sources.source import read_texts
-from pipeline.trainer.scoring import weighted_losses
 
 EXAMPLES = 2_048
 ROWS, FEW = 32, 8  # in a padded batch, as in sentence-transformers, and what suits caches better
@@ -59,7 +59,7 @@ def _compare(what: str, lengths: np.ndarray) -> list[Line]:
         logits = model(batch["inputs"], batch["inputs_segment_ids"], batch["inputs_positions"])
         return cross_entropy(logits, batch["targets"], batch["loss_weights"])
 
-    losses = weighted_losses(loss)
+    losses = make_score_step(loss)
     with tempfile.TemporaryDirectory() as directory:
         corpora = {
             times: pipeline.Corpus.from_arrays(

@@ -4,6 +4,7 @@ import difflib
 import functools
 import importlib
 import inspect
+import itertools
 import numbers
 import operator
 import sys
@@ -76,6 +77,16 @@ def describe(error: BaseException, *, command: str) -> int:
         return 2
     traceback.print_exception(error)
     return 1
+
+
+def name_some(values: Collection[Any], most: int = 10) -> str:
+    """The first of some values, and how many there are if that is more, for a message.
+
+    >>> name_some([7, 8, 9], most=2)
+    '7, 8, … (3 in all)'
+    """
+    first = ", ".join(map(str, itertools.islice(values, most)))
+    return first if len(values) <= most else f"{first}, … ({len(values):,} in all)"
 
 
 def require_whole(name: str, value: Any, least: int) -> int:

@@ -13,18 +13,15 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from pipeline.errors import InvalidValue, Missing
+from pipeline.errors import InvalidValue, Missing, name_some
 from pipeline.fs.atomic import as_path
-from pipeline.history.plans import read_history
+from pipeline.history.plans import find_corpora, read_history
 from pipeline.planning import figures
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.lengths import as_lengths
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 from pipeline.planning.stream import count_examples, expected_positions
-
-# Examples and steps that are named one by one.
-SHOWN = 10
 
 DEFECT = "This is a defect of Lockstep: please report it"
 
@@ -43,8 +40,7 @@ class Ledger:
     def __init__(self, plan: Plan, report: Callable[[str], None], first_epoch: int = 0):
         self._plan, self._report, self._first_epoch = plan, report, first_epoch
         self._streams = plan.stages[-1].streams
-        self._ends = np.array([each.first + len(each.lengths) for each in self._streams])
-        self.times = np.zeros(self._ends[-1], np.int64)
+        self.times = np.zeros(plan.num_examples, np.int64)
         # By corpus and epoch: pieces so far, as example, start and sizes, and positions to come.
         self._pieces: dict[tuple[int, int], list[np.ndarray]] = {}
         self._left: dict[tuple[int, int], int] = {}
@@ -54,7 +50,7 @@ class Ledger:
 
     def add(self, planned: PlannedBatch) -> None:
         """Counts the next batch; `NotAsPlanned` if an epoch has a position twice, or lacks one."""
-        number = np.searchsorted(self._ends, planned.segments[:, 1], side="right")
+        number = find_corpora(self._plan, planned.segments[:, 1])
         owner = planned.epoch_of_segments * len(self._streams) + number
         for each in np.unique(owner).tolist():
             epoch, which = divmod(each, len(self._streams))
@@ -105,7 +101,7 @@ class Ledger:
                 f"positions of example {first:,} ({np.count_nonzero(wrong):,} such examples). "
                 f"{DEFECT}"
             )
-        self.times[stream.first : self._ends[which]] += covered.any(axis=1)
+        self.times[stream.first :][: len(covered)] += covered.any(axis=1)
         total = int(covered.sum())
         if not over:
             self._report(f"{name}, not over: {total:,} positions, none twice")
@@ -154,7 +150,7 @@ def audit(workdir: epath.PathLike, report: Callable[[str], None] = print) -> Non
     ledger.finish(len(digests))
     for step, changes in plan.changes:
         if "exclude" in changes:
-            report(f"left out from step {step:,} on, as asked: {_some(changes['exclude'])}")
+            report(f"left out from step {step:,} on, as asked: {name_some(changes['exclude'])}")
     for stage in plan.stages:
         done = {"truncate": "cut", "drop": "dropped"}.get(str(stage.options.overflow))
         overlong = [each.whole.layout.pieces.overlong + each.first for each in stage.streams]
@@ -162,7 +158,7 @@ def audit(workdir: epath.PathLike, report: Callable[[str], None] = print) -> Non
             longest = " and ".join(f"{each:,}" for each in stage.options.buckets[-1].lengths)
             report(
                 f"from step {stage.start:,} on, documents longer than {longest} are {done} "
-                f"(overflow={stage.options.overflow!r}): {_some(np.concatenate(overlong))}"
+                f"(overflow={stage.options.overflow!r}): {name_some(np.concatenate(overlong))}"
             )
     trained_on = np.reshape(corpus.lengths, (len(corpus), -1))[:, -1]
     if empty := np.count_nonzero(trained_on == 0):
@@ -173,7 +169,7 @@ def audit(workdir: epath.PathLike, report: Callable[[str], None] = print) -> Non
     ):
         if steps:
             documents = np.unique(np.concatenate([plan.batch(n).segments[:, 1] for n in steps]))
-            report(f"{what.format(_some(steps))}: documents {_some(documents)}")
+            report(f"{what.format(name_some(steps))}: documents {name_some(documents)}")
     for number, count in enumerate(np.bincount(ledger.times).tolist()):
         if number > 1 and count:
             report(f"repeated: {count:,} documents in {number} epochs each")
@@ -225,15 +221,9 @@ def _read_log(workdir: epath.Path) -> tuple[list[str], list[int], list[int]]:
     return digests, skipped, lost
 
 
-def _some(numbers: np.ndarray | list[int]) -> str:
-    """The first of some numbers, and how many there are if that is more."""
-    shown = ", ".join(f"{number}" for number in numbers[:SHOWN])
-    return shown if len(numbers) <= SHOWN else f"{shown}, … ({len(numbers):,} in all)"
-
-
 def _short(value: Any) -> str:
     if isinstance(value, dict):
         return " ".join(f"{name}:{weight}" for name, weight in value.items())
     if isinstance(value, list) and value and isinstance(value[0], list):
         return "+".join(str(Bucket(*each)) for each in value)
-    return _some(value) if isinstance(value, list) else str(value)
+    return name_some(value) if isinstance(value, list) else str(value)

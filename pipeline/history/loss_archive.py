@@ -14,7 +14,7 @@ from etils import epath
 
 from pipeline.errors import InvalidValue, Missing
 from pipeline.fs.atomic import as_path, atomic_write, make_directory
-from pipeline.history.plans import read_history
+from pipeline.history.plans import find_corpora, read_history
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 from pipeline.planning.text_table import text_table
@@ -223,8 +223,7 @@ def _read(workdir: epath.Path, plan: Plan) -> Losses:
         examples.append(planned.segments[:, 1])
         epochs.append(planned.epoch_of_segments)
     example = np.concatenate(examples)
-    firsts = [stream.first for stream in plan.stages[-1].streams]
-    owner = np.searchsorted(firsts, example, side="right") - 1
+    owner = find_corpora(plan, example)
     usual = _usual(owner, step, loss, weight)
     return Losses(example, np.concatenate(epochs), step, loss, weight, owner, usual)
 
@@ -291,8 +290,7 @@ class Why:
             for example, mean in zip(examples.tolist(), then, strict=True):
                 by_epoch[example].append(f"{mean:.2f}")
         rows = [["document", "loss", "usual", title]]
-        firsts = [stream.first for stream in self._plan.stages[-1].streams]
-        owners = np.searchsorted(firsts, numbers, side="right") - 1
+        owners = find_corpora(self._plan, numbers)
         for (number, means), owner, one, above in zip(
             by_epoch.items(), owners, loss, excess, strict=True
         ):

@@ -4,6 +4,7 @@ import json
 import os
 from typing import Any
 
+import numpy as np
 from etils import epath
 
 from pipeline.corpus.corpora import Corpora
@@ -99,6 +100,12 @@ def read_history(workdir: epath.PathLike) -> tuple[AnyCorpus, Plan]:
                 f"{'; '.join(others)}. Use the version of Lockstep that the run was made with"
             )
     return corpus, plan
+
+
+def find_corpora(plan: Plan, examples: np.ndarray) -> np.ndarray:
+    """Which of the plan's corpora examples belong to, counted over all of them: int64 [n]."""
+    firsts = [stream.first for stream in plan.stages[-1].streams]
+    return np.searchsorted(firsts, examples, side="right") - 1
 
 
 def _absolute(path: epath.PathLike) -> str:

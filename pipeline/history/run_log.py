@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from pipeline.errors import InvalidState, InvalidValue, NotFinite, require_one_of
+from pipeline.errors import InvalidState, InvalidValue, NotFinite, name_some, require_one_of
 from pipeline.fs.atomic import as_path, atomic_write
 from pipeline.history.loss_archive import LossLog
 from pipeline.history.metrics_files import MetricsFiles
@@ -22,8 +22,6 @@ from pipeline.planning.planned import PlannedBatch
 
 logger = logging.getLogger(__name__)
 
-# Messages name at most this many documents.
-SHOWN = 20
 # What to do about a step whose loss or gradient is not finite.
 OnNonfinite = Literal["stop", "skip"]
 
@@ -235,8 +233,8 @@ class RunLog:
         self, step: int, planned: PlannedBatch, documents: np.ndarray, values: dict[str, float]
     ) -> None:
         norm = f" and gradient norm {values['gradient_norm']}" if "gradient_norm" in values else ""
-        text = f"loss {values['loss']}{norm} at step {step:,}, bucket {planned.bucket}, documents "
-        text += ", ".join(map(str, documents[:SHOWN])) + ", …" * (len(documents) > SHOWN)
+        text = f"loss {values['loss']}{norm} at step {step:,}, bucket {planned.bucket}, "
+        text += f"documents {name_some(documents, most=20)}"
         # With a loss scale, gradients are expected to overflow until the scale has fallen.
         overflow = math.isfinite(values["loss"]) and values.get("loss_scale", 0) > 1
         if self._stops and not overflow:

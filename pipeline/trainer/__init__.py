@@ -4,7 +4,7 @@ from pipeline.trainer.corpora import EmptyCorpus, prepare_corpora, prepare_on_ho
 from pipeline.trainer.evaluation import evaluation_batches
 from pipeline.trainer.parameters import restore_parameters
 from pipeline.trainer.run import Run
-from pipeline.trainer.run_config import find_config, save_config
+from pipeline.trainer.run_config import find_config
 from pipeline.trainer.schedule import Schedule
 from pipeline.trainer.scoring import score_corpus
 
@@ -17,6 +17,5 @@ __all__ = [
     "prepare_corpora",
     "prepare_on_hosts",
     "restore_parameters",
-    "save_config",
     "score_corpus",
 ]

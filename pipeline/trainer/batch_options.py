@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pipeline.errors import InvalidValue, suggest_option
+from pipeline.errors import InvalidValue, name_some, suggest_option
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.options import list_keywords
 from pipeline.planning.plan import PLANNING as PLAN_OPTIONS
@@ -20,9 +20,6 @@ PLANNING = tuple(name for name in PLAN_OPTIONS if name not in MIXTURE)
 # An entry adds to these lists; it does not replace them.
 LISTS = {"exclude": (int, "numbers of examples"), "add": (str, "names of corpora")}
 KNOWN = sorted({*FITTING, *PLANNING, *LISTS, "buckets"})
-
-# Messages name at most this many examples.
-SHOWN = 10
 
 
 def parse_change(change: str) -> dict[str, Any]:
@@ -103,8 +100,7 @@ def describe_change(
     lines = [heading(before, now)]
     for name, value in options.items():
         if name == "exclude":
-            names = ", ".join(map(str, value[:SHOWN])) + ", …" * (len(value) > SHOWN)
-            lines.append(f"{len(value):,} examples are left out: {names}")
+            lines.append(f"{len(value):,} examples are left out: {name_some(value)}")
         elif name == "add":
             more = now.num_examples - before.num_examples
             lines.append(f"{', '.join(value)}: {more:,} examples more, from this epoch on")

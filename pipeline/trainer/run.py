@@ -28,8 +28,9 @@ from pipeline.planning.planned import PlannedBatch
 from pipeline.steps import Compiled, CompileGuard, hosts, keep_programs, make_mesh
 from pipeline.trainer.corpora import prepare_on_hosts
 from pipeline.trainer.evaluation import sum_over_batches, unigram_entropy
+from pipeline.trainer.parameters import restore_parameters
 from pipeline.trainer.profile import Profile
-from pipeline.trainer.run_config import check_config, fill_in, flatten, require_same
+from pipeline.trainer.run_config import check_config, flatten, require_same, save_config
 from pipeline.trainer.schedule import Schedule
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ class Run:
     Args:
         config: of `configs/`; it is not changed.
         workdir: of the run; made where there is none.
+        file: of the config; the run keeps its name, and the config. "": it does not.
         change: options of batches that change from here on, a JSON object; "" for none.
         profile: "FIRST:LAST", the steps to trace; "" for none.
 
@@ -62,11 +64,17 @@ class Run:
     """
 
     def __init__(
-        self, config: Any, workdir: epath.PathLike, *, change: str = "", profile: str = ""
+        self,
+        config: Any,
+        workdir: epath.PathLike,
+        *,
+        file: str = "",
+        change: str = "",
+        profile: str = "",
     ):
         check_config(config)
         self.config, self.workdir = config.copy_and_resolve_references(), as_path(workdir)
-        self._change, self._profiled = change, profile
+        self._file, self._change, self._profiled = file, change, profile
         self._leads = jax.process_index() == 0
         self._stack = contextlib.ExitStack()
 
@@ -99,6 +107,8 @@ class Run:
         }
         self._multiples = multiples(**self.layout)
         self._resume(given)
+        if self._file:
+            save_config(self.workdir, self.config, self._file)
         self.finished: bool = self.first_step >= self.config.steps
         self._done, self._interrupted, self._watched = self.first_step, False, False
         if self.finished:
@@ -119,9 +129,8 @@ class Run:
         begun: dict[str, Any] = {"config": given, "schedule": None, "record": {}}
         past = self.checkpoints.restore_json(self.first_step) if self.first_step else ({}, begun)
         self._data_state, run = past
-        require_same(run, given)
         with self.config.unlocked():
-            self.config.update_from_flattened_dict(fill_in(given, run["config"]))
+            self.config.update_from_flattened_dict(require_same(run, given))
         given = json.loads(self.config.to_json())
         if given["batches"].get("tiers") is None:  # steps of one update get rows that cost alike
             given["batches"]["tiers"] = self.config.accumulate
@@ -177,28 +186,25 @@ class Run:
         agree |= {"held-out plan": evaluation.plan, "held-out corpus": evaluation.corpus}
         hosts.require_agreement({name: each.identity for name, each in agree.items()})
 
-    def restore(self, like: Any, loader: Loader) -> Any:
-        """The state in the last checkpoint, as `like`; the loader goes on from there, too."""
-        with self.log.clock("restore"):
-            loader.set_state(self._data_state)
-            state = self.checkpoints.restore_state(self.first_step, like)
-        logger.info(f"resumed: step {self.first_step:,} of {self.config.steps:,}")
-        return state
-
     def begin(
         self,
-        state: Any,
+        initialise: Any,
+        key: jax.Array,
         train_step: Compiled,
         eval_step: Compiled,
         loader: Loader,
         flops: Callable[[PlannedBatch], float],
-    ) -> None:
-        """Begins the log of steps, and watches for signals and for recompilation.
+    ) -> Any:
+        """The state to begin with; from here on, steps are logged, and signals noted.
 
-        `state` is the one to begin with; it is not kept.
+        It is that of the last checkpoint, from which the loader goes on, too. For a new run it is
+        `initialise(key)`, a jitted function, with the parameters of `config.start_from` if that is
+        given. The run watches for compilations of the steps. `flops` gives the operations of a
+        planned batch.
         """
         self._train_step, self._eval_step = train_step, eval_step
         self._loader, self._flops = loader, flops
+        state = self._restore(initialise, key)
         self.checkpoints.compile(state)
         if self._leads:
             write_history(self.workdir, self._corpus, self._plan)
@@ -209,6 +215,21 @@ class Run:
         self._profile = self.enter(Profile(self._profiled, self.workdir / "profile"))
         self._signals = self.enter(hosts.StopSignals())
         self._watched = True
+        return state
+
+    def _restore(self, initialise: Any, key: jax.Array) -> Any:
+        like = initialise.eval_shape(key)
+        if not self.first_step:
+            with self.log.clock("initialise"):
+                state = initialise(key)
+                if start := self.config.start_from:
+                    _, state["params"] = restore_parameters(as_path(start), self._corpus, like)
+            return state
+        with self.log.clock("restore"):
+            self._loader.set_state(self._data_state)
+            state = self.checkpoints.restore_state(self.first_step, like)
+        logger.info(f"resumed: step {self.first_step:,} of {self.config.steps:,}")
+        return state
 
     @contextlib.contextmanager
     def training(self, step: int, state: Any) -> Iterator[None]:
@@ -239,16 +260,12 @@ class Run:
         stopped = self._interrupted and self._done < self.config.steps
         return 128 + signal.Signals[self._signals.reason or "SIGTERM"] if stopped else 0
 
-    def evaluation_due(self, done: int) -> bool:
-        """Whether to evaluate after so many steps."""
-        if str(done) in self.log.stats.evaluations:
-            return False
-        if done == self.config.steps:
-            return True
-        return done % self.config.eval_every == 0 and not self._interrupted
-
     def evaluate(self, done: int, batches: Batches, params: Any) -> None:
-        """Evaluates after so many steps, and records it."""
+        """Evaluates and records it, if that is due after so many steps and not yet done."""
+        ends = done == self.config.steps
+        due = ends or (done % self.config.eval_every == 0 and not self._interrupted)
+        if not due or str(done) in self.log.stats.evaluations:
+            return
         self.log.flush()
         with self.log.clock("evaluate"):
             total, weight = sum_over_batches(batches, self._eval_step, params)

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import runpy
@@ -9,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etils import epath
+from flax.traverse_util import flatten_dict
 
 from pipeline.errors import InvalidValue, StorageError, UserError, require_one_of, require_whole
 from pipeline.fs import as_path, atomic_write
@@ -17,6 +19,9 @@ from pipeline.loading.sharding import CONTEXT_ORDERS
 NAME = "run_config.json"  # in a work directory
 
 NONE = "not there"
+
+# The fields of a config and of the configs in it, by names with dots, such as "model.width".
+flatten = functools.partial(flatten_dict, sep=".")
 
 DECAY = "optimizer.decay_steps"
 
@@ -57,26 +62,18 @@ def show_field(fields: Mapping[str, Any], name: str, missing: str = NONE) -> str
     return repr(fields[name]) if name in fields else missing
 
 
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The fields of a config and of the configs in it, by names with dots.
+def require_same(run: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a config that are None, as the run has them, if it can go on under this config.
 
-    >>> flatten({"steps": 1, "model": {"width": 8}})
-    {'steps': 1, 'model.width': 8}
-    """
-    fields: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            fields |= flatten(value, f"{prefix}{name}.")
-        else:
-            fields[prefix + name] = value
-    return fields
+    Where a run may change a field, None has a meaning of its own, but for the length of the decay.
 
+    >>> run = {"config": {"task": {"rate": 0.5}, "keep": 3}, "schedule": {}, "record": {}}
+    >>> require_same(run, {"task": {"rate": None}, "keep": None})
+    {'task.rate': 0.5}
 
-def require_same(run: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuses a config under which a run cannot go on.
-
-    `run` is the item of its checkpoint, JSON values: `config`, `schedule` and `record`. None in the
-    config `now` stands for the value that the run has.
+    Args:
+        run: the item of its checkpoint, JSON values: `config`, `schedule` and `record`.
+        now: the config as JSON.
 
     Raises:
         InvalidValue: names each other field that differs, with both values.
@@ -88,30 +85,19 @@ def require_same(run: Mapping[str, Any], now: Mapping[str, Any]) -> None:
             "--workdir, and --config.start_from"
         )
     old, new = flatten(run["config"]), flatten(now)
+    fixed = [name for name in {**old, **new} if not _may_change(name)]
     wrong = [
         f"config.{name} was {show_field(old, name)} and is now {show_field(new, name)}"
-        for name in {**old, **new}
-        if not _may_change(name) and new.get(name, NONE) not in (None, old.get(name, NONE))
+        for name in fixed
+        if new.get(name, NONE) not in (None, old.get(name, NONE))
     ]
     if wrong:
         raise InvalidValue(
             f"the work directory holds a run of another configuration: {'; '.join(wrong)}. Run it "
             "as it was, or start anew with another --workdir"
         )
-
-
-def fill_in(now: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `now` that are None, as the run has them.
-
-    Where a run may change a field, None has a meaning of its own, but for the length of the decay.
-
-    >>> fill_in({"task": {"rate": None}, "keep": None}, {"task": {"rate": 0.5}, "keep": 3})
-    {'task.rate': 0.5}
-    """
-    old = flatten(then)
-    missing = [name for name, value in flatten(now).items() if value is None]
-    kept = [name for name in missing if not _may_change(name) or name == DECAY]
-    values = {name: old[name] for name in kept if old.get(name) is not None}
+    empty = [name for name in (*fixed, DECAY) if name in new and new[name] is None]
+    values = {name: old[name] for name in empty if old.get(name) is not None}
     return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
 
 

@@ -5,10 +5,10 @@ at step 0; each later entry changes some of them. One rule holds for every chang
 the future may change.
 """
 
+import copy
 import dataclasses
 import json
 import logging
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -46,7 +46,7 @@ class Entry:
 
     step: int
     options: dict[str, Any]
-    plan: dict[str, Any] = dataclasses.field(default_factory=dict)
+    plan: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False)
 
 
 class Schedule:
@@ -80,24 +80,20 @@ class Schedule:
 
     def _rehearse(self) -> None:
         """Plans one example of one position, which refuses options that no plan can have."""
-        options = {k: v for k, v in self.options().items() if k not in LISTS}
-        lengths = [options.get("max_length"), *(b[1] for b in options.get("buckets", ()))]
-        pairs = any(isinstance(length, list | tuple) for length in lengths)
-        rehearsal = object.__new__(Schedule)
+        rehearsal = copy.copy(self)
         rehearsal.entries = [
             Entry(e.step, {k: v for k, v in e.options.items() if k not in LISTS})
             for e in self.entries
         ]
-        fitting, thread = logging.getLogger(fit_buckets.__module__), threading.get_ident()
-
-        def of_others(record: logging.LogRecord) -> bool:
-            return record.thread != thread
-
-        fitting.addFilter(of_others)
+        options = rehearsal.options()
+        lengths = [options.get("max_length"), *(b[1] for b in options.get("buckets", ()))]
+        pairs = any(isinstance(length, list | tuple) for length in lengths)
+        fitting = logging.getLogger(fit_buckets.__module__)
+        disabled, fitting.disabled = fitting.disabled, True
         try:
             rehearsal.plan(np.ones((1, 2) if pairs else 1, np.int64))
         finally:
-            fitting.removeFilter(of_others)
+            fitting.disabled = disabled
 
     def as_json(self) -> dict[str, Any]:
         """The state of the schedule, for `resume`."""
@@ -135,9 +131,9 @@ class Schedule:
         before = [Entry(**entry) for entry in state["entries"]]
         past = [entry for entry in before if entry.step < step]
         future = [entry for entry in self.entries[1:] if entry.step >= step]
-        had = [[entry.step, entry.options] for entry in past[1:]]
         for entry in self.entries[1:]:
-            if entry.step < step and [entry.step, entry.options] not in had:
+            if entry.step < step and entry not in past[1:]:
+                had = [[each.step, each.options] for each in past[1:]]
                 raise InvalidValue(
                     f"the schedule has {[entry.step, entry.options]}, and up to step {step:,}, "
                     f"where the run is, it was {had}; only later entries can change"
@@ -167,7 +163,7 @@ class Schedule:
             )
         self.entries += [entry for entry in future if entry.step > step]
         for number, (then, now) in enumerate(zip(before, self.entries, strict=False)):
-            if (then.step, then.options) != (now.step, now.options):
+            if then != now:
                 break
             self.entries[number] = then  # its buckets are fitted already
         for entry in before:
@@ -179,9 +175,9 @@ class Schedule:
         force = self.options()
         more = {name: value for name, value in asked.items() if force.get(name) != value}
         for name in LISTS:
-            if name in more:
-                more[name] = sorted(set(more[name]) - set(force.get(name, ())))
-        return {name: value for name, value in more.items() if name not in LISTS or value}
+            if new := sorted({*more.pop(name, ())} - {*force.get(name, ())}):
+                more[name] = new
+        return more
 
     def select(self, corpus: Any) -> Any:
         """The corpus that a run trains on: the first of `corpus`, and those that its entries add.
@@ -235,14 +231,11 @@ class Schedule:
         elif isinstance(corpus, Corpora):
             first = next(iter(corpus.corpora.values()))
             arguments[0] = 0, {**arguments[0][1], "examples": len(first)}
-        if (change := self._change) is not None and self.options(change.step - 1).get(
-            "tiers", 1
-        ) > 1:
-            number = self.entries.index(change)
-            asked = change.step
+        change = self._change
+        if change and self.options(change.step - 1).get("tiers", 1) > 1:
+            number, asked, self._change = self.entries.index(change), change.step, None
             change.step = Plan.replay(corpus, arguments[:number]).next_block(asked)
             arguments[number] = change.step, change.plan
-            self._change = None
             if change.step != asked:
                 logger.info(
                     "the change is made at step %s: the batches up to there share rows with those "

@@ -35,7 +35,7 @@ RULES = {
     "history/loss_archive.py:StepFiles.remove": f"{OWN_NAME} losses: steps that are made again",
     "history/metrics_files.py:MetricsFiles.__init__": OWN_FOLDER,
     "loading/checkpoint.py:Checkpoints.__init__": "by orbax, but for what should_preserve names",
-    "trainer/profile.py:Profile.__init__": OWN_FOLDER,
+    "trainer/profile.py:_trace": OWN_FOLDER,
     "steps/hosts.py:require_shared": "a file with a random name that it made",
 }
 

@@ -41,12 +41,12 @@ def make_optimizer(config):
 def test_a_copy_trains_another_model_and_goes_on(text, tmp_path):
     whole = (ROOT / "train.py").read_text()
     before, rest = whole.split("def make_model(", 1)
-    _, after = rest.split("class Steps(", 1)
+    _, after = rest.split("# ---- ", 1)
     before = before.replace(
         "from flax import nnx\n", "import jax.numpy as jnp\nfrom flax import linen\n"
     )
     copy = tmp_path / "linen_train.py"
-    copy.write_text(before + BUILDERS.lstrip() + "class Steps(" + after)
+    copy.write_text(before + BUILDERS.lstrip() + "# ---- " + after)
     for number in (6, 10):
         command = [sys.executable, copy, "--config=tests/runs/tiny_config.py", "--config.keep=1"]
         command += [f"--workdir={tmp_path / 'run'}", f"--config.steps={number}"]

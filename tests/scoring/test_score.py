@@ -27,7 +27,7 @@ from pipeline.loading.checkpoint import Checkpoints
 from pipeline.scoring import scores as scoring
 from pipeline.scoring import table
 from pipeline.scoring.table import Parts, open_table
-from pipeline.steps import make_mesh, make_score_step
+from pipeline.steps import make_eval_step, make_mesh, make_score_step
 from pipeline.trainer.corpora import prepare_corpora
 from tests.processes import COMPILE_QUICKLY, Group, environment, free_port
 from tests.runs.runs import messages, tiny
@@ -427,8 +427,9 @@ def test_a_run_scores_its_documents_with_its_latest_checkpoint(text, tmp_path):
     with pytest.raises(ValueError, match=r"there is no checkpoint in .*; train there first"):
         train.score(config, workdir, directory)
     corpus, _ = prepare_corpora(config, workdir / "corpus")
-    made = train.make_steps(config, corpus, make_mesh(config.mesh))
-    state = made.initialise(jax.random.key(1))
+    init, loss, _ = train.make_model(config, corpus)
+    initialise, _ = train.make_training(config, make_mesh(config.mesh), init, loss)
+    state = initialise(jax.random.key(1))
     with Checkpoints(workdir / "checkpoints") as checkpoints:
         checkpoints.save(7, state, data={"step": 7})
     with messages() as said:
@@ -437,7 +438,9 @@ def test_a_run_scores_its_documents_with_its_latest_checkpoint(text, tmp_path):
     nll, weight = (np.array(scores[name].to_pylist(), float) for name in ("nll", "weight"))
     assert weight.tolist() == corpus.lengths.tolist()
     batches = pipeline.Batches(corpus, pipeline.Plan(corpus, [pipeline.Bucket(8, 128)]))
-    sums = np.sum([jax.jit(made.evaluate)(state["params"], batch) for batch in batches], axis=0)
+    sums = np.sum(
+        [jax.jit(make_eval_step(loss))(state["params"], batch) for batch in batches], axis=0
+    )
     np.testing.assert_allclose([nll.sum(), weight.sum()], sums, rtol=1e-5)
     mean, bits = sums[0] / sums[1], sums[0] / np.log(2) / corpus.text_bytes
     assert f"128 documents: loss {mean:.2f}" in str(said)

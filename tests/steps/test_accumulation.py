@@ -9,9 +9,8 @@ import optax
 import pytest
 from etils import epath
 
-import train
 from pipeline.history import read_history
-from pipeline.steps import accumulate
+from pipeline.steps import accumulate, hosts
 from tests.runs.runs import lines, messages, run, segment_losses, steps, tiny
 
 BATCHES = 4
@@ -73,7 +72,7 @@ def test_the_program_makes_an_update_of_each_block_of_tiers(text, tmp_path):
         return done in stops and stops.remove(done) is None
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train.hosts.StopSignals, "received", received)
+        patch.setattr(hosts.StopSignals, "received", received)
         for _ in range(3):
             config = tiny(text, steps=8, accumulate=BATCHES, checkpoint_every=100)
             run(config, tmp_path / "parts")
