@@ -124,7 +124,6 @@ def parser() -> argparse.ArgumentParser:
     flag("--step", type=_whole, default=0, help="which batch, over all epochs (0)")
     flag("--row", type=_whole, help="show one row with all its text")
     flag("--ids", action="store_true", help="also print token ids, targets and loss weights")
-    flag("--png", metavar="FILE", help="draw rows × positions into a picture; pale: no loss")
     flag("--color", choices=("auto", "always", "never"), default="auto")
 
     flag = add(
