@@ -193,9 +193,8 @@ def test_auto_splits_only_the_bucket_that_is_over_the_budget(sharding, params, c
     caplog.set_level("INFO", "pipeline")
     step = Compiled(make_step(sharding), params, specs, microbatches="auto", budget=budget)
     first, second = step.programs.values()
-    assert (first.microbatches, first.searched) == (1, 0)
+    assert first.microbatches == 1
     assert second.microbatches > 1
-    assert second.searched >= 1
     assert second.compiles == 1
     assert second.memory <= budget < long
     assert f"{second.microbatches}" in programs_table(step)
