@@ -103,11 +103,6 @@ class Compiled:
         # Hosts that split batches differently would wait for each other in different places.
         split = {f"{self.name} {b}": p.microbatches for b, p in self.programs.items()}
         require_agreement({"microbatches": split})
-        # Programs by the shape of the first field. Buckets of pairs may share it.
-        self._by_shape: dict[tuple[int, ...], list] = {}
-        for bucket, program in self.programs.items():
-            shape = next(iter(self.specs[bucket].values())).shape
-            self._by_shape.setdefault(shape, []).append((program.run, self.specs[bucket]))
 
     def _choices(self, bucket: Bucket, microbatches: int | Literal["auto"] | None) -> list[int]:
         """Numbers of microbatches to try, the fewest first; 0 stands for a step without."""
@@ -178,28 +173,23 @@ class Compiled:
         return program
 
     def __call__(self, state: Any, batch: Mapping[str, Any]) -> Any:
-        """Runs the step of the batch's shape.
+        """Runs the step of the batch's shapes.
 
         Raises:
             ValueError: the batch is of a shape, dtype or sharding that was not compiled; names the
                 field and both.
         """
-        first = next(iter(batch.values()))
-        found = self._by_shape.get(first.shape)
-        if found is None:
-            shapes = ", ".join(str(bucket.shape) for bucket in self.specs)
-            raise InvalidValue(
-                f"{self.name}: {next(iter(batch))} has shape {first.shape}, and was compiled for "
-                f"{shapes}; batches must come from a plan with the same buckets"
-            )
-        run, spec = max(found, key=lambda program: _alike(batch, program[1]))
-        for name in dict.fromkeys([*spec, *batch]):
-            if not _as_compiled(batch.get(name), spec.get(name)):
+        bucket = max(self.specs, key=lambda each: _alike(batch, self.specs[each]))
+        specs = self.specs[bucket]
+        for name in dict.fromkeys([*specs, *batch]):
+            given, spec = batch.get(name), specs.get(name)
+            if not _as_compiled(given, spec):
                 raise InvalidValue(
-                    f"{self.name}: {name} is {_describe(batch.get(name))}, and was compiled for "
-                    f"{_describe(spec.get(name))}; see pipeline.to_global"
+                    f"{self.name}: {name} is {_describe(given)}, and was compiled for "
+                    f"{_describe(spec)}; batches must come from a plan with the buckets "
+                    f"{', '.join(map(str, self.specs))}, and from pipeline.to_global"
                 )
-        return run(state, dict(batch))
+        return self.programs[bucket].run(state, dict(batch))
 
 
 def keep_programs(directory: epath.PathLike) -> None:
