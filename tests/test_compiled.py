@@ -152,7 +152,7 @@ def test_the_guard_says_which_step_was_compiled_again_and_what_has_changed(
         guarded({"inputs": jnp.ones((4, 3))})
         with pytest.raises(RuntimeError, match=r"now f32\[4,3\]"):
             guard.check("at step 4")
-    with pytest.raises(ValueError, match="'stop' or 'warn'"):
+    with pytest.raises(ValueError, match="one of stop, warn"):
         CompileGuard("guarded", on_compile="raise")
 
 

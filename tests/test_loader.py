@@ -570,7 +570,7 @@ def test_a_loader_says_what_it_loads(corpus, buckets):
     with pipeline.load(corpus, buckets=buckets, num_epochs=2) as loader:
         next(loader)
         text = f"{len(corpus)} examples, buckets 16x16, 8x32, 4x64, {each} batches an epoch"
-        digest = re.search(r"fingerprint \w{12}", repr(loader))[0]
+        digest = re.search(r"fingerprint \w{16}", repr(loader))[0]
         end = f"{2 * each} in all, {digest})"
         assert repr(loader) == f"Loader(Batches({text}, {end}, at step 1)"
     assert repr(loader) == f"Loader(Batches({text}, {end}, closed)"

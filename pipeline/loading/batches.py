@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import hashlib
 import inspect
 import operator
 import sys
@@ -28,6 +27,7 @@ from pipeline.loading.sharding import (
 )
 from pipeline.loading.state import StateKey
 from pipeline.planning.bucket import Bucket
+from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.lengths import HasCorpora
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
@@ -167,11 +167,10 @@ class Batches(StepDataset):
         batches = f"{self.plan.num_batches():,} batches an epoch"
         total = "endless" if self.endless else f"{len(self):,} in all"
         # Grain's DataLoader refuses a state whose source is printed in another way.
-        origin = f"{self.plan.fingerprint};{self.corpus.fingerprint};{self.positions}"
-        digest = hashlib.sha256(origin.encode()).hexdigest()[:12]
+        origin = self.plan.fingerprint, self.corpus.fingerprint, self.positions
         return (
             f"Batches({len(self.corpus):,} examples, buckets {buckets}, {batches}, {total}, "
-            f"fingerprint {digest})"
+            f"fingerprint {fingerprint_of(origin)})"
         )
 
     __str__ = __repr__

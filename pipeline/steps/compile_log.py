@@ -7,7 +7,7 @@ from typing import Literal, Self, get_args
 
 import jax
 
-from pipeline.errors import InvalidState, InvalidValue
+from pipeline.errors import InvalidState, require_one_of
 
 logger = logging.getLogger(__name__)
 
@@ -92,8 +92,7 @@ class CompileGuard(CompileLog):
     """
 
     def __init__(self, *names: str, on_compile: OnCompile = "stop"):
-        if on_compile not in get_args(OnCompile):
-            raise InvalidValue(f"on_compile is {on_compile!r}; it must be 'stop' or 'warn'")
+        require_one_of("on_compile", on_compile, get_args(OnCompile))
         self._watched = re.compile(rf"(?<!\w)({'|'.join(map(re.escape, names))}) (defined at|id=)")
         super().__init__()
         self._compiled, self._stops = {f"jit({name})" for name in names}, on_compile == "stop"
