@@ -214,6 +214,7 @@ class Batches(StepDataset):
     def _copy(self, **changes: Any) -> "Batches":
         batches: Any = object.__new__(Batches)
         batches.__dict__.update(self.__dict__, **changes)
+        batches.__dict__.pop("_limited", None)  # of other epochs
         return batches
 
     __copy__ = _copy  # with `sharding`, which a pickled copy does not have
@@ -271,9 +272,7 @@ class Batches(StepDataset):
                 f"repeat(num_epochs={num_epochs}, {options}) of batches that are repeated "
                 f"{self._epochs} times; repeat them once, and without other options"
             )
-        batches = self._copy(_epochs=num_epochs)
-        batches.__dict__.pop("_limited", None)
-        return batches
+        return self._copy(_epochs=num_epochs)
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
         """Refuses Grain's slicing of sources, which would take steps out from under the plan."""
