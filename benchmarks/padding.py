@@ -9,12 +9,13 @@ The first three strategies are those that infinibatch's documentation compares o
 import argparse
 import pathlib
 
+import matplotlib
 import numpy as np
+from matplotlib.figure import Figure
 
 import pipeline
 from benchmarks import packers, simulations
 from benchmarks.lengths import sample
-from pipeline.errors import require
 
 PATH = pathlib.Path(__file__).with_name("padding.svg")
 TOKENS = 16_384
@@ -59,12 +60,9 @@ def draw(bars: list[tuple[str, int, float]]) -> None:
     names, shapes, shares = zip(*bars, strict=True)
     colours = [accent if name.startswith("Lockstep") else grey for name in names]
     plurals = [f"{number} shape{'s' * (number > 1)}" for number in shapes]
-    matplotlib = require("matplotlib", extra="report", purpose="drawing the chart")
     # Text stays text, and the same figures give the same file.
     parameters = {"svg.fonttype": "none", "svg.hashsalt": "lockstep", "font.size": 11}
     with matplotlib.rc_context(parameters):
-        from matplotlib.figure import Figure
-
         drawing = Figure(figsize=(9, 0.45 * len(bars)), layout="constrained")
         axes = drawing.subplots()
         drawn = axes.barh(names, shares, color=colours)

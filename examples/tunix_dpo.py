@@ -25,7 +25,7 @@ from tunix.sft import hooks
 from tunix.sft.dpo.dpo_trainer import DPOTrainer, DPOTrainingConfig
 
 import pipeline
-from pipeline.loading import check_data_state, data_state
+from pipeline.loading import StateKey
 
 SIDES = ("prompt", "chosen", "rejected")
 
@@ -59,7 +59,7 @@ class Trainer(DPOTrainer, hooks.DataHooks):
         self.with_data_hooks(self)
         if self.train_steps:
             # Lockstep: an error says which setting or length has changed.
-            check_data_state(self._restored_custom_metadata["data"], plan)
+            StateKey(plan).step(self._restored_custom_metadata["data"])
 
     def load_next_train_batch(self, trainer):
         """Ids and masks of this host's rows: int32 `[rows, positions]`."""
@@ -80,7 +80,7 @@ class Trainer(DPOTrainer, hooks.DataHooks):
     def custom_checkpoint_metadata(self):
         """What Tunix stores beside the parameters."""
         # Lockstep: the step and a fingerprint of the plan, the same on every host.
-        return {"data": data_state(self.iter_steps, self.plan)}
+        return {"data": StateKey(self.plan).state(self.iter_steps)}
 
 
 def train(workdir, steps):

@@ -124,7 +124,6 @@ def parser() -> argparse.ArgumentParser:
     flag("--step", type=_whole, default=0, help="which batch, over all epochs (0)")
     flag("--row", type=_whole, help="show one row with all its text")
     flag("--ids", action="store_true", help="also print token ids, targets and loss weights")
-    flag("--png", metavar="FILE", help="draw rows × positions into a picture; pale: no loss")
     flag("--color", choices=("auto", "always", "never"), default="auto")
 
     flag = add(
@@ -163,14 +162,14 @@ def parser() -> argparse.ArgumentParser:
         "source",
         nargs="*",
         help="text or .jsonl files, or globs, also .gz and .zst; .parquet, .arrow, .feather or "
-        ".array_record files; a Hugging Face data set saved to disk; or one config (.py), for "
-        "which training and evaluation corpora are made",
+        ".array_record files (of a saved Hugging Face data set DIRECTORY/data-*.arrow); or one "
+        "config (.py), for which training and evaluation corpora are made",
     )
     about = "text whose lines are the targets of the lines of SOURCE, which makes pairs"
     flag("--targets", nargs="+", metavar="FILE", help=about)
     flag("--into", metavar="DIRECTORY", help="where the corpus goes")
     flag("--tfds", metavar="NAME", help="a prepared TFDS data set instead of files")
-    flag("--split", default="train", help="of a data set that has some (train)")
+    flag("--split", default="train", help="of a TFDS data set (train)")
     kinds = ("text", "jsonl", "parquet", "arrow", "array_record")
     flag("--kind", choices=kinds, help="of the files, where the ends of their names do not say it")
     flag("--field", default="text", help="of a record, that holds its text (text)")

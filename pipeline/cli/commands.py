@@ -10,7 +10,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, TextIO
+from typing import Any
 
 from pipeline.cli.arguments import PLANNING, parse
 from pipeline.errors import InvalidState, InvalidValue, StorageError, UserError
@@ -107,15 +107,12 @@ def buckets(arguments: argparse.Namespace) -> None:
 
 
 def show(arguments: argparse.Namespace) -> None:
-    """Prints a batch, or draws it."""
+    """Prints a batch."""
     from pipeline.cli.show import Shown
 
     dataset, options = _open(arguments, tokens=True)
     plan = dataset.plan or options.plan(dataset.examples)
     shown = Shown(dataset.examples, plan, arguments.step)
-    if arguments.png:
-        _write(arguments.png, shown.draw_png(), sys.stdout)
-        return
     width = shutil.get_terminal_size((110, 40)).columns
     colour = _coloured(arguments.color)
     for line in shown.lines(row=arguments.row, width=width, colour=colour, ids=arguments.ids):
@@ -192,14 +189,14 @@ def _coloured(when: str) -> bool:
     return when == "always"
 
 
-def _write(path: str, content: bytes, told: TextIO | None = None) -> None:
+def _write(path: str, content: bytes) -> None:
     try:
         as_path(path).write_bytes(content)
     except OSError as error:
         raise StorageError(
             f"{path} cannot be written: {error.strerror or error}; check the path, and make room"
         ) from error
-    print(f"wrote {path}", file=told or sys.stderr)
+    print(f"wrote {path}", file=sys.stderr)
 
 
 COMMANDS = {each.__name__: each for each in (report, buckets, show, check, audit, why, prepare)}

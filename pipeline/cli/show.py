@@ -1,6 +1,5 @@
-"""Show: one batch, as it reaches the model, in colour: in a terminal, or as a picture."""
+"""Show: one batch, as it reaches the model, in colour."""
 
-import io
 import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -8,14 +7,13 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.errors import InvalidValue, require
+from pipeline.errors import InvalidValue
 from pipeline.loading.collate import collate
 from pipeline.loading.sharding import slice_of_process
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 
 COLOURS = (36, 33, 35, 32, 34, 31)  # ANSI colours of the segments of a row, in turn
-PALE = 0.3  # how much colour is left without loss
 NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 PADDING = "·"
 LOSS = "⟦", "⟧"
@@ -193,52 +191,6 @@ class Shown:
                     yield f"    {field:<14} {' '.join(map(str, values))}"
         if whole and real < bucket.length:
             yield f"  {PADDING} padding, columns {real:,} on"
-
-    def draw_png(self) -> bytes:
-        """Rows × positions as a PNG: segments in colours, pale without loss.
-
-        Raises:
-            ImportError: matplotlib is not installed.
-        """
-        require("matplotlib", extra="report", purpose="drawing a PNG")
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import MaxNLocator
-
-        height = min(max(2.2, 0.12 * self.bucket.rows + 1.2), 12)
-        drawn = Figure(figsize=(10, height), dpi=150, layout="constrained")
-        every = drawn.subplots(1, len(self.sides), squeeze=False)[0]
-        for axes, (name, bucket, arrays) in zip(every, self.sides, strict=True):
-            axes.imshow(
-                pixels(arrays["inputs_segment_ids"], arrays["loss_weights"]),
-                aspect="auto",
-                interpolation="nearest",
-                extent=(0, bucket.length, bucket.rows - 0.5, -0.5),
-            )
-            axes.set_xlabel(f"position in the row{f' of {name}' if name else ''}")
-            axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-        every[0].set_ylabel("row of the batch")
-        every[0].set_title(
-            f"step {self.step:,}: {self.shape}, {count(len(self.planned.segments), 'segment')}, "
-            f"{self.padding:.2%} padding (dark grey); pale: no loss",
-            loc="left",
-            fontsize=10,
-        )
-        file = io.BytesIO()
-        drawn.savefig(file, format="png")
-        return file.getvalue()
-
-
-def pixels(ids: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The colour of each position: float [rows, length, 3], red, green and blue from 0 to 1.
-
-    `ids` are segment ids, where 0 is padding; the larger the loss weight, the stronger the colour.
-    """
-    from matplotlib import colormaps
-
-    colours = colormaps["tab10"](np.maximum(ids - 1, 0) % len(COLOURS))[..., :3]
-    strength = PALE + (1 - PALE) * np.clip(weights / max(weights.max(initial=0), 1e-9), 0, 1)
-    colours = 1 - strength[..., None] * (1 - colours)
-    return np.where(ids[..., None], colours, 0.3)  # padding is dark grey
 
 
 def _paint(text: str, segment: Segment, colour: bool) -> str:

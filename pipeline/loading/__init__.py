@@ -3,7 +3,7 @@
 `Batches` builds the batches of a plan in NumPy, as a Grain data set; `Loader` transfers them, and
 `load` makes one of a corpus and options. `to_global` transfers a single batch. `rename` and
 `cu_seqlens` are for other trainers and kernels. `Checkpoints` keep the state of a loader beside
-that of a model.
+that of a model; `StateKey` makes and checks one without a loader.
 """
 
 from pipeline.loading.batches import Batch, Batches
@@ -11,17 +11,16 @@ from pipeline.loading.checkpoint import Checkpoints
 from pipeline.loading.field_names import cu_seqlens, rename
 from pipeline.loading.loader import Loader, load
 from pipeline.loading.sharding import batch_sharding, multiples, to_global
-from pipeline.loading.state import check_data_state, data_state
+from pipeline.loading.state import StateKey
 
 __all__ = [
     "Batch",
     "Batches",
     "Checkpoints",
     "Loader",
+    "StateKey",
     "batch_sharding",
-    "check_data_state",
     "cu_seqlens",
-    "data_state",
     "load",
     "multiples",
     "rename",

@@ -1,5 +1,6 @@
 """ReadAhead: tells the caches of a corpus which files batches will need."""
 
+import collections
 import functools
 import weakref
 from collections.abc import Sequence
@@ -54,19 +55,17 @@ class ReadAhead(Handles):
         pieces of examples that were read from the cache; `stalls`, reads that waited for ranges,
         and `stalled`, the seconds of these.
         """
-        every = [cache.traffic for cache, _ in self._corpus.caches]
-        if not every:
+        if not self._corpus.caches:
             return {}
-        names = "fetched", "ranged", "hits", "misses", "stalls", "waited"
-        fetched, ranged, hits, misses, stalls, waited = (
-            sum(each[name] for each in every) for name in names
-        )
+        sums: collections.Counter = collections.Counter()
+        for cache, _ in self._corpus.caches:
+            sums.update(cache.traffic)
         return {
-            "fetched_bytes": fetched,
-            "ranged_bytes": ranged,
-            "cache_hits": hits / max(hits + misses, 1),
-            "stalls": stalls,
-            "stalled": waited,
+            "fetched_bytes": sums["fetched"],
+            "ranged_bytes": sums["ranged"],
+            "cache_hits": sums["hits"] / max(sums["hits"] + sums["misses"], 1),
+            "stalls": sums["stalls"],
+            "stalled": sums["waited"],
         }
 
 

@@ -1,7 +1,7 @@
 """Batches: the batches of a plan as a Grain data set."""
 
 import contextlib
-import hashlib
+import functools
 import inspect
 import operator
 import sys
@@ -27,6 +27,7 @@ from pipeline.loading.sharding import (
 )
 from pipeline.loading.state import StateKey
 from pipeline.planning.bucket import Bucket
+from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.lengths import HasCorpora
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
@@ -86,16 +87,14 @@ class Batches(StepDataset):
     Args:
         corpus: where the tokens are: a corpus, a view of one, pairs, or `Corpora`.
         plan: which tokens are in which batch.
-        sharding: a `Mesh`, or a `NamedSharding` of `[rows, length]`, as for `pipeline.load`; this
-            process then builds exactly the rows and columns that its devices hold.
+        sharding: as for `pipeline.load`; this process then builds exactly the rows and columns
+            that its devices hold.
         process_index, process_count: in place of `sharding`: build the rows
             `[p·rows/P, (p+1)·rows/P)` of process `p` of `P`; default all rows.
-        positions: where a later piece of a split example begins: "continue" where the last piece
-            ended, or "restart" at 0, so that no position reaches the length of its row.
-        transform: a function of each batch that returns another dict of arrays, for example
-            `lambda batch: pipeline.rename(batch, "maxtext")`; None: batches are as above. Unlike
-            functions of a later `map`, a `Loader` and `specs` know it. It must accept empty rows.
-            If it takes two arguments, the second is the `PlannedBatch`, of the rows of all hosts.
+        positions: as for `pipeline.load`.
+        transform: as for `pipeline.load`. Unlike functions of a later `map`, a `Loader` and
+            `specs` know it. It must accept empty rows. If it takes two arguments, the second is the
+            `PlannedBatch`, of the rows of all hosts.
         context_order: the order of the columns of a row whose length `sharding` divides:
             "contiguous" (default), or "zigzag" or "striped", with which each part of a row costs
             about the same in causal attention. All fields are laid out alike.
@@ -153,7 +152,6 @@ class Batches(StepDataset):
         self._transform_batch, self.ahead = transform, ReadAhead(corpus, plan)
         self._arguments = _count_arguments(transform)
         self._epochs: int | None = 1
-        self._limited: Plan | None = None  # the plan of these epochs alone
         self._planned = False
         self.sharding = None if sharding is None else batch_sharding(sharding)
         self.blocks: dict[Bucket, Block] = {
@@ -169,11 +167,10 @@ class Batches(StepDataset):
         batches = f"{self.plan.num_batches():,} batches an epoch"
         total = "endless" if self.endless else f"{len(self):,} in all"
         # Grain's DataLoader refuses a state whose source is printed in another way.
-        origin = f"{self.plan.fingerprint};{self.corpus.fingerprint};{self.positions}"
-        digest = hashlib.sha256(origin.encode()).hexdigest()[:12]
+        origin = self.plan.fingerprint, self.corpus.fingerprint, self.positions
         return (
             f"Batches({len(self.corpus):,} examples, buckets {buckets}, {batches}, {total}, "
-            f"fingerprint {digest})"
+            f"fingerprint {fingerprint_of(origin)})"
         )
 
     __str__ = __repr__
@@ -198,19 +195,17 @@ class Batches(StepDataset):
         if isinstance(step, slice):
             return self.slice(step)
         with TraceAnnotation("plan"):
-            planned = self._plan_of(operator.index(step)).batch(step)
+            ends = self._epochs is not None and 0 <= step < len(self)
+            planned = (self._limited if ends else self.plan).batch(step)
         self.ahead.begin(operator.index(step))
         with TraceAnnotation("collate"):
             batch = self._collate(planned)
         return (planned, batch) if self._planned else batch
 
-    def _plan_of(self, step: int) -> Plan:
-        """The plan, so limited that nothing is prepared for epochs that are not asked for."""
-        if self._epochs is None:
-            return self.plan
-        if self._limited is None:
-            self._limited = self.plan.between(0, len(self))
-        return self._limited if 0 <= step < len(self) else self.plan
+    @functools.cached_property
+    def _limited(self) -> Plan:
+        """The plan of these epochs alone, which prepares nothing for others."""
+        return self.plan.between(0, len(self))
 
     def with_plans(self) -> "Batches":
         """The same batches, each with the plan that it is built from: `(PlannedBatch, batch)`."""
@@ -219,6 +214,7 @@ class Batches(StepDataset):
     def _copy(self, **changes: Any) -> "Batches":
         batches: Any = object.__new__(Batches)
         batches.__dict__.update(self.__dict__, **changes)
+        batches.__dict__.pop("_limited", None)  # of other epochs
         return batches
 
     __copy__ = _copy  # with `sharding`, which a pickled copy does not have
@@ -229,11 +225,7 @@ class Batches(StepDataset):
 
     @property
     def specs(self) -> "dict[Bucket, dict[str, jax.ShapeDtypeStruct]]":
-        """For each bucket that the plan uses, the global shape, dtype and sharding of each field.
-
-        What to compile a step for, as `Loader.specs`. Without a `sharding`, batches are on the
-        first local device.
-        """
+        """As `Loader.specs`; without a `sharding`, batches are on the first local device."""
         sharding = batch_sharding(self.sharding)
         return {
             bucket: field_specs(fields, sharding, bucket)
@@ -280,7 +272,7 @@ class Batches(StepDataset):
                 f"repeat(num_epochs={num_epochs}, {options}) of batches that are repeated "
                 f"{self._epochs} times; repeat them once, and without other options"
             )
-        return self._copy(_epochs=num_epochs, _limited=None)
+        return self._copy(_epochs=num_epochs)
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
         """Refuses Grain's slicing of sources, which would take steps out from under the plan."""

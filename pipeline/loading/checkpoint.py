@@ -1,7 +1,6 @@
 """Checkpoints: a model's state beside the data state, written by orbax, with checksums of both."""
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -13,6 +12,7 @@ from etils import epath
 
 from pipeline.errors import InvalidState, InvalidValue, require
 from pipeline.fs import Mirror, ObjectPath, as_path, is_local, name_full_disk
+from pipeline.planning.identity import fingerprint_of
 
 # The item by which a folder with the name of a step is known to be a checkpoint of ours.
 MARK = "checksums"
@@ -97,7 +97,7 @@ class Checkpoints:
         self._wait()
         args = self._args
         content = {"data": data, "run": run or {}}
-        content["checksums"] = {"state": self._sum(state), "json": _digest(content)}
+        content["checksums"] = {"state": self._sum(state), "json": fingerprint_of(content)}
         items = {name: args.JsonSave(each) for name, each in content.items()}
         with name_full_disk(self._directory):
             composite = args.Composite(state=args.StandardSave(state), **items)
@@ -133,7 +133,7 @@ class Checkpoints:
         if not isinstance(data, dict) or data.get("step") != step:
             seen = dict(data or {}).get("step")
             raise self._damaged(step, f"its data state is that of step {seen!r}")
-        if _checksums(content).get("json") != _digest({"data": data, "run": run}):
+        if _checksums(content).get("json") != fingerprint_of({"data": data, "run": run}):
             raise self._damaged(step, "its JSON is not what was saved")
         return data, run
 
@@ -247,11 +247,6 @@ def _checksums(content: Mapping[str, Any]) -> dict[str, Any]:
     found = content["checksums"]
     whole = isinstance(found, dict) and isinstance(found.get("state"), dict)
     return found if whole else {"state": {}}
-
-
-def _digest(content: Mapping[str, Any]) -> str:
-    text = json.dumps(content, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _is_damage(error: Exception) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from pipeline.errors import InvalidValue
+from pipeline.errors import InvalidValue, require_one_of
 
 Fields = Mapping[str, Any]
 
@@ -48,10 +48,7 @@ def rename(batch: Fields, convention: Convention) -> dict[str, Any]:
             there, weights other than 0 and 1, packed rows, or pieces that do not begin at position
             0; the message says how to plan or load without it.
     """
-    if convention not in CONVENTIONS:
-        raise InvalidValue(
-            f"convention is {convention!r}; it must be one of {', '.join(CONVENTIONS)}"
-        )
+    require_one_of("convention", convention, CONVENTIONS)
     pairs = "decoder_inputs" in batch
     if pairs and convention in ("maxtext", "tunix"):
         raise InvalidValue(f"{convention} has no name for decoder_inputs: it trains decoders alone")

@@ -219,16 +219,11 @@ class Steps(_Transformations["grain.IterDataset"], grain.IterDataset):
         self._start, self._stride = self._start + start * self._stride, stride * self._stride
 
     def __iter__(self) -> grain.DatasetIterator:
-        ahead, inside, read_options = None, self._inside, self._read_options
-        if self._workers or (self._transformations and read_options.num_threads):
-            inside = ahead = _Lookahead(self._inside, self._read, self._stride)
-            read_options = AT_ONCE
-        steps = self._transform(inside)
+        ahead = _Lookahead(self._inside, self._read, self._stride)
+        steps = self._transform(ahead)
         if (self._start, self._stride) != (0, 1):
             steps = grain.MapDataset.slice(steps, slice(self._start, None, self._stride))
-        elements = grain.MapDataset.to_iter_dataset(
-            steps, read_options, allow_nones=self._allow_nones
-        )
+        elements = grain.MapDataset.to_iter_dataset(steps, AT_ONCE, allow_nones=self._allow_nones)
         return _StepIterator(iter(elements), self, ahead)
 
     def _read(self, steps: grain.MapDataset) -> grain.IterDataset:
@@ -312,7 +307,7 @@ class _Lookahead(grain.MapDataset):
 class _StepIterator(grain.DatasetIterator):
     """An iterator over some steps of a plan, `start`, `start + stride`, …, with its data state."""
 
-    def __init__(self, parent: grain.DatasetIterator, steps: Steps, ahead: _Lookahead | None):
+    def __init__(self, parent: grain.DatasetIterator, steps: Steps, ahead: _Lookahead):
         super().__init__(parent)
         self._origin, self._ahead, self._length = steps._origin, ahead, len(steps._inside)
         self._start, self._stride = steps._start, steps._stride
@@ -350,11 +345,9 @@ class _StepIterator(grain.DatasetIterator):
 
     def start_prefetch(self) -> None:
         super().start_prefetch()
-        if self._ahead is not None:
-            step = self._start + self._get_next_index() * self._stride
-            self._ahead.start(step).start_prefetch()
+        step = self._start + self._get_next_index() * self._stride
+        self._ahead.start(step).start_prefetch()
 
     def close(self) -> None:
         super().close()
-        if self._ahead is not None:
-            self._ahead.close()
+        self._ahead.close()

@@ -220,9 +220,10 @@ def load(
         num_epochs: passes through the corpus; None: endless, or until the plan ends.
         prefetch: batches kept ready on the devices (2).
         positions: a later piece of a split example goes on with its positions ("continue"), or
-            begins at 0 ("restart").
+            begins at 0 ("restart"), so that no position reaches the length of its row.
         transform: a function of each batch of NumPy arrays before its transfer, which returns a
-            dict of arrays; for example `lambda batch: pipeline.rename(batch, "maxtext")`.
+            dict of arrays; for example `lambda batch: pipeline.rename(batch, "maxtext")`. See
+            `Batches`.
         context_order: the order of the columns of a row whose length is divided over devices:
             "contiguous", "zigzag" or "striped" (contiguous); see `Batches`.
         **options: of `fit_buckets` and `Plan`, which say more; defaults in brackets.

@@ -51,7 +51,7 @@ def slice_of_process(shape: tuple[int, int], process_index: int, process_count: 
             f"0 to {process_count - 1}"
         )
     if rows % process_count:
-        raise _does_not_divide(shape, process_count, f"{process_count} processes")
+        raise _does_not_divide(shape, 0, process_count, f"{process_count} processes")
     share = rows // process_count
     return Block(np.arange(process_index * share, (process_index + 1) * share), (0, length))
 
@@ -65,16 +65,10 @@ def block_of_sharding(
     They come from the sharding's own index map, which knows any order of the mesh, replicas and a
     sharded length axis; over that, the columns of a row are in `context_order`.
     """
-    row_multiple, length_multiple = multiples(sharding, context_order)
-    over = f"{sharding.spec} of {sharding.mesh}"
-    if shape[0] % row_multiple:
-        raise _does_not_divide(shape, row_multiple, over)
-    if shape[1] % length_multiple:
-        raise InvalidValue(
-            f"a bucket of {shape[0]} rows × {shape[1]} does not divide over {over}, columns in "
-            f"{context_order} order; make the length of every bucket a multiple of "
-            f"{length_multiple} (fit_buckets: length_multiple={length_multiple})"
-        )
+    for axis, multiple in enumerate(multiples(sharding, context_order)):
+        if shape[axis] % multiple:
+            over = f"{sharding.spec} of {sharding.mesh}, columns in {context_order} order"
+            raise _does_not_divide(shape, axis, multiple, over)
     # The annotation of JAX allows None, which no sharding of a mesh has.
     every = sharding.addressable_devices_indices_map(shape).values()
     indices = [index for index in every if index is not None]
@@ -130,10 +124,11 @@ def multiples(sharding: "NamedSharding | None", context_order: ContextOrder) -> 
     return rows, 2 * length if context_order == "zigzag" and length > 1 else length
 
 
-def _does_not_divide(shape: tuple[int, int], multiple: int, over: str) -> ValueError:
+def _does_not_divide(shape: tuple[int, int], axis: int, multiple: int, over: str) -> ValueError:
+    what, option = (("rows", "row_multiple"), ("length", "length_multiple"))[axis]
     return InvalidValue(
-        f"a bucket of {shape[0]} rows × {shape[1]} does not divide over {over}; make the rows of "
-        f"every bucket a multiple of {multiple} (fit_buckets: row_multiple={multiple})"
+        f"a bucket of {shape[0]} rows × {shape[1]} does not divide over {over}; make the {what} of "
+        f"every bucket a multiple of {multiple} (fit_buckets: {option}={multiple})"
     )
 
 

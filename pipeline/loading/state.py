@@ -13,7 +13,6 @@ sliced, shuffled or stacked by Grain: steps are then counted after that.
 """
 
 import sys
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pipeline.corpus.interface import AnyCorpus
@@ -23,92 +22,78 @@ from pipeline.planning.lengths import take_first
 from pipeline.planning.plan import Plan
 
 
-def data_state(
-    step: int,
-    plan: Plan,
-    corpus: AnyCorpus | None = None,
-    positions: str = "continue",
-    order: Sequence[str] = (),
-) -> dict[str, Any]:
-    """The state after `step` batches of `plan`, with tokens of `corpus` and as `positions` says.
-
-    With an `order`, transformations after which a step is none of the plan, it is the plan's whole
-    future that the state belongs to.
-    """
-    entries = [dict(entry) for entry in plan.entries_at(sys.maxsize if order else int(step))]
-    for entry, count, before in zip(entries, plan.counts, (0, *plan.counts), strict=False):
-        if count != before and corpus is not None:
-            known = corpus if count == len(corpus) else take_first(corpus, count)
-            entry["corpus"] = known.identity
-    state: dict[str, Any] = {"step": int(step), "plans": entries}
-    if positions != "continue":
-        state["positions"] = positions
-    return {**state, "order": [*order]} if order else state
-
-
-def check_data_state(
-    state: Any,
-    plan: Plan,
-    corpus: AnyCorpus | None = None,
-    positions: str = "continue",
-    order: Sequence[str] = (),
-) -> int:
-    """The step of `state`, if it counts steps of this plan, this corpus and these positions.
-
-    The plan must be the same up to that step. Later stages may differ, unless there is an `order`:
-    a run may change its future.
-
-    Raises:
-        ValueError: `state` is no data state, or belongs to another plan or corpus; the message
-            names each part that differs, with both values.
-    """
-    if not _is_state(state):
-        raise InvalidValue(
-            f"{str(state)[:200]!r} is not a data state; one looks like "
-            f"{data_state(0, plan)}, and comes from get_state() or a checkpoint's 'data' item"
-        )
-    step, then = state["step"], state["plans"]
-    if type(step) is not int or step < 0:
-        raise InvalidValue(f"the state's step is {step!r}; it must be a whole number from 0")
-    if corpus is not None and "corpus" not in then[0]:
-        raise InvalidValue(
-            f"the state of step {step:,} does not say which corpus it belongs to, so it cannot be "
-            "compared; restore it with the plan alone (check_data_state without a corpus)"
-        )
-    if (saved := state.get("positions", "continue")) != positions:
-        raise InvalidValue(
-            f"the state of step {step:,} was saved with positions={saved!r} and is restored with "
-            f"positions={positions!r}; load with positions={saved!r} to go on, or start anew"
-        )
-    if (saved := state.get("order", [])) != [*order]:
-        raise InvalidValue(
-            f"the state of step {step:,} counts steps after {saved or 'no slice or the like'}, and "
-            f"is restored after {[*order] or 'none'}; transform the batches as when it was saved"
-        )
-    now = data_state(step, plan, corpus, order=order)["plans"]
-    if changes := _changes(sys.maxsize if order else step, then, now):
-        raise InvalidValue(
-            f"the state of step {step:,} belongs to another plan or corpus: {'; '.join(changes)}. "
-            "Restore it with what it was saved with, or start anew in another directory"
-        )
-    return step
-
-
 class StateKey(NamedTuple):
-    """What a state belongs to: the arguments of `data_state` after the step."""
+    """What a data state belongs to: it makes states, and refuses those of anything else.
+
+    With an `order`, transformations after which a step is none of the plan, a state belongs to the
+    plan's whole future. Without, it belongs to the plan up to its step: later stages may differ,
+    since a run may change its future.
+    """
 
     plan: Plan
-    corpus: AnyCorpus
-    positions: str
+    corpus: AnyCorpus | None = None  # where the tokens are; None: states do not say
+    positions: str = "continue"
     order: tuple[str, ...] = ()
 
     def state(self, step: int) -> dict[str, Any]:
-        """The data state of `step`."""
-        return data_state(step, *self)
+        """The data state after `step` batches."""
+        counts = self.plan.counts
+        entries = [dict(each) for each in self.plan.entries_at(self._reach(int(step)))]
+        for entry, count, before in zip(entries, counts, (0, *counts), strict=False):
+            if count != before and self.corpus is not None:
+                whole = count == len(self.corpus)
+                known = self.corpus if whole else take_first(self.corpus, count)
+                entry["corpus"] = known.identity
+        state: dict[str, Any] = {"step": int(step), "plans": entries}
+        if self.positions != "continue":
+            state["positions"] = self.positions
+        return {**state, "order": [*self.order]} if self.order else state
 
     def step(self, state: Any) -> int:
-        """The step of `state`; a ValueError if it belongs to something else."""
-        return check_data_state(state, *self)
+        """The step of `state`.
+
+        Raises:
+            ValueError: `state` is no data state, or belongs to another plan, corpus, positions or
+                order; the message names each part that differs, with both values.
+        """
+        if not _is_state(state):
+            raise InvalidValue(
+                f"{str(state)[:200]!r} is not a data state; one looks like "
+                f"{StateKey(self.plan).state(0)}, and comes from get_state() or a checkpoint's "
+                "'data' item"
+            )
+        step, then = state["step"], state["plans"]
+        if type(step) is not int or step < 0:
+            raise InvalidValue(f"the state's step is {step!r}; it must be a whole number from 0")
+        if self.corpus is not None and "corpus" not in then[0]:
+            raise InvalidValue(
+                f"the state of step {step:,} does not say which corpus it belongs to, so it cannot "
+                "be compared; restore it with the plan alone, StateKey(plan).step(state)"
+            )
+        if (saved := state.get("positions", "continue")) != self.positions:
+            raise InvalidValue(
+                f"the state of step {step:,} was saved with positions={saved!r} and is restored "
+                f"with positions={self.positions!r}; load with positions={saved!r} to go on, or "
+                "start anew"
+            )
+        if (saved := state.get("order", [])) != [*self.order]:
+            raise InvalidValue(
+                f"the state of step {step:,} counts steps after {saved or 'no slice or the like'}, "
+                f"and is restored after {[*self.order] or 'none'}; transform the batches as when "
+                "it was saved"
+            )
+        now = self.state(step)["plans"]
+        if changes := _changes(self._reach(step), then, now):
+            raise InvalidValue(
+                f"the state of step {step:,} belongs to another plan or corpus: "
+                f"{'; '.join(changes)}. Restore it with what it was saved with, or start anew in "
+                "another directory"
+            )
+        return step
+
+    def _reach(self, step: int) -> int:
+        """The step up to which the plan counts."""
+        return sys.maxsize if self.order else step
 
 
 def _is_state(state: Any) -> bool:

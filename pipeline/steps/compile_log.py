@@ -3,11 +3,11 @@
 import logging
 import re
 import threading
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 import jax
 
-from pipeline.errors import InvalidState, InvalidValue
+from pipeline.errors import InvalidState, require_one_of
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class CompileLog:
         """Stops listening."""
         jax.monitoring.unregister_event_duration_listener(self._listen)
 
-    def __enter__(self) -> "CompileLog":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -66,7 +66,7 @@ class CompileLog:
 OnCompile = Literal["stop", "warn"]
 
 
-class CompileGuard:
+class CompileGuard(CompileLog):
     """Stops, or says it, when a step is compiled after the start; what else is, it only counts.
 
     >>> @jax.jit
@@ -92,12 +92,12 @@ class CompileGuard:
     """
 
     def __init__(self, *names: str, on_compile: OnCompile = "stop"):
-        if on_compile not in get_args(OnCompile):
-            raise InvalidValue(f"on_compile is {on_compile!r}; it must be 'stop' or 'warn'")
+        require_one_of("on_compile", on_compile, get_args(OnCompile))
         self._watched = re.compile(rf"(?<!\w)({'|'.join(map(re.escape, names))}) (defined at|id=)")
+        super().__init__()
         self._compiled, self._stops = {f"jit({name})" for name in names}, on_compile == "stop"
         self.again = self.others = 0
-        self._reason, self._log = "", CompileLog()
+        self._reason = ""
         self._explained = bool(jax.config.values["jax_explain_cache_misses"])
         jax.config.update("jax_explain_cache_misses", True)
         for name in EXPLANATIONS:
@@ -118,7 +118,7 @@ class CompileGuard:
         Raises:
             RuntimeError: a step was, and `on_compile` is "stop"; says which and what has changed.
         """
-        names = self._log.names
+        names = self.names
         again = [name for name in names if name in self._compiled]
         self.others, before, self.again = len(names) - len(again), self.again, len(again)
         if len(again) == before:
@@ -132,13 +132,7 @@ class CompileGuard:
 
     def close(self) -> None:
         """Stops watching."""
-        self._log.close()
+        super().close()
         for name in EXPLANATIONS:
             logging.getLogger(name).removeFilter(self._note)
         jax.config.update("jax_explain_cache_misses", self._explained)
-
-    def __enter__(self) -> "CompileGuard":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -38,8 +38,6 @@ class Program:
     run: Callable
     microbatches: int  # parts into which it splits a batch
     compiles: int  # compilations of the step that JAX reported while it was made
-    searched: int  # compilations for other numbers of microbatches, thrown away
-    seconds: float  # that making it took, the search included
     flops: float  # operations of one call, as XLA estimates them; loops count once
     memory: int  # bytes on a device: arguments (donated ones once), results, temporaries, `held`
 
@@ -92,27 +90,19 @@ class Compiled:
         self._step, self._state, self._held = step, state, bytes_on_device(held)
         self._options: dict[str, Any] = jit_options | {"donate_argnums": (0,) if donate else ()}
         choices = {bucket: self._choices(bucket, microbatches) for bucket in specs}
-        # Tracing needs this thread's mesh and Python; XLA itself compiles without the lock.
-        with CompileLog() as events, ThreadPoolExecutor(AT_ONCE) as pool:
-            lowered = {
-                bucket: self._lower(bucket, numbers[0]) for bucket, numbers in choices.items()
-            }
+        with CompileLog() as self._events, ThreadPoolExecutor(AT_ONCE) as pool:
+            # Tracing needs this thread's mesh and Python; XLA itself compiles without the lock.
             firsts = {
-                bucket: pool.submit(self._compile, low, bucket, choices[bucket][0], events)
-                for bucket, low in lowered.items()
+                bucket: pool.submit(self._compile, self._lower(bucket, first), bucket, first)
+                for bucket, (first, *_) in choices.items()
             }
             self.programs = {
-                bucket: self._fit(bucket, choices[bucket], future.result(), events)
+                bucket: self._fit(bucket, choices[bucket][1:], future.result())
                 for bucket, future in firsts.items()
             }
         # Hosts that split batches differently would wait for each other in different places.
         split = {f"{self.name} {b}": p.microbatches for b, p in self.programs.items()}
         require_agreement({"microbatches": split})
-        # Programs by the shape of the first field. Buckets of pairs may share it.
-        self._by_shape: dict[tuple[int, ...], list] = {}
-        for bucket, program in self.programs.items():
-            shape = next(iter(self.specs[bucket].values())).shape
-            self._by_shape.setdefault(shape, []).append((program.run, self.specs[bucket]))
 
     def _choices(self, bucket: Bucket, microbatches: int | Literal["auto"] | None) -> list[int]:
         """Numbers of microbatches to try, the fewest first; 0 stands for a step without."""
@@ -137,17 +127,15 @@ class Compiled:
             functools.update_wrapper(step, self._step)
         return jax.jit(step, **self._options).lower(self._state, dict(self.specs[bucket]))
 
-    def _compile(self, lowered: Any, bucket: Bucket, number: int, events: CompileLog) -> Program:
+    def _compile(self, lowered: Any, bucket: Bucket, number: int) -> Program:
         thread, begin = threading.get_ident(), time.perf_counter()
-        before = events.count(self.name, thread)
+        before = self._events.count(self.name, thread)
         run = lowered.compile()
         memory, costs = run.memory_analysis(), run.cost_analysis()
         program = Program(
             run=run,
             microbatches=max(number, 1),
-            compiles=events.count(self.name, thread) - before,
-            searched=0,
-            seconds=time.perf_counter() - begin,
+            compiles=self._events.count(self.name, thread) - before,
             flops=(costs or {}).get("flops", 0.0),
             memory=(
                 memory.argument_size_in_bytes
@@ -159,63 +147,49 @@ class Compiled:
         )
         split = f" in {program.microbatches} microbatches" if program.microbatches > 1 else ""
         logger.info(
-            f"{self.name} {bucket}{split}: compiled in {program.seconds:.1f} s, "
-            f"{program.flops / 1e9:,.2f} GFLOP, {_size(program.memory)}{self._share(program)}"
+            f"{self.name} {bucket}{split}: compiled in {time.perf_counter() - begin:.1f} s, "
+            f"{program.flops / 1e9:,.2f} GFLOP, {_size(program.memory)}"
         )
         return program
 
-    def _fit(
-        self, bucket: Bucket, numbers: list[int], program: Program, events: CompileLog
-    ) -> Program:
+    def _fit(self, bucket: Bucket, more: list[int], program: Program) -> Program:
         """The first program, or that of more microbatches, that fits the budget."""
-        searched, seconds = 0, program.seconds
-        for number in numbers[1:]:
-            if self.budget is None or program.memory <= self.budget:
+        if self.budget is None:
+            return program
+        for number in more:
+            if program.memory <= self.budget:
                 break
-            searched += program.compiles
-            program = self._compile(self._lower(bucket, number), bucket, number, events)
-            seconds += program.seconds
-        if self.budget is not None:
-            if program.memory > self.budget:
-                raise DoesNotFit(
-                    f"{self.name} needs {_size(program.memory)} a device for bucket {bucket} in "
-                    f"{program.microbatches} microbatches, and there are {_size(self.budget)}; "
-                    "give it fewer rows or positions, microbatches='auto', a smaller model, "
-                    "remat, or more devices to share the state"
-                )
-            if program.memory > TIGHT * self.budget:
-                share = self._share(program).strip(" ,")
-                logger.warning("%s %s needs %s", self.name, bucket, share)
-        return dataclasses.replace(program, searched=searched, seconds=seconds)
-
-    def _share(self, program: Program) -> str:
-        return (
-            f", {program.memory / self.budget:.0%} of {_size(self.budget)}" if self.budget else ""
-        )
+            program = self._compile(self._lower(bucket, number), bucket, number)
+        if program.memory > self.budget:
+            raise DoesNotFit(
+                f"{self.name} needs {_size(program.memory)} a device for bucket {bucket} in "
+                f"{program.microbatches} microbatches, and there are {_size(self.budget)}; "
+                "give it fewer rows or positions, microbatches='auto', a smaller model, "
+                "remat, or more devices to share the state"
+            )
+        if program.memory > TIGHT * self.budget:
+            share = f"{program.memory / self.budget:.0%} of {_size(self.budget)}"
+            logger.warning("%s %s needs %s", self.name, bucket, share)
+        return program
 
     def __call__(self, state: Any, batch: Mapping[str, Any]) -> Any:
-        """Runs the step of the batch's shape.
+        """Runs the step of the batch's shapes.
 
         Raises:
             ValueError: the batch is of a shape, dtype or sharding that was not compiled; names the
                 field and both.
         """
-        first = next(iter(batch.values()))
-        found = self._by_shape.get(first.shape)
-        if found is None:
-            shapes = ", ".join(str(bucket.shape) for bucket in self.specs)
-            raise InvalidValue(
-                f"{self.name}: {next(iter(batch))} has shape {first.shape}, and was compiled for "
-                f"{shapes}; batches must come from a plan with the same buckets"
-            )
-        run, spec = max(found, key=lambda program: _alike(batch, program[1]))
-        for name in dict.fromkeys([*spec, *batch]):
-            if not _as_compiled(batch.get(name), spec.get(name)):
+        bucket = max(self.specs, key=lambda each: _alike(batch, self.specs[each]))
+        specs = self.specs[bucket]
+        for name in dict.fromkeys([*specs, *batch]):
+            given, spec = batch.get(name), specs.get(name)
+            if not _as_compiled(given, spec):
                 raise InvalidValue(
-                    f"{self.name}: {name} is {_describe(batch.get(name))}, and was compiled for "
-                    f"{_describe(spec.get(name))}; see pipeline.to_global"
+                    f"{self.name}: {name} is {_describe(given)}, and was compiled for "
+                    f"{_describe(spec)}; batches must come from a plan with the buckets "
+                    f"{', '.join(map(str, self.specs))}, and from pipeline.to_global"
                 )
-        return run(state, dict(batch))
+        return self.programs[bucket].run(state, dict(batch))
 
 
 def keep_programs(directory: epath.PathLike) -> None:

@@ -43,20 +43,13 @@ def main_process_first(what: str, work: Callable[[], T]) -> T:
 
     failure: BaseException | None = None
     result: list[T] = []
-
-    def attempt() -> None:
-        nonlocal failure
-        try:
-            result.append(work())
-        except Exception as error:
-            failure = error
-
-    if jax.process_index() == 0:
-        attempt()
-    _require_all(what, failure)
-    if jax.process_index() != 0:
-        attempt()
-    _require_all(what, failure)
+    for first in (True, False):
+        if first == (jax.process_index() == 0):
+            try:
+                result.append(work())
+            except Exception as error:
+                failure = error
+        _require_all(what, failure)
     return result[0]
 
 
@@ -101,24 +94,19 @@ def require_shared(directory: epath.Path) -> None:
 def require_agreement(values: Mapping[str, Any]) -> None:
     """Compares named JSON, such as identities of plans, over all processes.
 
-    Each process sends a hash of 32 bytes and receives 64 bytes, for any number of processes: the
-    least and the greatest hash. Only when these differ do the processes send their values.
+    Each process sends a hash of 32 bytes, and only when these differ its values.
 
     Raises:
         ValueError: on every process, when any differs from process 0; names the processes, what
             differs and both values.
     """
     text = json.dumps(dict(values), sort_keys=True).encode()
-    digest = np.frombuffer(hashlib.sha256(text).digest(), np.uint8)
-    least, greatest = _extremes(digest)
-    if (least == greatest).all():
-        return
-    hashes = _gather(digest)
+    hashes = _gather(np.frombuffer(hashlib.sha256(text).digest(), np.uint8))
     other = np.flatnonzero((hashes != hashes[0]).any(axis=1))
-    size = int(_extremes(np.array([len(text)]))[1][0])
-    texts = [
-        json.loads(row.tobytes()) for row in _gather(np.frombuffer(text.ljust(size), np.uint8))
-    ]
+    if not len(other):
+        return
+    padded = text.ljust(int(_gather(np.array(len(text))).max()))
+    texts = [json.loads(row.tobytes()) for row in _gather(np.frombuffer(padded, np.uint8))]
     said = [
         f"process {index}: "
         + "; ".join(
@@ -149,29 +137,8 @@ def minimum(number: int | None) -> int | None:
         number: bytes of memory; None: unknown. The result is None if no process knows.
     """
     limit = np.iinfo(np.int32).max  # what JAX passes on without x64
-    least, _ = _extremes(np.array([limit if number is None else min(number >> 10, limit)]))
-    return None if least[0] == limit else int(least[0]) << 10
-
-
-def _extremes(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The least and the greatest value of each entry of `array` [n] over all processes."""
-    import jax
-    from jax.experimental import multihost_utils
-
-    if jax.process_count() == 1:
-        return array, array
-    devices = np.array(jax.devices()).reshape(jax.process_count(), -1)
-    mesh = jax.sharding.Mesh(devices, ("processes", "devices"))
-    rows, whole = jax.sharding.PartitionSpec("processes"), jax.sharding.PartitionSpec()
-    every = multihost_utils.host_local_array_to_global_array(array[None], mesh, rows)
-    with jax.set_mesh(mesh):
-        found = jax.jit(_over_rows, out_shardings=(whole, whole))(every)
-    least, greatest = (np.asarray(each.addressable_data(0)) for each in found)
-    return least, greatest
-
-
-def _over_rows(array: Any) -> tuple[Any, Any]:
-    return array.min(0), array.max(0)
+    least = _gather(np.array(limit if number is None else min(number >> 10, limit))).min()
+    return None if least == limit else int(least) << 10
 
 
 def connect(

@@ -67,7 +67,7 @@ def open_source(fields: Mapping[str, Any], name: str) -> sources.Source:
     elif targets:
         source = sources.ParallelText(given["files"].split(","), targets.split(","))
     else:
-        source = sources.open_files([*filter(None, given["files"].split(","))], split, kind)
+        source = sources.open_files([*filter(None, given["files"].split(","))], kind)
     begin, end = fields["begin"], fields["end"]
     return source if (begin, end) == (0.0, 1.0) else sources.Slice(source, begin, end)
 

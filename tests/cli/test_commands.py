@@ -296,7 +296,7 @@ def test_buckets_are_ready_to_paste(run, lengths):
     assert f"{plan.num_batches():,} batches an epoch" in out
 
 
-def test_show_prints_a_batch_and_draws_it(run, corpus, tmp_path):
+def test_show_prints_a_batch(run, corpus):
     planning = ["--tokens-per-batch", 512, "--max-length", 64, "--length-multiple", 16]
     status, out, _ = run("show", corpus.directory, "--step", 3, *planning)
     assert status == FINE
@@ -309,10 +309,6 @@ def test_show_prints_a_batch_and_draws_it(run, corpus, tmp_path):
     status, out, _ = run("show", corpus.directory, "--row", 1, "--ids", *planning)
     assert status == FINE
     assert re.search(r"\n    targets        \d+( \d+)*\n    loss_weights   1.0( 1.0)*\n", out)
-    picture = tmp_path / "batch.png"
-    status, out, _ = run("show", corpus.directory, "--png", picture, *planning)
-    assert (status, out) == (FINE, f"wrote {picture}\n")
-    assert picture.exists()
 
 
 # ---- pairs, and the work directories of runs
@@ -321,7 +317,7 @@ PAIRED = ["--tokens-per-batch", 512, "--length-multiple", 8, "--overflow", "drop
 PAIRED += ["--row-multiple", 2]
 
 
-def test_of_pairs_show_prints_both_sides(run, pairs, tmp_path):
+def test_of_pairs_show_prints_both_sides(run, pairs):
     status, out, err = run("show", pairs.directory, "--step", 2, *PAIRED)
     assert (status, err) == (FINE, "")
     plan = Plan(
@@ -336,9 +332,6 @@ def test_of_pairs_show_prints_both_sides(run, pairs, tmp_path):
     for row in range(bucket.rows):
         for name in ("inputs", "targets"):
             assert f"\nrow {row:<4}{name} ▕" in out
-    picture = tmp_path / "batch.png"
-    assert run("show", pairs.directory, "--png", picture, *PAIRED)[0] == FINE
-    assert picture.exists()
 
 
 def test_of_pairs_check_verifies_both_sides_and_the_plan(run, pairs, tmp_path):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pipeline import Batches, Corpus, Masked, Pairs, Plan, prepare, prepare_pairs, templates
-from pipeline.cli.show import COLOURS, Shown, pixels, printable
+from pipeline.cli.show import COLOURS, Shown, printable
 from pipeline.corpus import tasks
 from pipeline.planning.bucket import Bucket
 from pipeline.text.sources import Records, TextFiles
@@ -138,10 +138,6 @@ def test_of_pairs_without_inputs_the_targets_alone_are_shown(tmp_path):
     assert seen == [[("B", 1, [5, 6])], [("A", 0, [1, 2, 3, 4, 5, 6]), ("B", 1, [1])]]
 
 
-def test_pictures_of_pairs_have_both_sides(shown_pairs):
-    assert shown_pairs.draw_png().startswith(b"\x89PNG")
-
-
 def test_segments_of_both_sides_are_read_back_from_the_arrays(pairs):
     plan = Plan(pairs, [Bucket(8, (64, 48))], overflow="truncate")
     for step in range(plan.num_batches()):
@@ -186,12 +182,6 @@ def test_a_wrong_row_or_step_is_refused(shown, texts):
         list(shown.lines(row=2))
     with pytest.raises(ValueError, match="step is -1; steps count from 0"):
         Shown(texts, Plan(texts, [Bucket(2, 8)]), -1)
-
-
-def test_the_picture_is_a_png(shown):
-    data = shown.draw_png()
-    assert data.startswith(b"\x89PNG")
-    assert int.from_bytes(data[16:20], "big") == 1500
 
 
 @pytest.fixture
@@ -244,18 +234,3 @@ def test_what_is_masked_is_marked_in_place(tmp_path):
     marked = re.findall("⟦(.*?)⟧", text)
     assert sum(map(len, marked)) == np.count_nonzero(arrays["loss_weights"]) > 0
     assert "_" in "".join(marked)
-
-
-def test_a_picture_tells_padding_and_loss_from_white():
-    ids = np.array([[1, 1, 2, 2, 0, 0]])
-    weights = np.array([[0, 1, 0.5, 1, 0, 0]], np.float32)
-    seen = pixels(ids, weights)
-    assert seen.shape == (1, 6, 3)
-    assert ((seen >= 0) & (seen <= 1)).all()
-    apart = np.abs(seen[0][:, None] - seen[0][None]).sum(axis=-1)
-    padding = ids[0] == 0
-    assert (apart[padding][:, ~padding] > 0.5).all()
-    assert apart[0, 1] > 0.5  # without and with loss
-    assert 0 < apart[2, 3] < apart[0, 1] * 1.5
-    assert (np.abs(1 - seen[0]).sum(axis=-1) > 0.3).all()  # nothing is white
-    assert (np.abs(1 - seen[0][padding]).sum(axis=-1) > 1.5).all()

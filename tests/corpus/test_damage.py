@@ -98,7 +98,7 @@ RUN_PROGRAM = """
 
     from pipeline import Bucket, Corpus, Plan
     from pipeline.loading.checkpoint import Checkpoints
-    from pipeline.loading.state import check_data_state, data_state
+    from pipeline.loading.state import StateKey
     from pipeline.history import NotAsPlanned, RunLog, audit, losses, read_history, write_history
     from pipeline.history.loss_archive import LossLog
 

@@ -17,7 +17,7 @@ import pipeline
 from pipeline import Batches, Bucket, Plan
 from pipeline.loading.loader import FITTING, PLANNING, Loader, LoadOptions
 from pipeline.loading.sharding import block_of_sharding, field_specs
-from pipeline.loading.state import check_data_state, data_state
+from pipeline.loading.state import StateKey
 from pipeline.steps import Compiled
 
 FIELDS = {
@@ -359,7 +359,7 @@ def test_a_loader_transfers_what_a_transform_returns_and_its_specs_say_so(corpus
             assert_same(batch, whole[step])
             assert count(0, batch) == whole[step]["most"].sum()
         with pytest.raises(ValueError, match="seed was 1 and is now 0"):
-            loader.set_state(data_state(2, Plan(corpus, buckets, seed=1), corpus))
+            loader.set_state(StateKey(Plan(corpus, buckets, seed=1), corpus).state(2))
     elements = grain.experimental.get_element_spec(whole)
     assert {
         bucket: {name: each.shape for name, each in fields.items()}
@@ -423,7 +423,7 @@ def test_a_loader_that_is_closed_says_so(corpus, buckets):
 def test_a_loader_without_num_epochs_never_ends(corpus, buckets):
     plan = Plan(corpus, buckets)
     with Loader(Batches(corpus, plan).repeat()) as loader:
-        loader.set_state(data_state(10**7, plan, corpus))
+        loader.set_state(StateKey(plan, corpus).state(10**7))
         assert equal(next(loader), Batches(corpus, plan)[10**7])
 
 
@@ -444,18 +444,18 @@ def test_a_loader_without_num_epochs_never_ends(corpus, buckets):
 )
 def test_a_state_that_was_tampered_with_gets_a_sentence(corpus, buckets, change):
     plan = Plan(corpus, buckets)
-    state = data_state(3, plan, corpus)
-    assert check_data_state(state, plan, corpus) == 3
+    state = StateKey(plan, corpus).state(3)
+    assert StateKey(plan, corpus).step(state) == 3
     with pytest.raises(ValueError, match=r"is not a data state|the state's step is"):
-        check_data_state({**state, **change}, plan, corpus)
+        StateKey(plan, corpus).step({**state, **change})
 
 
 def test_a_state_says_which_corpus_it_belongs_to(corpus, buckets):
     plan = Plan(corpus, buckets)
-    state = data_state(3, plan)
-    assert check_data_state(state, plan) == 3
+    state = StateKey(plan).state(3)
+    assert StateKey(plan).step(state) == 3
     with pytest.raises(ValueError, match="does not say which corpus it belongs to"):
-        check_data_state(state, plan, corpus)
+        StateKey(plan, corpus).step(state)
 
 
 @pytest.fixture
@@ -530,7 +530,7 @@ def test_a_loader_with_positions_that_restart_resumes_and_refuses_others(corpus,
         with pytest.raises(ValueError, match=r"positions is .*one of continue, restart"):
             Batches(corpus, Plan(corpus, buckets), positions=value)
         with pytest.raises(ValueError, match="was saved with positions="):
-            check_data_state({**old, "positions": value}, Plan(corpus, buckets), corpus)
+            StateKey(Plan(corpus, buckets), corpus).step({**old, "positions": value})
 
 
 def test_renaming_takes_split_examples_whose_positions_restart(split_corpus):
@@ -570,7 +570,7 @@ def test_a_loader_says_what_it_loads(corpus, buckets):
     with pipeline.load(corpus, buckets=buckets, num_epochs=2) as loader:
         next(loader)
         text = f"{len(corpus)} examples, buckets 16x16, 8x32, 4x64, {each} batches an epoch"
-        digest = re.search(r"fingerprint \w{12}", repr(loader))[0]
+        digest = re.search(r"fingerprint \w{16}", repr(loader))[0]
         end = f"{2 * each} in all, {digest})"
         assert repr(loader) == f"Loader(Batches({text}, {end}, at step 1)"
     assert repr(loader) == f"Loader(Batches({text}, {end}, closed)"
@@ -653,7 +653,7 @@ def test_a_loader_says_its_step_and_how_many_there_are(corpus, buckets):
         for step, _ in enumerate(loader, 1):
             assert loader.step == loader.get_state()["step"] == step
         assert (loader.step, len(loader)) == (2 * each, 2 * each)
-        loader.set_state(data_state(each, plan, corpus))
+        loader.set_state(StateKey(plan, corpus).state(each))
         assert (loader.step, len(loader)) == (each, 2 * each)  # from the beginning of the plan
         assert len(list(loader)) == each
     with Loader(Batches(corpus, plan)) as loader:  # one epoch

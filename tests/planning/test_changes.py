@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import pipeline
 from pipeline import Batches, Bucket, Plan
-from pipeline.loading.state import check_data_state, data_state
+from pipeline.loading.state import StateKey
 from pipeline.planning.stream import Pass
 
 FOURS = (Bucket(16, 16), Bucket(8, 32), Bucket(4, 64))
@@ -78,13 +78,13 @@ def test_states_resume_where_other_corpora_join(corpus, new_corpus):
     # All of the new are in the epoch that was half done, but for one with nothing to train on.
     assert {*range(300, 308)} - {*seen[:, 1]} <= {301, 303}
     # A state from before they came goes on with them; one of another new corpus does not.
-    early = data_state(6, Plan(corpus, FOURS), corpus)
-    assert check_data_state(early, plan(), both) == 6
-    late = data_state(9, plan(), both)
+    early = StateKey(Plan(corpus, FOURS), corpus).state(6)
+    assert StateKey(plan(), both).step(early) == 6
+    late = StateKey(plan(), both).state(9)
     assert late["plans"][1]["changes"] == {"seed": 2, "examples": 308}
     other = pipeline.Corpora({"first": corpus, "new": corpus})
     with pytest.raises(ValueError, match=r"tokens of new was .* from step 6 on"):
-        check_data_state(late, Plan(corpus, FOURS).after(6, lengths=other, seed=2), other)
+        StateKey(Plan(corpus, FOURS).after(6, lengths=other, seed=2), other).step(late)
 
 
 PAIRED = (Bucket(8, (16, 12)), Bucket(4, (64, 48)))
@@ -143,15 +143,15 @@ def test_pieces_that_follow_one_another_are_one_row_of_a_longer_bucket():
 def test_the_state_is_what_is_past_and_knows_what_another_plan_would_change(corpus):
     plan = Plan(corpus, FOURS)
     changing = plan.after(10, seed=3).after(20, exclude=range(50)).after(21, exclude=range(50))
-    late = data_state(25, changing, corpus)
+    late = StateKey(changing, corpus).state(25)
     assert [entry["from"] for entry in late["plans"]] == [0, 10, 20, 21]
     assert late["plans"][1]["changes"] == {"seed": 3}
     assert late["plans"][2]["changes"]["exclude"]["number"] == 50
     assert late["plans"][3]["changes"] == {}  # all of them are left out already
-    assert late["plans"][0] == data_state(0, plan, corpus)["plans"][0]
+    assert late["plans"][0] == StateKey(plan, corpus).state(0)["plans"][0]
     assert len(json.dumps(late)) < 1500
-    assert check_data_state(json.loads(json.dumps(late)), changing, corpus) == 25
-    state = data_state(15, changing, corpus)
+    assert StateKey(changing, corpus).step(json.loads(json.dumps(late))) == 25
+    state = StateKey(changing, corpus).state(15)
     assert state["plans"] == late["plans"][:2]
     # What is past stands, and what is to come may change.
     for other in (
@@ -160,9 +160,9 @@ def test_the_state_is_what_is_past_and_knows_what_another_plan_would_change(corp
         plan.after(10, seed=3).after(20, exclude=[1]),
         plan.after(10, seed=3).after(15, packing="none"),
     ):
-        assert check_data_state(state, other, corpus) == 15
-        assert check_data_state(data_state(15, other, corpus), changing, corpus) == 15
-    assert check_data_state(data_state(10, plan, corpus), changing, corpus) == 10
+        assert StateKey(other, corpus).step(state) == 15
+        assert StateKey(changing, corpus).step(StateKey(other, corpus).state(15)) == 15
+    assert StateKey(changing, corpus).step(StateKey(plan, corpus).state(10)) == 10
     for other, sentence in (
         (plan, "seed was 3 and is now 0 from step 10 on"),
         (plan.after(10, seed=4), "seed was 3 and is now 4 from step 10 on"),
@@ -171,10 +171,10 @@ def test_the_state_is_what_is_past_and_knows_what_another_plan_would_change(corp
         (plan.after(10, seed=3).after(14), "its plan changes here alone from step 14 on"),
     ):
         with pytest.raises(ValueError, match="belongs to another plan") as error:
-            check_data_state(state, other, corpus)
+            StateKey(other, corpus).step(state)
         assert sentence in str(error.value)
     with pytest.raises(ValueError, match="belongs to another plan"):
-        check_data_state(late, plan.after(10, seed=3).after(20, exclude=[1]), corpus)
+        StateKey(plan.after(10, seed=3).after(20, exclude=[1]), corpus).step(late)
 
 
 def test_what_was_planned_anew_is_another_plan_even_with_the_same_options():
@@ -187,8 +187,8 @@ def test_what_was_planned_anew_is_another_plan_even_with_the_same_options():
         (short, plan.after(5, **same)),
     ):
         with pytest.raises(ValueError, match=r"alone from step \d+ on|buckets was"):
-            check_data_state(data_state(12, then), now)
-        assert check_data_state(data_state(12, then), then) == 12
+            StateKey(now).step(StateKey(then).state(12))
+        assert StateKey(then).step(StateKey(then).state(12)) == 12
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 import pipeline
 from pipeline import Batches, Bucket, Plan
-from pipeline.loading.state import check_data_state, data_state
+from pipeline.loading.state import StateKey
 from pipeline.planning import stage
 from pipeline.planning.assembly import Assembly
 from pipeline.planning.cache import WindowCache
@@ -119,7 +119,7 @@ def test_a_name_cannot_imitate_what_differs():
         for each in ((ANY, EQUAL), (ANY, EQUAL + 1))
     ]
     with pytest.raises(ValueError, match=r"lengths of y was .* and is now"):
-        check_data_state(data_state(3, plans[0]), plans[1])
+        StateKey(plans[1]).step(StateKey(plans[0]).state(3))
 
 
 def test_a_quota_knows_no_largest_number():

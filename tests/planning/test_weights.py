@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import pipeline
 from pipeline import Bucket, Plan
-from pipeline.loading.state import check_data_state, data_state
+from pipeline.loading.state import StateKey
 from pipeline.planning import figures
 from pipeline.planning.order import Quota
 from pipeline.planning.stream import Pass, expected_positions
@@ -260,12 +260,12 @@ def test_a_mixture_goes_on_with_rows_for_three_hosts_and_without_some_examples(j
         made = Plan(joined, [Bucket(8, 64)], weights=WEIGHTS)
         return made.after(7, buckets=[Bucket(6, 64)]).after(20, exclude=[4], weights=WEIGHTS)
 
-    state = data_state(9, mixture(), joined)
+    state = StateKey(mixture(), joined).state(9)
     assert [entry["from"] for entry in state["plans"]] == [0, 7]
     assert state["plans"][1]["changes"]["buckets"] == [[6, 64]]
-    assert check_data_state(state, mixture(), joined) == 9
+    assert StateKey(mixture(), joined).step(state) == 9
     with pytest.raises(ValueError, match="buckets was 6x64 and is now 8x64 from step 7 on"):
-        check_data_state(state, Plan(joined, [Bucket(8, 64)], weights=WEIGHTS), joined)
+        StateKey(Plan(joined, [Bucket(8, 64)], weights=WEIGHTS), joined).step(state)
     # On four hosts up to the change, and on three after it.
     assert mixture().between(7).buckets == (Bucket(6, 64),)
     three = [
@@ -316,7 +316,7 @@ def test_a_mixture_that_was_planned_anew_is_another_even_with_the_same_options()
         (mixture.after(5, seed=1), mixture.after(5, seed=1).after(10, seed=1)),
     ):
         with pytest.raises(ValueError, match="belongs to another plan"):
-            check_data_state(data_state(12, then), now)
+            StateKey(now).step(StateKey(then).state(12))
     assert mixture.after(5, exclude=[]).fingerprint == mixture.fingerprint
 
 
@@ -332,16 +332,16 @@ def test_a_state_knows_which_corpora_there_were(joined):
     two = pipeline.Corpora({name: joined.corpora[name] for name in ("code", "prose")})
     before = Plan(two, BUCKETS, weights={"code": 0.7, "prose": 0.3})
     grown = before.after(60, weights=WEIGHTS, lengths=joined)
-    early, late = data_state(50, before, two), data_state(70, grown, joined)
-    assert check_data_state(early, grown, joined) == 50
-    assert check_data_state(late, grown, joined) == 70
+    early, late = StateKey(before, two).state(50), StateKey(grown, joined).state(70)
+    assert StateKey(grown, joined).step(early) == 50
+    assert StateKey(grown, joined).step(late) == 70
     assert late["plans"][1]["changes"]["examples"] == 300
     with pytest.raises(ValueError, match=r"tokens of chat was .* now not given from step 60"):
-        check_data_state(late, before, two)
+        StateKey(before, two).step(late)
     other = dict(joined.corpora) | {"chat": joined.corpora["prose"]}
     other = pipeline.Corpora(other)
     with pytest.raises(ValueError, match="tokens of chat was"):
-        check_data_state(late, before.after(60, weights=WEIGHTS, lengths=other), other)
+        StateKey(before.after(60, weights=WEIGHTS, lengths=other), other).step(late)
     # Batches built from the grown corpora are those built from the first, as long as they last.
     first = pipeline.Batches(two, before)
     for step, batch in enumerate(pipeline.Batches(joined, grown)[:60]):
@@ -367,27 +367,27 @@ def test_a_mixture_grows_by_whole_corpora(corpora, sentence):
 
 def test_a_run_goes_on_under_new_weights_only_if_a_phase_says_so():
     old = Plan(SOURCES, BUCKETS, weights=WEIGHTS)
-    state = data_state(100, old)
+    state = StateKey(old).state(100)
     other = {"code": 1, "prose": 1, "chat": 1}
     with pytest.raises(
         ValueError, match=r"corpus: weight of code was 3/5 and is now 1/3; weight of prose"
     ):
-        check_data_state(state, Plan(SOURCES, BUCKETS, weights=other))
+        StateKey(Plan(SOURCES, BUCKETS, weights=other)).step(state)
     for start in (100, 250):
         changed = Plan(SOURCES, BUCKETS, weights=[(0, WEIGHTS), (start, other)])
-        assert check_data_state(state, changed) == 100
+        assert StateKey(changed).step(state) == 100
     with pytest.raises(ValueError, match=r"weight of code was 3/5 and is now 1/3 from step 99 on"):
-        check_data_state(state, Plan(SOURCES, BUCKETS, weights=[(0, WEIGHTS), (99, other)]))
+        StateKey(Plan(SOURCES, BUCKETS, weights=[(0, WEIGHTS), (99, other)])).step(state)
     with pytest.raises(ValueError, match="ending was repeat and is now stop"):
-        check_data_state(state, Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending="stop"))
+        StateKey(Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending="stop")).step(state)
     # A phase that was planned, and had not begun, may be left out or be another.
-    planned = data_state(100, Plan(SOURCES, BUCKETS, weights=[(0, WEIGHTS), (250, other)]))
+    planned = StateKey(Plan(SOURCES, BUCKETS, weights=[(0, WEIGHTS), (250, other)])).state(100)
     assert planned == state
     for later in ([], [(100, other)], [(250, {**other, "code": 9})]):
-        assert check_data_state(planned, Plan(SOURCES, BUCKETS, weights=[(0, WEIGHTS), *later]))
+        assert StateKey(Plan(SOURCES, BUCKETS, weights=[(0, WEIGHTS), *later])).step(planned)
     less = SOURCES | {"chat": SOURCES["chat"][1:]}
     with pytest.raises(ValueError, match="lengths of chat was"):
-        check_data_state(state, Plan(less, BUCKETS, weights=WEIGHTS))
+        StateKey(Plan(less, BUCKETS, weights=WEIGHTS)).step(state)
 
 
 def test_a_plan_without_a_step_is_refused():

@@ -29,7 +29,7 @@ from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.in_place import InPlace
 from pipeline.errors import UserError
 from pipeline.history import RunLog, audit, read_history, write_history
-from pipeline.loading.state import check_data_state, data_state
+from pipeline.loading.state import StateKey
 from pipeline.planning.plan import Plan
 from pipeline.trainer.corpora import open_source, open_template, open_tokenizer, open_view
 from pipeline.trainer.schedule import Schedule
@@ -603,7 +603,7 @@ def changed_plan() -> Plan:
 @holds(
     st.integers(0, 14).flatmap(
         lambda step: (
-            st.tuples(st.just(step), hostile.altered(data_state(step, changed_plan())))
+            st.tuples(st.just(step), hostile.altered(StateKey(changed_plan()).state(step)))
             | st.tuples(st.just(step), hostile.values)
         )
     ),
@@ -613,9 +613,9 @@ def states(place, given):
     _, state = given
     plan = changed_plan()
     with refusing():
-        at = check_data_state(state, plan)
+        at = StateKey(plan).step(state)
         expect(type(at) is int and at == state["step"], "the step is", at)
-        due = data_state(at, plan)["plans"]
+        due = StateKey(plan).state(at)["plans"]
         expect(past(state["plans"], at) == past(due, at), "accepted", state, "for", due)
 
 

@@ -152,7 +152,7 @@ def test_the_guard_says_which_step_was_compiled_again_and_what_has_changed(
         guarded({"inputs": jnp.ones((4, 3))})
         with pytest.raises(RuntimeError, match=r"now f32\[4,3\]"):
             guard.check("at step 4")
-    with pytest.raises(ValueError, match="'stop' or 'warn'"):
+    with pytest.raises(ValueError, match="one of stop, warn"):
         CompileGuard("guarded", on_compile="raise")
 
 
@@ -179,7 +179,8 @@ def test_what_was_not_compiled_is_refused_before_xla(sharding, params, mesh):
             step(params, good | changed)
         assert sentence in str(error.value)
         assert "step: " in str(error.value)
-    with pytest.raises(ValueError, match=r"shape \(4, 8\), and was compiled for \(8, 8\)"):
+    shapes = r"inputs is int32\[4, 8\] of .*, and was compiled for int32\[8, 8\] .* buckets 8x8,"
+    with pytest.raises(ValueError, match=shapes):
         step(params, batch_of(sharding, (4, 8)))
     with pytest.raises(ValueError, match="loss_weights is missing"):
         step(params, {"inputs": good["inputs"]})
@@ -193,9 +194,8 @@ def test_auto_splits_only_the_bucket_that_is_over_the_budget(sharding, params, c
     caplog.set_level("INFO", "pipeline")
     step = Compiled(make_step(sharding), params, specs, microbatches="auto", budget=budget)
     first, second = step.programs.values()
-    assert (first.microbatches, first.searched) == (1, 0)
+    assert first.microbatches == 1
     assert second.microbatches > 1
-    assert second.searched >= 1
     assert second.compiles == 1
     assert second.memory <= budget < long
     assert f"{second.microbatches}" in programs_table(step)

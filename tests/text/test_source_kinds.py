@@ -15,7 +15,6 @@ from pyarrow import feather, parquet
 from pipeline.text.sources import (
     ArrayRecords,
     ArrowFiles,
-    HuggingFaceDataset,
     JsonLines,
     ParquetFiles,
     Records,
@@ -76,7 +75,7 @@ def make(kind, directory):
             return ArrayRecords(names, parse=json.loads)
         case "hugging_face":
             save_to_disk(directory / "saved", RECORDS)
-            return HuggingFaceDataset(directory / "saved")
+            return ArrowFiles(directory / "saved" / "data-*.arrow")
         case "list":
             return Records(RECORDS)
         case "map_dataset":
@@ -166,22 +165,12 @@ def test_only_the_columns_that_are_wanted_are_read(tmp_path):
             len(cls(tmp_path / f"*.{kind}", columns=["body"]))
 
 
-def test_a_saved_data_set_has_its_splits(tmp_path):
-    for split in ("train", "test"):
-        save_to_disk(tmp_path / "saved" / split, RECORDS[: 40 if split == "train" else 30])
-    (tmp_path / "saved" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    assert len(HuggingFaceDataset(tmp_path / "saved", "train")) == 40
-    assert len(open_files([str(tmp_path / "saved")], "test")) == 30
-    with pytest.raises(ValueError, match="no split 'dev'; its splits are train, test"):
-        HuggingFaceDataset(tmp_path / "saved", "dev")
-    with pytest.raises(ValueError, match="is one data set and has no splits"):
-        HuggingFaceDataset(tmp_path / "saved" / "train", "train")
-    with pytest.raises(FileNotFoundError, match=r"no data set in .* \(no state.json\)"):
-        HuggingFaceDataset(tmp_path)
-    state = tmp_path / "saved" / "test" / "state.json"
-    state.write_text(json.dumps(json.loads(state.read_text()) | {"_indices_data_files": [{}]}))
-    with pytest.raises(ValueError, match="call flatten_indices"):
-        HuggingFaceDataset(tmp_path / "saved", "test")
+def test_of_a_directory_the_files_are_named(tmp_path):
+    save_to_disk(tmp_path / "saved", RECORDS)
+    with pytest.raises(ValueError, match=r"is a directory; .*saved/data-\*\.arrow of a Hugging"):
+        open_files([str(tmp_path / "saved")])
+    (tmp_path / "saved" / "cache-1.arrow").write_bytes(b"of a map, not of the data set")
+    assert len(open_files([str(tmp_path / "saved" / "data-*.arrow")])) == len(RECORDS)
 
 
 def test_records_in_python_are_told_apart_by_content():

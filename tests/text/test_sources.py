@@ -194,7 +194,7 @@ def test_a_record_may_be_a_whole_file(text_files):
     assert source[1]["text"].startswith("line 120 ")
     assert source[0]["text"].count("\n") == 132
     assert source.fingerprint != TextFiles(text_files[0]).fingerprint
-    with pytest.raises(ValueError, match="sample_by is 'word'; it must be 'line' or 'file'"):
+    with pytest.raises(ValueError, match="sample_by is 'word'; it must be one of line, file"):
         TextFiles(text_files[0], sample_by="word")
 
 

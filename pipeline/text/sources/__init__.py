@@ -12,18 +12,16 @@ from collections.abc import Callable, Sequence
 from etils import epath
 
 from pipeline.errors import InvalidValue, require_one_of
-from pipeline.fs.atomic import as_path
 from pipeline.text.sources import files
 from pipeline.text.sources.array_records import ArrayRecords, Tfds
 from pipeline.text.sources.lines import JsonLines, ParallelText, TextFiles
 from pipeline.text.sources.source import Concatenated, Records, Slice, Source
-from pipeline.text.sources.tables import ArrowFiles, HuggingFaceDataset, ParquetFiles
+from pipeline.text.sources.tables import ArrowFiles, ParquetFiles
 
 __all__ = [
     "ArrayRecords",
     "ArrowFiles",
     "Concatenated",
-    "HuggingFaceDataset",
     "JsonLines",
     "ParallelText",
     "ParquetFiles",
@@ -51,14 +49,12 @@ EXTENSIONS = {f".{kind}": kind for kind in KINDS if kind != "text"} | {
 }
 
 
-def open_files(names: Sequence[str], split: str | None = None, kind: str = "") -> Source:
+def open_files(names: Sequence[str], kind: str = "") -> Source:
     """The source of files, of the kind that their extensions tell.
 
     Args:
         names: names or globs: `.txt` (a record a line), `.jsonl`, `.parquet`, `.array_record`,
-            `.arrow` and `.feather`; `.txt` and `.jsonl` also as `.gz` and `.zst`. Or one
-            directory, of a Hugging Face data set that was saved to disk.
-        split: of such a data set.
+            `.arrow` and `.feather`; `.txt` and `.jsonl` also as `.gz` and `.zst`.
         kind: "text", "jsonl", "parquet", "arrow" or "array_record", whatever the names are; empty:
             told by their extensions.
 
@@ -66,8 +62,6 @@ def open_files(names: Sequence[str], split: str | None = None, kind: str = "") -
         FileNotFoundError: there is no such file.
         ValueError: there is no such kind, or the names tell none, or several.
     """
-    if len(names) == 1 and as_path(names[0]).is_dir():
-        return HuggingFaceDataset(names[0], split or None)
     if kind:
         require_one_of("kind", kind, KINDS)
     kinds = {kind} if kind else {kind_of(path) for path in files.find(names)}

@@ -88,7 +88,8 @@ def _match(name: str) -> list[epath.Path]:
     path = as_path(name)
     if path.is_dir():
         raise InvalidValue(
-            f"{name} is a directory; name its files with a glob such as {name}/*.txt"
+            f"{name} is a directory; name its files with a glob such as {name}/*.txt, or "
+            f"{name}/data-*.arrow of a Hugging Face data set that was saved to disk"
         )
     if path.exists():
         return [path]

@@ -10,7 +10,7 @@ from typing import IO, Any
 
 from etils import epath
 
-from pipeline.errors import InvalidValue
+from pipeline.errors import InvalidValue, require_one_of
 from pipeline.text.sources import files
 from pipeline.text.sources.source import PartedSource, read_texts, where
 
@@ -130,8 +130,7 @@ class TextFiles(LineSource):
     """
 
     def __init__(self, paths: files.Paths, *, sample_by: str = "line", keep_blank: bool = False):
-        if sample_by not in ("line", "file"):
-            raise InvalidValue(f"sample_by is {sample_by!r}; it must be 'line' or 'file'")
+        require_one_of("sample_by", sample_by, ("line", "file"))
         super().__init__(paths)
         self.sample_by, self.keep_blank = sample_by, keep_blank
         self.format = f"text, a record per {sample_by},"
