@@ -1,5 +1,6 @@
 """Packing a histogram of sizes into rows of several buckets, from the longest bucket down."""
 
+import itertools
 import operator
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
@@ -91,14 +92,16 @@ def _split_surplus(patterns: list[Pattern], surplus: int) -> tuple[list[Pattern]
     return stay, go
 
 
-def row_cost(length: Any, *, attention: str = "dense", width: int = 1024) -> Any:
-    """The cost of a row of `length` positions in a Transformer of `width`, in positions.
+def row_cost(*lengths: Any, attention: Attention = "dense", width: int = 1024) -> Any:
+    """The cost of a row of some positions in a Transformer of `width`, in positions.
 
     "dense" attention computes scores between all positions of the row. They cost
     `length / (6 · width)` of the rest of a layer whose MLP is four times as wide. "segment"
-    attention skips other segments, so that a row costs its positions.
+    attention skips other segments, so that a row costs its positions. For pairs, `lengths` are of
+    inputs and targets, and targets attend to inputs too.
 
     >>> row_cost(6144)
     12288.0
     """
-    return length + length * length / (6 * width) * (attention == "dense")
+    scores = sum(a * b for a, b in itertools.combinations_with_replacement(lengths, 2))
+    return sum(lengths) + scores / (6 * width) * (attention == "dense")
