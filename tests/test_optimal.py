@@ -83,7 +83,7 @@ def test_two_rows_where_best_fit_needs_three():
     plan = Plan(lengths, [Bucket(1, 10)], packing="optimal")
     assert plan.num_batches() == 2
     assert bound_of(plan) == pytest.approx(1)
-    assert "100.0000% of positions used; no packing can use more than 100.0000%" in str(plan)
+    assert "padding 0.000%; no packing can have less than 0.000%" in str(plan)
 
 
 @settings(max_examples=25)

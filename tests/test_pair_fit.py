@@ -34,7 +34,7 @@ def test_buckets_for_pairs_hold_all_pairs_within_the_budget(
         assert bucket.rows % row_multiple == 0
         assert all(length % 16 == 0 for length in bucket.lengths)
     plan = Plan(np.array(pairs), buckets, packing=packing, overflow="error")
-    assert figures.losses(plan).overlong == 0
+    assert figures.losses(plan)["overlong"] == 0
 
 
 def test_two_kinds_of_pairs_get_a_bucket_each_and_not_a_grid():
