@@ -61,7 +61,8 @@ def pack(
         placed[index] += search(remaining, buckets[index].lengths, positions, opens, max_segments)
     assert not remaining.any(), "the last bucket holds every segment"
     for index, bucket in enumerate(buckets[:-1]):
-        many = surplus[index] if surplus else _count_rows(placed[index]) % bucket.rows
+        rows = sum([pattern.rows for pattern in placed[index]])
+        many = surplus[index] if surplus else rows % bucket.rows
         placed[index], moving = _split_surplus(placed[index], many)
         if moving:
             moved = count_segments(moving, len(counts))
@@ -73,22 +74,16 @@ def pack(
     return Packed(tuple(buckets), tuple(map(tuple, placed)), counts)
 
 
-def _count_rows(patterns: list[Pattern]) -> int:
-    return sum([pattern.rows for pattern in patterns])
-
-
 def _split_surplus(patterns: list[Pattern], surplus: int) -> tuple[list[Pattern], list[Pattern]]:
     """Splits off the emptiest `surplus` rows."""
-    stay = sorted(patterns, key=operator.attrgetter("fill"))
-    whole = 0
-    while whole < len(stay) and surplus >= stay[whole].rows:
-        surplus -= stay[whole].rows
-        whole += 1
-    go = stay[:whole]
-    del stay[:whole]
-    if surplus and stay:
-        go.append(stay[0]._replace(rows=surplus))
-        stay[0] = stay[0]._replace(rows=stay[0].rows - surplus)
+    stay, go = [], []
+    for pattern in sorted(patterns, key=operator.attrgetter("fill")):
+        if moved := min(surplus, pattern.rows):
+            go.append(pattern._replace(rows=moved))
+            pattern = pattern._replace(rows=pattern.rows - moved)
+            surplus -= moved
+        if pattern.rows:
+            stay.append(pattern)
     return stay, go
 
 

@@ -1,5 +1,6 @@
 """The choice of buckets: the few lengths that cost least for a histogram of lengths."""
 
+import dataclasses
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
@@ -131,15 +132,7 @@ def fit_buckets(
         sizes, counts = _split(*lengths_lib.histogram(array), int(longest[0]))
         if limits:
             most = min(most, int(_round_up(np.array(limits), length_multiple)[0]))
-    search = BucketSearch(
-        sizes,
-        counts,
-        multiple=length_multiple,
-        most=most,
-        packing=packing,
-        attention=attention,
-        width=width,
-    )
+    search = BucketSearch(sizes, counts, length_multiple, most, packing, attention, width)
     return tuple(
         Bucket(
             tokens_per_batch // (sum(lengths) * row_multiple) * row_multiple,
@@ -149,6 +142,7 @@ def fit_buckets(
     )
 
 
+@dataclasses.dataclass
 class BucketSearch:
     """A search for the cheapest buckets of examples, or of pairs.
 
@@ -156,29 +150,18 @@ class BucketSearch:
     that holds it. For pairs, the lengths of the buckets then change as long as the estimated cost
     falls. Last, packing gives the cost of each set. A row of packed pairs may be longer than the
     longest pair: its sides can then have the ratio of the group's totals, so that both can be full.
-
-    Args:
-        lengths: int64 [n, sides], lengths of examples; for pairs, of inputs and of targets.
-        counts: int64 [n], the number of examples of each.
-        multiple: bucket lengths are multiples of this.
-        most: the most positions in a row, for pairs of both sides.
-        packing, attention, width: as for `fit_buckets`.
     """
 
-    def __init__(
-        self,
-        lengths: np.ndarray,
-        counts: np.ndarray,
-        *,
-        multiple: int,
-        most: int,
-        packing: Packing,
-        attention: Attention,
-        width: int,
-    ):
-        self._multiple, self._most, self._width = multiple, most, width
-        self._packing: Packing = packing
-        self._attention: Attention = "segment" if packing == "none" else attention
+    lengths: np.ndarray  # int64 [n, sides], of examples; for pairs, of inputs and of targets
+    counts: np.ndarray  # int64 [n], the number of examples of each
+    multiple: int  # bucket lengths are multiples of this
+    most: int  # positions in a row, for pairs of both sides
+    packing: Packing
+    attention: Attention
+    width: int
+
+    def __post_init__(self) -> None:
+        lengths, counts = self.lengths, self.counts
         self._make_cells(lengths, counts)
         if lengths.shape[1] == 1:
             self._counts = np.zeros(int(lengths.max()) + 1, np.int64)
@@ -195,7 +178,7 @@ class BucketSearch:
 
         Cells ascend by their greater share of the longest lengths.
         """
-        ends, step = -(-np.maximum(lengths, 1) // self._multiple), 1
+        ends, step = -(-np.maximum(lengths, 1) // self.multiple), 1
         while True:
             cells = (ends - 1) // step
             key = np.ravel_multi_index(tuple(cells.T), tuple(cells.max(axis=0) + 1))
@@ -204,7 +187,7 @@ class BucketSearch:
                 break
             step *= 2
         longest = np.zeros((len(found), lengths.shape[1]), np.int64)
-        np.maximum.at(longest, cell, ends * self._multiple)
+        np.maximum.at(longest, cell, ends * self.multiple)
         order = np.argsort((longest / longest.max(axis=0)).max(axis=1), kind="stable")
         self._longest, self._examples = longest[order], np.bincount(cell, counts)[order]
         total = [np.bincount(cell, counts * side) for side in lengths.T]
@@ -212,7 +195,8 @@ class BucketSearch:
 
     def price(self, lengths: np.ndarray) -> np.ndarray:
         """The cost of rows of some lengths [..., sides], in positions."""
-        return row_cost(*np.moveaxis(lengths, -1, 0), attention=self._attention, width=self._width)
+        attention: Attention = "segment" if self.packing == "none" else self.attention
+        return row_cost(*np.moveaxis(lengths, -1, 0), attention=attention, width=self.width)
 
     def _best_buckets(
         self, examples: np.ndarray, total: np.ndarray, longest: np.ndarray
@@ -221,18 +205,18 @@ class BucketSearch:
 
         A group has a number of examples, and total and longest lengths, [n, sides].
         """
-        if self._packing == "none":
+        if self.packing == "none":
             return longest, examples * self.price(longest)
         best, cost = longest, self._full_rows(total, longest)
         # Lengthen the side that needs more rows, so that both sides are full together.
         for side, other in itertools.permutations(range(longest.shape[1]), 2):
             wanted = longest[:, other] * total[:, side] / np.maximum(total[:, other], 1)
             for rounded in (np.floor, np.ceil):
-                length = (rounded(wanted / self._multiple) * self._multiple).astype(np.int64)
-                length = np.minimum(length, self._most - longest[:, other])
+                length = (rounded(wanted / self.multiple) * self.multiple).astype(np.int64)
+                length = np.minimum(length, self.most - longest[:, other])
                 tried = longest.copy()
                 tried[:, side] = np.maximum(
-                    length // self._multiple * self._multiple, longest[:, side]
+                    length // self.multiple * self.multiple, longest[:, side]
                 )
                 costs = self._full_rows(total, tried)
                 better = costs < cost
@@ -249,10 +233,10 @@ class BucketSearch:
         Rows of a few short examples are seldom full, so the set may have longer rows.
         """
         cheapest, _ = self._find_cheapest(self.sets(most))
-        if self._packing == "none" or len(cheapest[0]) == 2:
+        if self.packing == "none" or len(cheapest[0]) == 2:
             return cheapest
         ((longest,),) = cheapest[-1:]
-        longer = [(length,) for times in LONGER if (length := longest * times) <= self._most]
+        longer = [(length,) for times in LONGER if (length := longest * times) <= self.most]
         sets = [each for length in longer for each in ((length,), (*cheapest[:-1], length))]
         if not sets:
             return cheapest
@@ -317,7 +301,7 @@ class BucketSearch:
     def _add_longest(self, buckets: np.ndarray) -> Iterator[Shapes]:
         """Sets with a bucket that holds all: in place of the last bucket, or after it."""
         longest = buckets.max(axis=0)
-        if longest.sum() > self._most:
+        if longest.sum() > self.most:
             longest = self._longest.max(axis=0)
         every = {tuple(each) for each in np.minimum(buckets, longest).tolist()}
         ordered = sorted(every, key=lambda each: (sum(each), each))
@@ -335,7 +319,7 @@ class BucketSearch:
             improved = False
             for index, side, by in moves:
                 tried = best.copy()
-                tried[index, side] += by * self._multiple
+                tried[index, side] += by * self.multiple
                 tried = tried[np.lexsort((tried[:, 0], tried.sum(axis=1)))]
                 if (cost := self._estimate(tried)) < least * (1 - 1e-6):
                     best, least, improved = tried, cost, True
@@ -348,13 +332,13 @@ class BucketSearch:
             lengths.min() > 0
             and np.all(lengths <= lengths[-1])
             and np.all(holds[:, -1])
-            and lengths[-1].sum() <= self._most
+            and lengths[-1].sum() <= self.most
             and len(np.unique(lengths, axis=0)) == len(lengths)
         )
         if not valid:
             return np.inf
         bucket = holds.argmax(axis=1)
-        if self._packing == "none":
+        if self.packing == "none":
             return float(self._examples @ self.price(lengths)[bucket])
         totals = [np.bincount(bucket, side, len(lengths)) for side in self._total.T]
         return float(self._full_rows(np.stack(totals, axis=1), lengths).sum())
@@ -364,7 +348,7 @@ class BucketSearch:
         # Batches of one row: the last batch of each bucket, which is not full, must not count.
         buckets = [Bucket(1, each if len(each) == 2 else each[0]) for each in lengths]
         table = self._table if self._table.shape[1] == 2 else None
-        packed = pack(self._counts, buckets, sizes=table, packing=self._packing)
+        packed = pack(self._counts, buckets, sizes=table, packing=self.packing)
         rows = np.array([packed.rows(index) for index in range(len(lengths))])
         return float(rows @ self.price(np.array(lengths)) / (self._counts @ self._table).sum())
 
