@@ -41,8 +41,8 @@ def pack(
     Args:
         counts: int64 [sizes], segments of each size; not changed. Index 0 is ignored.
         buckets: ascending by length; the last holds every segment.
-        sizes: for pairs int64 [sizes, 2], the inputs and targets of each size. None: a size is a
-            length.
+        sizes: the positions of each size, int64 [sizes, 1], for pairs [sizes, 2]; by default, a
+            size is a length.
         packing: "best_fit", "optimal" (best fit after `patterns`) or "none" (a segment in a row).
         max_segments: the most segments in one row.
         surplus: for each bucket, the surplus rows to pack again into a longer one, where batches go
@@ -50,7 +50,7 @@ def pack(
         patterns: for each bucket, patterns to use first, whose segments `counts` includes.
     """
     positions = np.arange(len(counts))[:, None] if sizes is None else sizes
-    search = best_fit if sizes is None else best_fit_pairs
+    search = best_fit if positions.shape[1] == 1 else best_fit_pairs
     max_segments = 1 if packing == "none" else max_segments
     placed = [list(of_bucket) for of_bucket in patterns or [()] * len(buckets)]
     remaining = counts - count_segments([p for each in placed for p in each], len(counts))

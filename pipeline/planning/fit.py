@@ -347,8 +347,7 @@ class BucketSearch:
         """The cost of an epoch per position; of pairs, that of a sample."""
         # Batches of one row: the last batch of each bucket, which is not full, must not count.
         buckets = [Bucket(1, each if len(each) == 2 else each[0]) for each in lengths]
-        table = self._table if self._table.shape[1] == 2 else None
-        packed = pack(self._counts, buckets, sizes=table, packing=self.packing)
+        packed = pack(self._counts, buckets, sizes=self._table, packing=self.packing)
         rows = np.array([packed.rows(index) for index in range(len(lengths))])
         return float(rows @ self.price(np.array(lengths)) / (self._counts @ self._table).sum())
 
