@@ -65,13 +65,12 @@ def test_the_knapsack_is_exact(sizes, values, longest, most):
             if np.dot(row, sizes) <= room and (most is None or sum(row) <= most)
         ]
         assert sack.worth[room] == max(np.dot(row, values) for row in rows)
-        for number, worth in enumerate(sack.worth_with(room)):
-            best = max((np.dot(row, values) for row in rows if row[number]), default=-1)
-            assert worth == best
-            if worth > 0:
-                row = sack.rows(np.array([number]), np.array([room]))[:, 0]
-                assert tuple(row) in rows
-                assert row @ values == worth
+        found = sack.rows(room).T
+        assert len(found) == sum(size <= room for size in sizes)
+        for number, row in enumerate(found):
+            assert row[number]
+            assert tuple(row) in rows
+            assert row @ values == max(np.dot(each, values) for each in rows if each[number])
 
 
 # ---- plans

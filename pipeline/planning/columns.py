@@ -36,8 +36,8 @@ class Knapsack:
     dynamic programming over the room (Gilmore and Gomory, 1963).
 
     >>> sack = Knapsack(np.array([3, 4]), np.array([5.0, 7.0]), longest=10)
-    >>> float(sack.worth[10]), sack.rows(np.array([0]), np.array([10])).T.tolist()
-    (17.0, [[2, 1]])
+    >>> float(sack.worth[10]), sack.rows(10).T.tolist()
+    (17.0, [[2, 1], [2, 1]])
 
     `sizes` are lengths of segments, ascending, and `values` the value of each. `worth`, float64
     [longest + 1], is the greatest value of a row of each length.
@@ -46,15 +46,14 @@ class Knapsack:
     def __init__(
         self, sizes: np.ndarray, values: np.ndarray, longest: int, most: int | None = None
     ):
-        self._sizes, self._values = sizes, values
+        self._sizes = sizes
         # The worth, and the number of the first size (−1 if none fits), of rows of up to k segments
-        # in line k. Without a limit there is one line.
-        limited = most is not None and most * int(sizes[0]) < longest
-        lines = most + 1 if most is not None and limited else 1
-        self._worth = np.zeros((lines, longest + 1))
+        # in line k, which is computed from the line before. Without a limit there is one line.
+        lines = 1 if most is None or most * int(sizes[0]) >= longest else most + 1
+        every = np.zeros((lines, longest + 1))
         self._first = np.full((lines, longest + 1), -1)
-        before = self._worth[:-1] if limited else self._worth
-        worth, first = (each[1:] if limited else each for each in (self._worth, self._first))
+        limited = int(lines > 1)
+        before, worth, first = every[: lines - limited], every[limited:], self._first[limited:]
         for room in range(int(sizes[0]), longest + 1):
             fitting = sizes[: np.searchsorted(sizes, room, side="right")]
             each = before[:, room - fitting] + values[: len(fitting)]
@@ -63,25 +62,20 @@ class Knapsack:
             shorter = worth[:, room] <= worth[:, room - 1]
             worth[shorter, room] = worth[shorter, room - 1]
             first[shorter, room] = first[shorter, room - 1]
-        self.worth = self._worth[-1]
+        self.worth = every[-1]
 
-    def worth_with(self, room: int) -> np.ndarray:
-        """The greatest value of a row of `room` with each size; −1 if that does not fit."""
-        rest = room - self._sizes
-        layer = self._worth[max(len(self._worth) - 2, 0)]
-        return np.where(rest >= 0, self._values + layer[np.maximum(rest, 0)], -1.0)
-
-    def rows(self, first: np.ndarray, room: np.ndarray) -> np.ndarray:
-        """The best row of each `room` with a segment of size `first`: int32 [sizes, rows]."""
-        times = np.zeros((len(self._sizes), len(first)), np.int32)
-        column, layer, size = np.arange(len(first)), len(self._worth) - 1, first
+    def rows(self, room: int) -> np.ndarray:
+        """The best row of `room` positions with each size that fits: int32 [sizes, rows]."""
+        size = np.flatnonzero(self._sizes <= room)
+        times = np.zeros((len(self._sizes), len(size)), np.int32)
+        column, left, line = np.arange(len(size)), np.full(len(size), room), len(self._first) - 1
         while len(column):
             times[size, column] += 1
-            room = room - self._sizes[size]
-            layer = max(layer - 1, 0)
-            size = self._first[layer, room]
+            left = left - self._sizes[size]
+            line = max(line - 1, 0)
+            size = self._first[line, left]
             fits = size >= 0
-            column, room, size = column[fits], room[fits], size[fits]
+            column, left, size = column[fits], left[fits], size[fits]
         return times
 
 
@@ -187,8 +181,7 @@ class Columns:
         """The knapsack's best row with each size in each bucket, if it improves the program."""
         times, bucket = [], []
         for number, (room, cost) in enumerate(zip(self.rooms, self.costs, strict=True)):
-            first = np.flatnonzero(sack.worth_with(int(room)) > 0)
-            rows = sack.rows(first, np.full(len(first), room))
+            rows = sack.rows(int(room))
             rows = rows[:, duals @ rows > cost * (1 + 1e-9)]
             # Equal rows have equal sums of random numbers. If other rows do, which is very rare,
             # one of them is lost.
