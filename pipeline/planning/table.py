@@ -1,12 +1,10 @@
 """The texts of a plan: `repr(plan)`, and tables for `print(plan)`."""
 
-import dataclasses
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pipeline.planning import figures
-from pipeline.planning.options import Options
 from pipeline.planning.stage import Stage
 from pipeline.planning.text_table import text_table
 
@@ -19,7 +17,7 @@ OVERFLOW = {"split": "split", "truncate": "truncated", "drop": "dropped"}
 def represent(plan: "Plan") -> str:
     """The text of `repr(plan)`: the options of the last stage, and figures of an epoch."""
     stage = plan.stages[-1]
-    values = {each.name: getattr(stage.options, each.name) for each in dataclasses.fields(Options)}
+    values = dict(vars(stage.options))
     if stage.weights is not None:
         values["weights"] = {name: f"{share}" for name, share in stage.weights.items()}
     names = "batches_per_bucket", "max_position", "num_examples", "counts", "names", "finite"
@@ -49,15 +47,13 @@ def heading(before: Stage, stage: Stage) -> str:
         text += f", with {new:,} new examples"
     if excluded := sum(len(stream.lengths.excluded) for stream in stage.streams):
         text += f", without {excluded:,} examples that are left out"
-    (stream, *_), steps = stage.streams, 0
+    stream = stage.streams[0]
     if stage.weights is None and len(stream.passes) > 1:
         steps = stage.schedule.first_step(stream.epoch)
-        batches = zip(stage.options.buckets, stage.schedule.before(steps)[0].tolist(), strict=True)
-        positions = sum(number * bucket.positions for bucket, number in batches)
         real = int(sum(each.layout.real.sum() for each in stream.passes[:-1]))
         text += (
-            f", {steps:,} batches for the {real:,} positions that epoch {stream.epoch - 1} "
-            f"still had ({1 - real / positions:.3%} padding), and then"
+            f", {steps:,} batches for the {real:,} positions that epoch {stream.epoch - 1} still "
+            "had, and then"
         )
     return f"{text}:"
 
