@@ -15,7 +15,7 @@ from typing import Any
 from pipeline.cli.arguments import PLANNING, parse
 from pipeline.errors import InvalidState, InvalidValue, StorageError, UserError
 from pipeline.fs.atomic import as_path
-from pipeline.planning.figures import epoch_batches
+from pipeline.planning.figures import count_epoch
 
 FINE, DAMAGED, WRONG = 0, 1, 2
 
@@ -98,10 +98,11 @@ def buckets(arguments: argparse.Namespace) -> None:
         print(f"# Fitted to {dataset.name}")
         for some in (fitted[:3], fitted[3:]):
             print(f"# {', '.join(f'{name}={options[name]!r}' for name in some)}")
-    found = epoch_batches(plan)
-    print(f"# {sum(found.values()):,} batches an epoch, {plan.padding:.3%} padding.")
+    found = count_epoch(plan)
+    counts = {bucket: int(found.buckets[bucket][0]) for bucket in plan.options.buckets}
+    print(f"# {sum(counts.values()):,} batches an epoch, {found.padding:.3%} padding.")
     print("buckets = (")
-    for bucket, batches in found.items():
+    for bucket, batches in counts.items():
         print(f"    Bucket(rows={bucket.rows}, length={bucket.length}),  # {batches:,} batches")
     print(")")
 

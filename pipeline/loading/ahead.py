@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.fs.fork import Handles
-from pipeline.planning.lengths import HasCorpora
 from pipeline.planning.plan import Plan
 
 
@@ -37,7 +37,7 @@ class ReadAhead(Handles):
                 return
             self._run = object()
         corpora = {"": self._corpus}
-        if self._plan.names != ("",) and isinstance(self._corpus, HasCorpora):
+        if self._plan.names != ("",) and isinstance(self._corpus, Corpora):
             corpora = {name: self._corpus.corpora[name] for name in self._plan.names}
         for name, corpus in corpora.items():
             for cache, first in corpus.caches:

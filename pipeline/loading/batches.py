@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypedDict, TypeVa
 import grain
 import numpy as np
 
+from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import InvalidType, InvalidValue, require_one_of
 from pipeline.loading.ahead import ReadAhead
@@ -28,7 +29,6 @@ from pipeline.loading.sharding import (
 from pipeline.loading.state import StateKey
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.identity import fingerprint_of
-from pipeline.planning.lengths import HasCorpora
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 
@@ -133,7 +133,7 @@ class Batches(StepDataset):
         if len(plan.buckets[0].lengths) != sides:
             kind = "pairs" if sides == 1 else "examples of one length"
             raise InvalidValue(f"the plan is for {kind}; make it from this corpus's lengths")
-        if len({*plan.counts}) > 1 and not isinstance(corpus, HasCorpora):
+        if len({*plan.counts}) > 1 and not isinstance(corpus, Corpora):
             raise InvalidValue(
                 f"the plan begins with {plan.counts[0]:,} examples and others join them; give the "
                 "corpora joined, Corpora({'first': corpus, 'new': …}), so that a state can tell "

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import grain
 import numpy as np
 
+from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.pairs import open_corpus
 from pipeline.errors import InvalidType, InvalidValue, suggest_option
@@ -20,7 +21,7 @@ from pipeline.loading.sharding import ContextOrder, batch_sharding, multiples, t
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.cascade import Attention
 from pipeline.planning.fit import fit_buckets
-from pipeline.planning.lengths import Exclude, HasCorpora
+from pipeline.planning.lengths import Exclude
 from pipeline.planning.options import (
     PackingOptions,
     PlanOptions,
@@ -268,7 +269,7 @@ def load(
             f"corpus is a {type(corpus).__name__}; it must be a corpus, a view of one, pairs, "
             "Corpora, or a directory. Text is made one by prepare, arrays by Corpus.from_arrays"
         )
-    if options.get("weights") is not None and not isinstance(corpus, HasCorpora):
+    if options.get("weights") is not None and not isinstance(corpus, Corpora):
         raise InvalidValue("weights are for several corpora; join them: Corpora({'name': corpus})")
     sharding = batch_sharding(sharding)
     if buckets is None:

@@ -16,7 +16,7 @@ in which the modules build on each other:
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.cascade import Attention, Packing
 from pipeline.planning.fit import fit_buckets
-from pipeline.planning.lengths import AnyLengths, Exclude, HasCorpora
+from pipeline.planning.lengths import AnyLengths, Exclude
 from pipeline.planning.options import By, Changes, Ending, Weights
 from pipeline.planning.pieces import Overflow
 from pipeline.planning.plan import Plan
@@ -30,7 +30,6 @@ __all__ = [
     "Changes",
     "Ending",
     "Exclude",
-    "HasCorpora",
     "Overflow",
     "Packing",
     "Plan",

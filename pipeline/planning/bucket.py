@@ -88,16 +88,12 @@ def as_buckets(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
 
     Pairs ascend by the sum of both lengths, and the last bucket holds all others.
     """
-    try:
-        found = (buckets,) if isinstance(buckets, Bucket) else tuple(buckets)
-        fine = all(isinstance(each, Bucket) for each in found)
-    except TypeError:
-        found, fine = (), False
-    if not fine:
+    found = tuple(buckets) if isinstance(buckets, Iterable) else (buckets,)
+    if not all(isinstance(each, Bucket) for each in found):
         raise InvalidValue(
             f"buckets is {buckets!r}; it must be a list, and every entry must be a "
             "pipeline.Bucket(rows=…, length=…)"
-        ) from None
+        )
     if not found:
         raise InvalidValue("buckets is empty; give at least one, or let fit_buckets choose them")
     lengths = [bucket.length for bucket in found]

@@ -1,5 +1,6 @@
 """Packing a histogram of sizes into rows of several buckets, from the longest bucket down."""
 
+import itertools
 import operator
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
@@ -40,8 +41,8 @@ def pack(
     Args:
         counts: int64 [sizes], segments of each size; not changed. Index 0 is ignored.
         buckets: ascending by length; the last holds every segment.
-        sizes: for pairs int64 [sizes, 2], the inputs and targets of each size. None: a size is a
-            length.
+        sizes: the positions of each size, int64 [sizes, 1], for pairs [sizes, 2]; by default, a
+            size is a length.
         packing: "best_fit", "optimal" (best fit after `patterns`) or "none" (a segment in a row).
         max_segments: the most segments in one row.
         surplus: for each bucket, the surplus rows to pack again into a longer one, where batches go
@@ -49,7 +50,7 @@ def pack(
         patterns: for each bucket, patterns to use first, whose segments `counts` includes.
     """
     positions = np.arange(len(counts))[:, None] if sizes is None else sizes
-    search = best_fit if sizes is None else best_fit_pairs
+    search = best_fit if positions.shape[1] == 1 else best_fit_pairs
     max_segments = 1 if packing == "none" else max_segments
     placed = [list(of_bucket) for of_bucket in patterns or [()] * len(buckets)]
     remaining = counts - count_segments([p for each in placed for p in each], len(counts))
@@ -60,7 +61,8 @@ def pack(
         placed[index] += search(remaining, buckets[index].lengths, positions, opens, max_segments)
     assert not remaining.any(), "the last bucket holds every segment"
     for index, bucket in enumerate(buckets[:-1]):
-        many = surplus[index] if surplus else _count_rows(placed[index]) % bucket.rows
+        rows = sum([pattern.rows for pattern in placed[index]])
+        many = surplus[index] if surplus else rows % bucket.rows
         placed[index], moving = _split_surplus(placed[index], many)
         if moving:
             moved = count_segments(moving, len(counts))
@@ -72,33 +74,29 @@ def pack(
     return Packed(tuple(buckets), tuple(map(tuple, placed)), counts)
 
 
-def _count_rows(patterns: list[Pattern]) -> int:
-    return sum([pattern.rows for pattern in patterns])
-
-
 def _split_surplus(patterns: list[Pattern], surplus: int) -> tuple[list[Pattern], list[Pattern]]:
     """Splits off the emptiest `surplus` rows."""
-    stay = sorted(patterns, key=operator.attrgetter("fill"))
-    whole = 0
-    while whole < len(stay) and surplus >= stay[whole].rows:
-        surplus -= stay[whole].rows
-        whole += 1
-    go = stay[:whole]
-    del stay[:whole]
-    if surplus and stay:
-        go.append(stay[0]._replace(rows=surplus))
-        stay[0] = stay[0]._replace(rows=stay[0].rows - surplus)
+    stay, go = [], []
+    for pattern in sorted(patterns, key=operator.attrgetter("fill")):
+        if moved := min(surplus, pattern.rows):
+            go.append(pattern._replace(rows=moved))
+            pattern = pattern._replace(rows=pattern.rows - moved)
+            surplus -= moved
+        if pattern.rows:
+            stay.append(pattern)
     return stay, go
 
 
-def row_cost(length: Any, *, attention: str = "dense", width: int = 1024) -> Any:
-    """The cost of a row of `length` positions in a Transformer of `width`, in positions.
+def row_cost(*lengths: Any, attention: Attention = "dense", width: int = 1024) -> Any:
+    """The cost of a row of some positions in a Transformer of `width`, in positions.
 
     "dense" attention computes scores between all positions of the row. They cost
     `length / (6 · width)` of the rest of a layer whose MLP is four times as wide. "segment"
-    attention skips other segments, so that a row costs its positions.
+    attention skips other segments, so that a row costs its positions. For pairs, `lengths` are of
+    inputs and targets, and targets attend to inputs too.
 
     >>> row_cost(6144)
     12288.0
     """
-    return length + length * length / (6 * width) * (attention == "dense")
+    scores = sum(a * b for a, b in itertools.combinations_with_replacement(lengths, 2))
+    return sum(lengths) + scores / (6 * width) * (attention == "dense")

@@ -7,8 +7,8 @@ on the cost of any packing. The solver (HiGHS) needs scipy. Rounding turns the p
 rows into whole rows of segments.
 """
 
+import bisect
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -28,14 +28,6 @@ PATTERNS_PER_SIZE = 4
 # A round makes at least the share SHARE of the rows, and adds patterns ROUND_ITERATIONS times.
 SHARE, ROUNDS, ROUND_ITERATIONS = 0.2, 60, 2
 
-# A row may have this many more positions of padding than its pattern. A pattern that would lose
-# more, because its segments are used up, waits for the next round. When a round makes no row, the
-# limit is multiplied by four.
-LOSS = 2
-
-# Rounding stops when this share of the rows remains; best fit packs the rest as well.
-ENOUGH = 1e-4
-
 
 class Knapsack:
     """For every room up to `longest`, the segments of the greatest value that fit into it.
@@ -44,8 +36,8 @@ class Knapsack:
     dynamic programming over the room (Gilmore and Gomory, 1963).
 
     >>> sack = Knapsack(np.array([3, 4]), np.array([5.0, 7.0]), longest=10)
-    >>> float(sack.worth[10]), sack.rows(np.array([0]), np.array([10])).T.tolist()
-    (17.0, [[2, 1]])
+    >>> float(sack.worth[10]), sack.rows(10).T.tolist()
+    (17.0, [[2, 1], [2, 1]])
 
     `sizes` are lengths of segments, ascending, and `values` the value of each. `worth`, float64
     [longest + 1], is the greatest value of a row of each length.
@@ -54,62 +46,37 @@ class Knapsack:
     def __init__(
         self, sizes: np.ndarray, values: np.ndarray, longest: int, most: int | None = None
     ):
-        self._sizes, self._values = sizes, values
-        if most is None or most * int(sizes[0]) >= longest:
-            layers = [_unlimited(sizes, values, longest)]
-        else:
-            layers = _limited(sizes, values, longest, most)
-        # layers[k]: the worth, and the number of the first size (−1 if none fits), of rows of up to
-        # k segments. Without a limit there is one layer.
-        self._worth, self._first = (np.stack(each) for each in zip(*layers, strict=True))
-        self.worth = self._worth[-1]
+        self._sizes = sizes
+        # The worth, and the number of the first size (−1 if none fits), of rows of up to k segments
+        # in line k, which is computed from the line before. Without a limit there is one line.
+        lines = 1 if most is None or most * int(sizes[0]) >= longest else most + 1
+        every = np.zeros((lines, longest + 1))
+        self._first = np.full((lines, longest + 1), -1)
+        limited = int(lines > 1)
+        before, worth, first = every[: lines - limited], every[limited:], self._first[limited:]
+        for room in range(int(sizes[0]), longest + 1):
+            fitting = sizes[: np.searchsorted(sizes, room, side="right")]
+            each = before[:, room - fitting] + values[: len(fitting)]
+            worth[:, room], first[:, room] = each.max(axis=1), each.argmax(axis=1)
+            # A shorter row of the same value leaves more positions for other segments.
+            shorter = worth[:, room] <= worth[:, room - 1]
+            worth[shorter, room] = worth[shorter, room - 1]
+            first[shorter, room] = first[shorter, room - 1]
+        self.worth = every[-1]
 
-    def worth_with(self, room: int) -> np.ndarray:
-        """The greatest value of a row of `room` with each size; −1 if that does not fit."""
-        rest = room - self._sizes
-        layer = self._worth[max(len(self._worth) - 2, 0)]
-        return np.where(rest >= 0, self._values + layer[np.maximum(rest, 0)], -1.0)
-
-    def rows(self, first: np.ndarray, room: np.ndarray) -> np.ndarray:
-        """The best row of each `room` with a segment of size `first`: int32 [sizes, rows]."""
-        times = np.zeros((len(self._sizes), len(first)), np.int32)
-        column, layer, size = np.arange(len(first)), len(self._worth) - 1, first
+    def rows(self, room: int) -> np.ndarray:
+        """The best row of `room` positions with each size that fits: int32 [sizes, rows]."""
+        size = np.flatnonzero(self._sizes <= room)
+        times = np.zeros((len(self._sizes), len(size)), np.int32)
+        column, left, line = np.arange(len(size)), np.full(len(size), room), len(self._first) - 1
         while len(column):
             times[size, column] += 1
-            room = room - self._sizes[size]
-            layer = max(layer - 1, 0)
-            size = self._first[layer, room]
+            left = left - self._sizes[size]
+            line = max(line - 1, 0)
+            size = self._first[line, left]
             fits = size >= 0
-            column, room, size = column[fits], room[fits], size[fits]
+            column, left, size = column[fits], left[fits], size[fits]
         return times
-
-
-def _unlimited(sizes: np.ndarray, values: np.ndarray, longest: int) -> Any:
-    worth, first = np.zeros(longest + 1), np.full(longest + 1, -1)
-    fitting = np.searchsorted(sizes, np.arange(longest + 1), side="right")
-    for room in range(int(sizes[0]), longest + 1):
-        count = fitting[room]
-        each = worth[room - sizes[:count]] + values[:count]
-        first[room] = best = each.argmax()
-        worth[room] = each[best]
-        if worth[room] <= worth[room - 1]:
-            # A shorter row has the same value and leaves more positions for other segments.
-            worth[room], first[room] = worth[room - 1], first[room - 1]
-    return worth, first
-
-
-def _limited(sizes: np.ndarray, values: np.ndarray, longest: int, most: int) -> Any:
-    layers = [(np.zeros(longest + 1), np.full(longest + 1, -1))]
-    for _ in range(most):
-        before = layers[-1][0]
-        worth, first = np.zeros(longest + 1), np.full(longest + 1, -1)
-        for number, (size, value) in enumerate(zip(sizes.tolist(), values.tolist(), strict=True)):
-            each = before[: longest + 1 - size] + value
-            better = each > worth[size:]
-            worth[size:][better] = each[better]
-            first[size:][better] = number
-        layers.append((worth, first))
-    return layers
 
 
 class Columns:
@@ -127,12 +94,6 @@ class Columns:
         self._sparse = require("scipy.sparse", extra="optimal", purpose=purpose)
         self.rooms, self.costs, self.most = rooms, costs, most
         self.sizes = np.flatnonzero(counts)
-        # Feasible duals: a value for each size such that no row is worth more than it costs. They
-        # prove a lower bound on the cost. The first ones are the cost of the size's positions in
-        # the cheapest bucket. `_proof` are the best ones for the whole histogram.
-        self._feasible = self.sizes * (costs / rooms).min()
-        self._proof = self._feasible
-        self._all = self.demand(counts)
         # The first patterns: rows of one size alone in the longest bucket, which meet every demand.
         alone = rooms[-1] // self.sizes
         self._times = self._sparse.diags_array(
@@ -151,17 +112,6 @@ class Columns:
         places = zip(self.sizes[used].tolist(), times.tolist(), strict=True)
         return sorted(places, reverse=True), int(self._bucket[column])
 
-    def bound(self, counts: np.ndarray) -> float:
-        """A proven lower bound on the cost of any packing of `counts`, close to it after `solve`.
-
-        `counts` may have more segments than the program, and other lengths: the value of a length
-        that is not in `sizes` is that of the next shorter size.
-        """
-        below = np.searchsorted(self.sizes, np.arange(len(counts)), side="right")
-        proof = np.concatenate([[0], self._proof])[below]
-        # The factor exceeds the rounding error of the duals by far.
-        return float(proof @ counts) * (1 - 1e-9)
-
     def add(self, patterns: Sequence[Sequence[Pattern]]) -> None:
         """Adds patterns of each bucket to the program."""
         for index, of_bucket in enumerate(patterns):
@@ -171,13 +121,16 @@ class Columns:
                     times[np.searchsorted(self.sizes, length), column] = many
             self._extend(times, np.full(len(of_bucket), index))
 
-    def solve(self, demand: np.ndarray, iterations: int = ITERATIONS) -> np.ndarray:
+    def solve(self, demand: np.ndarray, iterations: int = ITERATIONS) -> tuple[np.ndarray, float]:
         """The cheapest number of rows of each pattern, with fractions: float64 [patterns].
 
         A segment may take the place of a longer one, so the row of a pattern may have shorter
-        segments than the pattern names.
+        segments than the pattern names. Also a proven lower bound on the cost of any packing.
         """
-        feasible = self._feasible
+        # Feasible duals: a value for each size such that no row is worth more than it costs. They
+        # prove the bound. The first ones are the cost of the size's positions in the cheapest
+        # bucket.
+        feasible = self.sizes * (self.costs / self.rooms).min()
         best = feasible @ demand
         rows, duals = self._solve_relaxed(demand)
         for _ in range(iterations):
@@ -192,8 +145,6 @@ class Columns:
                 values = values / (sack.worth[self.rooms] / self.costs).max()
                 if values @ demand > best:
                     best, feasible = values @ demand, values
-                if values @ self._all > self._proof @ self._all:
-                    self._proof = values
                 times, bucket = self._improve(sack, duals)
                 if len(bucket):
                     break
@@ -202,7 +153,8 @@ class Columns:
             self._drop_patterns(rows, duals)
             self._extend(times, bucket)
             rows, duals = self._solve_relaxed(demand)
-        return rows
+        # The factor exceeds the rounding error of the duals by far.
+        return rows, float(best) * (1 - 1e-9)
 
     def _extend(self, times: np.ndarray, bucket: np.ndarray) -> None:
         self._times = self._sparse.hstack([self._times, self._sparse.csc_array(times)], "csc")
@@ -229,8 +181,7 @@ class Columns:
         """The knapsack's best row with each size in each bucket, if it improves the program."""
         times, bucket = [], []
         for number, (room, cost) in enumerate(zip(self.rooms, self.costs, strict=True)):
-            first = np.flatnonzero(sack.worth_with(int(room)) > 0)
-            rows = sack.rows(first, np.full(len(first), room))
+            rows = sack.rows(int(room))
             rows = rows[:, duals @ rows > cost * (1 + 1e-9)]
             # Equal rows have equal sums of random numbers. If other rows do, which is very rare,
             # one of them is lost.
@@ -259,54 +210,42 @@ class SegmentStock:
         self.counts[0] = 0
         self.patterns: list[list[Pattern]] = [[] for _ in rooms]
         self._rooms, self._most = rooms.tolist(), most
-        # Bit n is set if segments of length n remain.
-        self._lengths = sum(1 << size for size, count in enumerate(self.counts) if count)
+        self._sizes = np.flatnonzero(self.counts).tolist()  # of which segments remain
 
-    def place(self, places: list[tuple[int, int]], index: int, rows: int, loss: int) -> int:
+    def place(self, places: list[tuple[int, int]], index: int, rows: int) -> int:
         """Fills up to `rows` rows of bucket number `index`; returns how many it filled.
 
         `places` has lengths, the longest first, each with its number of places in a row. A place
-        takes the longest segment that fits into it; more such segments fill the rest. A row has at
-        most `loss` positions of padding beyond those that `places` leave.
+        takes the longest segment that fits into it; more such segments fill the rest.
         """
-        padding = max(self._rooms[index] - sum(size * times for size, times in places), 0)
         done = 0
-        while done < rows:
-            row, room = self._fill_row(places, self._rooms[index])
-            if not row or room > padding + loss:
+        while done < rows and self._sizes:
+            row = self._fill_row(places, self._rooms[index])
+            if not row:
                 break
             times = min(rows - done, min(self.counts[size] // many for size, many in row.items()))
             for size, many in row.items():
                 self.counts[size] -= times * many
                 if not self.counts[size]:
-                    self._lengths &= ~(1 << size)
+                    self._sizes.remove(size)
             self.patterns[index].append(Pattern.of_lengths(row.items(), times))
             done += times
         return done
 
-    def _fill_row(self, places: list[tuple[int, int]], room: int) -> tuple[dict[int, int], int]:
-        """The segments of one row, and the room that remains in it."""
+    def _fill_row(self, places: list[tuple[int, int]], room: int) -> dict[int, int]:
+        """The segments of one row, each length with its number."""
         row: dict[int, int] = {}
         segments = self._most or room
         for size, times in [*places, (room, segments)]:
             for _ in range(min(times, segments)):
-                longest = self._find_longest(min(size, room), row)
-                if not longest:
+                fitting = self._sizes[: bisect.bisect(self._sizes, min(size, room))]
+                there = (n for n in reversed(fitting) if self.counts[n] > row.get(n, 0))
+                if not (longest := next(there, 0)):
                     break
                 row[longest] = row.get(longest, 0) + 1
                 room -= longest
                 segments -= 1
-        return row, room
-
-    def _find_longest(self, size: int, row: dict[int, int]) -> int:
-        """The longest segment of at most `size` that remains besides the row's; 0 for none."""
-        lengths = self._lengths & ((1 << (size + 1)) - 1)
-        while lengths:
-            longest = lengths.bit_length() - 1
-            if self.counts[longest] > row.get(longest, 0):
-                return longest
-            lengths &= ~(1 << longest)
-        return 0
+        return row
 
 
 def round_rows(columns: Columns, counts: np.ndarray) -> list[list[Pattern]]:
@@ -316,26 +255,16 @@ def round_rows(columns: Columns, counts: np.ndarray) -> list[list[Pattern]]:
     fractions. Segments may remain at the end.
     """
     stock = SegmentStock(counts, columns.rooms, columns.most)
-    loss, total = LOSS, 0.0
     for _ in range(ROUNDS):
         demand = columns.demand(np.array(stock.counts))
         if not demand.any():
             break
-        rows = columns.solve(demand, ROUND_ITERATIONS)
-        total = max(total, rows.sum())
-        if rows.sum() < ENOUGH * total:
-            break
-        done = 0
-        whole = np.floor(rows + 1e-6).astype(np.int64)
+        rows, _ = columns.solve(demand, ROUND_ITERATIONS)
+        done, whole = 0, np.floor(rows + 1e-6).astype(np.int64)
         for column in np.flatnonzero(whole)[::-1]:
-            done += stock.place(*columns.places(column), int(whole[column]), loss)
-        fraction = rows - whole
-        for column in np.argsort(-fraction, kind="stable"):
-            if done >= max(SHARE * rows.sum(), 1) or fraction[column] <= 1e-6:
+            done += stock.place(*columns.places(column), int(whole[column]))
+        for column in np.argsort(whole - rows, kind="stable"):
+            if done >= SHARE * rows.sum():
                 break
-            done += stock.place(*columns.places(column), 1, loss)
-        if not done:
-            loss *= 4
-            if loss > columns.rooms[-1]:
-                break
+            done += stock.place(*columns.places(column), 1)
     return stock.patterns

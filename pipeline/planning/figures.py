@@ -1,16 +1,74 @@
-"""Figures of a plan: tokens, padding, shares and epochs, computed from counts of rows."""
+"""Figures of a plan: batches, tokens, epochs and losses, computed from counts of rows."""
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.stage import Stage
-from pipeline.planning.stream import Pass, Stream
 
 if TYPE_CHECKING:
     from pipeline.planning.plan import Plan
+
+
+class Counts(NamedTuple):
+    """The content of some steps.
+
+    Exact for whole epochs; otherwise, tokens are computed from the mean fill of the rows.
+
+    Attributes:
+        buckets: for each bucket, batches, rows that are not empty, and real positions: float64 [3].
+        tokens: the real positions of each corpus, by name.
+        passes: epochs of each corpus, with fractions, by name.
+    """
+
+    buckets: dict[Bucket, np.ndarray]
+    tokens: dict[str, float]
+    passes: dict[str, float]
+
+    @property
+    def num_tokens(self) -> int:
+        """Real positions."""
+        return round(sum(self.tokens.values()))
+
+    @property
+    def padding(self) -> float:
+        """The share of the positions that are padding, with empty rows; 0 without batches."""
+        positions = sum(counts[0] * bucket.positions for bucket, counts in self.buckets.items())
+        return float(1 - self.num_tokens / positions) if positions else 0.0
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The share of each corpus in the real positions, by name."""
+        total = max(sum(self.tokens.values()), 1)
+        return {name: count / total for name, count in self.tokens.items()}
+
+
+def count_steps(plan: "Plan", first: int, last: int) -> Counts:
+    """The content of the steps `first` to `last`."""
+    own = plan.options.buckets
+    batches = {bucket: n for bucket, n in plan.batches(first, last).items() if n or bucket in own}
+    found = Counts(
+        {bucket: np.array([number, 0.0, 0.0]) for bucket, number in batches.items()},
+        dict.fromkeys(plan.names, 0.0),
+        dict.fromkeys(plan.names, 0.0),
+    )
+    for stage, begin, end in plan.stages_between(first, last):
+        rows = [stage.schedule.before(step)[1] for step in (begin, end)]
+        for number, stream in enumerate(stage.streams):
+            for each, start in zip(stream.passes, stream.starts, strict=True):
+                most = None if each.repeats else each.rows
+                before, after = (np.clip(at[:, number] - start, 0, most) for at in rows)
+                taken = after - before
+                real = each.layout.real.sum(axis=1) * (taken / np.maximum(each.rows, 1))
+                found.tokens[stream.name] += float(real.sum())
+                found.passes[stream.name] += float(taken.sum() / stream.whole.rows.sum())
+                for bucket in np.flatnonzero(taken):
+                    counts = found.buckets[stage.options.buckets[bucket]]
+                    counts[1:] += taken[bucket], real[bucket]
+    return found
 
 
 def epoch_steps(plan: "Plan") -> tuple[int, int]:
@@ -24,136 +82,45 @@ def epoch_steps(plan: "Plan") -> tuple[int, int]:
     return plan.first_step(epoch), plan.first_step(epoch + 1)
 
 
-def count_passes(
-    plan: "Plan", first: int, last: int
-) -> Iterator[tuple[Stage, Stream, Pass, np.ndarray]]:
-    """How often the steps `first` to `last` have all rows of each pass of each stream.
-
-    Yields a stage, a stream, a pass, and the times of each bucket: float64 [buckets].
-    """
-    for stage, begin, end in plan.stages_between(first, last):
-        rows = [stage.schedule.before(step)[1] for step in (begin, end)]
-        for number, stream in enumerate(stage.streams):
-            for found, start in zip(stream.passes, stream.starts, strict=True):
-                most = None if found.spans is None else found.rows
-                before, after = (np.clip(each[:, number] - start, 0, most) for each in rows)
-                yield stage, stream, found, (after - before) / np.maximum(found.rows, 1)
-
-
-def tokens(plan: "Plan", first: int, last: int) -> dict[str, float]:
-    """Real positions of each corpus in the steps `first` to `last`, by name.
-
-    Exact for whole epochs; otherwise computed from the mean fill of the rows.
-    """
-    found = {stream.name: 0.0 for stream in plan.stages[-1].streams}
-    for _, stream, each, times in count_passes(plan, first, last):
-        found[stream.name] += float((each.layout.real.sum(axis=1) * times).sum())
-    return found
-
-
-def shares(plan: "Plan", first: int, last: int) -> dict[str, float]:
-    """The share of each corpus in the real positions of some steps; arguments as for `tokens`."""
-    found = tokens(plan, first, last)
-    total = max(sum(found.values()), 1)
-    return {name: count / total for name, count in found.items()}
-
-
-def passes(plan: "Plan", step: int) -> dict[str, float]:
-    """Epochs of each corpus before `step`, with fractions, by name."""
-    found = {stream.name: 0.0 for stream in plan.stages[-1].streams}
-    for _, stream, each, times in count_passes(plan, 0, step):
-        found[stream.name] += float((each.rows * times).sum() / stream.whole.rows.sum())
-    return found
+def count_epoch(plan: "Plan") -> Counts:
+    """The content of the epoch of `epoch_steps`."""
+    return count_steps(plan, *epoch_steps(plan))
 
 
 def whole_epochs(plan: "Plan", step: int) -> dict[str, int]:
     """Epochs of each corpus that are over before `step`, by name."""
-    found = {stream.name: 0 for stream in plan.stages[-1].streams}
+    found = dict.fromkeys(plan.names, 0)
     stage = [each for each in plan.stages if each.start < max(step, 1)][-1]
     block = stage.assembly.block(step)  # in the middle of it, epochs that end in it are not over
     epochs = stage.schedule.epochs(block.start)
     return found | dict(zip((stream.name for stream in stage.streams), epochs, strict=True))
 
 
-def rows_and_tokens(plan: "Plan") -> dict[Bucket, np.ndarray]:
-    """The rows of each bucket in an epoch, and the real positions in them: float64 [2]."""
-    found: dict[Bucket, np.ndarray] = {}
-    for stage, _, each, times in count_passes(plan, *epoch_steps(plan)):
-        both = np.stack([each.rows, each.layout.real.sum(axis=1)], axis=1) * times[:, None]
-        for bucket, values in zip(stage.options.buckets, both, strict=True):
-            found[bucket] = found.get(bucket, np.zeros(2)) + values
-    return found
+def losses(plan: "Plan") -> dict[str, int]:
+    """Counts of examples that are not, or not wholly, in whole epochs of the last stage.
 
-
-def epoch_batches(plan: "Plan") -> dict[Bucket, int]:
-    """Batches of each bucket in an epoch."""
-    found = plan.batches(*epoch_steps(plan))
-    return {bucket: found[bucket] for bucket in plan.stages[-1].options.buckets}
-
-
-def num_tokens(plan: "Plan") -> int:
-    """Real positions in an epoch."""
-    return round(sum(tokens(plan, *epoch_steps(plan)).values()))
-
-
-def padding(plan: "Plan") -> float:
-    """The share of an epoch's positions that are padding, with empty rows; 0 without batches."""
-    positions = sum(number * bucket.positions for bucket, number in epoch_batches(plan).items())
-    return 1 - num_tokens(plan) / positions if positions else 0.0
-
-
-def side_fills(plan: "Plan") -> tuple[float, ...]:
-    """The share of an epoch's positions in use; for pairs, that of the inputs and the targets."""
-    used = np.zeros(len(plan.buckets[0].lengths))
-    for _, _, each, times in count_passes(plan, *epoch_steps(plan)):
-        counts, pieces = each.layout.counts[1:], each.layout.pieces
-        share = (each.rows * times).sum() / each.rows.sum()
-        used += counts @ pieces.positions(np.arange(1, len(counts) + 1)) * share
-    positions = sum(
-        n * bucket.rows * np.array(bucket.lengths) for bucket, n in epoch_batches(plan).items()
-    )
-    return tuple((used / positions).tolist())
-
-
-class Losses(NamedTuple):
-    """Counts of examples that are not, or not wholly, in a batch, and of the positions `lost`.
-
-    `exclude` excludes the `excluded`; `empty` ones have no position to train on, and `overlong`
-    ones are longer than the longest bucket.
+    `exclude` excludes the "excluded"; "empty" ones have no position to train on, and "overlong"
+    ones are longer than the longest bucket. "lost" counts the positions that these lose.
     """
-
-    excluded: int
-    empty: int
-    overlong: int
-    lost: int
-
-
-def losses(plan: "Plan") -> Losses:
-    """The examples that whole epochs of the last stage do not have."""
     stage, found = plan.stages[-1], np.zeros(4, np.int64)
     for stream in stage.streams:
         layout, excluded = stream.whole.layout, stream.lengths.num_left_out
-        pieces, overlong = layout.pieces, len(layout.pieces.overlong)
+        overlong = len(layout.pieces.overlong)
         dropped = overlong if stage.options.overflow == "drop" else 0
         empty = int(layout.counts[0]) - dropped - excluded
-        found += (excluded, empty, overlong, pieces.lost)
-    return Losses(*found.tolist())
+        found += (excluded, empty, overlong, layout.pieces.lost)
+    return dict(zip(("excluded", "empty", "overlong", "lost"), found.tolist(), strict=True))
 
 
-def phases(plan: "Plan") -> list[Stage]:
-    """The last stage, and the stages before it that differ only in weights and new corpora."""
-    found = [plan.stages[-1]]
-    for stage in reversed(plan.stages[:-1]):
-        if found[0].streams[0] is not stage.streams[0]:
-            break
-        found.insert(0, stage)
-    return found
+def phases(plan: "Plan") -> list[list[Stage]]:
+    """The stages, in groups of those that differ only in weights and new corpora."""
+    groups = itertools.groupby(plan.stages, lambda stage: stage.streams[0])
+    return [list(group) for _, group in groups]
 
 
 def weights_by_phase(plan: "Plan") -> list[tuple[int, Mapping[str, float]]]:
-    """The first step of each of `phases`, and the weight of each corpus from there on."""
-    names = [stream.name for stream in plan.stages[-1].streams]
+    """The first step of each stage in the last of `phases`, and the weights from there on."""
     return [
-        (stage.start, {name: float((stage.weights or {}).get(name, 0)) for name in names})
-        for stage in phases(plan)
+        (stage.start, {name: float((stage.weights or {}).get(name, 0)) for name in plan.names})
+        for stage in phases(plan)[-1]
     ]

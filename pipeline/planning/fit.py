@@ -1,8 +1,9 @@
 """The choice of buckets: the few lengths that cost least for a histogram of lengths."""
 
+import dataclasses
+import itertools
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -10,9 +11,9 @@ from pipeline.errors import InvalidValue, require_one_of, require_whole, suggest
 from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.cascade import ATTENTIONS, PACKINGS, Attention, Packing, pack, row_cost
-from pipeline.planning.fit_pairs import PairFit
 from pipeline.planning.lengths import AnyLengths, Lengths, as_corpora
 from pipeline.planning.options import By, Weights, typical_lengths
+from pipeline.planning.pieces import cut
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +22,15 @@ WORTH = 0.001
 
 # Rows may be longer than the longest example by these factors, if that saves this share.
 LONGER, WORTH_LONGER = (2, 3, 4, 6, 8), 0.01
+
+# Estimates for pairs use a grid with up to CELLS cells of lengths that have pairs. Sets of buckets
+# are then compared by packing about SAMPLE evenly spaced pairs.
+CELLS, SAMPLE = 256, 5_000
+
+# The changes of a side of a bucket that the search tries, in multiples of `length_multiple`.
+MOVES = (8, -8, 4, -4, 2, -2, 1, -1)
+
+Shapes = tuple[tuple[int, ...], ...]  # for each bucket of a set: its length, or inputs and targets
 
 
 @suggest_keywords
@@ -86,14 +96,13 @@ def fit_buckets(
         each = {name: Lengths.of(one) for name, one in as_corpora(lengths).items()}
         lengths = typical_lengths(each, weights, by)
     array = lengths_lib.as_lengths(lengths)
-    given = max_length.tolist() if isinstance(max_length, np.ndarray) else max_length
-    several = given if isinstance(given, list | tuple) else [given]
-    limits = [require_whole("max_length", limit, 1) for limit in several if given is not None]
+    given = [] if max_length is None else np.array(max_length, object).ravel().tolist()
+    limits = [require_whole("max_length", limit, 1) for limit in given]
     tokens_per_batch = require_whole("tokens_per_batch", tokens_per_batch, 1)
     max_buckets = require_whole("max_buckets", max_buckets, 1)
     length_multiple = require_whole("length_multiple", length_multiple, 1)
     row_multiple = require_whole("row_multiple", row_multiple, 1)
-    require_whole("width", width, 1)
+    width = require_whole("width", width, 1)
     if max_length is not None and len(limits) != array.ndim:
         raise InvalidValue(
             f"max_length is {max_length!r}; it must be one number for lengths of shape [n], and "
@@ -103,134 +112,260 @@ def fit_buckets(
         raise InvalidValue(
             f"none of the {len(array):,} lengths is above 0, so there is nothing to fit buckets to"
         )
-    limit = array.max(axis=0)
-    if max_length is not None:
-        limit = np.minimum(limit, limits if array.ndim == 2 else limits[0])
-    longest = _round_up(np.maximum(limit, 1).astype(np.int64), length_multiple)
-    if row_multiple * int(longest.sum()) > tokens_per_batch:
-        shown = " + ".join(f"{each:,}" for each in longest.ravel().tolist())
+    limit = np.maximum(np.array(array.max(axis=0), np.int64).reshape(-1), 1)
+    if limits:
+        limit = np.minimum(limit, limits)
+    longest = _round_up(limit, length_multiple)
+    most = tokens_per_batch // row_multiple
+    if longest.sum() > most:
+        shown = " + ".join(f"{each:,}" for each in longest.tolist())
         raise InvalidValue(
             f"{row_multiple} rows (row_multiple) of {shown} positions are "
             f"{row_multiple * int(longest.sum()):,}, more than "
             f"tokens_per_batch={tokens_per_batch:,}; raise tokens_per_batch, or set a smaller "
             "max_length (the plan's overflow then applies to longer examples)"
         )
-
-    def as_buckets(lengths: Sequence[Any]) -> tuple[Bucket, ...]:
-        units = [tokens_per_batch // (int(np.sum(each)) * row_multiple) for each in lengths]
-        return tuple(Bucket(n * row_multiple, each) for n, each in zip(units, lengths, strict=True))
-
     if array.ndim == 2:
-        fit = PairFit(
-            np.minimum(array, limit),
-            multiple=length_multiple,
-            most=tokens_per_batch // row_multiple,
-            packing=packing,
-            dense=attention == "dense",
-            width=width,
+        sizes = np.minimum(array[array[:, 1] > 0], limit).astype(np.int64)
+        counts = np.ones(len(sizes), np.int64)
+    else:
+        sizes, counts = _split(*lengths_lib.histogram(array), int(longest[0]))
+        if limits:
+            most = min(most, int(_round_up(np.array(limits), length_multiple)[0]))
+    search = BucketSearch(sizes, counts, length_multiple, most, packing, attention, width)
+    return tuple(
+        Bucket(
+            tokens_per_batch // (sum(lengths) * row_multiple) * row_multiple,
+            lengths if len(lengths) == 2 else lengths[0],
         )
-        return as_buckets(_find_cheapest(fit.sets(max_buckets), fit.cost))
-    counts = _split(*lengths_lib.histogram(array), int(longest))
-    counts[0] = 0
-
-    def price(length: int) -> float:
-        counted = "segment" if packing == "none" else attention
-        return row_cost(length, attention=counted, width=width)
-
-    def cost(lengths: list[int]) -> float:
-        # Batches of one row: `lengths` may be a sample, so the last batch of each bucket, which is
-        # not full, must not count.
-        packed = pack(counts, [Bucket(1, length) for length in lengths], packing=packing)
-        rows = sum(packed.rows(index) * price(length) for index, length in enumerate(lengths))
-        return rows / tokens
-
-    tokens = float(counts @ np.arange(len(counts)))
-    sets = _candidate_sets(counts, max_buckets, length_multiple, packing, price)
-    cheapest = _find_cheapest(sets, cost)
-    if packing != "none":
-        most = tokens_per_batch // row_multiple
-        most = min([most, *_round_up(np.array(limits), length_multiple).tolist()])
-        cheapest = _lengthen_rows(cheapest, most, cost)
-    return as_buckets(cheapest)
-
-
-def _lengthen_rows(lengths: list[int], most: int, cost: Callable) -> list[int]:
-    """The lengths, or longer ones if cheaper: rows of a few short examples are seldom full."""
-    longest, before = lengths[-1], cost(lengths)
-    longer = [length for times in LONGER if (length := longest * times) <= most]
-    sets = [each for length in longer for each in ([length], [*lengths[:-1], length])]
-    costs = [cost(each) for each in sets]
-    if min(costs, default=before) > before * (1 - WORTH_LONGER):
-        return lengths
-    best = sets[next(i for i, value in enumerate(costs) if value <= min(costs) * (1 + WORTH))]
-    logger.info("buckets %s: rows longer than any example leave less padding", best)
-    return best
-
-
-def _find_cheapest(sets: Sequence[Any], cost: Callable) -> Any:
-    """The first of the sets whose cost is nearly the least."""
-    costs = [cost(each) for each in sets]
-    best = next(i for i, value in enumerate(costs) if value <= min(costs) * (1 + WORTH))
-    logger.info(
-        "buckets %s; cost of an epoch per token, by number of buckets: %s%s",
-        sets[best],
-        ", ".join(f"{len(each)}: {cost:.3f}" for each, cost in zip(sets, costs, strict=True)),
-        "; one bucket is enough" if best == 0 and len(sets) > 1 else "",
+        for lengths in search.find(max_buckets)
     )
-    return sets[best]
 
 
-def _candidate_sets(
-    counts: np.ndarray, most: int, multiple: int, packing: Packing, price: Callable
-) -> list[list[int]]:
-    """The cheapest sets of 1, 2, … `most` bucket lengths, by dynamic programming.
+@dataclasses.dataclass
+class BucketSearch:
+    """A search for the cheapest buckets of examples, or of pairs.
 
-    A bucket takes the lengths between the next shorter bucket and its own. Without packing, each
-    example takes a row. With packing, rows are assumed to be full, so that an example takes
-    `length / L` of a row of `L` positions.
+    First, all examples are sorted from short to long and cut into a few groups, each with a bucket
+    that holds it. For pairs, the lengths of the buckets then change as long as the estimated cost
+    falls. Last, packing gives the cost of each set. A row of packed pairs may be longer than the
+    longest pair: its sides can then have the ratio of the group's totals, so that both can be full.
     """
-    size = np.arange(len(counts))
-    weight = counts if packing == "none" else counts * size
-    ends = np.unique(_round_up(np.flatnonzero(counts), multiple))
-    below = np.zeros(len(ends) + 1)
-    np.add.at(below, np.searchsorted(ends, size) + 1, weight)
-    below = np.cumsum(below)  # the weight of all lengths up to each end
-    each = np.array([price(int(end)) / (1 if packing == "none" else end) for end in ends])
-    best = np.full(len(ends) + 1, np.inf)
-    best[0] = 0
-    origins: list[np.ndarray] = []  # for each number of buckets and end, the end of the one before
-    sets = []
-    for _ in range(min(most, len(ends))):
-        after = np.full(len(ends) + 1, np.inf)
-        origin = np.zeros(len(ends) + 1, np.int64)
-        for j in range(1, len(ends) + 1):
-            total = best[:j] + (below[j] - below[:j]) * each[j - 1]
-            origin[j] = np.argmin(total)
-            after[j] = total[origin[j]]
-        best = after
-        origins.append(origin)
-        at, lengths = len(ends), []
-        for origin in reversed(origins):
-            lengths.append(int(ends[at - 1]))
-            at = origin[at]
-        sets.append(lengths[::-1])
-    return sets
+
+    lengths: np.ndarray  # int64 [n, sides], of examples; for pairs, of inputs and of targets
+    counts: np.ndarray  # int64 [n], the number of examples of each
+    multiple: int  # bucket lengths are multiples of this
+    most: int  # positions in a row, for pairs of both sides
+    packing: Packing
+    attention: Attention
+    width: int
+
+    def __post_init__(self) -> None:
+        lengths, counts = self.lengths, self.counts
+        self._make_cells(lengths, counts)
+        if lengths.shape[1] == 1:
+            self._counts = np.zeros(int(lengths.max()) + 1, np.int64)
+            self._counts[lengths[:, 0]] = counts
+            self._table = np.arange(len(self._counts))[:, None]
+        else:
+            sample = lengths[:: max(len(lengths) // SAMPLE, 1)]
+            pieces = cut(sample, tuple(lengths.max(axis=0).tolist()), "truncate")
+            self._table = pieces.positions(np.arange(pieces.longest + 1))
+            self._counts = np.bincount(pieces.sizes(0, len(pieces)), minlength=len(self._table))
+
+    def _make_cells(self, lengths: np.ndarray, counts: np.ndarray) -> None:
+        """Computes the examples, total positions and longest lengths of each cell with examples.
+
+        Cells ascend by their greater share of the longest lengths.
+        """
+        ends, step = -(-np.maximum(lengths, 1) // self.multiple), 1
+        while True:
+            cells = (ends - 1) // step
+            key = np.ravel_multi_index(tuple(cells.T), tuple(cells.max(axis=0) + 1))
+            found, cell = np.unique(key, return_inverse=True)
+            if len(found) <= CELLS or lengths.shape[1] == 1:
+                break
+            step *= 2
+        longest = np.zeros((len(found), lengths.shape[1]), np.int64)
+        np.maximum.at(longest, cell, ends * self.multiple)
+        order = np.argsort((longest / longest.max(axis=0)).max(axis=1), kind="stable")
+        self._longest, self._examples = longest[order], np.bincount(cell, counts)[order]
+        total = [np.bincount(cell, counts * side) for side in lengths.T]
+        self._total = np.stack(total, axis=1)[order]
+
+    def price(self, lengths: np.ndarray) -> np.ndarray:
+        """The cost of rows of some lengths [..., sides], in positions."""
+        attention: Attention = "segment" if self.packing == "none" else self.attention
+        return row_cost(*np.moveaxis(lengths, -1, 0), attention=attention, width=self.width)
+
+    def _best_buckets(
+        self, examples: np.ndarray, total: np.ndarray, longest: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The best bucket for each of some groups, [n, sides], and the cost of its rows, [n].
+
+        A group has a number of examples, and total and longest lengths, [n, sides].
+        """
+        if self.packing == "none":
+            return longest, examples * self.price(longest)
+        best, cost = longest, self._full_rows(total, longest)
+        # Lengthen the side that needs more rows, so that both sides are full together.
+        for side, other in itertools.permutations(range(longest.shape[1]), 2):
+            wanted = longest[:, other] * total[:, side] / np.maximum(total[:, other], 1)
+            for rounded in (np.floor, np.ceil):
+                length = (rounded(wanted / self.multiple) * self.multiple).astype(np.int64)
+                length = np.minimum(length, self.most - longest[:, other])
+                tried = longest.copy()
+                tried[:, side] = np.maximum(
+                    length // self.multiple * self.multiple, longest[:, side]
+                )
+                costs = self._full_rows(total, tried)
+                better = costs < cost
+                best, cost = np.where(better[:, None], tried, best), np.minimum(costs, cost)
+        return best, cost
+
+    def _full_rows(self, total: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """The cost of rows that hold some positions, if the fuller side has no padding."""
+        return (total * (self.price(lengths)[:, None] / lengths)).max(axis=1)
+
+    def find(self, most: int) -> Shapes:
+        """The smallest set of up to `most` buckets whose cost is nearly the least.
+
+        Rows of a few short examples are seldom full, so the set may have longer rows.
+        """
+        cheapest, _ = self._find_cheapest(self.sets(most))
+        if self.packing == "none" or len(cheapest[0]) == 2:
+            return cheapest
+        ((longest,),) = cheapest[-1:]
+        longer = [(length,) for times in LONGER if (length := longest * times) <= self.most]
+        sets = [each for length in longer for each in ((length,), (*cheapest[:-1], length))]
+        if not sets:
+            return cheapest
+        lengthened, least = self._find_cheapest(sets)
+        worth = least <= self.cost(cheapest) * (1 - WORTH_LONGER)
+        return lengthened if worth else cheapest
+
+    def _find_cheapest(self, sets: Sequence[Shapes]) -> tuple[Shapes, float]:
+        """The first of the sets whose cost is nearly the least, and the least cost."""
+        costs = [self.cost(each) for each in sets]
+        best = next(i for i, value in enumerate(costs) if value <= min(costs) * (1 + WORTH))
+        logger.info(
+            "buckets %s; cost of an epoch per token, by number of buckets: %s%s",
+            sets[best],
+            ", ".join(f"{len(each)}: {cost:.3f}" for each, cost in zip(sets, costs, strict=True)),
+            "; one bucket is enough" if best == 0 and len(sets) > 1 else "",
+        )
+        return sets[best], min(costs)
+
+    def sets(self, most: int) -> list[Shapes]:
+        """Good sets of up to `most` buckets, small sets first; the last bucket holds all."""
+        found: dict[Shapes, None] = {}
+        for buckets in self._cut_groups(most):
+            for lengths in self._add_longest(buckets):
+                for each in (lengths, self._improve(lengths)):
+                    if len(each) <= most:
+                        found[each] = None
+        return sorted(found, key=len)
+
+    def _cut_groups(self, most: int) -> Iterator[np.ndarray]:
+        """The best buckets [k, sides] for k = 1 … `most` groups of cells, by dynamic programming.
+
+        Rows are assumed to be full; with packing "none", each example takes one.
+        """
+        count = len(self._longest)
+        most = min(most, count)
+        examples = np.append(0, np.cumsum(self._examples))
+        total = np.pad(np.cumsum(self._total, axis=0), ((1, 0), (0, 0)))
+        longest = np.maximum.accumulate(self._longest, axis=0)
+
+        def best_buckets(begin: np.ndarray, end: int) -> tuple[np.ndarray, np.ndarray]:
+            return self._best_buckets(
+                examples[end] - examples[begin],
+                total[end] - total[begin],
+                np.repeat(longest[end - 1 : end], len(begin), axis=0),
+            )
+
+        # The cost of the cells up to each one in each number of groups, and where the last begins.
+        least, begins = np.full((most + 1, count + 1), np.inf), np.zeros((most, count + 1), int)
+        least[0, 0] = 0
+        for end in range(1, count + 1):
+            sums = least[:-1, :end] + best_buckets(np.arange(end), end)[1]
+            begins[:, end], least[1:, end] = sums.argmin(axis=1), sums.min(axis=1)
+        for groups in range(most):
+            end, buckets = count, []
+            for number in reversed(range(groups + 1)):
+                begin = begins[number, end]
+                buckets.append(best_buckets(np.array([begin]), end)[0][0])
+                end = int(begin)
+            yield np.array(buckets)
+
+    def _add_longest(self, buckets: np.ndarray) -> Iterator[Shapes]:
+        """Sets with a bucket that holds all: in place of the last bucket, or after it."""
+        longest = buckets.max(axis=0)
+        if longest.sum() > self.most:
+            longest = self._longest.max(axis=0)
+        every = {tuple(each) for each in np.minimum(buckets, longest).tolist()}
+        ordered = sorted(every, key=lambda each: (sum(each), each))
+        last = tuple(longest.tolist())
+        yield (*ordered[:-1], last)
+        if last != ordered[-1]:
+            yield (*ordered, last)
+
+    def _improve(self, lengths: Shapes) -> Shapes:
+        """Changes one side of one bucket at a time, as long as the estimated cost falls."""
+        best, least = np.array(lengths), self._estimate(np.array(lengths))
+        moves = list(itertools.product(range(len(best)), range(best.shape[1]), MOVES))
+        improved = best.shape[1] == 2  # the cuts are optimal for one length
+        while improved:
+            improved = False
+            for index, side, by in moves:
+                tried = best.copy()
+                tried[index, side] += by * self.multiple
+                tried = tried[np.lexsort((tried[:, 0], tried.sum(axis=1)))]
+                if (cost := self._estimate(tried)) < least * (1 - 1e-6):
+                    best, least, improved = tried, cost, True
+        return tuple(map(tuple, best.tolist()))
+
+    def _estimate(self, lengths: np.ndarray) -> float:
+        """The cost of all cells in buckets [k, sides], in full rows; infinite for a bad set."""
+        holds = np.all(self._longest[:, None] <= lengths, axis=-1)
+        valid = (
+            lengths.min() > 0
+            and np.all(lengths <= lengths[-1])
+            and np.all(holds[:, -1])
+            and lengths[-1].sum() <= self.most
+            and len(np.unique(lengths, axis=0)) == len(lengths)
+        )
+        if not valid:
+            return np.inf
+        bucket = holds.argmax(axis=1)
+        if self.packing == "none":
+            return float(self._examples @ self.price(lengths)[bucket])
+        totals = [np.bincount(bucket, side, len(lengths)) for side in self._total.T]
+        return float(self._full_rows(np.stack(totals, axis=1), lengths).sum())
+
+    def cost(self, lengths: Shapes) -> float:
+        """The cost of an epoch per position; of pairs, that of a sample."""
+        # Batches of one row: the last batch of each bucket, which is not full, must not count.
+        buckets = [Bucket(1, each if len(each) == 2 else each[0]) for each in lengths]
+        packed = pack(self._counts, buckets, sizes=self._table, packing=self.packing)
+        rows = np.array([packed.rows(index) for index in range(len(lengths))])
+        return float(rows @ self.price(np.array(lengths)) / (self._counts @ self._table).sum())
 
 
 def _round_up(value: np.ndarray, multiple: int) -> np.ndarray:
     return -(-value // multiple) * multiple
 
 
-def _split(sizes: np.ndarray, counts: np.ndarray, longest: int) -> np.ndarray:
-    """A histogram after splitting all examples longer than `longest`: int64 [≤ longest + 1].
+def _split(sizes: np.ndarray, counts: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
+    """The lengths of a histogram and their counts after splitting examples longer than `longest`.
 
-    >>> _split(np.array([1, 5]), np.array([1, 2]), 2).tolist()  # 5 = 2 + 2 + 1
-    [0, 3, 4]
+    >>> [each.tolist() for each in _split(np.array([1, 5]), np.array([1, 2]), 2)]  # 5 = 2 + 2 + 1
+    [[[1], [2]], [3, 4]]
     """
     found = np.zeros(min(int(sizes[-1]), longest) + 1, np.int64)
-    is_over = sizes > longest
-    found[sizes[~is_over]] = counts[~is_over]
-    if is_over.any():
-        found[longest] += counts[is_over] @ (sizes[is_over] // longest)
-        np.add.at(found, sizes[is_over] % longest, counts[is_over])
-    return found
+    times, rest = np.divmod(sizes, longest)
+    np.add.at(found, rest, counts)
+    found[-1] += counts @ times
+    found[0] = 0
+    sizes = np.flatnonzero(found)
+    return sizes[:, None], found[sizes]

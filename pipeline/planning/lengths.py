@@ -14,19 +14,24 @@ from pipeline.errors import InvalidValue
 # is never copied as a whole.
 CHUNK = 1 << 22
 
-# Shorter lengths are counted in an array with a place for each, which is fast.
+# Lengths below this are counted in an array with a place for each, which is fast.
 COUNTED = 1 << 20
 
 NO_EXAMPLES = np.zeros(0, np.int64)
 
 
 @runtime_checkable
-class HasLengths(Protocol):
+class Corpus(Protocol):
     """A corpus: anything with the lengths of its examples.
 
-    If it has `files` (int64, the examples in each of its files, which can be fetched one by one;
-    or None) and `cached_file(name, make)` (the content of a file beside the corpus; stores `make()`
-    if it is missing), plans use them too.
+    Plans use these too, if a corpus has them:
+
+    - `files`: int64, the examples in each of its files, which can be fetched one by one; or None.
+    - `num_learnt`: its positions that carry loss.
+    - `cached_file(name, make)`: the content of a file beside it, stored as `make()` if missing.
+    - `corpora`, of several that act as one and number their examples consecutively: each by its
+      name; and `begin(examples)`: those with the first `examples` examples, or the one that has
+      these.
     """
 
     @property
@@ -41,23 +46,9 @@ class HasArray(Protocol):
     def __array__(self) -> np.ndarray: ...
 
 
-@runtime_checkable
-class HasCorpora(Protocol):
-    """Several corpora by name that act as one; their examples are numbered consecutively."""
-
-    @property
-    def corpora(self) -> Mapping[str, Any]:
-        """Each of them, by its name."""
-        ...
-
-    def begin(self, examples: int) -> Any:
-        """The corpora with the first `examples` examples; if that is one corpus, this corpus."""
-        ...
-
-
 # Lengths of examples or of pairs, or a corpus; or several of these by name.
-OneLengths = HasLengths | HasArray | Sequence[SupportsIndex] | Sequence[Sequence[SupportsIndex]]
-AnyLengths = OneLengths | HasCorpora | Mapping[str, OneLengths]
+OneLengths = Corpus | HasArray | Sequence[SupportsIndex] | Sequence[Sequence[SupportsIndex]]
+AnyLengths = OneLengths | Mapping[str, OneLengths]
 
 # Examples to leave out: their numbers, or a function of the corpus or the lengths; see `select`.
 Exclude = Sequence[SupportsIndex] | HasArray | Callable[[Any], Any]
@@ -65,7 +56,7 @@ Exclude = Sequence[SupportsIndex] | HasArray | Callable[[Any], Any]
 
 def take_first(given: Any, examples: int) -> Any:
     """The part of `given`, lengths or corpora, that has the first `examples` examples."""
-    if isinstance(given, HasCorpora):
+    if hasattr(given, "corpora"):
         return given.begin(examples)
     if isinstance(given, Mapping):
         ends = np.cumsum([len(Lengths.of(each)) for each in given.values()])
@@ -76,21 +67,20 @@ def take_first(given: Any, examples: int) -> Any:
 
 def as_corpora(given: Any) -> Mapping[str, Any]:
     """The corpora of a plan with weights, by name."""
-    if isinstance(given, HasCorpora):
-        return given.corpora
-    if not isinstance(given, Mapping) or "" in given:
+    corpora = getattr(given, "corpora", given)
+    if not isinstance(corpora, Mapping) or "" in corpora:
         raise InvalidValue(
             f"lengths is {given!r:.60}; with weights it must be several corpora by name: a dict, "
             "or Corpora({'name': corpus})"
         )
-    return given
+    return corpora
 
 
 def select_corpora(given: Any, names: Iterable[str]) -> Any:
     """The first of several corpora, up to the last of `names`, in the form of `given`."""
     every = as_corpora(given)
     found = {name: every[name] for name in names}
-    if isinstance(given, HasCorpora) and len(found) > 1:
+    if hasattr(given, "corpora") and len(found) > 1:
         return given.begin(sum(map(len, found.values())))
     return found
 
@@ -105,15 +95,13 @@ class Lengths:
     Attributes:
         given: an integer array `[n]`, for pairs `[n, 2]`; or a corpus.
         excluded: int64, the numbers of the examples that are left out, ascending.
-        files: int64, the examples in each file; a corpus gives its own; None if there are none.
+        files: int64, the examples in each file of a corpus of files; else None.
         array: the lengths; 0 for examples that are left out.
     """
 
-    def __init__(
-        self, given: Any, excluded: np.ndarray = NO_EXAMPLES, files: np.ndarray | None = None
-    ):
+    def __init__(self, given: Any, excluded: np.ndarray = NO_EXAMPLES):
         self.given, self.excluded = given, excluded
-        self.files = getattr(given, "files", files)
+        self.files: np.ndarray | None = getattr(given, "files", None)
         self._all = as_lengths(given)
         self.array = self._all
         if len(excluded):
@@ -217,7 +205,7 @@ def as_lengths(lengths: Any) -> np.ndarray:
     if isinstance(lengths, Lengths):
         return lengths.array
     try:
-        array = np.asarray(lengths.lengths if isinstance(lengths, HasLengths) else lengths)
+        array = np.asarray(lengths.lengths if isinstance(lengths, Corpus) else lengths)
     except (ValueError, TypeError, OverflowError) as error:
         raise InvalidValue(
             f"lengths is {lengths!r:.80}, and no array: {error}; a plan takes an integer array"
@@ -270,20 +258,17 @@ def histogram(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     >>> [each.tolist() for each in histogram(np.array([3, 1, 3, 1 << 31]))]
     [[1, 3, 2147483648], [1, 2, 1]]
     """
-    counts, long = np.zeros(1, np.int64), []
+    parts = [(NO_EXAMPLES, NO_EXAMPLES)]
     for chunk in chunks(lengths):
-        is_short = chunk < COUNTED
-        if not is_short.all():
-            long.append(np.unique_counts(chunk[~is_short]))
-            chunk = chunk[is_short]
-        more = np.bincount(chunk.astype(np.int64, copy=False), minlength=len(counts))
-        more[: len(counts)] += counts
-        counts = more
-    short = np.flatnonzero(counts)
-    sizes, which = np.unique(
-        np.concatenate([short, *(each.values for each in long)]).astype(np.int64),
-        return_inverse=True,
-    )
+        if chunk.max() < COUNTED:
+            counts = np.bincount(chunk.astype(np.int64, copy=False))
+            sizes = np.flatnonzero(counts)
+            parts.append((sizes, counts[sizes]))
+        else:
+            sizes, counts = np.unique(chunk, return_counts=True)
+            parts.append((sizes.astype(np.int64), counts))
+    every, counts = map(np.concatenate, zip(*parts, strict=True))
+    sizes, which = np.unique(every, return_inverse=True)
     found = np.zeros(len(sizes), np.int64)
-    np.add.at(found, which, np.concatenate([counts[short], *(each.counts for each in long)]))
+    np.add.at(found, which, counts)
     return sizes, found

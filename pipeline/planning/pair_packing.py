@@ -4,12 +4,10 @@ The size of a pair is the number of a line in a table `sizes`, int64 [n, 2], whi
 and targets. Size 0 is for pairs with nothing to train on.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from pipeline.planning.bucket import Bucket
 from pipeline.planning.patterns import Pattern
 
 # The most sizes among which the next segment of a row is chosen. A million pairs of different sizes
@@ -179,35 +177,3 @@ class _RowFiller:
             self._group(self._order[self._counts[self._order] > 0])
         elif self._rows == ROWS and len(self._order) > CANDIDATES:
             self._change_candidates()
-
-
-def volume_bound(totals: np.ndarray, buckets: Sequence[Bucket]) -> tuple[float, tuple[float, ...]]:
-    """An upper bound on the share of positions in use: of both sides together, and of each side.
-
-    The rows need room for all inputs and for all targets. With one bucket, the side that needs more
-    rows can be full, and the other as full as the ratio of the totals allows. With several buckets,
-    the least room is a linear program with two constraints, whose dual has its optimum where two
-    constraint lines meet. Sizes that do not add up to full rows would lower the bound; they do not
-    count here. `totals`, int64 [2], are the positions of all inputs and of all targets.
-
-    >>> volume_bound(np.array([1000, 600]), [Bucket(1, (100, 100))])
-    (0.8, (1.0, 0.6))
-    """
-    lengths = np.array([bucket.lengths for bucket in buckets], np.float64)
-
-    def least(room: np.ndarray) -> float:
-        """The least sum of rows · room that holds both totals."""
-        lines = np.concatenate([np.column_stack([lengths, room]), [[1, 0, 0], [0, 1, 0]]])
-        best = 0.0
-        for first in range(len(lines)):
-            for second in range(first):
-                (a, b, e), (c, d, f) = lines[first], lines[second]
-                if a * d == b * c:
-                    continue
-                price = np.array([e * d - b * f, a * f - e * c]) / (a * d - b * c)
-                if (price >= 0).all() and (lengths @ price <= room * (1 + 1e-12)).all():
-                    best = max(best, float(totals @ price))
-        return best
-
-    sides = tuple(float(totals[side]) / least(lengths[:, side]) for side in (0, 1))
-    return float(totals.sum()) / least(lengths.sum(axis=1)), sides

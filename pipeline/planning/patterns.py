@@ -54,10 +54,6 @@ class Packed:
         """The most segments in a row of bucket number `index`; 1 if it has no rows."""
         return max([pattern.segments for pattern in self.patterns[index]], default=1)
 
-    def segments(self, index: int) -> int:
-        """Segments in the rows of bucket number `index`."""
-        return sum(pattern.rows * pattern.segments for pattern in self.patterns[index])
-
 
 def count_segments(patterns: Iterable[Pattern], size: int) -> np.ndarray:
     """The number of segments of each size in all rows of some patterns: int64 [size]."""
@@ -100,19 +96,12 @@ def best_fit(
     # free room of a row to its entries; bit r of `rooms` is set if `open_rows[r]` is not empty.
     open_rows: dict[int, list] = {}
     found: list[Pattern] = []
-    rooms, longest = 0, length
-    # Where segments of half a row open rows, other rows are open at once.
-    if limit > 1 and not opens[length // 2 :][:1].any():
-        found, by_room = _fill_with_one(counts, length, opens)
-        longest = len(by_room) - 1
-        for free in np.flatnonzero(by_room).tolist():
-            open_rows[free] = [(((length - free, 1),), 1, int(by_room[free]))]
-            rooms |= 1 << free
+    rooms = 0
     # Planning spends most of its time in this loop, which therefore calls little and makes patterns
     # as the tuples that they are.
     there: list | None
     new = tuple.__new__
-    some = np.flatnonzero(counts[1 : longest + 1])[::-1] + 1
+    some = np.flatnonzero(counts[1 : length + 1])[::-1] + 1
     remaining = []
     for size, count in zip(some.tolist(), counts[some].tolist(), strict=True):
         while count:
@@ -165,29 +154,3 @@ def best_fit(
         for pieces, segments, rows in open_rows[free]:
             found.append(new(Pattern, (pieces, rows, length - free, segments)))
     return found
-
-
-def _fill_with_one(
-    counts: np.ndarray, length: int, opens: np.ndarray
-) -> tuple[list[Pattern], np.ndarray]:
-    """The beginning of `best_fit` in rows of `length` positions, for many sizes at once.
-
-    A segment of over half a row opens one. While there are enough segments that fit exactly, each
-    such row takes one of these, and no row is open when the next smaller size is due. Returns the
-    patterns, and the number of open rows by their free room: int64 [n]; sizes from `n` on are done.
-    """
-    half, most = length // 2, min(len(counts), length + 1)
-    there, opened, may_open = np.zeros((3, length + 1), np.int64)
-    there[:most], may_open[:most] = counts[:most], opens[:most]
-    opened[half + 1 :] = (there * may_open)[half + 1 :]
-    by_room = opened[::-1][: half + 1]
-    rest = there[: half + 1] - by_room
-    ends = (rest < 0) | (rest > 0) & (may_open[: half + 1] > 0)
-    end = int(np.flatnonzero(ends[1:]).max(initial=-1)) + 2
-    full = np.flatnonzero(by_room[end:])[::-1] + end
-    counts[:most] -= opened[:most]
-    counts[full] -= by_room[full]
-    patterns = [Pattern(((length, 1),), rows, length, 1) for rows in by_room[:1].tolist() if rows]
-    for size, rows in zip(full.tolist(), by_room[full].tolist(), strict=True):
-        patterns.append(Pattern(((length - size, 1), (size, 1)), rows, length, 2))
-    return patterns, np.append(0, by_room[1:end])

@@ -24,7 +24,7 @@ from pipeline.planning.options import Changes, Options, PlanOptions, Weights, as
 from pipeline.planning.planned import PlannedBatch
 from pipeline.planning.stage import Stage, add_phases
 from pipeline.planning.stream import Stream
-from pipeline.planning.table import heading, represent, table
+from pipeline.planning.table import describe, represent
 
 # The keywords of `Plan`.
 PLANNING = ("weights", "exclude", *PlanOptions.__annotations__)
@@ -466,25 +466,15 @@ class Plan:
     @property
     def num_tokens(self) -> int:
         """Real positions in a whole epoch of the last stage; for pairs, inputs plus targets."""
-        return figures.num_tokens(self)
+        return figures.count_epoch(self).num_tokens
 
     @property
     def padding(self) -> float:
         """The share of padding in a whole epoch of the last stage, from 0 to 1, with empty rows."""
-        return figures.padding(self)
+        return figures.count_epoch(self).padding
 
     def __repr__(self) -> str:
         return represent(self)
 
     def __str__(self) -> str:
-        texts = []
-        for number, stage in enumerate(self.stages):
-            following = self.stages[number + 1 : number + 2]
-            if following and following[0].streams[0] is stage.streams[0]:
-                continue  # one table for stages that differ only in weights
-            prefix = self._from_stages(self.stages[: number + 1])
-            phase = figures.phases(prefix)[0]
-            if phase is not self.stages[0]:
-                texts.append(heading(self.stages[self.stages.index(phase) - 1], phase))
-            texts.append(table(prefix))
-        return "\n".join(texts)
+        return describe(self)

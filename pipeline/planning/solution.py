@@ -16,7 +16,7 @@ from pipeline.planning.patterns import Packed, Pattern
 from pipeline.planning.pieces import Pieces
 
 # The version of the search and of its file. A plan does not use the file of another version.
-VERSION = 2
+VERSION = 3
 
 # With more lengths than this, linear programs take minutes, and best fit is within a ten-thousandth
 # of the optimum. The search then takes best fit.
@@ -116,8 +116,8 @@ def _search(
         programs = [Columns(counts, rooms, cost, max_segments) for cost in costs]
         for program in programs:
             program.add(best.patterns)
-            program.solve(program.demand(counts))
-        least = programs[0].bound(counts)
+        bounds = [program.solve(program.demand(counts))[1] for program in programs]
+        least = bounds[0]
         found = round_rows(programs[-1], counts)
         other = pack(counts, buckets, packing="optimal", max_segments=max_segments, patterns=found)
         best = min(best, other, key=_cost)

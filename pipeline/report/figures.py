@@ -13,6 +13,7 @@ from pipeline.planning.lengths import histogram
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 from pipeline.report.dataset import Dataset, Options
+from pipeline.report.sides import compare_sides
 from pipeline.report.strategies import PLAIN, Strategy, compare_others, compare_plans, count_plan
 from pipeline.report.tiers import compare_tiers, row_costs
 
@@ -75,6 +76,7 @@ class Epoch:
         walked: the first batches of the epoch, of which the following are.
         mean_length: see `spread_of_means`.
         over_ideal: see `compare_tiers`.
+        sides: see `compare_sides`.
         off: of each corpus of a mixture, in the unit of the weights, the largest difference between
             its weight and its share of `RUN` steps in a row of one phase; empty for shorter phases.
     """
@@ -89,6 +91,7 @@ class Epoch:
     walked: int
     mean_length: dict[str, float | None]
     over_ideal: list[dict[str, Any]]
+    sides: list[dict[str, float]]
     off: dict[str, float]
 
 
@@ -183,10 +186,11 @@ def measure_epoch(plan: Plan, most_batches: int = MOST_BATCHES, *, width: int = 
     """The figures of an epoch of a plan; some are of its first `most_batches` alone."""
     first, last = planned.epoch_steps(plan)
     steps = range(first, min(last, first + most_batches))
-    contents, buckets = planned.rows_and_tokens(plan), []
-    for bucket, number in planned.epoch_batches(plan).items():
-        fill = float(contents[bucket][1]) / (number * bucket.positions) if number else None
-        buckets.append({"bucket": bucket.as_json, "batches": number, "fill": fill})
+    counts, buckets = planned.count_steps(plan, first, last), []
+    for bucket in plan.options.buckets:
+        number, _, tokens = counts.buckets[bucket]
+        fill = float(tokens / (number * bucket.positions)) if number else None
+        buckets.append({"bucket": bucket.as_json, "batches": int(number), "fill": fill})
     costs, moments, shares = [], [], []
     for batch in map(plan.batch, steps):
         costs.append((batch.bucket, row_costs(batch.bucket, batch.segments, width)))
@@ -198,13 +202,14 @@ def measure_epoch(plan: Plan, most_batches: int = MOST_BATCHES, *, width: int = 
         fingerprint=plan.fingerprint,
         printed=str(plan),
         batches=last - first,
-        tokens=plan.num_tokens,
-        padding=plan.padding,
-        losses=planned.losses(plan)._asdict(),
+        tokens=counts.num_tokens,
+        padding=counts.padding,
+        losses=planned.losses(plan),
         buckets=buckets,
         walked=len(steps),
         mean_length=spread_of_means([bucket for bucket, _ in costs], np.array(moments)),
         over_ideal=compare_tiers(costs, plan.options.tiers),
+        sides=compare_sides(plan),
         off=_compare_with_weights(plan, first, shares),
     )
 

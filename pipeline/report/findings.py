@@ -41,6 +41,7 @@ def findings(figures: Figures) -> list[str]:
         _about_plan(plan),
         _about_rival(figures),
         *_about_buckets(figures),
+        *_about_sides(plan),
         *_about_shares(plan),
         *_about_lengths(plan.mean_length),
         *about_tiers(plan.over_ideal),
@@ -103,6 +104,15 @@ def _about_buckets(figures: Figures) -> list[str]:
         f"(--max-buckets {dense}).",
         "With attention that skips other segments, "
         f"{'one bucket is' if segment == 1 else f'{segment} buckets are'} enough.",
+    ]
+
+
+def _about_sides(plan: Epoch) -> list[str]:
+    """How full the inputs and the targets of pairs are."""
+    return [
+        f"{percent(side['used'])} of the positions of the {name} are used; the ratio of inputs to "
+        f"targets allows at most {percent(side['bound'])}."
+        for name, side in zip(("inputs", "targets"), plan.sides, strict=False)
     ]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.planning import figures as planned
+from pipeline.planning.figures import count_epoch, losses
 from pipeline.planning.lengths import Lengths
 from pipeline.planning.plan import Plan
 from pipeline.report.dataset import Options
@@ -251,7 +251,7 @@ def compare_plans(
 
 def count_plan(plan: Plan, width: int, **others: Any) -> Strategy:
     """The strategy of a plan of one corpus; `others` are further attributes."""
-    batches = planned.epoch_batches(plan)
+    batches = {bucket: int(each[0]) for bucket, each in count_epoch(plan).buckets.items()}
     layout = plan.stages[-1].streams[0].whole.layout
     sides = layout.pieces.positions(np.arange(len(layout.counts)))
     squares = int(layout.counts @ _scores(sides.T))
@@ -263,7 +263,7 @@ def count_plan(plan: Plan, width: int, **others: Any) -> Strategy:
         squares=squares,
         batches=sum(batches.values()),
         shapes=sum(number > 0 for number in batches.values()),
-        cut=planned.losses(plan).overlong if plan.options.overflow == "split" else 0,
+        cut=losses(plan)["overlong"] if plan.options.overflow == "split" else 0,
         **others,
     )
 

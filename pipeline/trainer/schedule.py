@@ -17,7 +17,7 @@ import numpy as np
 from pipeline.corpus.corpora import Corpora
 from pipeline.errors import InvalidValue
 from pipeline.planning.fit import fit_buckets
-from pipeline.planning.lengths import HasCorpora, take_first
+from pipeline.planning.lengths import take_first
 from pipeline.planning.options import select_options
 from pipeline.planning.plan import Plan
 from pipeline.trainer.batch_options import (
@@ -283,7 +283,7 @@ class Schedule:
         entry = self.entries[number]
         force = merge_options(each.options for each in self.entries[: number + 1])
         entry.plan = select_options(sorted([*PLANNING, "buckets"]), entry.options)
-        if isinstance(corpus, HasCorpora) and not mixture:
+        if isinstance(corpus, Corpora) and not mixture:
             there = list(corpus.corpora.values())[: 1 + len(force.get("add", ()))]
             count = sum(map(len, there))
             corpus = take_first(corpus, count)

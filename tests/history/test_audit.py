@@ -235,7 +235,7 @@ def test_runs_of_mixtures_are_audited_corpus_by_corpus(mixed, capsys):
         "documents are counted over all corpora, from 0 prose, from 120 code, from 180 chat" in out
     )
     assert "all 120 batches are those that were planned" in out
-    for name, passes in figures.passes(plan, 120).items():
+    for name, passes in figures.count_steps(plan, 0, 120).passes.items():
         for epoch in range(int(passes)):
             assert f"epoch {epoch} of {name}: " in out
         assert f"epoch {int(passes)} of {name}, not over" in out

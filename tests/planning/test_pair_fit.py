@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from pipeline import Bucket, Plan, fit_buckets
 from pipeline.planning import figures
-from pipeline.planning.fit_pairs import PairFit
+from pipeline.planning.fit import BucketSearch
 
 OPTIONS = {"tokens_per_batch": 4096, "max_buckets": 3, "length_multiple": 16}
 
@@ -34,7 +34,7 @@ def test_buckets_for_pairs_hold_all_pairs_within_the_budget(
         assert bucket.rows % row_multiple == 0
         assert all(length % 16 == 0 for length in bucket.lengths)
     plan = Plan(np.array(pairs), buckets, packing=packing, overflow="error")
-    assert figures.losses(plan).overlong == 0
+    assert figures.losses(plan)["overlong"] == 0
 
 
 def test_two_kinds_of_pairs_get_a_bucket_each_and_not_a_grid():
@@ -69,8 +69,8 @@ def test_sets_are_nearly_as_cheap_as_the_best_of_all_pairs_of_buckets():
     rng = np.random.default_rng(0)
     inputs = np.clip(rng.lognormal(3.5, 0.7, 2000), 1, 128)
     pairs = np.stack([inputs, np.clip(rng.lognormal(3, 0.7, 2000), 1, 64)], 1).astype(int)
-    options = {"multiple": 16, "most": 1024, "dense": False, "width": 64}
-    fit = PairFit(pairs, packing="none", **options)
+    options = {"multiple": 16, "most": 1024, "attention": "segment", "width": 64}
+    fit = BucketSearch(pairs, np.ones(2000, int), packing="none", **options)
     two = [lengths for lengths in fit.sets(2) if len(lengths) == 2]
     chosen = min(map(fit.cost, two))
     best = min(
@@ -87,7 +87,8 @@ def test_packed_sets_are_nearly_as_cheap_as_the_best_of_all_pairs_of_buckets():
     rng = np.random.default_rng(0)
     inputs = np.clip(rng.lognormal(6.5, 0.8, 2000), 1, 2048)
     pairs = np.stack([inputs, np.clip(rng.lognormal(4, 0.8, 2000), 1, 512)], 1).astype(int)
-    fit = PairFit(pairs, packing="best_fit", multiple=128, most=65_536, dense=True, width=1024)
+    options = {"multiple": 128, "most": 65_536, "attention": "dense", "width": 1024}
+    fit = BucketSearch(pairs, np.ones(2000, int), packing="best_fit", **options)
     chosen = min(map(fit.cost, fit.sets(2)))
     best = min(
         fit.cost(((i, t), (2048, 512))) for i in range(1024, 2049, 256) for t in (128, 256, 384)

@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from pipeline import Bucket, Plan
 from pipeline.planning import figures
-from pipeline.planning.pair_packing import best_fit_pairs, volume_bound
+from pipeline.planning.pair_packing import best_fit_pairs
+from pipeline.report import Options, format_text, from_lengths, measure
+from pipeline.report.sides import compare_sides, volume_bound
 
 BUCKETS = (Bucket(4, (16, 8)), Bucket(3, (16, 32)), Bucket(2, (64, 32)))
 pair_lists = st.lists(
@@ -24,6 +26,10 @@ def bounds_of(plan):
     )
 
 
+def used_of(plan):
+    return [each["used"] for each in compare_sides(plan)]
+
+
 def epoch_of(plan, epoch=0):
     steps = plan.num_batches()
     return [plan.batch(epoch * steps + step) for step in range(steps)]
@@ -34,7 +40,7 @@ def test_no_plan_is_fuller_than_its_bounds(pairs, window):
     plan = Plan(np.array(pairs), BUCKETS, window=window, overflow="truncate")
     most, sides = bounds_of(plan)
     assert 1 - plan.padding <= most + 1e-9
-    for used, bound in zip(figures.side_fills(plan), sides, strict=True):
+    for used, bound in zip(used_of(plan), sides, strict=True):
         assert used <= bound + 1e-9
 
 
@@ -47,7 +53,7 @@ def test_sentence_pairs_fill_the_fuller_side_and_the_other_as_far_as_their_ratio
     totals = pairs.sum(axis=0)
     most, sides = bounds_of(plan)
     assert sides == pytest.approx(tuple(totals / totals.max()))
-    fuller, fills = int(totals.argmax()), figures.side_fills(plan)
+    fuller, fills = int(totals.argmax()), used_of(plan)
     assert fills[fuller] >= 0.97
     assert fills[1 - fuller] >= totals.min() / totals.max() - 0.02
     # And much better than that: within one point, empty rows of the last batch included.
@@ -57,7 +63,7 @@ def test_sentence_pairs_fill_the_fuller_side_and_the_other_as_far_as_their_ratio
 def test_pairs_of_a_ratio_of_exactly_one_fill_both_sides(translations):
     pairs = translations(14_500)
     plan = Plan(np.concatenate([pairs, pairs[:, ::-1]]), [Bucket(8, (256, 256))], overflow="drop")
-    assert min(figures.side_fills(plan)) >= 0.98
+    assert min(used_of(plan)) >= 0.98
 
 
 def test_long_pairs_that_are_all_of_different_sizes_are_packed_as_well():
@@ -65,11 +71,11 @@ def test_long_pairs_that_are_all_of_different_sizes_are_packed_as_well():
     inputs = np.clip(rng.lognormal(6, 1, 5000), 1, 8192)
     pairs = np.stack([inputs, np.clip(inputs * np.exp(rng.normal(0, 0.3, 5000)), 1, 8192)], 1)
     plan = Plan(pairs.astype(int), [Bucket(1, (8192, 8192))], overflow="drop")
-    assert max(figures.side_fills(plan)) >= 0.98
+    assert max(used_of(plan)) >= 0.98
     # Of other ratios and shapes, too: no candidate is left standing that fits nowhere.
     pairs = rng.integers(1, 8192, (8000, 2))
     plan = Plan(pairs, [Bucket(1, (16384, 16384))], overflow="drop")
-    assert min(figures.side_fills(plan)) >= 0.97
+    assert min(used_of(plan)) >= 0.97
 
 
 def test_a_plan_of_pairs_by_hand():
@@ -81,7 +87,7 @@ def test_a_plan_of_pairs_by_hand():
         # inputs of 9 cut to 8, and the pair that has targets alone; one without targets is in none
         [[0, 6, 0, 8, 1], [0, 4, 0, 0, 4]],
     ]
-    assert figures.losses(plan) == figures.Losses(excluded=0, empty=1, overlong=1, lost=1)
+    assert figures.losses(plan) == {"excluded": 0, "empty": 1, "overlong": 1, "lost": 1}
     assert plan.max_position == 7
     assert plan.padding == pytest.approx(1 - 45 / 64)
 
@@ -117,12 +123,20 @@ def test_pairs_that_fit_need_no_word_on_overflow():
     assert Plan([6, 8], [Bucket(2, 4)]).options.overflow == "split"
 
 
-def test_printing_a_plan_of_pairs_shows_both_sides_and_their_bounds():
+def test_a_report_of_pairs_shows_both_sides_and_their_bounds():
+    seen = measure(
+        from_lengths("pairs", np.array([[6, 3], [9, 2], [4, 0]])),
+        Options({"buckets": [Bucket(2, (8, 4))], "overflow": "drop"}),
+    )
+    text = " ".join(format_text(seen).split())
+    most = "the ratio of inputs to targets allows at most 100.0%"
+    assert f"37.5% of the positions of the inputs are used; {most}" in text
+    assert f"37.5% of the positions of the targets are used; {most}" in text
+
+
+def test_printing_a_plan_of_pairs_shows_its_buckets_and_losses():
     text = str(Plan([[6, 3], [9, 2], [4, 0]], [Bucket(2, (8, 4))], overflow="drop"))
     assert "2x8/4" in text
-    most = "the ratio of inputs to targets allows at most 100.00%"
-    assert f"inputs: 37.50% of positions used; {most}" in text
-    assert "targets: 37.50% of positions used" in text
     assert "1 examples have nothing to train on" in text
     assert "1 examples longer than 8 and 4 are dropped, 11 positions lost" in text
 

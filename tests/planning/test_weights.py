@@ -89,7 +89,7 @@ def test_weights_are_met_by_any_200_steps_from_any_step(seed):
     shares = windows / windows.sum(axis=1, keepdims=True)
     assert np.abs(shares - [0.7, 0.2, 0.1]).max() < 0.005
     # A step holds about the same of each as any other, up to a row, where there is one bucket.
-    assert sum(figures.shares(mixture, 0, 1000).values()) == pytest.approx(1)
+    assert sum(figures.count_steps(mixture, 0, 1000).shares.values()) == pytest.approx(1)
 
 
 def largest_deviations(mixture, first, steps, run, count=None):
@@ -161,7 +161,7 @@ def test_weights_by_loss_count_what_carries_loss():
     }
     even = {"text": 1, "answers": 1}
     mixture = Plan(corpora, [Bucket(8, 128)], weights=even, by="loss")
-    tokens = figures.tokens(mixture, 0, 1000)
+    tokens = figures.count_steps(mixture, 0, 1000).tokens
     loss = tokens["text"], tokens["answers"] * 4000 / int(lengths[1].sum())
     assert loss[0] == pytest.approx(loss[1], rel=0.02)
     assert mixture.identity["corpora"]["text"]["loss"] == "1"
@@ -187,7 +187,7 @@ def test_epochs_are_shuffled_anew():
 
 def test_stop_ends_before_a_source_would_repeat():
     mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending="stop")
-    passes = figures.passes(mixture, mixture.num_batches())
+    passes = figures.count_steps(mixture, 0, mixture.num_batches()).passes
     assert 0.85 < max(passes.values()) <= 1
     endless = Plan(SOURCES, BUCKETS, weights=WEIGHTS)
     for step in range(mixture.num_batches()):
@@ -204,16 +204,16 @@ def test_weights_change_at_their_step_and_not_before():
     digests = [[m.batch(step).digest for step in range(60)] for m in (mixture, before)]
     assert digests[0][:40] == digests[1][:40]
     assert digests[0][40:] != digests[1][40:]
-    shares = figures.shares(mixture, 40, 300)
+    shares = figures.count_steps(mixture, 40, 300).shares
     assert shares == pytest.approx({"code": 0.5, "prose": 0.5, "chat": 0}, abs=0.01)
-    assert figures.shares(mixture, 300, 2000) == pytest.approx(WEIGHTS, abs=0.01)
+    assert figures.count_steps(mixture, 300, 2000).shares == pytest.approx(WEIGHTS, abs=0.01)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5, 50])
 def test_a_small_share_is_had_over_phases_of_any_length(steps):
     weights = {"code": 96, "prose": 4, "chat": 10}, {"code": 66, "prose": 4, "chat": 0}
     phases = [(step, weights[step // steps % 2]) for step in range(0, 600, steps)]
-    shares = figures.shares(Plan(SOURCES, BUCKETS, weights=phases), 0, 600)
+    shares = figures.count_steps(Plan(SOURCES, BUCKETS, weights=phases), 0, 600).shares
     assert shares == pytest.approx({"code": 0.908, "prose": 0.0467, "chat": 0.0455}, abs=0.003)
 
 
@@ -234,7 +234,7 @@ def test_another_corpus_joins_at_its_step():
     before = Plan(two, BUCKETS, weights={"code": 0.7, "prose": 0.3})
     grown = before.after(60, weights=WEIGHTS, lengths=SOURCES)
     assert grown.counts == (210, 300)
-    for name, share in figures.shares(grown, 60, 260).items():
+    for name, share in figures.count_steps(grown, 60, 260).shares.items():
         assert abs(share - WEIGHTS[name]) < 0.01
     phases = [(0, {"code": 0.7, "prose": 0.3}), (60, WEIGHTS)]
     assert Plan(SOURCES, BUCKETS, weights=phases).fingerprint == grown.fingerprint

@@ -250,7 +250,7 @@ def test_a_batch_holds_the_text_of_every_example(tokenizer, source, tmp_path):
     corpus = pipeline.prepare(documents, tokenizer, tmp_path, num_workers=0, progress=False)
     # The longest texts are split over several batches.
     plan = pipeline.Plan(corpus, [pipeline.Bucket(2, 16), pipeline.Bucket(2, 24)])
-    assert figures.losses(plan).overlong
+    assert figures.losses(plan)["overlong"]
     pieces = {}
     for step in range(plan.num_batches()):
         batch, segments = pipeline.Batches(corpus, plan)[step], plan.batch(step).segments
