@@ -25,7 +25,6 @@ def pack(
     buckets: Sequence[Bucket],
     *,
     sizes: np.ndarray | None = None,
-    packing: Packing = "best_fit",
     max_segments: int | None = None,
     surplus: Sequence[int] | None = None,
     patterns: Sequence[Sequence[Pattern]] | None = None,
@@ -43,7 +42,6 @@ def pack(
         buckets: ascending by length; the last holds every segment.
         sizes: the positions of each size, int64 [sizes, 1], for pairs [sizes, 2]; by default, a
             size is a length.
-        packing: "best_fit", "optimal" (best fit after `patterns`) or "none" (a segment in a row).
         max_segments: the most segments in one row.
         surplus: for each bucket, the surplus rows to pack again into a longer one, where batches go
             on after these rows. None: as many as make no whole batch.
@@ -51,7 +49,6 @@ def pack(
     """
     positions = np.arange(len(counts))[:, None] if sizes is None else sizes
     search = best_fit if positions.shape[1] == 1 else best_fit_pairs
-    max_segments = 1 if packing == "none" else max_segments
     placed = [list(of_bucket) for of_bucket in patterns or [()] * len(buckets)]
     remaining = counts - count_segments([p for each in placed for p in each], len(counts))
     remaining[0] = 0

@@ -3,7 +3,8 @@
 import dataclasses
 import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.cascade import ATTENTIONS, PACKINGS, Attention, Packing, pack, row_cost
 from pipeline.planning.lengths import AnyLengths, Lengths, as_corpora
-from pipeline.planning.options import By, Weights, typical_lengths
+from pipeline.planning.options import By, Weights, as_phases
 from pipeline.planning.pieces import cut
 
 logger = logging.getLogger(__name__)
@@ -29,6 +30,9 @@ CELLS, SAMPLE = 256, 5_000
 
 # The changes of a side of a bucket that the search tries, in multiples of `length_multiple`.
 MOVES = (8, -8, 4, -4, 2, -2, 1, -1)
+
+# The number of examples in a sample of several corpora, to which buckets are fitted.
+SAMPLE = 1 << 20
 
 Shapes = tuple[tuple[int, ...], ...]  # for each bucket of a set: its length, or inputs and targets
 
@@ -94,7 +98,7 @@ def fit_buckets(
     require_one_of("attention", attention, ATTENTIONS)
     if weights is not None:
         each = {name: Lengths.of(one) for name, one in as_corpora(lengths).items()}
-        lengths = typical_lengths(each, weights, by)
+        lengths = _typical_lengths(each, weights, by)
     array = lengths_lib.as_lengths(lengths)
     given = [] if max_length is None else np.array(max_length, object).ravel().tolist()
     limits = [require_whole("max_length", limit, 1) for limit in given]
@@ -347,7 +351,8 @@ class BucketSearch:
         """The cost of an epoch per position; of pairs, that of a sample."""
         # Batches of one row: the last batch of each bucket, which is not full, must not count.
         buckets = [Bucket(1, each if len(each) == 2 else each[0]) for each in lengths]
-        packed = pack(self._counts, buckets, sizes=self._table, packing=self.packing)
+        most = 1 if self.packing == "none" else None
+        packed = pack(self._counts, buckets, sizes=self._table, max_segments=most)
         rows = np.array([packed.rows(index) for index in range(len(lengths))])
         return float(rows @ self.price(np.array(lengths)) / (self._counts @ self._table).sum())
 
@@ -369,3 +374,30 @@ def _split(sizes: np.ndarray, counts: np.ndarray, longest: int) -> tuple[np.ndar
     found[0] = 0
     sizes = np.flatnonzero(found)
     return sizes[:, None], found[sizes]
+
+
+def _typical_lengths(given: Mapping[str, Lengths], weights: Weights, by: By) -> np.ndarray:
+    """About a million lengths in the proportions in which batches of several corpora have them.
+
+    Each corpus has its share over the phases, of examples spread evenly over it (perhaps several
+    times), and its longest examples.
+    """
+    corpora = {name: lengths.array for name, lengths in given.items()}
+    phases = as_phases(weights, tuple(corpora))
+    counts = {}  # the examples of each corpus, in any unit
+    for name, lengths in corpora.items():
+        mean = 1 if by == "examples" else lengths.sum(dtype=np.int64) / max(len(lengths), 1)
+        mean *= float(given[name].loss_share) if by == "loss" else 1
+        shares = sum(each.get(name, Fraction(0)) for _, each in phases)
+        counts[name] = float(shares) / max(mean, 1e-9)
+    parts = []
+    for name, count in counts.items():
+        lengths = corpora[name]
+        number = round(SAMPLE * count / sum(counts.values()))
+        parts.append(lengths[np.arange(number) * len(lengths) // max(number, 1)])
+        if count:
+            total = lengths if lengths.ndim == 1 else lengths.sum(axis=1)
+            parts.append(lengths[np.argmax(total)][None])
+            if lengths.ndim == 2:  # the longest inputs, and the longest targets
+                parts.append(lengths[lengths.argmax(axis=0)])
+    return np.concatenate(parts)

@@ -13,7 +13,6 @@ import numpy as np
 from pipeline.errors import InvalidValue, require_one_of, require_whole, suggest_option
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.cascade import PACKINGS, Packing
-from pipeline.planning.lengths import Lengths
 from pipeline.planning.pieces import OVERFLOWS, Overflow
 
 # The version of the planning algorithm. It goes up whenever a plan would change, so that a run
@@ -142,9 +141,6 @@ class Options:
         return values
 
 
-# The number of examples in a sample of several corpora, to which buckets are fitted.
-SAMPLE = 1 << 20
-
 Weights = Mapping[str, float] | Sequence[tuple[int, Mapping[str, float]]]
 
 
@@ -208,30 +204,3 @@ def _as_fraction(weight: Any) -> Fraction:
         return Fraction(str(weight))
     except (ValueError, ZeroDivisionError):
         return Fraction(-1)
-
-
-def typical_lengths(given: Mapping[str, Lengths], weights: Weights, by: By) -> np.ndarray:
-    """About a million lengths in the proportions in which batches of several corpora have them.
-
-    Each corpus has its share over the phases, of examples spread evenly over it (perhaps several
-    times), and its longest examples.
-    """
-    corpora = {name: lengths.array for name, lengths in given.items()}
-    phases = as_phases(weights, tuple(corpora))
-    counts = {}  # the examples of each corpus, in any unit
-    for name, lengths in corpora.items():
-        mean = 1 if by == "examples" else lengths.sum(dtype=np.int64) / max(len(lengths), 1)
-        mean *= float(given[name].loss_share) if by == "loss" else 1
-        shares = sum(each.get(name, Fraction(0)) for _, each in phases)
-        counts[name] = float(shares) / max(mean, 1e-9)
-    parts = []
-    for name, count in counts.items():
-        lengths = corpora[name]
-        number = round(SAMPLE * count / sum(counts.values()))
-        parts.append(lengths[np.arange(number) * len(lengths) // max(number, 1)])
-        if count:
-            total = lengths if lengths.ndim == 1 else lengths.sum(axis=1)
-            parts.append(lengths[np.argmax(total)][None])
-            if lengths.ndim == 2:  # the longest inputs, and the longest targets
-                parts.append(lengths[lengths.argmax(axis=0)])
-    return np.concatenate(parts)

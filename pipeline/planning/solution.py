@@ -56,8 +56,8 @@ class Solution:
     def pack(
         self,
         counts: np.ndarray,
-        *,
         buckets: Sequence[Bucket],
+        *,
         max_segments: int | None = None,
         surplus: Sequence[int] | None = None,
     ) -> Packed:
@@ -76,7 +76,6 @@ class Solution:
         return pack(
             counts,
             buckets,
-            packing="optimal",
             max_segments=max_segments,
             surplus=surplus,
             patterns=patterns,
@@ -119,7 +118,7 @@ def _search(
         bounds = [program.solve(program.demand(counts))[1] for program in programs]
         least = bounds[0]
         found = round_rows(programs[-1], counts)
-        other = pack(counts, buckets, packing="optimal", max_segments=max_segments, patterns=found)
+        other = pack(counts, buckets, max_segments=max_segments, patterns=found)
         best = min(best, other, key=_cost)
     patterns = [[[each.rows, each.pieces] for each in of_bucket] for of_bucket in best.patterns]
     content = {"of": of, "bound": min(tokens / least, 1.0), "patterns": patterns}

@@ -130,7 +130,7 @@ class Stage:
         excluded = select(exclude, take_first(lengths, count), count)
         changes |= {"exclude": excluded.tolist()} if len(excluded) else {}
         cache = WindowCache(CACHED)
-        streams = _make_streams(members, options, excluded, {}, cache)
+        streams = _make_streams(members, options, excluded, cache)
         schedule = Schedule(0, streams, options, weights)
         return cls(options, streams, schedule, weights, lengths, cache, changes)
 
@@ -169,12 +169,8 @@ class Stage:
         replan = shares is None or bool(new)
         new |= _weights_as_json(shares) if weights is not None else {}
         new |= {"examples": count} if count > self.num_examples else {}
-        rows = self.schedule.before(step)[1]
-        before = {
-            stream.name: (stream, rows[:, number] if replan else None)
-            for number, stream in enumerate(self.streams)
-        }
-        streams = _make_streams(members, options, more, before, self.cache)
+        rows = self.schedule.before(step)[1] if replan else None
+        streams = _make_streams(members, options, more, self.cache, self.streams, rows)
         schedule = Schedule(step, streams, options, shares, self.schedule, goes_on=not replan)
         return Stage(options, streams, schedule, shares, given, self.cache, new)
 
@@ -232,8 +228,9 @@ def _make_streams(
     members: Mapping[str, Lengths],
     options: Options,
     excluded: np.ndarray,
-    before: Mapping[str, tuple[Stream, np.ndarray | None]],
     cache: WindowCache,
+    before: Sequence[Stream] = (),
+    rows: np.ndarray | None = None,
 ) -> tuple[Stream, ...]:
     """The stream of each corpus.
 
@@ -241,26 +238,27 @@ def _make_streams(
         members: the lengths of each corpus.
         options: the options of the plan.
         excluded: the examples to leave out in addition, numbered over all corpora.
-        before: by name, the stream that goes on, and the rows of it that were taken if it is
-            planned anew.
         cache: the windows of the plan.
+        before: the streams of the first corpora, which go on.
+        rows: int64 [buckets, streams], the rows that were taken of them, if what is left is to be
+            planned anew.
     """
     window = min(options.window, max(options.window // len(members), LEAST_WINDOW))
     own = dataclasses.replace(options, window=window)
     streams: list[Stream] = []
     first = 0
-    for name, lengths in members.items():
+    for number, (name, lengths) in enumerate(members.items()):
         mine = excluded[(excluded >= first) & (excluded < first + len(lengths))] - first
-        stream, rows = before.get(name, (None, None))
-        if stream is None or rows is not None:
-            try:
+        try:
+            if number >= len(before):
                 without = lengths.exclude(mine)
-                if stream is None or rows is None:
-                    stream = Stream(without, own, name=name, first=first, by_row=bool(name))
-                else:
-                    stream = stream.after(cache, rows, without, own)
-            except ValueError as error:
-                raise InvalidValue(f"corpus {name!r}: {error}" if name else str(error)) from error
+                stream = Stream(without, own, name=name, first=first, by_row=bool(name))
+            elif rows is None:
+                stream = before[number]
+            else:
+                stream = before[number].after(cache, rows[:, number], lengths.exclude(mine), own)
+        except ValueError as error:
+            raise InvalidValue(f"corpus {name!r}: {error}" if name else str(error)) from error
         streams.append(stream)
         first += len(lengths)
     return tuple(streams)

@@ -6,7 +6,7 @@ once for what is left of an epoch when options change, and for ever for whole ep
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -298,19 +298,14 @@ class Stream:
     ) -> tuple[Pass, Solution | None]:
         """A pass over some pieces with rows in `buckets`; the solution if "optimal"."""
         options, solution = self.options, None
-        fixed: dict[str, Any] = {"max_segments": options.max_segments}
+        search: Callable[..., Packed] = functools.partial(pack, sizes=pieces.table)
         if options.packing == "optimal":
             solution = load_solution(self.lengths.store, pieces, buckets, options.max_segments)
-            search: Any = solution.pack
-        else:
-            search, fixed["packing"] = pack, options.packing
-            if pieces.table is not None:
-                fixed["sizes"] = pieces.table
-        of_whole = spans is None
-        key = random_key(options.seed, self.name, self._number, of_whole)
+            search = solution.pack
+        key = random_key(options.seed, self.name, self._number, spans is None)
         layout = Layout(
             pieces,
-            functools.partial(_pack_used, search, self._buckets, buckets, fixed),
+            functools.partial(self._pack, search, buckets),
             [bucket.rows for bucket in self._buckets],
             key=key if options.shuffle else None,
             window=options.window,
@@ -319,6 +314,23 @@ class Stream:
         first_epoch = self.epoch if spans is None else int(spans[:, 0].min())
         made = Pass(layout, options, key, first_epoch=first_epoch, by_row=self._by_row, spans=spans)
         return made, solution
+
+    def _pack(
+        self,
+        search: Callable[..., Packed],
+        used: tuple[Bucket, ...],
+        counts: np.ndarray,
+        *,
+        surplus: Sequence[int] | None,
+    ) -> Packed:
+        """Packs a histogram into those buckets that are `used`; arguments as for `cascade.pack`."""
+        most = 1 if self.options.packing == "none" else self.options.max_segments
+        if used == self._buckets:
+            return search(counts, used, max_segments=most, surplus=surplus)
+        packed = search(counts, used, max_segments=most)  # rows are taken one by one: no surplus
+        patterns = dict(zip(used, packed.patterns, strict=True))
+        every = tuple(patterns.get(bucket, ()) for bucket in self._buckets)
+        return Packed(self._buckets, every, packed.counts)
 
     def _plan_left(self, spans: np.ndarray) -> Pass | None:
         """The pass of what is left of open epochs; None if that has no position."""
@@ -489,23 +501,3 @@ def count_examples(streams: Sequence[Stream], epoch: int) -> int:
     """The number of examples at the end of an epoch; new examples have the numbers after it."""
     first = [epoch >= each.epoch or epoch in each.open_epochs for each in streams]
     return len(streams[max([n for n, there in enumerate(first) if there], default=0)].lengths)
-
-
-def _pack_used(
-    search: Callable[..., Packed],
-    buckets: tuple[Bucket, ...],
-    used: tuple[Bucket, ...],
-    options: Mapping[str, Any],
-    counts: np.ndarray,
-    *,
-    surplus: Sequence[int] | None = None,
-) -> Packed:
-    """Packs a histogram by `search`, as `cascade.pack`, into those of `buckets` that are `used`."""
-    if surplus is not None:
-        given = dict(zip(buckets, surplus, strict=True))
-        options = {**options, "surplus": [given[bucket] for bucket in used]}
-    packed = search(counts, buckets=used, **options)
-    if len(used) == len(buckets):
-        return packed
-    patterns = dict(zip(used, packed.patterns, strict=True))
-    return Packed(buckets, tuple(patterns.get(each, ()) for each in buckets), packed.counts)

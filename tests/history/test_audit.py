@@ -336,9 +336,9 @@ def test_mixtures_that_change_on_the_way_are_audited(mixed, tmp_path, capsys, mo
     _, plan = read_history(epath.Path(tmp_path))
     code, segments_of = plan.stages[1].streams[1], Rows.segments
 
-    def losing(self):
-        times, segments = segments_of(self)
-        if self.found_in is code.passes[0]:
+    def losing(self, order=None):
+        times, segments = segments_of(self, order)
+        if self.of_pass is code.passes[0]:
             segments[:, 3] -= 1
         return times, segments
 

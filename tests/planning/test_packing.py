@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -89,20 +88,17 @@ def test_five_rows_by_hand():
     histograms,
     st.lists(st.integers(2, 39), max_size=3, unique=True),
     st.lists(st.integers(1, 9), min_size=4, max_size=4),
-    st.sampled_from(["best_fit", "none"]),
-    limits,
+    limits | st.just(1),
 )
-def test_buckets_partition_the_histogram_in_whole_batches(
-    histogram, shorter, rows, packing, max_segments
-):
+def test_buckets_partition_the_histogram_in_whole_batches(histogram, shorter, rows, max_segments):
     buckets = [Bucket(r, n) for r, n in zip(rows, [*sorted(shorter), 40], strict=False)]
     counts = as_counts(histogram)
-    packed = pack(counts, buckets, packing=packing, max_segments=max_segments)
+    packed = pack(counts, buckets, max_segments=max_segments)
     seen = np.zeros_like(counts)
     for index, (bucket, patterns) in enumerate(zip(buckets, packed.patterns, strict=True)):
         for row in as_rows(patterns):
             assert sum(row) <= bucket.length
-            assert packing != "none" or len(row) == 1
+            assert max_segments is None or len(row) <= max_segments
             np.add.at(seen, row, 1)
         assert index + 1 == len(buckets) or packed.rows(index) % bucket.rows == 0
     np.testing.assert_array_equal(seen, packed.counts)
@@ -116,8 +112,7 @@ def test_left_over_rows_go_to_the_next_longer_bucket():
     assert sum(pattern.rows * pattern.segments for pattern in packed.patterns[1]) == 2
 
 
-@pytest.mark.parametrize("packing", ["best_fit", "none"])
-def test_the_input_histogram_is_not_changed(packing):
+def test_the_input_histogram_is_not_changed():
     counts = as_counts({7: 3})
-    pack(counts, [Bucket(2, 40)], packing=packing)
+    pack(counts, [Bucket(2, 40)])
     assert counts[7] == 3
