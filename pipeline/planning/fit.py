@@ -32,7 +32,7 @@ CELLS, SAMPLE = 256, 5_000
 MOVES = (8, -8, 4, -4, 2, -2, 1, -1)
 
 # The number of examples in a sample of several corpora, to which buckets are fitted.
-SAMPLE = 1 << 20
+TYPICAL = 1 << 20
 
 Shapes = tuple[tuple[int, ...], ...]  # for each bucket of a set: its length, or inputs and targets
 
@@ -393,7 +393,7 @@ def _typical_lengths(given: Mapping[str, Lengths], weights: Weights, by: By) -> 
     parts = []
     for name, count in counts.items():
         lengths = corpora[name]
-        number = round(SAMPLE * count / sum(counts.values()))
+        number = round(TYPICAL * count / sum(counts.values()))
         parts.append(lengths[np.arange(number) * len(lengths) // max(number, 1)])
         if count:
             total = lengths if lengths.ndim == 1 else lengths.sum(axis=1)
