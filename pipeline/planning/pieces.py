@@ -207,8 +207,8 @@ def merge_spans(spans: np.ndarray) -> np.ndarray:
     """Spans sorted by epoch, example and start, with adjacent ones joined.
 
     A span is a range of consecutive positions in an example: epoch, example, first position, number
-    of positions; for pairs, of inputs and of targets. A remainder is planned from spans; joined
-    spans let longer buckets hold a whole example that shorter buckets had split.
+    of positions; for pairs, of inputs and of targets. The rest of an epoch is planned from spans.
+    Joined ones let longer buckets hold a whole example that shorter buckets had split.
 
     >>> merge_spans(np.array([[0, 7, 8, 2], [0, 3, 0, 5], [0, 7, 4, 4]])).tolist()
     [[0, 3, 0, 5], [0, 7, 4, 6]]

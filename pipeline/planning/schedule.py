@@ -2,7 +2,7 @@
 
 A schedule is a list of intervals. In an interval all shares are constant, so a quota gives any step
 without the steps before it. An interval ends where a pass of the only stream ends, whose last
-batches may be short, or where one of several streams ends its pass of what was left of an epoch.
+batches may be short, or where one of several streams ends the rest of an epoch.
 """
 
 import bisect
@@ -157,7 +157,7 @@ class Schedule:
         ]
         self._intervals = (self._interval_in_shares(start, 0 * self._rows_per_batch, rows, owed),)
         if options.ending == "stop":
-            # Each stream has what is left of an epoch and, from the start of the plan, one whole.
+            # Each stream has the rest of an epoch and, from the start of the plan, one whole.
             stock = np.stack(
                 [each.starts[-1] + each.whole.rows * (each.epoch == 0) for each in streams], axis=1
             )

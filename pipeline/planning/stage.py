@@ -240,8 +240,8 @@ def _make_streams(
         excluded: the examples to leave out in addition, numbered over all corpora.
         cache: the windows of the plan.
         before: the streams of the first corpora, which go on.
-        rows: int64 [buckets, streams], the rows that were taken of them, if what is left is to be
-            planned anew.
+        rows: int64 [buckets, streams], the rows that were taken of them, if the rest of their
+            epochs is to be planned anew.
     """
     window = min(options.window, max(options.window // len(members), LEAST_WINDOW))
     own = dataclasses.replace(options, window=window)

@@ -1,7 +1,7 @@
 """Streams: a stream is one corpus under given options, as endless rows of each bucket.
 
 A stream is a list of passes. A pass takes the rows of a layout window by window, in a seeded order:
-once for what is left of an epoch when options change, and for ever for whole epochs.
+once for the rest of an epoch when options change, and for ever for whole epochs.
 """
 
 import dataclasses
@@ -191,7 +191,7 @@ class Pass:
             filled.append(WindowRows(slots, bucket, order, pieces, flat=self._by_row))
         return filled
 
-    def left(self, cache: WindowCache, epoch: int, rows_before: np.ndarray) -> np.ndarray:
+    def rest(self, cache: WindowCache, epoch: int, rows_before: np.ndarray) -> np.ndarray:
         """The spans that remain of an epoch after some rows of each bucket.
 
         Fills only windows of which some rows, but not all, are before.
@@ -238,7 +238,7 @@ class Stream:
         name: the name of the corpus; empty if it is the only one.
         first: the number of its first example in the plan.
         whole: the pass of whole epochs.
-        passes: first that of what is left of epochs in progress, if anything; then `whole`.
+        passes: first that of the rest of epochs in progress, if any; then `whole`.
         epoch: the number of the first whole epoch.
         open_epochs: the epochs before it of which positions remained.
         lost: spans of open epochs that are in no row: of examples left out, or overlong.
@@ -256,9 +256,9 @@ class Stream:
         by_row: bool = False,
         number: int = 0,
         epoch: int = 0,
-        left: np.ndarray | None = None,
+        rest: np.ndarray | None = None,
     ):
-        """`number` counts the streams of this corpus before; `left` are spans of open epochs."""
+        """`number` counts the streams of this corpus before; `rest` are spans of open epochs."""
         self.lengths, self.options, self.name, self.first = lengths, options, name, first
         self._by_row, self._number, self.epoch = by_row, number, epoch
         self._buckets = options.buckets
@@ -282,10 +282,10 @@ class Stream:
         self.max_position = pieces.max_position
         self.open_epochs: tuple[int, ...] = ()
         self.lost = np.zeros((0, 3 + len(longest.lengths)), np.int64)
-        self._files_left = NO_EXAMPLES  # of each file in which the pass of what is left lies
-        self._solution_left: Solution | None = None
-        rest = None if left is None or not len(left) else self._plan_left(left)
-        self.passes = (self.whole,) if rest is None else (rest, self.whole)
+        self._files_of_rest = NO_EXAMPLES  # the file of each run of its spans
+        self._solution_of_rest: Solution | None = None
+        planned = None if rest is None or not len(rest) else self._plan_rest(rest)
+        self.passes = (self.whole,) if planned is None else (planned, self.whole)
         rows = np.stack([0 * self.whole.rows, *(found.rows for found in self.passes[:-1])])
         self.starts = rows.cumsum(axis=0)
 
@@ -332,14 +332,14 @@ class Stream:
         every = tuple(patterns.get(bucket, ()) for bucket in self._buckets)
         return Packed(self._buckets, every, packed.counts)
 
-    def _plan_left(self, spans: np.ndarray) -> Pass | None:
-        """The pass of what is left of open epochs; None if that has no position."""
+    def _plan_rest(self, spans: np.ndarray) -> Pass | None:
+        """The pass of the rest of open epochs; None if that has no position."""
         self.open_epochs = tuple(np.unique(spans[:, 0]).tolist())
         if len(self.lengths.excluded):
             stays = ~np.isin(spans[:, 1], self.lengths.excluded)
             spans, self.lost = spans[stays], spans[~stays]
         lengths = spans[:, 3:].astype(np.uint32)
-        pieces, buckets = self._cut_left(lengths if self.options.pairs else lengths[:, 0])
+        pieces, buckets = self._cut_rest(lengths if self.options.pairs else lengths[:, 0])
         sizes = pieces.positions_per_example()
         lost = spans.copy()
         lost[:, 3:] -= sizes
@@ -348,11 +348,11 @@ class Stream:
         self.max_position = max(self.max_position, last)
         if not pieces.longest:
             return None
-        self._files_left, files = file_runs(spans, self.lengths.files)
-        left, self._solution_left = self._make_pass(pieces, buckets, files, spans)
-        return left
+        self._files_of_rest, files = file_runs(spans, self.lengths.files)
+        planned, self._solution_of_rest = self._make_pass(pieces, buckets, files, spans)
+        return planned
 
-    def _cut_left(self, lengths: np.ndarray) -> tuple[Pieces, tuple[Bucket, ...]]:
+    def _cut_rest(self, lengths: np.ndarray) -> tuple[Pieces, tuple[Bucket, ...]]:
         """The pieces of spans of these lengths, and the buckets for their rows."""
         pieces = cut(lengths, self.options.buckets[-1].lengths, self.options.overflow)
         if not self._by_row:
@@ -380,8 +380,8 @@ class Stream:
             found["loss"] = f"{self.lengths.loss_share}"
         if self.solution is not None:
             found["patterns"] = self.solution.digest
-        if self._solution_left is not None:
-            found["patterns of the rest"] = self._solution_left.digest
+        if self._solution_of_rest is not None:
+            found["patterns of the rest"] = self._solution_of_rest.digest
         return found
 
     # ---- rows
@@ -415,18 +415,18 @@ class Stream:
             yield rows
             first, count = first + len(rows), count - len(rows)
 
-    def left(self, cache: WindowCache, rows: np.ndarray) -> tuple[np.ndarray, int]:
+    def rest(self, cache: WindowCache, rows: np.ndarray) -> tuple[np.ndarray, int]:
         """The spans that remain of open epochs after some rows, and the first epoch not begun."""
         spans = [self.lost[:0]]
         for found, start in zip(self.passes[:-1], self.starts, strict=False):
             used = np.clip(rows - start, 0, found.rows)
-            spans.append(found.left(cache, found.first_epoch, used))
+            spans.append(found.rest(cache, found.first_epoch, used))
         whole = self.whole
         rows = np.maximum(rows - self.starts[-1], 0)
         over, begun = self._count_times(rows)
         for number in range(over, begun):
             used = np.clip(rows - number * whole.rows, 0, whole.rows)
-            spans.append(whole.left(cache, self.epoch + number, used))
+            spans.append(whole.rest(cache, self.epoch + number, used))
         return merge_spans(np.concatenate(spans)), self.epoch + begun
 
     def _count_times(self, rows: np.ndarray) -> tuple[int, int]:
@@ -442,11 +442,11 @@ class Stream:
         lengths: Lengths,
         options: Options,
     ) -> "Stream":
-        """The stream that goes on after some rows, with what is left of open epochs planned anew.
+        """The stream that goes on after some rows, with the rest of open epochs planned anew.
 
         `lengths` may have new examples at its end; they join the latest epoch in progress.
         """
-        spans, epoch = self.left(cache, rows)
+        spans, epoch = self.rest(cache, rows)
         new = np.arange(len(self.lengths), len(lengths))
         if len(spans) and len(new):
             sizes = trainable_positions(lengths.array[new])
@@ -460,7 +460,7 @@ class Stream:
             by_row=self._by_row,
             number=self._number + 1,
             epoch=epoch,
-            left=spans,
+            rest=spans,
         )
 
     def files_ahead(self, rows: np.ndarray) -> list[np.ndarray]:
@@ -469,7 +469,7 @@ class Stream:
         every, found = np.arange(len(self.lengths.files)), list[np.ndarray]()
         for part, start in zip(self.passes[:-1], self.starts, strict=False):
             for runs in part.files_from(part.first_epoch, rows - start):
-                found.append(every if runs is None else np.unique(self._files_left[runs]))
+                found.append(every if runs is None else np.unique(self._files_of_rest[runs]))
         rows = np.maximum(rows - self.starts[-1], 0)
         epochs, _ = self._count_times(rows)
         for more, before in ((0, rows - epochs * self.whole.rows), (1, 0 * rows)):
