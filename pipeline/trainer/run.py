@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 from etils import epath
-from tqdm.contrib.logging import logging_redirect_tqdm
 
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.fs.atomic import as_path, directory_lock, make_directory
@@ -27,7 +26,7 @@ from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 from pipeline.steps import Compiled, CompileGuard, hosts, keep_programs, make_mesh
 from pipeline.trainer.corpora import prepare_on_hosts
-from pipeline.trainer.evaluation import sum_over_batches, unigram_entropy
+from pipeline.trainer.evaluation import sum_over_batches
 from pipeline.trainer.parameters import restore_parameters
 from pipeline.trainer.profile import Profile
 from pipeline.trainer.run_config import check_config, flatten, require_same, save_config
@@ -158,8 +157,6 @@ class Run:
         """The corpora to train on and to evaluate, prepared by process 0 where they are not yet."""
         with self.log.clock("prepare"):
             corpus, held_out = prepare_on_hosts(self.config, self.workdir / "corpus")
-            stats = self.log.stats
-            stats.unigram_entropy = stats.unigram_entropy or unigram_entropy(held_out)
         self._mixture = dict(self.config.get("mixture", {}))
         self._corpus = corpus if self._mixture else self._schedule.select(corpus)
         logger.info(f"{self._corpus}")
@@ -208,7 +205,6 @@ class Run:
         self.checkpoints.compile(state)
         if self._leads:
             write_history(self.workdir, self._corpus, self._plan)
-        self.enter(logging_redirect_tqdm())
         names = train_step.name, eval_step.name
         self._guard = self.enter(CompileGuard(*names, on_compile=self.config.on_compile))
         self.enter(self.log)

@@ -43,15 +43,6 @@ def test_microbatches_train_like_the_whole_batch(text, tmp_path):
         np.testing.assert_allclose(one, other, rtol=1e-4)
 
 
-def test_the_held_out_unigram_entropy_is_that_of_the_bytes(text, tmp_path):
-    run(tiny(text, steps=4), tmp_path)
-    documents = [json.loads(line)["text"] for line in text.read_text().splitlines()][128:]
-    targets = [byte for document in documents for byte in [*document.encode(), 256]]
-    share = np.unique(targets, return_counts=True)[1] / len(targets)
-    entropy = -(share * np.log(share)).sum()
-    assert summary(tmp_path)["unigram_entropy"] == pytest.approx(entropy)
-
-
 def test_a_profile_has_the_phases_of_a_step(text, tmp_path):
     config = tiny(text, steps=4)
     with messages():
