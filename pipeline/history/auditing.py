@@ -14,7 +14,7 @@ from etils import epath
 
 from pipeline.errors import InvalidValue, Missing, name_some
 from pipeline.fs.atomic import as_path
-from pipeline.history.plans import find_corpora, read_history
+from pipeline.history.plans import describe_changes, find_corpora, read_history
 from pipeline.planning import figures
 from pipeline.planning.lengths import as_lengths
 from pipeline.planning.plan import Plan
@@ -116,9 +116,7 @@ def audit(workdir: epath.PathLike, report: Callable[[str], None] = print) -> Non
     workdir = as_path(workdir)
     _, plan = read_history(workdir)
     for step, changes in plan.changes:
-        options = {k: name_some(v) if isinstance(v, list) else v for k, v in changes.items()}
-        said = ", ".join(f"{name}={value}" for name, value in options.items())
-        report(f"plan from step {step:,} on: {said or 'planned anew'}")
+        report(f"plan from step {step:,} on: {describe_changes(changes) or 'planned anew'}")
     digests, without_update = _read_log(workdir)
     ledger = Ledger(plan, report)
     for step, digest in enumerate(digests):
