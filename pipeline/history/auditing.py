@@ -87,9 +87,9 @@ class Ledger:
         if wrong.any():
             first = int(wrong.argmax())
             raise NotAsPlanned(
-                f"{name} of the plan has not each of the {due[first].sum():,} positions of example "
-                f"{first:,} once ({np.count_nonzero(wrong):,} such examples). This is a defect of "
-                "Lockstep: please report it"
+                f"{name} of the plan does not have each of the {due[first].sum():,} positions of "
+                f"example {first:,} once ({np.count_nonzero(wrong):,} such examples). This "
+                "is a defect of Lockstep: please report it"
             )
         total = int(covered.sum())
         if not over:

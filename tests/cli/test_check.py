@@ -173,5 +173,5 @@ def test_every_epoch_of_a_plan_that_changes_is_a_partition(corpus, buckets, alte
     assert f" {sum(plan.batch(step).num_tokens for step in steps):,} positions" in said[2]
     altered(lambda planned: planned.segments[1:])
     for epoch in range(4):
-        with pytest.raises(NotAsPlanned, match=f"epoch {epoch} of the plan has"):
+        with pytest.raises(NotAsPlanned, match=f"epoch {epoch} of the plan does not have"):
             check_plan(plan, epoch, told.append)

@@ -339,4 +339,4 @@ def test_mixtures_that_change_on_the_way_are_audited(mixed, tmp_path, capsys, mo
         write(tmp_path, lines_of(plan, 200))
         code, _, err = audited(tmp_path, capsys)
     assert code == 1
-    assert "of code of the plan has not" in err
+    assert "of code of the plan does not have each" in err
