@@ -44,7 +44,6 @@ from pipeline.steps import (
     programs_table,
 )
 from pipeline.trainer import (
-    EmptyCorpus,
     Run,
     evaluation_batches,
     find_config,
@@ -170,10 +169,6 @@ def train(config: ConfigDict, workdir: epath.Path, **options: str) -> int:
         if run.finished:
             return 0
         config, mesh = run.config, run.mesh  # with what the past of the run decides
-        # Options that model or optimizer cannot have are refused before the slow preparation;
-        # `EmptyCorpus` has what a model asks of a corpus.
-        make_model(config, EmptyCorpus())
-        make_optimizer(config)
 
         # Corpora, plan and loader.
         corpus, held_out = run.prepare_corpora()

@@ -130,7 +130,8 @@ def require_one_of(name: str, value: Any, allowed: Collection[str]) -> None:
         ValueError: it is not.
     """
     if not isinstance(value, str) or value not in allowed:
-        raise InvalidValue(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
+        known = ", ".join(each or "''" for each in allowed)
+        raise InvalidValue(f"{name} is {value!r}; it must be one of {known}")
 
 
 def require(module: str, *, extra: str, purpose: str) -> Any:

@@ -145,7 +145,7 @@ def parser() -> argparse.ArgumentParser:
 
     flag = add(
         "why",
-        "which documents a loss is from, beside what they lost before",
+        "which documents a loss is from",
         "Losses are\nmeans in nats; the usual one is that of the same corpus at that time, "
         "from 8 steps before\nto 8 after. Documents whose loss was not finite come first.",
     )

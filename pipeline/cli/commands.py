@@ -154,12 +154,12 @@ def why(arguments: argparse.Namespace) -> None:
     from pipeline.cli.show import printable
     from pipeline.history import Why
 
-    width = shutil.get_terminal_size((110, 40)).columns
-    told = Why(as_path(arguments.workdir), width)
+    told = Why(as_path(arguments.workdir))
     ways = {"step": told.step, "worst": told.worst, "document": told.document}
     ((name, number),) = ((n, v) for n, v in vars(arguments).items() if n in ways and v is not None)
+    width = None if name == "document" else shutil.get_terminal_size((110, 40)).columns
     for line in ways[name](number):
-        print(printable(line))
+        print(printable(line)[:width])
 
 
 def prepare(arguments: argparse.Namespace) -> None:

@@ -8,22 +8,18 @@ batches here, and not taken from the plan.
 import json
 import os
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from etils import epath
 
 from pipeline.errors import InvalidValue, Missing, name_some
 from pipeline.fs.atomic import as_path
-from pipeline.history.plans import find_corpora, read_history
+from pipeline.history.plans import describe_changes, find_corpora, read_history
 from pipeline.planning import figures
-from pipeline.planning.bucket import Bucket
 from pipeline.planning.lengths import as_lengths
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 from pipeline.planning.stream import count_examples, expected_positions
-
-DEFECT = "This is a defect of Lockstep: please report it"
 
 
 class NotAsPlanned(InvalidValue):
@@ -34,13 +30,11 @@ class Ledger:
     """Counts the positions that each epoch of each corpus of a plan had, batch by batch.
 
     The plan may change on the way. `report` is called with a line for each epoch from the first on.
-    `times` says in how many epochs of its corpus each example was: int64 [examples].
     """
 
     def __init__(self, plan: Plan, report: Callable[[str], None], first_epoch: int = 0):
         self._plan, self._report, self._first_epoch = plan, report, first_epoch
         self._streams = plan.stages[-1].streams
-        self.times = np.zeros(plan.num_examples, np.int64)
         # By corpus and epoch: pieces so far, as example, start and sizes, and positions to come.
         self._pieces: dict[tuple[int, int], list[np.ndarray]] = {}
         self._left: dict[tuple[int, int], int] = {}
@@ -82,26 +76,21 @@ class Ledger:
         pieces = np.concatenate([none, *self._pieces.pop((which, epoch), [])])
         pieces[:, 0] -= stream.first
         example, start, *sizes = pieces[np.lexsort((pieces[:, 1], pieces[:, 0]))].T
-        covered = np.zeros_like(due)
+        covered, wrong = np.zeros_like(due), np.zeros(len(due), bool)
         for side, size in enumerate(sizes):
             end = start + size
-            wrong = end > lengths[example, side]
-            wrong[:-1] |= (example[:-1] == example[1:]) & (end[:-1] > start[1:])
-            if wrong.any():
-                raise NotAsPlanned(
-                    f"{name} of the plan has positions of example {example[wrong.argmax()]:,} "
-                    f"twice, or some that it does not have. {DEFECT}"
-                )
+            beyond = end > lengths[example, side]
+            twice = (example[:-1] == example[1:]) & (end[:-1] > start[1:])
+            wrong[example[beyond]] = wrong[example[1:][twice]] = True
             covered[:, side] = np.bincount(example, size, len(due))
-        wrong = (covered != due if over else covered > due).any(axis=1)
+        wrong |= (covered != due if over else covered > due).any(axis=1)
         if wrong.any():
             first = int(wrong.argmax())
             raise NotAsPlanned(
-                f"{name} of the plan has {covered[first].sum():,} of the {due[first].sum():,} "
-                f"positions of example {first:,} ({np.count_nonzero(wrong):,} such examples). "
-                f"{DEFECT}"
+                f"{name} of the plan does not have each of the {due[first].sum():,} positions of "
+                f"example {first:,} once ({np.count_nonzero(wrong):,} such examples). This "
+                "is a defect of Lockstep: please report it"
             )
-        self.times[stream.first :][: len(covered)] += covered.any(axis=1)
         total = int(covered.sum())
         if not over:
             self._report(f"{name}, not over: {total:,} positions, none twice")
@@ -114,7 +103,7 @@ class Ledger:
 
 
 def audit(workdir: epath.PathLike, report: Callable[[str], None] = print) -> None:
-    """Compares every batch of a run with its plan, and says what became of every example.
+    """Compares every batch of a run with its plan, and counts the positions of every epoch.
 
     `workdir` is of a run, finished or stopped; `report` is called with each line.
 
@@ -125,15 +114,10 @@ def audit(workdir: epath.PathLike, report: Callable[[str], None] = print) -> Non
         ValueError: what is there cannot be read, or the batches cannot be planned again.
     """
     workdir = as_path(workdir)
-    corpus, plan = read_history(workdir)
+    _, plan = read_history(workdir)
     for step, changes in plan.changes:
-        said = ", ".join(f"{name}={_short(value)}" for name, value in changes.items())
-        report(f"plan from step {step:,} on: {said or 'planned anew'}")
-    streams = plan.stages[-1].streams
-    if len(streams) > 1:
-        first = [f"from {stream.first} {stream.name}" for stream in streams]
-        report(f"documents are counted over all corpora, {', '.join(first)}")
-    digests, skipped, lost = _read_log(workdir)
+        report(f"plan from step {step:,} on: {describe_changes(changes) or 'planned anew'}")
+    digests, without_update = _read_log(workdir)
     ledger = Ledger(plan, report)
     for step, digest in enumerate(digests):
         if plan.finite and step >= plan.num_batches():
@@ -148,41 +132,18 @@ def audit(workdir: epath.PathLike, report: Callable[[str], None] = print) -> Non
             )
         ledger.add(planned)
     ledger.finish(len(digests))
-    for step, changes in plan.changes:
-        if "exclude" in changes:
-            report(f"left out from step {step:,} on, as asked: {name_some(changes['exclude'])}")
-    for stage in plan.stages:
-        done = {"truncate": "cut", "drop": "dropped"}.get(str(stage.options.overflow))
-        overlong = [each.whole.layout.pieces.overlong + each.first for each in stage.streams]
-        if done and any(map(len, overlong)):
-            longest = " and ".join(f"{each:,}" for each in stage.options.buckets[-1].lengths)
-            report(
-                f"from step {stage.start:,} on, documents longer than {longest} are {done} "
-                f"(overflow={stage.options.overflow!r}): {name_some(np.concatenate(overlong))}"
-            )
-    trained_on = np.reshape(corpus.lengths, (len(corpus), -1))[:, -1]
-    if empty := np.count_nonzero(trained_on == 0):
-        report(f"left out: {empty:,} documents with nothing to train on")
-    for what, steps in (
-        ("left out: the batches of steps {} (skip_steps)", skipped),
-        ("without an update, as the loss was not finite: steps {}", lost),
-    ):
-        if steps:
-            documents = np.unique(np.concatenate([plan.batch(n).segments[:, 1] for n in steps]))
-            report(f"{what.format(name_some(steps))}: documents {name_some(documents)}")
-    for number, count in enumerate(np.bincount(ledger.times).tolist()):
-        if number > 1 and count:
-            report(f"repeated: {count:,} documents in {number} epochs each")
+    if without_update:
+        report(f"without an update: steps {name_some(without_update)}")
     report(f"all {len(digests):,} batches are those that were planned, each once and in order")
 
 
-def _read_log(workdir: epath.Path) -> tuple[list[str], list[int], list[int]]:
-    """The digests of all batches; the steps that were left out; those that were not finite.
+def _read_log(workdir: epath.Path) -> tuple[list[str], list[int]]:
+    """The digests of all batches; the steps that were left out, or not finite.
 
     Raises:
         NotAsPlanned: a step is missing or was run twice, or fewer steps are there than were saved.
     """
-    digests, skipped, lost = list[str](), list[int](), list[int]()
+    digests, without_update = list[str](), list[int]()
     path = workdir / "metrics.jsonl"
     if not path.exists():
         raise Missing(
@@ -205,10 +166,8 @@ def _read_log(workdir: epath.Path) -> tuple[list[str], list[int], list[int]]:
         if step != due:
             what = f"step {due:,} is missing" if step > due else f"step {step:,} was run twice"
             raise NotAsPlanned(f"{what}: line {number} of metrics.jsonl is of step {step:,}")
-        if "skipped" in values:
-            skipped.append(step)
-        elif loss is None or values.get("gradient_norm", 0) is None:
-            lost.append(step)
+        if loss is None or values.get("gradient_norm", 0) is None:
+            without_update.append(step)
         digests.append(digest)
     folder = workdir / "checkpoints"
     names = [each.name for each in folder.iterdir()] if folder.exists() else []
@@ -218,12 +177,4 @@ def _read_log(workdir: epath.Path) -> tuple[list[str], list[int], list[int]]:
             f"step {len(digests):,} is missing: the log ends there, and the last checkpoint is of "
             f"step {saved:,}"
         )
-    return digests, skipped, lost
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, dict):
-        return " ".join(f"{name}:{weight}" for name, weight in value.items())
-    if isinstance(value, list) and value and isinstance(value[0], list):
-        return "+".join(str(Bucket(*each)) for each in value)
-    return name_some(value) if isinstance(value, list) else str(value)
+    return digests, without_update

@@ -27,8 +27,8 @@ SEGMENTS = 1 << 20
 # Steps before and after a step over which the mean loss at that step is taken.
 AROUND = 8
 
-# Tokens of a document that are printed, and epochs.
-TOKENS, EPOCHS = 64, 4
+# Tokens of a document that are printed.
+TOKENS = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,18 +229,18 @@ def _read(workdir: epath.Path, plan: Plan) -> Losses:
 
 
 class Why:
-    """The losses of a run, document by document, as lines of text of at most some width.
+    """The losses of a run, document by document, as lines of text.
 
     Losses are means in nats, by weight. Where some are not finite, their documents come first. A
     step or a document without losses is a `ValueError`.
     """
 
-    def __init__(self, workdir: epath.PathLike, width: int = 110):
+    def __init__(self, workdir: epath.PathLike):
         self._corpus, self._plan = read_history(workdir)
-        self._losses, self._width = _read(as_path(workdir), self._plan), width
+        self._losses = _read(as_path(workdir), self._plan)
 
     def step(self, step: int) -> Iterator[str]:
-        """The documents of a step, the largest loss first, and what they lost before."""
+        """The documents of a step, the largest loss first."""
         every = self._losses.step
         here = self._losses.select(every == step)
         if not len(here.step):
@@ -252,15 +252,14 @@ class Why:
         mean = here.loss.sum(dtype=float) / max(here.weight.sum(dtype=float), 1e-9)
         yield f"step {step:,}: {len(numbers):,} documents, loss {mean:.4f}"
         order = np.lexsort((-loss, np.isfinite(loss)))
-        before = self._losses.select(every < step)
-        yield from self._table(numbers[order], loss[order], excess[order], before, "before")
+        yield from self._table(numbers[order], loss[order], excess[order])
 
     def worst(self, count: int) -> Iterator[str]:
         """The documents of the run whose losses are the most above what is usual."""
         numbers, loss, excess = self._losses.documents()
         order = np.lexsort((-excess, np.isfinite(loss)))[:count]
         yield f"{len(numbers):,} documents in {len(np.unique(self._losses.step)):,} steps"
-        yield from self._table(numbers[order], loss[order], excess[order], self._losses, "by epoch")
+        yield from self._table(numbers[order], loss[order], excess[order])
 
     def document(self, number: int) -> Iterator[str]:
         """What a document lost in each of its steps, and its text."""
@@ -279,26 +278,15 @@ class Why:
         yield from text_table(rows)
         yield self._start(number)
 
-    def _table(
-        self, numbers: np.ndarray, loss: np.ndarray, excess: np.ndarray, past: Losses, title: str
-    ) -> Iterator[str]:
-        """A line for each document, with its losses by epoch and the start of its text."""
-        past = past.select(np.isin(past.example, numbers))
-        by_epoch: dict[int, list[str]] = {number: [] for number in numbers.tolist()}
-        for epoch in np.unique(past.epoch):
-            examples, then, _ = past.select(past.epoch == epoch).documents()
-            for example, mean in zip(examples.tolist(), then, strict=True):
-                by_epoch[example].append(f"{mean:.2f}")
-        rows = [["document", "loss", "usual", title]]
-        owners = find_corpora(self._plan, numbers)
-        for (number, means), owner, one, above in zip(
-            by_epoch.items(), owners, loss, excess, strict=True
-        ):
-            several = "… " * (len(means) > EPOCHS) + " ".join(means[-EPOCHS:])
-            name = f"{number:,} {self._plan.names[owner]}".rstrip()
-            rows.append([name, f"{one:.3f}", f"{one - above:.3f}", several or "–"])
-        for line, text in zip(text_table(rows), ["", *map(self._start, by_epoch)], strict=True):
-            yield f"{line}  {text}"[: max(self._width, len(line))].rstrip()
+    def _table(self, numbers: np.ndarray, loss: np.ndarray, excess: np.ndarray) -> Iterator[str]:
+        """A line for each document, with the start of its text."""
+        names = [self._plan.names[owner] for owner in find_corpora(self._plan, numbers)]
+        rows = [["document", "loss", "usual"]]
+        for number, name, one, above in zip(numbers, names, loss, excess, strict=True):
+            rows.append([f"{number:,} {name}".rstrip(), f"{one:.3f}", f"{one - above:.3f}"])
+        texts = ["", *map(self._start, numbers.tolist())]
+        for line, text in zip(text_table(rows), texts, strict=True):
+            yield f"{line}  {text}".rstrip()
 
     def _start(self, number: int) -> str:
         """The first tokens of a document, of pairs those of its targets, on one line."""

@@ -27,14 +27,12 @@ class MetricsFiles:
         board = require("tensorboardX", extra="train", purpose="RunLog")
         self._path, self.lost = workdir / "metrics.jsonl", 0.0
         kept: list[bytes] = []
-        again: list[dict[str, Any]] = []  # evaluations after `step` steps: TensorBoard forgets them
         for line in self._path.read_bytes().splitlines() if step and self._path.exists() else []:
             with contextlib.suppress(ValueError, KeyError, TypeError):  # cut short by a kill
                 values = json.loads(line)
                 at = operator.index(values["step"])
                 if str(at) in evaluated if "eval_loss" in values else at < step:
                     kept.append(line + b"\n")
-                    again += [values] * (at >= step)
                 elif "eval_loss" not in values:
                     self.lost += values.get("seconds", 0.0)
         self._scratch = None if is_local(workdir) else tempfile.TemporaryDirectory()
@@ -43,22 +41,18 @@ class MetricsFiles:
         with atomic_write(self._here / "metrics.jsonl") as file:
             file.writelines(kept)
         self._file = open(os.fspath(self._here / "metrics.jsonl"), "a")  # noqa: SIM115
+        # An evaluation after `step` steps stays there.
         self._board = board.SummaryWriter(
-            os.fspath(self._here / "tensorboard"), purge_step=step, flush_secs=30
+            os.fspath(self._here / "tensorboard"), purge_step=step + 1, flush_secs=30
         )
-        for values in again:
-            self._draw(values)
 
     def write(self, values: Mapping[str, Any]) -> None:
         """Writes a line; `step` is among its values."""
         with name_full_disk(self._path):
             self._file.write(json.dumps(values) + "\n")
-            self._draw(values)
-
-    def _draw(self, values: Mapping[str, Any]) -> None:
-        for name, value in values.items():
-            if name != "step" and isinstance(value, (int, float)):
-                self._board.add_scalar(name, value, values["step"])
+            for name, value in values.items():
+                if name != "step" and isinstance(value, (int, float)):
+                    self._board.add_scalar(name, value, values["step"])
 
     def flush(self) -> None:
         """Makes what was written so far outlive the process."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.pairs import open_corpus
 from pipeline.corpus.views import View, view_of
-from pipeline.errors import InvalidValue, Missing
+from pipeline.errors import InvalidValue, Missing, name_some
 from pipeline.fs.atomic import as_path, atomic_write, is_local, make_directory
 from pipeline.loading.state import differences
 from pipeline.planning.plan import Plan
@@ -100,6 +101,16 @@ def read_history(workdir: epath.PathLike) -> tuple[AnyCorpus, Plan]:
                 f"{'; '.join(others)}. Use the version of Lockstep that the run was made with"
             )
     return corpus, plan
+
+
+def describe_changes(changes: Mapping[str, Any]) -> str:
+    """Options in a line, of long lists the first.
+
+    >>> describe_changes({"seed": 4, "exclude": [3, 5]})
+    'seed=4, exclude=3, 5'
+    """
+    each = {k: name_some(v) if isinstance(v, list | tuple) else v for k, v in changes.items()}
+    return ", ".join(f"{name}={value}" for name, value in each.items())
 
 
 def find_corpora(plan: Plan, examples: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ from pipeline.fs.atomic import as_path, atomic_write
 from pipeline.history.loss_archive import LossLog
 from pipeline.history.metrics_files import MetricsFiles
 from pipeline.history.progress import Progress
-from pipeline.history.run_stats import Clock, RunStats, peak_of
+from pipeline.history.run_stats import Clock, RunStats, goodput, peak_of
 from pipeline.planning.planned import PlannedBatch
 
 logger = logging.getLogger(__name__)
@@ -91,8 +91,7 @@ class RunLog:
                 stack.callback(self._files.close)
                 stack.callback(self._losses.flush)
                 self.clock.add("lost", self._files.lost)
-            progress = Progress(self._steps, self._first, enabled=self._leads)
-            self._progress = stack.enter_context(progress)
+            self._progress = Progress(self._steps, self._first, enabled=self._leads)
             self._before = self.clock.seconds()
             self._stack = stack.pop_all()
         return self
@@ -158,9 +157,7 @@ class RunLog:
         finite = {name: each if math.isfinite(each) else None for name, each in values.items()}
         self.stats.evaluations[str(step)] = finite
         text = ", ".join(f"{name} {each:.4f}" for name, each in finite.items() if each is not None)
-        entropy = self.stats.unigram_entropy
-        usual = f" (unigram entropy {entropy:.4f})" if entropy else ""
-        logger.info(f"step {step:,}: {text or 'not finite'}{usual}")
+        logger.info(f"step {step:,}: {text or 'not finite'}")
         self.write({"step": step, **finite})
 
     def save(self) -> dict[str, Any]:
@@ -193,21 +190,19 @@ class RunLog:
         if sums is not None and self._leads:
             self._losses.add(step, planned, sums)
         numbers = {name: np.asarray(each).item() for name, each in arrays.items()}
-        documents = np.unique(planned.segments[:, 1])
         before, self._before = self._before, self.clock.seconds()
         passed = {name: self._before[name] - before.get(name, 0.0) for name in self._before}
         waited = passed.get("wait", 0.0)
         seconds = max(passed["train"] + waited, 1e-9)
         if not numbers.pop("finite", math.isfinite(numbers["loss"])):
-            self._handle_nonfinite(step, planned, documents, numbers)
-            self.stats.skipped_seconds += seconds
-        self.stats.add(planned, len(documents))
+            self._handle_nonfinite(step, planned, numbers)
+        self.stats.add(planned)
         line = {
             "step": step,
             "epoch": planned.epoch,
             "bucket": str(planned.bucket),
             **{name: value if math.isfinite(value) else None for name, value in numbers.items()},
-            "documents": len(documents),
+            "documents": len(np.unique(planned.segments[:, 1])),
             "tokens": planned.num_tokens,
             "positions": planned.bucket.positions,
             "padding": 1 - planned.num_tokens / planned.bucket.positions,
@@ -216,9 +211,7 @@ class RunLog:
             "waited": waited,
             "seconds": seconds,
             "tokens_per_second": planned.num_tokens / seconds,
-            "positions_per_second": planned.bucket.positions / seconds,
-            "goodput": self.stats.goodput(self._before),
-            **{f"seconds/{name}": self._before.get(name, 0.0) for name in ("compile", "save")},
+            "goodput": goodput(self._before),
         }
         if self._peak and flops is not None:
             self.stats.flops += flops
@@ -229,12 +222,10 @@ class RunLog:
         text = f"loss {numbers['loss']:.3f} · {planned.bucket} · padding {self.stats.padding:.2%}"
         self._progress.update(step + 1, planned.num_tokens, waited, text)
 
-    def _handle_nonfinite(
-        self, step: int, planned: PlannedBatch, documents: np.ndarray, values: dict[str, float]
-    ) -> None:
+    def _handle_nonfinite(self, step: int, planned: PlannedBatch, values: dict[str, float]) -> None:
         norm = f" and gradient norm {values['gradient_norm']}" if "gradient_norm" in values else ""
         text = f"loss {values['loss']}{norm} at step {step:,}, bucket {planned.bucket}, "
-        text += f"documents {name_some(documents, most=20)}"
+        text += f"documents {name_some(np.unique(planned.segments[:, 1]), most=20)}"
         # With a loss scale, gradients are expected to overflow until the scale has fallen.
         overflow = math.isfinite(values["loss"]) and values.get("loss_scale", 0) > 1
         if self._stops and not overflow:

@@ -75,18 +75,14 @@ class Clock:
 class RunStats:
     """Counts of a run over all its starts. Every attribute is JSON."""
 
-    unigram_entropy: float | None = None  # of the held-out targets, in nats per token
     tokens: int = 0  # real positions trained on
     positions: int = 0  # all computed positions, padding included
-    batches: int = 0
-    documents: int = 0  # an example counts once in each of its batches
     # Floating-point operations of the model's mathematics, and those that the devices could have
     # done in that time, where that is known.
     flops: float = 0.0
     capacity: float = 0.0
     sources: dict[str, int] = dataclasses.field(default_factory=dict)  # tokens of each corpus
     skipped: int = 0  # steps without an update, because they were not finite
-    skipped_seconds: float = 0.0  # that these steps took
     # Of each evaluated step, `eval_loss` in nats per token and `bits_per_byte`.
     evaluations: dict[str, dict[str, float | None]] = dataclasses.field(default_factory=dict)
     # By phase, of all starts up to the last checkpoint of each. Steps that a kill took back are
@@ -103,19 +99,12 @@ class RunStats:
         """The share of computed positions that were padding."""
         return 1 - self.tokens / max(self.positions, 1)
 
-    def add(self, planned: PlannedBatch, documents: int) -> None:
+    def add(self, planned: PlannedBatch) -> None:
         """Counts a batch that was trained on."""
         self.tokens += planned.num_tokens
         self.positions += planned.bucket.positions
-        self.batches += 1
-        self.documents += documents
         for name, tokens in planned.sources.items():
             self.sources[name] = self.sources.get(name, 0) + tokens
-
-    def goodput(self, seconds: Mapping[str, float]) -> float:
-        """The share of all time, by phase in `seconds`, that went into steps with an update."""
-        useful = seconds.get("train", 0.0) - self.skipped_seconds
-        return max(useful, 0.0) / max(sum(seconds.values()), 1e-9)
 
     def summary(self, steps: int) -> dict[str, Any]:
         """The content of `summary.json` after some steps."""
@@ -125,25 +114,26 @@ class RunStats:
         return {
             "eval_loss_first": evaluations[0].get("eval_loss"),
             "eval_loss_last": evaluations[-1].get("eval_loss"),
-            "unigram_entropy": self.unigram_entropy,
             "bits_per_byte": evaluations[-1].get("bits_per_byte"),
             "steps": steps,
             "tokens": self.tokens,
             "padding": self.padding,
             "shares": {name: tokens / self.tokens for name, tokens in self.sources.items()},
-            "tokens_per_batch": self.tokens / max(self.batches, 1),
-            "documents_per_batch": self.documents / max(self.batches, 1),
             "tokens_per_second": self.tokens / training,
-            "positions_per_second": self.positions / training,
             "flop_utilisation": self.flops / self.capacity if self.capacity else None,
             "skipped_steps": self.skipped,
             "compiles": self.compiles,
             "compiles_after_start": self.compiles_after_start,
             "other_compiles": self.other_compiles,
-            "goodput": self.goodput(self.seconds),
+            "goodput": goodput(self.seconds),
             "waiting": waiting / training,
             "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
         }
+
+
+def goodput(seconds: Mapping[str, float]) -> float:
+    """The share of all time, by phase in `seconds`, that went into training steps."""
+    return seconds.get("train", 0.0) / max(sum(seconds.values()), 1e-9)
 
 
 def peak_of(device_kind: str) -> float:

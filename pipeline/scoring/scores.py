@@ -19,7 +19,6 @@ import pyarrow as pa
 from etils import epath
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
-from tqdm.contrib.logging import logging_redirect_tqdm
 
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.parts import json_digest
@@ -174,7 +173,6 @@ def score(
             # number of hosts.
             everywhere = NamedSharding(loader.sharding.mesh, PartitionSpec())
             compiled = Compiled(run, state, loader.specs, out_shardings=everywhere)
-            enter(logging_redirect_tqdm())
             _write_parts(loader, functools.partial(compiled, state), every, done, values)
 
         def finish() -> pa.Table:
@@ -248,21 +246,21 @@ def _write_parts(
     first = every.ranges[done][0]
     loader.set_state(loader.batches.origin.state(first))
     results = _run(loader, step, end - first)
-    with Progress(end - begin, first - begin, name="score", enabled=leads) as progress:
-        for number in range(done, len(every.ranges)):
-            found: dict[str, list[np.ndarray]] = {}
-            for now in every.ranges[number]:
-                planned, returned, waited = next(results)
-                jax.block_until_ready(returned)
-                for name, value in values.items() if leads else ():
-                    whole = np.asarray(returned[name].addressable_data(0))
-                    found.setdefault(VALUE + name, []).append(value.cut(whole, planned))
-                found.setdefault(SEGMENTS, []).append(planned.segments)
-                text = f"{planned.bucket}"
-                progress.update(now + 1 - begin, planned.num_tokens, waited, text)
-            if leads:
-                arrays = {name: np.concatenate(pieces) for name, pieces in found.items()}
-                every.write(number, arrays)
+    progress = Progress(end - begin, first - begin, enabled=leads)
+    for number in range(done, len(every.ranges)):
+        found: dict[str, list[np.ndarray]] = {}
+        for now in every.ranges[number]:
+            planned, returned, waited = next(results)
+            jax.block_until_ready(returned)
+            for name, value in values.items() if leads else ():
+                whole = np.asarray(returned[name].addressable_data(0))
+                found.setdefault(VALUE + name, []).append(value.cut(whole, planned))
+            found.setdefault(SEGMENTS, []).append(planned.segments)
+            text = f"{planned.bucket}"
+            progress.update(now + 1 - begin, planned.num_tokens, waited, text)
+        if leads:
+            arrays = {name: np.concatenate(pieces) for name, pieces in found.items()}
+            every.write(number, arrays)
 
 
 def _run(

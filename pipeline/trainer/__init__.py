@@ -1,6 +1,6 @@
 """The parts of train.py that know its config: its corpora, its schedule of batches, its run."""
 
-from pipeline.trainer.corpora import EmptyCorpus, prepare_corpora, prepare_on_hosts
+from pipeline.trainer.corpora import prepare_corpora, prepare_on_hosts
 from pipeline.trainer.evaluation import evaluation_batches
 from pipeline.trainer.parameters import restore_parameters
 from pipeline.trainer.run import Run
@@ -9,7 +9,6 @@ from pipeline.trainer.schedule import Schedule
 from pipeline.trainer.scoring import score_corpus
 
 __all__ = [
-    "EmptyCorpus",
     "Run",
     "Schedule",
     "evaluation_batches",

@@ -4,12 +4,10 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pipeline.errors import InvalidValue, name_some, suggest_option
+from pipeline.errors import InvalidValue, suggest_option
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.options import list_keywords
 from pipeline.planning.plan import PLANNING as PLAN_OPTIONS
-from pipeline.planning.stage import Stage
-from pipeline.planning.table import heading
 
 # The weights of a mixture change by phases of their own.
 MIXTURE = ("weights", "by", "ending")
@@ -71,11 +69,6 @@ def check_options(options: Mapping[str, Any]) -> None:
         ValueError: as above.
     """
     for name in options:
-        if name in MIXTURE:
-            raise InvalidValue(
-                f"{name} is not an option of batches: the weights of a mixture change by another "
-                "phase of config.mixture.weights, from a later step on; its other options stay"
-            )
         if name not in KNOWN:
             raise InvalidValue(f"batches have no option {suggest_option(name, KNOWN)}")
     for name, (kind, what) in LISTS.items():
@@ -91,26 +84,3 @@ def merge_options(options: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         lists = {name: [*merged.get(name, ()), *each.get(name, ())] for name in LISTS}
         merged |= dict(each) | {name: every for name, every in lists.items() if every}
     return merged
-
-
-def describe_change(
-    options: Mapping[str, Any], force: Mapping[str, Any], before: Stage, now: Stage
-) -> str:
-    """What a change of `options`, from those in `force`, comes to in words, between two stages."""
-    lines = [heading(before, now)]
-    for name, value in options.items():
-        if name == "exclude":
-            lines.append(f"{len(value):,} examples are left out: {name_some(value)}")
-        elif name == "add":
-            more = now.num_examples - before.num_examples
-            lines.append(f"{', '.join(value)}: {more:,} examples more, from this epoch on")
-        else:
-            lines.append(f"{name} was {force.get(name, 'not given')} and is now {value}")
-    old, new = (" + ".join(map(str, s.options.buckets)) for s in (before, now))
-    if old != new:
-        lines.append(f"buckets were {old} and are now {new}")
-    if any(stream.open_epochs for stream in now.streams):
-        lost = sum(int(stream.lost[:, 3:].sum()) for stream in now.streams)
-        what = f", but for {lost:,} positions of examples left out or too long" if lost else ""
-        lines.append(f"of epochs in progress none is lost or trained on again{what}")
-    return "\n  ".join(lines)

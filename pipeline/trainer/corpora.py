@@ -3,25 +3,27 @@
 import functools
 import importlib
 import inspect
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy as np
 from etils import epath
 
 from pipeline.corpus import views
 from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.pairs import open_corpus
 from pipeline.corpus.preparation import prepare, prepare_pairs
-from pipeline.corpus.tasks import CAUSAL, INPUTS
-from pipeline.errors import InvalidValue
+from pipeline.corpus.tasks import CAUSAL, INPUTS, Task
+from pipeline.errors import InvalidValue, require_one_of
 from pipeline.steps import hosts
 from pipeline.text import sources, templates, tokenizers
 
-TEMPLATES = {"": None, "chat": templates.Chat, "answer": templates.Answer}
-VIEWS = {"causal": None, **views.KINDS}
+TEMPLATES: dict[str, Callable] = {
+    "": lambda: None,
+    "chat": templates.Chat,
+    "answer": templates.Answer,
+}
+VIEWS: dict[str, Callable] = {"causal": lambda corpus, seed: corpus, **views.KINDS}
 TOKENIZERS = ("sentencepiece", "huggingface", "bytes")
 
 
@@ -95,60 +97,36 @@ def open_template(fields: Any) -> templates.Template | None:
         ValueError: there is no such kind, or a field of it is missing or wrong.
     """
     make, options = _choose(fields, "template", TEMPLATES)
-    for name, value in options.items():
-        if isinstance(value, str) and (found := re.search(r"\\[nrt]", value)):
-            raise InvalidValue(
-                f"template.{name} is {value!r}, in which {found[0]} is two characters, not a line "
-                "break or a tab; in a shell write $'…\\n…', with a dollar sign before the quotes. "
-                "If you mean a backslash, write a template of your own"
-            )
-    return make(**options) if make else None
+    return make(**options)
 
 
-def open_view(fields: Any, seed: int) -> Callable[..., Any] | None:
+def open_view(fields: Any, seed: int) -> Callable[[Any], Any]:
     """The function that makes, of a corpus, the view that `fields` describe: its `kind`, and more.
 
-    It is None for the kind "causal", where the corpus itself is trained on.
+    For the kind "causal" it returns the corpus itself.
 
     Raises:
-        ValueError: there is no such kind, or a field of it is missing or wrong.
+        ValueError: there is no such kind, or a field of it is missing or unknown.
     """
-    make, options = _choose(fields, "task", VIEWS, given=("corpus", "seed"))
-    if make is None:
-        return None
-    view = functools.partial(make, seed=seed, **options)
-    view(EmptyCorpus())  # so that wrong values are refused now
-    return view
-
-
-class EmptyCorpus:
-    """What a view or a model reads of a corpus when it is made, to refuse options early."""
-
-    task, vocab_size, num_tokens, tokenizer = INPUTS, 1 << 16, 0, tokenizers.Bytes()
-    lengths, files, in_memory = np.zeros(1, np.uint32), None, True
-    identity: ClassVar = {"task": "inputs"}
+    make, options = _choose(fields, "task", VIEWS, corpus=None, seed=seed)
+    return functools.partial(make, seed=seed, **options)
 
 
 def _choose(
-    fields: Any, name: str, kinds: Mapping[str, Any], given: Sequence[str] = ()
-) -> tuple[Any, dict[str, Any]]:
-    """The class that `fields.kind` names, and its arguments: the other fields that are not None."""
+    fields: Any, name: str, kinds: Mapping[str, Callable], **given: Any
+) -> tuple[Callable, dict[str, Any]]:
+    """The callable that `fields.kind` names, and its arguments: the other fields that are not None.
+
+    It takes the arguments `given` as well.
+    """
     plain = fields if isinstance(fields, dict) else fields.to_dict()
     options = {key: value for key, value in plain.items() if value is not None}
     kind = options.pop("kind")
-    if kind not in kinds:
-        known = ", ".join(filter(None, kinds))
-        raise InvalidValue(f"{name}.kind is {kind!r}; it must be one of {known}")
-    parameters = inspect.signature(kinds[kind]).parameters if kinds[kind] else {}
-    takes = {key: each.default is each.empty for key, each in parameters.items()}
-    takes = {key: required for key, required in takes.items() if key not in given}
-    if wrong := [key for key in options if key not in takes]:
-        raise InvalidValue(
-            f"{name}.{wrong[0]} is set, and {name}.kind {kind!r} takes "
-            f"{', '.join(takes) or 'no other field'}; leave it out, or give another kind"
-        )
-    if missing := [key for key, required in takes.items() if required and key not in options]:
-        raise InvalidValue(f"{name}.kind is {kind!r}, which needs {name}.{missing[0]}; give it")
+    require_one_of(f"{name}.kind", kind, kinds)
+    try:
+        inspect.signature(kinds[kind]).bind(**given, **options)
+    except TypeError as error:  # it names the field
+        raise InvalidValue(f"{name}.kind {kind!r} does not fit its other fields: {error}") from None
     return kinds[kind], options
 
 
@@ -160,10 +138,7 @@ def open_tokenizer(fields: Any) -> tokenizers.Tokenizer | None:
         FileNotFoundError: there is no file `model`.
     """
     marks = {"begin": fields.begin, "end": fields.end}
-    if fields.kind not in TOKENIZERS:
-        raise InvalidValue(
-            f"tokenizer.kind is {fields.kind!r}; it must be one of {', '.join(TOKENIZERS)}"
-        )
+    require_one_of("tokenizer.kind", fields.kind, TOKENIZERS)
     if fields.kind == "bytes":
         return tokenizers.Bytes(**marks)
     if fields.kind == "sentencepiece":
@@ -185,17 +160,17 @@ class Part:
     template: templates.Template | None
     cache: Mapping[str, Any]  # options of `open_corpus`
 
-    def prepare(self, tokenizer: tokenizers.Tokenizer, directory: epath.Path, view: Any) -> Any:
-        """The corpus in `directory`, a view of it, or pairs."""
+    def prepare(self, tokenizer: tokenizers.Tokenizer, directory: epath.Path, task: Task) -> Any:
+        """The corpus in `directory`, or pairs."""
         make: Any = prepare_pairs
         options: Any = {"fields": self.field}
         if isinstance(self.field, str):
-            make, task = prepare, CAUSAL if view is None else INPUTS
+            make = prepare
             options = {"field": self.field, "template": self.template, "task": task}
         corpus: Any = make(self.source, tokenizer, directory, **options)
         if any(self.cache.values()):
             corpus = open_corpus(directory, **self.cache)
-        return corpus if view is None else view(corpus)
+        return corpus
 
 
 def _open_part(name: str, fields: Any, config: Any) -> Part:
@@ -289,12 +264,13 @@ def prepare_corpora(config: Any, directory: epath.Path) -> tuple[Any, Any]:
             "for pairs each of them two"
         )
     view = open_view(config.task, config.seed)
+    task = CAUSAL if config.task.kind == "causal" else INPUTS
     tokenizer = open_tokenizer(config.tokenizer)
     if tokenizer is None:
         of_training = list(parts.values())[:begin]
         tokenizer = _train_tokenizer(of_training, config, directory / "tokenizer.model")
     *training, held_out = (
-        part.prepare(tokenizer, directory / place, view) for place, part in parts.items()
+        view(part.prepare(tokenizer, directory / place, task)) for place, part in parts.items()
     )
     if mixture or len(training) > 1:
         return Corpora(dict(zip(names, training, strict=True))), held_out

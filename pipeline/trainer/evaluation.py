@@ -35,39 +35,19 @@ def evaluation_batches(corpus: AnyCorpus, options: Options, **layout: Any) -> Ba
 def sum_over_batches(batches: Batches, step: Callable, params: Any) -> tuple[float, float]:
     """The sums over all batches of the two numbers that `step(params, batch)` returns.
 
-    Sums are Python floats, which have 53 bits.
+    The first is of weighted losses, the second of weights. Sums are Python floats, of 53 bits.
+
+    Raises:
+        ValueError: no position has a loss.
     """
     total = weight = 0.0
     with Loader(batches) as loader:
         for batch in loader:
             sums = jax.device_get(step(params, batch))
             total, weight = total + float(sums[0]), weight + float(sums[1])
-    return total, weight
-
-
-def unigram_entropy(corpus: AnyCorpus) -> float:
-    """The entropy of a corpus's targets, by their loss weights, in nats per token.
-
-    A model that ignores context cannot have a lower loss.
-
-    Raises:
-        ValueError: no position has a loss.
-    """
-    side, every = corpus.sides[-1], np.reshape(corpus.lengths, (len(corpus), -1))[:, -1]
-    counts: np.ndarray = np.zeros(1)
-    step = 1 << 14  # examples at a time
-    for first in range(0, len(corpus), step):
-        lengths = every[first : first + step]
-        examples = np.arange(first, first + len(lengths))
-        fields = side.read(examples, np.zeros_like(examples), lengths)
-        weights = fields.get("loss_weights", np.ones(len(fields["targets"])))
-        more = np.bincount(fields["targets"], weights, minlength=len(counts))
-        more[: len(counts)] += counts
-        counts = more
-    if not counts.any():
+    if not weight:
         raise InvalidValue(
-            f"none of the {len(corpus):,} held-out examples has a position with a loss, so nothing "
-            "can be evaluated; give longer ones, or a template whose weights are above 0"
+            f"none of the {len(batches.corpus):,} held-out examples has a position with a loss, so "
+            "nothing can be evaluated; give longer ones, or a template whose weights are above 0"
         )
-    share = counts[counts > 0] / counts.sum()
-    return float(-(share * np.log(share)).sum())
+    return total, weight

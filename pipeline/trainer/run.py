@@ -14,9 +14,9 @@ from typing import Any
 
 import jax
 from etils import epath
-from tqdm.contrib.logging import logging_redirect_tqdm
 
 from pipeline.corpus.interface import AnyCorpus
+from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import as_path, directory_lock, make_directory
 from pipeline.history import RunLog, write_history
 from pipeline.loading.batches import Batches
@@ -27,7 +27,7 @@ from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 from pipeline.steps import Compiled, CompileGuard, hosts, keep_programs, make_mesh
 from pipeline.trainer.corpora import prepare_on_hosts
-from pipeline.trainer.evaluation import sum_over_batches, unigram_entropy
+from pipeline.trainer.evaluation import sum_over_batches
 from pipeline.trainer.parameters import restore_parameters
 from pipeline.trainer.profile import Profile
 from pipeline.trainer.run_config import check_config, flatten, require_same, save_config
@@ -105,7 +105,6 @@ class Run:
             "sharding": batch_sharding(self.mesh),
             "context_order": self.config.context_order,
         }
-        self._multiples = multiples(**self.layout)
         self._resume(given)
         if self._file:
             save_config(self.workdir, self.config, self._file)
@@ -114,10 +113,6 @@ class Run:
         if self.finished:
             logger.info(
                 f"finished: all {self.first_step:,} steps are done; ask for more: --config.steps=N"
-            )
-        elif not self.first_step and (self.workdir / "metrics.jsonl").exists():
-            logger.info(
-                f"{self.workdir} has no checkpoint: the run begins anew, and so does its log"
             )
 
     def _lock(self) -> None:
@@ -146,9 +141,6 @@ class Run:
             if "decay_steps" in self.config.optimizer:
                 decay = self.config.optimizer.decay_steps or self.config.steps
                 self.config.optimizer.decay_steps = given["optimizer"]["decay_steps"] = decay
-                if self.config.steps > decay:
-                    rate = "the learning rate decays over"
-                    logger.info(f"{rate} the first {decay:,} steps, and then stays")
 
     def enter(self, thing: Any) -> Any:
         """Enters a context manager, which is left with the run."""
@@ -158,8 +150,6 @@ class Run:
         """The corpora to train on and to evaluate, prepared by process 0 where they are not yet."""
         with self.log.clock("prepare"):
             corpus, held_out = prepare_on_hosts(self.config, self.workdir / "corpus")
-            stats = self.log.stats
-            stats.unigram_entropy = stats.unigram_entropy or unigram_entropy(held_out)
         self._mixture = dict(self.config.get("mixture", {}))
         self._corpus = corpus if self._mixture else self._schedule.select(corpus)
         logger.info(f"{self._corpus}")
@@ -169,9 +159,14 @@ class Run:
         """The plan of all steps from `first_step` on."""
         with self.log.clock("plan"):
             self._plan = self._schedule.plan(
-                self._corpus, self._mixture, row_multiple=self._multiples[0]
+                self._corpus, self._mixture, row_multiple=multiples(**self.layout)[0]
             )
-            self._schedule.check(self._plan, self.first_step, self.config.steps, self._multiples)
+            if self._plan.finite and self.config.steps > self._plan.num_batches():
+                raise InvalidValue(
+                    f"steps is {self.config.steps:,} and the plan ends after "
+                    f"{self._plan.num_batches():,}; ask for fewer, or repeat sources with "
+                    "--config.mixture.ending=repeat"
+                )
             plan = self._plan.between(self.first_step)
         logger.info(f"{plan}")
         return plan
@@ -208,7 +203,6 @@ class Run:
         self.checkpoints.compile(state)
         if self._leads:
             write_history(self.workdir, self._corpus, self._plan)
-        self.enter(logging_redirect_tqdm())
         names = train_step.name, eval_step.name
         self._guard = self.enter(CompileGuard(*names, on_compile=self.config.on_compile))
         self.enter(self.log)
@@ -282,11 +276,6 @@ class Run:
             run = {"config": self._given, "schedule": self._schedule.as_json()}
             run["record"] = self.log.save()
             self.checkpoints.save(done, state, data=self._loader.get_state(), run=run)
-        if done == self.config.steps and (left := int(state["steps"]) % self.config.accumulate):
-            logger.warning(
-                f"the gradients of the last {left} steps are in no update: it takes those of "
-                f"accumulate={self.config.accumulate} steps, and some were skipped or not finite"
-            )
         if self._interrupted and done < self.config.steps:
             logger.info(f"{self._signals.reason}: saved step {done:,}; run again to go on")
 

@@ -5,17 +5,15 @@ at step 0; each later entry changes some of them. One rule holds for every chang
 the future may change.
 """
 
-import copy
 import dataclasses
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from pipeline.corpus.corpora import Corpora
 from pipeline.errors import InvalidValue
+from pipeline.history.plans import describe_changes
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.lengths import take_first
 from pipeline.planning.options import select_options
@@ -25,7 +23,6 @@ from pipeline.trainer.batch_options import (
     LISTS,
     PLANNING,
     check_options,
-    describe_change,
     list_changes,
     merge_options,
     parse_change,
@@ -76,24 +73,6 @@ class Schedule:
                 self.entries[0].options |= options
             else:
                 self.entries.append(Entry(step, options))
-        self._rehearse()
-
-    def _rehearse(self) -> None:
-        """Plans one example of one position, which refuses options that no plan can have."""
-        rehearsal = copy.copy(self)
-        rehearsal.entries = [
-            Entry(e.step, {k: v for k, v in e.options.items() if k not in LISTS})
-            for e in self.entries
-        ]
-        options = rehearsal.options()
-        lengths = [options.get("max_length"), *(b[1] for b in options.get("buckets", ()))]
-        pairs = any(isinstance(length, list | tuple) for length in lengths)
-        fitting = logging.getLogger(fit_buckets.__module__)
-        disabled, fitting.disabled = fitting.disabled, True
-        try:
-            rehearsal.plan(np.ones((1, 2) if pairs else 1, np.int64))
-        finally:
-            fitting.disabled = disabled
 
     def as_json(self) -> dict[str, Any]:
         """The state of the schedule, for `resume`."""
@@ -166,9 +145,6 @@ class Schedule:
             if then != now:
                 break
             self.entries[number] = then  # its buckets are fitted already
-        for entry in before:
-            if entry not in self.entries:
-                logger.info("no longer planned from step %s on: %s", entry.step, entry.options)
 
     def _not_in_force(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """The options of `asked` that differ from those in force."""
@@ -196,11 +172,6 @@ class Schedule:
                 f"add is {names}, and config.added has {', '.join(others) or 'nothing'}; each of "
                 f"{', '.join(dict.fromkeys(wrong))} must be there, as config.train is, and once. "
                 "Corpora join a mixture by a phase of config.mixture.weights"
-            )
-        if unused := [name for name in others if name not in names]:
-            logger.info(
-                "not trained on: %s of config.added, which no schedule and no --change adds",
-                ", ".join(unused),
             )
         if not names:
             return there.get(first, corpus)
@@ -231,53 +202,15 @@ class Schedule:
         elif isinstance(corpus, Corpora):
             first = next(iter(corpus.corpora.values()))
             arguments[0] = 0, {**arguments[0][1], "examples": len(first)}
-        change = self._change
-        if change and self.options(change.step - 1).get("tiers", 1) > 1:
-            number, asked, self._change = self.entries.index(change), change.step, None
-            change.step = Plan.replay(corpus, arguments[:number]).next_block(asked)
+        if change := self._change:
+            number, self._change = self.entries.index(change), None
+            change.step = Plan.replay(corpus, arguments[:number]).next_block(change.step)
             arguments[number] = change.step, change.plan
-            if change.step != asked:
-                logger.info(
-                    "the change is made at step %s: the batches up to there share rows with those "
-                    "before step %s (tiers)",
-                    f"{change.step:,}",
-                    f"{asked:,}",
-                )
         plan = Plan.replay(corpus, arguments)
-        for number in new:
-            if 0 not in new:  # the run goes on
-                logger.info("changed %s", self._describe(number, plan))
+        for number in new if 0 not in new else ():  # the run goes on
+            step, options = self.entries[number].step, self.entries[number].options
+            logger.info("changed from step %s on: %s", f"{step:,}", describe_changes(options))
         return plan
-
-    def check(self, plan: Plan, step: int, steps: int, multiples: tuple[int, int]) -> None:
-        """Refuses a plan that ends too early, or whose batches do not divide over the devices.
-
-        Args:
-            plan: from `plan`.
-            step: the step that the run goes on from.
-            steps: steps of the run.
-            multiples: what the rows and the lengths of all buckets must be multiples of.
-
-        Raises:
-            ValueError: as above.
-        """
-        if plan.finite and steps > plan.num_batches():
-            raise InvalidValue(
-                f"steps is {steps:,} and the plan ends after {plan.num_batches():,}; ask for "
-                "fewer, or repeat sources with --config.mixture.ending=repeat"
-            )
-        sizes = {bucket: ((bucket.rows,), bucket.lengths) for bucket in plan.between(step).buckets}
-        for side, (what, multiple) in enumerate(zip(("row", "length"), multiples, strict=True)):
-            wrong = [str(b) for b, each in sizes.items() if any(n % multiple for n in each[side])]
-            if wrong:
-                how = f"--config.batches.{what}_multiple={multiple}"
-                if step:
-                    change = json.dumps({f"{what}_multiple": multiple})
-                    how = f"--change='{change}', from step {step:,} on"
-                raise InvalidValue(
-                    f"the {what}s of the buckets {', '.join(wrong)} do not divide over {multiple} "
-                    f"groups of devices; use another number of devices, or {how}"
-                )
 
     def _resolve(self, number: int, corpus: Any, mixture: Mapping[str, Any]) -> None:
         entry = self.entries[number]
@@ -299,12 +232,3 @@ class Schedule:
                     "--config.batches.tokens_per_batch=16384"
                 )
             entry.plan["buckets"] = [bucket.as_json for bucket in fit_buckets(corpus, **fitting)]
-
-    def _describe(self, number: int, plan: Plan) -> str:
-        """What an entry changes, in words."""
-        entry = self.entries[number]
-        # Phases of a mixture are stages of the plan as well, before those of entries at their step.
-        later = sum(each.step == entry.step for each in self.entries[number + 1 :])
-        at = [n for n, stage in enumerate(plan.stages) if stage.start == entry.step][-1 - later]
-        force = merge_options(each.options for each in self.entries[:number])
-        return describe_change(entry.options, force, plan.stages[at - 1], plan.stages[at])

@@ -644,8 +644,8 @@ def test_prepare_takes_a_template_with_its_fields(run, tmp_path):
     assert Corpus.open(tmp_path / "c").decode(0) == "user u<|end|>\nbot b<|end|>\n"
     for wrong, sentence in {
         ("answer", "prompt"): "NAME=TEXT, as in --template answer",
-        ("answer", "prompt={q}"): "template.kind is 'answer', which needs template.answer",
-        ("story",): "template.kind is 'story'; it must be one of chat, answer",
+        ("answer", "prompt={q}"): "missing a required argument: 'answer'",
+        ("story",): "template.kind is 'story'; it must be one of '', chat, answer",
         ("chat", "weights=3"): "weights is 3; it must map roles to numbers",
     }.items():
         status, _, err = run("prepare", path, "--into", tmp_path / "d", "--template", *wrong)

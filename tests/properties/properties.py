@@ -682,7 +682,6 @@ def schedules(place, given):
     with refusing():
         schedule = Schedule({"seed": 1, "tokens_per_batch": 32, **options}, entries)
         plan = schedule.plan(lengths)
-        schedule.check(plan, 0, 20, (1, 1))
         plan.batch(10)
         later = Schedule({"seed": 1, "tokens_per_batch": 32, **options}, entries)
         later.resume(json.loads(json.dumps(schedule.as_json())), 5, change)

@@ -60,7 +60,10 @@ CORPORA = {"a": np.array([3, 2]), "b": np.array([4])}
             r"max_length is \[\]; it must be one number",
         ),
         (lambda place: Schedule({"tokens_per_batch": 8}, None), "schedule holds None; each entry"),
-        (lambda place: Schedule({"tokens_per_batch": None}), "have neither tokens_per_batch nor"),
+        (
+            lambda place: Schedule({"tokens_per_batch": None}).plan([3, 8]),
+            "have neither tokens_per_batch nor",
+        ),
         (
             lambda place: open_source({"files": ["a.txt"], "split": ""}, "config.train"),
             r"config.train.files is \['a.txt'\]; it must be text",

@@ -17,8 +17,7 @@ from pipeline.fs.atomic import as_path
 from pipeline.history import losses
 
 # What depends on the clock.
-CLOCK = {"waited", "seconds", "tokens_per_second", "positions_per_second", "goodput", "waiting"}
-CLOCK |= {"seconds/compile", "seconds/save"}
+CLOCK = {"waited", "seconds", "tokens_per_second", "goodput", "waiting"}
 
 
 def tiny(text, name="tiny_config", *arguments, **fields):

@@ -67,14 +67,13 @@ def test_a_run_goes_on_under_other_weights_when_a_phase_says_so(
     # Then larger batches, without one document: a word says so.
     change = '{"tokens_per_batch": 2048, "exclude": [7]}'
     output = run(of(steps=22, mixture__weights=phases), tmp_path, change=change)
-    assert "tokens_per_batch was 1024 and is now 2048" in output
-    assert "of epochs in progress none is lost or trained on again" in output
+    assert "changed from step 18 on: tokens_per_batch=2048, exclude=7" in output
     rows, length = map(int, steps(tmp_path)[-1]["bucket"].split("x"))
     assert rows * length == 2048
     assert main(["audit", str(tmp_path)]) == 0
     said = capsys.readouterr().out
-    assert "plan from step 15 on: weights=first:0 second:0 another:1" in said
-    assert "left out from step 18 on, as asked: 7" in said
+    assert "plan from step 15 on: weights={'first': '0', 'second': '0', 'another': '1'}" in said
+    assert "exclude=7\n" in said
     assert "all 22 batches are those that were planned" in said
     # Another comes last in the plan, as it joined last.
     assert set(segment_losses(tmp_path).corpus.tolist()) == {0, 1, 2}

@@ -93,30 +93,32 @@ def changed(changes):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"template.kind": "poem"}, r"template\.kind is 'poem'; it must be one of chat, answer"),
+        (
+            {"template.kind": "poem"},
+            r"template\.kind is 'poem'; it must be one of '', chat, answer",
+        ),
         (
             {"template.prompt": "{q}"},
-            r"template\.prompt is set, and template\.kind '' takes no oth",
+            r"template\.kind '' does not fit .* unexpected keyword argument 'prompt'",
         ),
         (
             {"template.kind": "chat", "template.prompt": "{q}"},
-            r"template\.prompt is set, and template\.kind 'chat' takes weights, before, after",
+            r"template\.kind 'chat' does not fit .* unexpected keyword argument 'prompt'",
         ),
         (
             {"template.kind": "answer", "template.prompt": "{q}"},
-            r"template\.kind is 'answer', which needs template\.answer; give it",
+            r"template\.kind 'answer' does not fit .* missing a required argument: 'answer'",
         ),
         (
             {"template.kind": "chat", "template.weights": "assistant"},
             "weights is 'assistant'; it must map roles to numbers",
         ),
         ({"task.kind": "poem"}, r"task\.kind is 'poem'; it must be one of causal, masked"),
-        ({"task.kind": "masked", "task.rate": 2.0}, "rate is 2.0; it must be a number above 0 and"),
         (
             {"task.kind": "masked", "task.density": 0.1},
-            r"task\.density is set, and task\.kind 'mask",
+            r"task\.kind 'masked' does not fit .* unexpected keyword argument 'density'",
         ),
-        ({"task.kind": "corrupted"}, r"which needs task\.max_length; give it"),
+        ({"task.kind": "corrupted"}, r"missing a required argument: 'max_length'"),
         ({"tokenizer.kind": "words"}, "tokenizer.kind is 'words'; it must be one of sentencepiece"),
         ({"tokenizer.kind": "huggingface"}, r"tokenizer\.model is empty; give the path of a token"),
         (
@@ -202,13 +204,6 @@ def test_every_field_of_a_template_is_a_flag(flags, template):
     handle = config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=argv)
     values(argv)
     assert open_template(handle.value.template) == template
-
-
-def test_a_backslash_and_an_n_are_no_line_break():
-    fields = {"kind": "answer", "prompt": r"Q: {q}\nA: ", "answer": "{a}"}
-    with pytest.raises(ValueError, match=r"template.prompt is .* in a shell write \$'…\\n…'"):
-        open_template(fields)
-    assert open_template(fields | {"prompt": "{q}\nA: "}).prompt == "{q}\nA: "
 
 
 def numbered(split):
