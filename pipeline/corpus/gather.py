@@ -86,15 +86,3 @@ def join_memory(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     size = max(place + len(each) for place, each in zip(places, arrays, strict=True))
     whole = np.lib.stride_tricks.as_strided(lowest, (size,), (item,), writeable=False)
     return whole, np.array(places, np.int64)
-
-
-def ranges(first: np.ndarray, sizes: np.ndarray, dtype: type = np.int64) -> np.ndarray:
-    """The numbers from each of `first` on, as many as `sizes` says, one range after another.
-
-    >>> ranges(np.array([7, 0]), np.array([3, 2])).tolist()
-    [7, 8, 9, 0, 1]
-    """
-    before = np.cumsum(sizes) - sizes
-    numbers = np.repeat((first - before).astype(dtype), sizes)
-    numbers += np.arange(len(numbers), dtype=dtype)
-    return numbers

@@ -6,7 +6,7 @@ its number `k`. So it does not matter which places are asked for together, by wh
 
 import numpy as np
 
-from pipeline.corpus.gather import ranges
+from pipeline.planning.layout import ranges
 
 GAMMA = np.uint64(0x9E3779B97F4A7C15)
 

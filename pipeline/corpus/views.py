@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from pipeline.corpus import prng
-from pipeline.corpus.gather import Fields, gather, ranges
+from pipeline.corpus.gather import Fields, gather
 from pipeline.corpus.interface import AnyCorpus, Examples, Readable, Split, View
 from pipeline.corpus.tasks import INPUTS, TARGETS
 from pipeline.errors import InvalidValue, require_share, require_whole
+from pipeline.planning.layout import ranges
 
 __all__ = ["KINDS", "Masked", "SpanCorruption", "View", "view_of"]
 

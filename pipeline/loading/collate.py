@@ -6,10 +6,10 @@ from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
-from pipeline.corpus.gather import ranges
 from pipeline.corpus.interface import Readable
 from pipeline.loading.sharding import Block
 from pipeline.planning.bucket import Bucket
+from pipeline.planning.layout import ranges
 from pipeline.planning.planned import PlannedBatch
 
 INT = np.int32

@@ -142,14 +142,16 @@ class Layout:
         return found
 
 
-def ranges(first: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """The ranges of `times` consecutive numbers from each `first` on, one after another.
+def ranges(first: np.ndarray, sizes: np.ndarray, dtype: type = np.int64) -> np.ndarray:
+    """The numbers from each of `first` on, as many as `sizes` says, one range after another.
 
     >>> ranges(np.array([5, 0, 9]), np.array([2, 3, 0])).tolist()
     [5, 6, 0, 1, 2]
     """
-    before = np.cumsum(times) - times
-    return np.repeat(first - before, times) + np.arange(int(times.sum()))
+    before = np.cumsum(sizes) - sizes
+    numbers = np.repeat((first - before).astype(dtype), sizes)
+    numbers += np.arange(len(numbers), dtype=dtype)
+    return numbers
 
 
 def _cut_blocks(

@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from etils import epath
 
-from pipeline.corpus.gather import ranges
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import atomic_write, is_local
 from pipeline.history.loss_archive import StepFiles
+from pipeline.planning.layout import ranges
 from pipeline.scoring.values import Value
 
 # Arrays of a part: of each segment the columns of its plan, and the records of each value.

@@ -7,9 +7,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from pipeline.corpus.gather import ranges
 from pipeline.errors import InvalidValue, require_one_of
 from pipeline.planning.bucket import Bucket
+from pipeline.planning.layout import ranges
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 
