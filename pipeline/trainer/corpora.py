@@ -3,6 +3,7 @@
 import functools
 import importlib
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -97,6 +98,13 @@ def open_template(fields: Any) -> templates.Template | None:
         ValueError: there is no such kind, or a field of it is missing or wrong.
     """
     make, options = _choose(fields, "template", TEMPLATES)
+    for name, value in options.items():
+        if isinstance(value, str) and (found := re.search(r"\\[nrt]", value)):
+            raise InvalidValue(
+                f"template.{name} is {value!r}, in which {found[0]} is two characters, not a line "
+                "break or a tab; in a shell write $'…\\n…', with a dollar sign before the quotes. "
+                "If you mean a backslash, write a template of your own"
+            )
     return make(**options)
 
 

@@ -276,6 +276,11 @@ class Run:
             run = {"config": self._given, "schedule": self._schedule.as_json()}
             run["record"] = self.log.save()
             self.checkpoints.save(done, state, data=self._loader.get_state(), run=run)
+        if done == self.config.steps and (left := int(state["steps"]) % self.config.accumulate):
+            logger.warning(
+                f"the gradients of the last {left} steps are in no update: it takes those of "
+                f"accumulate={self.config.accumulate} steps, and some were skipped or not finite"
+            )
         if self._interrupted and done < self.config.steps:
             logger.info(f"{self._signals.reason}: saved step {done:,}; run again to go on")
 

@@ -206,6 +206,13 @@ def test_every_field_of_a_template_is_a_flag(flags, template):
     assert open_template(handle.value.template) == template
 
 
+def test_a_backslash_and_an_n_are_no_line_break():
+    fields = {"kind": "answer", "prompt": r"Q: {q}\nA: ", "answer": "{a}"}
+    with pytest.raises(ValueError, match=r"template.prompt is .* in a shell write \$'…\\n…'"):
+        open_template(fields)
+    assert open_template(fields | {"prompt": "{q}\nA: "}).prompt == "{q}\nA: "
+
+
 def numbered(split):
     """Records that a config names as a source."""
     return [{"text": f"{split} {number}", "q": f"{number}?", "a": "Yes."} for number in range(9)]
