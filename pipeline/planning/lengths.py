@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Protocol, SupportsIndex, runtime_checkable
@@ -62,7 +63,12 @@ def take_first(given: Any, examples: int) -> Any:
         ends = np.cumsum([len(Lengths.of(each)) for each in given.values()])
         return dict(list(given.items())[: int(np.searchsorted(ends, examples)) + 1])
     array = as_lengths(given)
-    return given if len(array) == examples else array[:examples]
+    if len(array) == examples:
+        return given
+    if (files := getattr(given, "files", None)) is None:
+        return array[:examples]
+    number = int(np.searchsorted(np.cumsum(files), examples, side="right"))
+    return types.SimpleNamespace(lengths=array[:examples], files=files[:number])
 
 
 def as_corpora(given: Any) -> Mapping[str, Any]:

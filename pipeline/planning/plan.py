@@ -64,15 +64,17 @@ class Plan:
         buckets: the batch shapes, ascending by length; for pairs, ascending by the sum of both
             lengths, and the last holds all others.
         weights: the weight of each corpus by name, in any unit; or phases `[(0, {…}), (2000, {…})]`
-            of first steps and weights. A corpus may join at a later phase; it then comes after the
-            others. Default None: one corpus, each example once per epoch.
+            of first steps and weights, not in the middle of `tiers` steps. A corpus may join at a
+            later phase; it then comes after the others. Default None: one corpus, each example once
+            per epoch.
         by: the unit of weights: "tokens" (real positions; default), "examples", or "loss"
             (positions that carry loss, for corpora that say how many do).
         ending: what to do when one of several corpora ends. "repeat" (default) repeats it for ever,
             shuffled again; "stop" ends the plan before the first step that the corpus cannot fill.
         seed: the seed of every shuffle, 0 ≤ seed < 2**63; default 0.
         shuffle: whether each epoch shuffles examples, rows, batches and buckets again; default
-            True. False makes every epoch the same, with rows in the order of their longest example.
+            True. False makes every epoch the same (but for rows that `tiers` deal to other steps),
+            with rows in the order of their longest example.
         packing: "best_fit" (default); "optimal", column generation, which needs scipy and takes
             seconds to minutes (not for pairs; with more than 2,048 different lengths it is best
             fit); or "none", one example per row. A corpus stores what "optimal" finds beside
@@ -95,7 +97,7 @@ class Plan:
         stages: how batches are made, from which step on; one stage more for each change.
         identity: everything that the batches depend on, as JSON; if the plan changes, a list with
             an entry for each stage.
-        fingerprint: a short digest of `identity`, equal for plans of the same batches.
+        fingerprint: a short digest of `identity`; plans with the same one have the same batches.
 
     Raises:
         ValueError: an argument is not as above, or no example has a position to train on.
@@ -122,15 +124,15 @@ class Plan:
         (_, shares), *later = as_phases(weights, tuple(as_corpora(lengths)))
         first = Stage.begin(lengths, checked, shares, exclude)
         self._set(add_phases([first], later, lengths))
-        if self.finite and not self.num_batches():
-            raise InvalidValue(
-                "the plan has no step: a corpus cannot fill its share of even one batch. Use "
-                "ending='repeat', smaller batches, or another weight"
-            )
 
     def _set(self, stages: Iterable[Stage], first: int = 0, last: int | None = None) -> None:
         self.stages, self._first, self._last = tuple(stages), first, last
         self._starts = [stage.start for stage in self.stages]
+        if self.stages[-1].end == 0:
+            raise InvalidValue(
+                "the plan has no step: a corpus cannot fill its share of even one batch. Use "
+                "ending='repeat', smaller batches, or another weight"
+            )
 
     @classmethod
     def _from_stages(
@@ -194,7 +196,7 @@ class Plan:
         step = require_whole("step", step, 0)
         past = [stage for stage in self.stages if stage.start <= step]
         later = self.stages[len(past) :]
-        if fixed := [each for each in later if {*each.changes} - {"weights", "examples"}]:
+        if fixed := [each for each in later if not each.is_phase]:
             raise InvalidValue(
                 f"step is {step:,}, and the last change of options is at step "
                 f"{fixed[-1].start:,}; give that step or a later one"
@@ -332,7 +334,7 @@ class Plan:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """A short digest of `identity`: equal for plans of the same batches."""
+        """A short digest of `identity`: plans with the same one have the same batches."""
         return fingerprint_of(self.identity)
 
     def files_ahead(self, step: int) -> dict[str, list[np.ndarray]]:
@@ -426,8 +428,9 @@ class Plan:
     def _used(self) -> set[Bucket]:
         """The buckets of all steps from the first on."""
         found: set[Bucket] = set()
-        for stage, end in zip(self.stages, [*self._starts[1:], self._last], strict=True):
+        for stage, following in zip(self.stages, [*self._starts[1:], None], strict=True):
             begin = max(self._first, stage.start)
+            end = min([at for at in (following, self._last) if at is not None], default=None)
             if end is None or begin < end:
                 used = np.flatnonzero(stage.schedule.used(begin, end))
                 found |= {stage.options.buckets[number] for number in used}
@@ -465,7 +468,10 @@ class Plan:
 
     @property
     def num_tokens(self) -> int:
-        """Real positions in a whole epoch of the last stage; for pairs, inputs plus targets."""
+        """Real positions in a whole epoch of the last stage; for pairs, inputs plus targets.
+
+        With several corpora, they are computed from the mean fill of the rows.
+        """
         return figures.count_epoch(self).num_tokens
 
     @property

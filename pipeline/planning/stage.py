@@ -73,6 +73,11 @@ class Stage:
         """One past the last step of the schedule; None if it never ends."""
         return self.schedule.end
 
+    @property
+    def is_phase(self) -> bool:
+        """Whether it has other weights than the stage before, and perhaps more corpora."""
+        return {"weights"} <= {*self.changes} <= {"weights", "examples"}
+
     @functools.cached_property
     def assembly(self) -> Assembly:
         """The batches of each step."""

@@ -1,6 +1,7 @@
 """Plans that take over from one another: nothing lost, nothing repeated, exact at every step."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -250,3 +251,24 @@ def test_far_steps_cost_no_walk(monkeypatch):
     later = plan.after(step, seed=1)
     assert len(assigned) == 1
     assert later.batch(step).epoch == step // plan.num_batches()
+
+
+def test_new_examples_of_a_later_change_are_not_dropped_by_an_earlier_one():
+    plan = Plan([10] * 8, [Bucket(1, 16)]).after(5, lengths=[10] * 12)
+    for change in ({"seed": 1}, {"exclude": [0]}, {"lengths": [10] * 9}):
+        with pytest.raises(ValueError, match="the last change of options is at step 5"):
+            plan.after(2, **change)
+
+
+def test_a_corpus_of_files_that_grew_is_planned_again_as_it_was():
+    lengths, files = np.arange(120) * 37 % 25 + 5, np.full(4, 30)
+    old, new = (SimpleNamespace(lengths=lengths[: 30 * n], files=files[:n]) for n in (3, 4))
+    plan = Plan(old, [Bucket(4, 32)], window=40).after(5, lengths=new)
+    assert Plan.replay(new, plan.changes).fingerprint == plan.fingerprint
+
+
+def test_some_steps_of_a_plan_have_their_buckets_alone():
+    plan = Plan([10] * 30, [Bucket(2, 16)]).after(10, buckets=[Bucket(3, 16)])
+    plan = plan.after(12, buckets=[Bucket(4, 16)])
+    assert plan.between(2, 4).buckets == (Bucket(2, 16),)
+    assert plan.between(2, 11).buckets == (Bucket(2, 16), Bucket(3, 16))
