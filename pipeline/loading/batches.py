@@ -88,8 +88,9 @@ class Batches(StepDataset):
         plan: which tokens are in which batch.
         sharding: a `Mesh`, or a `NamedSharding` of `[rows, length]`, as for `pipeline.load`; this
             process then builds exactly the rows and columns that its devices hold.
-        process_index, process_count: in place of `sharding`: build the rows
-            `[p·rows/P, (p+1)·rows/P)` of process `p` of `P`; default all rows.
+        process_index: in place of `sharding`: the process `p` of `process_count`, `P`, that builds
+            the rows `[p·rows/P, (p+1)·rows/P)`; default 0.
+        process_count: how many processes share the rows; default 1, which builds all rows.
         positions: where a later piece of a split example begins: "continue" where the last piece
             ended, or "restart" at 0, so that no position reaches the length of its row.
         transform: a function of each batch that returns another dict of arrays, for example
