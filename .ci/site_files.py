@@ -18,7 +18,11 @@ from mkdocs.structure.pages import Page
 ROOT = pathlib.Path(__file__).parent.parent
 # Code, which is left as it is; or else a link, whose group is a path in the repository.
 LINK = re.compile(r"^```.*?^```|`[^`\n]*`|(?<=\]\()(?!https?:|#)([^)#\s]+)", re.S | re.M)
-LOADED = re.compile(r"<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
+# What a browser fetches from another address; a page also names its own and those of neighbours.
+LOADED = re.compile(
+    r"<(?:script|img|iframe|link (?!rel=\"(?:canonical|prev|next)\"))"
+    r"[^>]*?(?:src|href)=[\"']?(?:https?:)?//[^>]*>"
+)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
