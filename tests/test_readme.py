@@ -184,7 +184,10 @@ def headings(page):
     return {re.sub(r"[^\w\- ]", "", name.lower()).replace(" ", "-") for name in names}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+CONTRIBUTING, MEASURED = ROOT / "CONTRIBUTING.md", ROOT / "benchmarks/README.md"
+
+
+@pytest.mark.parametrize("page", [*PAGES, CONTRIBUTING, MEASURED], ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     for link in re.findall(r"\]\((?!http)([^)]+)\)", page.read_text()):
         path, _, anchor = link.partition("#")
@@ -196,3 +199,19 @@ def test_links_lead_somewhere(page):
 def test_every_page_is_linked_from_the_readme():
     for page in PAGES[1:]:
         assert f"](docs/{page.name})" in README.read_text()
+
+
+def test_contributors_find_the_files_and_tests_that_they_are_told_of():
+    text = CONTRIBUTING.read_text()
+    for name in re.findall(r"`([\w./]+\.py)`", text):
+        assert (ROOT / name).exists() or [*(ROOT / "tests").rglob(name)], name
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    for name in re.findall(r"`(test_\w+)`", text):
+        assert f"def {name}(" in tests, name
+
+
+def test_what_each_file_of_the_benchmarks_measures_is_told():
+    rows = re.findall(r"^\| (`.*?) \|", MEASURED.read_text(), re.M)
+    told = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    files = {path.name for path in MEASURED.parent.glob("*.py")} - {"__init__.py"}
+    assert sorted(told) == sorted([*files, "input_paths/"])

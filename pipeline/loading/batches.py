@@ -89,8 +89,9 @@ class Batches(StepDataset):
         plan: which tokens are in which batch.
         sharding: as for `pipeline.load`; this process then builds exactly the rows and columns
             that its devices hold.
-        process_index, process_count: in place of `sharding`: build the rows
-            `[p·rows/P, (p+1)·rows/P)` of process `p` of `P`; default all rows.
+        process_index: in place of `sharding`: the process `p` of `process_count`, `P`, that builds
+            the rows `[p·rows/P, (p+1)·rows/P)`; default 0.
+        process_count: how many processes share the rows; default 1, which builds all rows.
         positions: as for `pipeline.load`.
         transform: as for `pipeline.load`. Unlike functions of a later `map`, a `Loader` and
             `specs` know it. It must accept empty rows. If it takes two arguments, the second is the
