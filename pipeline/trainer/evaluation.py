@@ -66,8 +66,8 @@ def unigram_entropy(corpus: AnyCorpus) -> float:
         counts = more
     if not counts.any():
         raise InvalidValue(
-            f"none of the {len(corpus):,} held-out examples has a position with a loss, so nothing "
-            "can be evaluated; give longer ones, or a template whose weights are above 0"
+            "none of the held-out examples has a position with a loss, so nothing can be "
+            "evaluated; give longer ones, or a template whose weights are above 0"
         )
     share = counts[counts > 0] / counts.sum()
     return float(-(share * np.log(share)).sum())

@@ -64,7 +64,7 @@ def test_a_change_keeps_the_past_and_fits_later_entries_again():
         before.batch(step).digest for step in range(5)
     ]
     for part in (
-        "changed from step 5 on, without 2 examples that are left out",
+        "changed from step 5 on, 2 examples left out",
         "row_multiple was 2 and is now 3",
         "2 examples are left out: 1, 4",
         "16x32",
