@@ -12,9 +12,15 @@ devices.
 
 import logging
 import pathlib
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
+
+if __name__ == "__main__":
+    # Until the loop begins, ^C ends the process as SIGTERM does. JAX works in the callbacks of
+    # Python's garbage collector from its import on, and a KeyboardInterrupt there would be lost.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import jax
 import numpy as np

@@ -79,6 +79,16 @@ def describe(error: BaseException, *, command: str) -> int:
     return 1
 
 
+def counted(number: int, thing: str) -> str:
+    """A number of things, for a message.
+
+    >>> counted(1, "example"), counted(1234, "example"), counted(2, "batch")
+    ('1 example', '1,234 examples', '2 batches')
+    """
+    plural = "es" if thing.endswith("ch") else "s"
+    return f"{number:,} {thing}{plural * (number != 1)}"
+
+
 def name_some(values: Collection[Any], most: int = 10) -> str:
     """The first of some values, and how many there are if that is more, for a message.
 

@@ -4,14 +4,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pipeline.cli.show import count
 from pipeline.corpus.copies import duplicates
 from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.pairs import Pairs
 from pipeline.corpus.views import View
-from pipeline.errors import InvalidValue
+from pipeline.errors import InvalidValue, counted
 from pipeline.history.auditing import Ledger
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
@@ -38,7 +37,7 @@ def check_corpus(corpus: AnyCorpus, report: Callable[[str], None]) -> None:
         return
     corpus.verify()
     report("files: whole, and their digests are those in the manifest")
-    report(f"offsets: {count(len(corpus), 'example')}, as their lengths say")
+    report(f"offsets: {counted(len(corpus), 'example')}, as their lengths say")
     report(f"fingerprint: {corpus.fingerprint}")
     _check_vocabulary(corpus, report)
 
@@ -71,7 +70,7 @@ def check_duplicates(corpus: AnyCorpus, report: Callable[[str], None]) -> None:
     """Tells `report` how many examples are exact copies of earlier ones, which is no error."""
     hint = "; pipeline.corpus.duplicates(corpus), given as exclude, leaves them out of a plan"
     found = len(duplicates(corpus))
-    said = f"{found:,} of {len(corpus):,} examples are exact copies of earlier ones"
+    said = f"{found:,} of {counted(len(corpus), 'example')}, exact copies of earlier ones"
     report(f"duplicates: {said}{hint if found else ''}")
 
 
@@ -94,7 +93,7 @@ def check_plan(plan: Plan, epoch: int, report: Callable[[str], None]) -> None:
             _check_rows(step, side)
         ledger.add(planned)
     ledger.finish(last)
-    report(f"plan: {last - first:,} batches, no row over its length")
+    report(f"plan: {counted(last - first, 'batch')}, no row over its length")
 
 
 def _check_rows(step: int, planned: PlannedBatch) -> None:

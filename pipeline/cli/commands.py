@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipeline.cli.arguments import PLANNING, parse
-from pipeline.errors import InvalidState, InvalidValue, StorageError, UserError
+from pipeline.errors import InvalidState, InvalidValue, StorageError, UserError, counted
 from pipeline.fs.atomic import as_path
 from pipeline.planning.figures import count_epoch
 
@@ -100,10 +100,11 @@ def buckets(arguments: argparse.Namespace) -> None:
             print(f"# {', '.join(f'{name}={options[name]!r}' for name in some)}")
     found = count_epoch(plan)
     counts = {bucket: int(found.buckets[bucket][0]) for bucket in plan.options.buckets}
-    print(f"# {sum(counts.values()):,} batches an epoch, {found.padding:.3%} padding.")
+    print(f"# {counted(sum(counts.values()), 'batch')} an epoch, {found.padding:.3%} padding.")
     print("buckets = (")
     for bucket, batches in counts.items():
-        print(f"    Bucket(rows={bucket.rows}, length={bucket.length}),  # {batches:,} batches")
+        number = counted(batches, "batch")
+        print(f"    Bucket(rows={bucket.rows}, length={bucket.length}),  # {number}")
     print(")")
 
 

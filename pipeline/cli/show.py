@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.errors import InvalidValue
+from pipeline.errors import InvalidValue, counted
 from pipeline.loading.collate import collate
 from pipeline.loading.sharding import slice_of_process
 from pipeline.planning.plan import Plan
@@ -65,7 +65,7 @@ class Shown:
         batch = f"batch {step - plan.first_step(epoch):,} of {plan.num_batches(epoch):,}"
         self.place = f"epoch {epoch}, {batch}"
         length = " + ".join(f"{each:,}" for each in self.bucket.lengths)
-        self.shape = f"{count(self.bucket.rows, 'row')} × {length}"
+        self.shape = f"{counted(self.bucket.rows, 'row')} × {length}"
         self.padding = 1 - self.planned.num_tokens / self.bucket.positions
         names = ("inputs", "targets") if len(corpus.sides) == 2 else ("",)
         sides = zip(names, self.planned.sides, corpus.sides, strict=True)
@@ -139,7 +139,7 @@ class Shown:
         real = self.planned.num_tokens
         yield f"step {self.step:,} ({self.place}), {self.shape} positions"
         yield (
-            f"{count(len(self.planned.segments), 'segment')}, {real:,} real positions, "
+            f"{counted(len(self.planned.segments), 'segment')}, {counted(real, 'real position')}, "
             f"{self.padding:.2%} padding, weights "
             f"{float(self.sides[-1][2]['loss_weights'].sum()):,g}, digest {self.planned.digest}"
         )
@@ -196,11 +196,6 @@ class Shown:
 def _paint(text: str, segment: Segment, colour: bool) -> str:
     code = COLOURS[segment.number % len(COLOURS)]
     return f"\033[{code}m{text}\033[0m" if colour else text
-
-
-def count(number: int, noun: str) -> str:
-    """The number of things: `1 row`, `2 rows`."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def printable(text: str) -> str:

@@ -82,7 +82,8 @@ class RunStats:
     flops: float = 0.0
     capacity: float = 0.0
     sources: dict[str, int] = dataclasses.field(default_factory=dict)  # tokens of each corpus
-    skipped: int = 0  # steps without an update, because they were not finite
+    skipped: int = 0  # steps without an update: not finite, or left out (skip_steps)
+    unapplied: int = 0  # the last steps, whose gradients are in no update yet
     # Of each evaluated step, `eval_loss` in nats per token and `bits_per_byte`.
     evaluations: dict[str, dict[str, float | None]] = dataclasses.field(default_factory=dict)
     # By phase, of all starts up to the last checkpoint of each. Steps that a kill took back are
@@ -122,6 +123,7 @@ class RunStats:
             "tokens_per_second": self.tokens / training,
             "flop_utilisation": self.flops / self.capacity if self.capacity else None,
             "skipped_steps": self.skipped,
+            "unapplied_steps": self.unapplied,
             "compiles": self.compiles,
             "compiles_after_start": self.compiles_after_start,
             "other_compiles": self.other_compiles,

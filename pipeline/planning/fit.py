@@ -113,9 +113,7 @@ def fit_buckets(
             "(inputs, targets) for pairs"
         )
     if not array.any() or (array.ndim == 2 and not array[:, 1].any()):
-        raise InvalidValue(
-            f"none of the {len(array):,} lengths is above 0, so there is nothing to fit buckets to"
-        )
+        raise InvalidValue("none of the lengths is above 0, so there is nothing to fit buckets to")
     limit = np.maximum(np.array(array.max(axis=0), np.int64).reshape(-1), 1)
     if limits:
         limit = np.minimum(limit, limits)

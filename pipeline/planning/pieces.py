@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from pipeline.errors import InvalidValue
+from pipeline.errors import InvalidValue, counted
 from pipeline.planning import lengths as lengths_lib
 
 Overflow = Literal["split", "truncate", "drop", "error"]
@@ -195,11 +195,12 @@ def _overlong_error(lengths: np.ndarray, overlong: np.ndarray, room: tuple[int, 
     seen, most = (
         " and ".join(f"{n:,}" for n in np.ravel(each)) for each in (lengths[overlong[0]], room)
     )
+    thing = "example" if lengths.ndim == 1 else "pair"
     others = "'split', 'truncate' or 'drop'" if lengths.ndim == 1 else "'truncate' or 'drop'"
     return InvalidValue(
-        f"{len(overlong):,} of {len(lengths):,} {'pairs' if lengths.ndim == 2 else 'examples'} are "
-        f"longer than the longest bucket's {most} positions (example {overlong[0]:,} has {seen}); "
-        f"give a longer bucket, or overflow={others}"
+        f"example {overlong[0]:,} has {seen} positions, longer than the longest bucket's {most} "
+        f"(too long: {len(overlong):,} of {counted(len(lengths), thing)}); give a longer bucket, "
+        f"or overflow={others}"
     )
 
 

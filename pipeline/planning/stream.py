@@ -274,7 +274,7 @@ class Stream:
         pieces = cut(lengths.array, longest.lengths, options.overflow)
         if pieces.longest == 0:
             raise InvalidValue(
-                f"none of the {len(lengths):,} examples has a position to train on; a causal "
+                "none of the examples has a position to train on; a causal "
                 "example needs at least two tokens, and overflow='drop' leaves out those longer "
                 f"than the longest bucket ({longest})"
             )

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pipeline.errors import counted
 from pipeline.planning import figures
 from pipeline.planning.stage import Stage
 from pipeline.planning.text_table import text_table
@@ -44,16 +45,16 @@ def heading(before: Stage, stage: Stage) -> str:
     """A line that says how a stage takes over from the one before it."""
     text = f"from step {stage.start:,} on"
     if new := stage.num_examples - before.num_examples:
-        text += f", with {new:,} new examples"
+        text += f", with {counted(new, 'new example')}"
     if excluded := sum(len(stream.lengths.excluded) for stream in stage.streams):
-        text += f", without {excluded:,} examples that are left out"
+        text += f", {counted(excluded, 'example')} left out"
     stream = stage.streams[0]
     if stage.weights is None and len(stream.passes) > 1:
         steps = stage.schedule.first_step(stream.epoch) - stage.start
         real = int(sum(each.layout.real.sum() for each in stream.passes[:-1]))
         text += (
-            f", {steps:,} batches for the {real:,} positions that epoch {stream.epoch - 1} still "
-            "had, and then"
+            f", {counted(steps, 'batch')} for the {counted(real, 'position')} that epoch "
+            f"{stream.epoch - 1} still had, and then"
         )
     return f"{text}:"
 
@@ -75,14 +76,14 @@ def _tabulate(plan: "Plan") -> list[str]:
     elif stream.solution is not None:
         lines[-1] += f"; no packing can have less than {1 - stream.solution.bound:.3%}"
     if losses["excluded"]:
-        lines.append(f"{losses['excluded']:,} examples are left out, as asked")
+        lines.append(f"left out: {counted(losses['excluded'], 'example')}, as asked")
     if losses["empty"]:
-        lines.append(f"{losses['empty']:,} examples have nothing to train on and are left out")
+        lines.append(f"left out: {counted(losses['empty'], 'example')} with nothing to train on")
     if losses["overlong"]:
         longest = " and ".join(f"{length:,}" for length in plan.options.buckets[-1].lengths)
         lines.append(
-            f"{losses['overlong']:,} examples longer than {longest} are "
-            f"{OVERFLOW[str(plan.options.overflow)]}, {losses['lost']:,} positions lost"
+            f"{OVERFLOW[str(plan.options.overflow)]}: {counted(losses['overlong'], 'example')} "
+            f"longer than {longest}, {counted(losses['lost'], 'position')} lost"
         )
     return lines
 

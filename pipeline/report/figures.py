@@ -35,7 +35,8 @@ class Side:
         name: "corpus"; for pairs "inputs" or "targets".
         examples: all of them.
         tokens: positions to train on.
-        empty: examples without such positions, which the following leave out.
+        learnt: those of them with loss; None if unknown.
+        empty: examples without positions to train on, which the following leave out.
         mean: length.
         percentiles: lengths, by percentage.
         longest: length.
@@ -50,6 +51,7 @@ class Side:
     name: str
     examples: int
     tokens: int
+    learnt: int | None
     empty: int
     mean: float
     percentiles: dict[str, int]
@@ -170,6 +172,7 @@ def measure_side(dataset: Dataset, name: str, row: int) -> Side:
         name=name,
         examples=len(lengths),
         tokens=tokens,
+        learnt=None if dataset.corpus is None or name == "inputs" else dataset.corpus.num_learnt,
         empty=empty,
         mean=tokens / int(below[-1]),
         percentiles=at,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from pipeline.errors import counted
 from pipeline.planning.bucket import Bucket
 from pipeline.report.figures import RUN, Epoch, Figures, Side
 from pipeline.report.strategies import BUCKETS, Strategy
@@ -51,9 +52,9 @@ def findings(figures: Figures) -> list[str]:
 def _about_plan(plan: Epoch) -> str:
     used = [str(Bucket(*each["bucket"])) for each in plan.buckets if each["batches"]]
     return (
-        f"Train with {len(used)} bucket{'s' * (len(used) > 1)} of rows x positions: "
-        f"{list_words(used)}. An epoch takes {plan.batches:,} batches, and {percent(plan.padding)} "
-        "of their positions are padding."
+        f"Train with {counted(len(used), 'bucket')} of rows x positions: {list_words(used)}. An "
+        f"epoch takes {counted(plan.batches, 'batch')}, and {percent(plan.padding)} of its "
+        "positions are padding."
     )
 
 
@@ -72,7 +73,7 @@ def _about_rival(figures: Figures) -> str:
     if rival.shapes > ours.shapes:
         drawbacks.append(f"compiles {rival.shapes:,} shapes instead of {ours.shapes:,}")
     if rival.cut > ours.cut:
-        drawbacks.append(f"cuts {rival.cut:,} documents instead of {ours.cut:,}")
+        drawbacks.append(f"cuts {counted(rival.cut, 'document')} instead of {ours.cut:,}")
     text = (
         f"{ours.name} needs {percent(abs(1 - ratio))} {'less' if ratio < 1 else 'more'} work per "
         f"token than the strongest other strategy on this data, {rival.name}: "
@@ -121,8 +122,8 @@ def _about_shares(plan: Epoch) -> list[str]:
         return []
     off = list_words([f"{percent(share)} off for {name}" for name, share in plan.off.items()])
     return [
-        f"In the first {plan.walked:,} steps, the shares of any {RUN} steps in a row are at most "
-        f"{off}, compared with their weights."
+        f"In the first {counted(plan.walked, 'step')}, the shares of any {RUN} steps in a row are "
+        f"at most {off}, compared with their weights."
     ]
 
 
@@ -226,9 +227,12 @@ def tabulate_sources(side: Side) -> Table:
 
 def describe_side(side: Side) -> dict[str, str]:
     """The figures of lengths, by what they count."""
+    examples, name = counted(side.examples, "example").split()
+    weighted = side.learnt is not None and side.learnt < side.tokens
     return {
-        "examples": f"{side.examples:,}",
+        name: examples,
         "tokens to train on": f"{side.tokens:,}",
+        **({"of them with loss": f"{side.learnt:,}"} if weighted else {}),
         "mean length": f"{side.mean:,.1f}",
         f"percentiles {', '.join(side.percentiles)}": " · ".join(
             f"{length:,}" for length in side.percentiles.values()

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from pipeline.errors import InvalidValue, require_one_of
+from pipeline.errors import InvalidValue, counted, require_one_of
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.layout import ranges
 from pipeline.planning.plan import Plan
@@ -116,17 +116,18 @@ def _find(
     arrays = {bucket: values[name] for bucket, values in outputs.items()}
     side, axes = POSITIONS.get(per), 1 if per == "row" else 2
     if side is None:
-        what, needed = "segments", plan.most_segments()
+        what, needed = "segment", plan.most_segments()
     else:
-        what, needed = "positions", {bucket: bucket.lengths[side] for bucket in arrays}
+        what, needed = "position", {bucket: bucket.lengths[side] for bucket in arrays}
     for bucket, array in arrays.items():
         room = 1 if per == "row" else [*array.shape, 0, 0][1]
         fits = room == needed[bucket] or (side is None and room > needed[bucket])
         if array.shape[:1] != (bucket.rows,) or not fits:
             raise InvalidValue(
-                f"{name} has shape {array.shape}, and per={per!r} needs {needed[bucket]} {what} in "
-                f"each of the {bucket.rows} rows of bucket {bucket}; return that, or say in per= "
-                "what it has a record of, or in max_segments= how many segments a row may have"
+                f"{name} has shape {array.shape}, and per={per!r} needs "
+                f"{counted(needed[bucket], what)} in each row of bucket {bucket}; return that, or "
+                "say in per= what it has a record of, or in max_segments= how many segments a row "
+                "may have"
             )
     if len(shapes := {array.shape[axes:] for array in arrays.values()}) > 1:
         raise InvalidValue(f"{name} has records of shapes {shapes}; give all buckets the same one")

@@ -15,6 +15,7 @@ import jax
 from etils import epath
 
 from pipeline.errors import DoesNotFit, InvalidValue
+from pipeline.fs import is_local
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.text_table import text_table
 from pipeline.steps.compile_log import CompileLog
@@ -195,9 +196,11 @@ class Compiled:
 def keep_programs(directory: epath.PathLike) -> None:
     """Keeps compiled programs in `directory`, JAX's persistent cache, for a fast second start.
 
-    Where JAX has been told of another directory (JAX_COMPILATION_CACHE_DIR), that one is used.
+    Where JAX has been told of another directory (JAX_COMPILATION_CACHE_DIR), that one is used. In
+    object storage none are kept: JAX would need libraries of its own for it.
     """
-    if not getattr(jax.config, "jax_compilation_cache_dir"):  # noqa: B009 (set at run time)
+    told = getattr(jax.config, "jax_compilation_cache_dir")  # noqa: B009 (set at run time)
+    if not told and is_local(directory):
         jax.config.update("jax_compilation_cache_dir", os.fspath(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

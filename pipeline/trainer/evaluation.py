@@ -47,7 +47,7 @@ def sum_over_batches(batches: Batches, step: Callable, params: Any) -> tuple[flo
             total, weight = total + float(sums[0]), weight + float(sums[1])
     if not weight:
         raise InvalidValue(
-            f"none of the {len(batches.corpus):,} held-out examples has a position with a loss, so "
-            "nothing can be evaluated; give longer ones, or a template whose weights are above 0"
+            "none of the held-out examples has a position with a loss, so nothing can be "
+            "evaluated; give longer ones, or a template whose weights are above 0"
         )
     return total, weight

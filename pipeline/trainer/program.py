@@ -13,7 +13,9 @@ from absl import app, flags
 
 import pipeline
 from pipeline.errors import InvalidValue, describe
+from pipeline.fs import as_path
 from pipeline.steps import hosts
+from pipeline.trainer.run_config import NAME
 
 COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0.")
 NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "Number of processes.")
@@ -44,10 +46,13 @@ def run(main: Callable[[], int]) -> None:
 
 
 def parse_flags(argv: list[str]) -> list[str]:
-    """Parses the flags, of which `config` is that of a config file; exits where one is wrong."""
+    """Parses the flags, `config` of a config file and `workdir`; exits where one is wrong."""
     try:
         rest = flags.FLAGS(argv)
         _ = flags.FLAGS.config.is_locked  # raises here if the file could not be read
+        workdir, default = flags.FLAGS.workdir, flags.FLAGS["config"].using_default_value
+        if workdir and default and not (as_path(workdir) / NAME).exists():
+            raise flags.Error(f"there is no run in {workdir}; begin one with --config=FILE")
         if len(rest) > 1:
             raise flags.Error(f"{rest[1]!r} is not a flag; write --NAME=VALUE, and lists in quotes")
     except Exception as error:  # of the flags, or of the file of the config

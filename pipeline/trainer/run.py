@@ -16,7 +16,7 @@ import jax
 from etils import epath
 
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.errors import InvalidValue
+from pipeline.errors import InvalidValue, counted
 from pipeline.fs.atomic import as_path, directory_lock, make_directory
 from pipeline.history import RunLog, write_history
 from pipeline.loading.batches import Batches
@@ -239,6 +239,7 @@ class Run:
 
     def skip(self, step: int) -> None:
         """Records a step whose batch is left out."""
+        self.log.stats.skipped += 1
         self.log.write({"step": step, "skipped": self._loader.planned.digest})
 
     def stops_after(self, step: int) -> bool:
@@ -273,13 +274,15 @@ class Run:
             stats.compiles = {str(bucket): each.compiles for bucket, each in programs.items()}
             stats.compiles_after_start = self._guard.again
             stats.other_compiles = self._guard.others
+            stats.unapplied = int(state["steps"]) % self.config.accumulate
             run = {"config": self._given, "schedule": self._schedule.as_json()}
             run["record"] = self.log.save()
             self.checkpoints.save(done, state, data=self._loader.get_state(), run=run)
-        if done == self.config.steps and (left := int(state["steps"]) % self.config.accumulate):
+        if done == self.config.steps and stats.unapplied:
             logger.warning(
-                f"the gradients of the last {left} steps are in no update: it takes those of "
-                f"accumulate={self.config.accumulate} steps, and some were skipped or not finite"
+                f"the gradients of the last {counted(stats.unapplied, 'step')} are in no update: "
+                f"it takes those of accumulate={self.config.accumulate} steps, and some were "
+                "skipped or not finite"
             )
         if self._interrupted and done < self.config.steps:
             logger.info(f"{self._signals.reason}: saved step {done:,}; run again to go on")

@@ -102,7 +102,7 @@ def test_a_plan_that_is_no_partition_is_found(altered, segments, wrong):
         check_plan(plan, 0, told.append)
         assert told == [
             "plan: epoch 0: 8 positions, each once",
-            "plan: 1 batches, no row over its length",
+            "plan: 1 batch, no row over its length",
         ]
     else:
         with pytest.raises(ValueError, match=wrong):

@@ -96,7 +96,7 @@ def test_each_command_has_help(run, command):
         (["report", "FOLDER/nothing.npy"], "nothing.npy is not an array of lengths"),
         (["report", "FOLDER"], "no corpus in .* itself, but there is in .*sub; give one"),
         (["report", "FOLDER/empty.py"], "has no function get_config"),
-        (["report", "FOLDER/zero.npy"], "none of the 3"),
+        (["report", "FOLDER/zero.npy"], "none of the lengths"),
         (["show", "FOLDER/some.npy"], "some.npy holds lengths alone, and show needs tokens"),
         (["check", "FOLDER/some.npy"], "some.npy holds lengths alone, and check needs tokens"),
         (["report", "FOLDER/deep.json"], "deep.json does not map length to count .*recursion"),

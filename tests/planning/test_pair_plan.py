@@ -137,8 +137,8 @@ def test_a_report_of_pairs_shows_both_sides_and_their_bounds():
 def test_printing_a_plan_of_pairs_shows_its_buckets_and_losses():
     text = str(Plan([[6, 3], [9, 2], [4, 0]], [Bucket(2, (8, 4))], overflow="drop"))
     assert "2x8/4" in text
-    assert "1 examples have nothing to train on" in text
-    assert "1 examples longer than 8 and 4 are dropped, 11 positions lost" in text
+    assert "left out: 1 example with nothing to train on" in text
+    assert "dropped: 1 example longer than 8 and 4, 11 positions lost" in text
 
 
 def test_the_bound_of_several_buckets_is_the_cheapest_mix_of_them():

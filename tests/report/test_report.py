@@ -153,6 +153,14 @@ def test_the_statistics_of_a_few_examples(tmp_path):
     assert (seen.columns["examples"][four], seen.columns["tokens"][four]) == (1, 4)
 
 
+def test_one_of_a_kind_is_singular_and_tokens_without_loss_are_told(tmp_path):
+    weights = [np.array([0.0, 0, 1, 1, 1])]
+    corpus = Corpus.from_arrays([np.arange(5)], tmp_path, vocab_size=9, weights=weights)
+    text = format_text(measure(from_corpus(corpus, "one"), Options(OPTIONS)))
+    assert "1 example; 4 tokens to train on; 3 of them with loss; " in text
+    assert "An epoch takes 1 batch, and " in text
+
+
 def test_sources_have_their_shares(tmp_path):
     np.save(tmp_path / "a.npy", np.full(30, 10))
     (tmp_path / "b.json").write_text('{"20": 10, "50": 10}')
@@ -172,15 +180,15 @@ def test_only_the_first_batches_of_a_long_epoch_are_walked():
 def test_what_overflows_is_told():
     lengths = np.array([10, 20, 30, 0])
     for overflow, lost, said in (
-        ("split", 0, "2 examples longer than 16 are split, 0 positions lost"),
-        ("truncate", 18, "truncated, 18 positions lost"),
-        ("drop", 50, "dropped, 50 positions lost"),
+        ("split", 0, "split: 2 examples longer than 16, 0 positions lost"),
+        ("truncate", 18, "truncated: 2 examples longer than 16, 18 positions lost"),
+        ("drop", 50, "dropped: 2 examples longer than 16, 50 positions lost"),
     ):
         options = {"tokens_per_batch": 64, "max_length": 16, "length_multiple": 16}
         dataset = from_lengths("lengths", lengths)
         seen = measure(dataset, Options({**options, "overflow": overflow}))
         assert seen.plan.losses["lost"] == lost
-        for text in (said, "1 examples have nothing to train on"):
+        for text in (said, "left out: 1 example with nothing to train on"):
             assert text in format_text(seen)
             assert text in format_page(seen, command="", date=datetime.date(2026, 1, 2))
 

@@ -294,6 +294,9 @@ def test_a_run_knows_its_config_and_flags_change_it(text, tmp_path):
     with messages():
         train.train(known, epath.Path(tmp_path / "first"), file=f"{KNOWN}:{tmp_path / 'first'}")
     assert get_config(str(tmp_path / "first")).steps == 5
+    # A directory that has no run is no reason for one of the default config.
+    said = run_script(script, ["--workdir=nowhere"], text).stderr
+    assert said.endswith("there is no run in nowhere; begin one with --config=FILE\n")
     kept = tmp_path / "first" / "run_config.json"
     kept.write_text(kept.read_text().replace("tiny_config.py", "gone.py"))
     assert "No such file or directory: " in run_script(script, flags[:1], text).stderr

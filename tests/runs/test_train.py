@@ -4,6 +4,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -84,6 +85,16 @@ def test_a_signal_saves_leaves_with_its_status_and_the_next_start_continues(
     code, output = run(text, tmp_path)
     assert code == 0, output
     assert lines(tmp_path) == lines(workdir)
+
+
+def test_an_interrupt_before_the_first_step_ends_the_run_at_once(text, tmp_path):
+    process = start(text, tmp_path)
+    while process.poll() is None and not (tmp_path / "run_config.json").exists():
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=TIME_LIMIT)
+    assert (process.returncode, "Traceback" in output) == (-signal.SIGINT, False), output
+    assert not lines(tmp_path)
 
 
 def test_the_work_directory_alone_goes_on(uninterrupted, text):

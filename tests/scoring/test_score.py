@@ -380,7 +380,7 @@ def test_arguments_that_cannot_work_are_refused(corpus, tmp_path):
     few = refused(lambda batch: {"reward": batch["inputs"][:, :3]})
     assert "3), and per='position' needs" in few
     few = refused(lambda batch: {"reward": batch["inputs"][:, :3]}, per="segment")
-    assert "per='segment' needs 10 segments in each of" in few
+    assert "per='segment' needs 10 segments in each row of" in few
     split = refused(positions_and_segments, max_length=48, per=PER)
     assert "some examples are split into several segments; give reduce='mean'" in split
     assert "per of half is 'targets'; it must be one of position, segment, row" in refused(

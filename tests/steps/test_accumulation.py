@@ -11,7 +11,7 @@ from etils import epath
 
 from pipeline.history import read_history
 from pipeline.steps import accumulate, hosts
-from tests.runs.runs import lines, messages, run, segment_losses, steps, tiny
+from tests.runs.runs import lines, messages, run, segment_losses, steps, summary, tiny
 
 BATCHES = 4
 
@@ -92,6 +92,8 @@ def test_gradients_of_the_last_steps_that_are_in_no_update_are_told(text, tmp_pa
     with messages() as said:
         run(config, tmp_path)
     assert f"the gradients of the last {BATCHES - 1} steps are in no update" in str(said)
+    figures = summary(tmp_path)
+    assert (figures["skipped_steps"], figures["unapplied_steps"]) == (1, BATCHES - 1)
 
 
 def test_steps_that_make_no_whole_update_are_refused(text, tmp_path):

@@ -7,7 +7,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from pipeline import Bucket
 from pipeline.steps import Compiled, CompileGuard
 from pipeline.steps.compile_log import CompileLog
-from pipeline.steps.compiled import programs_table
+from pipeline.steps.compiled import keep_programs, programs_table
 from pipeline.steps.microbatches import allowed, split, summed
 
 WIDTH = 16
@@ -221,3 +221,13 @@ def test_microbatches_that_do_not_divide_are_refused(sharding, params):
     assert allowed(24, sharding) == [1, 2, 3, 6]
     with pytest.raises(ValueError, match="must be one of 1, 2, 3, 6, or 'auto'"):
         Compiled(make_step(sharding), params, specs_of(sharding, (24, 8)), microbatches=4)
+
+
+@pytest.mark.parametrize("directory", ["runs/programs", "s3://bucket/run/programs"])
+def test_programs_are_kept_where_jax_can_read_them(directory, monkeypatch):
+    updates = {}
+    monkeypatch.setattr(type(jax.config), "jax_compilation_cache_dir", None)
+    monkeypatch.setattr(type(jax.config), "update", lambda _, name, to: updates.update({name: to}))
+    keep_programs(directory)
+    local = None if "://" in directory else directory
+    assert updates.get("jax_compilation_cache_dir") == local

@@ -66,6 +66,6 @@ def test_copies_are_found_across_corpora_and_beneath_views(tmp_path):
 def test_check_counts_copies(corpus, tmp_path):
     told: list[str] = []
     check_duplicates(corpus, told.append)
-    assert told[0].startswith("duplicates: 3 of 9 examples are exact copies of earlier ones; ")
+    assert told[0].startswith("duplicates: 3 of 9 examples, exact copies of earlier ones; ")
     check_duplicates(pipeline.Corpus.from_arrays([[1, 2]], tmp_path / "none"), told.append)
-    assert told[1] == "duplicates: 0 of 1 examples are exact copies of earlier ones"
+    assert told[1] == "duplicates: 0 of 1 example, exact copies of earlier ones"
