@@ -292,14 +292,16 @@ def test_fetching_goes_on_after_an_error_of_any_kind(corpus, tmp_path, monkeypat
 def test_damaged_lengths_are_fetched_again_and_those_of_the_corpus_are_named(corpus, tmp_path):
     ((cache, _),) = cached(corpus, tmp_path / "cache", 2).caches
     copy, there = cache.directory / "lengths.npy", tmp_path / "corpus"
-    for content in (b"", copy.read_bytes()[:-4], copy.read_bytes()[:-4] + b"abcd"):
+    whole = copy.read_bytes()
+    swapped = whole[:-8] + whole[-4:] + whole[-8:-4]  # with the same sum
+    for content in (b"", whole[:-4], whole[:-4] + b"abcd", swapped):
         copy.write_bytes(content)
         again = cached(corpus, tmp_path / "cache", 2)
         np.testing.assert_array_equal(again.lengths, corpus.lengths)
     shutil.copytree(corpus.directory, there)
     whole = (there / "lengths.npy").read_bytes()
     (there / "lengths.npy").write_bytes(whole[:-4] + b"abcd")
-    with pytest.raises(ValueError, match=f"damaged at {there}/lengths.npy: they sum to"):
+    with pytest.raises(ValueError, match=f"damaged at {there}/lengths.npy: its digest differs"):
         Corpus.open(there, cache=tmp_path / "other")
 
 
