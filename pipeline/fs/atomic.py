@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from etils import epath
 
-from pipeline.errors import InvalidState, InvalidValue, StorageError
+from pipeline.errors import InvalidState, InvalidType, InvalidValue, StorageError
 from pipeline.fs.lease import hold_lease
 from pipeline.fs.objects import SCHEMES, ObjectPath
 
@@ -31,6 +31,8 @@ def is_local(path: epath.PathLike) -> bool:
 
 def as_path(path: epath.PathLike) -> epath.Path:
     """A path of a user: local, with `~` expanded, or of object storage."""
+    if not isinstance(path, str | os.PathLike):
+        raise InvalidType(f"{path!r:.80} is no path; give the name of a directory or of a file")
     if os.fspath(path).startswith(SCHEMES):
         return ObjectPath(path)
     try:
