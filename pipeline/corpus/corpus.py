@@ -84,8 +84,9 @@ class Corpus(Examples):
             memory_map: whether to map the files or to read ranges of them; by default, mapped
                 where they are local and there is no `cache`.
             cache: a local directory, in which batches find the parts of a corpus of object storage.
-                Each part is fetched before the plan needs it. All processes of a machine may share
-                one. Default None: batches read ranges of bytes.
+                Each part is fetched before the plan needs it, and its digest is compared. All
+                processes of a machine may share one. Default None: batches read ranges of bytes,
+                which have no digest; `verify` compares all.
             cache_bytes: the most bytes of the parts in `cache`. Two windows of the plan should have
                 room. Default None: half of what is free on its disk.
 

@@ -163,6 +163,11 @@ def _write_error(path: epath.PathLike, error: OSError) -> OSError:
     remedy = "check the path, and that you may write there, and run again"
     if error.errno in FULL:
         remedy = "make room and run again, which keeps what was finished before"
+    elif error.errno in (errno.EACCES, errno.EPERM):
+        parents = pathlib.Path(path).absolute().parents
+        place = next(each for each in parents if os.path.exists(each))
+        owner = f"user {place.stat().st_uid} owns {place}, and you are user {os.getuid()}"
+        remedy = f"{owner}: ask for the right to write there, or give another directory"
     what = f"could not write {os.fspath(path)}: {error.strerror or error}. Nothing of it is left"
     return StorageError(error.errno, f"{what}; {remedy}")
 

@@ -243,7 +243,7 @@ def test_arguments_that_contradict_each_other_are_refused(corpus, tmp_path):
     with pytest.raises(ValueError, match="leave memory_map out"):
         Corpus.open(corpus.directory, cache=tmp_path, memory_map=True)
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="could not write .*file/.*: Not a directory"):
+    with pytest.raises(UserError, match=r"could not write .*file/.*: Not a directory"):
         Corpus.open(corpus.directory, cache=tmp_path / "file")
     with pytest.raises(ValueError, match="cache is gs://"):
         Corpus.open(corpus.directory, cache="gs://somewhere")
