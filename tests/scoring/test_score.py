@@ -451,18 +451,20 @@ def test_devices_share_batches_and_a_later_call_keeps_their_rows(corpus, tmp_pat
 
 def test_a_run_scores_its_documents_with_its_latest_checkpoint(text, tmp_path):
     config = tiny(text, model__num_layers=1, model__width=32, model__attention="dense")
-    workdir, directory = epath.Path(tmp_path / "run"), epath.Path(tmp_path / "scores")
+    workdir = epath.Path(tmp_path / "run")
     with pytest.raises(ValueError, match=r"there is no checkpoint in .*; train there first"):
-        train.score(config, workdir, directory)
+        train.score(config, workdir)
     corpus, _ = prepare_corpora(config, workdir / "corpus")
     init, loss, _ = train.make_model(config, corpus)
     initialise, _ = train.make_training(config, make_mesh(config.mesh), init, loss)
     state = initialise(jax.random.key(1))
-    with Checkpoints(workdir / "checkpoints") as checkpoints:
-        checkpoints.save(7, state, data={"step": 7})
-    with messages() as said:
-        train.score(config, workdir, directory)
-    scores = open_table(directory / "scores.arrow")
+    for step, other in (5, initialise(jax.random.key(2))), (7, state):
+        with Checkpoints(workdir / "checkpoints") as checkpoints:
+            checkpoints.save(step, other, data={"step": step})
+        with messages() as said:
+            train.score(config, workdir)
+    scores = open_table(workdir / "scores" / "7" / "scores.arrow")
+    assert not scores.equals(open_table(workdir / "scores" / "5" / "scores.arrow"))
     nll, weight = (np.array(scores[name].to_pylist(), float) for name in ("nll", "weight"))
     assert weight.tolist() == corpus.lengths.tolist()
     batches = pipeline.Batches(corpus, pipeline.Plan(corpus, [pipeline.Bucket(8, 128)]))
