@@ -66,7 +66,9 @@ CONFIG = config_flags.DEFINE_config_file(
 MODE = flags.DEFINE_enum("mode", "train", ["train", "score"], "What to do.")
 WORKDIR = flags.DEFINE_string("workdir", None, "For corpus, checkpoints, metrics; runs/CONFIG.")
 CHANGE = flags.DEFINE_string("change", "", "JSON: options of batches to change from here on.")
-SCORES = flags.DEFINE_string("scores", None, "Where --mode=score writes; default: WORKDIR/scores.")
+SCORES = flags.DEFINE_string(
+    "scores", None, "Where --mode=score writes; default: WORKDIR/scores/STEP."
+)
 PROFILE = flags.DEFINE_string("profile_steps", "", "FIRST:LAST, the steps to trace for a profile.")
 flags.adopt_module_key_flags(program)  # such as --coordinator
 
@@ -235,7 +237,7 @@ def train(config: ConfigDict, workdir: epath.Path, **options: str) -> int:
     return run.status
 
 
-def score(config: ConfigDict, workdir: epath.Path, directory: epath.Path) -> None:
+def score(config: ConfigDict, workdir: epath.Path, directory: str | None = None) -> None:
     """Writes the loss of each document under the latest checkpoint of the run in `workdir`."""
     mesh = make_mesh(config.mesh)
     with jax.set_mesh(mesh):
@@ -245,7 +247,8 @@ def score(config: ConfigDict, workdir: epath.Path, directory: epath.Path) -> Non
         like = initialise.eval_shape(jax.random.key(config.seed))
         step, params = restore_parameters(workdir, corpus, like)
         name, score_step = f"step {step} of {workdir}", make_score_step(loss)
-        score_corpus(config, corpus, score_step, params, name, directory=directory, mesh=mesh)
+        place = as_path(directory or workdir / f"scores/{step}")
+        score_corpus(config, corpus, score_step, params, name, directory=place, mesh=mesh)
 
 
 def main() -> int:
@@ -253,7 +256,7 @@ def main() -> int:
     file = config_flags.get_config_filename(flags.FLAGS["config"])
     workdir = as_path(WORKDIR.value or HERE / "runs" / pathlib.Path(file).stem)
     if MODE.value == "score":
-        score(CONFIG.value, workdir, as_path(SCORES.value or workdir / "scores"))
+        score(CONFIG.value, workdir, SCORES.value)
         return 0
     return train(CONFIG.value, workdir, file=file, change=CHANGE.value, profile=PROFILE.value)
 

@@ -117,7 +117,8 @@ def config_of(words, monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", words)
     known = flags.FlagValues()
-    source = (ROOT / "train.py").read_text()
+    sources = "train.py", "pipeline/trainer/program.py"
+    source = "".join((ROOT / each).read_text() for each in sources)
     for name in re.findall(r"flags\.DEFINE_(?!config)\w+\(\s*\"(\w+)\"", source):
         flags.DEFINE_string(name, None, "", flag_values=known)
     default = str(ROOT / "configs/quickstart.py")

@@ -15,6 +15,7 @@ import os
 import pathlib
 import re
 import shutil
+import stat
 import threading
 import time
 from collections import defaultdict
@@ -26,9 +27,9 @@ from etils import epath
 
 from pipeline.corpus.manifest import open_part, part_name
 from pipeline.corpus.parts import Maps, Part, PartFile
-from pipeline.errors import InvalidValue
+from pipeline.errors import InvalidValue, UserError
 from pipeline.fs import objects
-from pipeline.fs.atomic import atomic_write, open_locked
+from pipeline.fs.atomic import atomic_write, make_directory, open_locked
 from pipeline.fs.fork import Handles
 
 logger = logging.getLogger(__name__)
@@ -65,10 +66,11 @@ class PartCache(Handles):
     ):
         self._source, self._parts, self.directory = source, parts, directory
         self.num_parts = len(parts)
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
         self._sizes = np.array([part.bytes for part in parts], np.int64)
+        here, _ = self._scan()
         if max_bytes is None:
-            max_bytes = sum(self._scan()[0].values()) + shutil.disk_usage(directory).free // 2
+            max_bytes = sum(here.values()) + shutil.disk_usage(directory).free // 2
         if max_bytes < min(2 * self._sizes.max(), self._sizes.sum()):
             raise InvalidValue(
                 f"cache_bytes is {max_bytes:,}, and a part of {os.fspath(source)} has up to "
@@ -88,6 +90,7 @@ class PartCache(Handles):
         self._maps: Maps | None = None  # of `_files`, until these change
         self._demands: list[Demand] = []
         self._threads, self._told = 0, 0
+        self._failures: set[str] = set()
 
     def read_copy(self, name: str, read: Callable[[epath.Path], T]) -> T:
         """What is read of a copy of another file of the corpus, which counts for nothing."""
@@ -158,12 +161,16 @@ class PartCache(Handles):
                 if not self._fetch_next(needed):
                     time.sleep(PAUSE)
             except Exception as error:
-                logger.warning(
-                    "fetching from %s into %s failed, and is tried again in %d s; until then, "
-                    "batches read ranges: %r",
-                    *(os.fspath(self._source), self.directory, AFTER_FAILURE, error),
-                    exc_info=not isinstance(error, OSError),
-                )
+                with self._lock:  # a failure is said once, by one thread
+                    new = str(error) not in self._failures
+                    self._failures.add(str(error))
+                if new:
+                    logger.warning(
+                        "fetching from %s into %s failed, and is tried again every %d s; until it "
+                        "succeeds, batches read ranges: %s",
+                        *(os.fspath(self._source), self.directory, AFTER_FAILURE, error),
+                        exc_info=not isinstance(error, OSError | UserError),
+                    )
                 time.sleep(AFTER_FAILURE)
 
     def _ask(self) -> np.ndarray | None:
@@ -216,7 +223,6 @@ class PartCache(Handles):
                 number
                 for number in np.argsort(needed, kind="stable").tolist()
                 if needed[number] < NEVER and number not in here and number not in fetching
-                if not os.path.lexists(self.directory / part_name(number))  # of somebody else
             )
             if (number := next(wanted, None)) is None:
                 return False
@@ -267,14 +273,24 @@ class PartCache(Handles):
         return True
 
     def _scan(self) -> tuple[dict[int, int], dict[int, int]]:
-        """The sizes of the files of parts: of whole ones, and of those that are being fetched."""
+        """The sizes of the files of parts: of whole ones, and of those that are being fetched.
+
+        Anything else in the place of a part is refused: it could be neither fetched nor removed.
+        """
         whole: dict[int, int] = {}
         reserved: dict[int, int] = {}
         for entry in os.scandir(self.directory):
             found = NUMBER.fullmatch(entry.name)
             number = int(found[1] or found[2]) if found else self.num_parts
-            if number < self.num_parts and entry.is_file(follow_symlinks=False):
-                with contextlib.suppress(FileNotFoundError):
-                    files = reserved if entry.name.startswith(".") else whole
-                    files[number] = entry.stat().st_size
+            if number >= self.num_parts:
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                about = entry.stat(follow_symlinks=False)
+                if not stat.S_ISREG(about.st_mode):
+                    raise InvalidValue(
+                        f"{entry.path} is no regular file, and stands where a part of the corpus "
+                        "goes; remove it, or give another cache"
+                    )
+                files = reserved if entry.name.startswith(".") else whole
+                files[number] = about.st_size
         return whole, reserved

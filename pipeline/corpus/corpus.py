@@ -28,7 +28,6 @@ from pipeline.corpus.reader import Reader
 from pipeline.corpus.tasks import CAUSAL, TASKS, Task
 from pipeline.errors import InvalidValue, require_whole
 from pipeline.fs.atomic import as_path, atomic_write, directory_lock, is_local
-from pipeline.planning import lengths as lengths_module
 from pipeline.text import tokenizers
 from pipeline.text.ragged import assemble_parts, chunk_arrays
 
@@ -36,11 +35,12 @@ from pipeline.text.ragged import assemble_parts, chunk_arrays
 class Corpus(Examples):
     """Examples of token ids in a directory; made by `prepare`, `from_arrays` or `open`.
 
-    Opening reads a small manifest and maps the lengths; tokens are mapped when first read, and
-    never copied whole. A corpus pickles as its directory.
+    Opening reads a small manifest, and the lengths, whose digest it compares; tokens are mapped
+    when first read, and never copied whole. A corpus pickles as its directory.
 
     Attributes:
         directory: where it is.
+        lengths_digest: that of its lengths, by `pipeline.planning.lengths.digest`.
         origin: what it was made from: fingerprints of the source and the tokenizer, and the field.
         identity, fingerprint: says which tokens these are, entry by entry, so that a refusal can
             say which changed; and a short digest of that. They depend on content alone: not on
@@ -55,7 +55,7 @@ class Corpus(Examples):
         self.weighted = manifest.parts[0].weights_at is not None
         self.in_memory, self.num_tokens = memory_map, manifest.num_tokens
         self.text_bytes, self.vocab_size = manifest.text_bytes, manifest.vocab_size
-        self.num_learnt = manifest.learnt
+        self.num_learnt, self.lengths_digest = manifest.learnt, manifest.lengths_digest
         self.files = np.array([part.examples for part in manifest.parts], np.int64)
         tokenizer = self.origin["tokenizer"] or "none"
         self.identity = {
@@ -84,8 +84,9 @@ class Corpus(Examples):
             memory_map: whether to map the files or to read ranges of them; by default, mapped
                 where they are local and there is no `cache`.
             cache: a local directory, in which batches find the parts of a corpus of object storage.
-                Each part is fetched before the plan needs it. All processes of a machine may share
-                one. Default None: batches read ranges of bytes.
+                Each part is fetched before the plan needs it, and its digest is compared. All
+                processes of a machine may share one. Default None: batches read ranges of bytes,
+                which have no digest; `verify` compares all.
             cache_bytes: the most bytes of the parts in `cache`. Two windows of the plan should have
                 room. Default None: half of what is free on its disk.
 
@@ -206,10 +207,8 @@ class Corpus(Examples):
             return make()
 
     def verify(self) -> None:
-        """Reads everything, and refuses the first file whose content is not what was written."""
+        """Reads all parts, and refuses the first whose content is not what was written."""
         manifest = self._manifest
-        if lengths_module.digest(self.lengths) != manifest.lengths_digest:
-            raise damage(self.directory / LENGTHS, "its digest differs")
         found, metadata = [], []
         for part in manifest.parts:
             file = open_part(self.directory, part, verify=True)

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -119,15 +120,19 @@ def workers(function: Callable[[Any], Any], number: int) -> Iterator[Callable[[A
         context, given = multiprocessing.get_context("spawn"), Connection(os.dup(file.fileno()))
         pool = ProcessPoolExecutor(number, context, initializer=_start, initargs=(given,))
         started_in = os.getpid()
+        # The name of what was typed into `python -`, which workers would take for a file to import.
+        main = vars(sys.modules["__main__"])
+        typed = {"__file__": main.pop("__file__")} if main.get("__file__") == "<stdin>" else {}
         try:
             yield lambda item: pool.submit(_call, item)
         except BrokenProcessPool as error:
             raise InvalidState(
                 "a worker died while tokenising. If it was killed for want of memory, use fewer "
-                f"workers; if this is a script, {GUARD}, and with `python -` use one process. What "
-                "is finished is kept: run again to go on"
+                f"workers; if this is a script, {GUARD}. What is finished is kept: run again to go "
+                "on"
             ) from error
         finally:
+            main.update(typed)
             if os.getpid() == started_in:  # in a forked child, the processes are its parent's
                 pool.shutdown(wait=True, cancel_futures=True)
 

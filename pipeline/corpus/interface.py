@@ -93,7 +93,9 @@ class AnyCorpus:
     Attributes:
         members: the corpora that this one reads. The first decides for all where they must agree.
         sides: where batches read tokens: the corpus itself; of pairs, inputs and targets.
-        lengths: positions of each example: unsigned, `[n]`, of pairs `[n, 2]`.
+        lengths: positions of each example: unsigned, `[n]`, of pairs `[n, 2]`. So a plan knows,
+            and need not read a billion of them, that none is negative; make them int64 before you
+            subtract, for differences of unsigned integers wrap.
         identity: says which tokens these are, as JSON, so that errors can name what differs.
         vocab_size: token ids are below this; None if nobody said.
         num_learnt: positions that carry loss; None if unknown.

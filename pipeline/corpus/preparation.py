@@ -204,36 +204,39 @@ def _as_directory(directory: epath.PathLike) -> epath.Path:
 def _prepare(job: Job, task: Task, directory: epath.Path, engine: Engine, progress: bool) -> None:
     documents = job.count_records()
     writer = Writer(directory, task, job.origin)
-    tokenizer = job.tokenizer.save(directory)
     files = RangeFiles.of(job, directory)
     make_directory(directory / RANGES)
     ranges = [each for each in divide_records(documents) if each.stop > writer.examples]
     done: dict[str, int] = {"done": writer.examples, "tokens": writer.tokens}
     function = functools.partial(write_range, job, files)
     counts = run_ranges(engine, function, ranges, name="preparing", progress=progress, **done)
-    try:
-        job.require_unchanged()
-    except ValueError:
-        writer.discard()  # some may be of before the edit and some of after it
-        remove_files(directory / RANGES, NAME)
-        raise
     assemble(writer, files, ranges, counts, engine, progress)
+    try:
+        job.require_unchanged()  # some parts may be of before an edit and some of after it
+        _require_tokens(job, task, writer)
+    except ValueError:
+        writer.discard()
+        raise
+    finally:
+        remove_files(directory / RANGES, NAME)
+    writer.finish(
+        vocab_size=job.tokenizer.vocab_size,
+        tokenizer=job.tokenizer.save(directory),
+        source=str(job.source),
+    )
+
+
+def _require_tokens(job: Job, task: Task, writer: Writer) -> None:
+    """Refuses parts of which nothing is learnt; says which records have no tokens."""
     if job.on_error == "skip" and len(failed := writer.find_empty()):
-        if len(failed) == documents:
-            writer.discard()
+        if len(failed) == writer.examples:
             raise InvalidValue(f"no record of {job.source} has tokens; the log says why")
         first = ", ".join(f"{number:,}" for number in failed[:10]) + ", …" * (len(failed) > 10)
         text = "%s of %s records have no tokens, for they are empty or failed: numbers %s"
-        logger.warning(text, f"{len(failed):,}", f"{documents:,}", first)
+        logger.warning(text, f"{len(failed):,}", f"{writer.examples:,}", first)
     learnt = sum(each["learnt"] for each in writer.metadata)
     if job.template is not None and task.has_targets and not learnt:
         raise InvalidValue(
-            f"nothing of any of the {documents:,} records is learnt: all weights that the template "
-            "gives are 0. Check which parts of a record it is to train on"
+            f"nothing of any of the {writer.examples:,} records is learnt: all weights that the "
+            "template gives are 0. Check which parts of a record it is to train on"
         )
-    remove_files(directory / RANGES, NAME)
-    writer.finish(
-        vocab_size=job.tokenizer.vocab_size,
-        tokenizer=tokenizer,
-        source=str(job.source),
-    )

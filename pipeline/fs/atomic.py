@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from etils import epath
 
-from pipeline.errors import InvalidState, InvalidValue, StorageError
+from pipeline.errors import InvalidState, InvalidType, InvalidValue, StorageError
 from pipeline.fs.lease import hold_lease
 from pipeline.fs.objects import SCHEMES, ObjectPath
 
@@ -31,6 +31,8 @@ def is_local(path: epath.PathLike) -> bool:
 
 def as_path(path: epath.PathLike) -> epath.Path:
     """A path of a user: local, with `~` expanded, or of object storage."""
+    if not isinstance(path, str | os.PathLike):
+        raise InvalidType(f"{path!r:.80} is no path; give the name of a directory or of a file")
     if os.fspath(path).startswith(SCHEMES):
         return ObjectPath(path)
     try:
@@ -161,6 +163,11 @@ def _write_error(path: epath.PathLike, error: OSError) -> OSError:
     remedy = "check the path, and that you may write there, and run again"
     if error.errno in FULL:
         remedy = "make room and run again, which keeps what was finished before"
+    elif error.errno in (errno.EACCES, errno.EPERM):
+        parents = pathlib.Path(path).absolute().parents
+        place = next(each for each in parents if os.path.exists(each))
+        owner = f"user {place.stat().st_uid} owns {place}, and you are user {os.getuid()}"
+        remedy = f"{owner}: ask for the right to write there, or give another directory"
     what = f"could not write {os.fspath(path)}: {error.strerror or error}. Nothing of it is left"
     return StorageError(error.errno, f"{what}; {remedy}")
 

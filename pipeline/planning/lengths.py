@@ -29,6 +29,7 @@ class Corpus(Protocol):
 
     - `files`: int64, the examples in each of its files, which can be fetched one by one; or None.
     - `num_learnt`: its positions that carry loss.
+    - `lengths_digest`: the `digest` of its lengths, which then are not hashed again.
     - `cached_file(name, make)`: the content of a file beside it, stored as `make()` if missing.
     - `corpora`, of several that act as one and number their examples consecutively: each by its
       name; and `begin(examples)`: those with the first `examples` examples, or the one that has
@@ -124,7 +125,7 @@ class Lengths:
 
     @functools.cached_property
     def _digest(self) -> str:
-        return digest(self._all)
+        return getattr(self.given, "lengths_digest", None) or digest(self._all)
 
     @property
     def digest(self) -> str:

@@ -40,10 +40,10 @@ from pipeline.steps.compiled import Compiled
 
 logger = logging.getLogger(__name__)
 
-TABLE, PARTS, MANIFEST = "scores.arrow", "scores.parts", "manifest.json"
+TABLE, PARTS, MANIFEST = "scores.arrow", "scores.parts", "scores.json"
 
 # Names of files in the directory of parts, also while they are written: others are left alone.
-NAME = re.compile(r"manifest\.json|\.?\d+-\d+-[0-9a-f]{16}\.[0-9a-f]{12}\.npz(\.\d+\.tmp)?")
+NAME = re.compile(r"\.?\d+-\d+-[0-9a-f]{16}\.[0-9a-f]{12}\.npz(\.\d+\.tmp)?")
 
 # The steps of a part; a run that was killed repeats less than a part. Nothing else decides the
 # ranges, so every number of hosts writes the same parts.
@@ -84,7 +84,8 @@ def score(
         corpus: a corpus, a view of one, pairs, `Corpora`, or a directory, as for `load`.
         step: `step(batch)`, or with a state `step(state, batch)`; a function for `jax.jit`. It
             returns a dict of arrays.
-        directory: where to write `scores.arrow`; parts are in `scores.parts` until it is whole.
+        directory: where to write `scores.arrow`, and `scores.json`, which says what it is of and
+            has its digest; parts are in `scores.parts` until it is whole.
         per: what the step's values have a record of, one of these, or one for each value by name:
             "position", of `[rows, length, …]`; of pairs "inputs" or "targets", whose positions they
             are; "segment", of `[rows, segments, …]`, from segment id 1 on, with at least
@@ -106,7 +107,7 @@ def score(
     Raises:
         TypeError: an option is not one of these.
         ValueError: an argument is not as above, a row has more segments than a value has room for,
-            or `directory` has scores of something else.
+            or `directory` has scores of something else, or damaged ones.
         RuntimeError: another process is scoring into `directory`.
     """
     if wrong := [name for name in options if name in FIXED]:
@@ -153,9 +154,13 @@ def score(
         # Parts of other scores have other names, whatever became of the manifest beside them.
         every = Parts(StepFiles(directory / PARTS, f"{json_digest(manifest)}.npz"), ranges)
 
+        whole = "sha256" in past and table.exists()
+
         def count() -> int:
             """Parts that are whole, from the first one on; all of them where the table is there."""
-            if table.exists():
+            if whole:
+                if _digest_file(table) != past["sha256"]:
+                    raise InvalidValue(f"{table} is damaged; delete it, and score again")
                 made = datetime.datetime.fromtimestamp(table.stat().mtime)
                 logger.info("%s has these scores since %s", table, f"{made:%Y-%m-%d %H:%M}")
                 return len(ranges)
@@ -165,9 +170,8 @@ def score(
         done = hosts.main_process_first("reading the scores", count)
         hosts.require_agreement({**manifest, "done": {"parts": done}})
         manifest |= {"row_multiple": options.get("row_multiple")}
-        if leads and not past:
-            with atomic_write(make_directory(directory / PARTS) / MANIFEST) as file:
-                file.write((json.dumps(manifest, indent=1) + "\n").encode())
+        if leads and not whole:
+            _write_manifest(directory, manifest)
         if done < len(ranges):
             # Each device gets all values: so process 0 writes files that are the same for any
             # number of hosts.
@@ -176,9 +180,9 @@ def score(
             _write_parts(loader, functools.partial(compiled, state), every, done, values)
 
         def finish() -> pa.Table:
-            if leads and not table.exists():
-                shape = len(corpus), len(corpus.sides)
-                write_table(table, every, values, shape, manifest)
+            if leads and not whole:
+                write_table(table, every, values, (len(corpus), len(corpus.sides)))
+                _write_manifest(directory, {**manifest, "sha256": _digest_file(table)})
             if leads:
                 remove_files(directory / PARTS, NAME)
             return open_table(table)
@@ -188,19 +192,36 @@ def score(
 
 def _read_past(directory: epath.Path) -> dict[str, Any]:
     """What the scores in a directory are of, whole or in parts; nothing where there are none."""
-    table, folder = directory / TABLE, directory / PARTS
+    table, folder, manifest = directory / TABLE, directory / PARTS, directory / MANIFEST
     if is_local(folder) and os.path.islink(folder):
         raise InvalidValue(
             f"{folder} is a symbolic link; remove it, or score into another directory"
         )
-    if table.exists():
-        if about := (open_table(table).schema.metadata or {}).get(b"lockstep"):
-            return json.loads(about)
-        raise InvalidValue(f"{table} is no table of scores; score into another directory")
-    try:
-        return dict(json.loads((folder / MANIFEST).read_text()))
-    except (OSError, TypeError, ValueError):  # the names of parts say what they are of
-        return {}
+    past: Any = {}
+    if manifest.exists():
+        with contextlib.suppress(ValueError, IsADirectoryError):
+            past = json.loads(manifest.read_text())
+        if not (isinstance(past, dict) and past.keys() >= {"corpus", "plan", "scores"}):
+            raise InvalidValue(
+                f"{manifest} does not say what scores these are; score into another directory, or "
+                "delete that file"
+            )
+    if table.exists() and not (past and table.is_file()):
+        raise InvalidValue(
+            f"{table} is no table of scores that {MANIFEST} tells of; score into another "
+            "directory, or delete it"
+        )
+    return past
+
+
+def _write_manifest(directory: epath.Path, manifest: Mapping[str, Any]) -> None:
+    with atomic_write(directory / MANIFEST) as file:
+        file.write((json.dumps(manifest, indent=1) + "\n").encode())
+
+
+def _digest_file(path: epath.Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _digest_step(run: Callable, state: Any, specs: Iterable[Any]) -> str:

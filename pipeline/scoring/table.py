@@ -8,11 +8,9 @@ memory as far as there is room, and from there to the table.
 import contextlib
 import dataclasses
 import io
-import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -67,16 +65,11 @@ def open_table(path: epath.Path) -> pa.Table:
 
 
 def write_table(
-    path: epath.Path,
-    parts: Parts,
-    values: Mapping[str, Value],
-    shape: tuple[int, int],
-    metadata: Mapping[str, Any],
+    path: epath.Path, parts: Parts, values: Mapping[str, Value], shape: tuple[int, int]
 ) -> None:
     """Writes the table of all parts; an example that is in none of them has nulls.
 
-    `shape` is examples, which are the rows of the table, and sides: 1, of pairs 2. The metadata go,
-    as JSON, into the schema.
+    `shape` is examples, which are the rows of the table, and sides: 1, of pairs 2.
     """
     positions = np.zeros(shape, np.int64)
     for part in parts:
@@ -101,10 +94,9 @@ def write_table(
                     np.add.at(records[name], example, part[VALUE + name])
         batches = _batches(values, records, positions, offsets)
         first = next(batches)
-        schema = first.schema.with_metadata({"lockstep": json.dumps(metadata)})
-        with atomic_write(path) as file, pa.ipc.new_file(file, schema) as writer:
+        with atomic_write(path) as file, pa.ipc.new_file(file, first.schema) as writer:
             for batch in (first, *batches):
-                writer.write_batch(batch.replace_schema_metadata(schema.metadata))
+                writer.write_batch(batch)
 
 
 def _batches(

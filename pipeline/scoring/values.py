@@ -119,6 +119,11 @@ def _find(
         what, needed = "segment", plan.most_segments()
     else:
         what, needed = "position", {bucket: bucket.lengths[side] for bucket in arrays}
+    if per == "row" and max(needed.values()) > 1:
+        raise InvalidValue(
+            f"{name} has one record a row, and rows hold up to {max(needed.values())} examples; "
+            "give max_segments=1 or packing='none', or return a record for each segment"
+        )
     for bucket, array in arrays.items():
         room = 1 if per == "row" else [*array.shape, 0, 0][1]
         fits = room == needed[bucket] or (side is None and room > needed[bucket])
@@ -129,8 +134,11 @@ def _find(
                 "say in per= what it has a record of, or in max_segments= how many segments a row "
                 "may have"
             )
-    if len(shapes := {array.shape[axes:] for array in arrays.values()}) > 1:
-        raise InvalidValue(f"{name} has records of shapes {shapes}; give all buckets the same one")
+    shapes = {array.shape[axes:] for array in arrays.values()}
+    if len(shapes) > 1 or 0 in next(iter(shapes)):
+        raise InvalidValue(
+            f"{name} has records of shapes {shapes}; give all buckets the same one, without 0"
+        )
     if side is None and reduce is None and plan.max_position >= max(plan.buckets[-1].lengths):
         raise InvalidValue(
             f"{name} has one record a {per}, and some examples are split into several segments; "
@@ -138,12 +146,11 @@ def _find(
             "overflow='truncate'"
         )
     dtype = next(iter(arrays.values())).dtype
-    if not any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)):
-        raise InvalidValue(
-            f"{name} is {dtype}; a table has real numbers, so return the parts of a complex one as "
-            "values of their own"
-        )
     if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize <= 4:
-        dtype = np.float32
-    stored = np.dtype(np.uint8 if dtype == np.dtype(bool) else dtype)
-    return Value(per=per, shape=shapes.pop(), dtype=stored, reduce=reduce)
+        dtype = np.dtype(np.float32)
+    if getattr(dtype, "kind", "V") not in "biuf":  # a key of JAX has none
+        raise InvalidValue(
+            f"{name} is {dtype}; a table has booleans and real numbers of 8 bits and more, so "
+            "return such, and the parts of a complex number as values of their own"
+        )
+    return Value(per=per, shape=shapes.pop(), dtype=dtype, reduce=reduce)

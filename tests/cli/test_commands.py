@@ -502,7 +502,7 @@ def test_an_error_names_flags_and_a_prepare_that_fails_at_once_leaves_nothing(ru
     given = "prepare", tmp_path / "a.jsonl", "--into", tmp_path / "corpus"
     status, _, err = run(*given)
     assert status == WRONG
-    assert "give the name of the field that holds the text\n" in err
+    assert "name the one that holds the text with --field\n" in err
     status, _, err = run(*given, "--field", "body", "--tokenizer", "sentencepiece")
     assert status == WRONG
     assert "Choose another --vocab-size, or more text" in err

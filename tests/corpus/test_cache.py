@@ -15,6 +15,7 @@ import pytest
 import pipeline
 from pipeline import Batches, Bucket, Corpora, Corpus, Plan
 from pipeline.corpus import cache as cache_module
+from pipeline.errors import UserError
 from pipeline.fs import objects
 
 BUCKETS = Bucket(16, 128), Bucket(8, 256)
@@ -241,6 +242,9 @@ def test_arguments_that_contradict_each_other_are_refused(corpus, tmp_path):
         Corpus.open(corpus.directory, cache_bytes=10)
     with pytest.raises(ValueError, match="leave memory_map out"):
         Corpus.open(corpus.directory, cache=tmp_path, memory_map=True)
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"could not write .*file/.*: Not a directory"):
+        Corpus.open(corpus.directory, cache=tmp_path / "file")
     with pytest.raises(ValueError, match="cache is gs://"):
         Corpus.open(corpus.directory, cache="gs://somewhere")
     with pytest.raises(ValueError, match="give room for two of them"):
@@ -260,15 +264,34 @@ def test_files_of_somebody_else_in_a_cache_stay_and_the_rest_is_fetched(corpus, 
     for share in (2, 0.3):  # where parts must make way for others, too
         ((cache, _),) = cached(corpus, tmp_path / str(share), share).caches
         (cache.directory / "part-99999.arrow").write_bytes(b"mine")
-        (cache.directory / "part-00002.arrow").mkdir()
-        order = [each for each in range(cache.num_parts) if each != 2]
-        cache.follow(lambda order=order: [np.array([2]), *(np.array([each]) for each in order)])
+        order = [*range(cache.num_parts)]
+        cache.follow(lambda order=order: [np.array([each]) for each in order])
         wait_for(lambda cache=cache, order=order: all(map(cache.file, order[:5])))
         order.reverse()
         wait_for(lambda cache=cache, order=order: all(map(cache.file, order[:5])))
-        assert cache.file(2) is None
         assert (cache.directory / "part-99999.arrow").read_bytes() == b"mine"
-        assert (cache.directory / "part-00002.arrow").is_dir()
+
+
+@pytest.mark.parametrize("name", ["part-00002.arrow", ".part-00002.arrow.fetching", ".lock"])
+@pytest.mark.parametrize("make", ["mkdir", "link"])
+def test_what_only_a_person_can_remove_is_said_once(
+    corpus, name, make, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(cache_module, "AFTER_FAILURE", 0.1)
+    mine = cached(corpus, tmp_path, 2)
+    ((cache, _),) = mine.caches
+    path = cache.directory / name
+    path.mkdir() if make == "mkdir" else path.symlink_to(tmp_path / "elsewhere")
+    every = follow(cache)
+    time.sleep(0.5)
+    (said,) = [each for each in caplog.records if "failed, and is tried" in each.message]
+    assert os.fspath(path) in said.message
+    assert not said.exc_info  # a sentence alone
+    if "part" in name:
+        with pytest.raises(ValueError, match="remove it, or give another cache"):
+            cached(corpus, tmp_path, 2)
+    path.rmdir() if make == "mkdir" else path.unlink()
+    wait_for(lambda: all(cache.file(part) for part in every))  # without another start
 
 
 def test_fetching_goes_on_after_an_error_of_any_kind(corpus, tmp_path, monkeypatch, caplog):
@@ -285,21 +308,23 @@ def test_fetching_goes_on_after_an_error_of_any_kind(corpus, tmp_path, monkeypat
     ((cache, _),) = cached(corpus, tmp_path, 2).caches
     every = follow(cache)
     wait_for(lambda: all(cache.file(part) for part in every))
-    assert "is tried again in" in caplog.text
+    assert "is tried again every" in caplog.text
     assert "KeyError: 'a defect'" in caplog.text
 
 
 def test_damaged_lengths_are_fetched_again_and_those_of_the_corpus_are_named(corpus, tmp_path):
     ((cache, _),) = cached(corpus, tmp_path / "cache", 2).caches
     copy, there = cache.directory / "lengths.npy", tmp_path / "corpus"
-    for content in (b"", copy.read_bytes()[:-4], copy.read_bytes()[:-4] + b"abcd"):
+    whole = copy.read_bytes()
+    swapped = whole[:-8] + whole[-4:] + whole[-8:-4]  # with the same sum
+    for content in (b"", whole[:-4], whole[:-4] + b"abcd", swapped):
         copy.write_bytes(content)
         again = cached(corpus, tmp_path / "cache", 2)
         np.testing.assert_array_equal(again.lengths, corpus.lengths)
     shutil.copytree(corpus.directory, there)
     whole = (there / "lengths.npy").read_bytes()
     (there / "lengths.npy").write_bytes(whole[:-4] + b"abcd")
-    with pytest.raises(ValueError, match=f"damaged at {there}/lengths.npy: they sum to"):
+    with pytest.raises(ValueError, match=f"damaged at {there}/lengths.npy: its digest differs"):
         Corpus.open(there, cache=tmp_path / "other")
 
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import pipeline
 from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.gather import gather
 from pipeline.fs import objects
@@ -421,3 +422,10 @@ def test_a_directory_without_a_corpus_is_named(tmp_path):
     for directory in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(FileNotFoundError, match=f"no corpus in {directory} .* prepare one"):
             Corpus.open(directory)
+
+
+def test_a_plan_takes_the_digest_of_lengths_from_the_corpus(tmp_path, monkeypatch):
+    corpus = Corpus.from_arrays([[1, 2, 3], [1, 2]], tmp_path)
+    expected = pipeline.Plan(corpus.lengths, [pipeline.Bucket(1, 4)]).fingerprint
+    monkeypatch.setattr("pipeline.planning.lengths.digest", None)  # a second pass would fail
+    assert pipeline.Plan(corpus, [pipeline.Bucket(1, 4)]).fingerprint == expected

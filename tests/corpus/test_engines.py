@@ -194,7 +194,8 @@ def test_records_that_fail_may_be_left_without_tokens_and_are_told(tmp_path, cap
 def test_where_all_records_fail_nothing_is_prepared(tmp_path):
     source = Records([{"text": "x"}, {"text": "xx"}])
     with pytest.raises(ValueError, match=r"no record of .* has tokens; the log says why"):
-        prepare(source, Choosy(), tmp_path, on_error="skip", progress=False)
+        prepare(source, Choosy(), tmp_path / "corpus", on_error="skip", progress=False)
+    assert not (tmp_path / "corpus").exists()
     with pytest.raises(ValueError, match="on_error is 'ignore'; it must be one of raise, skip"):
         prepare(source, Choosy(), tmp_path, on_error="ignore", progress=False)
 

@@ -329,6 +329,21 @@ def test_a_worker_that_dies_gives_a_sentence(source, tmp_path, run):
     assert "run again to go on" in error
 
 
+def test_a_program_that_was_typed_into_python_has_workers(source, tmp_path):
+    command = [sys.executable, "-", source.files[0], tmp_path / "corpus", "2", "0"]
+    seen = subprocess.run(
+        list(map(str, command)),
+        input=textwrap.dedent(PROGRAM),
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(ragged.__file__).parents[2])},
+        timeout=60,
+        check=False,
+    )
+    assert seen.returncode == 0, seen.stderr
+    assert "Traceback" not in seen.stderr
+
+
 @pytest.mark.parametrize("call", ["preparation.prepare", "on_read.tokenize_on_read"])
 def test_a_script_without_a_guard_gives_a_sentence(source, tmp_path, call):
     script = tmp_path / "unguarded.py"

@@ -1,11 +1,14 @@
 """A disk that is full at every write: a sentence, and a rerun with room ends as if nothing was."""
 
+import errno
+import os
+
 import numpy as np
 import pytest
 
 from pipeline.corpus import ranges
 from pipeline.errors import StorageError
-from pipeline.fs import atomic_write
+from pipeline.fs.atomic import _name_errors, atomic_write
 from pipeline.text import ragged
 from tests.properties.disk import Disk, fails
 from tests.properties.kills import Preparation, write_documents
@@ -61,6 +64,9 @@ def test_an_error_of_a_source_is_not_told_as_one_of_the_file_that_is_written(tmp
 def test_an_error_of_the_file_that_is_written_names_it(tmp_path):
     with pytest.raises(StorageError, match=r"could not write .*none/copy: No such file"):
         atomic_write(tmp_path / "none" / "copy").__enter__()
+    owned = rf"user {os.getuid()} owns {tmp_path}, and you are user {os.getuid()}: ask"
+    with pytest.raises(StorageError, match=owned), _name_errors(tmp_path / "none" / "copy"):
+        raise PermissionError(errno.EACCES, "Permission denied")
     with Disk(tmp_path / "disk") as disk:
         place = disk.make(size=2 * PAGE)
         for write in (

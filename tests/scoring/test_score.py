@@ -122,10 +122,11 @@ def positions_and_segments(batch):
         "token": inputs,
         "wide": jnp.stack([inputs, batch["inputs_positions"]], axis=-1).astype(jnp.bfloat16),
         "segment": jnp.stack([means, 2 * means], axis=-1),
+        "even": inputs % 2 == 0,
     }
 
 
-PER = {"token": "position", "wide": "position", "segment": "segment"}
+PER = {"token": "position", "wide": "position", "segment": "segment", "even": "position"}
 OPTIONS = {"tokens_per_batch": 1024, "length_multiple": 16, "max_segments": 16}
 
 
@@ -139,13 +140,15 @@ def test_values_of_positions_and_of_segments_come_back_in_their_shapes(
         "token": "large_list<item: int32>",
         "wide": "large_list<item: fixed_size_list<item: float>[2]>",
         "segment": "fixed_size_list<item: float>[2]",
+        "even": "large_list<item: bool>",
     }
     for example, row in zip(corpus, scores.to_pylist(), strict=True):
         tokens = example["inputs"]
         if not len(tokens):
-            assert row == {"token": None, "wide": None, "segment": None}
+            assert row == dict.fromkeys(types)
             continue
         assert row["token"] == tokens.tolist()
+        assert row["even"] == [token % 2 == 0 for token in tokens]
         assert [each[1] for each in row["wide"]] == list(range(len(tokens)))
         np.testing.assert_allclose(row["segment"], [tokens.mean(), 2 * tokens.mean()], rtol=1e-6)
 
@@ -161,6 +164,7 @@ def test_records_of_split_examples_are_reduced_to_one(corpus, reduce, tmp_path):
         tokens = example["inputs"]
         if len(tokens):
             assert row["token"] == getattr(tokens, reduce)()
+            assert row["even"] == getattr(tokens % 2 == 0, reduce)()
             if reduce == "mean":  # of a segment's mean: weighted by positions
                 np.testing.assert_allclose(row["segment"][0], tokens.mean(), rtol=1e-6)
 
@@ -284,9 +288,23 @@ def test_scores_of_something_else_are_refused(corpus, tmp_path):
     with messages() as said:
         assert score().equals(first)
     assert f"scores.arrow has these scores since {time.strftime('%Y-')}" in str(said)
-    (tmp_path / "scores.arrow").write_bytes(b"mine")
-    with pytest.raises(ValueError, match="is damaged"):
+    values = first["value"].to_pylist()  # the table is mapped
+    content = bytearray((tmp_path / "scores.arrow").read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / "scores.arrow").write_bytes(content)
+    with pytest.raises(ValueError, match=r"scores\.arrow is damaged; delete it, and score again"):
         score()
+    (tmp_path / "scores.arrow").unlink()
+    assert score()["value"].to_pylist() == values
+
+
+@pytest.mark.parametrize("make", ["touch", "mkdir"])
+@pytest.mark.parametrize("name", ["scores.arrow", "scores.json"])
+def test_a_file_of_somebody_else_by_the_name_of_scores_stays(corpus, name, make, tmp_path):
+    getattr(tmp_path / name, make)()
+    with pytest.raises(ValueError, match="score into another directory, or delete"):
+        pipeline.score(corpus, ready, directory=tmp_path, **READY)
+    assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == [name]
 
 
 @pytest.mark.parametrize("content", [None, "{}", "null", "\0"])
@@ -307,8 +325,12 @@ def test_parts_of_two_models_never_make_one_table(corpus, content, tmp_path, mon
     with pytest.raises(Killed):
         pipeline.score(corpus, Scale(2), directory=again, **options)
     monkeypatch.setattr(Parts, "write", write)
-    manifest = again / "scores.parts" / "manifest.json"
-    manifest.unlink() if content is None else manifest.write_text(content)
+    manifest = again / "scores.json"
+    if content is not None:
+        manifest.write_text(content)
+        with pytest.raises(ValueError, match=r"scores\.json does not say what scores these are"):
+            pipeline.score(corpus, Scale(3), directory=again, **options)
+    manifest.unlink()
     scores = pipeline.score(corpus, Scale(3), directory=again, **options)
     assert scores.equals(expected)
     assert not (again / "scores.parts").exists()
@@ -356,7 +378,7 @@ def test_a_record_per_row_is_that_of_its_only_example(corpus, tmp_path):
     def step(batch):
         return {"sum": batch["inputs"].sum(1)}
 
-    with pytest.raises(ValueError, match="per='row' needs 10 segments"):
+    with pytest.raises(ValueError, match="rows hold up to 10 examples; give max_segments=1"):
         pipeline.score(corpus, step, directory=tmp_path, per="row", **OPTIONS)
     options = OPTIONS | {"max_segments": 1}
     scores = pipeline.score(corpus, step, directory=tmp_path, per="row", **options)
@@ -366,9 +388,9 @@ def test_a_record_per_row_is_that_of_its_only_example(corpus, tmp_path):
 
 def test_arguments_that_cannot_work_are_refused(corpus, tmp_path):
     def refused(step, error=ValueError, **options):
-        options = {"per": "position"} | OPTIONS | options
+        options = {"per": "position", "directory": tmp_path} | OPTIONS | options
         with pytest.raises(error) as caught:
-            pipeline.score(corpus, step, directory=tmp_path, **options)
+            pipeline.score(corpus, step, **options)
         return str(caught.value)
 
     assert "no option 'shuffle'" in refused(ready, TypeError, shuffle=True)
@@ -388,6 +410,13 @@ def test_arguments_that_cannot_work_are_refused(corpus, tmp_path):
     )
     assert "per has loss, and the step returns half, token" in refused(ready, per={"loss": "row"})
     assert "is complex64" in refused(lambda batch: {"loss": batch["inputs"] * 1j})
+    assert "is int4" in refused(lambda batch: {"loss": batch["inputs"].astype(jnp.int4)})
+    assert "is key<" in refused(
+        lambda batch: {"loss": jax.vmap(jax.vmap(jax.random.key))(batch["inputs"])}
+    )
+    none = refused(lambda batch: {"loss": batch["inputs"][..., None][..., :0]})
+    assert "has records of shapes {(0,)}; give all buckets the same one, without 0" in none
+    assert "None is no path" in refused(ready, TypeError, directory=None)
     with directory_lock(tmp_path, "testing"):
         assert "another process is scoring" in refused(ready, RuntimeError)
     assert not (tmp_path / "scores.parts").exists()  # refused before anything is written
@@ -398,8 +427,7 @@ def test_devices_share_batches_and_a_later_call_keeps_their_rows(corpus, tmp_pat
     mesh = jax.make_mesh((4,), ("data",), axis_types=auto)
     four, one = tmp_path / "four", tmp_path / "one"
     scores = pipeline.score(corpus, ready, directory=four, sharding=mesh, per="position", **OPTIONS)
-    about = open_table(four / "scores.arrow").schema.metadata[b"lockstep"]
-    assert json.loads(about)["row_multiple"] == 4
+    assert json.loads((four / "scores.json").read_text())["row_multiple"] == 4
     assert pipeline.score(corpus, ready, directory=four, per="position", **OPTIONS).equals(scores)
     with jax.set_mesh(mesh):
         again = pipeline.score(
@@ -423,18 +451,20 @@ def test_devices_share_batches_and_a_later_call_keeps_their_rows(corpus, tmp_pat
 
 def test_a_run_scores_its_documents_with_its_latest_checkpoint(text, tmp_path):
     config = tiny(text, model__num_layers=1, model__width=32, model__attention="dense")
-    workdir, directory = epath.Path(tmp_path / "run"), epath.Path(tmp_path / "scores")
+    workdir = epath.Path(tmp_path / "run")
     with pytest.raises(ValueError, match=r"there is no checkpoint in .*; train there first"):
-        train.score(config, workdir, directory)
+        train.score(config, workdir)
     corpus, _ = prepare_corpora(config, workdir / "corpus")
     init, loss, _ = train.make_model(config, corpus)
     initialise, _ = train.make_training(config, make_mesh(config.mesh), init, loss)
     state = initialise(jax.random.key(1))
-    with Checkpoints(workdir / "checkpoints") as checkpoints:
-        checkpoints.save(7, state, data={"step": 7})
-    with messages() as said:
-        train.score(config, workdir, directory)
-    scores = open_table(directory / "scores.arrow")
+    for step, other in (5, initialise(jax.random.key(2))), (7, state):
+        with Checkpoints(workdir / "checkpoints") as checkpoints:
+            checkpoints.save(step, other, data={"step": step})
+        with messages() as said:
+            train.score(config, workdir)
+    scores = open_table(workdir / "scores" / "7" / "scores.arrow")
+    assert not scores.equals(open_table(workdir / "scores" / "5" / "scores.arrow"))
     nll, weight = (np.array(scores[name].to_pylist(), float) for name in ("nll", "weight"))
     assert weight.tolist() == corpus.lengths.tolist()
     batches = pipeline.Batches(corpus, pipeline.Plan(corpus, [pipeline.Bucket(8, 128)]))

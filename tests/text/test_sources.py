@@ -258,7 +258,7 @@ def test_text_that_is_not_utf8_is_placed(tmp_path):
         ("[1, 2]", "line 3 holds a JSON list; each line must hold an object"),
         (
             '{"body": "a", "id": 1}',
-            "line 3 has no field 'text' .its fields: body, id.; give",
+            "line 3 has no field 'text' .its fields: body, id.; name",
         ),
         ('{"text": 5}', "line 3: field 'text' holds int, not text"),
         ('{"text": null}', "line 3: field 'text' holds NoneType, not text"),

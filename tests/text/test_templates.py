@@ -109,12 +109,6 @@ def test_chosen_roles_are_learnt(tmp_path):
     assert set(np.unique(corpus[3]["loss_weights"])) == {0.0, 0.25, 1.0}
 
 
-def test_records_of_which_nothing_is_learnt_are_refused(tmp_path):
-    chats = Records([{"messages": [{"role": "user", "content": "x"}]}] * 3)
-    with pytest.raises(ValueError, match="nothing of any of the 3 records is learnt"):
-        prepare(chats, Bytes(), tmp_path, template=Chat(), progress=False)
-
-
 def test_weights_reach_the_batch_wherever_rows_are_built(tmp_path):
     corpus = prepare(Records(CHATS), Bytes(), tmp_path, template=Chat())
     plan = pipeline.Plan(corpus, [pipeline.Bucket(4, 96)])

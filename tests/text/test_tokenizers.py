@@ -244,6 +244,16 @@ def test_what_to_install_is_said(monkeypatch, tmp_path):
         sentencepiece_module._require()
 
 
+def test_a_prepare_of_which_nothing_is_learnt_leaves_nothing(tokenizer, source, tmp_path):
+    def ignore(record):
+        return [(record["text"], 0.0)]
+
+    for _ in range(2):  # the second is not said to go on from the first
+        with pytest.raises(ValueError, match="nothing of any of the 300 records is learnt"):
+            pipeline.prepare(source, tokenizer, tmp_path / "corpus", template=ignore)
+        assert not (tmp_path / "corpus").exists()
+
+
 def test_a_batch_holds_the_text_of_every_example(tokenizer, source, tmp_path):
     texts = [*HARD, *source.texts[:40]]
     documents = Documents(texts, "hard")

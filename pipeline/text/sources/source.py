@@ -63,8 +63,8 @@ def _text(record: Mapping[str, Any], field: str, source: Source, index: int) -> 
     if field not in record:
         there = ", ".join(map(str, record)) or "none"
         raise InvalidValue(
-            f"{where(source, index)} has no field {field!r} (its fields: {there}); give the name "
-            "of the field that holds the text"
+            f"{where(source, index)} has no field {field!r} (its fields: {there}); name the one "
+            "that holds the text with field="
         )
     value = record[field]
     if not isinstance(value, str | bytes):
