@@ -94,9 +94,7 @@ def test_every_figure_of_lockstep_is_a_count_over_the_real_batches(figures, corp
         assert seen.cut == real.cut
 
 
-def test_the_plan_of_the_report_is_compared_and_buckets_that_are_given_are_compared_with_fitted_ones(
-    figures, options
-):
+def test_buckets_that_are_given_are_compared_with_fitted_ones(figures, options):
     assert find_ours(figures).batches == figures.plan.batches
     buckets = (Bucket(3, 50), Bucket(1, 100))
     lengths = np.random.default_rng(0).integers(1, 90, 300)
