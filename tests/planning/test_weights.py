@@ -15,7 +15,7 @@ from pipeline import Bucket, Plan
 from pipeline.loading.state import StateKey
 from pipeline.planning import figures
 from pipeline.planning.order import Quota
-from pipeline.planning.stream import Pass, expected_positions
+from pipeline.planning.stream import expected_positions
 from pipeline.report import measure_epoch
 from tests.processes import ROOT
 
@@ -463,20 +463,6 @@ def test_a_step_is_a_pure_function_however_far():
     assert pickle.loads(pickle.dumps(one)).batch(far).digest == one.batch(far).digest
     with pytest.raises(IndexError, match="steps count from 0"):
         one.batch(-1)
-
-
-def test_no_window_of_a_mixture_is_assigned_twice(monkeypatch):
-    whole = {name: np.tile(sizes, 8) for name, sizes in SOURCES.items()}
-    assigned, assign = [], Pass._fill
-    monkeypatch.setattr(
-        Pass, "_fill", lambda self, *at: assigned.append((self, *at)) or assign(self, *at)
-    )
-    mixture = Plan(whole, BUCKETS, weights=WEIGHTS, window=500)
-    assert mixture.identity["corpora"]["code"]["window"] == 500
-    for step in range(mixture.num_batches()):  # buckets are in different windows at a time
-        mixture.batch(step)
-    assert len(assigned) > 10
-    assert len(assigned) == len(set(assigned))
 
 
 def test_the_printed_mixture_says_what_each_source_really_has():
