@@ -176,6 +176,7 @@ def test_windows_of_what_is_left_are_in_the_identity():
 
 def test_steps_of_a_plan_that_ends_are_no_more_than_it_has():
     plan = Plan({"a": ANY}, [Bucket(8, 32)], weights={"a": 1}, ending="stop")
+    plan = plan.after(10, buckets=[Bucket(6, 32)], seed=5)
     with pytest.raises(IndexError, match="this plan ends after"):
         plan.between(0, 10**6).batch(plan.num_batches())
 

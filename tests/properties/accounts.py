@@ -131,6 +131,7 @@ class Accounts:
         """Notes a batch; the real positions of each corpus in it."""
         tokens = {}
         of = np.searchsorted(self._first[:-1], batch.segments[:, 1], side="right") - 1
+        assert ((np.diff(of) == 0) | (np.diff(batch.segments[:, 0]) > 0)).all()  # a row is of one
         for number, (name, account) in enumerate(self.by_name.items()):
             for epoch in np.unique(batch.epoch_of_segments[of == number]).tolist():
                 chosen = (of == number) & (batch.epoch_of_segments == epoch)
