@@ -247,16 +247,14 @@ def test_bad_arguments_get_a_sentence(arguments, sentence):
     assert sentence in str(error.value)
 
 
-@pytest.mark.parametrize("rows", [0, -3, 2.5, True, "8"])
-def test_a_bucket_refuses_what_is_no_number_of_rows(rows):
+@pytest.mark.parametrize(
+    ("rows", "length"),
+    [(rows, 8) for rows in (0, -3, 2.5, True, "8")]
+    + [(8, length) for length in ((0, 3), (3, 2.5), (3, True), "88", (1, 2, 3))],
+)
+def test_a_bucket_refuses_what_is_no_number(rows, length):
     with pytest.raises(ValueError, match="whole number of at least 1"):
-        Bucket(rows=rows, length=8)
-
-
-@pytest.mark.parametrize("length", [(0, 3), (3, 2.5), (3, True), "88", (1, 2, 3)])
-def test_a_bucket_refuses_what_is_no_length(length):
-    with pytest.raises(ValueError, match="whole number of at least 1"):
-        Bucket(rows=8, length=length)
+        Bucket(rows=rows, length=length)
 
 
 @pytest.mark.parametrize(

@@ -343,14 +343,19 @@ def test_the_printed_mixture_says_what_each_source_really_has():
     assert 59 < float(code[2].rstrip("%")) < 61
 
 
+def reported_deviations(mixture, count=None):
+    """What the report says of a mixture, which is what its batches have."""
+    seen = measure_epoch(mixture)
+    due = largest_deviations(mixture, 0, seen.walked, 200, count)
+    assert list(seen.off.values()) == pytest.approx(list(due))
+    return due
+
+
 def test_the_report_says_how_far_shares_are_off():
     # Batches of 4,096 positions among batches of 64: no order of them can have even shares.
     corpora = {"short": np.full(9000, 16), "long": np.full(3000, 60)}
     mixture = Plan(corpora, [Bucket(256, 16), Bucket(1, 64)], weights={"short": 1, "long": 2})
-    seen = measure_epoch(mixture)
-    due = largest_deviations(mixture, 0, seen.walked, 200)
-    assert due.max() > 0.05
-    assert list(seen.off.values()) == pytest.approx(list(due))
+    assert reported_deviations(mixture).max() > 0.05
     short = Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending="stop")
     assert measure_epoch(short).off == {}
     phases = [(0, WEIGHTS), (1000, WEIGHTS | {"code": 3}), (1100, WEIGHTS)]
@@ -366,10 +371,9 @@ def test_shares_of_examples_are_compared_with_weights_of_examples():
     def count(planned):
         return np.histogram(planned.segments[planned.segments[:, 2] == 0, 1], first)[0]
 
-    seen = measure_epoch(mixture)
-    due = largest_deviations(mixture, 0, seen.walked, 200, count)
-    assert list(seen.off.values()) == pytest.approx(list(due))
-    assert due.max() < 0.03  # of tokens, "chat" has 2.7% in place of 10%
+    assert (
+        reported_deviations(mixture, count).max() < 0.03
+    )  # of tokens, "chat" has 2.7% in place of 10%
 
 
 def test_a_mixture_that_ends_ends_the_iterator(joined):

@@ -113,6 +113,10 @@ def write(path: Path, content: bytes) -> Path:
 
 # ---- sources
 
+QUIETLY = {"tokenizer": tokenizers.Bytes(), "progress": False, "num_workers": 0}
+prepare = functools.partial(pipeline.prepare, **QUIETLY)
+tokenize_on_read = functools.partial(pipeline.corpus.tokenize_on_read, **QUIETLY)
+
 
 def read_all(source: Any) -> list[Any]:
     """All records, read in order; backwards, one by one and by a copy they are the same."""
@@ -171,14 +175,7 @@ def json_corpora(place, given):
     field = field if field in ("a;b=c", "é") else "text"
     path = write(place / f"a.jsonl{end}", stored)
     with refusing(path):
-        corpus = pipeline.prepare(
-            sources.JsonLines(path),
-            tokenizers.Bytes(),
-            place / "corpus",
-            field=field,
-            progress=False,
-            num_workers=0,
-        )
+        corpus = prepare(sources.JsonLines(path), directory=place / "corpus", field=field)
         if plain is not None:
             lines = [decoded(line) for line in plain.split(b"\n") if line.strip()]
             expect(None not in lines, "bytes that are no text were read")
@@ -204,9 +201,7 @@ def table_records(place, given):
 @holds(st.lists(hostile.objects, max_size=4), 5)
 def records(place, given):
     with refusing():
-        corpus = pipeline.prepare(
-            sources.Records(given), tokenizers.Bytes(), place, progress=False, num_workers=0
-        )
+        corpus = prepare(sources.Records(given), directory=place)
         texts = [each["text"] if isinstance(each, dict) else each for each in given]
         check_texts(corpus, [each.decode() if isinstance(each, bytes) else each for each in texts])
 
@@ -223,14 +218,7 @@ def records(place, given):
 def filled_templates(place, given):
     chats, template = given
     with refusing():
-        corpus = pipeline.prepare(
-            sources.Records(chats),
-            tokenizers.Bytes(),
-            place,
-            template=template,
-            progress=False,
-            num_workers=0,
-        )
+        corpus = prepare(sources.Records(chats), directory=place, template=template)
         # Text that is given as bytes is text to a template, too.
         read = [{k: v.decode() if isinstance(v, bytes) else v for k, v in c.items()} for c in chats]
         check_texts(corpus, ["".join(text for text, _ in template(chat)) for chat in read])
@@ -290,22 +278,20 @@ def tokens_in_place(place, given):
             expect(read == [row["input_ids"][:-1] for row in rows], read, "and not", rows)
 
 
+TEXTS = [f"text {number} " * (number % 4) for number in range(12)]
+
+
 @functools.cache
 def made(kind: str) -> dict[str, bytes]:
     """The files of a small corpus, index or run, by name."""
-    texts = [f"text {number} " * (number % 4) for number in range(12)]
     with folder() as place:
         if kind == "corpus":
             weights = [np.linspace(0, 1, 5)] * 9
             Corpus.from_arrays([np.arange(5) + at for at in range(9)], place, weights=weights)
         elif kind == "prepared":
-            source = sources.Records(texts)
-            pipeline.prepare(source, tokenizers.Bytes(), place, progress=False, num_workers=0)
+            prepare(sources.Records(TEXTS), directory=place)
         elif kind == "index":
-            source = sources.Records(texts)
-            pipeline.corpus.tokenize_on_read(
-                source, tokenizers.Bytes(), place, progress=False, num_workers=0
-            )
+            tokenize_on_read(sources.Records(TEXTS), directory=place)
         else:
             corpus = Corpus.from_arrays([np.arange(at % 7) for at in range(30)], place / "corpus")
             plan = Plan(corpus, [pipeline.Bucket(2, 4), pipeline.Bucket(1, 8)], seed=3)
@@ -378,11 +364,9 @@ def damaged_corpora(place, given):
 def damaged_indices(place, given):
     kind, name, content = given
     put(place, {**made(kind), name: content})
-    source = sources.Records([f"text {number} " * (number % 4) for number in range(12)])
+    source = sources.Records(TEXTS)
     with refusing():
-        opened = pipeline.corpus.tokenize_on_read(
-            source, tokenizers.Bytes(), place, progress=False, num_workers=0
-        )
+        opened = tokenize_on_read(source, directory=place)
         texts = [tokenizers.Bytes().decode(example["targets"]) for example in opened]
         expect(texts == list(source.records), texts)
 
