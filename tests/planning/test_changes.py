@@ -107,19 +107,27 @@ def test_rows_of_a_mixture_are_shared_by_three_hosts_after_a_change(both):
             np.testing.assert_array_equal(together, values)
 
 
-def test_corpora_that_join_are_in_the_epoch_in_progress_and_in_the_state(corpus, both):
+def test_corpora_that_join_are_in_the_epoch_in_progress(corpus, both):
     plan = grow(corpus, both)
     seen = np.concatenate([plan.batch(step).segments for step in range(plan.num_batches(0))])
     # All of the new are in the epoch that was half done, but for one with nothing to train on.
     assert {*range(300, 308)} - {*seen[:, 1]} <= {301, 303}
+
+
+@pytest.mark.parametrize("weights", [{}, {"weights": {"first": 3, "new": 1}}])
+def test_a_state_knows_which_corpora_there_were(weights, corpus, both):
+    few = pipeline.Corpora({"first": corpus}) if weights else corpus
+    before = Plan(few, FOURS, **({"weights": {"first": 1}} if weights else {}))
+    plan = before.after(6, lengths=both, seed=2, **weights)
     # A state from before they came goes on with them; one of another new corpus does not.
-    early = StateKey(Plan(corpus, FOURS), corpus).state(6)
-    assert StateKey(plan, both).step(early) == 6
-    late = StateKey(plan, both).state(9)
-    assert late["plans"][1]["changes"] == {"seed": 2, "examples": 308}
+    early, late = StateKey(before, few).state(6), StateKey(plan, both).state(9)
+    assert [StateKey(plan, both).step(state) for state in (early, late)] == [6, 9]
+    assert late["plans"][1]["changes"]["examples"] == 308
+    with pytest.raises(ValueError, match=r"tokens of new was .* now not given from step 6"):
+        StateKey(before, few).step(late)
     other = pipeline.Corpora({"first": corpus, "new": corpus})
     with pytest.raises(ValueError, match=r"tokens of new was .* from step 6 on"):
-        StateKey(Plan(corpus, FOURS).after(6, lengths=other, seed=2), other).step(late)
+        StateKey(before.after(6, lengths=other, seed=2, **weights), other).step(late)
 
 
 def test_a_plan_that_changes_by_hand():

@@ -223,22 +223,6 @@ def test_what_the_longest_bucket_holds_is_not_dropped_where_only_shorter_ones_ar
     )
 
 
-def test_a_state_knows_which_corpora_there_were(joined):
-    two = pipeline.Corpora({name: joined.corpora[name] for name in ("code", "prose")})
-    before = Plan(two, BUCKETS, weights=FEW)
-    grown = before.after(60, weights=WEIGHTS, lengths=joined)
-    early, late = StateKey(before, two).state(50), StateKey(grown, joined).state(70)
-    assert StateKey(grown, joined).step(early) == 50
-    assert StateKey(grown, joined).step(late) == 70
-    assert late["plans"][1]["changes"]["examples"] == 300
-    with pytest.raises(ValueError, match=r"tokens of chat was .* now not given from step 60"):
-        StateKey(before, two).step(late)
-    other = dict(joined.corpora) | {"chat": joined.corpora["prose"]}
-    other = pipeline.Corpora(other)
-    with pytest.raises(ValueError, match="tokens of chat was"):
-        StateKey(before.after(60, weights=WEIGHTS, lengths=other), other).step(late)
-
-
 @pytest.mark.parametrize(
     ("corpora", "sentence"),
     [
@@ -394,24 +378,14 @@ def test_load_fits_buckets_to_the_mixture_and_explains_what_it_is_given(joined):
         pipeline.load(joined, weights=WEIGHTS, endings="stop", **fitting)
 
 
-def test_joined_corpora_are_planned_like_one(joined):
-    plan = pipeline.Plan(joined, BUCKETS)
-    batch = pipeline.Batches(joined, plan)[0]
-    assert set(batch) >= {"inputs", "targets", "loss_weights"}
-    assert joined.num_tokens == plan.num_tokens
-    for number in (0, 149, 150, -1):
-        example = joined[number]
-        assert len(example["inputs"]) == joined.lengths[number]
-    with pytest.raises(IndexError, match="example 300 of 300"):
-        joined.read([300], [0], [1])
-
-
 def test_joined_corpora_must_agree(joined, tmp_path):
     other = pipeline.Corpus.from_arrays([[1, 2, 3]], tmp_path, vocab_size=10)
     with pytest.raises(ValueError, match="other has vocabulary 10 and code has vocabulary 3000"):
         pipeline.Corpora({**joined.corpora, "other": other})
     with pytest.raises(ValueError, match="corpora is empty"):
         pipeline.Corpora({})
+    with pytest.raises(IndexError, match="example 300 of 300"):
+        joined.read([300], [0], [1])
 
 
 @pytest.mark.parametrize(

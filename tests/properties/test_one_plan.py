@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline import Bucket, Plan
 from tests.properties.accounts import (
+    Account,
     Accounts,
     assert_batch_fits,
     assert_epochs_are_those_due,
@@ -170,7 +171,7 @@ def by_name(lengths, per_file):
 @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
 @given(asked())
 def test_every_plan_is_what_was_asked_for(what):
-    corpora, _, begin, changes, per_file = what
+    corpora, _, begin, _, per_file = what
     try:
         plan, lengths, events = made(*what)
     except ValueError as error:
@@ -206,14 +207,28 @@ def test_every_plan_is_what_was_asked_for(what):
     else:
         given = by_name(lengths, per_file)
     assert_random_access(plan, given, batches)
-    if one and not changes:
-        assert_padding_is_counted(plan, batches[: plan.num_batches()])
 
 
-def assert_padding_is_counted(plan, batches):
-    """The figures of an epoch are those of its batches, of which one may lack rows."""
-    tokens = sum(batch.num_tokens for batch in batches)
-    assert plan.num_tokens == tokens
-    assert plan.padding == pytest.approx(1 - tokens / sum(b.bucket.positions for b in batches))
-    lacking = [b for b in batches if len(np.unique(b.segments[:, 0])) < b.bucket.rows]
-    assert [batch.bucket for batch in lacking] in ([], [plan.buckets[-1]])
+@st.composite
+def unchanging(draw):
+    """Lengths and options of a plan of one corpus."""
+    pairs = draw(st.booleans())
+    return draw(sizes_of(pairs, 200)), draw(st.fixed_dictionaries(options_of(pairs)))
+
+
+@given(unchanging())
+def test_epochs_are_partitions_of_which_one_batch_at_most_lacks_rows(what):
+    lengths, options = what
+    plan, account = Plan(np.array(lengths), **options), Account(lengths, 0, options)
+    for epoch in range(2):
+        steps = range(plan.first_step(epoch), plan.first_step(epoch + 1))
+        batches = [plan.batch(step) for step in steps]
+        for batch in batches:
+            assert_batch_fits(batch, options, plan)
+            account.take(batch.epoch, batch.segments[:, 1:])
+        tokens = sum(batch.num_tokens for batch in batches)
+        assert plan.num_tokens == tokens
+        assert plan.padding == pytest.approx(1 - tokens / sum(b.bucket.positions for b in batches))
+        lacking = [b for b in batches if len(np.unique(b.segments[:, 0])) < b.bucket.rows]
+        assert [batch.bucket for batch in lacking] in ([], [plan.buckets[-1]])
+    assert account.over == [True, True]
