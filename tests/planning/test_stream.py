@@ -90,7 +90,7 @@ def test_each_window_is_filled_once_whatever_threads_ask_in_whatever_order(
 
 
 def test_the_next_window_is_filled_in_the_background(fills):
-    plan = Plan(np.tile(ANY, 10), [Bucket(8, 32)], window=400)
+    plan = Plan(np.tile(ANY, 10), [Bucket(2, 32)], window=400)
     for step in range(plan.num_batches()):
         plan.batch(step)
     here = [each[1:] for each, thread in fills.items() if thread is threading.current_thread()]
