@@ -21,6 +21,11 @@ KERNELS = [  # interpreted here: meant for TPUs
 ]
 FAST = ["blocked", *KERNELS]
 ORDERS = [(True, None), (False, None), (True, 7), (False, 7)]  # causal, window
+EVERY_ORDER = pytest.mark.parametrize(
+    ("causal", "window", "dtype", "tolerance"),
+    [(*order, "float32", 1e-5) for order in ORDERS]
+    + [(True, None, "bfloat16", 1e-2), (False, 7, "bfloat16", 1e-2)],
+)
 
 
 def packed_ids(length, rng):
@@ -61,6 +66,15 @@ def assert_close(found, expected, tolerance):
         assert error < tolerance, f"{name} is off by {error:.1e}"
 
 
+def assert_equals_dense(implementation, ids, causal, window, dtype, tolerance, **options):
+    inputs, options = arrays(ids, ids, dtype=dtype), options | {"causal": causal, "window": window}
+    exact = [x.astype(jnp.float32) for x in inputs]
+    dense = value_and_gradients(*exact, ids, None, **options, implementation="dense")
+    found = value_and_gradients(*inputs, ids, None, **options, implementation=implementation)
+    assert found[0].dtype == jnp.dtype(dtype)
+    assert_close(found, dense, tolerance)
+
+
 @pytest.fixture(params=["rows in turn", "rows together"])
 def small_blocks(request, monkeypatch):
     """Blocks of 16, so that short rows have many; the way of CPUs and that of accelerators."""
@@ -69,45 +83,17 @@ def small_blocks(request, monkeypatch):
     return request.param
 
 
-@pytest.mark.parametrize(
-    ("causal", "window", "dtype", "tolerance"),
-    [(*order, "float32", 1e-5) for order in ORDERS]
-    + [(True, None, "bfloat16", 1e-2), (False, 7, "bfloat16", 1e-2)],
-)
+@EVERY_ORDER
 def test_blocked_equals_dense(causal, window, dtype, tolerance, small_blocks):
     ids = packed_ids(83, np.random.default_rng(1))
-    inputs = arrays(ids, ids, dtype=dtype)
-    exact = [x.astype(jnp.float32) for x in inputs]
-    dense = value_and_gradients(
-        *exact, ids, None, causal=causal, window=window, implementation="dense"
-    )
-    found = value_and_gradients(
-        *inputs, ids, None, causal=causal, window=window, implementation="blocked",
-        _blocks=small_blocks,
-    )  # fmt: skip
-    assert found[0].dtype == jnp.dtype(dtype)
-    assert_close(found, dense, tolerance)
+    assert_equals_dense("blocked", ids, causal, window, dtype, tolerance, _blocks=small_blocks)
 
 
-@pytest.mark.parametrize(("causal", "window"), ORDERS)
+@EVERY_ORDER
 @pytest.mark.parametrize("implementation", KERNELS)
-def test_kernels_equal_dense(implementation, causal, window):
+def test_kernels_equal_dense(implementation, causal, window, dtype, tolerance):
     ids = packed_ids(150, np.random.default_rng(1))[:4]  # splash wants segments in one piece
-    inputs = arrays(ids, ids)
-    options = {"causal": causal, "window": window}
-    dense = value_and_gradients(*inputs, ids, None, **options, implementation="dense")
-    found = value_and_gradients(*inputs, ids, None, **options, implementation=implementation)
-    assert_close(found, dense, 1e-5)
-
-
-@pytest.mark.parametrize("implementation", KERNELS)
-def test_kernels_equal_dense_in_bfloat16(implementation):
-    ids = packed_ids(130, np.random.default_rng(7))[:4]
-    inputs = arrays(ids, ids, dtype="bfloat16")
-    exact = [x.astype(jnp.float32) for x in inputs]
-    dense = value_and_gradients(*exact, ids, None, implementation="dense")
-    found = value_and_gradients(*inputs, ids, None, implementation=implementation)
-    assert_close(found, dense, 1e-2)
+    assert_equals_dense(implementation, ids, causal, window, dtype, tolerance)
 
 
 @pytest.mark.parametrize("length", [1, 128, 300])

@@ -1,9 +1,8 @@
-"""Models: packing changes nothing, segments do not leak, and batches serve other code bases."""
+"""Models: packing changes nothing, and segments do not leak."""
 
 from dataclasses import replace
 from functools import cache, partial
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -131,25 +130,6 @@ def test_changing_one_document_changes_nothing_in_another(kind, attention):
     assert (before[0, begin:end] != after[0, begin:end]).all()
 
 
-@pytest.mark.parametrize("attention", ["dense", "blocked"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_gradient_of_one_document_ignores_the_tokens_of_another(kind, attention):
-    config = replace(CONFIG, attention=attention)
-    state = split_model(kind, config)[1]
-    first, second, _ = examples_of()
-    other = [(example + 1) % 49 + 1 for example in second]
-    side = 1 if kind == "encoder–decoder" else 0
-    gradients = []
-    for companion in (second, other):
-        batch = packed([first, companion])
-        for rows in batch:
-            rows["weights"] = (rows["ids"] == 1).astype(np.float32)
-        assert batch[side]["weights"].sum() == len(first[side])
-        gradients.append(loss_and_gradient(kind, state, batch, config)[1])
-    for a, b in zip(*map(jax.tree.leaves, gradients), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_of_padding_alone_are_finite_and_teach_nothing(kind):
     state = split_model(kind, CONFIG)[1]
@@ -240,56 +220,3 @@ def test_every_parameter_has_a_place_on_a_mesh_and_decay_by_kind(kind, scan_laye
 def test_sizes_that_do_not_fit_are_refused(changes, sentence):
     with pytest.raises(ValueError, match=sentence):
         replace(CONFIG, **changes)
-
-
-def test_a_linen_module_takes_the_batch_with_a_mask():
-    """Flax Linen: the segment ids become a mask for `MultiHeadDotProductAttention`."""
-
-    class Linen(nn.Module):
-        @nn.compact
-        def __call__(self, tokens, segment_ids, positions):
-            mask = nn.combine_masks(
-                nn.make_attention_mask(segment_ids, segment_ids, jnp.equal),
-                nn.make_attention_mask(segment_ids > 0, segment_ids > 0),
-                nn.make_causal_mask(tokens),
-            )
-            x = nn.Embed(50, 16)(tokens) + nn.Embed(16, 16)(positions)
-            x += nn.MultiHeadDotProductAttention(num_heads=2)(x, mask=mask)
-            return nn.Dense(50)(x)
-
-    examples = examples_of()
-    inputs, _ = packed(examples)
-    arguments = inputs["tokens"], inputs["ids"], inputs["positions"]
-    variables = Linen().init(jax.random.key(0), *arguments)
-    together = Linen().apply(variables, *arguments)
-    start = 0
-    for pair in examples:
-        alone, _ = packed([pair])
-        n = len(pair[0])
-        logits = Linen().apply(variables, alone["tokens"], alone["ids"], alone["positions"])
-        np.testing.assert_allclose(together[0, start : start + n], logits[0, :n], atol=1e-5)
-        start += n
-
-
-def test_maxtext_field_names_carry_the_same_batch():
-    """MaxText: six fields; its loss looks at `targets_segmentation`, so weights are 0 or 1."""
-    inputs, _ = packed(examples_of())
-    batch = {
-        "inputs": inputs["tokens"],
-        "inputs_position": inputs["positions"],
-        "inputs_segmentation": inputs["ids"],
-        "targets": inputs["next"],
-        "targets_position": inputs["positions"],
-        "targets_segmentation": inputs["ids"],
-    }
-
-    def maxtext_loss(model, data):
-        logits = model(data["inputs"], data["inputs_segmentation"], data["inputs_position"])
-        nll = token_losses(logits, data["targets"])
-        weights = data["targets_segmentation"] != 0
-        return jnp.sum(nll * weights) / jnp.sum(weights)
-
-    graph, state = split_model("decoder", CONFIG)
-    found = jax.jit(lambda state: maxtext_loss(nnx.merge(graph, state), batch))(state)
-    ours = np.sum(token_nll("decoder", state, packed(examples_of())) * inputs["weights"])
-    np.testing.assert_allclose(found, ours / inputs["weights"].sum(), rtol=1e-6)

@@ -27,12 +27,16 @@ def test_empty_rows_are_spread_over_the_batch():
     assert np.bincount(places // 4).tolist() == [2, 2]
 
 
-def test_hosts_get_even_attention_work_in_real_batches():
+@pytest.mark.parametrize("kind", ["one", "pairs"])
+def test_hosts_get_even_attention_work_in_real_batches(kind, translations):
     lengths = np.clip(np.random.default_rng(0).lognormal(4, 1, 20_000), 1, 512).astype(int)
     plan = Plan(lengths, [Bucket(64, 512)])
+    if kind == "pairs":
+        plan = Plan(translations(20_000), [Bucket(64, (128, 128))], overflow="drop")
     for step in range(5):
-        row, _, _, size = plan.batch(step).segments.T
-        cost = np.bincount(row, weights=size.astype(float) ** 2, minlength=64)
+        segments = plan.batch(step).segments
+        squares = (segments[:, 3:].astype(float) ** 2).sum(axis=1)
+        cost = np.bincount(segments[:, 0], squares, minlength=64)
         for hosts in (2, 4, 8):
             share = cost.reshape(hosts, -1).sum(axis=1)
             random = np.sort(cost)[::-1].reshape(hosts, -1).sum(axis=1)

@@ -50,6 +50,31 @@ def resumes_on_1_2_and_4_hosts(corpus, plan, changes):
                 np.testing.assert_array_equal(joined, values)
 
 
+@pytest.fixture(scope="module")
+def both(corpus, tmp_path_factory):
+    """The corpus, and a new one of eight examples."""
+    examples = [np.arange(size) for size in (20, 3, 40, 1, 60, 9, 9, 30)]
+    new = pipeline.Corpus.from_arrays(examples, tmp_path_factory.mktemp("new"), vocab_size=1000)
+    return pipeline.Corpora({"first": corpus, "new": new})
+
+
+PAIRED = (Bucket(8, (16, 12)), Bucket(4, (64, 48)))
+
+
+def grow(corpus, both):
+    return Plan(corpus, FOURS).after(6, lengths=both, seed=2).after(15, exclude=[301])
+
+
+def change_pairs(pairs):
+    plan = Plan(pairs, PAIRED, overflow="truncate")
+    return plan.after(3, seed=2, exclude=[5]).after(8, buckets=[Bucket(8, (64, 64))])
+
+
+def change_mixture(both):
+    plan = Plan(both, FOURS, weights={"first": 3, "new": 1})
+    return plan.after(4, buckets=[Bucket(12, 64)]).after(9, weights={"first": 1, "new": 1})
+
+
 @settings(max_examples=6)
 @given(st.lists(st.tuples(st.integers(0, 25), four_rows), min_size=1, max_size=4))
 def test_every_state_resumes_exactly_on_1_2_and_4_hosts(corpus, changes):
@@ -62,41 +87,48 @@ def test_every_state_resumes_exactly_on_1_2_and_4_hosts(corpus, changes):
     resumes_on_1_2_and_4_hosts(corpus, plan, [step for step, _ in changes])
 
 
-@pytest.fixture(scope="module")
-def new_corpus(tmp_path_factory):
-    examples = [np.arange(size) for size in (20, 3, 40, 1, 60, 9, 9, 30)]
-    return pipeline.Corpus.from_arrays(examples, tmp_path_factory.mktemp("new"), vocab_size=1000)
+@pytest.mark.parametrize("kind", ["corpora that join", "a mixture", "pairs"])
+def test_states_resume_of_other_kinds_of_corpora(kind, corpus, both, pairs):
+    given, plan, changes = {
+        "corpora that join": (both, lambda: grow(corpus, both), [5, 6, 7, 15, 16]),
+        "a mixture": (both, lambda: change_mixture(both), [3, 4, 9]),
+        "pairs": (pairs, lambda: change_pairs(pairs), [3, 8]),
+    }[kind]
+    resumes_on_1_2_and_4_hosts(given, plan, changes)
 
 
-def test_states_resume_where_other_corpora_join(corpus, new_corpus):
-    both = pipeline.Corpora({"first": corpus, "new": new_corpus})
+def test_rows_of_a_mixture_are_shared_by_three_hosts_after_a_change(both):
+    plan = change_mixture(both)
+    late = plan.between(4)
+    assert late.buckets == (Bucket(12, 64),)
+    three = [Batches(both, late, process_index=host, process_count=3) for host in range(3)]
+    for step in (4, 8, 9, 33):
+        for name, values in Batches(both, plan)[step].items():
+            together = np.concatenate([part[step][name] for part in three])
+            np.testing.assert_array_equal(together, values)
 
-    def plan():
-        return Plan(corpus, FOURS).after(6, lengths=both, seed=2).after(15, exclude=[301])
 
-    resumes_on_1_2_and_4_hosts(both, plan, [5, 6, 7, 15, 16])
-    seen = np.concatenate([plan().batch(step).segments for step in range(plan().num_batches(0))])
+def test_corpora_that_join_are_in_the_epoch_in_progress(corpus, both):
+    plan = grow(corpus, both)
+    seen = np.concatenate([plan.batch(step).segments for step in range(plan.num_batches(0))])
     # All of the new are in the epoch that was half done, but for one with nothing to train on.
     assert {*range(300, 308)} - {*seen[:, 1]} <= {301, 303}
+
+
+@pytest.mark.parametrize("weights", [{}, {"weights": {"first": 3, "new": 1}}])
+def test_a_state_knows_which_corpora_there_were(weights, corpus, both):
+    few = pipeline.Corpora({"first": corpus}) if weights else corpus
+    before = Plan(few, FOURS, **({"weights": {"first": 1}} if weights else {}))
+    plan = before.after(6, lengths=both, seed=2, **weights)
     # A state from before they came goes on with them; one of another new corpus does not.
-    early = StateKey(Plan(corpus, FOURS), corpus).state(6)
-    assert StateKey(plan(), both).step(early) == 6
-    late = StateKey(plan(), both).state(9)
-    assert late["plans"][1]["changes"] == {"seed": 2, "examples": 308}
+    early, late = StateKey(before, few).state(6), StateKey(plan, both).state(9)
+    assert [StateKey(plan, both).step(state) for state in (early, late)] == [6, 9]
+    assert late["plans"][1]["changes"]["examples"] == 308
+    with pytest.raises(ValueError, match=r"tokens of new was .* now not given from step 6"):
+        StateKey(before, few).step(late)
     other = pipeline.Corpora({"first": corpus, "new": corpus})
     with pytest.raises(ValueError, match=r"tokens of new was .* from step 6 on"):
-        StateKey(Plan(corpus, FOURS).after(6, lengths=other, seed=2), other).step(late)
-
-
-PAIRED = (Bucket(8, (16, 12)), Bucket(4, (64, 48)))
-
-
-def test_states_of_pairs_resume_exactly(pairs):
-    def plan():
-        made = Plan(pairs, PAIRED, overflow="truncate")
-        return made.after(3, seed=2, exclude=[5]).after(8, buckets=[Bucket(8, (64, 64))])
-
-    resumes_on_1_2_and_4_hosts(pairs, plan, [3, 8])
+        StateKey(before.after(6, lengths=other, seed=2, **weights), other).step(late)
 
 
 def test_a_plan_that_changes_by_hand():
@@ -175,8 +207,12 @@ def test_the_state_is_what_is_past_and_knows_what_another_plan_would_change(corp
         StateKey(plan.after(10, seed=3).after(20, exclude=[1]), corpus).step(late)
 
 
-def test_what_was_planned_anew_is_another_plan_even_with_the_same_options():
-    plan, same = Plan(np.arange(1, 90), FOURS), {"buckets": FOURS, "overflow": "split"}
+TWO = {"lengths": {"a": [5, 3, 4], "b": [4, 2]}, "weights": {"a": 1, "b": 1}}
+
+
+@pytest.mark.parametrize("data", [{"lengths": np.arange(1, 90)}, TWO])
+def test_what_was_planned_anew_is_another_plan_even_with_the_same_options(data):
+    plan, same = Plan(buckets=FOURS, **data), {"buckets": FOURS, "overflow": "split"}
     short = plan.after(5, buckets=[Bucket(8, 16)], overflow="drop").after(5, **same)
     for then, now in (
         (plan.after(5, seed=0), plan),
@@ -189,29 +225,55 @@ def test_what_was_planned_anew_is_another_plan_even_with_the_same_options():
         assert StateKey(then).step(StateKey(then).state(12)) == 12
 
 
+def test_a_mixture_of_which_nothing_more_is_left_out_stays_as_it_is():
+    mixture = Plan(buckets=FOURS, **TWO)
+    assert mixture.after(5, exclude=[]).fingerprint == mixture.fingerprint
+
+
+ONE = {"lengths": [5, 3, 4]}
+ENDS = TWO | {"ending": "stop"}
+WHOLE = "it must be a whole number"
+
+
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("data", "step", "change", "sentence"),
     [
-        (lambda plan: plan.after(-1), "step is -1; it must be a whole number"),
-        (lambda plan: plan.after(5, seed=1).after(4), "last change of options is at step 5"),
-        (lambda plan: plan.after(5, sed=1), "no option that can change 'sed'; did you mean 'seed'"),
-        (lambda plan: plan.after(5, ending="stop"), "no option that can change 'ending'"),
-        (lambda plan: plan.after(5, by="examples"), "for several corpora"),
-        (lambda plan: plan.after(5, weights={"a": 1}), "weights are for several corpora"),
-        (lambda plan: plan.after(5, seed=-1), "seed is -1"),
-        (lambda plan: plan.after(5, seed=None), "seed is None; it must be a whole number"),
-        (lambda plan: plan.after(float("nan")), "step is nan; it must be a whole number"),
-        (lambda plan: plan.after(5, lengths=[3, 4, 9]), "do not begin with the 3 that the plan"),
-        (lambda plan: plan.after(5, exclude=[3]), "numbered from 0 to 2"),
-        (lambda plan: plan.after(5, exclude=["a"]), "list of numbers of examples"),
-        (lambda plan: plan.after(5, exclude=range(3)), "none of the examples has a position"),
-        (lambda plan: plan.after(5, buckets=[Bucket(1, 2)], overflow="error"), "example 0 has 5"),
+        (ONE, -1, {}, f"step is -1; {WHOLE}"),
+        (TWO, -1, {"weights": {"a": 1, "b": 2}}, f"step is -1; {WHOLE}"),
+        (ONE, float("nan"), {}, f"step is nan; {WHOLE}"),
+        (ONE, 5, {"sed": 1}, "no option that can change 'sed'; did you mean 'seed'"),
+        (ONE, 5, {"ending": "stop"}, "no option that can change 'ending'"),
+        (ONE, 5, {"by": "examples"}, "for several corpora"),
+        (ONE, 5, {"weights": {"a": 1}}, "weights are for several corpora"),
+        (ONE, 5, {"seed": -1}, "seed is -1"),
+        (ONE, 5, {"seed": None}, f"seed is None; {WHOLE}"),
+        (ONE, 5, {"lengths": [3, 4, 9]}, "do not begin with the 3 that the plan"),
+        (ONE, 5, {"exclude": [3]}, "numbered from 0 to 2"),
+        (ONE, 5, {"exclude": ["a"]}, "list of numbers of examples"),
+        (ONE, 5, {"exclude": range(3)}, "none of the examples has a position"),
+        (ONE, 5, {"buckets": [Bucket(1, 2)], "overflow": "error"}, "example 0 has 5"),
+        (TWO, 5, {"lengths": TWO["lengths"]}, "lengths are given without weights"),
+        (TWO, 5, {"weights": [(0, {"a": 1})]}, "it must be numbers by name"),
+        (TWO, 5, {"weights": TWO["weights"], "lengths": [5, 3]}, "must be several corpora by name"),
+        (ENDS, 99, {"seed": 1}, "and the plan ends after 2 steps"),
     ],
 )
-def test_a_change_that_cannot_be_gets_a_sentence(change, sentence):
+def test_a_change_that_cannot_be_gets_a_sentence(data, step, change, sentence):
     with pytest.raises(ValueError) as error:
-        change(Plan([5, 3, 4], [Bucket(1, 8)]))
+        Plan(buckets=[Bucket(1, 8)], **data).after(step, **change)
     assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize("data", [ONE, TWO])
+def test_a_change_before_another_is_refused(data):
+    with pytest.raises(ValueError, match="last change of options is at step 5"):
+        Plan(buckets=[Bucket(1, 8)], **data).after(5, seed=1).after(4)
+
+
+def test_changes_are_plain_json():
+    plan = Plan(buckets=[Bucket(1, 8)], **TWO).after(5, seed=np.int64(2), overflow=None)
+    assert json.loads(json.dumps(plan.entries))[1]["changes"]["seed"] == 2
+    assert [each["overflow"] for each in plan.identity] == ["split", "split"]
 
 
 def test_a_plan_that_begins_later_knows_no_earlier_steps_and_needs_no_earlier_buckets():
@@ -225,17 +287,17 @@ def test_a_plan_that_begins_later_knows_no_earlier_steps_and_needs_no_earlier_bu
         later.batch(1)
 
 
-def test_examples_are_left_out_by_a_function_of_the_corpus(corpus):
-    plan = Plan(corpus, FOURS).after(3, exclude=lambda corpus: corpus.lengths > 100)
-    excluded = plan.stages[-1].streams[0].lengths.excluded
-    assert excluded.tolist() == np.flatnonzero(corpus.lengths > 100).tolist()
-
-
 def test_a_plan_from_a_later_step_on_knows_all_epochs(corpus):
     changing = Plan(corpus, FOURS).after(50, seed=1)
     batches = Batches(corpus, changing.between(50))
     assert len(batches) == changing.num_batches(0)
     assert len(batches.repeat(3)) == changing.first_step(3)
+
+
+def test_examples_are_left_out_by_a_function_of_the_corpus(corpus):
+    plan = Plan(corpus, FOURS).after(3, exclude=lambda corpus: corpus.lengths > 100)
+    excluded = plan.stages[-1].streams[0].lengths.excluded
+    assert excluded.tolist() == np.flatnonzero(corpus.lengths > 100).tolist()
 
 
 def test_far_steps_cost_no_walk(monkeypatch):

@@ -73,11 +73,16 @@ def test_the_measured_cost_of_four_buckets_is_far_below_that_of_one():
     assert four < 0.7 * one
 
 
-def test_max_length_bounds_the_longest_bucket():
-    buckets = fit_buckets(
-        [5, 9, 4000], tokens_per_batch=512, max_buckets=3, max_length=200, length_multiple=8
-    )
-    assert buckets[-1].length == 200
+@pytest.mark.parametrize(
+    ("lengths", "max_length", "last"),
+    [
+        ([5, 9, 4000], 200, Bucket(20, 200)),
+        ([[500, 30], [20, 400], [20, 20]], (64, 48), Bucket(36, (64, 48))),
+    ],
+)
+def test_max_length_bounds_the_longest_bucket(lengths, max_length, last):
+    options = {"tokens_per_batch": 4096, "max_buckets": 3, "length_multiple": 8}
+    assert fit_buckets(lengths, **options, max_length=max_length, packing="none")[-1] == last
 
 
 def test_rows_of_short_examples_are_longer_than_the_longest_of_them():

@@ -1,9 +1,11 @@
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline import Bucket, Plan, fit_buckets
+from pipeline import Plan, fit_buckets
 from pipeline.planning import figures
 from pipeline.planning.fit import BucketSearch
 
@@ -65,38 +67,30 @@ def test_unpacked_pairs_need_far_fewer_positions_in_several_buckets(translations
     assert costs[1] > 1.8 * costs[0]
 
 
-def test_sets_are_nearly_as_cheap_as_the_best_of_all_pairs_of_buckets():
-    rng = np.random.default_rng(0)
-    inputs = np.clip(rng.lognormal(3.5, 0.7, 2000), 1, 128)
-    pairs = np.stack([inputs, np.clip(rng.lognormal(3, 0.7, 2000), 1, 64)], 1).astype(int)
-    options = {"multiple": 16, "most": 1024, "attention": "segment", "width": 64}
-    fit = BucketSearch(pairs, np.ones(2000, int), packing="none", **options)
-    two = [lengths for lengths in fit.sets(2) if len(lengths) == 2]
-    chosen = min(map(fit.cost, two))
-    best = min(
-        fit.cost(((i, t), (128, 64)))
-        for i in range(16, 129, 16)
-        for t in range(16, 65, 16)
-        if (i, t) != (128, 64)
-    )
-    assert chosen <= 1.02 * best
+DENSE = {"multiple": 128, "most": 65_536, "attention": "dense", "width": 1024}
+SEGMENT = {"multiple": 16, "most": 1024, "attention": "segment", "width": 64}
 
 
-@pytest.mark.slow
-def test_packed_sets_are_nearly_as_cheap_as_the_best_of_all_pairs_of_buckets():
-    rng = np.random.default_rng(0)
-    inputs = np.clip(rng.lognormal(6.5, 0.8, 2000), 1, 2048)
-    pairs = np.stack([inputs, np.clip(rng.lognormal(4, 0.8, 2000), 1, 512)], 1).astype(int)
-    options = {"multiple": 128, "most": 65_536, "attention": "dense", "width": 1024}
-    fit = BucketSearch(pairs, np.ones(2000, int), packing="best_fit", **options)
-    chosen = min(map(fit.cost, fit.sets(2)))
-    best = min(
-        fit.cost(((i, t), (2048, 512))) for i in range(1024, 2049, 256) for t in (128, 256, 384)
-    )
-    assert chosen <= 1.02 * best
-
-
-def test_max_length_bounds_both_sides():
-    pairs = [[500, 30], [20, 400], [20, 20]]
-    buckets = fit_buckets(pairs, **OPTIONS, max_length=(64, 48), packing="none")
-    assert buckets[-1] == Bucket(36, (64, 48))
+@pytest.mark.parametrize(
+    ("means", "longest", "packing", "options", "grid"),
+    [
+        ((3.5, 3), (128, 64), "none", SEGMENT, (range(16, 129, 16), range(16, 65, 16))),
+        pytest.param(
+            (6.5, 4), (2048, 512), "best_fit", DENSE, (range(1024, 2049, 256), (128, 256, 384)),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)  # fmt: skip
+def test_sets_are_nearly_as_cheap_as_the_best_of_all_pairs_of_buckets(
+    means, longest, packing, options, grid
+):
+    rng, sigma = np.random.default_rng(0), {"none": 0.7, "best_fit": 0.8}[packing]
+    sides = [
+        np.clip(rng.lognormal(mean, sigma, 2000), 1, most)
+        for mean, most in zip(means, longest, strict=True)
+    ]
+    pairs = np.stack(sides, axis=1).astype(int)
+    fit = BucketSearch(pairs, np.ones(2000, int), packing=packing, **options)
+    cheapest = min(fit.cost(lengths) for lengths in fit.sets(2) if len(lengths) == 2)
+    every = [shape for shape in itertools.product(*grid) if shape != longest]
+    assert cheapest <= 1.02 * min(fit.cost((shape, longest)) for shape in every)

@@ -107,22 +107,6 @@ def test_golden_plan_so_that_a_changed_algorithm_raises_the_version():
     ]
 
 
-def test_contiguous_rows_are_an_even_share_for_every_number_of_hosts(translations):
-    plan = Plan(translations(8000), [Bucket(16, (128, 128))], overflow="drop")
-    costs = []
-    for batch in map(plan.batch, range(min(plan.num_batches(), 64))):
-        squares = (batch.segments[:, 3:] ** 2).sum(axis=1)
-        costs.append(np.bincount(batch.segments[:, 0], squares, 16).reshape(4, 4).sum(axis=1))
-    assert np.mean([cost.max() / cost.mean() for cost in costs]) < 1.15
-
-
-def test_pairs_that_fit_need_no_word_on_overflow():
-    plan = Plan([[6, 3], [8, 2]], [Bucket(2, (8, 4))])
-    assert plan.options.overflow == "error"
-    assert plan.identity["overflow"] == "error"
-    assert Plan([6, 8], [Bucket(2, 4)]).options.overflow == "split"
-
-
 def test_a_report_of_pairs_shows_both_sides_and_their_bounds():
     seen = measure(
         from_lengths("pairs", np.array([[6, 3], [9, 2], [4, 0]])),
@@ -132,13 +116,6 @@ def test_a_report_of_pairs_shows_both_sides_and_their_bounds():
     most = "the ratio of inputs to targets allows at most 100.0%"
     assert f"37.5% of the positions of the inputs are used; {most}" in text
     assert f"37.5% of the positions of the targets are used; {most}" in text
-
-
-def test_printing_a_plan_of_pairs_shows_its_buckets_and_losses():
-    text = str(Plan([[6, 3], [9, 2], [4, 0]], [Bucket(2, (8, 4))], overflow="drop"))
-    assert "2x8/4" in text
-    assert "left out: 1 example with nothing to train on" in text
-    assert "dropped: 1 example longer than 8 and 4, 11 positions lost" in text
 
 
 def test_the_bound_of_several_buckets_is_the_cheapest_mix_of_them():

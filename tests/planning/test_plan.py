@@ -1,27 +1,16 @@
-import concurrent.futures
 import pickle
 import re
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pipeline import Bucket, Plan, fit_buckets
 from pipeline.planning.plan import PLANNING
-from pipeline.planning.stream import Pass
 
 BUCKETS = (Bucket(4, 16), Bucket(3, 32), Bucket(2, 64))
 PAIRED = (Bucket(4, (16, 8)), Bucket(3, (16, 32)), Bucket(2, (64, 32)))
-lengths_lists = st.lists(st.integers(0, 150), min_size=1, max_size=200).filter(
-    lambda lengths: any(0 < length <= 64 for length in lengths)
-)
-pair_lists = st.lists(
-    st.tuples(st.integers(0, 80), st.integers(0, 40)), min_size=1, max_size=150
-).filter(lambda pairs: any(0 < t <= 32 and i <= 64 for i, t in pairs))
 
 
 def some_lengths(count=3000, seed=0):
@@ -33,94 +22,22 @@ def some_pairs(count=3000):
     return np.stack([some_lengths(count), some_lengths(count, seed=1) // 2], axis=1)
 
 
-# What holds for single examples and for pairs: their lengths, and buckets for them.
+MIXTURE = {"a": some_lengths(2000), "b": some_lengths(1000, seed=1)}
+# What holds for single examples, for pairs and for several corpora.
 KINDS = pytest.mark.parametrize(
-    ("lengths", "buckets"),
-    [(some_lengths(), BUCKETS), (some_pairs(), PAIRED)],
-    ids=["one", "pairs"],
+    ("lengths", "buckets", "options"),
+    [
+        (some_lengths(), BUCKETS, {}),
+        (some_pairs(), PAIRED, {}),
+        (MIXTURE, BUCKETS, {"weights": {"a": 1, "b": 2}}),
+    ],
+    ids=["one", "pairs", "mixture"],
 )
 
 
 def epoch_of(plan, epoch=0):
     steps = plan.num_batches()
     return [plan.batch(epoch * steps + step) for step in range(steps)]
-
-
-def assert_epoch_is_a_partition(plan, lengths, epoch=0):
-    """Every position exactly once, of pairs whole, in rows that hold it on every side."""
-    kept, room = np.array(lengths).reshape(len(lengths), -1), plan.buckets[-1].lengths
-    over, overflow = (kept > room).any(axis=1), plan.options.overflow
-    kept = kept if overflow == "split" else np.minimum(kept, room)
-    kept[(over & (overflow == "drop")) | (kept[:, -1] == 0)] = 0
-    most = 1 if plan.options.packing == "none" else plan.options.max_segments
-    runs = [[] for _ in kept]
-    for batch in epoch_of(plan, epoch):
-        assert batch.bucket in plan.buckets
-        assert batch.segments.dtype == np.int64
-        row, _, _, *sides = batch.segments.T
-        assert (np.diff(row) >= 0).all()
-        assert most is None or np.bincount(row).max() <= most
-        for length, side in zip(batch.bucket.lengths, sides, strict=True):
-            filled = np.bincount(row, side, minlength=batch.bucket.rows)
-            assert len(filled) == batch.bucket.rows
-            assert filled.max() <= length
-        for example, *run in batch.segments[:, 1:].tolist():
-            runs[example].append(run)
-    for found, (*inputs, length) in zip(runs, kept.tolist(), strict=True):
-        if inputs:
-            assert found == [[0, *inputs, length]] * (length > 0)
-        else:
-            at = 0
-            for start, size in sorted(found):
-                assert start == at
-                assert size >= 1
-                at += size
-            assert at == length
-
-
-@settings(deadline=None)
-@given(
-    lengths_lists | pair_lists,
-    st.sampled_from(["best_fit", "none"]),
-    st.sampled_from(["split", "truncate", "drop"]),
-    st.booleans(),
-    st.integers(1, 300),
-    st.one_of(st.none(), st.integers(1, 4)),
-    st.integers(0, 2**63 - 1),
-)
-def test_every_epoch_is_a_partition_of_the_positions(
-    lengths, packing, overflow, shuffle, window, max_segments, seed
-):
-    pairs = isinstance(lengths[0], tuple)
-    plan = Plan(
-        np.array(lengths),
-        PAIRED if pairs else BUCKETS,
-        packing=packing,
-        overflow="truncate" if pairs and overflow == "split" else overflow,
-        shuffle=shuffle,
-        window=window,
-        max_segments=max_segments,
-        seed=seed,
-    )
-    for epoch in (0, 1, 5):
-        assert_epoch_is_a_partition(plan, lengths, epoch)
-
-
-@settings(deadline=None)
-@given(lengths_lists | pair_lists, st.integers(1, 300))
-def test_padding_is_that_of_the_batches_and_one_batch_at_most_is_under_filled(lengths, window):
-    buckets = PAIRED if isinstance(lengths[0], tuple) else BUCKETS
-    plan = Plan(np.array(lengths), buckets, window=window, overflow="truncate")
-    batches = epoch_of(plan)
-    positions = sum(batch.bucket.positions for batch in batches)
-    tokens = sum(batch.num_tokens for batch in batches)
-    assert plan.padding == pytest.approx(1 - tokens / positions)
-    assert plan.num_tokens == tokens
-    partly_empty = [b for b in batches if len(np.unique(b.segments[:, 0])) < b.bucket.rows]
-    assert len(partly_empty) <= 1
-    assert all(batch.bucket == buckets[-1] for batch in partly_empty)
-    used = [batch.bucket for batch in batches]
-    assert {bucket: used.count(bucket) for bucket in buckets} == plan.batches_per_bucket
 
 
 def test_a_plan_by_hand():
@@ -188,21 +105,22 @@ def test_golden_digests_so_that_a_changed_algorithm_raises_the_version(data, opt
 
 
 @KINDS
-def test_another_process_makes_the_same_plan(lengths, buckets):
+def test_another_process_makes_the_same_plan(lengths, buckets, options):
     code = (
         "import sys, pickle\n"
         "from pipeline import Plan\n"
-        "lengths, buckets, steps = pickle.load(sys.stdin.buffer)\n"
-        "plan = Plan(lengths, buckets, seed=3, window=900, overflow='drop')\n"
+        "lengths, buckets, options, steps = pickle.load(sys.stdin.buffer)\n"
+        "plan = Plan(lengths, buckets, **options)\n"
         "digests = [plan.batch(step).digest for step in steps]\n"
         "heavy = [m for m in ('jax', 'grain', 'tensorflow', 'pyarrow') if m in sys.modules]\n"
         "print(repr((plan.fingerprint, digests, heavy)))\n"
     )
-    plan = Plan(lengths, buckets, seed=3, window=900, overflow="drop")
+    options = options | {"seed": 3, "window": 900, "overflow": "drop"}
+    plan = Plan(lengths, buckets, **options)
     steps = [0, 1, plan.num_batches() - 1, plan.num_batches(), 7 * plan.num_batches() + 5, 10**9]
     out = subprocess.run(
         [sys.executable, "-c", code],
-        input=pickle.dumps((lengths, buckets, steps)),
+        input=pickle.dumps((lengths, buckets, options, steps)),
         capture_output=True,
         check=True,
     )
@@ -215,27 +133,18 @@ def test_the_dtype_of_lengths_changes_nothing():
     assert len({plan.batch(17).digest for plan in plans}) == 1
 
 
-def test_epochs_and_seeds_differ_and_without_shuffle_epochs_are_the_same():
-    lengths = some_lengths()
-    plan = Plan(lengths, BUCKETS, seed=1)
-    steps = plan.num_batches()
-    assert plan.batch(0).digest != plan.batch(steps).digest
-    assert plan.batch(0).digest != Plan(lengths, BUCKETS, seed=2).batch(0).digest
-    plain = Plan(lengths, BUCKETS, shuffle=False)
-    assert [b.digest for b in epoch_of(plain, 0)] == [b.digest for b in epoch_of(plain, 3)]
-
-
 @KINDS
-def test_windows_have_equal_epochs_that_differ(lengths, buckets):
-    plan = Plan(lengths, buckets, window=800, overflow="drop")
-    assert plan.identity["window"] == 800
-    firsts = set()
-    for epoch in range(3):
-        assert_epoch_is_a_partition(plan, lengths, epoch)
-        firsts.add(plan.batch(epoch * plan.num_batches()).digest)
-    assert len(firsts) == 3
-    copy = pickle.loads(pickle.dumps(plan))
-    assert copy.batch(4000).digest == plan.batch(4000).digest
+@pytest.mark.parametrize("window", [800, 1 << 22])
+def test_epochs_and_seeds_differ_and_without_shuffle_epochs_are_the_same(
+    lengths, buckets, options, window
+):
+    options = options | {"window": window, "overflow": "drop"}
+    plan, other = (Plan(lengths, buckets, seed=seed, **options) for seed in (1, 2))
+    firsts = [plan.batch(plan.first_step(epoch)).digest for epoch in range(3)]
+    assert len({*firsts, other.batch(0).digest}) == 4
+    if "weights" not in options:
+        plain = Plan(lengths, buckets, shuffle=False, **options)
+        assert [b.digest for b in epoch_of(plain, 0)] == [b.digest for b in epoch_of(plain, 3)]
 
 
 def test_windows_cost_little_padding():
@@ -263,42 +172,6 @@ def test_batches_differ_in_every_bucket_and_rows_are_mixed_between_epochs():
     assert len(first & second) < len(first) / 2
 
 
-def test_a_window_is_assigned_once_however_many_threads_ask(monkeypatch):
-    # Two windows, and the next epoch's first: as many as are kept for readers that lag behind.
-    assigned, lock, assign = [], threading.Lock(), Pass._fill
-
-    def counting(self, cache, *key):
-        with lock:
-            assigned.append(key)
-        return assign(self, cache, *key)
-
-    monkeypatch.setattr(Pass, "_fill", counting)
-    plan = Plan(some_lengths(), BUCKETS, window=2500)
-    steps = plan.num_batches()
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        got = [batch.digest for batch in pool.map(plan.batch, range(steps))]
-    assert len(assigned) == len(set(assigned))
-    monkeypatch.undo()
-    fresh = Plan(some_lengths(), BUCKETS, window=2500)
-    assert got == [fresh.batch(step).digest for step in range(steps)]
-
-
-def test_the_next_window_is_assigned_in_the_background(monkeypatch):
-    threads, assign = [], Pass._fill
-
-    def noting(self, cache, *key):
-        threads.append((key, threading.current_thread()))
-        return assign(self, cache, *key)
-
-    monkeypatch.setattr(Pass, "_fill", noting)
-    plan = Plan(some_lengths(), BUCKETS, window=500)
-    for step in range(plan.num_batches()):
-        plan.batch(step)
-    here = threading.current_thread()
-    assert [key for key, thread in threads if thread is here] == [(0, 0)]
-    assert {(0, place) for place in range(6)} <= {key for key, _ in threads}
-
-
 def test_printing_plans_no_batch(monkeypatch):
     plan, planned, batch = Plan(some_lengths(), BUCKETS), [], Plan.batch
     monkeypatch.setattr(Plan, "batch", lambda self, step: planned.append(step) or batch(self, step))
@@ -306,12 +179,39 @@ def test_printing_plans_no_batch(monkeypatch):
     assert not planned
 
 
-def test_printing_shows_buckets_padding_and_what_became_of_odd_examples():
-    text = str(Plan([0, 5, 3, 200, 64], BUCKETS, overflow="truncate"))
-    assert "2x64" in text
+@pytest.mark.parametrize(
+    ("lengths", "buckets", "overflow", "bucket", "lost"),
+    [
+        (
+            [0, 5, 3, 200, 64],
+            BUCKETS,
+            "truncate",
+            "2x64",
+            "truncated: 1 example longer than 64, 136 positions lost",
+        ),
+        (
+            [[6, 3], [9, 2], [4, 0]],
+            [Bucket(2, (8, 4))],
+            "drop",
+            "2x8/4",
+            "dropped: 1 example longer than 8 and 4, 11 positions lost",
+        ),
+    ],
+)
+def test_printing_shows_buckets_padding_and_what_became_of_odd_examples(
+    lengths, buckets, overflow, bucket, lost
+):
+    text = str(Plan(lengths, buckets, overflow=overflow))
+    assert bucket in text
     assert "padding" in text
     assert "left out: 1 example with nothing to train on" in text
-    assert "truncated: 1 example longer than 64, 136 positions lost" in text
+    assert lost in text
+
+
+def test_pairs_that_fit_need_no_word_on_overflow():
+    plan = Plan([[6, 3], [8, 2]], [Bucket(2, (8, 4))])
+    assert plan.options.overflow == plan.identity["overflow"] == "error"
+    assert Plan([6, 8], [Bucket(2, 4)]).options.overflow == "split"
 
 
 ONE = {"lengths": [3, 4], "buckets": BUCKETS}
@@ -359,16 +259,14 @@ def test_bad_arguments_get_a_sentence(arguments, sentence):
     assert sentence in str(error.value)
 
 
-@pytest.mark.parametrize("rows", [0, -3, 2.5, True, "8"])
-def test_a_bucket_refuses_what_is_no_number_of_rows(rows):
+@pytest.mark.parametrize(
+    ("rows", "length"),
+    [(rows, 8) for rows in (0, -3, 2.5, True, "8")]
+    + [(8, length) for length in ((0, 3), (3, 2.5), (3, True), "88", (1, 2, 3))],
+)
+def test_a_bucket_refuses_what_is_no_number(rows, length):
     with pytest.raises(ValueError, match="whole number of at least 1"):
-        Bucket(rows=rows, length=8)
-
-
-@pytest.mark.parametrize("length", [(0, 3), (3, 2.5), (3, True), "88", (1, 2, 3)])
-def test_a_bucket_refuses_what_is_no_length(length):
-    with pytest.raises(ValueError, match="whole number of at least 1"):
-        Bucket(rows=8, length=length)
+        Bucket(rows=rows, length=length)
 
 
 @pytest.mark.parametrize(

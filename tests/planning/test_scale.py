@@ -62,24 +62,6 @@ def test_windows_of_sorted_examples_have_the_same_lengths():
     assert max(means) < 1.03 * min(means)
 
 
-def test_every_epoch_of_many_windows_is_a_partition_and_any_step_is_at_hand():
-    lengths = some_lengths(400_000)
-    plan = Plan(lengths, BUCKETS, window=20_000, seed=5)
-    steps = plan.num_batches()
-    digests = {}
-    for epoch in (0, 3):
-        seen = np.zeros(len(lengths), np.int64)
-        for step in range(epoch * steps, (epoch + 1) * steps):
-            batch = plan.batch(step)
-            np.add.at(seen, batch.segments[:, 1], batch.segments[:, 3])
-            digests[step] = batch.digest
-        np.testing.assert_array_equal(seen, lengths)
-    assert plan.padding < 0.005
-    fresh = Plan(lengths, BUCKETS, window=20_000, seed=5)
-    for step in (4 * steps - 1, steps // 2, 3 * steps + 7, 0):
-        assert fresh.batch(step).digest == digests[step]
-
-
 def test_memory_is_that_of_windows_and_not_of_the_corpus(tmp_path):
     count = 2_000_000
     some_lengths(count).tofile(tmp_path / "lengths")

@@ -1,6 +1,7 @@
 """Streams of passes: independent orders, windows made once, states that say what differs."""
 
 import concurrent.futures
+import pickle
 import threading
 from functools import partial
 
@@ -51,23 +52,50 @@ def test_epochs_are_shuffled_independently(lengths):
 
 @pytest.fixture
 def fills(monkeypatch):
-    """The pass, epoch and place of each window that is filled."""
-    found, fill = [], Pass._fill
+    """The pass, epoch and place of each window that is filled, and the thread that fills it."""
+    found, fill = {}, Pass._fill
 
     def noting(self, cache, epoch, place):
-        found.append((self, epoch, place))
+        assert (self, epoch, place) not in found, "a window is filled twice"
+        found[self, epoch, place] = threading.current_thread()
         return fill(self, cache, epoch, place)
 
     monkeypatch.setattr(Pass, "_fill", noting)
     return found
 
 
-def test_random_steps_over_many_windows_fill_each_once(fills):
-    plan = Plan(np.tile(ANY, 10), [Bucket(8, 32)], window=400)
-    for step in np.random.default_rng(0).permutation(plan.num_batches()).tolist():
+def mixture_of(number):
+    return {"a": np.tile(ANY, number), "b": np.tile(EQUAL, number)}
+
+
+@pytest.mark.parametrize(
+    ("lengths", "options", "windows"),
+    [
+        (np.tile(ANY, 10), {"window": 400}, 10),
+        (np.tile(ANY, 10), {"window": 3000}, 2),
+        (mixture_of(5), {"window": 500, "weights": {"a": 1, "b": 2}}, 8),
+    ],
+)
+def test_each_window_is_filled_once_whatever_threads_ask_in_whatever_order(
+    fills, lengths, options, windows
+):
+    plan = Plan(lengths, [Bucket(8, 16), Bucket(8, 32)], **options)
+    steps = np.random.default_rng(0).permutation(plan.num_batches()).tolist()
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        found = [batch.digest for batch in pool.map(plan.batch, steps)]
+    assert len([each for each in fills if each[1] == 0]) == windows
+    fresh = pickle.loads(pickle.dumps(plan))
+    fills.clear()
+    assert found == [fresh.batch(step).digest for step in steps]
+
+
+def test_the_next_window_is_filled_in_the_background(fills):
+    plan = Plan(np.tile(ANY, 10), [Bucket(2, 32)], window=400)
+    for step in range(plan.num_batches()):
         plan.batch(step)
-    first = [each for each in fills if each[1] == 0]
-    assert len(first) == len({*first}) == 10
+    here = [each[1:] for each, thread in fills.items() if thread is threading.current_thread()]
+    assert here == [(0, 0)]
+    assert {(0, place) for place in range(10)} <= {each[1:] for each in fills}
 
 
 def test_nothing_is_prepared_for_an_epoch_that_nobody_asks_for(fills, tmp_path):
@@ -148,6 +176,7 @@ def test_windows_of_what_is_left_are_in_the_identity():
 
 def test_steps_of_a_plan_that_ends_are_no_more_than_it_has():
     plan = Plan({"a": ANY}, [Bucket(8, 32)], weights={"a": 1}, ending="stop")
+    plan = plan.after(10, buckets=[Bucket(6, 32)], seed=5)
     with pytest.raises(IndexError, match="this plan ends after"):
         plan.between(0, 10**6).batch(plan.num_batches())
 

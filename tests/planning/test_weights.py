@@ -1,7 +1,4 @@
 import dataclasses
-import itertools
-import json
-import pickle
 import re
 from fractions import Fraction
 
@@ -15,12 +12,13 @@ from pipeline import Bucket, Plan
 from pipeline.loading.state import StateKey
 from pipeline.planning import figures
 from pipeline.planning.order import Quota
-from pipeline.planning.stream import Pass, expected_positions
+from pipeline.planning.stream import expected_positions
 from pipeline.report import measure_epoch
 from tests.processes import ROOT
 
 BUCKETS = (Bucket(8, 16), Bucket(4, 32), Bucket(2, 64))
 WEIGHTS = {"code": 0.6, "prose": 0.3, "chat": 0.1}
+FEW = {"code": 0.7, "prose": 0.3}
 
 
 def lengths(number, mean, seed, longest=200):
@@ -69,29 +67,6 @@ def test_a_quota_is_each_ones_share_rounded(shares, place):
     assert quota.before(whole) == [place // 10**6 * share for share in shares]
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_weights_are_met_by_any_200_steps_from_any_step(seed):
-    rng = np.random.default_rng(seed)
-    means = rng.uniform(3.5, 6.5, 3)
-    corpora = {
-        name: lengths(3000, mean, seed, 4000) for name, mean in zip("abc", means, strict=True)
-    }
-    weights = {"a": 0.7, "b": 0.2, "c": 0.1}
-    options = {"tokens_per_batch": 32_768, "max_buckets": 4, "max_length": 2048}
-    buckets = pipeline.fit_buckets(corpora, weights=weights, **options)
-    mixture = Plan(corpora, buckets, weights=weights)
-    first = int(rng.integers(0, 10**6))
-    tokens = np.array(
-        [[mixture.batch(first + step).sources.get(n, 0) for n in "abc"] for step in range(600)]
-    )
-    sums = np.cumsum(np.concatenate([np.zeros((1, 3), int), tokens]), axis=0)
-    windows = sums[200:] - sums[:-200]
-    shares = windows / windows.sum(axis=1, keepdims=True)
-    assert np.abs(shares - [0.7, 0.2, 0.1]).max() < 0.005
-    # A step holds about the same of each as any other, up to a row, where there is one bucket.
-    assert sum(figures.count_steps(mixture, 0, 1000).shares.values()) == pytest.approx(1)
-
-
 def largest_deviations(mixture, first, steps, run, count=None):
     """Of each corpus, the most that its share of `run` steps in a row is off its weight."""
     names = mixture.names
@@ -134,17 +109,6 @@ def test_long_and_short_sources_take_turns():
     assert order in ("SL" * 6, "LS" * 6)
 
 
-def test_weights_by_examples_count_examples():
-    mixture = Plan(SOURCES, BUCKETS, weights={"code": 1, "prose": 1, "chat": 2}, by="examples")
-    first = np.cumsum([0, *map(len, SOURCES.values())])
-    counts = np.zeros(3)
-    for step in range(mixture.num_batches()):
-        whole = mixture.batch(step).segments
-        whole = whole[whole[:, 2] == 0]
-        counts += np.histogram(whole[:, 1], first)[0]
-    assert counts / counts.sum() == pytest.approx([0.25, 0.25, 0.5], abs=0.01)
-
-
 @dataclasses.dataclass
 class Answers:
     """A corpus of which so many positions carry loss."""
@@ -175,16 +139,6 @@ def test_weights_by_loss_count_what_carries_loss():
 # ---- endings
 
 
-def test_epochs_are_shuffled_anew():
-    mixture = Plan(SOURCES, BUCKETS, weights={"code": 1, "prose": 0, "chat": 0})
-    code, cache = mixture.stages[0].streams[0], mixture.stages[0].cache
-    for bucket, rows in enumerate(code.whole.rows.tolist()):
-        epochs = (code.take(cache, bucket, at, rows) for at in (0, rows))
-        first, second = (taken.segments()[1] for (taken,) in epochs)
-        assert sorted(first[:, 3]) == sorted(second[:, 3])
-        assert first[:, 1].tolist() != second[:, 1].tolist()
-
-
 def test_stop_ends_before_a_source_would_repeat():
     mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending="stop")
     passes = figures.count_steps(mixture, 0, mixture.num_batches()).passes
@@ -207,6 +161,13 @@ def test_weights_change_at_their_step_and_not_before():
     shares = figures.count_steps(mixture, 40, 300).shares
     assert shares == pytest.approx({"code": 0.5, "prose": 0.5, "chat": 0}, abs=0.01)
     assert figures.count_steps(mixture, 300, 2000).shares == pytest.approx(WEIGHTS, abs=0.01)
+    # So do they in a plan that changes, whose later phases are gone, and under other options.
+    other = Plan(SOURCES, BUCKETS, weights=[(0, WEIGHTS), (70, {**WEIGHTS, "chat": 1})])
+    changed = other.after(40, weights=phases[1][1]).after(300, weights=WEIGHTS)
+    assert changed.fingerprint == mixture.fingerprint
+    later = before.after(45, buckets=[Bucket(12, 24), Bucket(6, 96)], seed=3)
+    for step in (0, 40, 45, 60, 111):
+        assert shares_of(later, range(step, step + 200)) == pytest.approx(WEIGHTS, abs=0.01)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5, 50])
@@ -217,67 +178,21 @@ def test_a_small_share_is_had_over_phases_of_any_length(steps):
     assert shares == pytest.approx({"code": 0.908, "prose": 0.0467, "chat": 0.0455}, abs=0.003)
 
 
-def test_a_mixture_goes_on_after_a_step_under_other_weights():
-    other = {"code": 1, "prose": 1, "chat": 0}
-    phases = [(0, WEIGHTS), (40, other)]
-    planned = Plan(SOURCES, BUCKETS, weights=phases)
-    changed = Plan(SOURCES, BUCKETS, weights=[*phases[:1], (70, WEIGHTS)]).after(40, weights=other)
-    assert changed.fingerprint == planned.fingerprint
-    for step in (0, 39, 40, 41, 500):
-        assert changed.batch(step).digest == planned.batch(step).digest
-    with pytest.raises(ValueError, match="step is -1"):
-        planned.after(-1, weights=other)
-
-
 def test_another_corpus_joins_at_its_step():
     two = {name: SOURCES[name] for name in ("code", "prose")}
-    before = Plan(two, BUCKETS, weights={"code": 0.7, "prose": 0.3})
+    before = Plan(two, BUCKETS, weights=FEW)
     grown = before.after(60, weights=WEIGHTS, lengths=SOURCES)
     assert grown.counts == (210, 300)
-    for name, share in figures.count_steps(grown, 60, 260).shares.items():
-        assert abs(share - WEIGHTS[name]) < 0.01
-    phases = [(0, {"code": 0.7, "prose": 0.3}), (60, WEIGHTS)]
+    assert figures.count_steps(grown, 60, 260).shares == pytest.approx(WEIGHTS, abs=0.01)
+    phases = [(0, FEW), (60, WEIGHTS)]
     assert Plan(SOURCES, BUCKETS, weights=phases).fingerprint == grown.fingerprint
     again = grown.after(80, weights={"code": 0, "prose": 0, "chat": 1})
     assert again.counts == (210, 300, 300)
-    assert again.batch(79).digest == grown.batch(79).digest
     assert set(again.batch(80).sources) == {"chat"}
-
-
-FEW = {"code": 0.7, "prose": 0.3}
-
-
-def test_shares_are_met_under_other_options_as_well():
-    mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS).after(
-        45, buckets=[Bucket(12, 24), Bucket(6, 96)], seed=3
-    )
-    for step in (0, 40, 45, 60, 111):
-        assert shares_of(mixture, range(step, step + 200)) == pytest.approx(WEIGHTS, abs=0.01)
-
-
-def test_a_mixture_goes_on_with_rows_for_three_hosts_and_without_some_examples(joined):
-    def mixture():
-        made = Plan(joined, [Bucket(8, 64)], weights=WEIGHTS)
-        return made.after(7, buckets=[Bucket(6, 64)]).after(20, exclude=[4], weights=WEIGHTS)
-
-    state = StateKey(mixture(), joined).state(9)
-    assert [entry["from"] for entry in state["plans"]] == [0, 7]
-    assert state["plans"][1]["changes"]["buckets"] == [[6, 64]]
-    assert StateKey(mixture(), joined).step(state) == 9
-    with pytest.raises(ValueError, match="buckets was 6x64 and is now 8x64 from step 7 on"):
-        StateKey(Plan(joined, [Bucket(8, 64)], weights=WEIGHTS), joined).step(state)
-    # On four hosts up to the change, and on three after it.
-    assert mixture().between(7).buckets == (Bucket(6, 64),)
-    three = [
-        pipeline.Batches(joined, mixture().between(7), process_index=host, process_count=3)
-        for host in range(3)
-    ]
-    whole = pipeline.Batches(joined, mixture())
-    for step in (7, 19, 20, 33):
-        parts = [part[step] for part in three]
-        for name, values in whole[step].items():
-            together = np.concatenate([part[name] for part in parts])
-            np.testing.assert_array_equal(together, values)
+    with pytest.raises(ValueError, match="exclude holds 250; examples are numbered from 0 to 209"):
+        grown.after(59, exclude=[5, 250])
+    streams = grown.after(60, exclude=[5, 250]).stages[-1].streams
+    assert [each.lengths.excluded.tolist() for each in streams] == [[5], [], [40]]
 
 
 def test_buckets_of_any_phase_are_needed():
@@ -308,47 +223,6 @@ def test_what_the_longest_bucket_holds_is_not_dropped_where_only_shorter_ones_ar
     )
 
 
-def test_a_mixture_that_was_planned_anew_is_another_even_with_the_same_options():
-    mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS)
-    for then, now in (
-        (mixture.after(5, seed=0), mixture),
-        (mixture, mixture.after(5, seed=0)),
-        (mixture.after(5, seed=1), mixture.after(5, seed=1).after(10, seed=1)),
-    ):
-        with pytest.raises(ValueError, match="belongs to another plan"):
-            StateKey(now).step(StateKey(then).state(12))
-    assert mixture.after(5, exclude=[]).fingerprint == mixture.fingerprint
-
-
-def test_steps_that_are_past_do_not_change():
-    mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS).after(9, seed=1)
-    with pytest.raises(ValueError, match="last change of options is at step 9"):
-        mixture.after(8, weights=WEIGHTS)
-    with pytest.raises(IndexError, match="knows steps from 9 on"):
-        mixture.between(9).batch(3)
-
-
-def test_a_state_knows_which_corpora_there_were(joined):
-    two = pipeline.Corpora({name: joined.corpora[name] for name in ("code", "prose")})
-    before = Plan(two, BUCKETS, weights={"code": 0.7, "prose": 0.3})
-    grown = before.after(60, weights=WEIGHTS, lengths=joined)
-    early, late = StateKey(before, two).state(50), StateKey(grown, joined).state(70)
-    assert StateKey(grown, joined).step(early) == 50
-    assert StateKey(grown, joined).step(late) == 70
-    assert late["plans"][1]["changes"]["examples"] == 300
-    with pytest.raises(ValueError, match=r"tokens of chat was .* now not given from step 60"):
-        StateKey(before, two).step(late)
-    other = dict(joined.corpora) | {"chat": joined.corpora["prose"]}
-    other = pipeline.Corpora(other)
-    with pytest.raises(ValueError, match="tokens of chat was"):
-        StateKey(before.after(60, weights=WEIGHTS, lengths=other), other).step(late)
-    # Batches built from the grown corpora are those built from the first, as long as they last.
-    first = pipeline.Batches(two, before)
-    for step, batch in enumerate(pipeline.Batches(joined, grown)[:60]):
-        for name, values in first[step].items():
-            np.testing.assert_array_equal(batch[name], values)
-
-
 @pytest.mark.parametrize(
     ("corpora", "sentence"),
     [
@@ -359,7 +233,7 @@ def test_a_state_knows_which_corpora_there_were(joined):
 )
 def test_a_mixture_grows_by_whole_corpora(corpora, sentence):
     two = {name: SOURCES[name] for name in ("code", "prose")}
-    before = Plan(two, BUCKETS, weights={"code": 0.7, "prose": 0.3})
+    before = Plan(two, BUCKETS, weights=FEW)
     lengths = {name: SOURCES[name] if given == 0 else given for name, given in corpora.items()}
     with pytest.raises(ValueError, match=sentence):
         before.after(5, weights=dict.fromkeys(lengths, 1), lengths=lengths)
@@ -395,19 +269,6 @@ def test_a_plan_without_a_step_is_refused():
     phases = [(0, {"a": 1, "b": 0}), (9, {"a": 0, "b": 1})]
     with pytest.raises(ValueError, match="the plan has no step"):
         Plan(corpora, [Bucket(4, 8)], weights=phases, ending="stop")
-
-
-def test_plans_that_end_go_on_under_other_options():
-    mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending="stop")
-    later = mixture.after(10, buckets=[Bucket(6, 48)], seed=5, packing="none")
-    later = later.after(20, exclude=[7, 160], overflow="truncate")
-    assert later.finite
-    assert later.options.ending == "stop"
-    steps = later.num_batches()
-    with pytest.raises(IndexError, match=f"this plan ends after {steps:,} steps"):
-        later.batch(steps)
-    with pytest.raises(ValueError, match=f"and the plan ends after {steps:,} steps"):
-        later.after(steps + 1, seed=1)
 
 
 def test_pairs_have_their_shares():
@@ -453,50 +314,32 @@ def test_the_epoch_of_a_mixture_is_the_least_of_its_corpora():
 # ---- as a plan
 
 
-def test_a_step_is_a_pure_function_however_far():
-    far = 10**12 + 7
-    one, other = (Plan(SOURCES, BUCKETS, weights=WEIGHTS) for _ in range(2))
-    for step in (0, 255, 256, 300):
-        one.batch(step)
-    for step in (far, 3, far + 1, 256):
-        assert one.batch(step).digest == other.batch(step).digest
-    assert pickle.loads(pickle.dumps(one)).batch(far).digest == one.batch(far).digest
-    with pytest.raises(IndexError, match="steps count from 0"):
-        one.batch(-1)
-
-
-def test_no_window_of_a_mixture_is_assigned_twice(monkeypatch):
-    whole = {name: np.tile(sizes, 8) for name, sizes in SOURCES.items()}
-    assigned, assign = [], Pass._fill
-    monkeypatch.setattr(
-        Pass, "_fill", lambda self, *at: assigned.append((self, *at)) or assign(self, *at)
-    )
-    mixture = Plan(whole, BUCKETS, weights=WEIGHTS, window=500)
-    assert mixture.identity["corpora"]["code"]["window"] == 500
-    for step in range(mixture.num_batches()):  # buckets are in different windows at a time
-        mixture.batch(step)
-    assert len(assigned) > 10
-    assert len(assigned) == len(set(assigned))
-
-
 def test_the_printed_mixture_says_what_each_source_really_has():
     text = str(Plan(SOURCES, BUCKETS, weights=[(0, WEIGHTS), (60, {**WEIGHTS, "chat": 0})]))
     assert re.search("^chat +0.1 → 0  ", text, re.M)
     assert "weights begin at steps 0, 60" in text
+    for ending in ("repeat", "stop"):  # an epoch has stages with different buckets
+        plan = Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending=ending)
+        assert "3x64" in str(plan.after(5, buckets=[Bucket(3, 16), Bucket(3, 64)]))
     text = str(Plan(SOURCES, BUCKETS, weights=WEIGHTS))
     code = next(line.split() for line in text.splitlines() if line.split()[0] == "code")
     assert code[1] == "0.6"
     assert 59 < float(code[2].rstrip("%")) < 61
 
 
+def reported_deviations(mixture, count=None):
+    """What the report says of a mixture, which is what its batches have."""
+    seen = measure_epoch(mixture)
+    due = largest_deviations(mixture, 0, seen.walked, 200, count)
+    assert list(seen.off.values()) == pytest.approx(list(due))
+    return due
+
+
 def test_the_report_says_how_far_shares_are_off():
     # Batches of 4,096 positions among batches of 64: no order of them can have even shares.
     corpora = {"short": np.full(9000, 16), "long": np.full(3000, 60)}
     mixture = Plan(corpora, [Bucket(256, 16), Bucket(1, 64)], weights={"short": 1, "long": 2})
-    seen = measure_epoch(mixture)
-    due = largest_deviations(mixture, 0, seen.walked, 200)
-    assert due.max() > 0.05
-    assert list(seen.off.values()) == pytest.approx(list(due))
+    assert reported_deviations(mixture).max() > 0.05
     short = Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending="stop")
     assert measure_epoch(short).off == {}
     phases = [(0, WEIGHTS), (1000, WEIGHTS | {"code": 3}), (1100, WEIGHTS)]
@@ -512,50 +355,9 @@ def test_shares_of_examples_are_compared_with_weights_of_examples():
     def count(planned):
         return np.histogram(planned.segments[planned.segments[:, 2] == 0, 1], first)[0]
 
-    seen = measure_epoch(mixture)
-    due = largest_deviations(mixture, 0, seen.walked, 200, count)
-    assert list(seen.off.values()) == pytest.approx(list(due))
-    assert due.max() < 0.03  # of tokens, "chat" has 2.7% in place of 10%
-
-
-def test_the_printed_buckets_are_counted_over_the_batches():
-    plan = Plan(SOURCES["code"], BUCKETS)
-    steps = [plan.batch(step) for step in range(plan.num_batches())]
-    for line, bucket in zip(str(plan).splitlines()[1:], BUCKETS, strict=False):
-        of_bucket = [planned for planned in steps if planned.bucket == bucket]
-        rows = sum(len(np.unique(planned.segments[:, 0])) for planned in of_bucket)
-        tokens = sum(planned.num_tokens for planned in of_bucket)
-        counted = [int(cell.replace(",", "")) for cell in (*line.split()[1:3], line.split()[4])]
-        assert counted == [len(of_bucket), rows, tokens]
-
-
-def test_hosts_get_slices_of_the_one_batch(joined):
-    mixture = Plan(joined, (Bucket(8, 16), Bucket(4, 64)), weights=WEIGHTS)
-    whole = pipeline.Batches(joined, mixture)
-    parts = [pipeline.Batches(joined, mixture, process_index=p, process_count=4) for p in range(4)]
-    for step in range(30):
-        batch = whole[step]
-        for field, values in batch.items():
-            assert (values == np.concatenate([part[step][field] for part in parts])).all()
-        ids = batch["inputs_segment_ids"]
-        source = batch["inputs"] // 1000
-        # A row holds examples of one source, and targets are the inputs one later.
-        assert all(len(set(s[i > 0])) <= 1 for s, i in zip(source, ids, strict=True))
-        same = (ids[:, 1:] == ids[:, :-1]) & (ids[:, 1:] > 0)
-        assert (batch["inputs"][:, 1:][same] == batch["targets"][:, :-1][same]).all()
-
-
-def test_a_loader_resumes_at_every_step(joined):
-    options = {"buckets": BUCKETS, "weights": WEIGHTS, "num_epochs": 1}
-    with pipeline.load(joined, **options) as loader:
-        states, batches = [loader.get_state()], []
-        for batch in itertools.islice(loader, 12):
-            batches.append(np.asarray(batch["inputs"]))
-            states.append(loader.get_state())
-    for step, state in enumerate(states[:-1]):
-        with pipeline.load(joined, **options) as again:
-            again.set_state(state)
-            assert (np.asarray(next(again)["inputs"]) == batches[step]).all()
+    assert (
+        reported_deviations(mixture, count).max() < 0.03
+    )  # of tokens, "chat" has 2.7% in place of 10%
 
 
 def test_a_mixture_that_ends_ends_the_iterator(joined):
@@ -576,24 +378,14 @@ def test_load_fits_buckets_to_the_mixture_and_explains_what_it_is_given(joined):
         pipeline.load(joined, weights=WEIGHTS, endings="stop", **fitting)
 
 
-def test_joined_corpora_are_planned_like_one(joined):
-    plan = pipeline.Plan(joined, BUCKETS)
-    batch = pipeline.Batches(joined, plan)[0]
-    assert set(batch) >= {"inputs", "targets", "loss_weights"}
-    assert joined.num_tokens == plan.num_tokens
-    for number in (0, 149, 150, -1):
-        example = joined[number]
-        assert len(example["inputs"]) == joined.lengths[number]
-    with pytest.raises(IndexError, match="example 300 of 300"):
-        joined.read([300], [0], [1])
-
-
 def test_joined_corpora_must_agree(joined, tmp_path):
     other = pipeline.Corpus.from_arrays([[1, 2, 3]], tmp_path, vocab_size=10)
     with pytest.raises(ValueError, match="other has vocabulary 10 and code has vocabulary 3000"):
         pipeline.Corpora({**joined.corpora, "other": other})
     with pytest.raises(ValueError, match="corpora is empty"):
         pipeline.Corpora({})
+    with pytest.raises(IndexError, match="example 300 of 300"):
+        joined.read([300], [0], [1])
 
 
 @pytest.mark.parametrize(
@@ -605,43 +397,15 @@ def test_joined_corpora_must_agree(joined, tmp_path):
         ({"by": "documents"}, "by is 'documents'; it must be one of tokens, examples"),
         ({"ending": "never"}, "ending is 'never'; it must be one of repeat, stop"),
         ({"overflow": "error"}, "corpus 'code': .* longer than the longest bucket"),
+        *(
+            ({"weights": wrong}, r"weights is .*; it must be numbers by name, as in")
+            for wrong in ("gsm", ["code"], 7, [(0, "gsm")], [("code", {"code": 1})])
+        ),
     ],
 )
 def test_bad_input_is_refused_with_a_sentence(change, message):
     with pytest.raises(ValueError, match=message):
         Plan(SOURCES, BUCKETS, **({"weights": WEIGHTS} | change))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"lengths": SOURCES}, "lengths are given without weights"),
-        ({"weights": [(0, WEIGHTS), (10, WEIGHTS)]}, "weights is .*; it must be numbers by name"),
-        (
-            {"weights": WEIGHTS, "lengths": [5, 3]},
-            "lengths is .*; with weights it must be several corpora by name",
-        ),
-    ],
-)
-def test_a_change_that_cannot_be_is_refused_with_a_sentence(change, message):
-    with pytest.raises(ValueError, match=message):
-        Plan(SOURCES, BUCKETS, weights=WEIGHTS).after(5, **change)
-
-
-def test_examples_are_left_out_from_when_their_corpus_joins():
-    mixture = Plan(SOURCES, BUCKETS, weights=[(0, FEW), (40, WEIGHTS)])
-    with pytest.raises(ValueError, match="exclude holds 250; examples are numbered from 0 to 209"):
-        mixture.after(39, exclude=[5, 250])
-    code, prose, chat = mixture.after(40, exclude=[5, 250]).stages[-1].streams
-    assert code.lengths.excluded.tolist() == [5]
-    assert prose.lengths.excluded.tolist() == []
-    assert chat.lengths.excluded.tolist() == [40]
-
-
-def test_changes_are_plain_json():
-    mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS).after(5, seed=np.int64(2), overflow=None)
-    assert json.loads(json.dumps(mixture.entries))[1]["changes"]["seed"] == 2
-    assert [each["overflow"] for each in mixture.identity] == ["split", "split"]
 
 
 def test_a_mixture_made_today_is_the_mixture_made_next_year():
@@ -662,13 +426,6 @@ def test_a_mixture_made_today_is_the_mixture_made_next_year():
     ]
 
 
-@pytest.mark.parametrize("ending", ["repeat", "stop"])
-def test_a_plan_whose_epoch_has_stages_with_different_buckets_prints_itself(ending):
-    plan = Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending=ending)
-    plan = plan.after(5, buckets=[Bucket(3, 16), Bucket(3, 64)])
-    assert "3x64" in str(plan)
-
-
 def test_weights_of_several_phases_stay_apart_from_their_corpus():
     weights = [{"code": 1, "prose": 1}, {"code": 0.333333, "prose": 0.6}, {"code": 3, "prose": 0.1}]
     both = {"code": range(1, 60), "prose": range(1, 60)}
@@ -682,9 +439,3 @@ def test_weights_of_several_phases_stay_apart_from_their_corpus():
     assert line.split()[:7] == ["code", "0.5", "→", "0.3571", "→", "0.9677", line.split()[6]]
     (heading,) = (line for line in lines if line.split()[0] == "corpus")
     assert len(heading) == len(line)
-
-
-@pytest.mark.parametrize("weights", ["gsm", ["code"], 7, [(0, "gsm")], [("code", {"code": 1})]])
-def test_weights_that_are_none_are_refused_with_a_sentence(weights):
-    with pytest.raises(ValueError, match=r"weights is .*; it must be numbers by name, as in"):
-        Plan({"code": [3], "prose": [4]}, [Bucket(1, 8)], weights=weights)

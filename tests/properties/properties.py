@@ -34,6 +34,7 @@ from pipeline.planning.plan import Plan
 from pipeline.trainer.corpora import open_source, open_template, open_tokenizer, open_view
 from pipeline.trainer.schedule import Schedule
 from tests.properties import hostile
+from tests.properties.accounts import Account, Accounts, assert_batch_fits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +113,10 @@ def write(path: Path, content: bytes) -> Path:
 
 # ---- sources
 
+QUIETLY = {"tokenizer": tokenizers.Bytes(), "progress": False, "num_workers": 0}
+prepare = functools.partial(pipeline.prepare, **QUIETLY)
+tokenize_on_read = functools.partial(pipeline.corpus.tokenize_on_read, **QUIETLY)
+
 
 def read_all(source: Any) -> list[Any]:
     """All records, read in order; backwards, one by one and by a copy they are the same."""
@@ -170,14 +175,7 @@ def json_corpora(place, given):
     field = field if field in ("a;b=c", "é") else "text"
     path = write(place / f"a.jsonl{end}", stored)
     with refusing(path):
-        corpus = pipeline.prepare(
-            sources.JsonLines(path),
-            tokenizers.Bytes(),
-            place / "corpus",
-            field=field,
-            progress=False,
-            num_workers=0,
-        )
+        corpus = prepare(sources.JsonLines(path), directory=place / "corpus", field=field)
         if plain is not None:
             lines = [decoded(line) for line in plain.split(b"\n") if line.strip()]
             expect(None not in lines, "bytes that are no text were read")
@@ -203,9 +201,7 @@ def table_records(place, given):
 @holds(st.lists(hostile.objects, max_size=4), 5)
 def records(place, given):
     with refusing():
-        corpus = pipeline.prepare(
-            sources.Records(given), tokenizers.Bytes(), place, progress=False, num_workers=0
-        )
+        corpus = prepare(sources.Records(given), directory=place)
         texts = [each["text"] if isinstance(each, dict) else each for each in given]
         check_texts(corpus, [each.decode() if isinstance(each, bytes) else each for each in texts])
 
@@ -222,14 +218,7 @@ def records(place, given):
 def filled_templates(place, given):
     chats, template = given
     with refusing():
-        corpus = pipeline.prepare(
-            sources.Records(chats),
-            tokenizers.Bytes(),
-            place,
-            template=template,
-            progress=False,
-            num_workers=0,
-        )
+        corpus = prepare(sources.Records(chats), directory=place, template=template)
         # Text that is given as bytes is text to a template, too.
         read = [{k: v.decode() if isinstance(v, bytes) else v for k, v in c.items()} for c in chats]
         check_texts(corpus, ["".join(text for text, _ in template(chat)) for chat in read])
@@ -289,22 +278,20 @@ def tokens_in_place(place, given):
             expect(read == [row["input_ids"][:-1] for row in rows], read, "and not", rows)
 
 
+TEXTS = [f"text {number} " * (number % 4) for number in range(12)]
+
+
 @functools.cache
 def made(kind: str) -> dict[str, bytes]:
     """The files of a small corpus, index or run, by name."""
-    texts = [f"text {number} " * (number % 4) for number in range(12)]
     with folder() as place:
         if kind == "corpus":
             weights = [np.linspace(0, 1, 5)] * 9
             Corpus.from_arrays([np.arange(5) + at for at in range(9)], place, weights=weights)
         elif kind == "prepared":
-            source = sources.Records(texts)
-            pipeline.prepare(source, tokenizers.Bytes(), place, progress=False, num_workers=0)
+            prepare(sources.Records(TEXTS), directory=place)
         elif kind == "index":
-            source = sources.Records(texts)
-            pipeline.corpus.tokenize_on_read(
-                source, tokenizers.Bytes(), place, progress=False, num_workers=0
-            )
+            tokenize_on_read(sources.Records(TEXTS), directory=place)
         else:
             corpus = Corpus.from_arrays([np.arange(at % 7) for at in range(30)], place / "corpus")
             plan = Plan(corpus, [pipeline.Bucket(2, 4), pipeline.Bucket(1, 8)], seed=3)
@@ -377,60 +364,14 @@ def damaged_corpora(place, given):
 def damaged_indices(place, given):
     kind, name, content = given
     put(place, {**made(kind), name: content})
-    source = sources.Records([f"text {number} " * (number % 4) for number in range(12)])
+    source = sources.Records(TEXTS)
     with refusing():
-        opened = pipeline.corpus.tokenize_on_read(
-            source, tokenizers.Bytes(), place, progress=False, num_workers=0
-        )
+        opened = tokenize_on_read(source, directory=place)
         texts = [tokenizers.Bytes().decode(example["targets"]) for example in opened]
         expect(texts == list(source.records), texts)
 
 
 # ---- plans
-
-
-def uncovered(plan: Plan, lengths: np.ndarray, options: dict[str, Any]) -> str:
-    """What is wrong with an epoch of a plan of one corpus, by a naive count; empty: nothing."""
-    longest = plan.buckets[-1].length
-    due = {}
-    excluded = {int(each) for each in options.get("exclude", ())}
-    for example, length in enumerate(lengths.tolist()):
-        if example in excluded or not length:
-            continue
-        if length > longest and plan.options.overflow == "drop":
-            continue
-        due[example] = min(length, longest) if plan.options.overflow == "truncate" else length
-    for epoch in (0, 1, 3):
-        seen: dict[int, list[tuple[int, int]]] = {}
-        for step in range(plan.first_step(epoch), plan.first_step(epoch + 1)):
-            planned = plan.batch(step)
-            for row in range(planned.bucket.rows):
-                here = planned.segments[planned.segments[:, 0] == row]
-                if here[:, 3].sum() > planned.bucket.length:
-                    return f"row {row} of step {step} is too long"
-                most = plan.options.max_segments or 1 << 30
-                if len(here) > (1 if plan.options.packing == "none" else most):
-                    return f"row {row} of step {step} has {len(here)} segments"
-            if (
-                len(planned.segments)
-                and not 0 <= planned.segments[:, 0].max() < planned.bucket.rows
-            ):
-                return f"step {step} has rows that its bucket has not"
-            for _, example, start, length in planned.segments.tolist():
-                seen.setdefault(example, []).append((start, length))
-        for example, pieces in seen.items():
-            at = 0
-            for start, length in sorted(pieces):
-                if start != at or length < 1:
-                    return f"example {example} of epoch {epoch} is in pieces {sorted(pieces)}"
-                at += length
-            if at != due.get(example):
-                return (
-                    f"example {example} of epoch {epoch} has {at} positions of {due.get(example)}"
-                )
-        if seen.keys() != due.keys():
-            return f"epoch {epoch} has other examples: {seen.keys() ^ due.keys()}"
-    return ""
 
 
 def as_buckets(shapes: list[tuple[int, int]]) -> list[pipeline.Bucket]:
@@ -453,8 +394,14 @@ def plans(place, given):
         buckets = as_buckets(shapes) if all_pairs(shapes) else shapes
         plan = Plan(lengths, buckets, **options)
         array = np.asarray(lengths)
-        wrong = uncovered(plan, array, options)
-        expect(not wrong, wrong)
+        asked = {**options, "buckets": plan.buckets, "overflow": plan.options.overflow}
+        account = Account(array.tolist(), 0, asked)
+        account.excluded = {int(each) for each in options.get("exclude", ())}
+        for step in range(plan.first_step(3)):
+            batch = plan.batch(step)
+            assert_batch_fits(batch, asked, plan)
+            account.take(batch.epoch, batch.segments[:, 1:])
+        expect(account.over == [True] * 3, "an epoch lacks positions:", account.owed)
         repr(plan), str(plan), plan.fingerprint, plan.padding, plan.max_position
         again = Plan(array.tolist(), buckets, **options)
         expect(again.fingerprint == plan.fingerprint, "another fingerprint")
@@ -502,30 +449,20 @@ def fitted_buckets(place, given):
 def mixtures(place, given):
     first, second, weights, options = given
     with refusing():
-        plan = Plan(
-            {"a": np.array(first), "b": np.array(second)},
-            [pipeline.Bucket(2, 4), pipeline.Bucket(1, 8)],
-            weights=weights,
-            **options,
-        )
-        lengths = [*first, *second]
-        counts = [np.zeros(length, int) for length in lengths]
+        corpora, buckets = {"a": first, "b": second}, [pipeline.Bucket(2, 4), pipeline.Bucket(1, 8)]
+        plan = Plan(corpora, buckets, weights=weights, **options)
+        asked = {**options, "buckets": buckets, "overflow": plan.options.overflow}
+        accounts = Accounts(corpora, asked, [])
         steps = plan.num_batches() if plan.finite else 40
         expect(steps < 1000, "a plan of", steps, "steps")
         for step in range(steps):
-            planned = plan.batch(step)
-            rows = np.bincount(planned.segments[:, 0], planned.segments[:, 3], planned.bucket.rows)
-            expect(len(rows) == planned.bucket.rows, "too many rows")
-            expect(rows.max() <= planned.bucket.length, "a row is too long")
-            for _, example, start, length in planned.segments.tolist():
-                counts[example][start : start + length] += 1
-        seen = [np.concatenate(each) for each in (counts[: len(first)], counts[len(first) :])]
-        for each in seen:
-            few, many = (each.min(), each.max()) if len(each) else (0, 0)
-            expect(many - few <= 2, "positions are trained on", few, "to", many, "times")
-            expect(
-                not plan.finite or many <= 1, "a position is there", many, "times before the end"
-            )
+            batch = plan.batch(step)
+            assert_batch_fits(batch, asked, plan)
+            accounts.take(batch)
+        for account in accounts.by_name.values():
+            # Buckets may be in different epochs.
+            expect(all(account.over[:-2]), "an epoch lacks positions:", account.owed)
+            expect(not plan.finite or len(account.over) <= 1, "a corpus repeats before the end")
 
 
 # ---- batches
@@ -749,8 +686,9 @@ def config_sources(place, given):
     write(place / "a.txt", b"one\ntwo\n")
     write(place / "a.jsonl", b'{"text": "one"}\n')
     with refusing():
-        source = open_source(given, "config.train")
-        expect(len(source) >= 0, "no length")
+        texts = [record["text"] for record in read_all(open_source(given, "config.train"))]
+        parts = [], ["one"], ["two"], ["one", "two"], ['{"text": "one"}']  # JSON read as text
+        expect(texts in parts, "other records:", texts)
 
 
 @holds(sections, 12)

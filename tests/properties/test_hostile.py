@@ -41,10 +41,6 @@ CORPORA = {"a": np.array([3, 2]), "b": np.array([4])}
         (lambda place: Plan([1], len), "buckets is <built-in function len>; it must be a list"),
         (lambda place: Bucket(1, 1 << 32), r"Bucket.length is 4294967296; .*below 2\*\*31"),
         (lambda place: Plan([1], BUCKETS, packing=np.zeros(2)), "packing is array.* one of"),
-        (
-            lambda place: Plan(CORPORA, BUCKETS, weights="gsm"),
-            "weights is 'gsm'; it must be numbers",
-        ),
         (lambda place: Plan([1], BUCKETS, exclude=[{}, []]), "exclude gives object of shape"),
         (lambda place: Plan(CORPORA, BUCKETS, weights={1: 2}), "are for 1, and the corpora are a"),
         (

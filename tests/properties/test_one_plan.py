@@ -1,18 +1,24 @@
 """Any plan, of one corpus or several, whatever changes: held against what was asked for."""
 
+import dataclasses
 import itertools
-import json
-import pickle
 from collections import Counter
+from functools import cache
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline import Bucket, Plan
-from pipeline.history.auditing import Ledger
-from pipeline.planning import figures
-from pipeline.planning.stream import expected_positions
+from tests.properties.accounts import (
+    Account,
+    Accounts,
+    assert_batch_fits,
+    assert_epochs_are_those_due,
+    assert_ledger_balances,
+    assert_random_access,
+)
 
 EXAMPLES = 40
 STEPS = 90  # of plans that do not end, at most
@@ -57,7 +63,8 @@ def sizes_of(pairs, most):
 def asked(draw):
     """What a plan is made of, and its changes: (steps later, what changes).
 
-    Weights are numbers without names, for those corpora that there are then.
+    Weights are numbers without names, for those corpora that there are then. Last comes how many
+    examples each file of a corpus has; None: there are no files.
     """
     pairs, several = draw(st.booleans()), draw(st.booleans())
     begin = {"buckets": (PAIRS if pairs else TEXT)[0], "overflow": "truncate"}
@@ -73,20 +80,37 @@ def asked(draw):
         phases = draw(st.lists(st.tuples(st.integers(1, 30), weights), max_size=2))
         phases = [(0, draw(weights)), *phases]
     else:
-        corpora, phases = [draw(sizes_of(pairs, 25))], []
+        corpora, phases = [draw(sizes_of(pairs, 30))], []
         change["more"] = sizes_of(pairs, 7)
     steps = st.tuples(st.integers(0, 20), st.fixed_dictionaries({}, optional=change))
-    return corpora, phases, begin, draw(st.lists(steps, max_size=4))
+    changes = draw(st.lists(steps, max_size=4))
+    return corpora, phases, begin, changes, draw(st.sampled_from([None, 4, 9]))
 
 
-def made(corpora, phases, begin, changes):
+@dataclasses.dataclass
+class Stored:
+    """Lengths of examples, and how many of them each file has."""
+
+    lengths: np.ndarray
+    files: np.ndarray
+
+
+def stored(sizes, per_file, grown=()):
+    """Some lengths, as an array or in files; of a corpus that had so many when it grew."""
+    if per_file is None:
+        return np.array(sizes)
+    edges = {*range(0, len(sizes), per_file), *grown, len(sizes)}
+    return Stored(np.array(sizes), np.diff(sorted(edges)))
+
+
+def made(corpora, phases, begin, changes, per_file):
     """The plan; all lengths by name, of one corpus with the name ""; and when what changed.
 
     Of what changed "exclude" are examples, counted over all corpora, and "more" new lengths.
     """
     if not phases:
         lengths = {"": corpora[0]}
-        plan = Plan(np.array(corpora[0]), **begin)
+        plan = Plan(stored(corpora[0], per_file), **begin)
     else:
         lengths = {f"c{number}": sizes for number, sizes in enumerate(corpora)}
         # The last of several corpora joins with the last of several phases.
@@ -97,8 +121,8 @@ def made(corpora, phases, begin, changes):
             for start, (_, weights) in zip(starts, phases, strict=True)
         ]
         named[-1] = (named[-1][0], of_names(lengths, phases[-1][1]))
-        plan = Plan(arrays(lengths), weights=named, **begin)
-    events, step = [], 0
+        plan = Plan(by_name(lengths, per_file), weights=named, **begin)
+    events, grown, step = [], [], 0
     for gap, change in changes:
         step += gap
         if plan.finite:
@@ -107,11 +131,12 @@ def made(corpora, phases, begin, changes):
         given, there = dict(change), plan.until(step).names
         lengths = {name: lengths[name] for name in (lengths if "weights" not in given else there)}
         if more := given.pop("more", None):
+            grown.append(len(lengths[""]))
             lengths = {"": lengths[""] + more}
-            given["lengths"] = np.array(lengths[""])
+            given["lengths"] = stored(lengths[""], per_file, grown)
         if new := given.pop("joins", None):
             lengths = {name: lengths[name] for name in there} | {f"j{len(events)}": new}
-            given["lengths"], there = arrays(lengths), lengths
+            given["lengths"], there = by_name(lengths, per_file), lengths
             given.setdefault("weights", [1] * 7)
         if "weights" in given:
             given["weights"] = of_names(there, given["weights"])
@@ -139,203 +164,14 @@ def of_names(names, weights):
     return dict(zip(names, weights, strict=False))
 
 
-def arrays(lengths):
-    return {name: np.array(sizes) for name, sizes in lengths.items()}
-
-
-# ---- what is due, worked out from what was asked for
-
-
-class Account:
-    """What each epoch of a corpus owes, position by position; of pairs, pair by pair."""
-
-    def __init__(self, lengths, first, options):
-        self.lengths, self.first, self.options = [np.atleast_1d(n) for n in lengths], first, options
-        self.excluded = set()
-        #: Of each epoch that has begun what is owed, and how often each example was trained on.
-        self.owed, self.had = [], []
-
-    def units(self, runs):
-        """Runs (example, first position, positions of one or two sides) in their smallest parts."""
-        for example, first, *sizes in runs:
-            if len(sizes) == 2:
-                yield example, first, *sizes
-            else:
-                yield from ((example, place, 1) for place in range(first, first + sizes[0]))
-
-    def runs(self, units):
-        """Some units; those that follow one another are one run."""
-        found = []
-        for example, first, *sizes in sorted(units):
-            last = found[-1] if found else None
-            if len(sizes) == 1 and last and last[0] == example and last[1] + last[2] == first:
-                last[2] += sizes[0]
-            else:
-                found.append([example, first, *sizes])
-        return found
-
-    def kept(self, runs):
-        """What the options leave of some runs."""
-        room, overflow = self.options["buckets"][-1].lengths, self.options["overflow"]
-        for example, first, *sizes in runs:
-            over = any(size > most for size, most in zip(sizes, room, strict=True))
-            if example in self.excluded or not sizes[-1] or (over and overflow == "drop"):
-                continue
-            if overflow == "truncate":
-                sizes = map(min, sizes, room)
-            yield example, first, *sizes
-
-    def whole(self):
-        """What a whole epoch owes."""
-        runs = [(example, 0, *sizes) for example, sizes in enumerate(self.lengths)]
-        return set(self.units(self.kept(runs)))
-
-    def change(self, options, excluded, more, used):
-        """Other options, of whose buckets the corpus has those that are `used`."""
-        self.options, self.excluded = options, self.excluded | excluded
-        new = [(len(self.lengths) + n, 0, *np.atleast_1d(size)) for n, size in enumerate(more)]
-        self.lengths += [np.atleast_1d(size) for size in more]
-        for epoch, owed in enumerate(self.owed):
-            if owed:
-                joins = new if epoch == len(self.owed) - 1 else []
-                runs = self.kept([*self.runs(owed), *joins])
-                self.owed[epoch] = set(self.units(each for each in runs if fits(each, used)))
-
-    def take(self, epoch, segments):
-        """Notes some segments without their rows; a KeyError where they are not owed."""
-        while epoch >= len(self.owed):  # a block of tiers may have a later epoch first
-            self.owed.append(self.whole())
-            self.had.append(Counter())
-        for example, *rest in segments.tolist():
-            for unit in self.units([(example - self.first, *rest)]):
-                self.owed[epoch].remove(unit)
-                self.had[epoch][unit[0]] += np.array(unit[2:])
-
-    def due(self, epoch):
-        """What an epoch has in all, as `expected_positions`."""
-        owed, had = self.whole(), Counter()
-        if epoch < len(self.owed):
-            owed, had = self.owed[epoch], self.had[epoch]
-        found = np.zeros((len(self.lengths), len(self.lengths[0])), int)
-        for example, _, *sizes in owed:
-            found[example] += sizes
-        for example, sizes in had.items():
-            found[example] += sizes
-        return found
-
-    @property
-    def over(self):
-        """Of each epoch that has begun, whether it is over."""
-        return [not owed for owed in self.owed]
-
-
-def fits(run, used):
-    """Whether one of some buckets holds a run; text is split, and fits everywhere."""
-    sizes = run[2:]
-    return len(sizes) == 1 or any(
-        all(size <= most for size, most in zip(sizes, bucket.lengths, strict=True))
-        for bucket in used
-    )
-
-
-class Accounts:
-    """Those of all corpora of a plan, by name, and the options in force."""
-
-    def __init__(self, corpora, options, events):
-        self.options, self._events, self._first, self.by_name = options, list(events), [0], {}
-        for name, sizes in corpora.items():
-            self.by_name[name] = Account(sizes, self._first[-1], options)
-            self._first.append(self._first[-1] + len(sizes))
-
-    def change(self, step):
-        """Does what changes at a step."""
-        while self._events and self._events[0][0] == step:
-            event = self._events.pop(0)[1]
-            self.options = self.options | {n: v for n, v in event.items() if n in options_of(False)}
-            # Corpora that have not joined yet use no buckets.
-            for account, used in itertools.zip_longest(self.by_name.values(), event["used"]):
-                excluded = {number - account.first for number in event["exclude"]}
-                account.change(self.options, excluded, event.get("more", ()), used)
-
-    def take(self, batch):
-        """Notes a batch; the real positions of each corpus in it."""
-        tokens = {}
-        of = np.searchsorted(self._first[:-1], batch.segments[:, 1], side="right") - 1
-        for number, (name, account) in enumerate(self.by_name.items()):
-            for epoch in np.unique(batch.epoch_of_segments[of == number]).tolist():
-                chosen = (of == number) & (batch.epoch_of_segments == epoch)
-                account.take(epoch, batch.segments[chosen, 1:])
-                tokens[name] = tokens.get(name, 0) + int(batch.segments[chosen, 3:].sum())
-        return tokens
-
-
-# ---- what holds for every plan
-
-
-def assert_batch_fits(batch, options, plan):
-    """Its rows hold what they hold, in order, and it is of a bucket that was asked for."""
-    rows = batch.segments[:, 0]
-    assert batch.bucket in options["buckets"]
-    assert (np.diff(rows) >= 0).all()
-    most = 1 if options.get("packing") == "none" else options.get("max_segments")
-    assert most is None or np.bincount(rows).max() <= most
-    assert np.bincount(rows).max() <= plan.most_segments()[batch.bucket]
-    for side in batch.sides:
-        filled = np.bincount(rows, side.segments[:, 3], side.bucket.rows)
-        assert len(filled) == side.bucket.rows
-        assert filled.max() <= side.bucket.length
-    ends = batch.segments[:, 2] + batch.segments[:, 3:].max(axis=1)
-    assert ends.max() <= plan.max_position + 1
-
-
-def assert_epochs_are_those_due(plan, accounts, steps):
-    """Every epoch that the plan says is over is over, and owed what the plan says was due."""
-    over, last = figures.whole_epochs(plan, steps), plan.stages[-1]
-    for number, (source, account) in enumerate(zip(last.streams, accounts, strict=True)):
-        assert over[source.name] <= len(account.over)
-        assert all(account.over[: over[source.name]])
-        for epoch in range(len(account.owed) + 1):
-            due = expected_positions(plan.streams_of(number), epoch)
-            np.testing.assert_array_equal(due, account.due(epoch))
-        if last.weights is None:
-            assert account.over == [True] * over[source.name]
-        elif plan.finite:
-            assert len(account.owed) <= 1
-
-
-def assert_ledger_balances(plan, accounts, batches):
-    said = []
-    book = Ledger(plan, said.append)
-    for batch in batches:
-        book.add(batch)
-    book.finish(len(batches))
-    assert sum("each once" in line for line in said) == sum(sum(a.over) for a in accounts)
-    for name, account in zip(plan.names, accounts, strict=True):
-        if account.over and account.over[0]:
-            of = f"epoch 0 of {name}" if name else "epoch 0"
-            due = f"{of}: {account.due(0).sum():,} positions, each once"
-            assert any(line.split(";")[0] == due for line in said)
-
-
-def assert_random_access(plan, lengths, batches):
-    """Any step in any order, also of plans made of what is written down, and copied."""
-    again = Plan.replay(lengths, json.loads(json.dumps(plan.changes)))
-    copy = pickle.loads(pickle.dumps(plan))
-    assert again.fingerprint == copy.fingerprint == plan.fingerprint
-    assert (again.entries, again.changes) == (plan.entries, plan.changes)
-    for step in np.random.default_rng(0).permutation(len(batches)).tolist():
-        batch, onward = batches[step], plan.between(step)
-        for other in (again, copy, onward):
-            assert other.batch(step).digest == batch.digest
-        assert batch.bucket in onward.buckets
-        assert onward.first_step(batch.epoch) == plan.first_step(batch.epoch)
-        assert onward.num_batches(batch.epoch) == plan.num_batches(batch.epoch)
+def by_name(lengths, per_file):
+    return {name: stored(sizes, per_file) for name, sizes in lengths.items()}
 
 
 @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
 @given(asked())
 def test_every_plan_is_what_was_asked_for(what):
-    corpora, _, begin, _ = what
+    corpora, _, begin, _, per_file = what
     try:
         plan, lengths, events = made(*what)
     except ValueError as error:
@@ -348,7 +184,7 @@ def test_every_plan_is_what_was_asked_for(what):
     else:
         steps = max(STEPS, last.start + 20)
     books = Accounts({"": corpora[0]} if one else lengths, begin, events)
-    accounts, batches = list(books.by_name.values()), []
+    accounts, batches, first_step = list(books.by_name.values()), [], cache(plan.first_step)
     for step in range(steps):
         books.change(step)
         batch = plan.batch(step)
@@ -357,11 +193,42 @@ def test_every_plan_is_what_was_asked_for(what):
         assert_batch_fits(batch, books.options, plan)
         assert batch.sources == ({} if one else tokens)
         assert batch.epoch == len(accounts[0].owed) - 1 or not one
-        assert plan.first_step(batch.epoch) <= step < plan.first_step(batch.epoch + 1)
+        assert first_step(batch.epoch) <= step < first_step(batch.epoch + 1)
     books.change(steps)
     used = Counter(batch.bucket for batch in batches)
     known = {bucket: number for bucket, number in plan.batches_per_bucket.items() if number}
     assert used == known if one or plan.finite else {*used} <= {*known}
     assert_epochs_are_those_due(plan, accounts, steps)
     assert_ledger_balances(plan, accounts, batches)
-    assert_random_access(plan, np.array(lengths[""]) if one else arrays(lengths), batches)
+    if one:
+        more = (len(event.get("more", ())) for _, event in events)
+        grown = itertools.accumulate(more, initial=len(corpora[0]))
+        given = stored(lengths[""], per_file, grown)
+    else:
+        given = by_name(lengths, per_file)
+    assert_random_access(plan, given, batches)
+
+
+@st.composite
+def unchanging(draw):
+    """Lengths and options of a plan of one corpus."""
+    pairs = draw(st.booleans())
+    return draw(sizes_of(pairs, 200)), draw(st.fixed_dictionaries(options_of(pairs)))
+
+
+@given(unchanging())
+def test_epochs_are_partitions_of_which_one_batch_at_most_lacks_rows(what):
+    lengths, options = what
+    plan, account = Plan(np.array(lengths), **options), Account(lengths, 0, options)
+    for epoch in range(2):
+        steps = range(plan.first_step(epoch), plan.first_step(epoch + 1))
+        batches = [plan.batch(step) for step in steps]
+        for batch in batches:
+            assert_batch_fits(batch, options, plan)
+            account.take(batch.epoch, batch.segments[:, 1:])
+        tokens = sum(batch.num_tokens for batch in batches)
+        assert plan.num_tokens == tokens
+        assert plan.padding == pytest.approx(1 - tokens / sum(b.bucket.positions for b in batches))
+        lacking = [b for b in batches if len(np.unique(b.segments[:, 0])) < b.bucket.rows]
+        assert [batch.bucket for batch in lacking] in ([], [plan.buckets[-1]])
+    assert account.over == [True, True]

@@ -6,30 +6,17 @@ import re
 import numpy as np
 import pytest
 
-from pipeline.report import Options, format_page, from_corpus, from_lengths, measure
+from pipeline.report import Options, format_page, from_lengths, measure
 from tests.report.browser import CHROMIUM, look
 
-# A narrow model, for which several buckets are worth it.
-OPTIONS = {
-    "tokens_per_batch": 512,
-    "max_length": 64,
-    "length_multiple": 8,
-    "width": 4,
-    "row_multiple": 4,
-}
 COMMAND = "lockstep report 'the corpus' --html page.html"
-
-
-@pytest.fixture(scope="module")
-def figures(corpus):
-    return measure(from_corpus(corpus, "the corpus"), Options(OPTIONS))
 
 
 def html(figures):
     return format_page(figures, command=COMMAND, date=datetime.date(2026, 1, 2))
 
 
-def test_the_page_needs_no_network_and_no_script(figures):
+def test_the_page_needs_no_network_and_no_script_and_has_one_style(figures):
     text = html(figures)
     assert "<script" not in text
     assert not re.search(r"""(src|href)\s*=\s*["'](?!data:,|#)""", text)
@@ -39,6 +26,9 @@ def test_the_page_needs_no_network_and_no_script(figures):
         assert each.name.replace("'", "&#x27;") in text
     for unit in ("length in positions", "work for each token", "positions that hold no token"):
         assert unit in text
+    (chart,) = re.findall(r"<svg.*?</svg>", text, re.S)
+    assert "currentColor" in chart
+    assert not re.search(r"<text[^>]*fill", chart)  # so the page's style decides
 
 
 def test_the_page_has_its_date_version_and_command_and_is_else_the_same_each_time(figures):
@@ -47,12 +37,6 @@ def test_the_page_has_its_date_version_and_command_and_is_else_the_same_each_tim
     assert f"Lockstep {importlib.metadata.version('lockstep-pipeline')}" in text
     assert "report &#x27;the corpus&#x27; --html page.html" in text
     assert text == html(figures)
-
-
-def test_the_chart_has_the_colour_of_the_page(figures):
-    (chart,) = re.findall(r"<svg.*?</svg>", html(figures), re.S)
-    assert "currentColor" in chart
-    assert not re.search(r"<text[^>]*fill", chart)  # so the page's style decides
 
 
 def test_bars_are_as_long_as_the_work_that_they_show(figures):

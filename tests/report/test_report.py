@@ -19,50 +19,28 @@ from pipeline.report import (
 from pipeline.report.figures import measure_side
 from pipeline.report.findings import find_ours, findings, percent
 
-# A narrow model, for which attention weighs so much that several buckets are worth it.
-OPTIONS = {
-    "tokens_per_batch": 512,
-    "max_length": 64,
-    "length_multiple": 8,
-    "row_multiple": 4,
-    "width": 4,
-}
-
-
-@pytest.fixture(scope="module")
-def figures(corpus):
-    return measure(from_corpus(corpus, "the corpus"), Options(OPTIONS))
-
-
-@pytest.fixture(scope="module")
-def plan(corpus):
-    return Options(OPTIONS).plan(corpus)
-
 
 class Counted:
     """Everything that the report says of an epoch, counted over the arrays of its batches."""
 
     def __init__(self, corpus, plan):
-        self.shapes, self.tokens, self.squares = [], [], []
+        self.shapes, self.tokens, self.squares = [], [], 0
         pieces = np.zeros(len(corpus), np.int64)
         for step in range(plan.num_batches()):
             batch = Batches(corpus, plan)[step]
             ids = batch["inputs_segment_ids"]
             self.shapes.append(ids.shape)
             self.tokens.append(int(batch["loss_weights"].sum()))
-            self.squares.append(squares(ids))
+            sizes = np.concatenate([np.bincount(row)[1:] for row in ids])
+            self.squares += int((sizes.astype(np.int64) ** 2).sum())
             pieces += np.bincount(plan.batch(step).segments[:, 1], minlength=len(corpus))
         self.cut = int(np.count_nonzero(pieces > 1))
         self.positions = sum(rows * length for rows, length in self.shapes)
         self.scores = sum(rows * length**2 for rows, length in self.shapes)
 
 
-def squares(ids):
-    sizes = [np.bincount(row)[1:] for row in ids]
-    return int(sum((each.astype(np.int64) ** 2).sum() for each in sizes))
-
-
-def test_every_figure_of_the_plan_is_a_count_over_the_real_batches(figures, corpus, plan):
+def test_every_figure_of_the_plan_is_a_count_over_the_real_batches(figures, corpus, options):
+    plan = options.plan(corpus)
     seen, real = figures.plan, Counted(corpus, plan)
     assert (seen.fingerprint, seen.printed) == (plan.fingerprint, str(plan))
     assert (seen.batches, seen.walked) == (len(real.shapes), len(real.shapes))
@@ -98,40 +76,29 @@ def test_the_mean_lengths_of_sorted_batches_vary_more_and_neighbours_are_alike()
     assert seen["correlation"] > 0.99
 
 
-def test_the_mean_length_of_equal_examples_does_not_vary():
-    seen = measure_epoch(Plan(np.full(100, 10), [Bucket(2, 20)])).mean_length
-    assert seen == {"ratio": None, "correlation": None}
-
-
-def test_every_figure_of_lockstep_is_a_count_over_the_real_batches(figures, corpus):
+def test_every_figure_of_lockstep_is_a_count_over_the_real_batches(figures, corpus, options):
     ours = [each for each in figures.strategies if each.packing]
     assert len(ours) > 4
     width = figures.options["width"]
     for seen in ours:
         buckets = tuple(Bucket(*bucket) for bucket in seen.buckets)
-        plan = Options(OPTIONS).replace(packing=seen.packing).plan(corpus, buckets)
+        plan = options.replace(packing=seen.packing).plan(corpus, buckets)
         real = Counted(corpus, plan)
         tokens = sum(real.tokens)
         assert seen.padding == pytest.approx(1 - tokens / real.positions)
         assert seen.batches == len(real.shapes)
         assert seen.shapes == len(set(real.shapes))
-        for kind, scores in (("dense", real.scores), ("segment", sum(real.squares))):
+        for kind, scores in (("dense", real.scores), ("segment", real.squares)):
             cost = real.positions + scores / (6 * width)
             assert seen.work[kind] == pytest.approx(cost / tokens)
         assert seen.cut == real.cut
 
 
-def test_the_plan_in_the_comparison_is_the_plan_of_the_report(figures):
-    ours = find_ours(figures)
-    assert ours.name == f"Lockstep, {len(figures.plan.buckets)} buckets"
-    assert ours.padding == pytest.approx(figures.plan.padding)
-    assert ours.batches == figures.plan.batches
-
-
-def test_buckets_that_are_given_are_compared_with_fitted_ones():
+def test_buckets_that_are_given_are_compared_with_fitted_ones(figures, options):
+    assert find_ours(figures).batches == figures.plan.batches
     buckets = (Bucket(3, 50), Bucket(1, 100))
     lengths = np.random.default_rng(0).integers(1, 90, 300)
-    seen = measure(from_lengths("lengths", lengths), Options({**OPTIONS, "buckets": buckets}))
+    seen = measure(from_lengths("lengths", lengths), options.replace(buckets=buckets))
     ours = find_ours(seen)
     assert ours.about == "3x50, 1x100"
     assert ours.padding == pytest.approx(Plan(lengths, buckets).padding)
@@ -175,6 +142,7 @@ def test_sources_have_their_shares(tmp_path):
 def test_only_the_first_batches_of_a_long_epoch_are_walked():
     seen = measure_epoch(Plan(np.full(100, 10), [Bucket(2, 20)]), 3)
     assert (seen.batches, seen.walked) == (25, 3)
+    assert seen.mean_length == {"ratio": None, "correlation": None}  # of equal examples
 
 
 def test_what_overflows_is_told():
@@ -222,12 +190,8 @@ def test_lines_fit_the_format_text(figures):
 
 
 def test_shares_are_written_with_the_digits_that_matter():
-    assert [percent(x) for x in (0.12345, 0.012345, 0.0012345, 0)] == [
-        "12.3%",
-        "1.23%",
-        "0.123%",
-        "0%",
-    ]
+    shares = [percent(x) for x in (0.12345, 0.012345, 0.0012345, 0)]
+    assert shares == ["12.3%", "1.23%", "0.123%", "0%"]
 
 
 def test_the_strongest_other_strategy_is_named_with_its_drawbacks(figures):

@@ -84,10 +84,15 @@ def others(lengths, row, **options):
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=60))
 def test_every_strategy_counts_all_tokens(lengths):
     for row in (50, 200):
-        for each in others(lengths, row):
+        found = others(lengths, row)
+        for each in found:
             assert 0 <= each.padding < 1
             assert each.work["dense"] >= each.work["segment"] >= 1 / (1 - each.padding)
-            assert each.batches >= 1
+        (longest, *_, run), tokens = found, sum(lengths)
+        pieces, rows = sum(-(-length // row) for length in lengths), -(-tokens // row)
+        assert longest.batches == -(-pieces // 32)
+        for each, positions in ((longest, pieces * min(max(lengths), row)), (run, rows * row)):
+            assert (1 - each.padding) * positions == pytest.approx(tokens)
 
 
 def test_a_few_examples_worked_by_hand():
