@@ -144,31 +144,32 @@ def test_what_is_read_in_order_or_near_to_each_other_takes_few_requests(server, 
     monkeypatch.setattr(objects, "READ", 1 << 17)
     with (place / "x").open("rb") as file:
         read = []
-        act = lambda: read.extend(iter(lambda: file.read(1000), b""))  # noqa: E731
-        assert requests_of(server, act) == 8
+        pieces = iter(lambda: file.read(1000), b"")
+        assert requests_of(server, lambda: read.extend(pieces)) == 8
         assert b"".join(read) == content
         file.seek(500_000)
         assert requests_of(server, lambda: read.append(file.read(100))) == 1
         assert read[-1] == content[500_000:500_100]
 
 
-@pytest.mark.parametrize("where", ["local", "bucket"])
-def test_a_file_appears_whole_or_not_at_all(place, tmp_path, where):
-    root = place if where == "bucket" else as_path(tmp_path)
-    opens = [lambda: atomic_write(root / "f")]
-    if where == "bucket":
-        opens += [lambda: (root / "f").open("wb")]
-    for number, opened in enumerate(opens):
-        with opened() as file:
-            file.write(b"first %d" % number)
-            if number:
-                assert (root / "f").read_bytes() == b"first 0"
-        with pytest.raises(KeyError), opened() as file:
-            file.write(b"second")
-            assert (root / "f").read_bytes() == b"first %d" % number
-            raise KeyError
-        assert (root / "f").read_bytes() == b"first %d" % number
-        assert names(root) == ["f"]
+@pytest.mark.parametrize("how", ["atomic and local", "atomic", "wb", "w"])
+def test_a_file_appears_whole_or_not_at_all(place, tmp_path, how):
+    path = (as_path(tmp_path) if how == "atomic and local" else place) / "f"
+    path.write_text("before")
+
+    def write(content, error=None):
+        with path.open(how) if how in ("w", "wb") else atomic_write(path) as file:
+            file.write(content if how == "w" else content.encode())
+            assert path.read_text() == "before"
+            if error:
+                raise error
+
+    with pytest.raises(KeyError):
+        write("after", KeyError())
+    assert path.read_text() == "before"
+    write("after")
+    assert path.read_text() == "after"
+    assert names(path.parent) == ["f"]
 
 
 def test_ranges_and_whole_objects_are_those_that_were_written(place, tmp_path, monkeypatch):
