@@ -146,17 +146,6 @@ def test_batches_of_several_corpora_are_what_each_gives_alone(joined, weights):
     assert len(different) >= len(steps) - 1  # a last batch of one row may come again
 
 
-def test_hosts_and_other_processes_build_the_same(joined):
-    plan = plan_of(joined, weights=WEIGHTS)
-    whole = Batches(joined, plan).repeat()
-    hosts = [Batches(joined, plan, process_index=p, process_count=2).repeat() for p in range(2)]
-    hosts = pickle.loads(pickle.dumps(hosts))
-    for step in range(plan.num_batches()):
-        parts = [host[step] for host in hosts]
-        batch = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        require_same(batch, whole[step])
-
-
 def test_a_batch_of_nothing_has_the_fields_of_all_others(joined):
     batches = Batches(joined, plan_of(joined, weights=WEIGHTS))
     for bucket in batches.plan.buckets:

@@ -116,14 +116,10 @@ def test_load_fits_buckets_and_a_compiled_step_runs_each_of_them(pairs):
             loader.specs,
         )
         total = jnp.zeros(())
-        for batch in loader:
+        for step, batch in enumerate(loader):
+            specs = loader.specs[loader.plan.batch(step).bucket]
             assert {name: (a.shape, a.dtype) for name, a in batch.items()} == {
-                name: (spec.shape, spec.dtype)
-                for name, spec in loader.specs[
-                    Bucket(
-                        len(batch["inputs"]), (batch["inputs"].shape[1], batch["targets"].shape[1])
-                    )
-                ].items()
+                name: (spec.shape, spec.dtype) for name, spec in specs.items()
             }
             total = compiled(total, batch)
         assert float(total) == np.minimum(pairs.lengths[:, 1], 48).sum()
@@ -144,16 +140,13 @@ def test_buckets_with_equal_inputs_have_programs_of_their_own(pairs, plan):
 
 def test_pairs_read_and_describe_themselves(pairs, sides, plan):
     assert len(pairs) == 300
-    example = pairs[7]
-    np.testing.assert_array_equal(example["inputs"], sides[0][7])
-    np.testing.assert_array_equal(example["decoder_inputs"], sides[1][7][:-1])
-    np.testing.assert_array_equal(example["targets"], sides[1][7][1:])
+    expected = sides[0][7], sides[1][7][:-1], sides[1][7][1:]
+    names = "inputs", "decoder_inputs", "targets"
+    require_same(pairs[7], dict(zip(names, expected, strict=True)))
     assert pairs.num_tokens == pairs.lengths.sum()
-    assert pairs.vocab_size == 1000
-    assert pairs.identity["targets"]["task"] == "targets"
+    assert (pairs.vocab_size, pairs.identity["targets"]["task"]) == (1000, "targets")
     assert "documents    300" in str(pairs)
-    copy = pickle.loads(pickle.dumps(pairs))
-    assert copy.fingerprint == pairs.fingerprint
+    assert pickle.loads(pickle.dumps(pairs)).fingerprint == pairs.fingerprint
     assert Plan(pairs.lengths, BUCKETS, overflow="truncate").fingerprint == plan.fingerprint
     pairs.verify()
 
