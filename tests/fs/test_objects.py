@@ -192,19 +192,20 @@ def test_ranges_and_whole_objects_are_those_that_were_written(server, place, tmp
 def test_of_several_that_write_if_there_is_none_one_writes(server, place):
     server.proxy.share = SHARE
 
-    def race(file, **condition):
+    def race(file, text, **condition):
         """The version that the only one of eight writers who succeeds has written."""
+        texts = [f"{text} {who}".encode() for who in range(8)]
         with ThreadPoolExecutor(8) as pool:
             put = functools.partial(objects.put, **condition)
-            each = list(pool.map(put, [file] * 8, map(b"%d".__mod__, range(8))))
-        (won,) = [who for who, version in enumerate(each) if version]
-        assert objects.get(file) == b"%d" % won
-        return each[won]
+            versions = list(pool.map(put, [file] * 8, texts))
+        (won,) = [who for who, version in enumerate(versions) if version]
+        assert objects.get(file) == texts[won]
+        return versions[won]
 
     for number in range(5):
         file = place / f"{number}"
-        first = race(file, if_absent=True)
-        race(file, if_version=first)
+        first = race(file, "first", if_absent=True)
+        race(file, "second", if_version=first)
         assert not objects.put(file, b"late", if_version=first)
 
 
