@@ -17,6 +17,8 @@ from pipeline import Batches, Bucket, Corpora, Corpus, Plan
 from pipeline.corpus import cache as cache_module
 from pipeline.errors import UserError
 from pipeline.fs import objects
+from tests.corpus.files import wait_for
+from tests.corpus.kinds import require_same
 
 BUCKETS = Bucket(16, 128), Bucket(8, 256)
 WINDOW = 400  # five parts or so
@@ -54,17 +56,9 @@ def used(directory):
         return sum(path.stat().st_size for path in place.glob("*part-*"))
 
 
-def wait_for(condition, seconds=20):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "in vain"
-        time.sleep(0.01)
-
-
-def assert_same(one, other):
-    assert one.keys() == other.keys()
-    for name in one:
-        np.testing.assert_array_equal(one[name], other[name])
+def parts_in(directory):
+    """The numbers of the parts in a cache."""
+    return {int(path.name[5:10]) for path in directory.glob("*/part-*")}
 
 
 def test_batches_of_three_epochs_are_those_of_the_corpus_within_the_room(corpus, tmp_path):
@@ -73,12 +67,12 @@ def test_batches_of_three_epochs_are_those_of_the_corpus_within_the_room(corpus,
     plan = Plan(mine, BUCKETS, window=WINDOW)
     whole, batches = Batches(corpus, plan), Batches(mine, plan)
     assert plan.fingerprint == Plan(corpus, BUCKETS, window=WINDOW).fingerprint
-    assert_same(mine.read([7], [0], [2]), corpus.read([7], [0], [2]))
+    require_same(mine.read([7], [0], [2]), corpus.read([7], [0], [2]))
     assert cache.traffic["misses"] == 1  # nothing is there
     ends = []
     for step in range(3 * plan.num_batches()):
         windows = plan.files_ahead(step)[""]
-        assert_same(batches[step], whole[step])
+        require_same(batches[step], whole[step])
         now = np.concatenate(windows[:2]).tolist()
         wait_for(lambda now=now: all(cache.file(part) for part in now))
         if step == 0:
@@ -99,16 +93,11 @@ def test_the_part_that_is_not_needed_for_longest_makes_way(corpus, tmp_path):
     cache.follow(lambda: [np.array(each) for each in demand])
     wait_for(lambda: used(tmp_path) > 0.45 * size_of(corpus))
     time.sleep(0.5)
-    here = {int(path.name[5:10]) for path in tmp_path.glob("*/part-*")}
+    here = parts_in(tmp_path)
     assert set(order[: len(here) - 1].tolist()) <= here
     demand.reverse()
     wait_for(lambda: cache.file(order[-1]) is not None)
-    wait_for(
-        lambda: (
-            set(order[-len(here) + 2 :].tolist())
-            <= {int(path.name[5:10]) for path in tmp_path.glob("*/part-*")}
-        )
-    )
+    wait_for(lambda: {*order[-len(here) + 2 :].tolist()} <= parts_in(tmp_path))
     assert used(tmp_path) <= cache.max_bytes
     demand.clear()
 
@@ -120,51 +109,41 @@ def test_a_window_larger_than_the_room_is_read_by_ranges_and_the_log_says_so(
     plan = Plan(mine, BUCKETS, window=WINDOW)
     whole, batches = Batches(corpus, plan), Batches(mine, plan)
     for step in range(40):
-        assert_same(batches[step], whole[step])
+        require_same(batches[step], whole[step])
     wait_for(lambda: "give the plan a smaller window=" in caplog.text)
     assert used(tmp_path) <= mine.caches[0][0].max_bytes
 
 
-def test_a_damaged_copy_is_fetched_again(corpus, tmp_path, caplog):
-    mine = cached(corpus, tmp_path, 2)
-    ((cache, _),) = mine.caches
-    every = np.arange(len(corpus.files))
+def follow(cache):
+    every = np.arange(cache.num_parts)
     cache.follow(lambda: [every])
-    wait_for(lambda: all(cache.file(part) for part in every.tolist()))
-    path = next(tmp_path.glob("*/part-00003.arrow"))
-    again = cached(corpus, tmp_path, 2)
-    path.write_bytes(path.read_bytes()[:-40])
-    got = again.read(np.arange(len(corpus)), 0 * np.arange(len(corpus)), corpus.lengths)
-    assert "part-00003.arrow is removed and fetched again" in caplog.text
+    return every.tolist()
+
+
+def everything(corpus):
     numbers = np.arange(len(corpus))
-    assert_same(got, corpus.read(numbers, 0 * numbers, corpus.lengths))
-    wait_for(path.exists)
+    return numbers, 0 * numbers, corpus.lengths
 
 
-@pytest.mark.parametrize("whose", ["copy", "source"])
-def test_a_flipped_bit_of_a_part_is_noticed_when_it_is_first_mapped(corpus, whose, tmp_path):
-    place, parts = tmp_path / "corpus", tmp_path / "cache"
+@pytest.mark.parametrize("damage", ["cut", "flipped", "flipped at its source"])
+def test_a_damaged_part_is_noticed_when_it_is_first_mapped(corpus, damage, tmp_path, caplog):
+    place, name = tmp_path / "corpus", "part-00003.arrow"
     shutil.copytree(corpus.directory, place)
-    name, mine = "part-00003.arrow", Corpus.open(place, cache=parts)
+    mine = Corpus.open(place, cache=tmp_path / "cache")
     ((cache, _),) = mine.caches
-    path = {"copy": cache.directory, "source": place}[whose] / name
-    if whose == "copy":
-        shutil.copy(place / name, path)
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1  # of a token
-    path.write_bytes(content)
-    demand = [np.arange(len(corpus.files))]
-    cache.follow(lambda: demand)
-    wait_for(lambda: (cache.directory / name).exists())
-    numbers = np.arange(len(corpus))
-    if whose == "source":
+    content = bytearray((place / name).read_bytes())
+    content[len(content) // 2] ^= damage != "cut"  # of a token
+    at = place if damage == "flipped at its source" else cache.directory
+    (at / name).write_bytes(content[:-40] if damage == "cut" else content)
+    follow(cache)
+    wait_for((cache.directory / name).exists)
+    if at == place:
         with pytest.raises(ValueError, match=r"damaged at .*corpus/part-00003\.arrow: its digest"):
-            mine.read(numbers, 0 * numbers, corpus.lengths)
+            mine.read(*everything(mine))
     else:
-        got = mine.read(numbers, 0 * numbers, corpus.lengths)
-        assert_same(got, corpus.read(numbers, 0 * numbers, corpus.lengths))
+        require_same(mine.read(*everything(mine)), corpus.read(*everything(corpus)))
+        assert "part-00003.arrow is removed and fetched again" in caplog.text
         wait_for(lambda: cache.file(3) is not None)
-    demand.clear()
 
 
 def test_corpora_and_mixtures_use_the_caches_of_all(corpus, tmp_path):
@@ -178,7 +157,7 @@ def test_corpora_and_mixtures_use_the_caches_of_all(corpus, tmp_path):
         plan = Plan(mine, BUCKETS, window=2 * WINDOW, **options)
         whole, batches = Batches(plain, plan), Batches(mine, plan)
         for step in range(30):
-            assert_same(batches[step], whole[step])
+            require_same(batches[step], whole[step])
     for cache, _ in mine.caches:
         wait_for(lambda cache=cache: cache.traffic["fetched"] > 0)
 
@@ -190,7 +169,7 @@ def test_a_pickled_corpus_has_the_same_cache(corpus, tmp_path):
     assert again.caches[0][0].max_bytes == mine.caches[0][0].max_bytes
     batches = Batches(again, Plan(again, BUCKETS, window=WINDOW))
     first = next(iter(pickle.loads(pickle.dumps(batches)).to_iter_dataset()))
-    assert_same(first, batches[0])
+    require_same(first, batches[0])
 
 
 READER = """
@@ -226,38 +205,30 @@ def test_processes_share_a_cache_and_what_a_killed_one_leaves_is_no_part(corpus,
         other.send_signal(signal.SIGKILL)
         other.communicate()
         assert used(tmp_path) <= room
-    numbers = np.arange(len(corpus))
-    expected = corpus.read(numbers, 0 * numbers, corpus.lengths)["inputs"].sum()
+    expected = corpus.read(*everything(corpus))["inputs"].sum()
     for reader in readers:
         said, _ = reader.communicate(timeout=120)
         assert said.split("\n")[-2] == f"total {expected}"
     assert used(tmp_path) <= room
     mine = Corpus.open(corpus.directory, cache=tmp_path, cache_bytes=room)
-    got = mine.read(numbers, 0 * numbers, corpus.lengths)
-    assert got["inputs"].sum() == expected
+    assert mine.read(*everything(corpus))["inputs"].sum() == expected
 
 
 def test_arguments_that_contradict_each_other_are_refused(corpus, tmp_path):
-    with pytest.raises(ValueError, match="there is no cache="):
-        Corpus.open(corpus.directory, cache_bytes=10)
-    with pytest.raises(ValueError, match="leave memory_map out"):
-        Corpus.open(corpus.directory, cache=tmp_path, memory_map=True)
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"could not write .*file/.*: Not a directory"):
-        Corpus.open(corpus.directory, cache=tmp_path / "file")
-    with pytest.raises(ValueError, match="cache is gs://"):
-        Corpus.open(corpus.directory, cache="gs://somewhere")
-    with pytest.raises(ValueError, match="give room for two of them"):
-        Corpus.open(corpus.directory, cache=tmp_path, cache_bytes=1000)
+    written = r"could not write .*file/.*: Not a directory"
+    for options, sentence in (
+        ({"cache_bytes": 10}, "there is no cache="),
+        ({"cache": tmp_path, "memory_map": True}, "leave memory_map out"),
+        ({"cache": "gs://somewhere"}, "cache is gs://"),
+        ({"cache": tmp_path / "file"}, written),
+        ({"cache": tmp_path, "cache_bytes": 1000}, "give room for two of them"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            Corpus.open(corpus.directory, **options)
     assert pipeline.load(
         Corpus.open(corpus.directory, cache=tmp_path), tokens_per_batch=4096
     ).plan.num_batches()
-
-
-def follow(cache):
-    every = np.arange(cache.num_parts)
-    cache.follow(lambda: [every])
-    return every.tolist()
 
 
 def test_files_of_somebody_else_in_a_cache_stay_and_the_rest_is_fetched(corpus, tmp_path):

@@ -15,6 +15,7 @@ from pipeline.text import ragged
 from pipeline.text.sources import JsonLines, Records
 from pipeline.text.templates import Answer
 from pipeline.text.tokenizers import Bytes
+from tests.corpus.files import contents
 from tests.properties.kills import write_documents
 
 
@@ -61,11 +62,6 @@ class Untouchable(Bytes):
         raise AssertionError("tokenised")
 
 
-def contents(folder):
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
-
-
 def many_ways(kind, source, directory, engine):
     options = {"engine": engine, "progress": False}
     if kind == "pairs":
@@ -105,15 +101,37 @@ def test_files_of_others_in_the_folder_of_ranges_stay(source, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("after", "sentence"),
+    ("make", "options", "sentence"),
     [
-        (4, r"Broken ended without 6 of 10 ranges, first that of the records 64 to 79; run again"),
-        (11, r"Broken ended without \d+ of \d+ parts, first part-00001.arrow; run again to go on"),
+        (
+            prepare,
+            {"engine": Broken(4)},
+            "Broken ended without 6 of 10 ranges, first that of the records 64 to 79; run again",
+        ),
+        (
+            prepare,
+            {"engine": Broken(11)},
+            r"Broken ended without \d+ of \d+ parts, first part-00001.arrow; run again to go on",
+        ),
+        (prepare, {"engine": Twice(), "num_workers": 2}, "num_workers is 2 and engine is"),
+        (prepare, {"on_error": "ignore"}, "on_error is 'ignore'; it must be one of raise, skip"),
+        (
+            prepare,
+            {"on_error": "skip", "field": "none"},
+            r"no record of .* has tokens; the log says why",
+        ),
+        (
+            prepare_share,
+            {"share": (4, 4)},
+            r"share is \(4, 4\); of 4 shares the numbers are 0 to 3",
+        ),
     ],
 )
-def test_an_engine_that_loses_tasks_is_refused(after, sentence, source, tmp_path):
-    with pytest.raises(RuntimeError, match=sentence):
-        many_ways("plain", source, tmp_path / "corpus", Broken(after))
+def test_an_engine_that_loses_tasks_and_wrong_options_are_refused(
+    make, options, sentence, source, tmp_path
+):
+    with pytest.raises((RuntimeError, ValueError), match=sentence):
+        make(source, Bytes(), tmp_path / "corpus", **options, progress=False)
 
 
 def test_shares_are_done_in_any_order_and_found_when_the_corpus_is_assembled(source, tmp_path):
@@ -126,35 +144,6 @@ def test_shares_are_done_in_any_order_and_found_when_the_corpus_is_assembled(sou
     prepare(source, Untouchable(), tmp_path / "corpus", progress=False)
     assert contents(tmp_path / "corpus") == contents(tmp_path / "whole")
     prepare_share(source, Untouchable(), tmp_path / "corpus", (0, 4))  # nothing is left to do
-    with pytest.raises(ValueError, match=r"share is \(4, 4\); of 4 shares the numbers are 0 to 3"):
-        prepare_share(source, Bytes(), tmp_path / "corpus", (4, 4))
-
-
-def test_what_a_share_made_of_an_edited_source_is_removed(tmp_path):
-    listed = [{"text": f"record {number}"} for number in range(40)]
-
-    class Edited(Records):
-        def __getitems__(self, indices):
-            if 16 in indices and len(indices) < len(self):  # not for the fingerprint
-                listed[0]["text"] = "else"
-            return super().__getitems__(indices)
-
-    with pytest.raises(ValueError, match="the source changed while it was read"):
-        prepare_share(Edited(listed), Bytes(), tmp_path, (0, 1), progress=False)
-    assert contents(tmp_path) == {}
-
-
-def test_a_record_that_fails_is_named_whatever_it_raises(source, tmp_path):
-    class Fragile(Bytes):
-        def encode_batch(self, texts):
-            if any(text == broken for text in texts):
-                raise ZeroDivisionError("deep inside")
-            return super().encode_batch(texts)
-
-    broken = source[57]["text"]
-    with pytest.raises(ZeroDivisionError) as error:
-        prepare(source, Fragile(), tmp_path / "corpus", progress=False)
-    assert f"This was record 57 of {source}, from 0." in error.value.__notes__
 
 
 class Choosy(Bytes):
@@ -164,6 +153,13 @@ class Choosy(Bytes):
         if any("x" in text for text in texts):
             raise ZeroDivisionError("deep inside")
         return super().encode_batch(texts)
+
+
+def test_a_record_that_fails_is_named_whatever_it_raises(tmp_path):
+    source = Records(["x" if number == 57 else "fine" for number in range(100)])
+    with pytest.raises(ZeroDivisionError) as error:
+        prepare(source, Choosy(), tmp_path / "corpus", progress=False)
+    assert f"This was record 57 of {source}, from 0." in error.value.__notes__
 
 
 def test_records_that_fail_may_be_left_without_tokens_and_are_told(tmp_path, caplog):
@@ -180,29 +176,9 @@ def test_records_that_fail_may_be_left_without_tokens_and_are_told(tmp_path, cap
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
     with pytest.raises(ValueError, match="made with another on_error: there skip, now None"):
         prepare(source, Choosy(), tmp_path / "one", progress=False)
-    weighted = prepare(
-        source,
-        Choosy(),
-        tmp_path / "weighted",
-        template=lambda record: [("a", 0.0), (record["text"], 1.0)],
-        on_error="skip",
-        progress=False,
-    )
+    options = {"template": Answer(prompt="a", answer="{text}"), "on_error": "skip"}
+    weighted = prepare(source, Choosy(), tmp_path / "weighted", **options, progress=False)
     assert np.flatnonzero(weighted.lengths == 0).tolist() == failed.tolist()
-
-
-def test_where_all_records_fail_nothing_is_prepared(tmp_path):
-    source = Records([{"text": "x"}, {"text": "xx"}])
-    with pytest.raises(ValueError, match=r"no record of .* has tokens; the log says why"):
-        prepare(source, Choosy(), tmp_path / "corpus", on_error="skip", progress=False)
-    assert not (tmp_path / "corpus").exists()
-    with pytest.raises(ValueError, match="on_error is 'ignore'; it must be one of raise, skip"):
-        prepare(source, Choosy(), tmp_path, on_error="ignore", progress=False)
-
-
-def test_the_number_of_workers_is_not_that_of_an_engine(source, tmp_path):
-    with pytest.raises(ValueError, match="num_workers is 2 and engine is"):
-        prepare(source, Bytes(), tmp_path, num_workers=2, engine=Twice())
 
 
 @pytest.mark.parametrize(("engine", "module"), [(Beam(), "apache_beam"), (Ray(), "ray")])
@@ -242,8 +218,8 @@ def run(capsys):
 
 
 def test_the_command_does_one_task_of_several_and_assembles(run, tmp_path):
-    (tmp_path / "a.txt").write_text("".join(f"line {number}\n" for number in range(50)))
-    (tmp_path / "b.txt").write_text("".join(f"LINE {number}\n" for number in range(50)))
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("".join(f"{name} {number}\n" for number in range(50)))
     for more, kind in (((), "corpus"), (("--targets", tmp_path / "b.txt"), "pairs")):
         whole = "prepare", tmp_path / "a.txt", *more, "--into"
         assert run(*whole, tmp_path / f"whole {kind}")[0] == 0
@@ -274,34 +250,24 @@ def test_options_of_engines_that_contradict_each_other_are_refused(
     assert err.startswith(f"error: {sentence}")
 
 
-ENGINES = {
-    "Beam in this process": ("apache_beam", lambda: Beam()),
-    "Beam in processes": (
-        "apache_beam",
-        lambda: Beam({"direct_running_mode": "multi_processing", "direct_num_workers": 2}),
-    ),
-    "Ray": ("ray", lambda: Ray()),
-}
+OF_BEAM = {"direct_running_mode": "multi_processing", "direct_num_workers": 2}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ENGINES)
-def test_every_engine_makes_the_same_corpus(name, source, tmp_path):
-    module, engine = ENGINES[name]
+@pytest.mark.parametrize(
+    ("module", "engine"),
+    [("apache_beam", Beam()), ("apache_beam", Beam(OF_BEAM)), ("ray", Ray())],
+    ids=["Beam in this process", "Beam in processes", "Ray"],
+)
+def test_every_engine_makes_the_same_corpus_and_names_the_record_that_is_wrong(
+    module, engine, source, tmp_path
+):
     pytest.importorskip(module)
     many_ways("pairs", source, tmp_path / "one", Processes(2))
-    many_ways("pairs", source, tmp_path / "other", engine())
+    many_ways("pairs", source, tmp_path / "other", engine)
     assert contents(tmp_path / "one") == contents(tmp_path / "other")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ENGINES)
-def test_every_engine_names_the_record_that_is_wrong(name, tmp_path):
-    module, engine = ENGINES[name]
-    pytest.importorskip(module)
-    lines = [json.dumps({"text": "fine"})] * 60
-    lines[41] = json.dumps({"text": 1})
+    lines = [json.dumps({"text": 1 if number == 41 else "fine"}) for number in range(60)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    source = JsonLines(tmp_path / "a.jsonl")
+    wrong = JsonLines(tmp_path / "a.jsonl")
     with pytest.raises(Exception, match=r"line 42: field 'text' holds int, not text"):
-        prepare(source, Bytes(), tmp_path / "corpus", engine=engine(), progress=False)
+        prepare(wrong, Bytes(), tmp_path / "corpus", engine=engine, progress=False)

@@ -1,7 +1,5 @@
 import contextlib
-import errno
 import itertools
-import json
 import os
 import re
 import signal
@@ -14,22 +12,20 @@ import time
 import tracemalloc
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline.corpus import corpus as corpus_module
 from pipeline.corpus import engines, preparation, ranges, tokenisation
-from pipeline.corpus import parts as parts_module
 from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.on_read import tokenize_on_read
-from pipeline.corpus.preparation import prepare, prepare_pairs
+from pipeline.corpus.preparation import prepare, prepare_pairs, prepare_share
 from pipeline.fs.atomic import atomic_write, directory_lock
 from pipeline.text import ragged
 from pipeline.text.sources import ArrowFiles, Concatenated, JsonLines, Records, Slice, TextFiles
 from pipeline.text.templates import Answer
 from pipeline.text.tokenizers import Bytes
-from tests.processes import ROOT
+from tests.corpus.files import contents, wait_for
+from tests.processes import environment
 
 LINES = [f"document {number} " + "abc " * (number * 7 % 23) for number in range(400)]
 
@@ -74,24 +70,28 @@ def source(tmp_path):
     return TextFiles(tmp_path / "text.txt")
 
 
+def start(text, *arguments):
+    """Starts a program of so many lines of text."""
+    path = Path(arguments[0]).parent / "program.py"
+    path.write_text(textwrap.dedent(text))
+    return subprocess.Popen(
+        [sys.executable, path, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=path.parent,
+        env=environment(),
+    )
+
+
 @pytest.fixture
 def run(tmp_path, source):
-    """Starts the program with these workers and this delay, in a process group of its own."""
-    script = tmp_path / "program.py"
-    script.write_text(textwrap.dedent(PROGRAM))
+    """Starts the program with these workers and this delay."""
     started = []
 
-    def run(workers=0, delay=0.0, directory="corpus"):
-        command = [sys.executable, script, source.files[0], tmp_path / directory, workers, delay]
-        process = subprocess.Popen(
-            list(map(str, command)),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": str(Path(ragged.__file__).parents[2])},
-        )
-        started.append(process)
-        return process
+    def run(workers=0, delay=0.0, program=PROGRAM):
+        started.append(start(program, source.files[0], tmp_path / "corpus", workers, delay))
+        return started[-1]
 
     yield run
     for process in started:
@@ -103,22 +103,9 @@ def parts(directory):
     return sorted(Path(directory).glob("part-*.arrow"))
 
 
-def contents(directory):
-    return {path.name: path.read_bytes() for path in parts(directory)} | {
-        name: (Path(directory) / name).read_bytes() for name in ("lengths.npy", "corpus.json")
-    }
-
-
 def log_of(source):
     lines = Path(f"{source.files[0]}.log").read_text().splitlines()
     return [tuple(map(int, line.split())) for line in lines]
-
-
-def wait_for(what, seconds=60):
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.02)
 
 
 def gone(pid):
@@ -130,17 +117,12 @@ def gone(pid):
 
 def test_text_becomes_tokens_and_comes_back(source, tmp_path):
     corpus = prepare(source, Bytes(), tmp_path / "corpus", progress=False)
-    assert len(corpus) == len(LINES)
+    assert [corpus.decode(number) for number in range(len(corpus))] == LINES
     assert corpus.text_bytes == sum(map(len, LINES))
     assert corpus.num_tokens == corpus.text_bytes + len(LINES)  # the end mark is a target
-    assert corpus.vocab_size == 259
-    assert corpus.tokenizer == Bytes()
+    assert (corpus.vocab_size, corpus.tokenizer) == (259, Bytes())
     assert len(parts(corpus.directory)) > 3
-    for number in (0, 57, 399):
-        example = corpus[number]
-        assert corpus.tokenizer.decode(example["targets"]) == LINES[number]
-        assert example["inputs"][0] == Bytes().begin_id
-        assert example["targets"][-1] == Bytes().end_id
+    assert (corpus[0]["inputs"][0], corpus[0]["targets"][-1]) == (1, 2)
     assert corpus.identity["tokenizer"] == "bytes-begin-end"
     assert corpus.identity["task"] == "causal"
     corpus.verify()
@@ -216,41 +198,22 @@ def test_a_killed_run_goes_on_where_it_was_and_ends_the_same(source, tmp_path, r
     assert sorted(index for _, index in log_of(source)) == sorted({*range(len(LINES))} - done)
 
 
-@pytest.mark.parametrize("damage", ["cut", "changed", "missing", "foreign"])
-def test_a_part_that_is_not_whole_is_done_again(source, tmp_path, damage):
-    whole = prepare(source, Bytes(), tmp_path / "corpus", progress=False)
-    before = contents(whole.directory)
-    (tmp_path / "corpus" / "corpus.json").unlink()
-    path = parts(tmp_path / "corpus")[1]
-    match damage:
-        case "cut":
-            path.write_bytes(path.read_bytes()[:100])
-        case "changed":
-            content = bytearray(path.read_bytes())
-            content[whole._manifest.parts[1].tokens_at] ^= 1
-            path.write_bytes(content)
-        case "missing":
-            path.unlink()
-        case "foreign":
-            path.write_bytes(b"")
-    assert contents(prepare(source, Bytes(), tmp_path / "corpus").directory) == before
-
-
 @pytest.mark.parametrize("records", [3, 30], ids=["one part", "three parts"])
-def test_no_flipped_bit_of_a_part_keeps_it_from_being_made_anew(records, tmp_path, monkeypatch):
+def test_a_part_that_is_not_whole_is_made_anew_whatever_bit_of_it_is_flipped(
+    records, tmp_path, monkeypatch
+):
     """Also those of its metadata, by which it seems another corpus's."""
     monkeypatch.setattr(ragged, "TOKENS_PER_PART", 200)
-    source, place = (
-        Records([{"text": f"number {n} of all"} for n in range(records)]),
-        tmp_path / "c",
-    )
+    source, place = Records([f"number {n} of all" for n in range(records)]), tmp_path / "c"
     prepare(source, Bytes(), place, num_workers=0, progress=False)
-    before = contents(place)
-    path = parts(place)[-1]
-    for at in range(0, len(before[path.name]), 7):
-        content = bytearray(before[path.name])
-        content[at] ^= 1 << at % 8
-        path.write_bytes(content)
+    before, path = contents(place), parts(place)[-1]
+    whole = before[path.name]
+    flipped = range(0, len(whole), 7)
+    damaged = [whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :] for at in flipped]
+    if records > 3:  # else nothing says that it was one
+        damaged += [whole[:100], b""]
+    for content in (None, *damaged):
+        path.unlink() if content is None else path.write_bytes(content)
         (place / "corpus.json").unlink()
         prepare(source, Bytes(), place, num_workers=0, progress=False).verify()
         assert contents(place)["corpus.json"] == before["corpus.json"]
@@ -304,19 +267,6 @@ def test_of_two_processes_one_prepares_and_the_other_waits(source, tmp_path, run
     assert sorted(index for _, index in log_of(source)) == list(range(len(LINES)))
 
 
-def test_who_does_not_wait_is_refused(tmp_path):
-    held = directory_lock(tmp_path, "training", wait=False)
-    sentence = r"another process is training in .*; stop it first"
-    with (
-        held,
-        pytest.raises(RuntimeError, match=sentence),
-        directory_lock(tmp_path, "training", wait=False),
-    ):
-        pass
-    with directory_lock(tmp_path, "training", wait=False):
-        pass
-
-
 def test_a_worker_that_dies_gives_a_sentence(source, tmp_path, run):
     process = run(workers=2, delay=0.2)
     wait_for(lambda: Path(f"{source.files[0]}.log").exists() and log_of(source))
@@ -345,18 +295,13 @@ def test_a_program_that_was_typed_into_python_has_workers(source, tmp_path):
 
 
 @pytest.mark.parametrize("call", ["preparation.prepare", "on_read.tokenize_on_read"])
-def test_a_script_without_a_guard_gives_a_sentence(source, tmp_path, call):
-    script = tmp_path / "unguarded.py"
-    text = textwrap.dedent(PROGRAM).replace('if __name__ == "__main__":', "if True:")
-    script.write_text(text.replace("preparation.prepare", call))
-    command = [sys.executable, script, source.files[0], tmp_path / "corpus", "2", "0"]
-    env = os.environ | {"PYTHONPATH": str(Path(ragged.__file__).parents[2])}
-    seen = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, env=env, timeout=60, check=False
-    )
-    assert seen.returncode == 1
-    assert "prepare was called by the import of a script: guard its main part" in seen.stderr
-    assert "InvalidState: a worker died while tokenising." in seen.stderr
+def test_a_script_without_a_guard_gives_a_sentence(run, call):
+    text = PROGRAM.replace('if __name__ == "__main__":', "if True:")
+    process = run(2, program=text.replace("preparation.prepare", call))
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "prepare was called by the import of a script: guard its main part" in error
+    assert "InvalidState: a worker died while tokenising." in error
 
 
 def test_progress_shows_documents_tokens_and_rate(source, tmp_path, capsys):
@@ -367,58 +312,36 @@ def test_progress_shows_documents_tokens_and_rate(source, tmp_path, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_directory_that_is_not_local_is_written_and_read_without_maps(
-    source, tmp_path, monkeypatch
-):
-    whole = prepare(source, Bytes(), tmp_path / "whole", progress=False)
-    for module in (corpus_module, parts_module):
-        monkeypatch.setattr(module, "is_local", lambda path: False)
-    remote = prepare(source, Bytes(), tmp_path / "corpus", progress=False)
-    assert contents(remote.directory) == contents(whole.directory)
-    (tmp_path / "corpus" / "corpus.json").unlink()
-    parts(tmp_path / "corpus")[-1].unlink()
-    again = prepare(source, Bytes(), tmp_path / "corpus", progress=False)
-    again.verify()
-    assert contents(again.directory) == contents(whole.directory)
-    assert not again.in_memory
-    assert again[7]["inputs"].tolist() == whole[7]["inputs"].tolist()
-
-
-@pytest.mark.parametrize(
-    ("source", "tokenizer", "sentence"),
-    [
-        ("b.txt", Bytes(), "source is 'b.txt'; it must be a source, as sources.TextFiles"),
-        (["a text"], Bytes(), "source is .'a text'.; it must be a source"),
-        (TextFiles(__file__), "bytes", "tokenizer is 'bytes'; it must be a tokenizer"),
-        (TextFiles(__file__), Bytes, "it must be a tokenizer, as tokenizers.Bytes"),
-    ],
-)
-def test_what_is_no_source_or_tokenizer_is_refused(source, tokenizer, sentence, tmp_path):
-    with pytest.raises(TypeError, match=sentence):
-        prepare(source, tokenizer, tmp_path / "corpus")
-
-
-def test_an_empty_source_is_refused(tmp_path):
-    (tmp_path / "blank.txt").write_text("\n  \n")
-    with pytest.raises(ValueError, match=r"the source is empty \(text, .*blank.txt\)"):
-        prepare(TextFiles(tmp_path / "blank.txt"), Bytes(), tmp_path / "corpus")
-
-
 class Overflowing(Bytes):
-    """Gives an id beyond its vocabulary for one document."""
+    """Gives an id beyond its vocabulary for one text."""
 
     def encode_batch(self, texts):
         flat, counts = super().encode_batch(texts)
         for number, text in enumerate(texts):
-            if text.startswith("document 57 "):
+            if text == "over":
                 flat[counts[:number].sum()] = 259
         return flat, counts
 
 
-def test_an_id_outside_the_vocabulary_names_its_record(source, tmp_path):
-    sentence = r"text.txt, line 58: the tokenizer bytes-begin-end gave the id 259, and its vocab"
-    with pytest.raises(ValueError, match=sentence):
-        prepare(source, Overflowing(), tmp_path / "corpus", progress=False)
+@pytest.mark.parametrize(
+    ("source", "tokenizer", "error", "sentence"),
+    [
+        ("b.txt", Bytes(), TypeError, "source is 'b.txt'; it must be a source, as sources.TextF"),
+        (["a text"], Bytes(), TypeError, "source is .'a text'.; it must be a source"),
+        (TextFiles(__file__), "bytes", TypeError, "tokenizer is 'bytes'; it must be a tokenizer"),
+        (TextFiles(__file__), Bytes, TypeError, "it must be a tokenizer, as tokenizers.Bytes"),
+        (TextFiles(os.devnull), Bytes(), ValueError, r"the source is empty \(text, .*null\)"),
+        (
+            Records(["fine", "over"]),
+            Overflowing(),
+            ValueError,
+            "record 1: the tokenizer bytes-begin-end gave the id 259, and its vocab_size is 259",
+        ),
+    ],
+)
+def test_what_cannot_be_prepared_is_refused(source, tokenizer, error, sentence, tmp_path):
+    with pytest.raises(error, match=sentence):
+        prepare(source, tokenizer, tmp_path / "corpus", progress=False)
     assert not (tmp_path / "corpus" / "corpus.json").exists()
 
 
@@ -430,29 +353,6 @@ def test_a_broken_record_is_named_also_by_workers(tmp_path, workers):
         prepare(JsonLines(path), Bytes(), tmp_path / "c", num_workers=workers, progress=False)
 
 
-def test_a_full_disk_leaves_nothing_half_written_and_work_goes_on(source, tmp_path, monkeypatch):
-    whole = prepare(source, Bytes(), tmp_path / "whole", progress=False)
-    fsync, calls = os.fsync, []
-
-    def full(file):
-        calls.append(file)
-        if len(calls) > 4:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        fsync(file)
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match=r"could not write .*part-.*: No space left .*make room") as e:
-        prepare(source, Bytes(), tmp_path / "corpus", progress=False)
-    assert e.value.errno == errno.ENOSPC
-    left = {*os.listdir(tmp_path / "corpus")} - {".lock", "ranges"}
-    assert 1 <= len(parts(tmp_path / "corpus")) == len(left)
-    with pytest.raises(ValueError, match="half-written"):
-        Corpus.open(tmp_path / "corpus")
-    monkeypatch.setattr(os, "fsync", fsync)
-    prepare(source, Bytes(), tmp_path / "corpus", progress=False)
-    assert contents(tmp_path / "corpus") == contents(whole.directory)
-
-
 def test_a_real_limit_on_file_size_is_told_like_a_full_disk(tmp_path):
     script = """
         import resource, sys
@@ -461,31 +361,10 @@ def test_a_real_limit_on_file_size_is_told_like_a_full_disk(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
         Corpus.from_arrays([np.arange(10_000)], sys.argv[1])
     """
-    command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "corpus")]
-    env = os.environ | {"PYTHONPATH": str(Path(ragged.__file__).parents[2])}
-    seen = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
-    sentence = r"StorageError: .*could not write .*part-00000.arrow: File too large"
-    assert re.search(sentence, seen.stderr)
-    assert os.listdir(tmp_path) == []
-
-
-def test_a_file_appears_whole_or_not_at_all(tmp_path):
-    path = tmp_path / "file"
-    path.write_text("before")
-
-    def interrupted():
-        with atomic_write(path) as file:
-            file.write(b"after")
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        interrupted()
-    assert path.read_text() == "before"
-    with atomic_write(path) as file:
-        file.write(b"after")
-        assert path.read_text() == "before"
-    assert path.read_text() == "after"
-    assert os.listdir(tmp_path) == ["file"]
+    _, error = start(script, tmp_path / "corpus").communicate(timeout=60)
+    sentence = r"StorageError: .*could not write .*part-00000.arrow: File too large.*make room"
+    assert re.search(sentence, error)
+    assert os.listdir(tmp_path) == ["program.py"]
 
 
 def test_what_a_killed_process_left_of_a_file_goes_when_it_is_written(tmp_path):
@@ -532,23 +411,13 @@ def test_who_waits_for_a_directory_that_is_removed_makes_it_anew(tmp_path):
     assert sorted(os.listdir(place)) == [".lock", "made"]
 
 
-def test_records_of_a_list_like_source_are_read_one_by_one(tmp_path):
-    class Listed(list):
-        fingerprint = "listed"
-
-    corpus = prepare(Listed([{"text": b"ab"}, {"text": ""}]), Bytes(begin=False), tmp_path)
-    assert np.asarray(corpus.lengths).tolist() == [2, 0]
-
-
 class Edited:
     """A source that somebody writes to while its 200th record is read."""
 
     def __init__(self, source, edit):
         self.source, self.edit = source, edit
 
-    @property
-    def fingerprint(self):
-        return self.source.fingerprint
+    fingerprint = property(lambda self: self.source.fingerprint)
 
     def __len__(self):
         return len(self.source)
@@ -580,25 +449,19 @@ def _edits(path):
     }
 
 
+@pytest.mark.parametrize("make", [prepare, tokenize_on_read, prepare_share])
 @pytest.mark.parametrize("kind", ["longer", "as long", "gone", "slice", "two", "records"])
-def test_a_source_that_is_edited_while_it_is_prepared_makes_no_corpus(source, tmp_path, kind):
+def test_a_source_that_is_edited_while_it_is_read_makes_no_corpus(source, tmp_path, kind, make):
     edited, directory = _edits(Path(source.files[0]))[kind], tmp_path / "corpus"
+    options = {"share": (0, 1)} if make is prepare_share else {"num_workers": 0}
     with pytest.raises(ValueError, match=r"(text\.txt|the source) changed .* anew"):
-        prepare(edited, Bytes(), directory, num_workers=0, progress=False)
-    assert not parts(directory)
-    assert not (directory / "corpus.json").exists()
+        make(edited, Bytes(), directory, **options, progress=False)
+    assert contents(directory) == {}
     if kind != "gone":  # nothing of it is in the way of what the source is now
         again = Records(LINES) if kind == "records" else TextFiles(source.files[0])
-        assert len(prepare(again, Bytes(), directory, progress=False)) == len(again)
-
-
-def test_a_source_that_is_edited_while_its_lengths_are_counted_makes_no_index(source, tmp_path):
-    edited = _edits(Path(source.files[0]))["longer"]
-    with pytest.raises(ValueError, match=r"text\.txt changed after this source was first used"):
-        tokenize_on_read(edited, Bytes(), tmp_path / "index", num_workers=0, progress=False)
-    assert len(tokenize_on_read(TextFiles(source.files[0]), Bytes(), tmp_path / "index")) == len(
-        LINES
-    )
+        make(again, Bytes(), directory, **options, progress=False)
+        opened = prepare if make is prepare_share else make
+        assert len(opened(again, Bytes(), directory, progress=False)) == len(again)
 
 
 def test_both_sides_of_pairs_are_of_one_source(tmp_path, monkeypatch):
@@ -649,35 +512,37 @@ def test_a_killed_run_leaves_no_job_behind(source, tmp_path, monkeypatch):
         assert not list((tmp_path / "temporary").iterdir())
 
 
-def peak_of(work) -> int:
-    """The most bytes that Python and NumPy hold at a time while `work` runs."""
-    tracemalloc.start()
+LINE = "abc " * (1 << 13)
+
+
+@pytest.mark.parametrize(
+    ("line", "count", "template", "most"),
+    [
+        # Four bytes are a token's, twice where a part is put together.
+        (256 * LINE, 1, None, 9 * 256 * len(LINE)),
+        # Records are taken by their size, and not only by number.
+        (LINE, 100, None, 100 * len(LINE)),
+        (LINE, 100, Answer(prompt="", answer="{text}"), 100 * len(LINE)),
+    ],
+)
+def test_memory_is_that_of_few_records_however_large(
+    line, count, template, most, tmp_path, monkeypatch
+):
+    for module, name, value in (
+        (ragged, "TOKENS_PER_PART", 1 << 24 if count == 1 else SMALL["TOKENS_PER_PART"]),
+        (ranges, "RECORDS", 512),
+        (tokenisation, "TEXT", 1 << 14),
+    ):
+        monkeypatch.setattr(module, name, value)
+    short = "short\n" * 100 if count == 1 else ""
+    (tmp_path / "a.txt").write_text(short + f"{line}\n" * count)
+    source = TextFiles(tmp_path / "a.txt")
+    tracemalloc.start()  # what Python and NumPy hold
     try:
-        work()
-        return tracemalloc.get_traced_memory()[1]
+        prepare(source, Bytes(), tmp_path / "c", template=template, num_workers=0, progress=False)
+        assert tracemalloc.get_traced_memory()[1] < most
     finally:
         tracemalloc.stop()
-
-
-def test_a_huge_line_takes_a_small_multiple_of_its_size(tmp_path, monkeypatch):
-    monkeypatch.setattr(ragged, "TOKENS_PER_PART", 1 << 24)
-    line = json.dumps({"text": "abc " * (1 << 21)})
-    (tmp_path / "a.jsonl").write_text('{"text": "short"}\n' * 100 + line + "\n")
-    source = JsonLines(tmp_path / "a.jsonl")
-    # Four bytes are a token's, twice where a part is put together.
-    assert peak_of(lambda: prepare(source, Bytes(), tmp_path / "c", num_workers=0)) < 9 * len(line)
-
-
-@pytest.mark.parametrize("template", [None, Answer(prompt="", answer="{text}")])
-def test_records_are_taken_by_their_size_and_not_only_by_number(tmp_path, monkeypatch, template):
-    monkeypatch.setattr(ranges, "RECORDS", 512)
-    monkeypatch.setattr(tokenisation, "TEXT", 1 << 14)
-    line = "abc " * (1 << 13)
-    (tmp_path / "a.txt").write_text(f"{line}\n" * 100)
-    source = TextFiles(tmp_path / "a.txt")
-    options = {"template": template, "num_workers": 0}
-    peak = peak_of(lambda: prepare(source, Bytes(), tmp_path / "c", **options))
-    assert peak < 100 * len(line)  # than all the text has
 
 
 def test_workers_return_large_records_in_shares_and_in_order(tmp_path):
@@ -721,14 +586,13 @@ except ValueError as error:
 
 def test_workers_get_the_functions_of_a_notebook(tmp_path):
     """And what cannot be sent is said, with what to do."""
-    place = os.fspath(ROOT)
     ran = subprocess.run(
         [sys.executable, "-c", NOTEBOOK],
         capture_output=True,
         text=True,
         timeout=120,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": place},
+        env=environment(),
         check=False,
     )
     said = ran.stdout.splitlines()
@@ -737,13 +601,11 @@ def test_workers_get_the_functions_of_a_notebook(tmp_path):
 
 
 def test_an_example_decodes_to_its_text(tmp_path):
-    records = Records([{"text": "one"}, {"text": ""}, {"text": "drei €"}])
-    for name, tokenizer in {"marks": Bytes(), "none": Bytes(begin=False, end=False)}.items():
-        corpus = prepare(records, tokenizer, tmp_path / name, progress=False)
-        assert [corpus.decode(n) for n in (0, 1, -1)] == ["one", "", "drei €"]
-    pairs = prepare_pairs(
-        Records([{"inputs": "one", "targets": "ein"}]), Bytes(), tmp_path / "p", progress=False
-    )
+    records, plain = Records(["one", "", "drei €"]), Bytes(begin=False, end=False)
+    corpus = prepare(records, plain, tmp_path / "c", progress=False)
+    assert [corpus.decode(n) for n in (0, 1, -1)] == ["one", "", "drei €"]
+    sides = Records([{"inputs": "one", "targets": "ein"}])
+    pairs = prepare_pairs(sides, Bytes(), tmp_path / "p", progress=False)
     assert [side.decode(0) for side in pairs.sides] == ["one", "ein"]
     with pytest.raises(ValueError, match="was made without a tokenizer"):
         Corpus.from_arrays([[1, 2]], tmp_path / "arrays").decode(0)

@@ -1,8 +1,6 @@
 """Views: masked tokens, corrupted spans and pairs; pure functions of seed, epoch and example."""
 
 import hashlib
-import json
-import pickle
 
 import numpy as np
 import pytest
@@ -13,7 +11,7 @@ import pipeline
 from pipeline.corpus import prng
 from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.tasks import INPUTS
-from pipeline.corpus.views import Masked, SpanCorruption, view_of
+from pipeline.corpus.views import Masked, SpanCorruption
 from pipeline.text.sources import Records
 from pipeline.text.tokenizers import Bytes
 
@@ -64,39 +62,6 @@ def test_masked_tokens_are_asked_for_and_others_are_not(corpus):
     fields = own.read(examples, starts, own.lengths, epoch=0)
     assert own.vocab_size == 259
     assert not fields["loss_weights"][text == 3 + ord("w")].any()
-
-
-@given(st.data())
-def test_a_masked_piece_is_that_of_the_whole_example(corpus, data):
-    view, epoch = Masked(corpus), data.draw(st.integers(0, 5))
-    picked = data.draw(st.lists(st.integers(0, len(corpus) - 1), min_size=1, max_size=6))
-    starts = [data.draw(st.integers(0, int(corpus.lengths[each]))) for each in picked]
-    wanted = [
-        data.draw(st.integers(0, int(corpus.lengths[each]) - start))
-        for each, start in zip(picked, starts, strict=True)
-    ]
-    read = view.read(picked, starts, wanted, epoch=epoch)
-    parts: dict[str, list] = {"inputs": [], "targets": [], "loss_weights": []}
-    for each, start, length in zip(picked, starts, wanted, strict=True):
-        whole = view.read([each], [0], corpus.lengths[each : each + 1], epoch=epoch)
-        for name in parts:
-            parts[name] += whole[name][start : start + length].tolist()
-    assert {name: values.tolist() for name, values in read.items()} == parts
-
-
-def test_masked_batches_do_not_depend_on_hosts_or_on_resuming(corpus):
-    view = Masked(corpus)
-    plan = pipeline.Plan(view, [pipeline.Bucket(4, 64), pipeline.Bucket(4, 128)])
-    batches = pipeline.Batches(view, plan).repeat(2)
-    every = [batches[step] for step in range(len(batches))]
-    hosts = [pipeline.Batches(view, plan, process_index=p, process_count=4) for p in range(4)]
-    for step, batch in enumerate(every):
-        for name, values in batch.items():
-            assert np.array_equal(np.concatenate([h[step][name] for h in hosts]), values)
-        iterator = iter(pickle.loads(pickle.dumps(batches)).to_iter_dataset())
-        iterator.set_state({"step": step, "plans": iterator.get_state()["plans"]})
-        again = next(iterator)
-        assert all(np.array_equal(again[name], values) for name, values in batch.items())
 
 
 def test_masks_differ_between_epochs_and_seeds(corpus):
@@ -188,24 +153,6 @@ def test_a_corrupted_text_by_eye(tmp_path):
     assert text(targets["decoder_inputs"]) == "^" + text(targets["targets"])[:-1]
 
 
-@given(st.data())
-def test_a_side_is_the_same_whatever_else_is_read(corpus, data):
-    view = SpanCorruption(corpus, max_length=50)
-    usable = np.flatnonzero(view.lengths[:, 0]).tolist()
-    picked = data.draw(st.lists(st.sampled_from(usable), min_size=1, max_size=6))
-    for number, side in enumerate((view.inputs, view.targets)):
-        sizes = view.lengths[picked, number].astype(int).tolist()
-        starts = [data.draw(st.integers(0, size)) for size in sizes]
-        wanted = [size - start for size, start in zip(sizes, starts, strict=True)]
-        read = side.read(picked, starts, wanted, epoch=3)
-        for name, values in read.items():
-            alone = [
-                side.read([pair], [0], [size], epoch=3)[name][start:]
-                for pair, start, size in zip(picked, starts, sizes, strict=True)
-            ]
-            assert values.tolist() == np.concatenate(alone).tolist()
-
-
 def test_spans_differ_between_epochs_and_all_are_equally_likely(tmp_path):
     corpus = Corpus.from_arrays([np.arange(10)] * 2000, tmp_path, vocab_size=10, task=INPUTS)
     view = SpanCorruption(corpus, max_length=10, density=0.4, mean_span=2.0, end_id=9)
@@ -261,13 +208,6 @@ def test_a_piece_beyond_its_pair_is_refused(corpus):
         for start, size in ((-5, 3), (0, length + 1)):
             with pytest.raises(IndexError, match=f"of example 5, which has length {length}"):
                 side.read([5], [start], [size])
-
-
-def test_a_view_is_made_again_from_its_description(corpus):
-    for view in (Masked(corpus, rate=0.3, seed=5), SpanCorruption(corpus, max_length=30, seed=5)):
-        again = view_of(corpus, json.loads(json.dumps(view.description)))
-        assert again.fingerprint == view.fingerprint
-        assert again.directory == corpus.directory
 
 
 def test_views_want_tokens_as_they_are(tmp_path):

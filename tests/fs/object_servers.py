@@ -17,13 +17,9 @@ import time
 import urllib.parse
 import urllib.request
 
+from tests.processes import free_port
+
 BUCKET = "bucket"
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 @contextlib.contextmanager

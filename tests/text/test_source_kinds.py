@@ -23,6 +23,7 @@ from pipeline.text.sources import (
 )
 from pipeline.text.sources.source import read_texts, where
 from pipeline.trainer.corpora import open_source
+from tests.text.compressed import compressed
 
 RECORDS = [
     {"text": f"né {number}", "turns": [{"role": "user", "content": "x" * (number % 5)}]}
@@ -67,8 +68,10 @@ def make(kind, directory):
                 feather.write_feather(table, str(path), compression="lz4", chunksize=4)
             case "arrow":
                 write_stream(path, records)
-            case "jsonl":
-                path.write_text("".join(json.dumps(record) + "\n" for record in records))
+            case "jsonl" | "jsonl.gz" | "jsonl.zst":
+                # With blank lines, which are no records.
+                lines = [json.dumps(record, ensure_ascii=False) + "\n\n" for record in records]
+                path.write_bytes(compressed("".join(lines).encode(), path.suffix))
     names = str(directory / f"*.{kind}")
     match kind:
         case "array_record":
@@ -84,7 +87,7 @@ def make(kind, directory):
 
 
 KINDS = [
-    *("array_record", "parquet", "feather", "arrow", "jsonl"),
+    *("array_record", "parquet", "feather", "arrow", "jsonl", "jsonl.gz", "jsonl.zst"),
     *("hugging_face", "list", "map_dataset"),
 ]
 
@@ -106,7 +109,7 @@ def test_a_source_pickles_and_says_where_a_record_is(source):
     assert again.fingerprint == source.fingerprint
     assert again[30] == RECORDS[30]
     assert len(str(source)) < 200
-    assert where(source, 30).endswith(("record 5", "row 5", "line 6", "record 30"))
+    assert where(source, 30).endswith(("record 5", "row 5", "line 11", "record 30"))
     for index in (60, -1):
         with pytest.raises(IndexError):
             source.__getitems__([index])

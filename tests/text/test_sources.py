@@ -1,15 +1,13 @@
 import gzip
 import itertools
-import json
 import os
 import pickle
 import sys
 import time
 
 import numpy as np
-import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.text.sources import (
@@ -23,62 +21,7 @@ from pipeline.text.sources import (
 )
 from pipeline.text.sources.source import read_texts, where
 from tests.properties.questions import MORE, RECORDS, write_questions
-
-
-def compressed(content, suffix):
-    if suffix == ".gz":
-        return gzip.compress(content)
-    if suffix == ".zst":
-        # Two frames, as parallel compressors write them.
-        half, codec = len(content) // 2, pa.Codec("zstd")
-        frames = (codec.compress(part).to_pybytes() for part in (content[:half], content[half:]))
-        return b"".join(frames)
-    return content
-
-
-@pytest.fixture(params=["", ".gz", ".zst"], ids=["plain", "gz", "zst"])
-def text_files(request, tmp_path):
-    """200 lines in two files, with a blank one after every tenth."""
-    texts = [f"line {number} " + "é" * (number % 7) for number in range(200)]
-    for name, mine in (("a", texts[:120]), ("b", texts[120:])):
-        content = "".join(t + ("\n \n" if at % 10 == 9 else "\n") for at, t in enumerate(mine))
-        path = tmp_path / f"{name}.txt{request.param}"
-        path.write_bytes(compressed(content.encode(), request.param))
-    return str(tmp_path / f"*.txt{request.param}"), texts
-
-
-def test_a_record_is_a_line_and_blank_lines_are_skipped(text_files):
-    pattern, texts = text_files
-    source = TextFiles(pattern)
-    assert len(source) == 200
-    assert [record["text"] for record in source.__getitems__(range(200))] == texts
-    assert where(source, 15).endswith(", line 17")
-    assert "2 files" in str(source) or "and 1 more" in str(source)
-
-
-@settings(deadline=None, max_examples=40)
-@given(order=st.lists(st.integers(0, 199), max_size=20))
-def test_lines_are_the_same_in_any_order(tmp_path_factory, order):
-    for suffix in ("", ".gz", ".zst"):
-        path = tmp_path_factory.getbasetemp() / f"any-order.txt{suffix}"
-        texts = [f"{number} {'x' * (number % 90)}" for number in range(200)]
-        if not path.exists():
-            path.write_bytes(compressed("\n".join(texts).encode(), suffix))
-        source = TextFiles(path)
-        assert [source[index]["text"] for index in order] == [texts[index] for index in order]
-        copy = pickle.loads(pickle.dumps(source))
-        assert [record["text"] for record in copy.__getitems__(order)] == [texts[i] for i in order]
-
-
-def test_reading_in_order_decompresses_once(text_files, monkeypatch):
-    source = TextFiles(text_files[0])
-    assert len(source) == 200
-    scans = []
-    scan = lines._scan
-    monkeypatch.setattr(lines, "_scan", lambda *place: scans.append(place) or scan(*place))
-    for begin in range(0, 200, 16):
-        source.__getitems__(range(begin, min(begin + 8, 200)))
-    assert len(scans) == 2
+from tests.text.compressed import compressed
 
 
 @pytest.fixture(params=["indexed_gzip", "without"])
@@ -91,16 +34,23 @@ def with_index(request, monkeypatch):
     return request.param == "indexed_gzip"
 
 
-def test_gzip_has_the_same_lines_with_and_without_an_index(tmp_path, with_index, monkeypatch):
+@pytest.fixture
+def scans(monkeypatch):
+    """The places from which files are read, front to back."""
+    found, scan = [], lines._scan
+    monkeypatch.setattr(lines, "_scan", lambda *place: found.append(place) or scan(*place))
+    return found
+
+
+def test_gzip_has_the_same_lines_with_and_without_an_index(
+    tmp_path, with_index, scans, monkeypatch
+):
     monkeypatch.setattr(files, "SPACING", 1 << 16)
     text = [f"{number} {number**5:x}" for number in range(20_000)]
     parts = text[:9_000], [], text[9_000:], []  # members, some of them empty, and zeros after them
     members = (gzip.compress("".join(f"{line}\n" for line in part).encode()) for part in parts)
     path = tmp_path / "a.txt.gz"
     path.write_bytes(b"".join(members) + bytes(600))
-    scans = []
-    scan = lines._scan
-    monkeypatch.setattr(lines, "_scan", lambda *place: scans.append(place) or scan(*place))
     source = TextFiles(path)
     order = [19_999, *range(19_000, 5_000, -700), *range(0, 20_000, 999), 8_999, 9_000, 0]
     for each in (source, pickle.loads(pickle.dumps(source))):
@@ -109,42 +59,38 @@ def test_gzip_has_the_same_lines_with_and_without_an_index(tmp_path, with_index,
     assert source.__getitems__(range(20_000)) == [{"text": line} for line in text]
 
 
-def test_gzip_without_an_index_is_read_front_to_back(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("suffix", "batches"),
+    [
+        (".gz", [range(at, at + 8) for at in range(0, 1000, 16)]),  # in order, with gaps
+        (".zst", [range(at, at + 8) for at in range(0, 1000, 16)]),
+        (".gz", [[at] for at in range(0, 1000, 99)]),
+        (".zst", [np.random.default_rng(0).permutation(1000).tolist()]),
+    ],
+)
+def test_a_compressed_file_is_read_once_for_its_index_and_once_for_records_in_order(
+    suffix, batches, tmp_path, scans, monkeypatch
+):
     monkeypatch.setitem(sys.modules, "indexed_gzip", None)
-    path = tmp_path / "a.txt.gz"
-    path.write_bytes(gzip.compress(b"".join(b"%d\n" % number for number in range(5000))))
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(compressed("".join(f"{number}\n" for number in range(1000)).encode(), suffix))
     source = TextFiles(path)
-    scans = []
-    scan = lines._scan
-    monkeypatch.setattr(lines, "_scan", lambda *place: scans.append(place) or scan(*place))
-    assert [source[number]["text"] for number in range(0, 5000, 99)] == [
-        str(number) for number in range(0, 5000, 99)
-    ]
-    assert len(scans) == 2  # of which one is the index of lines
-
-
-def test_numbers_in_any_order_read_zstandard_once(tmp_path, monkeypatch):
-    path = tmp_path / "a.txt.zst"
-    path.write_bytes(compressed("".join(f"{n}\n" for n in range(500)).encode(), ".zst"))
-    source = TextFiles(path)
-    scans = []
-    scan = lines._scan
-    monkeypatch.setattr(lines, "_scan", lambda *place: scans.append(place) or scan(*place))
-    order = np.random.default_rng(0).permutation(len(source)).tolist()
-    assert [record["text"] for record in source.__getitems__(order)] == [str(n) for n in order]
-    assert len(scans) <= 2  # of which one is the index
+    for numbers in batches:
+        assert source.__getitems__(numbers) == [{"text": str(number)} for number in numbers]
+    assert len(scans) == 2
 
 
 def test_line_ends_and_byte_order_marks_are_no_text(tmp_path):
     path = tmp_path / "windows.txt"
     path.write_bytes(b"\xef\xbb\xbffirst\r\n\r\nsecond\r\nthird without end")
-    source = TextFiles(path)
-    assert [record["text"] for record in source.__getitems__(range(3))] == [
-        "first",
-        "second",
-        "third without end",
-    ]
-    assert TextFiles(path, sample_by="file")[0]["text"].startswith("first\r\n\r\n")
+    texts = [record["text"] for record in TextFiles(path)]
+    assert texts == ["first", "second", "third without end"]
+    whole = TextFiles(path, sample_by="file")
+    assert len(whole) == 1
+    assert whole[0]["text"].startswith("first\r\n\r\n")
+    assert whole.fingerprint != TextFiles(path).fingerprint
+    with pytest.raises(ValueError, match="sample_by is 'word'; it must be one of line, file"):
+        TextFiles(path, sample_by="word")
 
 
 @pytest.fixture
@@ -188,16 +134,6 @@ def test_parallel_texts_with_other_numbers_of_lines_are_refused(parallel, tmp_pa
         ParallelText(paths[0][0], paths[1])
 
 
-def test_a_record_may_be_a_whole_file(text_files):
-    source = TextFiles(text_files[0], sample_by="file")
-    assert len(source) == 2
-    assert source[1]["text"].startswith("line 120 ")
-    assert source[0]["text"].count("\n") == 132
-    assert source.fingerprint != TextFiles(text_files[0]).fingerprint
-    with pytest.raises(ValueError, match="sample_by is 'word'; it must be one of line, file"):
-        TextFiles(text_files[0], sample_by="word")
-
-
 def test_fingerprints_depend_on_names_and_content_but_not_on_place_or_time(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "SAMPLE", 64)
     content = b"".join(b"line %05d\n" % number for number in range(1000))
@@ -212,18 +148,6 @@ def test_fingerprints_depend_on_names_and_content_but_not_on_place_or_time(tmp_p
     (tmp_path / "here" / "b.txt").write_bytes(content)
     assert TextFiles(tmp_path / "here" / "b.txt").fingerprint != here
     assert TextFiles(tmp_path / "here" / "*.txt").fingerprint != here
-
-
-def test_json_lines_are_records(tmp_path):
-    records = [{"text": f"né {number}", "n": [number]} for number in range(40)]
-    content = "\n\n".join(json.dumps(record, ensure_ascii=False) for record in records)
-    for suffix in ("", ".gz", ".zst"):
-        path = tmp_path / f"a.jsonl{suffix}"
-        path.write_bytes(compressed(content.encode(), suffix))
-        source = JsonLines(path)
-        assert source.__getitems__(range(40)) == records
-        assert read_texts(source, [3, 4], "text") == ["né 3", "né 4"]
-        assert where(source, 2) == f"{path}, line 5"
 
 
 @pytest.mark.parametrize(
@@ -242,10 +166,18 @@ def test_a_missing_file_is_named(tmp_path, paths, error, sentence):
             kind([])
 
 
-def test_text_that_is_not_utf8_is_placed(tmp_path):
+@pytest.mark.parametrize(
+    ("content", "line", "byte", "value"),
+    [
+        ("gut\n\nné\n".encode() + "schön\n".encode("latin-1"), 4, 12, "0xf6"),
+        (b"\xef\xbb\xbfgood\nb\xffd", 2, 9, "0xff"),
+        (b"\xef\xbb\xbf\xff", 1, 3, "0xff"),
+    ],
+)
+def test_text_that_is_not_utf8_is_placed(tmp_path, content, line, byte, value):
     path = tmp_path / "latin.txt"
-    path.write_bytes("gut\n\nné\n".encode() + "schön\n".encode("latin-1"))
-    sentence = f"{path}, line 4 is not UTF-8: byte 12 of the file is 0xf6"
+    path.write_bytes(content)
+    sentence = f"{path}, line {line} is not UTF-8: byte {byte} of the file is {value}"
     for source in (TextFiles(path), TextFiles(path, sample_by="file"), JsonLines(path)):
         with pytest.raises(ValueError, match=sentence):
             source[len(source) - 1]
@@ -360,14 +292,3 @@ def test_a_data_set_that_is_not_there_is_refused_at_once(data_dir):
     assert time.monotonic() - started < 60  # TFDS itself would retry for minutes
     with pytest.raises(ValueError, match="has no split 'test'; its splits are train, validation"):
         Tfds("questions", "test", data_dir)
-
-
-def test_a_file_with_a_mark_and_bytes_that_are_no_text_is_refused_by_the_right_byte(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_bytes(b"\xef\xbb\xbfgood\nb\xffd")
-    for sample_by, record in (("file", 0), ("line", 1)):
-        with pytest.raises(ValueError, match="line 2 is not UTF-8: byte 9 of the file is 0xff"):
-            TextFiles(path, sample_by=sample_by)[record]
-    path.write_bytes(b"\xef\xbb\xbf\xff")
-    with pytest.raises(ValueError, match="line 1 is not UTF-8: byte 3 of the file is 0xff"):
-        TextFiles(path)[0]

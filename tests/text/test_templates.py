@@ -109,30 +109,6 @@ def test_chosen_roles_are_learnt(tmp_path):
     assert set(np.unique(corpus[3]["loss_weights"])) == {0.0, 0.25, 1.0}
 
 
-def test_weights_reach_the_batch_wherever_rows_are_built(tmp_path):
-    corpus = prepare(Records(CHATS), Bytes(), tmp_path, template=Chat())
-    plan = pipeline.Plan(corpus, [pipeline.Bucket(4, 96)])
-    total = 0.0
-    for step in range(plan.num_batches()):
-        whole = pipeline.Batches(corpus, plan)[step]
-        parts = [pipeline.Batches(corpus, plan, process_index=p, process_count=4) for p in range(4)]
-        for name, values in whole.items():
-            assert np.array_equal(np.concatenate([part[step][name] for part in parts]), values)
-        assert not whole["loss_weights"][whole["inputs_segment_ids"] == 0].any()
-        total += whole["loss_weights"].sum()
-    assert total == sum(corpus[example]["loss_weights"].sum() for example in range(len(corpus)))
-
-
-def test_corpora_with_and_without_weights_are_read_as_one(tmp_path):
-    chats = prepare(Records(CHATS), Bytes(), tmp_path / "chats", template=Chat())
-    text = prepare(Records([f"text {number}" for number in range(9)]), Bytes(), tmp_path / "text")
-    joined = pipeline.Corpora({"text": text, "chats": chats})
-    picked = [3, 12, 4, 20, 21]
-    read = joined.read(picked, [0] * 5, joined.lengths[picked])
-    weights = [joined[each].get("loss_weights", np.ones(joined.lengths[each])) for each in picked]
-    assert read["loss_weights"].tolist() == np.concatenate(weights).tolist()
-
-
 def test_a_template_that_changed_makes_another_corpus(tmp_path):
     records = Records([{"spans": [("a", 1.0), ("b", 0.0)]}])
     corpus = prepare(records, Bytes(), tmp_path, template=spoken, num_workers=2)
@@ -173,31 +149,6 @@ def test_a_record_that_does_not_suit_is_named(tmp_path, record, template, senten
     }
     with pytest.raises(ValueError, match=sentence):
         prepare(Records([good, record]), Bytes(), tmp_path, template=template)
-
-
-@pytest.mark.parametrize("memory_map", [True, False], ids=["mapped", "ranges"])
-@given(data=st.data())
-def test_pieces_of_weights_are_what_a_loop_would_read(tmp_path_factory, memory_map, data):
-    directory = tmp_path_factory.getbasetemp() / "weighted"
-    examples = [np.arange(count) for count in (5, 0, 9, 1, 2, 30)]
-    weights = [np.arange(len(each)) / 8 + number for number, each in enumerate(examples)]
-    Corpus.from_arrays(examples, directory, weights=weights).verify()
-    corpus = Corpus.open(directory, memory_map=memory_map)
-    lengths = corpus.lengths.tolist()
-    picked = data.draw(st.lists(st.integers(0, 5), max_size=8))
-    starts = [data.draw(st.integers(0, lengths[each])) for each in picked]
-    wanted = [
-        data.draw(st.integers(0, lengths[each] - start))
-        for each, start in zip(picked, starts, strict=True)
-    ]
-    expected = [
-        weights[each][at + 1]
-        for each, start, length in zip(picked, starts, wanted, strict=True)
-        for at in range(start, start + length)
-    ]
-    read = corpus.read(picked, starts, wanted)
-    assert read["loss_weights"].dtype == np.float32
-    assert read["loss_weights"].tolist() == expected
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pipeline
-from pipeline.planning import figures
 from pipeline.text.sources import Slice
 from pipeline.text.tokenizers import (
     Bytes,
@@ -18,23 +17,15 @@ from pipeline.text.tokenizers import (
     train_sentencepiece,
 )
 from pipeline.text.tokenizers import sentencepiece as sentencepiece_module
+from tests.text.trained import train_bytes_pairs
 
 sentencepiece = pytest.importorskip("sentencepiece")
 tokenizers = pytest.importorskip("tokenizers")
 
 # Text with what tokenizers like to change: white space of all kinds, marks, the sentencepiece
 # space, a byte order mark, characters beyond the basic plane, a NUL.
-HARD = [
-    "",
-    " ",
-    "  a\t\tb\n\n\n c ",
-    "\r\n",
-    "▁x▁ ▁",
-    "▁",
-    "😀 naïve 日本語",
-    "\ufeff<s></s><0x41>",
-    "a\0b",
-]
+HARD = ["", " ", "  a\t\tb\n\n\n c ", "\r\n", "▁x▁ ▁", "▁", "😀 naïve 日本語"]
+HARD += ["\ufeff<s></s><0x41>", "a\0b"]
 MARKS = [(True, True), (True, False), (False, True), (False, False)]
 
 
@@ -54,22 +45,8 @@ class Documents:
 
 @pytest.fixture(scope="module")
 def source():
-    words = [
-        "the",
-        "input",
-        "pipeline",
-        "packs",
-        "examples",
-        "of",
-        "every",
-        "length",
-        "into",
-        "batches",
-        "of",
-        "a",
-        "few",
-        "shapes",
-    ]
+    text = "the input pipeline packs examples of every length into batches of a few shapes"
+    words = text.split()
     draw = np.random.default_rng(0).integers(0, len(words), size=(300, 12))
     lines = [" ".join(words[at] for at in row) for row in draw]
     return Documents([f"def f():\n    # {line}\n\treturn  {line[:5]!r}\n" for line in lines])
@@ -83,16 +60,7 @@ def trained(source, tmp_path_factory):
 @pytest.fixture(scope="module")
 def hugging_face(source, tmp_path_factory):
     """A byte-level byte-pair tokenizer with special tokens and a post-processor."""
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=400,
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=["<pad>", "<s>", "</s>", "<|turn|>"],
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(source.texts, trainer)
+    tokenizer = train_bytes_pairs(source.texts, ["<pad>", "<s>", "</s>", "<|turn|>"])
     tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
         single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
     )
@@ -163,6 +131,12 @@ def test_a_tokenizer_pickles_and_is_stored_with_a_corpus(tokenizer, tmp_path):
     for other in (pickle.loads(pickle.dumps(tokenizer)), load(description, tmp_path)):
         assert other.fingerprint == tokenizer.fingerprint
         assert other.encode_batch(HARD)[0].tolist() == tokenizer.encode_batch(HARD)[0].tolist()
+
+
+def test_a_corpus_holds_the_text_of_every_example(tokenizer, tmp_path):
+    documents = Documents(HARD, "hard")
+    corpus = pipeline.prepare(documents, tokenizer, tmp_path, num_workers=0, progress=False)
+    assert [corpus.decode(number) for number in range(len(HARD))] == HARD
 
 
 def test_a_trained_model_has_the_ids_it_promises(trained):
@@ -252,28 +226,6 @@ def test_a_prepare_of_which_nothing_is_learnt_leaves_nothing(tokenizer, source, 
         with pytest.raises(ValueError, match="nothing of any of the 300 records is learnt"):
             pipeline.prepare(source, tokenizer, tmp_path / "corpus", template=ignore)
         assert not (tmp_path / "corpus").exists()
-
-
-def test_a_batch_holds_the_text_of_every_example(tokenizer, source, tmp_path):
-    texts = [*HARD, *source.texts[:40]]
-    documents = Documents(texts, "hard")
-    corpus = pipeline.prepare(documents, tokenizer, tmp_path, num_workers=0, progress=False)
-    # The longest texts are split over several batches.
-    plan = pipeline.Plan(corpus, [pipeline.Bucket(2, 16), pipeline.Bucket(2, 24)])
-    assert figures.losses(plan)["overlong"]
-    pieces = {}
-    for step in range(plan.num_batches()):
-        batch, segments = pipeline.Batches(corpus, plan)[step], plan.batch(step).segments
-        column, last = 0, 0
-        for row, example, start, length in segments.tolist():
-            column, last = (column, row) if row == last else (0, row)
-            here = slice(column, column + length)
-            pieces[example, start] = batch["inputs"][row, here], batch["targets"][row, here]
-            column += length
-    for example, text in enumerate(texts):
-        mine = [pieces[key] for key in sorted(pieces) if key[0] == example]
-        ids = np.concatenate([inputs for inputs, _ in mine] + [mine[-1][1][-1:]])
-        assert corpus.tokenizer.decode(ids) == text
 
 
 def test_special_tokens_in_a_text_are_text_unless_they_are_wanted(hugging_face):

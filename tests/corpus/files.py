@@ -1,0 +1,24 @@
+"""Files of corpora, and waiting for them."""
+
+import time
+
+from pipeline.fs import as_path
+
+
+def contents(folder):
+    """The names and bytes of all files in a local folder or in a bucket, but for locks."""
+    found, folder = {}, as_path(folder)
+    for path in folder.iterdir() if folder.exists() else ():
+        if path.is_dir():
+            found |= {f"{path.name}/{name}": each for name, each in contents(path).items()}
+        elif path.name != ".lock":
+            found[path.name] = path.read_bytes()
+    return found
+
+
+def wait_for(condition, seconds=60):
+    """Waits until something is true."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.01)

@@ -1,0 +1,84 @@
+"""Corpora of every kind, and how two of them are compared."""
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import feather, parquet
+
+import pipeline
+from pipeline import Corpora, Corpus, InPlace, Masked, Pairs, SpanCorruption
+from pipeline.corpus import CAUSAL, INPUTS
+from pipeline.text.sources import Records
+from pipeline.text.templates import Answer
+from pipeline.text.tokenizers import Bytes
+
+FORMATS = ["arrow", "stream", "lz4", "uint16", "parquet", "npy"]
+STORED = ["arrays", "weighted", "ranges", "weighted ranges"]
+KINDS = [*STORED, *FORMATS, "on_read", "template", "masked", "corrupted", "pairs", "joined"]
+SIZES = np.random.default_rng(0).integers(0, 45, 80)
+
+
+def ids_of(sizes):
+    """Ids that differ from those of any other number of sizes."""
+    rng = np.random.default_rng(len(sizes))
+    return [rng.integers(3, 99, size) for size in sizes]
+
+
+def make(kind, directory, sizes=SIZES):
+    """A corpus of examples of about these sizes."""
+    ids, options = ids_of(sizes), {"progress": False, "num_workers": 0}
+    texts = Records(["".join(chr(each + 31) for each in some) for some in ids])
+    if kind in FORMATS:
+        directory.mkdir()
+        return in_place(kind, directory, ids)
+    if kind in STORED:
+        weights = [each / 7 for each in ids] if "weighted" in kind else None
+        Corpus.from_arrays(ids, directory, vocab_size=99, weights=weights)
+        return Corpus.open(directory, memory_map="ranges" not in kind)
+    match kind:
+        case "on_read":
+            return pipeline.corpus.tokenize_on_read(texts, Bytes(), directory, **options)
+        case "template":
+            options["template"] = Answer(prompt="", answer="{text}")
+            return pipeline.corpus.tokenize_on_read(texts, Bytes(), directory, **options)
+        case "pairs":
+            return Pairs.from_arrays(ids, ids[::-1], directory, vocab_size=99)
+        case "joined":
+            return Corpora(
+                {"one": make("arrays", directory / "1", sizes[:30]),
+                 "two": make("weighted", directory / "2", sizes[30:])}
+            )  # fmt: skip
+    corpus = pipeline.prepare(texts, Bytes(), directory, task=INPUTS, **options)
+    return Masked(corpus) if kind == "masked" else SpanCorruption(corpus, max_length=20)
+
+
+def in_place(kind, directory, examples, task=CAUSAL):
+    """Examples as another program would have stored them, in two files of many groups."""
+    if kind == "npy":
+        names = directory / "tokens.npy", directory / "offsets.npy"
+        np.save(names[0], np.concatenate(examples).astype(np.uint16))
+        np.save(names[1], np.cumsum([0, *map(len, examples)]))
+        return InPlace.npy(*names, task=task, vocab_size=99)
+    item = {"arrow": pa.int32(), "stream": pa.int64(), "lz4": pa.int32(), "uint16": pa.uint16()}
+    held = pa.large_list(item[kind]) if kind == "lz4" else pa.list_(item.get(kind, pa.int64()))
+    for number, mine in enumerate((examples[:15], examples[15:])):
+        ids = pa.array([each.tolist() for each in mine], held)
+        table = pa.table({"other": ["x"] * len(mine), "input_ids": ids})
+        path = str(directory / f"{number}.{kind}")
+        if kind == "parquet":
+            parquet.write_table(table, path, row_group_size=4)
+        elif kind == "stream":
+            with pa.ipc.new_stream(path, table.schema) as writer:
+                writer.write_table(table, max_chunksize=4)
+        else:
+            compression = "lz4" if kind == "lz4" else "uncompressed"
+            feather.write_feather(table, path, compression=compression, chunksize=4)
+    opened = InPlace.parquet if kind == "parquet" else InPlace.arrow
+    return opened(str(directory / f"*.{kind}"), task=task, vocab_size=99)
+
+
+def require_same(one, other):
+    """The fields of two examples, or of two batches, are equal."""
+    assert list(one) == list(other)
+    for name in one:
+        assert one[name].dtype == other[name].dtype
+        np.testing.assert_array_equal(one[name], other[name], name)

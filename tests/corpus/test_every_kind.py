@@ -1,0 +1,274 @@
+"""What holds for every kind of corpus: its pieces, its two views of a split, and it joined."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+from etils import epath
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline import Batches, Bucket, Corpora, Corpus, Masked, Plan, SpanCorruption
+from pipeline.corpus import duplicates
+from pipeline.corpus.corpora import CorporaSide
+from pipeline.corpus.views import view_of
+from pipeline.history import read_history, write_history
+from pipeline.text import ragged
+from tests.corpus.kinds import FORMATS, KINDS, SIZES, ids_of, make, require_same
+
+WEIGHTS = {"few": 1, "many": 2}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def whole(request, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ragged, "TOKENS_PER_PART", 200)  # several parts
+        return make(request.param, tmp_path_factory.mktemp("whole") / request.param)
+
+
+@pytest.fixture(scope="module", params=["pairs", "masked", "corrupted", "on_read", "weighted"])
+def joined(request, tmp_path_factory):
+    """Corpora of 9 and of 40 examples, which have nothing in common."""
+    base, kind = tmp_path_factory.mktemp("joined"), request.param
+    few = "arrow" if kind == "weighted" else kind  # one has weights, the other none
+    return Corpora(
+        {"few": make(few, base / "few", SIZES[:9]), "many": make(kind, base / "many", SIZES[9:49])}
+    )
+
+
+def columns_of(corpus):
+    """The lengths, as one column for each side."""
+    return np.reshape(corpus.lengths, (len(corpus), -1))
+
+
+def plan_of(corpus, **options):
+    if corpus.lengths.ndim == 2:
+        return Plan(corpus, [Bucket(4, (32, 24)), Bucket(4, (64, 64))], overflow="drop", **options)
+    return Plan(corpus, [Bucket(4, 24), Bucket(4, 40)], **options)
+
+
+picks = st.lists(
+    st.tuples(st.integers(0, 10**4), st.floats(0, 1), st.floats(0, 1), st.integers(0, 9)),
+    max_size=20,
+)
+
+
+@given(picks, st.integers(0, 3))
+@settings(max_examples=40)
+def test_a_piece_is_that_of_the_whole_example_whatever_else_is_read(whole, picks, epoch):
+    for side, lengths in zip(whole.sides, columns_of(whole).T.astype(int).tolist(), strict=True):
+        examples = [each % len(whole) for each, *_ in picks]
+        sizes = [lengths[each] for each in examples]
+        starts = [int(at * size) for (_, at, *_), size in zip(picks, sizes, strict=True)]
+        wanted = [
+            int(share * (size - start))
+            for (*_, share, _), size, start in zip(picks, sizes, starts, strict=True)
+        ]
+        reach = [size and size + more for (*_, more), size in zip(picks, wanted, strict=True)]
+        # Pieces of joined corpora may be of several epochs.
+        several = isinstance(side, CorporaSide)
+        epochs = [epoch + number % 2 * several for number in range(len(picks))]
+        read = side.read(examples, starts, wanted, reach, epoch=epochs if several else epoch)
+        assert all(len(values) == sum(reach) for values in read.values())
+        at = 0
+        for each, size, start, length, end, now in zip(
+            examples, sizes, starts, wanted, reach, epochs, strict=True
+        ):
+            alone = side.read([each], [0], [size], epoch=now)
+            ones = np.ones(size, np.float32)  # of a corpus without weights, beside one that has
+            for name, values in read.items():
+                expected = alone.get(name, ones)[start : start + length]
+                np.testing.assert_array_equal(values[at : at + length], expected, name)
+                assert values.dtype == expected.dtype
+            at += end
+
+
+@pytest.mark.parametrize("kind", ["arrays", "ranges", "weighted", "weighted ranges", *FORMATS])
+def test_examples_are_the_arrays_they_were_made_of(kind, tmp_path):
+    corpus = make(kind, tmp_path / "corpus")
+    for example, ids in zip(corpus, ids_of(SIZES), strict=True):
+        assert example["inputs"].tolist() == ids[:-1].tolist()
+        assert example["targets"].tolist() == ids[1:].tolist()
+        if "weighted" in kind:
+            assert example["loss_weights"].tolist() == (ids[1:] / 7).astype(np.float32).tolist()
+    assert corpus.lengths.tolist() == np.maximum(SIZES - 1, 0).tolist()
+    corpus.verify()
+
+
+# ---- joined
+
+
+def require_what_each_gives_alone(joined, planned, batch):
+    """Compares a batch, row for row, with what each corpus's own sides read."""
+    corpora = list(joined.corpora.values())
+    for number, side in enumerate(planned.sides):
+        ids = batch["targets_segment_ids" if number else "inputs_segment_ids"]
+        columns = np.zeros(side.bucket.rows, int)
+        for (row, example, start, size), epoch in zip(
+            side.segments.tolist(), planned.epoch_of_segments.tolist(), strict=True
+        ):
+            which = int(np.searchsorted(joined.first, example, side="right")) - 1
+            own = corpora[which].sides[number]
+            found = own.read([example - joined.first[which]], [start], [size], epoch=epoch)
+            here = row, slice(columns[row], columns[row] + size)
+            for name, values in found.items():
+                np.testing.assert_array_equal(batch[name][here], values)
+            if "loss_weights" not in found and (number or len(planned.sides) == 1):
+                assert (batch["loss_weights"][here] == 1).all()
+            assert (ids[here] > 0).all()
+            columns[row] += size
+        for row, end in enumerate(columns):
+            assert not ids[row, end:].any()
+            for name in found:
+                assert not batch[name][row, end:].any()
+
+
+@pytest.mark.parametrize("weights", [WEIGHTS, None])
+def test_batches_of_several_corpora_are_what_each_gives_alone(joined, weights):
+    plan = plan_of(joined, seed=1)
+    if weights:
+        plan = plan_of(joined, weights=weights, window=16).after(9, seed=3, exclude=[2])
+    steps, batches = range(2 * plan.num_batches()), Batches(joined, plan).repeat()
+    every = [plan.batch(step) for step in steps]
+    if weights:
+        assert any(len(np.unique(planned.epochs)) > 1 for planned in every)
+        assert any(len(planned.sources) == 2 for planned in every)
+    for step in steps:
+        require_what_each_gives_alone(joined, every[step], batches[step])
+        assert batches[step]["inputs"].dtype == np.int32
+    different = {batches[step]["inputs"].tobytes() for step in steps}
+    assert len(different) >= len(steps) - 1  # a last batch of one row may come again
+
+
+def test_a_batch_of_nothing_has_the_fields_of_all_others(joined):
+    batches = Batches(joined, plan_of(joined, weights=WEIGHTS))
+    for bucket in batches.plan.buckets:
+        empty = batches.empty(bucket)
+        assert list(empty) == list(batches[0])
+        assert not any(values.any() for values in empty.values())
+
+
+def test_examples_are_those_of_the_corpora_one_after_another(joined):
+    alone = [example for corpus in joined.corpora.values() for example in corpus]
+    assert len(alone) == len(joined) == len(joined.lengths)
+    for number, example in enumerate(alone):
+        require_same(joined[number], example)
+    assert joined.num_tokens == joined.lengths.sum()
+    (name, one), *_ = joined.corpora.items()
+    assert Corpora({name: one}).fingerprint == one.fingerprint
+
+
+def test_pairs_and_examples_of_one_length_are_not_joined(pairs, corpus):
+    for several in ({"a": pairs, "b": corpus}, {"a": corpus, "b": pairs}):
+        with pytest.raises(ValueError, match="corpora that are read as one must agree"):
+            Corpora(several)
+
+
+# ---- split
+
+
+def numbers_of(view):
+    """The numbers that the examples of a view have in the corpus."""
+    if isinstance(view, Corpora):
+        firsts = np.cumsum([0, *(len(each.corpus) for each in view.members)])
+        pairs = zip(view.members, firsts.tolist(), strict=False)
+        return np.concatenate([each.numbers + first for each, first in pairs])
+    return view.numbers
+
+
+@given(share=st.floats(0.15, 0.85))
+@settings(max_examples=15)
+def test_each_example_is_in_one_of_both_with_its_tokens(whole, share):
+    views = whole.split(hold_out=share)
+    assert sorted(np.concatenate([*map(numbers_of, views)])) == list(range(len(whole)))
+    assert len({whole.fingerprint, *(view.fingerprint for view in views)}) == 3
+    for view in views:
+        numbers = numbers_of(view)
+        assert len(view) == len(numbers)
+        assert view.lengths.tolist() == whole.lengths[numbers].tolist()
+        assert view.num_tokens == view.lengths.sum()
+        assert (view.vocab_size, view.in_memory) == (whole.vocab_size, whole.in_memory)
+        if whole.files is not None:
+            assert (len(view.files), view.files.sum()) == (len(whole.files), len(view))
+        for at, number in enumerate(numbers[:5].tolist()):
+            for mine, theirs, size in zip(
+                view.sides, whole.sides, columns_of(view)[at], strict=True
+            ):
+                assert mine.weighted == theirs.weighted
+                read = mine.read([at], [0], [size], epoch=2)
+                require_same(read, theirs.read([number], [0], [size], epoch=2))
+
+
+def test_batches_have_the_examples_of_their_view_except_those_left_out(whole):
+    for view in pickle.loads(pickle.dumps(whole.split(hold_out=0.3))):
+        pair = view.lengths.ndim == 2
+        plan = Plan(view, [Bucket(4, (48, 48) if pair else 48)], exclude=[1])
+        batches = Batches(view, plan)
+        read = [batches[step] for step in range(plan.num_batches())]
+        some = columns_of(view)
+        some = some.sum(axis=1) * some[:, -1].astype(bool)  # pairs without targets are in no batch
+        some[1] = 0
+        name = "targets_segment_ids" if pair else "inputs_segment_ids"
+        seen = sum(int((batch["inputs_segment_ids"] > 0).sum()) for batch in read)
+        seen += sum(int((batch[name] > 0).sum()) for batch in read) * pair
+        assert seen == some.sum()
+        assert plan.fingerprint != Plan(whole, plan.buckets, exclude=[1]).fingerprint
+
+
+@pytest.mark.parametrize("kind", ["arrays", "pairs"])
+def test_what_is_held_out_stays_so_when_a_corpus_grows(kind, tmp_path):
+    small, large = (make(kind, tmp_path / str(count), SIZES[:count]) for count in (50, 80))
+    before, after = small.split(0.2)[1].numbers, large.split(0.2)[1].numbers
+    assert after[after < 50].tolist() == before.tolist()
+    assert {*after.tolist()} <= {*large.split(0.3)[1].numbers.tolist()}
+
+
+def test_which_examples_are_held_out_is_the_same_for_ever(tmp_path):
+    corpus = Corpus.from_arrays([[1, 2]] * 1000, tmp_path)
+    assert corpus.split()[1].numbers.tolist() == [203, 254, 366, 410, 503, 543, 566, 821, 930, 986]
+    assert len(corpus.split(0.5)[0]) == pytest.approx(500, abs=40)
+    for view in corpus.split(0.4):  # all are copies of one, and those of a view of its first
+        assert duplicates(view).tolist() == list(range(1, len(view)))
+    for wrong in (0, 1, "a tenth"):
+        with pytest.raises(ValueError, match=r"hold_out is .*; it must be a number above 0"):
+            corpus.split(wrong)
+    with pytest.raises(ValueError, match=r"leaves none of the 1,000 examples to hold out; give"):
+        corpus.split(1e-9)
+
+
+def test_a_view_is_made_again_from_its_description(tmp_path):
+    corpus = make("masked", tmp_path).corpus
+    train, held_out = corpus.split(0.3)
+    views = [Masked(corpus, rate=0.3, seed=5), SpanCorruption(corpus, max_length=30, seed=5)]
+    for view in (*views, train, Masked(held_out), Masked(corpus, seed=3).split(0.3)[0]):
+        again = view_of(corpus, json.loads(json.dumps(view.description)))
+        assert (again.fingerprint, again.directory) == (view.fingerprint, tmp_path)
+        require_same(again[0], view[0])
+
+
+def test_a_split_is_joined_with_a_whole_corpus(tmp_path):
+    one, other = (make("arrays", tmp_path / name) for name in ("one", "other"))
+    joined = Corpora({"one": one.split(0.3)[0], "other": other})
+    assert joined.identity["corpora"]["one"]["split"] == {"hold_out": 0.3, "held_out": False}
+    require_same(joined[len(joined) - 1], other[len(other) - 1])
+
+
+@pytest.mark.parametrize("kind", ["arrays", "pairs", "masked", "joined"])
+def test_a_run_on_a_split_is_planned_again(kind, tmp_path):
+    view = make(kind, tmp_path / "corpus").split(0.3)[1]
+    plan = plan_of(view)
+    write_history(tmp_path, view, plan)
+    corpus, again = read_history(epath.Path(tmp_path))
+    assert (corpus.fingerprint, again.fingerprint) == (view.fingerprint, plan.fingerprint)
+
+
+def test_windows_of_files_have_every_example_of_a_view(tmp_path, monkeypatch):
+    monkeypatch.setattr(ragged, "TOKENS_PER_PART", 40)
+    for view in make("arrays", tmp_path).split(0.5):
+        assert len(view.files) > 20
+        assert view.files.min() == 0  # all of its examples are in the other view
+        plan = Plan(view, [Bucket(2, 48)], window=9)
+        segments = [plan.batch(step).segments for step in range(plan.num_batches())]
+        seen = np.unique(np.concatenate(segments)[:, 1])
+        assert seen.tolist() == np.flatnonzero(view.lengths).tolist()

@@ -1,0 +1,131 @@
+"""Corpora without a copy read what a corpus on disk would."""
+
+import pickle
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import feather
+
+import pipeline
+from pipeline.corpus.in_place import InPlace
+from pipeline.corpus.on_read import tokenize_on_read
+from pipeline.corpus.tasks import INPUTS
+from pipeline.corpus.views import Masked
+from pipeline.planning import lengths as lengths_lib
+from pipeline.text.sources import Records, TextFiles
+from pipeline.text.templates import Chat
+from pipeline.text.tokenizers import Bytes
+from tests.corpus.kinds import FORMATS, ids_of, in_place, make, require_same
+
+SIZES = [(7 * number) % 18 for number in range(40)]
+TEXTS = [f"text {number} " + "é" * (number % 9) for number in range(60)]
+CHATS = [{"messages": [{"role": role, "content": text} for role in ("user", "assistant")]}
+         for text in TEXTS]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_batches_in_place_are_those_of_a_copy(kind, tmp_path):
+    corpus, placed = (make(each, tmp_path / each, SIZES) for each in ("arrays", kind))
+    assert np.array_equal(placed.lengths, corpus.lengths)
+    assert lengths_lib.digest(placed.lengths) == lengths_lib.digest(corpus.lengths)
+    assert placed.num_tokens == corpus.num_tokens
+    plan = pipeline.Plan(placed, [pipeline.Bucket(4, 8), pipeline.Bucket(4, 16)])
+    assert plan.fingerprint == pipeline.Plan(corpus, plan.buckets).fingerprint
+    again = pickle.loads(pickle.dumps(placed))
+    assert again.fingerprint == placed.fingerprint != corpus.fingerprint
+    batches = pipeline.Batches(corpus, plan)
+    for step in range(len(batches)):
+        require_same(pipeline.Batches(again, plan)[step], batches[step])
+    with pipeline.load(placed, buckets=plan.buckets, num_epochs=1) as loader:
+        assert sum(float(batch["loss_weights"].sum()) for batch in loader) == corpus.num_tokens
+    assert "InPlace" in str(placed)
+    for wrong in (40, -1):
+        with pytest.raises(IndexError, match=f"example {wrong} of 40"):
+            placed.read([wrong], [0], [1])
+    with pytest.raises(IndexError, match="positions 0 to 7 of example 1, which has length 6"):
+        placed.read([1], [0], [7])
+
+
+def test_tokens_in_place_can_be_masked(tmp_path):
+    plain = in_place("arrow", tmp_path, ids_of(SIZES), INPUTS)
+    view = Masked(plain)
+    assert plain.lengths.tolist() == SIZES
+    everything = np.arange(40), np.zeros(40, np.int64), plain.lengths
+    assert np.array_equal(view.read(*everything)["targets"], np.concatenate(ids_of(SIZES)))
+    assert view.identity.items() > plain.identity.items()
+
+
+def test_what_is_no_list_of_ids_is_refused(tmp_path):
+    def write(**columns):
+        feather.write_feather(pa.table(columns), str(tmp_path / "a.arrow"))
+        return tmp_path / "a.arrow"
+
+    with pytest.raises(ValueError, match=r"a.arrow, from row 0 on, holds list<.*double>; tokens"):
+        InPlace.arrow(write(input_ids=[[1.0]]))
+    with pytest.raises(ValueError, match="has missing entries"):
+        InPlace.arrow(write(input_ids=[[1], None]))
+    with pytest.raises(ValueError, match="has no column 'input_ids'"):
+        InPlace.arrow(write(text=["a"]))
+    negative = InPlace.arrow(write(input_ids=[[1, 2], [1, -100]]))
+    with pytest.raises(ValueError, match=r"example 1 of .* holds the id -100; ids are from 0"):
+        negative.verify()
+    np.save(tmp_path / "tokens.npy", np.arange(5))
+    for name, offsets in (("far", [0, 6]), ("back", [0, 3, 2]), ("none", [0])):
+        np.save(tmp_path / f"{name}.npy", np.array(offsets))
+        with pytest.raises(ValueError, match=f"{name}.npy are no offsets of 5 tokens"):
+            InPlace.npy(tmp_path / "tokens.npy", tmp_path / f"{name}.npy")
+    np.save(tmp_path / "floats.npy", np.zeros(3))
+    with pytest.raises(ValueError, match=r"shape .3,. and dtype float64; it must be"):
+        InPlace.npy(tmp_path / "floats.npy", tmp_path / "far.npy")
+    (tmp_path / "text.npy").write_text("none")
+    with pytest.raises(ValueError, match=r"text.npy is no .npy array"):
+        InPlace.npy(tmp_path / "text.npy", tmp_path / "far.npy")
+
+
+@pytest.mark.parametrize(
+    ("source", "more"),
+    [
+        (Records(TEXTS), {}),
+        (Records(TEXTS), {"task": INPUTS}),
+        (Records(CHATS), {"template": Chat()}),
+    ],
+)
+def test_text_on_the_fly_is_what_was_prepared(source, more, tmp_path):
+    options = {"progress": False, "num_workers": 0, **more}
+    prepared = pipeline.prepare(source, Bytes(), tmp_path / "corpus", **options)
+    fly = tokenize_on_read(source, Bytes(), tmp_path / "index", **options)
+    assert np.array_equal(fly.lengths, prepared.lengths)
+    for one, other in zip(fly, prepared, strict=True):
+        require_same(one, other)
+
+
+def test_batches_are_tokenised_in_several_processes(tmp_path):
+    fly = tokenize_on_read(
+        Records(CHATS), Bytes(), tmp_path, template=Chat(), readers=2, progress=False
+    )
+    plan = pipeline.Plan(fly, [pipeline.Bucket(4, 128)])
+    alone = tokenize_on_read(Records(CHATS), Bytes(), tmp_path, template=Chat())
+    for step in range(plan.num_batches()):
+        require_same(pipeline.Batches(fly, plan)[step], pipeline.Batches(alone, plan)[step])
+    assert pickle.loads(pickle.dumps(fly)).fingerprint == alone.fingerprint
+    fly.close()
+    require_same(fly[3], alone[3])
+    fly.close()
+
+
+def test_an_index_of_something_else_is_refused(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("one\ntwo\n")
+    fly = tokenize_on_read(TextFiles(path), Bytes(), tmp_path / "index", progress=False)
+    stored = {each.name for each in (tmp_path / "index").iterdir()}
+    assert {name for name in stored if not name.startswith(".")} == {"counts.npy", "index.json"}
+    with pytest.raises(ValueError, match="made with another tokenizer"):
+        tokenize_on_read(TextFiles(path), Bytes(end=False), tmp_path / "index")
+    path.write_text("one\nthree\n")
+    with pytest.raises(ValueError, match="line 2 has 7 tokens, and had 5 when it was measured"):
+        pickle.loads(pickle.dumps(fly))[1]  # as a worker has it, which opens the file anew
+    with pytest.raises(ValueError, match="made with another source"):
+        tokenize_on_read(TextFiles(path), Bytes(), tmp_path / "index")
+    with pytest.raises(ValueError, match="the source is empty"):
+        tokenize_on_read(Records([]), Bytes(), tmp_path / "none")
