@@ -1,23 +1,77 @@
 """The audit of a run: passes where all batches are as planned, and else names the step."""
 
+import copy
 import json
+import re
 
 import numpy as np
 import pytest
 from etils import epath
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-import pipeline
-from pipeline import Bucket, Plan
+from pipeline import Bucket, Corpora, Plan
 from pipeline.cli.commands import main
 from pipeline.history import read_history, write_history
-from pipeline.history.auditing import Ledger
 from pipeline.planning import figures
 from pipeline.planning.stream import Rows
 
 SHORT = (Bucket(8, 16), Bucket(4, 32))
 LONG = (Bucket(4, 64),)
+WEIGHTS = {"prose": 3, "code": 1, "chat": 1}
+EVEN = dict.fromkeys(WEIGHTS, 1)
+
+# What an audit says of each kind of run.
+SAID = {
+    "text": (
+        "plan from step 20 on: buckets=4x64, overflow=split",
+        "left out from step 7 on, as asked: 3, 5, 8\n",
+        "left out from step 20 on, as asked: 9\n",
+        "from step 0 on, documents longer than 32 are cut (overflow='truncate')",
+        "documents with nothing to train on",
+        "documents in 3 epochs each",
+    ),
+    "joined": ("plan from step 7 on: exclude=202, examples=206",),
+    "pairs": (
+        "documents longer than 64 and 48 are dropped (overflow='drop')",
+        "plan from step 31 on: buckets=4x90/60",
+    ),
+    "phases": (
+        "plan from step 20 on: weights=prose:1/2 code:1/2",
+        "documents are counted over all corpora, from 0 prose, from 120 code, from 180 chat",
+    ),
+    "mixture": (
+        "plan from step 21 on: buckets=4x64, overflow=drop, exclude=3, 190",
+        "plan from step 40 on: weights=prose:1/3 code:1/3 chat:1/3",
+        "left out from step 21 on, as asked: 3, 190",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(documents, pairs, tmp_path_factory):
+    """By kind: a corpus, its plan, and how many of its steps have run, over several epochs."""
+    place = tmp_path_factory.mktemp("corpora")
+    text, new = documents(place / "text"), documents(place / "new", 6)
+    plan = Plan(text, SHORT, overflow="truncate")
+    both = Corpora({"first": text, "new": new})
+    joined = plan.after(7, lengths=both, exclude=[202])
+    of_pairs = Plan(pairs, (Bucket(8, (32, 24)), Bucket(4, (64, 48))), overflow="drop")
+    of_pairs = of_pairs.after(9, seed=3, exclude=[11]).after(31, buckets=[Bucket(4, (90, 60))])
+    counts = {"prose": 120, "code": 60, "chat": 40}
+    corpora = Corpora({name: documents(place / name, count) for name, count in counts.items()})
+    weights = [(0, {"prose": 3, "code": 1}), (20, {"prose": 1, "code": 1}), (50, EVEN)]
+    phases = Plan(corpora, SHORT, weights=weights, overflow="truncate", window=60)
+    mixture = Plan(corpora, SHORT, weights=WEIGHTS, overflow="truncate")
+    mixture = mixture.after(21, buckets=LONG, exclude=[3, 190], overflow="drop")
+    mixture = mixture.after(40, weights=EVEN).after(60, buckets=SHORT, seed=2)
+    plan = plan.after(7, exclude=[3, 5, 8], seed=4)
+    plan = plan.after(20, buckets=LONG, overflow="split", exclude=[9])
+    return {
+        "text": (text, plan, 60),
+        "joined": (both, joined.after(20, buckets=LONG, overflow="split"), 50),
+        "pairs": (pairs, of_pairs, 60),
+        "phases": (corpora, phases, 120),
+        "mixture": (corpora, mixture, 200),
+    }
 
 
 def lines_of(plan, steps):
@@ -33,17 +87,16 @@ def write(workdir, lines):
 
 
 @pytest.fixture
-def ran(tmp_path):
-    """A run of 60 steps, over three epochs, that changed twice; its lines."""
-    rng = np.random.default_rng(0)
-    sizes = np.clip(rng.lognormal(2.7, 0.8, 200), 0, 90).astype(int)
-    sizes[:2] = 0, 1
-    examples = [rng.integers(1, 99, size).astype(np.int32) for size in sizes]
-    corpus = pipeline.Corpus.from_arrays(examples, tmp_path / "corpus/train")
-    plan = Plan(corpus, SHORT, overflow="truncate").after(7, exclude=[3, 5, 8], seed=4)
-    plan = plan.after(20, buckets=LONG, overflow="split")
+def kind():
+    return "text"
+
+
+@pytest.fixture
+def ran(kind, runs, tmp_path):
+    """The work directory of a run, its lines, and its plan."""
+    corpus, plan, steps = runs[kind]
     write_history(epath.Path(tmp_path), corpus, plan)
-    lines = lines_of(plan, 60)
+    lines = lines_of(plan, steps)
     lines.insert(10, {"step": 10, "eval_loss": 2.0})
     write(tmp_path, lines)
     return tmp_path, lines, plan
@@ -55,54 +108,53 @@ def audited(workdir, capsys):
     return code, said.out, said.err
 
 
-def test_a_run_as_planned_passes_and_says_what_became_of_every_example(ran, capsys):
+@pytest.mark.parametrize("kind", SAID)
+def test_a_run_as_planned_passes_and_says_what_became_of_every_example(runs, ran, kind, capsys):
     workdir, _, plan = ran
+    corpus, _, steps = runs[kind]
     code, out, err = audited(workdir, capsys)
     assert (code, err) == (0, "")
-    assert "plan from step 20 on: buckets=4x64, overflow=split" in out
-    assert "left out from step 7 on, as asked: 3, 5, 8" in out
-    assert "from step 0 on, documents longer than 32 are cut (overflow='truncate')" in out
-    assert "documents with nothing to train on" in out
-    assert "documents in 3 epochs each" in out
-    assert plan.batch(59).epoch == 3
-    assert "epoch 3, not over" in out
-    assert "all 60 batches are those that were planned, each once and in order" in out
+    for sentence in SAID[kind]:
+        assert sentence in out
+    if kind == "joined":  # new examples are due from the epoch that they join
+        due = np.minimum(np.delete(corpus.lengths, 202), 32).sum()
+        assert f"epoch 0: {due:,} positions, each once" in out
+    for name, epochs in figures.whole_epochs(plan, steps).items():
+        of = f" of {name}" * bool(name)
+        assert epochs > 0
+        for epoch in range(epochs):
+            assert re.search(rf"^epoch {epoch}{of}: [\d,]+ positions, each once", out, re.M)
+        assert f"epoch {epochs}{of}, not over" in out
+    assert f"all {steps} batches are those that were planned, each once and in order" in out
 
 
-def test_one_altered_digest_is_named(ran, capsys):
+SPOILT = (
+    (lambda log: log[31].update(batch="0" * 16), "wrong: step 30 did not run the batch that was"),
+    (lambda log: log.pop(31), "step 30 is missing"),
+    (lambda log: log.insert(31, log[30]), "step 29 was run twice"),
+    (lambda log: log[31].update(batch=log[30]["batch"]), "but that of step 29, again"),
+)
+
+
+@pytest.mark.parametrize("kind", ["text", "pairs", "phases", "mixture"])
+def test_the_step_that_is_not_as_planned_is_named(ran, capsys):
     workdir, lines, _ = ran
-    lines[31]["batch"] = "0123456789abcdef"
-    write(workdir, lines)
-    code, _, err = audited(workdir, capsys)
-    assert code == 1
-    assert "wrong: step 30 did not run the batch that was planned" in err
+    for spoil, sentence in SPOILT:
+        log = copy.deepcopy(lines)
+        spoil(log)
+        write(workdir, log)
+        code, _, err = audited(workdir, capsys)
+        assert code == 1
+        assert sentence in err
 
 
-def test_a_step_that_is_missing_is_named(ran, capsys):
+def test_a_log_that_ends_before_the_last_checkpoint_lacks_a_step(ran, capsys):
     workdir, lines, _ = ran
-    write(workdir, lines[:31] + lines[32:])
-    code, _, err = audited(workdir, capsys)
-    assert code == 1
-    assert "step 30 is missing" in err
     write(workdir, lines[:31])
     (workdir / "checkpoints/60").mkdir(parents=True)
     code, _, err = audited(workdir, capsys)
     assert code == 1
     assert "step 30 is missing: the log ends there, and the last checkpoint is of step 60" in err
-
-
-def test_a_batch_that_was_trained_twice_is_named(ran, capsys):
-    workdir, lines, _ = ran
-    write(workdir, lines[:31] + lines[30:])
-    code, _, err = audited(workdir, capsys)
-    assert code == 1
-    assert "step 29 was run twice" in err
-    lines[31]["batch"] = lines[30]["batch"]
-    write(workdir, lines)
-    code, _, err = audited(workdir, capsys)
-    assert code == 1
-    assert "step 30 did not run" in err
-    assert "but that of step 29, again" in err
 
 
 def test_steps_without_effect_are_told_with_their_documents(ran, capsys):
@@ -133,156 +185,60 @@ def test_plans_that_cannot_be_made_again_and_places_without_a_run_are_errors(
     assert "give the work directory of a run" in err
 
 
-def test_a_plan_that_loses_a_position_would_be_found(ran, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "example", "epoch", "sentence"),
+    [
+        ("text", 40, 1, "example 40 (1 such examples). This is a defect of Lockstep"),
+        ("joined", 204, 0, "positions of example 204 (1 such examples)"),
+        ("phases", 150, 1, "positions of example 30 (1 such examples)"),
+    ],
+)
+def test_a_plan_that_loses_a_position_would_be_found(
+    ran, kind, example, epoch, sentence, capsys, monkeypatch
+):
     workdir, lines, _ = ran
     batch = Plan.batch
 
     def losing(self, step):
         planned = batch(self, step)
-        if step == 25:
-            planned.segments[0, 3] -= 1
+        lost = (planned.segments[:, 1] == example) & (planned.epoch_of_segments == epoch)
+        planned.segments[lost, 3] -= 1
         return planned
 
     monkeypatch.setattr(Plan, "batch", losing)
     _, plan = read_history(epath.Path(workdir))
-    lines[26]["batch"] = plan.batch(25).digest
-    write(workdir, lines)
+    write(workdir, lines_of(plan, len(lines) - 1))
     code, _, err = audited(workdir, capsys)
     assert code == 1
-    assert "This is a defect of Lockstep" in err
+    assert ("epoch 1 of code" in err) == (kind == "phases")
+    assert sentence in err
 
 
-def test_new_corpora_are_due_from_the_epoch_that_they_join(ran, capsys, monkeypatch):
-    workdir, _, _ = ran
-    first = pipeline.Corpus.open(workdir / "corpus/train")
-    new = [np.arange(size) for size in (70, 12, 1, 30, 25, 9)]
-    new = pipeline.Corpus.from_arrays(new, workdir / "corpus/new", vocab_size=None)
-    both = pipeline.Corpora({"first": first, "new": new})
-    plan = Plan(first, SHORT, overflow="truncate").after(7, lengths=both, exclude=[202])
-    plan = plan.after(20, buckets=LONG, overflow="split")
-    write_history(epath.Path(workdir), both, plan)
-    write(workdir, lines_of(plan, 50))
-    code, out, err = audited(workdir, capsys)
-    assert (code, err) == (0, "")
-    assert "plan from step 7 on: exclude=202, examples=206" in out
-    assert f"epoch 0: {np.minimum(both.lengths, 32).sum():,} positions, each once" in out
-    assert plan.batch(49).epoch == 2
-    # One position of what is new that nobody trained on is found.
-    batch = Plan.batch
+@pytest.mark.parametrize("kind", ["mixture"])
+def test_a_piece_that_the_epoch_of_a_change_loses_is_found(ran, capsys, monkeypatch):
+    workdir, lines, _ = ran
+    joined, plan = read_history(epath.Path(workdir))
+    code, segments_of = plan.stages[1].streams[1], Rows.segments
 
-    def losing(self, step):
-        planned = batch(self, step)
-        lost = planned.segments[:, 1] == 204
-        planned.segments[lost, 3] -= 1
-        return planned
+    def losing(self, order=None):
+        times, segments = segments_of(self, order)
+        if self.of_pass is code.passes[0]:
+            segments[:, 3] -= 1
+        return times, segments
 
     with monkeypatch.context() as patch:
-        patch.setattr(Plan, "batch", losing)
-        write(workdir, lines_of(plan, 50))
+        patch.setattr(Rows, "segments", losing)
+        patch.setattr("pipeline.history.auditing.read_history", lambda _: (joined, plan))
+        write(workdir, lines_of(plan, len(lines) - 1))
         code, _, err = audited(workdir, capsys)
     assert code == 1
-    assert "positions of example 204 (1 such examples)" in err
+    assert "of code of the plan has" in err
 
 
-def test_runs_of_pairs_are_audited(pairs, tmp_path, capsys):
-    shape = (Bucket(8, (32, 24)), Bucket(4, (64, 48)))
-    plan = Plan(pairs, shape, overflow="drop").after(9, seed=3, exclude=[11])
-    plan = plan.after(31, buckets=[Bucket(4, (90, 60))])
-    write_history(epath.Path(tmp_path), pairs, plan)
-    lines = lines_of(plan, 60)
-    write(tmp_path, lines)
-    code, out, err = audited(tmp_path, capsys)
-    assert (code, err) == (0, "")
-    assert "documents longer than 64 and 48 are dropped (overflow='drop')" in out
-    assert "plan from step 31 on: buckets=4x90/60" in out
-    assert "all 60 batches are those that were planned" in out
-    lines[40]["batch"] = lines[39]["batch"]
-    write(tmp_path, lines)
-    code, _, err = audited(tmp_path, capsys)
-    assert code == 1
-    assert "step 40 did not run" in err
-
-
-@pytest.fixture(scope="module")
-def mixed(tmp_path_factory):
-    """A run of a mixture in which weights change, and then a third corpus joins."""
-    workdir, rng = tmp_path_factory.mktemp("mixed"), np.random.default_rng(3)
-    corpora = {}
-    for name, count in (("prose", 120), ("code", 60), ("chat", 40)):
-        sizes = np.clip(rng.lognormal(2.7, 0.8, count), 0, 90).astype(int)
-        examples = [rng.integers(1, 99, size).astype(np.int32) for size in sizes]
-        directory = workdir / "corpus/train" / name
-        corpora[name] = pipeline.Corpus.from_arrays(examples, directory, vocab_size=99)
-    joined = pipeline.Corpora(corpora)
-    weights = [
-        (0, {"prose": 3, "code": 1}),
-        (20, {"prose": 1, "code": 1}),
-        (50, {"prose": 1, "code": 1, "chat": 1}),
-    ]
-    plan = Plan(joined, SHORT, weights=weights, overflow="truncate", window=60)
-    write_history(epath.Path(workdir), joined, plan)
-    return workdir, plan
-
-
-def test_runs_of_mixtures_are_audited_corpus_by_corpus(mixed, capsys):
-    workdir, plan = mixed
-    lines = lines_of(plan, 120)
-    write(workdir, lines)
-    code, out, err = audited(workdir, capsys)
-    assert (code, err) == (0, "")
-    assert "plan from step 20 on: weights=prose:1/2 code:1/2" in out
-    assert (
-        "documents are counted over all corpora, from 0 prose, from 120 code, from 180 chat" in out
-    )
-    assert "all 120 batches are those that were planned" in out
-    for name, passes in figures.count_steps(plan, 0, 120).passes.items():
-        for epoch in range(int(passes)):
-            assert f"epoch {epoch} of {name}: " in out
-        assert f"epoch {int(passes)} of {name}, not over" in out
-    lines[70]["batch"] = lines[69]["batch"]
-    write(workdir, lines)
-    code, _, err = audited(workdir, capsys)
-    assert code == 1
-    assert "step 70 did not run" in err
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.integers(0, 80),
-            st.fixed_dictionaries(
-                {},
-                optional={
-                    "buckets": st.sampled_from([SHORT, LONG, (Bucket(6, 20), Bucket(3, 40))]),
-                    "overflow": st.sampled_from(["split", "truncate", "drop"]),
-                    "exclude": st.lists(st.integers(0, 219), max_size=5),
-                    "weights": st.sampled_from([dict.fromkeys(("prose", "code", "chat"), 1)]),
-                },
-            ),
-        ),
-        max_size=4,
-    )
-)
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_the_ledger_of_a_mixture_balances_whatever_changes(mixed, changes):
-    joined, _ = read_history(epath.Path(mixed[0]))
-    plan = Plan(joined, SHORT, weights={"prose": 3, "code": 1, "chat": 1})
-    for step, options in sorted(changes, key=lambda each: each[0]):
-        plan = plan.after(step, **options)
-    said = []
-    book = Ledger(plan, said.append)
-    for step in range(150):
-        book.add(plan.batch(step))
-    book.finish(150)
-    closed = [line for line in said if "each once" in line]
-    assert len(closed) == sum(figures.whole_epochs(plan, 150).values())
-
-
-def test_a_log_beyond_the_end_of_a_mixture_is_found(mixed, tmp_path, capsys):
-    joined, _ = read_history(epath.Path(mixed[0]))
-    weights = {"prose": 3, "code": 1, "chat": 1}
-    plan = Plan(joined, SHORT, weights=weights, ending="stop")
-    write_history(epath.Path(tmp_path), joined, plan)
+def test_a_log_beyond_the_end_of_a_mixture_is_found(runs, tmp_path, capsys):
+    corpora, _, _ = runs["mixture"]
+    plan = Plan(corpora, SHORT, weights=WEIGHTS, ending="stop")
+    write_history(epath.Path(tmp_path), corpora, plan)
     lines = lines_of(plan, plan.num_batches())
     write(tmp_path, lines)
     assert audited(tmp_path, capsys)[0] == 0
@@ -290,62 +246,3 @@ def test_a_log_beyond_the_end_of_a_mixture_is_found(mixed, tmp_path, capsys):
     code, _, err = audited(tmp_path, capsys)
     assert code == 1
     assert f"step {len(lines)} ran, and the plan ends before it" in err
-
-
-def test_a_mixture_that_loses_a_position_would_be_found(mixed, capsys, monkeypatch):
-    workdir, _ = mixed
-    batch = Plan.batch
-
-    def losing(self, step):
-        planned = batch(self, step)
-        lost = (planned.segments[:, 1] == 150) & (planned.epochs == 1)
-        planned.segments[lost, 3] -= 1
-        return planned
-
-    monkeypatch.setattr(Plan, "batch", losing)
-    _, plan = read_history(epath.Path(workdir))
-    write(workdir, lines_of(plan, 120))
-    code, _, err = audited(workdir, capsys)
-    assert code == 1
-    assert "epoch 1 of code" in err
-    assert "positions of example 30 (1 such examples). This is a defect of Lockstep" in err
-
-
-def test_mixtures_that_change_on_the_way_are_audited(mixed, tmp_path, capsys, monkeypatch):
-    joined, _ = read_history(epath.Path(mixed[0]))
-    weights = {"prose": 3, "code": 1, "chat": 1}
-    plan = Plan(joined, SHORT, weights=weights, overflow="truncate")
-    plan = plan.after(21, buckets=LONG, exclude=[3, 190], overflow="drop")
-    plan = plan.after(40, weights=dict.fromkeys(weights, 1)).after(60, buckets=SHORT, seed=2)
-    write_history(epath.Path(tmp_path), joined, plan)
-    lines = lines_of(plan, 200)
-    write(tmp_path, lines)
-    code, out, err = audited(tmp_path, capsys)
-    assert (code, err) == (0, "")
-    assert "plan from step 21 on: buckets=4x64, overflow=drop, exclude=3, 190" in out
-    assert "plan from step 40 on: weights=prose:1/3 code:1/3 chat:1/3" in out
-    assert "left out from step 21 on, as asked: 3, 190" in out
-    assert "all 200 batches are those that were planned" in out
-    assert figures.whole_epochs(plan, 200)["chat"] > 2
-    lines[130]["batch"] = lines[131]["batch"]
-    write(tmp_path, lines)
-    code, _, err = audited(tmp_path, capsys)
-    assert code == 1
-    assert "step 130 did not run" in err
-    # A piece that the epoch of the change loses is found.
-    _, plan = read_history(epath.Path(tmp_path))
-    code, segments_of = plan.stages[1].streams[1], Rows.segments
-
-    def losing(self):
-        times, segments = segments_of(self)
-        if self.found_in is code.passes[0]:
-            segments[:, 3] -= 1
-        return times, segments
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Rows, "segments", losing)
-        patch.setattr("pipeline.history.auditing.read_history", lambda _: (joined, plan))
-        write(tmp_path, lines_of(plan, 200))
-        code, _, err = audited(tmp_path, capsys)
-    assert code == 1
-    assert "of code of the plan has" in err
