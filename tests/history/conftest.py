@@ -6,7 +6,7 @@ import pipeline
 
 @pytest.fixture(scope="session")
 def documents():
-    """`documents(directory, count)`: a corpus of documents of 3 to 90 tokens, but the first."""
+    """`documents(directory, count)`: a corpus of 3 to 90 tokens a document; `first` ones differ."""
 
     def make(directory, count=200, first=(0, 1)):
         rng = np.random.default_rng(0)
