@@ -1,4 +1,3 @@
-import grain
 import numpy as np
 import pytest
 
@@ -100,45 +99,6 @@ def test_huggingface_has_names_for_both_sides_of_pairs():
 def test_what_a_convention_cannot_carry_is_refused(batch, convention, message):
     with pytest.raises(ValueError, match=message):
         pipeline.rename(batch, convention)
-
-
-class Noise(grain.transforms.RandomMap):
-    """Replaces some inputs, as a transform on batches may."""
-
-    def random_map(self, batch, rng):
-        noise = rng.random(batch["inputs"].shape) < 0.5
-        return batch | {"inputs": np.where(noise, 0, batch["inputs"])}
-
-
-def test_transforms_on_batches_are_grains_own(corpus):
-    plan = pipeline.Plan(corpus, [Bucket(8, 64)], overflow="truncate")
-    batches = pipeline.Batches(corpus, plan)
-    renamed = batches.map(lambda batch: pipeline.rename(batch, "maxtext"))
-    assert len(renamed) == len(batches)
-    assert (renamed[3]["inputs_segmentation"] == batches[3]["inputs_segment_ids"]).all()
-    for noise in (Noise(), lambda batch, rng: Noise().random_map(batch, rng)):
-        noisy = batches.seed(5).random_map(noise)
-        assert (noisy[2]["targets"] == batches[2]["targets"]).all()
-        assert (noisy[2]["inputs"] != batches[2]["inputs"]).any()
-        # Random, and yet the same at every look, in every process.
-        assert (noisy[2]["inputs"] == noisy[2]["inputs"]).all()
-        steps = iter(noisy.to_iter_dataset())
-        for _ in range(2):
-            next(steps)
-        assert (next(steps)["inputs"] == noisy[2]["inputs"]).all()
-
-
-def test_a_mapped_iterator_resumes_with_the_state_of_the_plan(corpus):
-    batches = pipeline.Batches(corpus, pipeline.Plan(corpus, [Bucket(8, 64)]))
-    mapped = batches.to_iter_dataset().map(lambda batch: pipeline.rename(batch, "maxtext"))
-    steps = iter(mapped)
-    first = [next(steps)["inputs"] for _ in range(3)]
-    again = iter(mapped)
-    next(again)
-    state = again.get_state()
-    fresh = iter(mapped)
-    fresh.set_state(state)
-    assert (next(fresh)["inputs"] == first[1]).all()
 
 
 SIZES = np.random.default_rng(0).integers(2, 30, 40)
