@@ -1,19 +1,16 @@
-"""An encoder–decoder on pairs: through the training program, and packed as if alone."""
+"""An encoder–decoder on pairs through the training program, and the work of a step."""
 
 import json
 
-import jax
 import numpy as np
 import pytest
 from etils import epath
-from flax import nnx
 from ml_collections import ConfigDict
 
 from configs import pairs as pairs_config
 from models.config import TransformerConfig
-from models.encoder_decoder import EncoderDecoder
 from models.flops import pair_flops, training_flops
-from pipeline import Batches, Bucket, Pairs, Plan
+from pipeline import Pairs
 from pipeline.history import read_history
 from pipeline.trainer.corpora import prepare_corpora
 from tests.runs.runs import run, segment_losses, steps, summary, tiny
@@ -55,52 +52,6 @@ def test_the_training_program_learns_pairs_and_goes_on_where_it_stopped(text, tm
         plan.batch(step).digest for step in range(16)
     ]
     segment_losses(tmp_path)
-
-
-def test_a_packed_pair_has_the_losses_that_it_has_alone(tmp_path):
-    rng = np.random.default_rng(1)
-    sides = [
-        [rng.integers(1, 50, size + side) for size in rng.integers(1, 12, 20)] for side in (0, 1)
-    ]
-    pairs = Pairs.from_arrays(*sides, tmp_path, vocab_size=50)
-    config = TransformerConfig(
-        vocab_size=50,
-        num_layers=1,
-        width=16,
-        num_heads=2,
-        num_kv_heads=1,
-        mlp_width=32,
-        attention="dense",
-    )
-    model = nnx.jit(EncoderDecoder(config, rngs=nnx.Rngs(0)))
-
-    def losses(plan):
-        """Of each example, the loss of each of its targets."""
-        found = {}
-        for step in range(plan.num_batches()):
-            batch = Batches(pairs, plan)[step]
-            logits = model(
-                *(batch[f"inputs{field}"] for field in ("", "_segment_ids", "_positions")),
-                batch["decoder_inputs"],
-                batch["targets_segment_ids"],
-                batch["targets_positions"],
-            )
-            picked = np.take_along_axis(
-                np.asarray(jax.nn.log_softmax(logits)), batch["targets"][..., None], axis=-1
-            )[..., 0]
-            for row in range(len(picked)):
-                segments = plan.batch(step).segments
-                for number, segment in enumerate(segments[segments[:, 0] == row], 1):
-                    found[int(segment[1])] = picked[row][
-                        batch["targets_segment_ids"][row] == number
-                    ]
-        return found
-
-    packed = losses(Plan(pairs, [Bucket(2, (32, 32))], overflow="drop"))
-    alone = losses(Plan(pairs, [Bucket(4, (16, 16))], overflow="drop", packing="none"))
-    assert packed.keys() == alone.keys() == set(range(20))
-    for example, values in packed.items():
-        np.testing.assert_allclose(values, alone[example], rtol=1e-4, atol=1e-5)
 
 
 def test_the_config_of_docstrings_needs_no_network(tmp_path):
