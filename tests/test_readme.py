@@ -7,7 +7,6 @@ import pathlib
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import tomllib
 
@@ -19,7 +18,7 @@ from ml_collections import config_flags
 import pipeline
 from pipeline.cli.commands import main
 from tests.pages import BLOCK, BLOCKS, PAGES, README, SNIPPETS
-from tests.processes import ROOT
+from tests.processes import ROOT, call
 
 COMMANDS = [
     pytest.param(shlex.split(command, comments=True), id=f"{block}-{number}")
@@ -88,15 +87,7 @@ def test_audit_and_show_accept_the_work_directory_of_an_own_loop(
 
 def test_a_script_may_end_with_a_loader_open(files):
     code = "import pipeline\nloader = pipeline.load('corpus', tokens_per_batch=1024)\nnext(loader)"
-    environment = {"PYTHONPATH": str(ROOT), "PATH": "", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=files,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = call(sys.executable, "-c", code, cwd=files)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
 
@@ -112,12 +103,15 @@ def test_the_batch_in_the_readme_is_a_real_one(tmp_path):
     assert not batch
 
 
+PROGRAM = "pipeline/trainer/program.py"  # has the flags of every program
+
+
 def config_of(words, monkeypatch):
     """The config that the words of a command of train.py give, parsed as train.py does it."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", words)
     known = flags.FlagValues()
-    source = (ROOT / "train.py").read_text()
+    source = "".join((ROOT / name).read_text() for name in ("train.py", PROGRAM))
     for name in re.findall(r"flags\.DEFINE_(?!config)\w+\(\s*\"(\w+)\"", source):
         flags.DEFINE_string(name, None, "", flag_values=known)
     default = str(ROOT / "configs/quickstart.py")

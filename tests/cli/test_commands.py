@@ -3,7 +3,6 @@ import os
 import pathlib
 import re
 import shutil
-import subprocess
 import sys
 from importlib import metadata
 
@@ -23,7 +22,7 @@ from pipeline.corpus.views import Masked, SpanCorruption
 from pipeline.history import write_history
 from pipeline.text.sources import Records, TextFiles
 from pipeline.text.tokenizers import Bytes, train_sentencepiece
-from tests.processes import environment
+from tests.processes import call
 
 
 @pytest.fixture
@@ -52,9 +51,7 @@ def lengths(tmp_path):
 
 
 def test_the_program_runs_and_teaches():
-    done = subprocess.run(
-        [sys.executable, "-m", "pipeline", "--help"], capture_output=True, text=True, timeout=60
-    )
+    done = call(sys.executable, "-m", "pipeline", "--help")
     assert done.returncode == FINE
     for command in ("prepare", "report", "buckets", "show", "check"):
         assert f"\n  lockstep {command} " in done.stdout
@@ -64,14 +61,7 @@ def test_the_program_runs_and_teaches():
 def test_the_command_works_beside_a_folder_that_is_called_like_the_package(tmp_path):
     (tmp_path / "pipeline").mkdir()
     (tmp_path / "pipeline" / "__init__.py").touch()
-    done = subprocess.run(
-        [pathlib.Path(sys.executable).parent / "lockstep", "buckets", "--help"],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = call(pathlib.Path(sys.executable).parent / "lockstep", "buckets", "--help", cwd=tmp_path)
     assert done.stdout.startswith("usage: lockstep buckets"), done.stderr
 
 
@@ -402,9 +392,9 @@ def test_show_prints_the_batches_of_a_run_before_and_after_it_changed(run, ran, 
         lengths = planned.bucket.lengths
         assert f"{planned.bucket.rows} rows × {' + '.join(map(str, lengths))} positions" in out
         assert f"digest {planned.digest}\n" in out
-        sides = ("inputs", "targets") if len(lengths) == 2 else ("",)
+        sides = ("inputs ", "targets ") if len(lengths) == 2 else ("",)
         for row in range(planned.bucket.rows):
-            assert all(f"\nrow {row:<4}{name} ▕".replace("  ▕", " ▕") in out for name in sides)
+            assert all(f"\nrow {row:<4}{name}▕" in out for name in sides)
         shares = re.search(r"\nof code \d+\.\d%, prose \d+\.\d%\n", out)
         assert bool(shares) == (kind == "several")
     assert planned.bucket == Bucket(2, 256) or kind != "text"
@@ -604,9 +594,7 @@ def test_prepare_takes_a_template_with_its_fields(run, tmp_path):
     assert Corpus.open(tmp_path / "c").decode(0) == "user u<|end|>\nbot b<|end|>\n"
     for wrong, sentence in {
         ("answer", "prompt"): "NAME=TEXT, as in --template answer",
-        ("answer", "prompt={q}"): "template.kind is 'answer', which needs template.answer",
         ("story",): "template.kind is 'story'; it must be one of chat, answer",
-        ("chat", "weights=3"): "weights is 3; it must map roles to numbers",
     }.items():
         status, _, err = run("prepare", path, "--into", tmp_path / "d", "--template", *wrong)
         assert status == WRONG

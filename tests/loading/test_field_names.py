@@ -122,13 +122,8 @@ def test_transformers_sees_in_a_row_what_it_sees_in_single_examples(tmp_path):
             return model(**tensors, **options).loss
 
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=90,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-    )
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    config = transformers.LlamaConfig(vocab_size=90, num_attention_heads=2, **sizes)
     llama = transformers.LlamaForCausalLM(config)
     corpus = pipeline.Corpus.from_arrays(EXAMPLES, tmp_path / "corpus", vocab_size=90)
     packed, single = (
@@ -170,17 +165,9 @@ def test_tunix_has_the_loss_of_the_weighted_targets(tmp_path):
     from tunix.models.llama3.model import Llama3, ModelConfig
     from tunix.sft import peft_trainer, utils
 
-    config = ModelConfig(
-        num_layers=2,
-        vocab_size=90,
-        embed_dim=32,
-        hidden_dim=64,
-        num_heads=2,
-        head_dim=16,
-        num_kv_heads=2,
-        rope_theta=10_000,
-        norm_eps=1e-5,
-    )
+    sizes = {"num_layers": 2, "vocab_size": 90, "embed_dim": 32, "hidden_dim": 64}
+    heads = {"num_heads": 2, "head_dim": 16, "num_kv_heads": 2, "rope_theta": 10_000}
+    config = ModelConfig(**sizes, **heads, norm_eps=1e-5)
     model = Llama3(config, rngs=nnx.Rngs(0))
 
     def theirs(batch):
@@ -202,9 +189,8 @@ def test_tunix_has_the_loss_of_the_weighted_targets(tmp_path):
         return (each * batch["loss_weights"]).sum() / batch["loss_weights"].sum()
 
     weights = [np.arange(len(example)) > len(example) // 3 for example in EXAMPLES]
-    corpus = pipeline.Corpus.from_arrays(
-        EXAMPLES, tmp_path / "corpus", vocab_size=90, weights=weights
-    )
+    options = {"vocab_size": 90, "weights": weights}
+    corpus = pipeline.Corpus.from_arrays(EXAMPLES, tmp_path / "corpus", **options)
     alone, packed = (
         pipeline.Batches(corpus, pipeline.Plan(corpus, [Bucket(4, 32)], packing=packing))
         for packing in ("none", "best_fit")

@@ -147,11 +147,8 @@ def test_it_does_not_matter_where_a_transformation_is_or_who_applies_it(make):
         for each in found[1:]:
             np.testing.assert_equal(each, found[0])
     seeded = [
-        [
-            batch["inputs"].tolist()
-            for batch in batches.seed(seed).to_iter_dataset().random_map(hide)
-        ]
-        for seed in (3, 3, 4)
+        [batch["inputs"].tolist() for batch in batches.seed(n).to_iter_dataset().random_map(hide)]
+        for n in (3, 3, 4)
     ]
     assert seeded[0] == seeded[1] != seeded[2]
 
@@ -243,21 +240,15 @@ class Narrow(grain.transforms.Map):
 def test_the_element_spec_has_the_fields_of_every_bucket(make, kind):
     batches = make(kind)
     spec = grain.experimental.get_element_spec(batches.filter(keep).to_iter_dataset())
-    seen = {}
     for step in range(len(batches)):
-        seen[batches.plan.batch(step).bucket] = {
-            name: (values.shape, values.dtype) for name, values in batches[step].items()
-        }
-    assert seen == {
-        bucket: {name: (each.shape, each.dtype) for name, each in fields.items()}
-        for bucket, fields in spec.items()
-    }
-    for narrow in (
-        batches.map(Narrow()).to_iter_dataset(),
-        batches.to_iter_dataset().map(Narrow()),
-    ):
-        narrow = grain.experimental.get_element_spec(narrow)
-        assert narrow == {bucket: fields["inputs"] for bucket, fields in spec.items()}
+        fields = spec[batches.plan.batch(step).bucket]
+        assert {*fields} == {*batches[step]}
+        for name, values in batches[step].items():
+            assert (fields[name].shape, fields[name].dtype) == (values.shape, values.dtype)
+    assert {*spec} == {batches.plan.batch(step).bucket for step in range(len(batches))}
+    narrow = {bucket: fields["inputs"] for bucket, fields in spec.items()}
+    for steps in (batches.map(Narrow()).to_iter_dataset(), batches.to_iter_dataset().map(Narrow())):
+        assert grain.experimental.get_element_spec(steps) == narrow
 
 
 def test_slices_are_not_taken_for_another_or_for_the_whole(make):

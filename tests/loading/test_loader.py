@@ -136,10 +136,6 @@ def test_a_process_builds_exactly_what_its_devices_hold(corpus, buckets, name, p
                 np.testing.assert_array_equal(
                     built[field], whole[step][field][np.ix_(rows, columns)]
                 )
-    count = dict.fromkeys(("rows", "another order"), 4).get(name)
-    if count:
-        one = Batches(corpus, plan, sharding=OneProcess(sharding, [jax.devices()[2]]))
-        assert one[0]["inputs"].shape[0] == plan.batch(0).bucket.rows // count
 
 
 def loading(**options):
@@ -167,6 +163,11 @@ WRONG = [
     (batching(positions=True), ValueError, r"positions is .*one of continue, restart"),
     (lambda c, p: Batches(c, Plan([1, 2], p.buckets)), ValueError, "the plan is for 2"),
     (lambda c, p: Batches(c, p).repeat(2).repeat(2), ValueError, "repeat them once"),
+    (
+        lambda c, p: Batches(c, p).set_slice(slice(0, None, 2), sequential_slice=True),
+        ValueError,
+        "sequential_slice=False",
+    ),
     (
         lambda c, p: pipeline.to_global({}, auto_mesh((4,), ("x",))),
         ValueError,
@@ -306,20 +307,6 @@ def test_a_state_of_other_tokens_of_the_same_lengths_is_refused(
         iter(Batches(other, plan).to_iter_dataset()).set_state(state)
 
 
-def test_batches_work_with_grains_own_transformations(corpus, buckets):
-    batches = Batches(corpus, Plan(corpus, buckets))
-    mapped = batches.map(lambda batch: batch["inputs"].sum())
-    assert [int(x) for x in mapped] == [
-        int(batches[i]["inputs"].sum()) for i in range(len(batches))
-    ]
-    assert len(list(batches[2:6])) == 4
-    read = grain.ReadOptions(num_threads=3, prefetch_buffer_size=5)
-    assert all(map(equal, batches.to_iter_dataset(read), batches))
-    assert equal(pickle.loads(pickle.dumps(batches))[3], batches[3])
-    with pytest.raises(ValueError, match="sequential_slice=False"):
-        batches.set_slice(slice(0, None, 2), sequential_slice=True)
-
-
 def test_load_chooses_buckets_and_names_an_option_that_does_not_exist(corpus):
     options = {"tokens_per_batch": 1024, "max_length": 64, "length_multiple": 16}
     with pipeline.load(corpus.directory, sharding=MESHES["rows"].mesh, seed=3, **options) as loader:
@@ -385,15 +372,6 @@ def test_batches_need_no_jax(corpus, buckets, monkeypatch):
     assert_same(next(iterator), here[3])
 
 
-def test_a_loader_that_is_closed_says_so(corpus, buckets):
-    loader = Loader(Batches(corpus, Plan(corpus, buckets)))
-    next(loader)
-    loader.close()
-    loader.close()
-    with pytest.raises(ValueError, match="this loader is closed; make another"):
-        next(loader)
-
-
 def test_a_loader_without_num_epochs_never_ends(corpus, buckets):
     plan = Plan(corpus, buckets)
     with Loader(Batches(corpus, plan).repeat()) as loader:
@@ -455,32 +433,23 @@ def test_positions_of_later_pieces_continue_or_restart(positions, last, tmp_path
         assert renamed.tolist() == batch["inputs_positions"].tolist()
 
 
-def test_a_loader_with_positions_that_restart_resumes_and_refuses_others(corpus, buckets):
-    options = {"buckets": buckets, "num_epochs": 1}
-    with pipeline.load(corpus, positions="restart", **options) as loader:
-        seen = [next(loader) for _ in range(4)]
-        state = json.loads(json.dumps(loader.get_state()))
-        rest = list(loader)
+def test_a_state_of_positions_that_restart_goes_on_and_is_refused_by_others(corpus, buckets):
+    plan = Plan(corpus, buckets)
+    restart, usual = (Batches(corpus, plan, positions=each) for each in ("restart", "continue"))
+    steps, others = iter(restart.to_iter_dataset()), iter(usual.to_iter_dataset())
+    state, old = steps.get_state() | {"step": 4}, others.get_state()
     assert state["positions"] == "restart"
-    with pipeline.load(corpus, positions="restart", **options) as again:
-        again.set_state(state)
-        assert all(map(equal, again, rest))
-    with pipeline.load(corpus, **options) as other:
-        old = other.get_state()
-        assert "positions" not in old  # as states were before the option
-        sentence = r"of step 4 was saved with positions='restart' and is restored with positions='c"
-        with pytest.raises(ValueError, match=sentence):
-            other.set_state(state)
-        other.set_state(old)
-        assert seen[0]["inputs"].shape == next(other)["inputs"].shape
-    with (
-        pipeline.load(corpus, positions="restart", **options) as loader,
-        pytest.raises(ValueError, match=r"positions='continue'.*; load with positions='continue'"),
-    ):
-        loader.set_state(old)
+    assert "positions" not in old  # as states were before the option
+    steps.set_state(json.loads(json.dumps(state)))
+    assert equal(next(steps), restart[4])
+    sentence = r"of step 4 was saved with positions='restart' and is restored with positions='c"
+    with pytest.raises(ValueError, match=sentence):
+        others.set_state(state)
+    with pytest.raises(ValueError, match=r"positions='continue'.*; load with positions='continue'"):
+        steps.set_state(old)
     for value in ("Restart", None, True):
         with pytest.raises(ValueError, match="was saved with positions="):
-            StateKey(Plan(corpus, buckets), corpus).step({**old, "positions": value})
+            StateKey(plan, corpus).step({**old, "positions": value})
 
 
 def test_pairs_have_the_same_positions_either_way(pairs):
@@ -503,6 +472,9 @@ def test_a_loader_says_what_it_loads(corpus, buckets):
         end = f"{2 * each} in all, {digest})"
         assert repr(loader) == f"Loader(Batches({text}, {end}, at step 1)"
     assert repr(loader) == f"Loader(Batches({text}, {end}, closed)"
+    loader.close()  # again
+    with pytest.raises(ValueError, match="this loader is closed; make another"):
+        next(loader)
     assert repr(Batches(corpus, plan).repeat()) == f"Batches({text}, endless, {digest})"
     assert digest not in repr(Batches(corpus, Plan(corpus, buckets, seed=1)))
 

@@ -6,14 +6,13 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 
 import pipeline
-from tests.processes import ROOT, TIME_LIMIT, environment
+from tests.processes import ROOT, call
 
 # Runs code, then a program until it prints a step; then waits for a checkpoint and kills itself.
 # Modules of BLOCKED cannot be imported.
@@ -74,18 +73,9 @@ def run_example(
 ):
     """Runs one to its end, or to a step; returns losses and shapes of its steps, and its output."""
     options = [str(kill_at), str(checkpoint), blocked, code, str(ROOT / f"examples/{name}.py")]
-    done = subprocess.run(
-        [sys.executable, "-c", KILLER, *options, *arguments],
-        cwd=folder,
-        env=environment(
-            XLA_FLAGS=os.environ["XLA_FLAGS"].replace("device_count=4", f"device_count={devices}"),
-            NPROC=os.environ["NPROC"],
-            JAX_LOG_COMPILES="1",
-        ),
-        capture_output=True,
-        text=True,
-        timeout=TIME_LIMIT,
-    )
+    several = os.environ["XLA_FLAGS"].replace("device_count=4", f"device_count={devices}")
+    own = {"XLA_FLAGS": several, "NPROC": os.environ["NPROC"], "JAX_LOG_COMPILES": "1"}
+    done = call(sys.executable, "-c", KILLER, *options, *arguments, cwd=folder, **own)
     expected = 0 if kill_at < 0 else -signal.SIGKILL
     assert done.returncode == expected, done.stdout[-3000:] + done.stderr[-6000:]
     steps = STEP.findall(done.stdout)
