@@ -34,6 +34,18 @@ def environment(**more):
     return {k: v for k, v in os.environ.items() if k != "NPROC"} | own | more
 
 
+def call(*command, cwd=ROOT, limit=TIME_LIMIT, **more):
+    """A program that has ended, with its output; `more` is of its environment."""
+    return subprocess.run(
+        [*map(str, command)],
+        cwd=cwd,
+        env=environment(**more),
+        capture_output=True,
+        text=True,
+        timeout=limit,
+    )
+
+
 class Group:
     """Processes of one run, each writing its output to a file of its own."""
 

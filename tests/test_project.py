@@ -16,9 +16,8 @@ import orbax.checkpoint as ocp
 import pytest
 
 import pipeline
-from tests.processes import COMPILE_QUICKLY
+from tests.processes import COMPILE_QUICKLY, ROOT
 
-ROOT = pathlib.Path(__file__).parent.parent
 STEPS = 8
 
 
@@ -78,37 +77,44 @@ def run(python, tmp_path_factory):
     return train
 
 
-def test_the_installed_package_is_pipeline_alone(python, tmp_path):
-    code = (
+@pytest.fixture
+def printed(python, tmp_path):
+    """The lines that a piece of code prints there."""
+
+    def run(code):
+        out = subprocess.check_output([python, "-I", "-c", code], cwd=tmp_path, text=True)
+        return out.splitlines()
+
+    return run
+
+
+def test_the_installed_package_is_pipeline_alone(printed, python):
+    typed, place, others = printed(
         "import importlib.util, pathlib, pipeline, pipeline.report, pipeline.text.sources.source;"
         "print(pathlib.Path(pipeline.__file__).with_name('py.typed').exists());"
         "print(pathlib.Path(pipeline.__file__).parent.parent);"
         "print([name for name in ('models', 'configs', 'tests') if importlib.util.find_spec(name)])"
     )
-    out = subprocess.check_output([python, "-I", "-c", code], cwd=tmp_path, text=True).splitlines()
-    assert out[0] == "True"
-    assert pathlib.Path(out[1]) != ROOT
-    assert str(python.parent.parent) in out[1]
-    assert out[2] == "[]"
+    assert (typed, others) == ("True", "[]")
+    assert pathlib.Path(place) != ROOT
+    assert str(python.parent.parent) in place
 
 
-def test_the_console_command_is_installed(python, tmp_path):
-    code = (
+def test_the_console_command_is_installed(printed):
+    said = printed(
         "from importlib.metadata import entry_points;"
         "(script,) = entry_points(group='console_scripts', name='lockstep');"
         "script.load()(['--version'])"
     )
-    out = subprocess.check_output([python, "-I", "-c", code], cwd=tmp_path, text=True)
-    assert out == f"lockstep {pipeline.__version__}\n"
+    assert said == [f"lockstep {pipeline.__version__}"]
 
 
-def test_planning_there_needs_numpy_only(python, tmp_path):
-    code = (
+def test_planning_there_needs_numpy_only(printed):
+    said = printed(
         "import sys, pipeline; pipeline.Plan([3, 4, 5], [pipeline.Bucket(2, 8)]).batch(0);"
         "print(sorted({'jax', 'grain', 'pyarrow', 'flax'} & set(sys.modules)))"
     )
-    out = subprocess.check_output([python, "-I", "-c", code], cwd=tmp_path, text=True)
-    assert out.strip() == "[]"
+    assert said == ["[]"]
 
 
 @pytest.mark.slow

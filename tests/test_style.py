@@ -1,12 +1,12 @@
 """Lint, format and import layers, so that one command checks everything; types: test_types.py."""
 
 import pathlib
-import subprocess
 import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parent.parent
+from tests.processes import call
+
 BIN = pathlib.Path(sys.executable).parent
 
 
@@ -20,7 +20,5 @@ BIN = pathlib.Path(sys.executable).parent
     ids=lambda command: " ".join(command),
 )
 def test_the_code_passes(command):
-    done = subprocess.run(
-        [BIN / command[0], *command[1:]], cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
+    done = call(BIN / command[0], *command[1:])
     assert done.returncode == 0, done.stdout + done.stderr

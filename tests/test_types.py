@@ -4,7 +4,6 @@ import dataclasses
 import json
 import pathlib
 import re
-import subprocess
 import sys
 import tomllib
 import typing
@@ -17,7 +16,7 @@ from pipeline.loading.batches import Batch
 from pipeline.loading.loader import LoadOptions
 from pipeline.planning.options import Changes, Options, PlanOptions
 from tests.pages import SNIPPETS
-from tests.processes import ROOT
+from tests.processes import ROOT, call
 
 BIN = pathlib.Path(sys.executable).parent
 MISTAKES = ROOT / "tests/properties/mistakes.py"
@@ -38,13 +37,9 @@ def files(tmp_path_factory):
     return [MISTAKES, *sorted((ROOT / "examples").glob("*.py")), *snippets]
 
 
-def check(*command):
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-
-
 def pyright(*files):
     """The messages of Pyright about errors, by file and line."""
-    done = check(BIN / "basedpyright", "--outputjson", "--pythonpath", sys.executable, *files)
+    done = call(BIN / "basedpyright", "--outputjson", "--pythonpath", sys.executable, *files)
     try:
         found = json.loads(done.stdout)["generalDiagnostics"]
     except ValueError:
@@ -60,7 +55,7 @@ def mypy(*files):
     """The same for mypy, in the files and also in those that its configuration names."""
     whole = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]["files"]
     more = [path for path in files if path.parent.name not in whole]
-    done = check(BIN / "mypy", *whole, *more)
+    done = call(BIN / "mypy", *whole, *more)
     errors = re.findall(r"^(.+\.py):(\d+): error: (.*)$", done.stdout, re.M)
     assert done.returncode == bool(errors), done.stdout + done.stderr
     return {(pathlib.Path(name).name, int(line)): message for name, line, message in errors}

@@ -3,7 +3,6 @@ import os
 import pathlib
 import re
 import shutil
-import subprocess
 import sys
 from importlib import metadata
 
@@ -17,14 +16,13 @@ from pyarrow import parquet
 import pipeline
 import pipeline.report
 from pipeline import Bucket, Corpora, Corpus, Pairs, Plan, errors, fit_buckets, prepare
-from pipeline.cli import commands
 from pipeline.cli.commands import DAMAGED, FINE, WRONG, main
 from pipeline.corpus.tasks import INPUTS
 from pipeline.corpus.views import Masked, SpanCorruption
 from pipeline.history import write_history
 from pipeline.text.sources import Records, TextFiles
 from pipeline.text.tokenizers import Bytes, train_sentencepiece
-from tests.processes import environment
+from tests.processes import call
 
 
 @pytest.fixture
@@ -53,9 +51,7 @@ def lengths(tmp_path):
 
 
 def test_the_program_runs_and_teaches():
-    done = subprocess.run(
-        [sys.executable, "-m", "pipeline", "--help"], capture_output=True, text=True, timeout=60
-    )
+    done = call(sys.executable, "-m", "pipeline", "--help")
     assert done.returncode == FINE
     for command in ("prepare", "report", "buckets", "show", "check"):
         assert f"\n  lockstep {command} " in done.stdout
@@ -65,23 +61,35 @@ def test_the_program_runs_and_teaches():
 def test_the_command_works_beside_a_folder_that_is_called_like_the_package(tmp_path):
     (tmp_path / "pipeline").mkdir()
     (tmp_path / "pipeline" / "__init__.py").touch()
-    done = subprocess.run(
-        [pathlib.Path(sys.executable).parent / "lockstep", "buckets", "--help"],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = call(pathlib.Path(sys.executable).parent / "lockstep", "buckets", "--help", cwd=tmp_path)
     assert done.stdout.startswith("usage: lockstep buckets"), done.stderr
 
 
 @pytest.mark.parametrize("command", ["prepare", "report", "buckets", "show", "check"])
-def test_each_command_has_help(run, command):
+def test_each_command_has_help_and_says_what_it_may_be_given(run, command):
     status, out, _ = run(command, "--help")
     assert status == FINE
     assert "exit status" in out
     assert max(map(len, out.splitlines())) <= 100
+    given = "the directory of a corpus; the work directory of a run"
+    assert (given in out) == (command != "prepare")
+    assert ("engths alone" in out) == (command in ("report", "buckets"))
+
+
+# What is in the folder that mistakes are made with.
+TEXTS = {
+    "words.txt": "words",
+    "list.json": "[1, 2]",
+    "negative.json": '{"5": -3}',
+    "deep.json": "[" * 100_000,
+    "long.json": f'{{"5": {"9" * 5000}}}',
+    "many.json": f'{{"5": {(1 << 63) - 1}}}',
+    "far.json": '{"4294967296": 1}',
+    "large.json": f'{{"5": {"9" * 400}}}',
+    "longer.json": f'{{"{"9" * 400}": 5}}',
+    "empty.py": "",
+    "nothing.npy": "",
+}
 
 
 @pytest.mark.parametrize(
@@ -118,19 +126,9 @@ def test_each_command_has_help(run, command):
     ],
 )
 def test_a_mistake_is_answered_with_a_sentence(run, tmp_path, arguments, sentence):
-    (tmp_path / "words.txt").write_text("words")
+    for name, text in TEXTS.items():
+        (tmp_path / name).write_text(text)
     (tmp_path / "folder.json").mkdir()
-    (tmp_path / "list.json").write_text("[1, 2]")
-    (tmp_path / "negative.json").write_text('{"5": -3}')
-    (tmp_path / "deep.json").write_text("[" * 100_000)
-    (tmp_path / "long.json").write_text(f'{{"5": {"9" * 5000}}}')
-    (tmp_path / "many.json").write_text(f'{{"5": {(1 << 63) - 1}}}')
-    (tmp_path / "far.json").write_text('{"4294967296": 1}')
-    (tmp_path / "large.json").write_text(f'{{"5": {"9" * 400}}}')
-    (tmp_path / "longer.json").write_text(f'{{"{"9" * 400}": 5}}')
-    (tmp_path / "empty.py").write_text("")
-    (tmp_path / "broken.py").write_text("nothing()")
-    (tmp_path / "nothing.npy").write_bytes(b"")
     np.save(tmp_path / "float.npy", np.array([1.5]))
     np.save(tmp_path / "zero.npy", np.zeros(3, int))
     np.save(tmp_path / "some.npy", np.array([3, 200_000]))
@@ -195,40 +193,23 @@ def test_the_version_is_that_of_the_package(run):
     assert pipeline.__version__ == metadata.version("lockstep-pipeline")
 
 
-def test_help_says_what_each_command_may_be_given(run):
-    for command in ("report", "buckets", "show", "check"):
-        _, out, _ = run(command, "--help")
-        assert "the directory of a corpus; the work directory of a run" in out
-        assert ("engths alone" in out) == (command in ("report", "buckets"))
-
-
 # ---- report
-
-
-def test_report_prints_a_table(run, lengths):
-    status, out, err = run("report", lengths)
-    assert (status, err) == (FINE, "")
-    for name in ("padded to the longest of all", "concatenate and split", "Lockstep, 1 bucket"):
-        assert name in out
 
 
 def test_report_writes_what_is_asked_for(run, lengths, tmp_path):
     page, figures = tmp_path / "out.html", tmp_path / "out.json"
     status, out, err = run("report", lengths, "--html", page, "--json", figures, "--seed", 3)
     assert status == FINE
-    assert "Lockstep" in out
+    for name in ("padded to the longest of all", "concatenate and split", "Lockstep, 1 bucket"):
+        assert name in out
     assert f"wrote {page}" in err
     assert page.read_text().startswith("<!DOCTYPE html>")
     seen = json.loads(figures.read_text())
     assert seen["options"]["seed"] == 3
     assert all({"name", "padding", "batches", "shapes"} <= set(s) for s in seen["strategies"])
-
-
-def test_report_prints_json_for_programs_and_nothing_else(run, lengths):
-    status, out, err = run("report", lengths, "--json")
-    seen = json.loads(out)
-    assert (status, err) == (FINE, "")
     assert len([each for each in seen["strategies"] if not each["packing"]]) == 5
+    status, out, err = run("report", lengths, "--json", "--seed", 3)  # and nothing else
+    assert (status, err, json.loads(out)) == (FINE, "", seen)
 
 
 def test_a_file_of_counts_is_the_same_as_its_lengths(run, tmp_path):
@@ -317,41 +298,26 @@ PAIRED = ["--tokens-per-batch", 512, "--length-multiple", 8, "--overflow", "drop
 PAIRED += ["--row-multiple", 2]
 
 
-def test_of_pairs_show_prints_both_sides(run, pairs):
-    status, out, err = run("show", pairs.directory, "--step", 2, *PAIRED)
+@pytest.mark.parametrize("name", ["corpus", "pairs"])
+def test_check_verifies_each_side_and_the_plan_and_says_what_is_damaged(
+    run, name, request, tmp_path
+):
+    given = request.getfixturevalue(name)
+    status, out, err = run("check", given.directory, "--epoch", 1, *PAIRED)
     assert (status, err) == (FINE, "")
-    plan = Plan(
-        pairs,
-        fit_buckets(pairs, tokens_per_batch=512, max_buckets=4, length_multiple=8, row_multiple=2),
-        overflow="drop",
-    )
-    bucket = plan.batch(2).bucket
-    assert out.startswith(f"step 2 (epoch 0, batch 2 of {plan.num_batches()})")
-    assert f"{bucket.rows} rows × {bucket.length[0]} + {bucket.length[1]} positions" in out
-    assert plan.batch(2).digest in out
-    for row in range(bucket.rows):
-        for name in ("inputs", "targets"):
-            assert f"\nrow {row:<4}{name} ▕" in out
-
-
-def test_of_pairs_check_verifies_both_sides_and_the_plan(run, pairs, tmp_path):
-    status, out, err = run("check", pairs.directory, "--epoch", 1, *PAIRED)
-    assert (status, err) == (FINE, "")
-    corpus = ["files:", "offsets:", "fingerprint:", "vocabulary"]
-    assert [line.split()[0] for line in out.splitlines()] == [
-        *(2 * corpus),
-        "duplicates:",
-        "plan:",
-        "plan:",
-    ]
-    lengths = pairs.lengths[pairs.lengths[:, 1] > 0]
-    assert f"plan: epoch 1: {lengths.sum():,} positions, each once" in out
-    shutil.copytree(pairs.directory, tmp_path / "copy")
-    part = next((tmp_path / "copy/targets").glob("part-*.arrow"))
-    part.write_bytes(part.read_bytes()[:-8])
-    status, _, err = run("check", tmp_path / "copy", *PAIRED)
-    assert status == DAMAGED
-    assert re.search("wrong: the corpus is damaged at .*targets", err)
+    heads = ["files:", "offsets:", "fingerprint:", "vocabulary"] * len(given.sides)
+    heads += ["duplicates:", "plan:", "plan:"]
+    assert [line.split()[0] for line in out.splitlines()] == heads
+    learnt = given.lengths if name == "corpus" else given.lengths[given.lengths[:, 1] > 0]
+    assert f"plan: epoch 1: {learnt.sum():,} positions, each once" in out
+    shutil.copytree(given.directory, tmp_path / "copy")
+    part = sorted((tmp_path / "copy").rglob("part-*.arrow"))[-1]
+    data, middle = part.read_bytes(), part.stat().st_size // 2
+    for changed in (data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :], data[:-8]):
+        part.write_bytes(changed)
+        status, _, err = run("check", tmp_path / "copy", *PAIRED)
+        assert status == DAMAGED
+        assert f"wrong: the corpus is damaged at {part.parent}" in err
 
 
 def test_pairs_are_not_split_even_if_asked(run, pairs):
@@ -385,26 +351,53 @@ def test_of_pairs_report_tells_of_both_sides(run, pairs):
 
 
 @pytest.fixture
-def ran(corpus, tmp_path):
-    """A run whose plan changed twice, as its work directory has it, and the plan."""
-    shutil.copytree(corpus.directory, tmp_path / "run/corpus/train")
-    mine = Corpus.open(tmp_path / "run/corpus/train")
-    plan = Plan(mine, [Bucket(16, 16), Bucket(8, 32), Bucket(4, 64)], seed=2)
-    plan = plan.after(5, seed=4, exclude=[3, 5]).after(40, buckets=[Bucket(2, 256)])
-    write_history(epath.Path(tmp_path / "run"), mine, plan)
+def kind():
+    return "text"
+
+
+@pytest.fixture
+def ran(kind, corpus, pairs, tmp_path):
+    """The work directory of a run whose plan changed, and the plan."""
+    data, bucket, options, change = corpus, Bucket(4, 64), {}, {"seed": 1}
+    if kind == "pairs":
+        data, bucket, options = pairs, Bucket(8, (96, 64)), {"overflow": "drop"}
+    if kind == "several":
+        data = Corpora({"code": corpus, "prose": corpus})
+        options = {"weights": {"code": 2, "prose": 1}}
+        change = {"weights": {"code": 1, "prose": 1}}
+    if kind in ("masked", "corrupted"):
+        records = Records([f"text {number} " * (number % 9) for number in range(60)])
+        data = prepare(records, Bytes(), tmp_path / "corpus", task=INPUTS, progress=False)
+        data = Masked(data) if kind == "masked" else SpanCorruption(data, max_length=40)
+        bucket = bucket if kind == "masked" else Bucket(4, (64, 64))
+    plan = Plan(data, [bucket], seed=2, **options).after(9, **change)
+    if kind == "text":
+        plan = Plan(data, [Bucket(16, 16), Bucket(8, 32), bucket], seed=2)
+        plan = plan.after(5, seed=4, exclude=[3, 5]).after(40, buckets=[Bucket(2, 256)])
+    write_history(epath.Path(tmp_path / "run"), data, plan)
     return tmp_path / "run", plan
 
 
-def test_show_prints_the_batches_of_a_run_before_and_after_it_changed(run, ran):
+KINDS = ["text", "pairs", "several", "masked", "corrupted"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_show_prints_the_batches_of_a_run_before_and_after_it_changed(run, ran, kind):
     workdir, plan = ran
-    for step in (3, 7, 41, 200):
+    for step in (3, 12, 41, 200):
         status, out, err = run("show", workdir, "--step", step)
         planned = plan.batch(step)
         assert (status, err) == (FINE, "")
         assert out.startswith(f"step {step} (epoch {planned.epoch}, batch ")
-        assert f"{planned.bucket.rows} rows × {planned.bucket.length} positions" in out
+        lengths = planned.bucket.lengths
+        assert f"{planned.bucket.rows} rows × {' + '.join(map(str, lengths))} positions" in out
         assert f"digest {planned.digest}\n" in out
-    assert planned.bucket == Bucket(2, 256)
+        sides = ("inputs ", "targets ") if len(lengths) == 2 else ("",)
+        for row in range(planned.bucket.rows):
+            assert all(f"\nrow {row:<4}{name}▕" in out for name in sides)
+        shares = re.search(r"\nof code \d+\.\d%, prose \d+\.\d%\n", out)
+        assert bool(shares) == (kind == "several")
+    assert planned.bucket == Bucket(2, 256) or kind != "text"
 
 
 @pytest.mark.parametrize("command", ["show", "check", "report", "buckets"])
@@ -414,84 +407,51 @@ def test_the_plan_of_a_run_takes_no_other_options(run, ran, command):
     assert f"--seed cannot be given with {ran[0]}, whose plan is that of its run" in err
 
 
-def test_check_walks_every_epoch_of_a_run_that_changed(run, ran, corpus):
+@pytest.mark.parametrize("kind", KINDS)
+def test_check_walks_every_epoch_of_a_run_that_changed(run, ran, kind, corpus):
     workdir, plan = ran
-    assert plan.batch(40).epoch > 0
-    for epoch in range(plan.batch(40).epoch + 2):
+    for epoch in range(3):
         status, out, err = run("check", workdir, "--epoch", epoch)
         assert (status, err) == (FINE, "")
+        if kind == "several":
+            for name in ("code", "prose"):
+                due = f"plan: epoch 0 of {name}: {corpus.num_tokens:,} positions, each once"
+                assert due in out
+            continue
         steps = range(plan.first_step(epoch), plan.first_step(epoch + 1))
         tokens = sum(plan.batch(step).num_tokens for step in steps)
         assert f"plan: epoch {epoch}: {tokens:,} positions, each once" in out
         assert f"plan: {len(steps):,} batches, no row over its length" in out
-    assert tokens == corpus.num_tokens - corpus.lengths[[3, 5]].sum()
+    if kind == "text":
+        assert tokens == corpus.num_tokens - corpus.lengths[[3, 5]].sum()
 
 
-def test_report_and_buckets_are_of_the_plan_that_a_run_had_in_the_end(run, ran):
+@pytest.mark.parametrize("kind", KINDS)
+def test_report_and_buckets_are_of_the_plan_that_a_run_had_in_the_end(run, ran, kind, tmp_path):
     workdir, plan = ran
-    status, out, _ = run("report", workdir, "--json")
-    assert status == FINE
+    bucket = plan.stages[-1].options.buckets[-1]
+    status, out, err = run("report", workdir, "--json")
+    assert (status, err) == (FINE, "")
     seen = json.loads(out)
     assert seen["plan"]["fingerprint"] == plan.fingerprint
-    assert [each["bucket"] for each in seen["plan"]["buckets"]] == [[2, 256]]
     assert seen["plan"]["padding"] == pytest.approx(plan.padding)
-    last = plan.batch(40).epoch + 1  # the first epoch that is whole under the last options
-    assert seen["plan"]["batches"] == plan.num_batches(last)
-    assert seen["plan"]["buckets"][0]["batches"] == plan.num_batches(last)
+    assert len(seen["sides"]) == len(bucket.lengths)
+    if kind == "text":
+        assert [each["bucket"] for each in seen["plan"]["buckets"]] == [[2, 256]]
+        last = plan.batch(plan.stages[-1].start).epoch + 1  # whole under the last options
+        assert seen["plan"]["batches"] == plan.num_batches(last)
+        assert seen["plan"]["buckets"][0]["batches"] == plan.num_batches(last)
+    if kind == "several":
+        assert [each["name"] for each in seen["sides"][0]["sources"]] == ["code", "prose"]
+        assert re.search("^prose +0.3333 → 0.5  ", seen["plan"]["printed"], re.M)
     status, out, _ = run("buckets", workdir)
     assert status == FINE
     pasted: dict = {}
     exec(out, pasted)
-    assert pasted["buckets"] == (Bucket(2, 256),)
-
-
-def test_the_page_of_a_run_is_of_its_last_plan(run, ran, tmp_path):
-    workdir, _ = ran
+    assert pasted["buckets"] == (bucket,)
     status, _, err = run("report", workdir, "--html", tmp_path / "page.html")
     assert (status, err) == (FINE, f"wrote {tmp_path / 'page.html'}\n")
-    assert "2x256" in (tmp_path / "page.html").read_text()
-
-
-def test_runs_of_several_corpora_are_shown_and_checked(run, corpus, tmp_path):
-    for name in ("code", "prose"):
-        shutil.copytree(corpus.directory, tmp_path / name)
-    joined = Corpora({name: Corpus.open(tmp_path / name) for name in ("code", "prose")})
-    plan = Plan(joined, [Bucket(8, 64)], weights={"code": 2, "prose": 1})
-    plan = plan.after(9, weights={"code": 1, "prose": 1})
-    write_history(epath.Path(tmp_path), joined, plan)
-    status, out, _ = run("show", tmp_path, "--step", 12)
-    assert status == FINE
-    assert plan.batch(12).digest in out
-    assert re.search(r"\nof code \d+\.\d%, prose \d+\.\d%\n", out)
-    status, out, err = run("check", tmp_path)
-    assert (status, err) == (FINE, "")
-    for name in ("code", "prose"):
-        said = f"plan: epoch 0 of {name}: {corpus.num_tokens:,} positions, each once"
-        assert said in out
-    status, out, _ = run("report", tmp_path, "--json")
-    seen = json.loads(out)
-    assert [each["name"] for each in seen["sides"][0]["sources"]] == ["code", "prose"]
-    assert re.search("^prose +0.3333 → 0.5  ", seen["plan"]["printed"], re.M)
-
-
-@pytest.mark.parametrize("kind", [Masked, SpanCorruption])
-def test_runs_of_views_are_shown_and_checked(run, kind, tmp_path):
-    records = Records([f"text {number} " * (number % 9) for number in range(60)])
-    corpus = prepare(records, Bytes(), tmp_path / "corpus", task=INPUTS, progress=False)
-    view = kind(corpus, seed=4, **({"max_length": 40} if kind is SpanCorruption else {}))
-    bucket = Bucket(4, (64, 64)) if kind is SpanCorruption else Bucket(4, 64)
-    plan = Plan(view, [bucket]).after(3, seed=1)
-    write_history(epath.Path(tmp_path), view, plan)
-    status, out, err = run("show", tmp_path, "--step", 5)
-    assert (status, err) == (FINE, "")
-    assert plan.batch(5).digest in out
-    assert ("targets ▕" in out) == (kind is SpanCorruption)
-    status, out, err = run("check", tmp_path, "--epoch", 1)
-    assert (status, err) == (FINE, "")
-    assert f"plan: epoch 1: {view.num_tokens:,} positions, each once" in out
-    status, out, err = run("report", tmp_path, "--json")
-    assert (status, err) == (FINE, "")
-    assert (len(json.loads(out)["sides"]) == 2) == (kind is SpanCorruption)
+    assert str(bucket) in (tmp_path / "page.html").read_text()
 
 
 # ---- prepare and check
@@ -553,17 +513,7 @@ def test_prepare_then_check(run, tmp_path):
     assert f"now look at it: lockstep report {into}" in out
     status, out, err = run("check", into)
     assert (status, err) == (FINE, "")
-    assert [line.split()[0] for line in out.splitlines()] == [
-        "files:",
-        "offsets:",
-        "fingerprint:",
-        "vocabulary",
-        "duplicates:",
-        "plan:",
-        "plan:",
-    ]
     assert "plan: epoch 0: " in out
-    assert ", each once\n" in out
 
 
 def test_prepare_makes_pairs_of_parallel_texts(run, tmp_path):
@@ -654,18 +604,6 @@ def test_prepare_takes_a_template_with_its_fields(run, tmp_path):
     assert not (tmp_path / "d").exists()
 
 
-def test_an_interrupted_prepare_says_how_to_go_on(run, tmp_path, monkeypatch):
-    def interrupted(arguments):
-        raise KeyboardInterrupt
-
-    monkeypatch.setitem(commands.COMMANDS, "prepare", interrupted)
-    status, _, err = run("prepare", "a.txt", "--into", tmp_path)
-    assert (status, err) == (
-        130,
-        "stopped; what is finished is kept, and the same command goes on from there\n",
-    )
-
-
 def test_prepare_takes_columns_and_a_hugging_face_tokenizer(run, tmp_path):
     table = pa.table({"body": ["one two", "two"], "other": [1, 2]})
     parquet.write_table(table, tmp_path / "a.parquet")
@@ -677,16 +615,3 @@ def test_prepare_takes_columns_and_a_hugging_face_tokenizer(run, tmp_path):
     into = tmp_path / "corpus"
     assert run("prepare", tmp_path / "a.parquet", "--into", into, *options)[0] == FINE
     assert Corpus.open(into)[0]["targets"].tolist() == [1]
-
-
-def test_check_says_what_is_damaged(run, corpus, tmp_path):
-    copy = tmp_path / "copy"
-    shutil.copytree(corpus.directory, copy)
-    part = next(copy.glob("part-*.arrow"))
-    data = part.read_bytes()
-    middle = len(data) // 2
-    for changed in (data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :], data[:-8]):
-        part.write_bytes(changed)
-        status, _, err = run("check", copy)
-        assert status == DAMAGED
-        assert "wrong: the corpus is damaged at" in err

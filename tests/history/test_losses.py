@@ -7,7 +7,6 @@ import pytest
 from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
 
-import pipeline
 from configs import exclude
 from pipeline import Bucket, Plan
 from pipeline.cli.commands import main
@@ -81,12 +80,9 @@ def write_losses(workdir, plan, first=0, last=STEPS, every=20):
 
 
 @pytest.fixture
-def ran(tmp_path):
+def ran(documents, tmp_path):
     """A run of several epochs over split documents whose plan changed."""
-    rng = np.random.default_rng(0)
-    sizes = np.clip(rng.lognormal(2.7, 0.8, 200), 3, 90).astype(int)
-    examples = [rng.integers(1, 99, size).astype(np.int32) for size in sizes]
-    corpus = pipeline.Corpus.from_arrays(examples, tmp_path / "corpus/train")
+    corpus = documents(tmp_path / "corpus/train", first=())
     plan = Plan(corpus, BUCKETS).after(30, buckets=(Bucket(4, 64),), seed=4)
     write_history(epath.Path(tmp_path), corpus, plan)
     write_losses(tmp_path, plan)

@@ -21,11 +21,11 @@ def state_after(step):
 @pytest.fixture(scope="module")
 def three(tmp_path_factory):
     """Checkpoints of the steps 4, 8 and 12."""
-    checkpoints = Checkpoints(tmp_path_factory.mktemp("checkpoints") / "three", keep=5)
-    for step in (4, 8, 12):
-        checkpoints.save(step, state_after(step), data={"step": step}, run={"name": "a"})
-    checkpoints.close()
-    return checkpoints._manager.directory
+    place = tmp_path_factory.mktemp("checkpoints") / "three"
+    with Checkpoints(place, keep=5) as checkpoints:
+        for step in (4, 8, 12):
+            checkpoints.save(step, state_after(step), data={"step": step}, run={"name": "a"})
+    return place
 
 
 @pytest.fixture
@@ -34,11 +34,8 @@ def directory(three, tmp_path):
 
 
 def restore(directory, like=None):
-    checkpoints = Checkpoints(directory)
-    try:
+    with Checkpoints(directory) as checkpoints:
         return checkpoints.restore(state_after(0) if like is None else like)
-    finally:
-        checkpoints.close()
 
 
 def test_any_loop_saves_and_goes_on(corpus, buckets, tmp_path):
@@ -69,10 +66,9 @@ def test_a_whole_checkpoint_gives_what_was_saved(directory):
     state, data = restore(directory)
     assert (int(state["step"]), data) == (12, {"step": 12})
     assert (state["weights"] == state_after(12)["weights"]).all()
-    checkpoints = Checkpoints(directory)
-    assert checkpoints.restore_json(8) == ({"step": 8}, {"name": "a"})
-    assert int(checkpoints.restore(state_after(0), step=4)[0]["step"]) == 4
-    checkpoints.close()
+    with Checkpoints(directory) as checkpoints:
+        assert checkpoints.restore_json(8) == ({"step": 8}, {"name": "a"})
+        assert int(checkpoints.restore(state_after(0), step=4)[0]["step"]) == 4
 
 
 def test_without_a_checkpoint_there_is_none_to_restore(tmp_path):
@@ -161,15 +157,11 @@ def test_what_is_no_damage_is_not_advised_to_delete(directory, monkeypatch, erro
 
 
 def test_a_data_state_of_another_step_is_damage(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(15, state_after(15), data={"step": 7})
-    checkpoints._manager.wait_until_finished()
-    with pytest.raises(
-        ValueError,
-        match=r"15 is a damaged checkpoint, or none \(its data state is that of step 7\)",
-    ):
-        checkpoints.restore_json(15)
-    checkpoints.close()
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(15, state_after(15), data={"step": 7})
+        checkpoints._manager.wait_until_finished()
+        with pytest.raises(ValueError, match=r"15 is a damaged .* data state is that of step 7\)"):
+            checkpoints.restore_json(15)
 
 
 @pytest.mark.parametrize("what", ["state", "json"])

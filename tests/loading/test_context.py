@@ -126,21 +126,6 @@ def model_of(kind, attention, **options):
     return state, loss
 
 
-def assert_trains_alike(data, bucket, mesh, kind, attention, **options):
-    """Compares loss and gradients in every order with those of contiguous rows on one device."""
-    plan = Plan(data, [bucket], overflow="truncate", max_segments=9)
-    state, loss = model_of(kind, attention, **options)
-    expected = jax.jit(jax.value_and_grad(loss))(state, Batches(data, plan)[0])
-    sharding = batch_sharding(mesh)
-    with jax.set_mesh(mesh):
-        step = jax.jit(jax.value_and_grad(loss), in_shardings=(None, sharding))
-        for order in CONTEXT_ORDERS:
-            batches = Batches(data, plan, sharding=sharding, context_order=order)
-            found = step(state, pipeline.to_global(batches[0], mesh))
-            for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-                assert abs(a - b).max() < 1e-5 * abs(b).max(), order
-
-
 def test_attention_compares_positions_where_the_mesh_divides_rows():
     mesh = mesh_of(data=1, context=4)
     ids = np.repeat([[1, 2, 3, 0], [1, 2, 3, 4]], [9, 27, 20, 8], axis=1)
@@ -200,6 +185,17 @@ def test_memory_of_activations_falls_with_the_axis():
     ],
 )
 def test_every_model_trains_alike_in_every_order(corpus, pairs, kind, attention, options):
+    """Loss and gradients in every order are those of contiguous rows on one device."""
     data, bucket = (pairs, Bucket(4, (256, 128))) if kind == "pairs" else (corpus, Bucket(4, 512))
     mesh = mesh_of(context=2, tensor=2) if kind == "pairs" else mesh_of(data=1, context=4)
-    assert_trains_alike(data, bucket, mesh, kind, attention, **options)
+    plan = Plan(data, [bucket], overflow="truncate", max_segments=9)
+    state, loss = model_of(kind, attention, **options)
+    expected = jax.jit(jax.value_and_grad(loss))(state, Batches(data, plan)[0])
+    sharding = batch_sharding(mesh)
+    with jax.set_mesh(mesh):
+        step = jax.jit(jax.value_and_grad(loss), in_shardings=(None, sharding))
+        for order in CONTEXT_ORDERS:
+            batches = Batches(data, plan, sharding=sharding, context_order=order)
+            found = step(state, pipeline.to_global(batches[0], mesh))
+            for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+                assert abs(a - b).max() < 1e-5 * abs(b).max(), order

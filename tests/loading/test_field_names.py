@@ -1,4 +1,3 @@
-import grain
 import numpy as np
 import pytest
 
@@ -102,45 +101,6 @@ def test_what_a_convention_cannot_carry_is_refused(batch, convention, message):
         pipeline.rename(batch, convention)
 
 
-class Noise(grain.transforms.RandomMap):
-    """Replaces some inputs, as a transform on batches may."""
-
-    def random_map(self, batch, rng):
-        noise = rng.random(batch["inputs"].shape) < 0.5
-        return batch | {"inputs": np.where(noise, 0, batch["inputs"])}
-
-
-def test_transforms_on_batches_are_grains_own(corpus):
-    plan = pipeline.Plan(corpus, [Bucket(8, 64)], overflow="truncate")
-    batches = pipeline.Batches(corpus, plan)
-    renamed = batches.map(lambda batch: pipeline.rename(batch, "maxtext"))
-    assert len(renamed) == len(batches)
-    assert (renamed[3]["inputs_segmentation"] == batches[3]["inputs_segment_ids"]).all()
-    for noise in (Noise(), lambda batch, rng: Noise().random_map(batch, rng)):
-        noisy = batches.seed(5).random_map(noise)
-        assert (noisy[2]["targets"] == batches[2]["targets"]).all()
-        assert (noisy[2]["inputs"] != batches[2]["inputs"]).any()
-        # Random, and yet the same at every look, in every process.
-        assert (noisy[2]["inputs"] == noisy[2]["inputs"]).all()
-        steps = iter(noisy.to_iter_dataset())
-        for _ in range(2):
-            next(steps)
-        assert (next(steps)["inputs"] == noisy[2]["inputs"]).all()
-
-
-def test_a_mapped_iterator_resumes_with_the_state_of_the_plan(corpus):
-    batches = pipeline.Batches(corpus, pipeline.Plan(corpus, [Bucket(8, 64)]))
-    mapped = batches.to_iter_dataset().map(lambda batch: pipeline.rename(batch, "maxtext"))
-    steps = iter(mapped)
-    first = [next(steps)["inputs"] for _ in range(3)]
-    again = iter(mapped)
-    next(again)
-    state = again.get_state()
-    fresh = iter(mapped)
-    fresh.set_state(state)
-    assert (next(fresh)["inputs"] == first[1]).all()
-
-
 SIZES = np.random.default_rng(0).integers(2, 30, 40)
 EXAMPLES = [np.arange(1, size + 1, dtype=np.int32) * size % 89 + 1 for size in SIZES]
 
@@ -162,13 +122,8 @@ def test_transformers_sees_in_a_row_what_it_sees_in_single_examples(tmp_path):
             return model(**tensors, **options).loss
 
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=90,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-    )
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    config = transformers.LlamaConfig(vocab_size=90, num_attention_heads=2, **sizes)
     llama = transformers.LlamaForCausalLM(config)
     corpus = pipeline.Corpus.from_arrays(EXAMPLES, tmp_path / "corpus", vocab_size=90)
     packed, single = (
@@ -210,17 +165,9 @@ def test_tunix_has_the_loss_of_the_weighted_targets(tmp_path):
     from tunix.models.llama3.model import Llama3, ModelConfig
     from tunix.sft import peft_trainer, utils
 
-    config = ModelConfig(
-        num_layers=2,
-        vocab_size=90,
-        embed_dim=32,
-        hidden_dim=64,
-        num_heads=2,
-        head_dim=16,
-        num_kv_heads=2,
-        rope_theta=10_000,
-        norm_eps=1e-5,
-    )
+    sizes = {"num_layers": 2, "vocab_size": 90, "embed_dim": 32, "hidden_dim": 64}
+    heads = {"num_heads": 2, "head_dim": 16, "num_kv_heads": 2, "rope_theta": 10_000}
+    config = ModelConfig(**sizes, **heads, norm_eps=1e-5)
     model = Llama3(config, rngs=nnx.Rngs(0))
 
     def theirs(batch):
@@ -242,9 +189,8 @@ def test_tunix_has_the_loss_of_the_weighted_targets(tmp_path):
         return (each * batch["loss_weights"]).sum() / batch["loss_weights"].sum()
 
     weights = [np.arange(len(example)) > len(example) // 3 for example in EXAMPLES]
-    corpus = pipeline.Corpus.from_arrays(
-        EXAMPLES, tmp_path / "corpus", vocab_size=90, weights=weights
-    )
+    options = {"vocab_size": 90, "weights": weights}
+    corpus = pipeline.Corpus.from_arrays(EXAMPLES, tmp_path / "corpus", **options)
     alone, packed = (
         pipeline.Batches(corpus, pipeline.Plan(corpus, [Bucket(4, 32)], packing=packing))
         for packing in ("none", "best_fit")

@@ -1,5 +1,6 @@
 """Batches in Grain's own tools: transformations, workers, indices, specs, and checkpoints."""
 
+import functools
 import itertools
 import json
 
@@ -30,6 +31,7 @@ PREFETCH = {
     ).map(lambda batch: jax.tree.map(np.asarray, batch)),
 }
 check = grain.experimental.assert_equal_output_after_checkpoint
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 
 def reverse(batch):
@@ -114,16 +116,12 @@ def chains_of(batches, workers=0, chains=CHAINS):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_transformations_go_on_from_every_state(make, kind):
-    for steps in chains_of(make(kind), chains=[NAMES]):
-        check(PREFETCH["thread"](steps))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("prefetch", PREFETCH)
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_chain_goes_on_from_every_state(make, kind, prefetch):
-    for steps in chains_of(make(kind)):
+@pytest.mark.parametrize(
+    ("prefetch", "chains"),
+    [("thread", [NAMES]), *(slow(prefetch, CHAINS) for prefetch in PREFETCH)],
+)
+def test_every_chain_goes_on_from_every_state(make, kind, prefetch, chains):
+    for steps in chains_of(make(kind), chains=chains):
         check(PREFETCH[prefetch](steps))
 
 
@@ -149,66 +147,50 @@ def test_it_does_not_matter_where_a_transformation_is_or_who_applies_it(make):
         for each in found[1:]:
             np.testing.assert_equal(each, found[0])
     seeded = [
-        [
-            batch["inputs"].tolist()
-            for batch in batches.seed(seed).to_iter_dataset().random_map(hide)
-        ]
-        for seed in (3, 3, 4)
+        [batch["inputs"].tolist() for batch in batches.seed(n).to_iter_dataset().random_map(hide)]
+        for n in (3, 3, 4)
     ]
     assert seeded[0] == seeded[1] != seeded[2]
 
 
-def test_a_state_goes_on_with_any_number_of_workers(make):
-    steps = make("plan").map(reverse).to_iter_dataset().random_map(hide, seed=3).filter(keep)
-    every = list(steps)
-    two, none = iter(work(steps, 2)), iter(steps)
-    assert two.get_state() == none.get_state()
-    for wanted in every[:2]:
-        np.testing.assert_equal(next(two), wanted)
-        next(none)
-    state = two.get_state()
-    two.close()
-    assert state == none.get_state()
-    fresh = iter(work(steps, 0))
-    fresh.set_state(state)
-    np.testing.assert_equal(list(fresh), every[2:])
-    other = transform(make("plan", seed=1), CHAINS[-1]).to_iter_dataset()
-    for workers in (0, 1, 2):
-        with pytest.raises(ValueError, match="seed was 0 and is now 1"):
-            iter(work(other, workers)).set_state(state)
-
-
 # One chain is slow enough; all of them take an hour.
-CHAINS = [
+NUMBERS = [
     pytest.param(number, marks=pytest.mark.slow if number == 13 else pytest.mark.exhaustive)
     for number in range(21)
 ]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("number", CHAINS)
+@pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_chain_goes_on_from_every_state_with_workers(make, kind, number, workers):
     steps = list(chains_of(make(kind)[:2], workers))[number]
     check(PREFETCH["thread"](steps) if number % 2 else steps)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("saved", [0, 1, 2, 3])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_state_of_any_number_of_workers_goes_on_with_any_other(make, kind, saved):
+@pytest.mark.parametrize(
+    ("kind", "saved", "later"),
+    [
+        ("plan", 2, [0]),
+        *(slow(kind, saved, [0, 1, 2, 3]) for kind in KINDS for saved in range(4)),
+    ],
+)
+def test_a_state_of_any_number_of_workers_goes_on_with_any_other(make, kind, saved, later):
     steps = transform(transform(make(kind), NAMES[:2]).to_iter_dataset(), NAMES[1:])
-    every = list(steps)
-    iterator = iter(work(steps, saved))
+    every, iterator = list(steps), iter(work(steps, saved))
     for wanted in every[:2]:
         np.testing.assert_equal(next(iterator), wanted)
     state = json.loads(json.dumps(iterator.get_state()))
     iterator.close()
-    for workers in (0, 1, 2, 3):
+    other = transform(make(kind, seed=1), NAMES).to_iter_dataset()
+    for workers in later:
         iterator = iter(work(steps, workers))
         iterator.set_state(state)
         np.testing.assert_equal(list(iterator), every[2:])
         iterator.close()
+    for workers in range(4):
+        with pytest.raises(ValueError, match="seed was 0 and is now 1"):
+            iter(work(other, workers)).set_state(state)
 
 
 @pytest.mark.slow
@@ -258,21 +240,15 @@ class Narrow(grain.transforms.Map):
 def test_the_element_spec_has_the_fields_of_every_bucket(make, kind):
     batches = make(kind)
     spec = grain.experimental.get_element_spec(batches.filter(keep).to_iter_dataset())
-    seen = {}
     for step in range(len(batches)):
-        seen[batches.plan.batch(step).bucket] = {
-            name: (values.shape, values.dtype) for name, values in batches[step].items()
-        }
-    assert seen == {
-        bucket: {name: (each.shape, each.dtype) for name, each in fields.items()}
-        for bucket, fields in spec.items()
-    }
-    for narrow in (
-        batches.map(Narrow()).to_iter_dataset(),
-        batches.to_iter_dataset().map(Narrow()),
-    ):
-        narrow = grain.experimental.get_element_spec(narrow)
-        assert narrow == {bucket: fields["inputs"] for bucket, fields in spec.items()}
+        fields = spec[batches.plan.batch(step).bucket]
+        assert {*fields} == {*batches[step]}
+        for name, values in batches[step].items():
+            assert (fields[name].shape, fields[name].dtype) == (values.shape, values.dtype)
+    assert {*spec} == {batches.plan.batch(step).bucket for step in range(len(batches))}
+    narrow = {bucket: fields["inputs"] for bucket, fields in spec.items()}
+    for steps in (batches.map(Narrow()).to_iter_dataset(), batches.to_iter_dataset().map(Narrow())):
+        assert grain.experimental.get_element_spec(steps) == narrow
 
 
 def test_slices_are_not_taken_for_another_or_for_the_whole(make):

@@ -1,17 +1,18 @@
 """The examples, each run as a user runs it, killed, and run again."""
 
+import dataclasses
+import itertools
 import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 
 import pipeline
-from tests.processes import ROOT, TIME_LIMIT, environment
+from tests.processes import ROOT, call
 
 # Runs code, then a program until it prints a step; then waits for a checkpoint and kills itself.
 # Modules of BLOCKED cannot be imported.
@@ -72,18 +73,9 @@ def run_example(
 ):
     """Runs one to its end, or to a step; returns losses and shapes of its steps, and its output."""
     options = [str(kill_at), str(checkpoint), blocked, code, str(ROOT / f"examples/{name}.py")]
-    done = subprocess.run(
-        [sys.executable, "-c", KILLER, *options, *arguments],
-        cwd=folder,
-        env=environment(
-            XLA_FLAGS=os.environ["XLA_FLAGS"].replace("device_count=4", f"device_count={devices}"),
-            NPROC=os.environ["NPROC"],
-            JAX_LOG_COMPILES="1",
-        ),
-        capture_output=True,
-        text=True,
-        timeout=TIME_LIMIT,
-    )
+    several = os.environ["XLA_FLAGS"].replace("device_count=4", f"device_count={devices}")
+    own = {"XLA_FLAGS": several, "NPROC": os.environ["NPROC"], "JAX_LOG_COMPILES": "1"}
+    done = call(sys.executable, "-c", KILLER, *options, *arguments, cwd=folder, **own)
     expected = 0 if kill_at < 0 else -signal.SIGKILL
     assert done.returncode == expected, done.stdout[-3000:] + done.stderr[-6000:]
     steps = STEP.findall(done.stdout)
@@ -92,124 +84,96 @@ def run_example(
     return losses, {shape for _, shape, _ in steps}, done.stdout + done.stderr
 
 
-def check_example(name, arguments, folder, checkpoint="run/checkpoints/10", first=10, **options):
-    """An example learns, is killed, and goes on with step `first` as if it had not been.
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """An example, with what its run leaves and what is compiled."""
 
-    Returns:
-        The shapes of its batches, and what each of both processes wrote.
-    """
-    before, _, said = run_example(
-        name, arguments, folder, kill_at=17, checkpoint=folder / checkpoint, **options
-    )
+    name: str
+    library: str = "flax"  # without which it cannot run
+    arguments: tuple[str, ...] = ("--workdir={folder}/run",)
+    checkpoint: str = "run/checkpoints/10"
+    first: int = 10  # the step after this checkpoint
+    code: str = ""  # to run before it
+    blocked: str = ""
+    compiled: tuple[tuple[str, int], ...] = (("train_step", 2),)  # shapes of each step
+
+    def __str__(self):
+        return " ".join([self.name, *self.arguments[1:]])
+
+    def run(self, folder, **options):
+        arguments = [each.format(folder=folder) for each in self.arguments]
+        options |= {"blocked": self.blocked, "code": self.code}
+        return run_example(self.name, arguments, folder, **options)
+
+    def run_killed(self, folder, **options):
+        return self.run(folder, kill_at=17, checkpoint=folder / self.checkpoint, **options)
+
+
+TORCH = Example("torch_loader", "torch", checkpoint="run/checkpoint.pt", blocked="jax", compiled=())
+TUNIX = Example("tunix_sft", "tunix", code=PRINT_TUNIX_LOSSES, compiled=(("_train_step", 3),))
+WITH_JAX = [
+    Example("linen"),
+    Example("nnx"),
+    Example(
+        "lm1b",
+        arguments=("--workdir={folder}/run", "--num-train-steps=40", "--fsdp=2"),
+        compiled=(("train_step", 2), ("eval_step", 1)),  # the held-out rows have one shape
+    ),
+    TUNIX,
+    dataclasses.replace(TUNIX, name="tunix_dpo", checkpoint="run/10"),
+    Example(
+        "maxtext_pretrain",
+        "maxtext",
+        arguments=("base_output_directory={folder}", "run_name=run"),
+        first=11,  # MaxText names a checkpoint by the number of the step before it
+        code=PRINT_LOSSES,
+    ),
+]
+EXAMPLES = WITH_JAX + [
+    dataclasses.replace(TORCH, arguments=(*TORCH.arguments, f"--workers={n}")) for n in (0, 2)
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", EXAMPLES, ids=str)
+def test_an_example_learns_is_killed_and_goes_on_as_if_it_had_not_been(example, tmp_path):
+    pytest.importorskip(example.library)
+    before, _, said = example.run_killed(tmp_path)
     assert list(before) == list(range(18))
-    after, shapes, said_again = run_example(name, arguments, folder, **options)
-    assert list(after) == list(range(first, 40))
-    again = range(first, 18)
+    after, shapes, said_again = example.run(tmp_path)
+    assert list(after) == list(range(example.first, 40))
+    again = range(example.first, 18)
     assert [after[step] for step in again] == [before[step] for step in again]
     assert sum(after[step] for step in range(30, 40)) / 10 < 0.7 * before[0]
-    return shapes, (said, said_again)
-
-
-def check_compilations(said, step, number):
-    """Each shape of a step is compiled once."""
-    shapes = [shapes for name, shapes in COMPILE.findall(said) if name == step]
-    assert len({*shapes}) == len(shapes) == number
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["linen", "nnx"])
-def test_a_flax_loop_learns_is_killed_and_goes_on(name, tmp_path):
-    shapes, outputs = check_example(name, [f"--workdir={tmp_path}/run"], tmp_path)
-    assert len(shapes) == 2
-    for said in outputs:
-        check_compilations(said, "train_step", 2)
+    assert example.code or len(shapes) == 2
+    for output, (step, number) in itertools.product((said, said_again), example.compiled):
+        compiled = [shapes for name, shapes in COMPILE.findall(output) if name == step]
+        assert len({*compiled}) == len(compiled) == number  # each shape once
+    if example.library == "maxtext":
+        held_out = pipeline.Corpus.open(tmp_path / "corpus/eval")
+        assert f"evaluated {float(held_out.num_tokens)}\n" in said_again
 
 
 @pytest.mark.slow
-def test_the_loop_of_lm1b_shards_parameters_and_evaluates(tmp_path):
-    arguments = [f"--workdir={tmp_path}/run", "--num-train-steps=40", "--fsdp=2"]
-    shapes, outputs = check_example("lm1b", arguments, tmp_path)
-    assert len(shapes) == 2
-    for said in outputs:
-        check_compilations(said, "train_step", 2)
-        check_compilations(said, "eval_step", 1)  # the held-out rows have one shape
+@pytest.mark.parametrize("example", WITH_JAX, ids=str)
+def test_a_run_of_two_devices_goes_on_with_one_and_with_four(example, tmp_path):
+    pytest.importorskip(example.library)
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_torch_loop_needs_no_jax(workers, tmp_path):
-    pytest.importorskip("torch")
-    arguments = [f"--workdir={tmp_path}/run", f"--workers={workers}"]
-    shapes, _ = check_example(
-        "torch_loader", arguments, tmp_path, "run/checkpoint.pt", blocked="jax"
-    )
-    assert len(shapes) == 2
-
-
-@pytest.mark.slow
-def test_tunix_trains_a_llama_with_lora_on_packed_rows(tmp_path):
-    pytest.importorskip("tunix")
-    arguments = [f"--workdir={tmp_path}/run"]
-    _, outputs = check_example("tunix_sft", arguments, tmp_path, code=PRINT_TUNIX_LOSSES)
-    for said in outputs:
-        check_compilations(said, "_train_step", 3)
-
-
-@pytest.mark.slow
-def test_tunix_prefers_answers_in_three_shapes(tmp_path):
-    pytest.importorskip("tunix")
-    arguments = [f"--workdir={tmp_path}/run"]
-    _, outputs = check_example("tunix_dpo", arguments, tmp_path, "run/10", code=PRINT_TUNIX_LOSSES)
-    for said in outputs:
-        check_compilations(said, "_train_step", 3)
-
-
-@pytest.mark.slow
-def test_maxtext_trains_its_own_model(tmp_path):
-    pytest.importorskip("maxtext")
-    arguments = [f"base_output_directory={tmp_path}", "run_name=run"]
-    # MaxText names a checkpoint by the number of the step before it.
-    _, outputs = check_example("maxtext_pretrain", arguments, tmp_path, first=11, code=PRINT_LOSSES)
-    for said in outputs:
-        check_compilations(said, "train_step", 2)
-    held_out = pipeline.Corpus.open(tmp_path / "corpus/eval")
-    assert f"evaluated {float(held_out.num_tokens)}\n" in outputs[1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "library", "checkpoint", "first", "code"),
-    [
-        ("linen", "flax", "run/checkpoints/10", 10, ""),
-        ("nnx", "flax", "run/checkpoints/10", 10, ""),
-        ("lm1b", "flax", "run/checkpoints/10", 10, ""),
-        ("tunix_sft", "tunix", "run/checkpoints/10", 10, PRINT_TUNIX_LOSSES),
-        ("tunix_dpo", "tunix", "run/10", 10, PRINT_TUNIX_LOSSES),
-        ("maxtext_pretrain", "maxtext", "run/checkpoints/10", 11, PRINT_LOSSES),
-    ],
-)
-def test_a_run_of_two_devices_goes_on_with_one_and_with_four(
-    name, library, checkpoint, first, code, tmp_path
-):
-    pytest.importorskip(library)
-
-    def go_on(folder, devices, **options):
-        arguments = [f"--workdir={folder}/run"]
-        if name == "lm1b":  # parameters on one device or on two, whatever the checkpoint had
-            arguments += ["--num-train-steps=40", f"--fsdp={min(devices, 2)}"]
-        if name == "maxtext_pretrain":  # the rows of a batch are this for each device
-            arguments = [f"base_output_directory={folder}", "run_name=run"]
-            arguments += [f"per_device_batch_size={4 // devices}", "dtype=float32"]
-        options |= {"code": code, "devices": devices}
-        return run_example(name, arguments, folder, **options)[0]
+    def on(devices):
+        more = ()
+        if example.name == "lm1b":  # parameters on one device or on two, whatever was saved
+            more = (f"--fsdp={min(devices, 2)}",)
+        if example.library == "maxtext":  # the rows of a batch are this for each device
+            more = (f"per_device_batch_size={4 // devices}", "dtype=float32")
+        return dataclasses.replace(example, arguments=example.arguments + more)
 
     (tmp_path / "2").mkdir()
-    before = go_on(tmp_path / "2", 2, kill_at=17, checkpoint=tmp_path / "2" / checkpoint)
+    before, _, _ = on(2).run_killed(tmp_path / "2", devices=2)
     for devices in (1, 4):
         folder = shutil.copytree(tmp_path / "2", tmp_path / str(devices))
-        after = go_on(folder, devices)
-        assert list(after) == list(range(first, 40))
-        again = range(first, 18)
+        after, _, _ = on(devices).run(folder, devices=devices)
+        assert list(after) == list(range(example.first, 40))
+        again = range(example.first, 18)
         np.testing.assert_allclose(
             [after[step] for step in again], [before[step] for step in again], rtol=1e-4
         )

@@ -61,30 +61,6 @@ def test_no_token_is_lost_or_repeated_on_one_host_on_two_and_on_one_again(sizes)
         assert account(batches, sizes) == NOTHING
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2), (1, 4)])
-def test_no_token_is_lost_or_repeated_on_more_or_fewer_hosts(sizes, before, after, tmp_path):
-    corpus = pipeline.Corpus.from_arrays(numbered(sizes), tmp_path)
-    plan = pipeline.Plan(corpus, [pipeline.Bucket(8, 16), pipeline.Bucket(4, 32)])
-
-    def start(count):
-        datasets = (
-            pipeline.Batches(corpus, plan, process_index=host, process_count=count)
-            for host in range(count)
-        )
-        return [iter(dataset.to_iter_dataset()) for dataset in datasets]
-
-    hosts, half = start(before), plan.num_batches() // 2
-    seen = [next(host) for _ in range(half) for host in hosts]
-    first, *others = [json.dumps(host.get_state()) for host in hosts]
-    assert others == [first] * (before - 1)
-    hosts = start(after)
-    for host in hosts:
-        host.set_state(json.loads(first))
-    rest = [list(host) for host in hosts]
-    assert [len(each) for each in rest] == [plan.num_batches() - half] * after
-    assert account(seen + [batch for each in rest for batch in each], sizes) == NOTHING
-
-
 def test_grain_keeps_all_tokens_but_not_on_another_number_of_hosts(sizes):
     result = run("Grain, concat then split", numbered(sizes), rows=8, length=32)
     assert account(result["batches"], sizes) == NOTHING

@@ -45,13 +45,6 @@ def test_an_example_over_the_budget_has_a_batch_to_itself():
     assert shapes(made) == [(1, 9), (1, 8)]
 
 
-def test_best_fit_takes_the_row_with_least_room():
-    # 4 goes beside the 6 and fills it; 5 beside 5. First fit puts 4 beside 5 and must open more.
-    order = np.array([5, 6, 4, 5])
-    assert simulations.best_fit(order, length=10, open_rows=2) == 2
-    assert simulations.first_fit(order, length=10, open_rows=2) == 3
-
-
 PACKERS = {"first fit": simulations.first_fit, "best fit": simulations.best_fit}
 GRAIN = {
     "first fit": grain.experimental.FirstFitPackIterDataset,

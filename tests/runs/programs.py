@@ -11,14 +11,9 @@ from tests.runs.runs import lines
 def start(text, workdir, *flags, program="train.py"):
     """Starts the program; one device, as on a user's machine."""
     programs = str(text.parent / "programs")  # of all starts
-    command = [
-        sys.executable,
-        program,
-        "--config=tests/runs/tiny_config.py",
-        f"--workdir={workdir}",
-    ]
+    command = [sys.executable, program, "--config=tests/runs/tiny_config.py"]
     return subprocess.Popen(
-        [*command, *flags],
+        [*command, f"--workdir={workdir}", *flags],
         cwd=ROOT,
         env=environment(TINY_TEXT=str(text), JAX_COMPILATION_CACHE_DIR=programs),
         text=True,
@@ -47,22 +42,16 @@ def wait_for_step(process, workdir, step):
     raise AssertionError(f"step {step} was not reached:\n{process.communicate()[0]}")
 
 
-def start_hosts(text, workdir, count, *flags, program="train.py"):
-    """The program in `count` processes."""
-    command = [
-        sys.executable,
-        program,
-        "--config=tests/runs/hosts_config.py",
-        f"--workdir={workdir}",
-    ]
+def start_hosts(text, workdir, count, *flags, program="train.py", own=None):
+    """The program in `count` processes; `own` has further flags by process, of those that start."""
+    command = [sys.executable, program, "--config=tests/runs/hosts_config.py", *flags]
     join = [f"--coordinator=127.0.0.1:{free_port()}", f"--num_processes={count}", "--wait=15"]
-    env = environment(
-        TINY_TEXT=str(text), JAX_COMPILATION_CACHE_DIR=str(text.parent / f"programs{count}")
-    )
-    commands = [
-        [*command, *flags, *([*join, f"--process_id={index}"] if count > 1 else [])]
-        for index in range(count)
-    ]
+    programs = str(text.parent / f"programs{count}")
+    env = environment(TINY_TEXT=str(text), JAX_COMPILATION_CACHE_DIR=programs)
+    commands = []
+    for index, more in (own or dict.fromkeys(range(count), ())).items():
+        hosts = [*join, f"--process_id={index}"] if count > 1 else []
+        commands.append([*command, f"--workdir={workdir}", *hosts, *more])
     return Group(commands, workdir / f"logs{time.monotonic_ns()}", env)
 
 

@@ -9,6 +9,7 @@ import math
 import os
 
 import jax
+import numpy as np
 import pytest
 
 import train
@@ -97,6 +98,20 @@ def segment_losses(workdir):
         mean = here.loss.sum(dtype=float) / here.weight.sum(dtype=float)
         assert math.isnan(mean) if loss is None else mean == pytest.approx(loss, rel=1e-6)
     return found
+
+
+def assert_same_losses(one, other, rtol=1e-5):
+    """Two runs have the same batches and, up to rounding, losses of steps and of segments."""
+    ours, theirs = steps(one), steps(other)
+    assert [line["batch"] for line in ours] == [line["batch"] for line in theirs]
+    for name, error in (("loss", rtol), ("gradient_norm", 1e-4)):
+        np.testing.assert_allclose(
+            [line[name] for line in ours], [line[name] for line in theirs], rtol=error
+        )
+    for mine, its in zip(segment_losses(one), segment_losses(other), strict=True):
+        np.testing.assert_allclose(mine, its, rtol=1e-4)
+    for name in ("eval_loss_first", "eval_loss_last"):
+        assert summary(one)[name] == pytest.approx(summary(other)[name], rel=rtol)
 
 
 def loss_files(workdir):

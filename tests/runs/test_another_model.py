@@ -1,9 +1,8 @@
 """A copy of train.py with a model in Linen and another optimizer: only what builds them changes."""
 
-import subprocess
 import sys
 
-from tests.processes import ROOT, TIME_LIMIT, environment
+from tests.processes import ROOT, call
 from tests.runs.runs import steps, summary
 
 BUILDERS = '''
@@ -50,18 +49,11 @@ def test_a_copy_trains_another_model_and_goes_on(text, tmp_path):
     for number in (6, 10):
         command = [sys.executable, copy, "--config=tests/runs/tiny_config.py", "--config.keep=1"]
         command += [f"--workdir={tmp_path / 'run'}", f"--config.steps={number}"]
-        done = subprocess.run(
-            [*map(str, command), "--config.batches.tokens_per_batch=512"],
-            cwd=ROOT,
-            env=environment(TINY_TEXT=str(text)),
-            capture_output=True,
-            text=True,
-            timeout=TIME_LIMIT,
-        )
+        command += ["--config.batches.tokens_per_batch=512"]
+        done = call(*command, TINY_TEXT=str(text))
         assert done.returncode == 0, done.stdout + done.stderr
     assert "resumed: step 6 of 10" in done.stdout
     assert [line["step"] for line in steps(tmp_path / "run")] == list(range(10))
-    assert (
-        summary(tmp_path / "run")["eval_loss_last"] < summary(tmp_path / "run")["eval_loss_first"]
-    )
-    assert summary(tmp_path / "run")["compiles_after_start"] == 0
+    values = summary(tmp_path / "run")
+    assert values["eval_loss_last"] < values["eval_loss_first"]
+    assert values["compiles_after_start"] == 0

@@ -107,22 +107,14 @@ def ask(folder):
     (folder / "answers.json").write_text(json.dumps(found))
 
 
-@pytest.mark.parametrize(
-    ("count", "number"), [(c, n) for c in (2, 4) for n in range(2 * c - 2)][:6]
-)
-def test_global_batches_are_those_of_one_process(answers, count, number):
-    (alone,) = answers[1]["text0"]
-    for answer in answers[count][f"text{number}"]:
-        assert answer["hashes"] == alone["hashes"]
-        assert answer["states"] == alone["states"]
-    assert len(alone["hashes"]) >= 2 * alone["steps_per_epoch"]
+GLOBAL = [(count, f"text{n}") for count in (2, 4) for n in range(len(LAYOUTS[count]))]
 
 
-@pytest.mark.parametrize("number", [0, 3])
-def test_global_batches_of_pairs_are_those_of_one_process(answers, number):
-    (alone,) = answers[1]["pairs0"]
-    assert alone["steps_per_epoch"] > 3
-    assert all(answer == alone for answer in answers[4][f"pairs{number}"])
+@pytest.mark.parametrize(("count", "job"), [*GLOBAL, (4, "pairs0"), (4, "pairs3")])
+def test_global_batches_are_those_of_one_process(answers, count, job):
+    (alone,) = answers[1][job[:-1] + "0"]
+    assert all(answer == alone for answer in answers[count][job])
+    assert len(alone["hashes"]) == 2 * alone["steps_per_epoch"] > 6
 
 
 @pytest.mark.parametrize("number", range(len(DIFFER)))

@@ -3,7 +3,6 @@
 import json
 import re
 
-import numpy as np
 import pytest
 
 from pipeline.cli.commands import main
@@ -13,17 +12,6 @@ from tests.processes import ROOT
 from tests.runs.runs import run, segment_losses, steps, summary, tiny
 
 CONFIG = ROOT / "tests/runs/mixture_config.py"
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    """200 documents of 5 to 300 characters, a line each."""
-    rng = np.random.default_rng(0)
-    path = tmp_path_factory.mktemp("text") / "documents.txt"
-    sizes = np.clip(rng.lognormal(3.5, 0.8, 200), 5, 300).astype(int)
-    letters = np.array(list("abcdefgh "))
-    path.write_text("".join("".join(rng.choice(letters, size)) + "\n" for size in sizes))
-    return path
 
 
 def test_report_check_and_show_take_the_config_of_a_mixture(text, tmp_path, monkeypatch, capsys):

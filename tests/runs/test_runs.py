@@ -1,7 +1,6 @@
 """Runs of the training program on the tiny configuration: what it learns, changes and refuses."""
 
 import json
-import subprocess
 import sys
 
 import numpy as np
@@ -9,13 +8,12 @@ import pytest
 from etils import epath
 
 import train
-from pipeline.cli.commands import main
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.steps import hosts
 from pipeline.trainer.run_config import __file__ as KNOWN
 from pipeline.trainer.run_config import get_config, save_config
-from tests.processes import ROOT, TIME_LIMIT, environment
-from tests.runs.runs import lines, messages, run, segment_losses, steps, summary, tiny
+from tests.processes import call
+from tests.runs.runs import assert_same_losses, audit, lines, messages, run, steps, summary, tiny
 
 
 @pytest.mark.slow
@@ -34,13 +32,7 @@ def test_a_loss_scale_that_is_too_large_falls_while_training_goes_on(text, tmp_p
 def test_microbatches_train_like_the_whole_batch(text, tmp_path):
     run(tiny(text, steps=10), tmp_path / "whole")
     assert "in 2 microbatches" in run(tiny(text, steps=10, microbatches=2), tmp_path / "split")
-    ours, theirs = (
-        [line["loss"] for line in steps(tmp_path / name)] for name in ("split", "whole")
-    )
-    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
-    ours, theirs = (segment_losses(tmp_path / name) for name in ("split", "whole"))
-    for one, other in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4)
+    assert_same_losses(tmp_path / "split", tmp_path / "whole")
 
 
 def test_a_profile_has_the_phases_of_a_step(text, tmp_path):
@@ -64,24 +56,13 @@ def test_the_learning_rate_has_a_length_of_its_own(text, tmp_path):
     run(tiny(text, steps=13, optimizer__warmup_steps=None), tmp_path)
     assert rates()[:10] == first
     np.testing.assert_allclose(rates()[10:], 4e-3 * 0.05, rtol=1e-5)
-    run(
-        tiny(text, steps=15, optimizer__warmup_steps=None, optimizer__decay_steps=30),
-        tmp_path,
-    )
+    longer = {"optimizer__warmup_steps": None, "optimizer__decay_steps": 30}
+    run(tiny(text, steps=15, **longer), tmp_path)
     assert rates()[:13] != rates()[13:]
     assert rates()[13] > 4e-3 * 0.3
 
 
-def test_a_change_needs_a_word_and_is_told_before_it_is_made(
-    text,
-    tmp_path,
-    monkeypatch,
-    capsys,
-):
-    def audit():
-        assert main(["audit", str(tmp_path)]) == 0
-        return capsys.readouterr().out
-
+def test_a_change_needs_a_word_and_is_told_before_it_is_made(text, tmp_path, monkeypatch):
     run(tiny(text, steps=5), tmp_path)
     more = {"steps": 8, "batches__tokens_per_batch": 512}
     with pytest.raises(ValueError, match="tokens_per_batch was 1024 and is now 512") as refused:
@@ -92,7 +73,7 @@ def test_a_change_needs_a_word_and_is_told_before_it_is_made(
     told = output.index("changed from step 5 on: tokens_per_batch=512")
     assert told < output.index("resumed: step 5 of 8") < output.index("step 8/8")
     assert [line["bucket"] for line in steps(tmp_path)][4:6] == ["8x128", "4x128"]
-    audit()
+    assert audit(tmp_path)[0] == 0
     # From then on the run goes on under its first config as well, and as it was changed.
     run(tiny(text, steps=9), tmp_path)
     assert steps(tmp_path)[-1]["bucket"] == "4x128"
@@ -105,7 +86,8 @@ def test_a_change_needs_a_word_and_is_told_before_it_is_made(
     assert "from step 9 on, with 32 new examples, " in output
     # It stays, without a word.
     run(tiny(text, steps=13), tmp_path)
-    said = audit()
+    code, said = audit(tmp_path)
+    assert code == 0
     assert "plan from step 9 on: examples=" in said
     assert "all 13 batches are those that were planned" in said
 
@@ -122,12 +104,7 @@ def test_a_change_needs_a_word_and_is_told_before_it_is_made(
         ({"schedule": ((3, {"token_per_batch": 1}),)}, "did you mean 'tokens_per_batch'?"),
     ],
 )
-def test_bad_options_are_refused_before_anything_is_prepared(
-    text,
-    tmp_path,
-    fields,
-    sentence,
-):
+def test_bad_options_are_refused_before_anything_is_prepared(text, tmp_path, fields, sentence):
     with pytest.raises(ValueError) as error:
         run(tiny(text, **fields), tmp_path)
     assert sentence in str(error.value)
@@ -168,14 +145,7 @@ def test_a_run_goes_on_with_the_length_divided_and_in_any_order(text, tmp_path):
     run(tiny(text, **context, steps=8, context_order="zigzag"), tmp_path / "length")
     context["mesh__context"], context["mesh__data"] = 2, 2
     run(tiny(text, **context, steps=12, context_order="striped"), tmp_path / "length")
-    ours, theirs = (steps(tmp_path / name) for name in ("length", "rows"))
-    assert [line["bucket"] for line in ours] == [line["bucket"] for line in theirs]
-    for name in ("loss", "gradient_norm"):
-        np.testing.assert_allclose(
-            [line[name] for line in ours], [line[name] for line in theirs], rtol=1e-4
-        )
-    ours, theirs = (summary(tmp_path / name)["eval_loss_last"] for name in ("length", "rows"))
-    assert ours == pytest.approx(theirs, rel=1e-4)
+    assert_same_losses(tmp_path / "length", tmp_path / "rows", rtol=1e-4)
 
 
 def test_a_budget_that_no_bucket_meets_ends_the_run_before_its_first_step(text, tmp_path):
@@ -184,22 +154,9 @@ def test_a_budget_that_no_bucket_meets_ends_the_run_before_its_first_step(text, 
     assert not lines(tmp_path)
 
 
-def test_another_model_is_another_run(text, tmp_path):
-    run(tiny(text, steps=4), tmp_path)
-    with pytest.raises(ValueError, match=r"config\.model\.width was 32 and is now 64"):
-        run(tiny(text, model__width=64, steps=5), tmp_path)
-
-
 def run_script(script, flags, text):
     """A program of its own, with its output; its corpus is of `text`."""
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script, *flags],
-        cwd=ROOT,
-        env=environment(TINY_TEXT=str(text)),
-        capture_output=True,
-        text=True,
-        timeout=TIME_LIMIT,
-    )
+    return call(sys.executable, "-W", "ignore", "-c", script, *flags, TINY_TEXT=str(text))
 
 
 FLAGS = {
@@ -275,6 +232,8 @@ def test_a_run_knows_its_config_and_flags_change_it(text, tmp_path):
     known = get_config(str(tmp_path / "first"))
     expected = tiny(text, **fields, optimizer__decay_steps=4, schedule=schedule)
     assert json.loads(known.to_json()) == json.loads(expected.to_json())
+    with pytest.raises(ValueError, match=r"config\.model\.width was 64 and is now 32"):
+        run(tiny(text, **fields | {"model__width": 32}), tmp_path / "first")
     more = {"task__keep_ids": (1, 2), "template__weights": {"user": 0.5}}
     save_config(epath.Path(tmp_path), tiny(text, **more), file)
     assert get_config(str(tmp_path)).to_json() == tiny(text, **more).to_json()

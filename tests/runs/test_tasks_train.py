@@ -8,8 +8,12 @@ from etils import epath
 from ml_collections import ConfigDict, config_flags
 
 from configs import chat, masked, quickstart
+from configs import pairs as pairs_config
+from models.config import TransformerConfig
+from models.flops import pair_flops, training_flops
+from pipeline import Pairs
 from pipeline.cli.commands import main
-from pipeline.corpus.views import Masked
+from pipeline.corpus.views import Masked, SpanCorruption
 from pipeline.history import read_history
 from pipeline.text.templates import Answer, Chat
 from pipeline.trainer.corpora import open_template, prepare_corpora
@@ -18,55 +22,60 @@ from tests.runs.runs import run, segment_losses, steps, summary, tiny
 
 @pytest.fixture(scope="module")
 def chats(tmp_path_factory):
-    """120 records, each a short chat and a text."""
+    """120 records, each a short chat, a text, and a pair of sentences."""
     path = tmp_path_factory.mktemp("chats") / "chats.jsonl"
-    with path.open("w") as file:
-        for number in range(120):
-            words = ["pack", "the", "rows"][: 1 + number % 3]
-            turns = [("user", f"say {number % 7}"), ("assistant", " ".join(words))]
-            messages = [{"role": role, "content": content} for role, content in turns]
-            file.write(json.dumps({"messages": messages, "text": " ".join(words * 3)}) + "\n")
+    words, lines = ["pack", "the", "rows"], []
+    for number in range(120):
+        said = " ".join(words[: 1 + number % 3])
+        turns = [("user", f"say {number % 7}"), ("assistant", said)]
+        messages = [{"role": role, "content": content} for role, content in turns]
+        pair = {"de": "Paar " * (1 + number % 17), "en": "pairs " * (1 + number % 9)}
+        lines.append(json.dumps({"messages": messages, "text": f"{said} " * 3} | pair) + "\n")
+    path.write_text("".join(lines))
     return path
 
 
-def of(chats, task, **fields):
-    return tiny(chats, "tiny_tasks_config", task, **fields)
+CHAT = ("tiny_tasks_config", "chat")
 
 
 @pytest.mark.slow
-def test_a_masked_encoder_learns_and_goes_on_where_it_stopped(chats, tmp_path):
-    run(of(chats, "masked"), tmp_path)
-    assert summary(tmp_path)["eval_loss_last"] < summary(tmp_path)["eval_loss_first"]
-    first = steps(tmp_path)
-    assert len(first) == 12
-    assert "resumed: step 12 of 14" in run(of(chats, "masked", steps=14), tmp_path)
-    assert steps(tmp_path)[:12] == first
-    assert len(steps(tmp_path)) == 14
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        (("tiny_tasks_config", "masked"), Masked),
+        (("tiny_tasks_config", "corrupted"), SpanCorruption),
+        (("tiny_pairs_config",), Pairs),
+    ],
+)
+def test_a_run_of_each_task_learns_and_goes_on_where_it_stopped(chats, config, kind, tmp_path):
+    run(tiny(chats, *config), tmp_path)
+    values, log = summary(tmp_path), steps(tmp_path)
+    assert values["eval_loss_last"] < values["eval_loss_first"]
+    assert len(values["compiles"]) == (2 if kind is Pairs else 1)
+    assert set(values["compiles"].values()) == {1}
+    assert values["compiles_after_start"] == 0
+    assert {line["bucket"] for line in log} == set(values["compiles"])
+    assert "resumed: step 12 of 24" in run(tiny(chats, *config, steps=24), tmp_path)
+    assert steps(tmp_path)[:12] == log
     corpus, plan = read_history(epath.Path(tmp_path))
-    assert isinstance(corpus, Masked)
-    assert plan.batch(13).num_tokens
+    assert isinstance(corpus, kind)
+    digests = [plan.batch(step).digest for step in range(24)]
+    assert [line["batch"] for line in steps(tmp_path)] == digests
+    assert plan.batch(23).epoch > 0
     segment_losses(tmp_path)
+    assert main(["why", str(tmp_path), "--worst", "2"]) == 0
 
 
 def test_chats_are_learnt_and_a_run_may_begin_with_the_parameters_of_another(chats, tmp_path):
-    run(of(chats, "chat"), tmp_path / "one")
+    run(tiny(chats, *CHAT), tmp_path / "one")
     one = summary(tmp_path / "one")
     assert one["eval_loss_last"] < one["eval_loss_first"]
     found = segment_losses(tmp_path / "one")  # of the assistant's words alone
     corpus, _ = read_history(epath.Path(tmp_path / "one"))
     assert (found.weight < corpus.lengths[found.example]).all()
-    output = run(of(chats, "chat", start_from=str(tmp_path / "one")), tmp_path / "two")
+    output = run(tiny(chats, *CHAT, start_from=str(tmp_path / "one")), tmp_path / "two")
     assert f"parameters are those of step 12 of {tmp_path / 'one'}" in output
     assert summary(tmp_path / "two")["eval_loss_first"] == one["eval_loss_last"]
-
-
-@pytest.mark.slow
-def test_an_encoder_decoder_learns_to_fill_gaps(chats, tmp_path):
-    run(of(chats, "corrupted"), tmp_path)
-    assert summary(tmp_path)["eval_loss_last"] < summary(tmp_path)["eval_loss_first"]
-    assert summary(tmp_path)["compiles_after_start"] == 0
-    segment_losses(tmp_path)
-    assert main(["why", str(tmp_path), "--worst", "2"]) == 0
 
 
 @pytest.mark.slow
@@ -81,13 +90,40 @@ def test_the_configurations_of_tasks_prepare_what_they_say(tmp_path, monkeypatch
         assert 0 < fields["loss_weights"].sum() < len(fields["loss_weights"])
 
 
+def test_the_config_of_docstrings_needs_no_network(tmp_path):
+    config = pairs_config.get_config()
+    config.train.end = config.eval.end = 0.1
+    config.tokenizer.vocab_size = 600
+    pairs, held_out = prepare_corpora(config, tmp_path)
+    assert isinstance(pairs, Pairs)
+    assert len(pairs) > len(held_out) > 10
+    assert "(" in pairs.tokenizer.decode(pairs[0]["targets"])
+
+
+def test_the_work_of_pairs_is_counted_on_both_sides():
+    sizes = {"num_layers": 2, "width": 8, "num_heads": 2, "num_kv_heads": 2, "mlp_width": 16}
+    config = TransformerConfig(vocab_size=10, **sizes)
+    vocabulary = 6 * 5 * 8 * 10
+    decoder = training_flops(config, 5, 25) - vocabulary
+    cross = 6 * 2 * 5 * 8 * (8 + 8)  # queries and outputs
+    assert pair_flops(config, (0, 5), (0, 25, 0)) == decoder + vocabulary + cross
+    # An encoder's scores are not halved, and its output is read by the decoder's keys and values.
+    assert pair_flops(config, (5, 0), (25, 0, 0)) == decoder + cross + 6 * 25 * 8 * 2
+
+
 def changed(changes):
     """The quickstart's config with other values, named as flags name them."""
     config = quickstart.get_config()
     config.train.begin = config.eval.begin = 0.5
     config.tokenizer.kind = "bytes"
-    config.update_from_flattened_dict(changes)
+    with config.ignore_type():
+        config.update_from_flattened_dict(changes)
     return config
+
+
+PAIR = ("text", "name")
+PAIRS = {"train.field": PAIR, "eval.field": PAIR}
+NO_TASK = r"config.train.field is \('text', 'name'\); it must be one"
 
 
 @pytest.mark.parametrize(
@@ -140,26 +176,16 @@ def changed(changes):
         ),
         ({"eval.split": "test"}, "split is 'test'; it must be one of train, validation"),
         ({"eval.end": 1.5}, "it takes 0.0 <= begin < end <= 1.0"),
+        (PAIRS | {"task.kind": "masked"}, NO_TASK),
+        (PAIRS | {"template.kind": "chat"}, NO_TASK),
+        (PAIRS | {"tokenizer.begin": False}, NO_TASK),
+        ({"train.field": PAIR}, r"have the fields \('text', 'name'\), text; give each"),
+        ({"train.targets": "train.en"}, "config.train has targets='.*' with files=''"),
     ],
 )
 def test_wrong_fields_are_refused_before_anything_is_prepared(tmp_path, changes, sentence):
     with pytest.raises((ValueError, FileNotFoundError), match=sentence):
         prepare_corpora(changed(changes), tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    "changes", [{"task.kind": "masked"}, {"template.kind": "chat"}, {"tokenizer.begin": False}]
-)
-def test_pairs_with_another_task_are_refused(tmp_path, changes):
-    config = changed(changes)
-    for part in (config.train, config.eval):
-        with part.ignore_type():
-            part.field = ("text", "name")
-    with pytest.raises(
-        ValueError, match=r"config.train.field is \('text', 'name'\); it must be one"
-    ):
-        prepare_corpora(config, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -171,17 +197,6 @@ def test_a_config_takes_parallel_texts(tmp_path):
     changes = {f"{part}.{name}": each for part in ("train", "eval") for name, each in files.items()}
     pairs, held_out = prepare_corpora(changed(changes), tmp_path / "corpora")
     assert pairs.lengths.tolist() == held_out.lengths.tolist() == [[4, 4], [2, 6], [6, 3]]
-    with pytest.raises(ValueError, match=r"config.train has targets='.*' with files=''"):
-        prepare_corpora(changed({"train.targets": "train.en"}), tmp_path / "none")
-
-
-def test_pairs_are_not_evaluated_on_plain_text(tmp_path):
-    config = changed({})
-    with config.train.ignore_type():
-        config.train.field = ("text", "name")
-    with pytest.raises(ValueError, match=r"have the fields \('text', 'name'\), text; give each"):
-        prepare_corpora(config, tmp_path)
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,15 @@
 """The training program in processes of its own: as a user runs it, killed and stopped."""
 
+import json
 import random
 import signal
-import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
-from tests.processes import ROOT, TIME_LIMIT, environment
+from tests.processes import TIME_LIMIT, call
 from tests.runs.programs import run, start, wait_for_step
 from tests.runs.runs import lines, loss_files, segment_losses, summary
 
@@ -49,6 +50,14 @@ def test_a_run_learns_and_says_how_much(uninterrupted):
     assert "padding" in output
     segment_losses(workdir)
     assert list((workdir / "tensorboard").iterdir())
+
+
+def test_the_held_out_unigram_entropy_is_that_of_the_bytes(uninterrupted, text):
+    documents = [json.loads(line)["text"] for line in text.read_text().splitlines()][128:]
+    targets = [byte for document in documents for byte in [*document.encode(), 256]]
+    share = np.unique(targets, return_counts=True)[1] / len(targets)
+    entropy = -(share * np.log(share)).sum()
+    assert summary(uninterrupted[0])["unigram_entropy"] == pytest.approx(entropy)
 
 
 def test_killed_at_a_random_step_it_continues_bit_for_bit(uninterrupted, text, tmp_path):
@@ -99,13 +108,6 @@ def test_an_interrupt_before_the_first_step_ends_the_run_at_once(text, tmp_path)
 
 def test_the_work_directory_alone_goes_on(uninterrupted, text):
     workdir, _ = uninterrupted
-    done = subprocess.run(
-        [sys.executable, "train.py", f"--workdir={workdir}"],
-        cwd=ROOT,
-        env=environment(TINY_TEXT=str(text)),
-        capture_output=True,
-        text=True,
-        timeout=TIME_LIMIT,
-    )
+    done = call(sys.executable, "train.py", f"--workdir={workdir}", TINY_TEXT=str(text))
     assert done.returncode == 0, done.stderr
     assert "finished: all 30 steps are done" in done.stdout

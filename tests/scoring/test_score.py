@@ -1,5 +1,6 @@
 """Scores: each example once and in order, as if it were alone, whatever interrupts the run."""
 
+import contextlib
 import functools
 import json
 import random
@@ -41,15 +42,8 @@ PAIRED = (pipeline.Bucket(4, (96, 64)),)
 @functools.cache
 def losses(network):
     """A step of a Transformer, and its parameters."""
-    config = TransformerConfig(
-        vocab_size=1001,
-        num_layers=1,
-        width=16,
-        num_heads=2,
-        num_kv_heads=1,
-        mlp_width=32,
-        attention="dense",
-    )
+    sizes = {"num_layers": 1, "width": 16, "num_heads": 2, "num_kv_heads": 1, "mlp_width": 32}
+    config = TransformerConfig(vocab_size=1001, **sizes, attention="dense")
     graph, params = nnx.split(network(config, rngs=nnx.Rngs(0)), nnx.Param)
     fields = ["inputs", "inputs_segment_ids", "inputs_positions"]
     if network is EncoderDecoder:
@@ -194,36 +188,47 @@ class Killed(BaseException):
     """In place of SIGKILL."""
 
 
-def test_a_call_that_was_interrupted_continues_with_the_part_that_is_missing(
-    corpus, tmp_path, monkeypatch
-):
+@pytest.fixture
+def interrupted(monkeypatch):
+    """`interrupted(count, …)`: `score`, of three steps a part, is killed after so many parts.
+
+    It returns the numbers of the parts that were written, and the scores, or None.
+    """
+    write = Parts.write
     monkeypatch.setattr(scoring, "STEPS", 3)
+
+    def score(count, *arguments, directory, **options):
+        def write_some(self, number, arrays):
+            if len(written) == count:
+                name = f".000000000-000000002-{0:016x}.{0:012x}.npz.{2**22}.tmp"
+                (directory / "scores.parts" / name).touch()
+                raise Killed
+            write(self, number, arrays)
+            written.append(number)
+
+        written, scores = [], None
+        with monkeypatch.context() as patch, contextlib.suppress(Killed):
+            patch.setattr(Parts, "write", write_some)
+            scores = pipeline.score(*arguments, directory=directory, **options)
+        return written, scores
+
+    return score
+
+
+def test_a_call_that_was_interrupted_continues_with_the_part_that_is_missing(
+    corpus, tmp_path, interrupted, monkeypatch
+):
     once, again = tmp_path / "once", tmp_path / "again"
     pipeline.score(corpus, ready, directory=once, **READY)
-    write, written = Parts.write, []
-
-    def interrupted(self, number, arrays):
-        if written and written[-1] == number - 1 and number % 2:
-            written.append(None)
-            name = f".000000000-000000002-{0:016x}.{0:012x}.npz.{2**22}.tmp"
-            (again / "scores.parts" / name).touch()
-            raise Killed
-        write(self, number, arrays)
-        written.append(number)
-
-    monkeypatch.setattr(Parts, "write", interrupted)
-    for _ in range(100):
-        try:
-            scores = pipeline.score(corpus, ready, directory=again, **READY)
-        except Killed:
-            continue
-        break
-    assert written.count(None) > 2
-    numbers = [number for number in written if number is not None]
+    numbers, kills, scores = [], -1, None
+    while scores is None:
+        written, scores = interrupted(2, corpus, ready, directory=again, **READY)
+        numbers, kills = numbers + written, kills + 1
+    assert kills > 2
     assert numbers == list(range(len(numbers)))  # none is written twice
     assert files(again) == files(once)
     assert not (again / "scores.parts").exists()
-    # A third call finds all done, and runs nothing.
+    # A further call finds all done, and runs nothing.
     monkeypatch.setattr(Parts, "write", None)
     assert pipeline.score(corpus, ready, directory=again, **READY).equals(scores)
 
@@ -256,14 +261,8 @@ class Scale:
 
 def test_scores_of_something_else_are_refused(corpus, tmp_path):
     def score(given=corpus, by=2, w=3, **options):
-        options = (
-            OPTIONS
-            | {
-                "per": "position",
-                "state": {"w": jnp.full(4, w), "scale": 2.0, "key": jax.random.key(0)},
-            }
-            | options
-        )
+        state = {"w": jnp.full(4, w), "scale": 2.0, "key": jax.random.key(0)}
+        options = OPTIONS | {"per": "position", "state": state} | options
         return pipeline.score(given, Scale(by), directory=tmp_path, **options)
 
     def again(**changed):
@@ -308,23 +307,12 @@ def test_a_file_of_somebody_else_by_the_name_of_scores_stays(corpus, name, make,
 
 
 @pytest.mark.parametrize("content", [None, "{}", "null", "\0"])
-def test_parts_of_two_models_never_make_one_table(corpus, content, tmp_path, monkeypatch):
+def test_parts_of_two_models_never_make_one_table(corpus, content, tmp_path, interrupted):
     """Also if what says which scores they are was deleted or damaged in between."""
-    monkeypatch.setattr(scoring, "STEPS", 3)
     options = READY | {"state": {"w": jnp.zeros(1)}}
     expected = pipeline.score(corpus, Scale(3), directory=tmp_path / "once", **options)
-    write = Parts.write
-
-    def interrupted(self, number, arrays):
-        if number == 2:
-            raise Killed
-        write(self, number, arrays)
-
     again = tmp_path / "again"
-    monkeypatch.setattr(Parts, "write", interrupted)
-    with pytest.raises(Killed):
-        pipeline.score(corpus, Scale(2), directory=again, **options)
-    monkeypatch.setattr(Parts, "write", write)
+    assert interrupted(2, corpus, Scale(2), directory=again, **options) == ([0, 1], None)
     manifest = again / "scores.json"
     if content is not None:
         manifest.write_text(content)
@@ -362,16 +350,12 @@ def test_a_record_per_segment_may_be_as_many_as_positions(corpus, tmp_path):
     assert [each or 0 for each in scores["sum"].to_pylist()] == expected
 
 
-@pytest.mark.parametrize("side", ["inputs", "targets"])
-def test_of_pairs_with_equal_sides_the_side_is_said(pairs, side, tmp_path):
-    def step(batch):
-        return {"token": batch["decoder_inputs" if side == "targets" else "inputs"]}
-
-    buckets = [pipeline.Bucket(4, (96, 96))]
-    scores = pipeline.score(pairs, step, directory=tmp_path, buckets=buckets, per=side)
+@pytest.mark.parametrize(("side", "field"), [("inputs", "inputs"), ("targets", "decoder_inputs")])
+def test_of_pairs_with_equal_sides_the_side_is_said(pairs, side, field, tmp_path):
+    options = {"buckets": [pipeline.Bucket(4, (96, 96))], "per": side, "directory": tmp_path}
+    scores = pipeline.score(pairs, lambda batch: {"token": batch[field]}, **options)
     for example, tokens in zip(pairs, scores["token"].to_pylist(), strict=True):
-        expected = example["decoder_inputs" if side == "targets" else "inputs"].tolist()
-        assert tokens is None or tokens == expected
+        assert tokens is None or tokens == example[field].tolist()
 
 
 def test_a_record_per_row_is_that_of_its_only_example(corpus, tmp_path):
@@ -425,28 +409,21 @@ def test_arguments_that_cannot_work_are_refused(corpus, tmp_path):
 def test_devices_share_batches_and_a_later_call_keeps_their_rows(corpus, tmp_path):
     auto = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((4,), ("data",), axis_types=auto)
-    four, one = tmp_path / "four", tmp_path / "one"
-    scores = pipeline.score(corpus, ready, directory=four, sharding=mesh, per="position", **OPTIONS)
-    assert json.loads((four / "scores.json").read_text())["row_multiple"] == 4
-    assert pipeline.score(corpus, ready, directory=four, per="position", **OPTIONS).equals(scores)
+
+    def score(name, **options):
+        options |= {"directory": tmp_path / name, "per": "position"}
+        return pipeline.score(corpus, ready, **options, **OPTIONS)
+
+    scores = score("four", sharding=mesh)
+    about = json.loads((tmp_path / "four" / "scores.json").read_text())
+    assert about["row_multiple"] == 4
+    assert score("four").equals(scores)
     with jax.set_mesh(mesh):
-        again = pipeline.score(
-            corpus, ready, directory=four, sharding=mesh, per="position", **OPTIONS
-        )
-    assert again.equals(scores)
-    pipeline.score(corpus, ready, directory=one, row_multiple=4, per="position", **OPTIONS)
-    assert files(one) == files(four)
+        assert score("four", sharding=mesh).equals(scores)
+    score("one", row_multiple=4)
     mesh = jax.make_mesh((4,), ("context",), axis_types=auto)
-    pipeline.score(
-        corpus,
-        ready,
-        directory=tmp_path / "length",
-        sharding=mesh,
-        row_multiple=4,
-        per="position",
-        **OPTIONS,
-    )
-    assert files(tmp_path / "length") == files(four)
+    score("length", sharding=mesh, row_multiple=4)
+    assert files(tmp_path / "one") == files(tmp_path / "length") == files(tmp_path / "four")
 
 
 def test_a_run_scores_its_documents_with_its_latest_checkpoint(text, tmp_path):
@@ -474,10 +451,8 @@ def test_a_run_scores_its_documents_with_its_latest_checkpoint(text, tmp_path):
     np.testing.assert_allclose([nll.sum(), weight.sum()], sums, rtol=1e-5)
     mean, bits = sums[0] / sums[1], sums[0] / np.log(2) / corpus.text_bytes
     assert f"128 documents: loss {mean:.2f}" in str(said)
-    printed = re.search(r"perplexity ([\d.]+), ([\d.]+) bits per byte", str(said))
-    np.testing.assert_allclose(
-        [float(n) for n in printed.groups()], [np.exp(mean), bits], rtol=1e-3
-    )
+    (printed,) = re.findall(r"perplexity ([\d.]+), ([\d.]+) bits per byte", str(said))
+    np.testing.assert_allclose([float(n) for n in printed], [np.exp(mean), bits], rtol=1e-3)
 
 
 def start(count, folder, corpus, directory, **asked):

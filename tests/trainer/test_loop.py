@@ -39,19 +39,13 @@ def counter(monkeypatch):
     monkeypatch.setattr(train, "make_optimizer", make_optimizer)
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    """120 documents of 1 to 40 words as JSON lines."""
-    rng = np.random.default_rng(0)
-    path = tmp_path_factory.mktemp("text") / "documents.jsonl"
-    sizes = np.clip(rng.lognormal(2, 0.8, 120), 1, 40).astype(int)
-    path.write_text("".join(json.dumps({"text": "word " * int(n)}) + "\n" for n in sizes))
-    return path
-
-
 @pytest.fixture
 def config(text):
     return tiny(text, steps=12, eval_every=6, checkpoint_every=6, peak_flops=1e9)
+
+
+def whole_summary(workdir):
+    return json.loads((workdir / "summary.json").read_text())
 
 
 def test_an_evaluation_weighs_every_held_out_position_once(config, tmp_path):
@@ -75,9 +69,7 @@ def test_a_slow_source_shows_as_waiting(config, tmp_path, monkeypatch):
 
     monkeypatch.setattr(pipeline.Corpus, "read", slowly)
     run(config, tmp_path / "slow")
-    fast, slow = (
-        json.loads((tmp_path / name / "summary.json").read_text()) for name in ("fast", "slow")
-    )
+    fast, slow = (whole_summary(tmp_path / name) for name in ("fast", "slow"))
     # Evaluations leave time to read ahead.
     assert slow["seconds"]["wait"] > fast["seconds"]["wait"] + 0.1
     assert slow["waiting"] > 0.5
@@ -197,7 +189,7 @@ def test_the_seconds_of_all_phases_are_those_that_have_passed(config, tmp_path):
     begin = time.perf_counter()
     run(config, tmp_path)
     passed = time.perf_counter() - begin
-    seconds = json.loads((tmp_path / "summary.json").read_text())["seconds"]
+    seconds = whole_summary(tmp_path)["seconds"]
     assert 0.5 * passed < sum(seconds.values()) < passed
     phases = {"prepare", "plan", "compile", "initialise", "train", "wait", "evaluate", "save"}
     assert set(seconds) == phases | {"other"}
