@@ -1,6 +1,5 @@
 """The training program on several hosts: equal results, elastic resume, hosts that go."""
 
-import re
 import signal
 import time
 
@@ -11,7 +10,7 @@ from pipeline import Bucket, Corpus, Plan
 from pipeline.loading.checkpoint import Checkpoints
 from tests.processes import TIME_LIMIT
 from tests.runs.programs import run_hosts, start_hosts
-from tests.runs.runs import assert_same_losses, audit, steps, summary
+from tests.runs.runs import assert_same_losses, steps, summary
 
 SLOW = "tests/runs/slow_train.py"  # to be stopped midway
 
@@ -136,34 +135,3 @@ def test_a_configuration_that_differs_on_one_host_is_named(text, tmp_path):
     assert all(code != 0 for code in group.wait())
     for output in group.outputs():
         assert "optimizer.clip was 1.0 and is now 2.0" in output
-
-
-EIGHT_ROWS = (
-    "--config.batches.row_multiple=4",
-    "--config.batches.tokens_per_batch=1024",
-    "--config.batches.max_buckets=1",
-    "--config.model.num_layers=1",
-    "--config.model.width=32",
-    "--config.model.attention=dense",
-)
-THREE = '--change={"row_multiple": 3}'
-
-
-@pytest.mark.slow
-def test_three_of_four_hosts_go_on_where_three_do_not_divide_the_rows(text, tmp_path):
-    run_hosts(text, tmp_path, 4, *EIGHT_ROWS, "--config.steps=5")
-    more = (*EIGHT_ROWS, "--config.steps=12")
-    group = start_hosts(text, tmp_path, 3, *more)
-    assert all(code != 0 for code in group.wait())
-    said = group.outputs()[0]
-    assert "the rows of the buckets 8x128 do not divide over 3 groups of devices" in said
-    assert """--change='{"row_multiple": 3}', from step 5 on""" in said
-    said = run_hosts(text, tmp_path, 3, *more, THREE)[0]
-    assert "buckets were 8x128 and are now 6x128" in said
-    assert "none is lost or trained on again" in said
-    log = steps(tmp_path)
-    assert [line["step"] for line in log] == list(range(12))
-    assert [line["bucket"] for line in log] == ["8x128"] * 5 + ["6x128"] * 7
-    code, said = audit(tmp_path)
-    assert code == 0, said
-    assert re.search(r"epoch 0: [\d,]+ positions, each once$", said, re.M)
