@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipeline.planning.balance import balance
+from pipeline.planning.bucket import Bucket
 from pipeline.planning.cache import WindowCache
 from pipeline.planning.layout import ranges
 from pipeline.planning.options import Options
@@ -117,12 +118,17 @@ class Assembly:
         owners[(-costs).argsort(kind="stable")] = order.repeat(sizes[order])
         return owners
 
+    def _shape(self, bucket: int, rows: int) -> Bucket:
+        """The shape of a batch of some rows; the last ones of a pass may be fewer."""
+        return self._options.buckets[bucket]
+
     def _make_batch(
         self, rows: "_Gathered", bucket: int, mine: np.ndarray | None, step: int
     ) -> PlannedBatch:
         """The batch of a step, of all rows or of those whose numbers are `mine`."""
-        shape = self._options.buckets[bucket]
-        order, places = balance(rows.costs if mine is None else rows.costs[mine], shape.rows)
+        costs = rows.costs if mine is None else rows.costs[mine]
+        shape = self._shape(bucket, len(costs))
+        order, places = balance(costs, shape.rows)
         order = order if mine is None else mine[order]
         times, segments = rows.segments(order)
         epoch = self._schedule.epoch_of(step)

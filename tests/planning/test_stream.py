@@ -231,16 +231,19 @@ def test_a_batch_that_is_changed_changes_no_other(options):
 # ---- what is to come: passes of a corpus that grows, pieces that are aligned, other costs
 
 
-def gather(passes, options):
-    """The segments of all steps of a stream whose first passes are these, and its cache."""
+def gather(passes, options, assembly=Assembly):
+    """The batches of all steps of a stream whose first passes are these."""
     stream = Stream(Lengths.of(ANY), options, epoch=1)
     stream.passes = (*passes, stream.whole)
     rows = [found.rows for found in passes]
     stream.starts = np.stack([0 * stream.whole.rows, *np.cumsum(rows, axis=0)])
     schedule, cache = Schedule(0, [stream], options), WindowCache(1 << 20)
-    assembly = Assembly([stream], schedule, options, cache)
-    steps = range(schedule.first_step(1))
-    return np.concatenate([assembly.batch(step, 1).segments for step in steps])
+    assembly = assembly([stream], schedule, options, cache)
+    return [assembly.batch(step, 1) for step in range(schedule.first_step(1))]
+
+
+def segments_of(batches):
+    return np.concatenate([batch.segments for batch in batches])
 
 
 def make_pass(options, layout, spans):
@@ -252,6 +255,12 @@ def layout_of(pieces, options):
     return Layout(pieces, partial(pack, buckets=options.buckets), rows, key=3, window=50)
 
 
+def all_of(pieces, options):
+    """A pass over pieces of all examples, once."""
+    layout = layout_of(pieces, options)
+    return make_pass(options, layout, as_spans(0, np.arange(400), 0, ANY[:, None]))
+
+
 def test_a_stream_may_have_any_number_of_passes():
     options = Options(buckets=(Bucket(8, 32), Bucket(4, 64)))
     chapters = np.split(np.arange(len(ANY)), [90, 250])
@@ -260,7 +269,7 @@ def test_a_stream_may_have_any_number_of_passes():
         for each in chapters
         for spans in [as_spans(0, each, 0, ANY[each][:, None])]
     ]
-    segments = gather(passes, options)
+    segments = segments_of(gather(passes, options))
     assert sorted(segments[:, 1].tolist()) == [*range(len(ANY))]
     ends = np.cumsum([len(each) for each in chapters])
     for begin, end in zip([0, *ends], ends, strict=False):
@@ -281,11 +290,41 @@ def test_pieces_may_take_more_than_their_positions_and_have_costs_of_their_own()
             return np.ones(len(sizes), np.int64)
 
     options = Options(buckets=(Bucket(8, 32), Bucket(4, 64)))
-    layout = layout_of(Aligned(ANY, longest=32), options)
-    every = make_pass(options, layout, as_spans(0, np.arange(len(ANY)), 0, ANY[:, None]))
-    segments = gather([every], options)
+    every = all_of(Aligned(ANY, longest=32), options)
+    segments = segments_of(gather([every], options))
     assert sorted(map(tuple, segments[:, [1, 3]])) == [*enumerate(ANY)]
     rows = every.take(WindowCache(1 << 20), 0, 0, 0, 1, 0)
     times, taken = rows.segments()
     assert rows.costs.tolist() == times.tolist()
     assert (-(-taken[:, 3] // 8) * 8).sum() <= 32
+
+
+def test_pieces_may_be_cut_to_fill_the_gaps_of_a_packing():
+    options = Options(buckets=(Bucket(2, 32),))
+    ends = ANY.cumsum()
+    edges = np.arange(32, ends[-1], 32)  # of rows without gaps, one after the other
+    example = ends.searchsorted(edges)
+    rest = ends[example] - edges  # of each example that lies on an edge
+    first = ANY.copy()
+    first[example] -= rest
+    later = np.stack([example, first[example], rest])[:, rest > 0]
+    batches = gather([all_of(Pieces(first, later=later), options)], options)
+    had = [
+        100 * example + place
+        for _, example, start, size in segments_of(batches).tolist()
+        for place in range(start, start + size)
+    ]
+    assert sorted(had) == [100 * n + at for n, size in enumerate(ANY) for at in range(size)]
+
+
+def test_the_last_batches_of_a_pass_may_have_a_shape_of_their_own():
+    class Tailed(Assembly):
+        def _shape(self, bucket, rows):
+            return Bucket(-(-rows // 2) * 2, super()._shape(bucket, rows).length)
+
+    options = Options(buckets=(Bucket(16, 32),))
+    *others, last = gather([all_of(cut(ANY, (32,), "split"), options)], options, Tailed)
+    assert {batch.bucket for batch in others} == {*options.buckets}
+    assert last.segments[-1, 0] + 1 in (last.bucket.rows - 1, last.bucket.rows)
+    assert last.bucket.rows < 16
+    assert sorted(segments_of([*others, last])[:, 1].tolist()) == [*range(400)]
