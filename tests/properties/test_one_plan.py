@@ -175,7 +175,8 @@ def test_every_plan_is_what_was_asked_for(what):
     try:
         plan, lengths, events = made(*what)
     except ValueError as error:
-        if "the plan has no step" in str(error):
+        # Tiers that come later may have a later phase in the middle of a block.
+        if "the plan has no step" in str(error) or "whose rows are dealt together" in str(error):
             return
         raise
     last, one = plan.stages[-1], plan.stages[-1].weights is None

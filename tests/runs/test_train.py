@@ -1,12 +1,10 @@
 """The training program in processes of its own: as a user runs it, killed and stopped."""
 
-import json
 import random
 import signal
 import sys
 import time
 
-import numpy as np
 import pytest
 
 from tests.processes import TIME_LIMIT, call
@@ -50,14 +48,6 @@ def test_a_run_learns_and_says_how_much(uninterrupted):
     assert "padding" in output
     segment_losses(workdir)
     assert list((workdir / "tensorboard").iterdir())
-
-
-def test_the_held_out_unigram_entropy_is_that_of_the_bytes(uninterrupted, text):
-    documents = [json.loads(line)["text"] for line in text.read_text().splitlines()][128:]
-    targets = [byte for document in documents for byte in [*document.encode(), 256]]
-    share = np.unique(targets, return_counts=True)[1] / len(targets)
-    entropy = -(share * np.log(share)).sum()
-    assert summary(uninterrupted[0])["unigram_entropy"] == pytest.approx(entropy)
 
 
 def test_killed_at_a_random_step_it_continues_bit_for_bit(uninterrupted, text, tmp_path):
