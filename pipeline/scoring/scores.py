@@ -220,7 +220,8 @@ def _write_manifest(directory: epath.Path, manifest: Mapping[str, Any]) -> None:
 
 
 def _digest_file(path: epath.Path) -> str:
-    with path.open("rb") as file:
+    with path.open("rb") as opened:
+        file: Any = opened  # of etils, which does not say what it can do
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
