@@ -165,13 +165,12 @@ class _Gathered:
         self._taken = sorted(
             (*each, step) for step, of_step in enumerate(taken) for each in of_step
         )
-        self._parts: list[tuple[Rows, int]] = []  # with the number of the stream
+        self._parts: list[tuple[Rows, int, int]] = []  # the stream's number and first example
         for number, group in itertools.groupby(self._taken, key=lambda each: each[0]):
             _, firsts, counts, _ = zip(*group, strict=True)
             rows = streams[number].take(cache, bucket, firsts[0], sum(counts), last_epoch)
-            self._parts += [(part, number) for part in rows]
-        self._first_examples = [stream.first for stream in streams]
-        self.costs = np.concatenate([part.costs for part, _ in self._parts])
+            self._parts += [(part, number, streams[number].first) for part in rows]
+        self.costs = np.concatenate([part.costs for part, _, _ in self._parts])
 
     @functools.cached_property
     def owners(self) -> np.ndarray:
@@ -183,7 +182,7 @@ class _Gathered:
     @functools.cached_property
     def streams(self) -> np.ndarray:
         """The number of the stream of each row: int64 [rows]."""
-        return np.concatenate([np.full(len(part), number) for part, number in self._parts])
+        return np.concatenate([np.full(len(part), number) for part, number, _ in self._parts])
 
     def segments(self, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The number of segments of some rows; the segments, as those of `Rows`.
@@ -191,21 +190,24 @@ class _Gathered:
         But examples are numbered in the plan.
         """
         if len(self._parts) == 1:  # looked up in this order
-            return self._segments(*self._parts[0], order)
+            ((part, _, first),) = self._parts
+            return _number_in_plan(part, first, order)
         times, starts, segments = self._every
         times = times[order]
         return times, segments[ranges(starts[order], times)]
 
-    def _segments(
-        self, part: Rows, number: int, order: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        times, segments = part.segments(order)
-        segments[:, 1] += self._first_examples[number]
-        return times, segments
-
     @functools.cached_property
     def _every(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The number of segments of each row, the first of each, and the segments."""
-        each = zip(*(self._segments(*part) for part in self._parts), strict=True)
+        each = zip(*(_number_in_plan(part, first) for part, _, first in self._parts), strict=True)
         times, segments = map(np.concatenate, each)
         return times, times.cumsum() - times, segments
+
+
+def _number_in_plan(
+    part: Rows, first: int, order: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """`part.segments`, with examples numbered from `first`."""
+    times, segments = part.segments(order)
+    segments[:, 1] += first
+    return times, segments

@@ -257,10 +257,8 @@ class Plan:
     def between(self, first: int, last: int | None = None) -> "Plan":
         """The same plan with only the steps from `first` to `last`, and their buckets."""
         first = max(require_index(first), self._first)
-        ends = [self._last, last, self.stages[-1].end]
-        return self._from_stages(
-            self.stages, first, min([end for end in ends if end is not None], default=None)
-        )
+        last = _earliest(self._last, last, self.stages[-1].end)
+        return self._from_stages(self.stages, first, last)
 
     def until(self, step: int) -> "Plan":
         """The same plan without the changes that begin after `step`."""
@@ -430,7 +428,7 @@ class Plan:
         found: set[Bucket] = set()
         for stage, following in zip(self.stages, [*self._starts[1:], None], strict=True):
             begin = max(self._first, stage.start)
-            end = min([at for at in (following, self._last) if at is not None], default=None)
+            end = _earliest(following, self._last)
             if end is None or begin < end:
                 used = np.flatnonzero(stage.schedule.used(begin, end))
                 found |= {stage.options.buckets[number] for number in used}
@@ -484,3 +482,8 @@ class Plan:
 
     def __str__(self) -> str:
         return describe(self)
+
+
+def _earliest(*ends: int | None) -> int | None:
+    """The first of some ends, of which None is none."""
+    return min([end for end in ends if end is not None], default=None)
