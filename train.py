@@ -96,7 +96,7 @@ def make_model(config: ConfigDict, corpus: Any) -> tuple[Callable, Callable, Cal
         network: Any = EncoderDecoder
         fields += ["decoder_inputs", "targets_segment_ids", "targets_positions"]
     else:
-        network = Encoder if isinstance(corpus, pipeline.Masked) else Decoder
+        network = Encoder if config.task.kind == "masked" else Decoder
     graphdef, _ = nnx.split(nnx.eval_shape(lambda: network(shape, rngs=nnx.Rngs(0))))
 
     def init(key):
