@@ -53,8 +53,8 @@ from pipeline.trainer import (
     Run,
     evaluation_batches,
     find_config,
+    launch,
     prepare_on_hosts,
-    program,
     restore_parameters,
     score_corpus,
 )
@@ -70,7 +70,7 @@ SCORES = flags.DEFINE_string(
     "scores", None, "Where --mode=score writes; default: WORKDIR/scores/STEP."
 )
 PROFILE = flags.DEFINE_string("profile_steps", "", "FIRST:LAST, the steps to trace for a profile.")
-flags.adopt_module_key_flags(program)  # such as --coordinator
+flags.adopt_module_key_flags(launch)  # such as --coordinator
 
 logger = logging.getLogger("pipeline.train")
 
@@ -262,4 +262,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    program.run(main)
+    launch.run(main)
