@@ -25,7 +25,7 @@ from pipeline.loading.loader import Loader
 from pipeline.loading.sharding import batch_sharding, multiples
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
-from pipeline.steps import Compiled, CompileGuard, hosts, keep_programs, make_mesh
+from pipeline.steps import Compiled, CompileGuard, hosts, keep_programs, make_mesh, programs_table
 from pipeline.trainer.corpora import prepare_on_hosts
 from pipeline.trainer.evaluation import sum_over_batches
 from pipeline.trainer.parameters import restore_parameters
@@ -150,17 +150,16 @@ class Run:
         """The corpora to train on and to evaluate, prepared by process 0 where they are not yet."""
         with self.log.clock("prepare"):
             corpus, held_out = prepare_on_hosts(self.config, self.workdir / "corpus")
-        self._mixture = dict(self.config.get("mixture", {}))
-        self._corpus = corpus if self._mixture else self._schedule.select(corpus)
-        logger.info(f"{self._corpus}")
-        return self._corpus, held_out
+        if not self.config.get("mixture"):
+            corpus = self._schedule.select(corpus)
+        logger.info(f"{corpus}")
+        return corpus, held_out
 
-    def make_plan(self) -> Plan:
-        """The plan of all steps from `first_step` on."""
+    def make_plan(self, corpus: AnyCorpus) -> Plan:
+        """The plan of all steps from `first_step` on, of the corpus of `prepare_corpora`."""
+        mixture, rows = dict(self.config.get("mixture", {})), multiples(**self.layout)[0]
         with self.log.clock("plan"):
-            self._plan = self._schedule.plan(
-                self._corpus, self._mixture, row_multiple=multiples(**self.layout)[0]
-            )
+            self._plan = self._schedule.plan(corpus, mixture, row_multiple=rows)
             if self._plan.finite and self.config.steps > self._plan.num_batches():
                 raise InvalidValue(
                     f"steps is {self.config.steps:,} and the plan ends after "
@@ -185,6 +184,7 @@ class Run:
         self,
         initialise: Any,
         key: jax.Array,
+        *,
         train_step: Compiled,
         eval_step: Compiled,
         loader: Loader,
@@ -199,10 +199,11 @@ class Run:
         """
         self._train_step, self._eval_step = train_step, eval_step
         self._loader, self._flops = loader, flops
+        logger.info(programs_table(train_step, eval_step))
         state = self._restore(initialise, key)
         self.checkpoints.compile(state)
         if self._leads:
-            write_history(self.workdir, self._corpus, self._plan)
+            write_history(self.workdir, loader.corpus, self._plan)
         names = train_step.name, eval_step.name
         self._guard = self.enter(CompileGuard(*names, on_compile=self.config.on_compile))
         self.enter(self.log)
@@ -217,7 +218,8 @@ class Run:
             with self.log.clock("initialise"):
                 state = initialise(key)
                 if start := self.config.start_from:
-                    _, state["params"] = restore_parameters(as_path(start), self._corpus, like)
+                    corpus = self._loader.corpus
+                    _, state["params"] = restore_parameters(as_path(start), corpus, like)
             return state
         with self.log.clock("restore"):
             self._loader.set_state(self._data_state)
@@ -242,8 +244,14 @@ class Run:
         self.log.stats.skipped += 1
         self.log.write({"step": step, "skipped": self._loader.planned.digest})
 
-    def stops_after(self, step: int) -> bool:
-        """Whether the run ends here: with its last step, or by a signal, on all hosts alike."""
+    def finish_step(self, step: int) -> bool:
+        """Counts a step as done; whether the run ends here, with its last step or by a signal.
+
+        All hosts return the same.
+
+        Raises:
+            RuntimeError: a step was compiled after the start, and `config.on_compile` is "stop".
+        """
         self._guard.check(f"at step {step:,}")
         self._done = step + 1
         self._interrupted = self._signals.received(self._done)
@@ -255,7 +263,7 @@ class Run:
         stopped = self._interrupted and self._done < self.config.steps
         return 128 + signal.Signals[self._signals.reason or "SIGTERM"] if stopped else 0
 
-    def evaluate(self, done: int, batches: Batches, params: Any) -> None:
+    def evaluate_if_due(self, done: int, batches: Batches, params: Any) -> None:
         """Evaluates and records it, if that is due after so many steps and not yet done."""
         ends = done == self.config.steps
         due = ends or (done % self.config.eval_every == 0 and not self._interrupted)
