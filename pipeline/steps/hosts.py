@@ -1,4 +1,4 @@
-"""Many hosts as one run: joining, agreement, shared directories, signals and a common end.
+"""Many hosts as one run: joining, a mesh, agreement, shared directories, signals, a common end.
 
 With one process, every function here only does its local part.
 """
@@ -6,6 +6,7 @@ With one process, every function here only does its local part.
 import contextlib
 import hashlib
 import json
+import math
 import os
 import signal
 import sys
@@ -135,6 +136,27 @@ def minimum(number: int | None) -> int | None:
     limit = np.iinfo(np.int32).max  # what JAX passes on without x64
     least = _gather(np.array(limit if number is None else min(number >> 10, limit))).min()
     return None if least == limit else int(least) << 10
+
+
+def make_mesh(axes: Mapping[str, int]) -> jax.sharding.Mesh:
+    """A mesh of all devices of all hosts.
+
+    Args:
+        axes: the size of each axis by its name; one size may be -1, for the devices that are left.
+
+    Raises:
+        ValueError: the product of the sizes is not the number of devices.
+    """
+    devices = jax.device_count()
+    given = math.prod(size for size in axes.values() if size != -1)
+    sizes = {axis: devices // given if size == -1 else size for axis, size in axes.items()}
+    if math.prod(sizes.values()) != devices:
+        raise InvalidValue(
+            f"mesh {dict(axes)} does not fit {devices} devices; the product of its axes must be "
+            "the number of devices, and one axis may be -1"
+        )
+    auto = (jax.sharding.AxisType.Auto,) * len(sizes)
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=auto)
 
 
 def connect(
