@@ -193,11 +193,9 @@ class Beam:
         else:
             options = PipelineOptions(list(self.options))
         pipeline = beam.Pipeline(options=options)
-        if shared := self.results or options.view_as(GoogleCloudOptions).temp_location:
-            place = as_path(shared) / f"lockstep-{os.urandom(8).hex()}"
-            place.mkdir(parents=True)
-        else:
-            place = epath.Path(tempfile.mkdtemp(prefix="lockstep-"))
+        shared = self.results or options.view_as(GoogleCloudOptions).temp_location
+        place = as_path(shared or tempfile.gettempdir()) / f"lockstep-{os.urandom(8).hex()}"
+        place.mkdir(parents=True)
         numbered = pipeline | beam.Create(list(enumerate(items))) | beam.Reshuffle()
         numbered | beam.Map(functools.partial(_record, function, os.fspath(place)))
         errors: list[BaseException] = []
