@@ -184,7 +184,7 @@ def train(config: ConfigDict, workdir: epath.Path, **options: str) -> int:
         batches = pipeline.Batches(corpus, plan, **run.layout)
         evaluation = evaluation_batches(held_out, plan.options, **run.layout)
         run.require_agreement(batches, evaluation)
-        loader = run.enter(pipeline.Loader(batches.repeat()))
+        loader = run.enter_context(pipeline.Loader(batches.repeat()))
 
         # The model, and its steps compiled for every bucket.
         init, loss, flops = make_model(config, corpus)
