@@ -136,11 +136,7 @@ def audit(workdir: epath.PathLike, report: Callable[[str], None] = print) -> Non
 
 
 def _read_log(workdir: epath.Path) -> tuple[list[str], list[int]]:
-    """The digests of all batches; the steps that were left out, or not finite.
-
-    Raises:
-        NotAsPlanned: a step is missing or was run twice, or fewer steps are there than were saved.
-    """
+    """The digests of all batches; the steps that were left out, or not finite."""
     digests, without_update = list[str](), list[int]()
     path = workdir / "metrics.jsonl"
     if not path.exists():

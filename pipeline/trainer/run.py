@@ -1,9 +1,4 @@
-"""A run of train.py: all that its loop needs beside data and model.
-
-Agreement of hosts, the lock of the work directory, the mesh, the schedule of batches, checkpoints,
-the log with its clock and its statistics, profiles and signals have one owner, so that the loop
-shows the rest.
-"""
+"""A run of train.py: all that its loop needs beside data and model, so that it shows the rest."""
 
 import contextlib
 import json

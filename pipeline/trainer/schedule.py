@@ -1,8 +1,7 @@
 """The schedule: which options of a run's batches change at which steps, and to what.
 
-A run's options are those of `fit_buckets` and `Plan`. The first entry of a schedule has the options
-at step 0; each later entry changes some of them. One rule holds for every change: the past stands,
-the future may change.
+The first entry of a schedule has the options at step 0; each later entry changes some of them. One
+rule holds for every change: the past stands, the future may change.
 """
 
 import dataclasses
