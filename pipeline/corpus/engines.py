@@ -193,9 +193,11 @@ class Beam:
         else:
             options = PipelineOptions(list(self.options))
         pipeline = beam.Pipeline(options=options)
-        shared = self.results or options.view_as(GoogleCloudOptions).temp_location
-        place = as_path(shared or tempfile.gettempdir()) / f"lockstep-{os.urandom(8).hex()}"
-        place.mkdir(parents=True)
+        if shared := self.results or options.view_as(GoogleCloudOptions).temp_location:
+            place = as_path(shared) / f"lockstep-{os.urandom(8).hex()}"
+            place.mkdir(parents=True)
+        else:  # readable by this user alone
+            place = epath.Path(tempfile.mkdtemp(prefix="lockstep-"))
         numbered = pipeline | beam.Create(list(enumerate(items))) | beam.Reshuffle()
         numbered | beam.Map(functools.partial(_record, function, os.fspath(place)))
         errors: list[BaseException] = []
