@@ -178,7 +178,8 @@ def train(
         batches = pipeline.Batches(corpus, plan, **run.layout)
         evaluation = evaluation_batches(held_out, plan.options, **run.layout)
         run.require_agreement(batches, evaluation)  # or hosts would wait for each other
-        loader = run.enter(pipeline.Loader(batches.repeat()))  # begin() puts it at first_step
+        # begin() puts it at first_step.
+        loader = run.enter_context(pipeline.Loader(batches.repeat()))
 
         # The model and its optimizer.
         init_params, loss, flops = make_model(config, corpus)

@@ -1,9 +1,4 @@
-"""A run of train.py: all that its loop needs beside data and model.
-
-Agreement of hosts, the lock of the work directory, the mesh, the schedule of batches, checkpoints,
-the log with its clock and its statistics, profiles and signals have one owner, so that the loop
-shows the rest.
-"""
+"""A run of train.py: all that its loop needs beside data and model, so that it shows the rest."""
 
 import contextlib
 import json
@@ -36,11 +31,11 @@ from pipeline.trainer.schedule import Schedule
 logger = logging.getLogger(__name__)
 
 
-class Run:
+class Run(contextlib.ExitStack):
     """A run in a work directory, from its last checkpoint on, or from the beginning.
 
-    A context manager. When its block ends, the last checkpoint is whole, and `summary.json` says
-    how the run went.
+    A context manager, which leaves what it is given by `enter_context` with itself. When its block
+    ends, the last checkpoint is whole, and `summary.json` says how the run went.
 
     Args:
         config: of `configs/`; it is not changed.
@@ -72,18 +67,18 @@ class Run:
         change: str = "",
         profile: str = "",
     ):
+        super().__init__()
         check_config(config)
         self.config, self.workdir = config.copy_and_resolve_references(), as_path(workdir)
         self._file, self._change, self._profiled = file, change, profile
         self._leads = jax.process_index() == 0
-        self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> "Run":
-        with contextlib.ExitStack() as stack:  # closes what is open if the rest fails
-            self._stack = stack
+        with contextlib.ExitStack() as failing:
+            failing.push(self)  # closes what is open if the rest fails
             self._open()
-            stack.push(self._finish)
-            self._stack = stack.pop_all()
+            self.push(self._finish)
+            failing.pop_all()
         return self
 
     def _open(self) -> None:
@@ -92,7 +87,7 @@ class Run:
         hosts.main_process_first("locking the work directory", self._lock)
         keep_programs(self.workdir / "programs")
         self.checkpoints = Checkpoints(self.workdir / "checkpoints", keep=self.config.keep)
-        self.enter(self.checkpoints)
+        self.enter_context(self.checkpoints)
         self.first_step: int = self.checkpoints.latest or 0
         given = json.loads(self.config.to_json())
         # Hosts that differ here would later wait for each other.
@@ -100,7 +95,7 @@ class Run:
         hosts.require_agreement(start | {"change": {"asked": self._change}})
         hosts.require_shared(self.workdir)
         self.mesh = make_mesh(self.config.mesh)
-        self.enter(jax.set_mesh(self.mesh))
+        self.enter_context(jax.set_mesh(self.mesh))
         self.layout: dict[str, Any] = {
             "sharding": batch_sharding(self.mesh),
             "context_order": self.config.context_order,
@@ -117,7 +112,7 @@ class Run:
 
     def _lock(self) -> None:
         if self._leads:
-            self.enter(directory_lock(self.workdir, "training", wait=False))
+            self.enter_context(directory_lock(self.workdir, "training", wait=False))
 
     def _resume(self, given: dict[str, Any]) -> None:
         """Takes over the past of the run, which stands; its future may change."""
@@ -141,10 +136,6 @@ class Run:
             if "decay_steps" in self.config.optimizer:
                 decay = self.config.optimizer.decay_steps or self.config.steps
                 self.config.optimizer.decay_steps = given["optimizer"]["decay_steps"] = decay
-
-    def enter(self, thing: Any) -> Any:
-        """Enters a context manager, which is left with the run."""
-        return self._stack.enter_context(thing)
 
     def prepare_corpora(self) -> tuple[Any, AnyCorpus]:
         """The corpora to train on and to evaluate, prepared by process 0 where they are not yet."""
@@ -205,10 +196,10 @@ class Run:
         if self._leads:
             write_history(self.workdir, loader.corpus, self._plan)
         names = train_step.name, eval_step.name
-        self._guard = self.enter(CompileGuard(*names, on_compile=self.config.on_compile))
-        self.enter(self.log)
-        self._profile = self.enter(Profile(self._profiled, self.workdir / "profile"))
-        self._signals = self.enter(hosts.StopSignals())
+        self._guard = self.enter_context(CompileGuard(*names, on_compile=self.config.on_compile))
+        self.enter_context(self.log)
+        self._profile = self.enter_context(Profile(self._profiled, self.workdir / "profile"))
+        self._signals = self.enter_context(hosts.StopSignals())
         self._watched = True
         return state
 
@@ -303,6 +294,3 @@ class Run:
             with self.log.clock("save"):
                 self.checkpoints.close()
         self.log.write_summary(self._done)
-
-    def __exit__(self, *error: Any) -> None:
-        self._stack.__exit__(*error)
