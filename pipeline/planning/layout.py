@@ -148,8 +148,7 @@ def ranges(first: np.ndarray, sizes: np.ndarray, dtype: type = np.int64) -> np.n
     >>> ranges(np.array([5, 0, 9]), np.array([2, 3, 0])).tolist()
     [5, 6, 0, 1, 2]
     """
-    before = np.cumsum(sizes) - sizes
-    numbers = np.repeat((first - before).astype(dtype), sizes)
+    numbers = (first - sizes.cumsum() + sizes).astype(dtype).repeat(sizes)
     numbers += np.arange(len(numbers), dtype=dtype)
     return numbers
 

@@ -194,6 +194,18 @@ class Quota:
         self._root = heap[0][2] if heap else 0  # without shares, no place is asked
         self._latest: tuple[int, list[int]] = 0, [0] * self._takers
 
+    def taker(self, place: int) -> tuple[int, int]:
+        """The taker of a place, and the number of places below `place` that it has."""
+        node, takers = self._root, self._takers
+        while node >= takers:
+            left, right, share, whole, more = self._nodes[node - takers]
+            to_left = min(max((place * share + more) // whole, 0), place)
+            if to_left < min(((place + 1) * share + more) // whole, place + 1):
+                node, place = left, to_left
+            else:
+                node, place = right, place - to_left
+        return node, place
+
     def before(self, place: int) -> list[int]:
         """The number of places below `place` that each taker has; the sum is `place`."""
         if (latest := self._latest)[0] == place:
