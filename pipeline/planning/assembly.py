@@ -25,7 +25,7 @@ from pipeline.planning.schedule import Schedule
 from pipeline.planning.stream import Rows, Stream
 
 # The steps of several streams that are assembled together if they are asked for in order.
-TOGETHER = 16
+TOGETHER = 32
 
 
 class Assembly:
@@ -67,7 +67,7 @@ class Assembly:
         """The batch of a step of the plan; no window after `last_epoch` is prepared."""
         steps = self.block(step)
         together = self._options.tiers == 1 and len(self._streams) > 1
-        if together and 0 <= step - self._asked <= TOGETHER:
+        if together and 0 <= step - self._asked <= TOGETHER // 2:
             steps = self._range(step, TOGETHER)
         self._asked = step
         if len(steps) == 1:
@@ -93,7 +93,9 @@ class Assembly:
         for bucket in dict.fromkeys(bucket for bucket, _ in wanted):
             places = [place for place, (each, _) in enumerate(wanted) if each == bucket]
             # By stream, whose ranges follow each other: its number, first row, rows and batch.
-            taken = sorted((*each, n) for n, place in enumerate(places) for each in wanted[place][1])
+            taken = sorted(
+                (*each, n) for n, place in enumerate(places) for each in wanted[place][1]
+            )
             firsts: dict[int, int] = {}
             counts = collections.Counter[int]()
             for number, first, count, _ in taken:

@@ -76,15 +76,14 @@ class Interval:
 
     def at(self, step: int) -> tuple[int, list[tuple[int, int, int]]]:
         """The number of a step's bucket, and its rows: (stream, first row, number of rows)."""
-        bucket, number = self.bucket_quota.taker(self.rotation + step - self.start)
+        place = self.rotation + step - self.start
+        ((bucket, number, _),) = self.bucket_quota.between(place, place + 1)
         rows, quota = int(self.rows_per_batch[bucket]), self.stream_quotas[bucket]
         first = (number - self._rotated[bucket]) * rows
-        before, after = quota.before(first), quota.before(first + rows)
         most, base = self.most_rows[bucket].tolist(), self.rows[bucket].tolist()
         return bucket, [
             (stream, base[stream] + begin, min(end - begin, most[stream] - base[stream] - begin))
-            for stream, (begin, end) in enumerate(zip(before, after, strict=True))
-            if end > begin
+            for stream, begin, end in quota.between(first, first + rows)
         ]
 
     def owed_at(self, step: int) -> list[list[int]]:
