@@ -109,20 +109,6 @@ def test_a_plan_that_is_no_partition_is_found(altered, segments, wrong):
             check_plan(plan, 0, told.append)
 
 
-@pytest.mark.parametrize("overflow", ["split", "truncate", "drop"])
-@pytest.mark.parametrize("epoch", [0, 2])
-def test_real_plans_are_partitions(corpus, buckets, overflow, epoch):
-    plan, told = Plan(corpus, buckets, overflow=overflow, window=100), []
-    check_plan(plan, epoch, told.append)
-    lost = corpus.num_tokens - plan.num_tokens
-    assert (lost > 0) == (overflow != "split")
-    assert told == [
-        f"plan: epoch {epoch}: {plan.num_tokens:,} positions, each once"
-        + f"; {lost:,} in no batch" * (lost > 0),
-        f"plan: {plan.num_batches():,} batches, no row over its length",
-    ]
-
-
 @pytest.mark.parametrize("overflow", ["truncate", "drop"])
 def test_plans_of_pairs_are_partitions_of_both_sides(pairs, altered, overflow):
     plan, told = Plan(pairs, [Bucket(8, (64, 48))], overflow=overflow), []

@@ -287,6 +287,7 @@ def test_the_state_is_small_json_and_the_same_for_every_process(corpus, buckets)
         ({"seed": 5}, "seed was 0 and is now 5"),
         ({"packing": "none"}, "packing was best_fit and is now none"),
         ({"overflow": "drop"}, "overflow was split and is now drop"),
+        ({"tiers": 4}, "tiers was 1 and is now 4"),
         ({"buckets": [pipeline.Bucket(4, 64)]}, "buckets was 16x16+8x32+4x64 and is now 4x64"),
     ],
 )

@@ -108,13 +108,6 @@ def test_rows_of_a_mixture_are_shared_by_three_hosts_after_a_change(both):
             np.testing.assert_array_equal(together, values)
 
 
-def test_corpora_that_join_are_in_the_epoch_in_progress(corpus, both):
-    plan = grow(corpus, both)
-    seen = np.concatenate([plan.batch(step).segments for step in range(plan.num_batches(0))])
-    # All of the new are in the epoch that was half done, but for one with nothing to train on.
-    assert {*range(300, 308)} - {*seen[:, 1]} <= {301, 303}
-
-
 @pytest.mark.parametrize("weights", [{}, {"weights": {"first": 3, "new": 1}}])
 def test_a_state_knows_which_corpora_there_were(weights, corpus, both):
     few = pipeline.Corpora({"first": corpus}) if weights else corpus
@@ -285,13 +278,6 @@ def test_a_plan_that_begins_later_knows_no_earlier_steps_and_needs_no_earlier_bu
     assert later.fingerprint == plan.fingerprint
     with pytest.raises(IndexError, match="knows steps from 2 on"):
         later.batch(1)
-
-
-def test_a_plan_from_a_later_step_on_knows_all_epochs(corpus):
-    changing = Plan(corpus, FOURS).after(50, seed=1)
-    batches = Batches(corpus, changing.between(50))
-    assert len(batches) == changing.num_batches(0)
-    assert len(batches.repeat(3)) == changing.first_step(3)
 
 
 def test_examples_are_left_out_by_a_function_of_the_corpus(corpus):
