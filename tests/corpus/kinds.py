@@ -1,4 +1,4 @@
-"""Corpora of every kind, and how two of them are compared."""
+"""Corpora of every kind."""
 
 import numpy as np
 import pyarrow as pa
@@ -74,11 +74,3 @@ def in_place(kind, directory, examples, task=CAUSAL):
             feather.write_feather(table, path, compression=compression, chunksize=4)
     opened = InPlace.parquet if kind == "parquet" else InPlace.arrow
     return opened(str(directory / f"*.{kind}"), task=task, vocab_size=99)
-
-
-def require_same(one, other):
-    """The fields of two examples, or of two batches, are equal."""
-    assert list(one) == list(other)
-    for name in one:
-        assert one[name].dtype == other[name].dtype
-        np.testing.assert_array_equal(one[name], other[name], name)

@@ -19,7 +19,7 @@ from pipeline.corpus.gather import gather
 from pipeline.fs import objects
 from pipeline.planning import lengths
 from pipeline.text import ragged
-from tests.corpus.kinds import require_same
+from tests.loading.definition import require_same
 
 # 30 examples of 0 to 17 tokens over several parts; id = 100 · example + place.
 COUNTS = [(7 * number) % 18 for number in range(30)]

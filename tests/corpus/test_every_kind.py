@@ -15,7 +15,8 @@ from pipeline.corpus.corpora import CorporaSide
 from pipeline.corpus.views import view_of
 from pipeline.history import read_history, write_history
 from pipeline.text import ragged
-from tests.corpus.kinds import FORMATS, KINDS, SIZES, ids_of, make, require_same
+from tests.corpus.kinds import FORMATS, KINDS, SIZES, ids_of, make
+from tests.loading.definition import require_same
 
 WEIGHTS = {"few": 1, "many": 2}
 
