@@ -151,9 +151,9 @@ def test_nothing_is_read_beyond_a_map(tmp_path):
 
         pyarrow.memory_map = apart
         for example in range(len(corpus)):
-            read = corpus.read([example, 0], [1_048_000, 0], [9, 9], [9_000_000, 20])
+            read = corpus.read([example, 0], [1_048_000, 0], [9, 9], [2_000_000, 20])
             assert read["inputs"][:9].tolist() == list(range(1_048_000, 1_048_009))
-            assert read["targets"][9_000_000:9_000_009].tolist() == list(range(1, 10))
+            assert read["targets"][2_000_000:2_000_009].tolist() == list(range(1, 10))
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ragged, "EXAMPLES_PER_PART", 1)

@@ -130,7 +130,7 @@ def test_text_becomes_tokens_and_comes_back(source, tmp_path):
 
 def test_the_corpus_is_the_same_for_any_number_of_workers(source, tmp_path, monkeypatch):
     seen = []
-    for workers in (0, 1, 3):
+    for workers in (0, 2):
         prepare(source, Bytes(), tmp_path / str(workers), num_workers=workers, progress=False)
         seen.append(contents(tmp_path / str(workers)))
     # Unless told, work starts in this process and goes on in others when there is enough.
@@ -139,7 +139,7 @@ def test_the_corpus_is_the_same_for_any_number_of_workers(source, tmp_path, monk
     monkeypatch.setattr(engines, "_cpus", lambda: 2)
     prepare(source, Bytes(), tmp_path / "auto", progress=False)
     seen.append(contents(tmp_path / "auto"))
-    assert seen[0] == seen[1] == seen[2] == seen[3]
+    assert seen[0] == seen[1] == seen[2]
 
 
 def test_a_finished_corpus_is_opened_at_once(source, tmp_path, monkeypatch):
@@ -208,7 +208,7 @@ def test_a_part_that_is_not_whole_is_made_anew_whatever_bit_of_it_is_flipped(
     prepare(source, Bytes(), place, num_workers=0, progress=False)
     before, path = contents(place), parts(place)[-1]
     whole = before[path.name]
-    flipped = range(0, len(whole), 7)
+    flipped = range(0, len(whole), 19)
     damaged = [whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :] for at in flipped]
     if records > 3:  # else nothing says that it was one
         damaged += [whole[:100], b""]
@@ -521,8 +521,8 @@ LINE = "abc " * (1 << 13)
         # Four bytes are a token's, twice where a part is put together.
         (256 * LINE, 1, None, 9 * 256 * len(LINE)),
         # Records are taken by their size, and not only by number.
-        (LINE, 100, None, 100 * len(LINE)),
-        (LINE, 100, Answer(prompt="", answer="{text}"), 100 * len(LINE)),
+        (LINE, 40, None, 40 * len(LINE)),
+        (LINE, 40, Answer(prompt="", answer="{text}"), 40 * len(LINE)),
     ],
 )
 def test_memory_is_that_of_few_records_however_large(

@@ -5,14 +5,11 @@ import json
 import numpy as np
 import pytest
 from etils import epath
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import pipeline
 from pipeline import Bucket, Plan
 from pipeline.cli.commands import main
 from pipeline.history import read_history, write_history
-from pipeline.history.auditing import Ledger
 from pipeline.planning import figures
 from pipeline.planning.stream import Rows
 
@@ -228,38 +225,6 @@ def test_runs_of_mixtures_are_audited_corpus_by_corpus(mixed, passes, audited):
     )
     lines[70]["batch"] = lines[69]["batch"]
     audited(workdir, lines, "step 70 did not run")
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.integers(0, 80),
-            st.fixed_dictionaries(
-                {},
-                optional={
-                    "buckets": st.sampled_from([SHORT, LONG, (Bucket(6, 20), Bucket(3, 40))]),
-                    "overflow": st.sampled_from(["split", "truncate", "drop"]),
-                    "exclude": st.lists(st.integers(0, 219), max_size=5),
-                    "weights": st.sampled_from([dict.fromkeys(("prose", "code", "chat"), 1)]),
-                },
-            ),
-        ),
-        max_size=4,
-    )
-)
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_the_ledger_of_a_mixture_balances_whatever_changes(mixed, changes):
-    joined, _ = read_history(epath.Path(mixed[0]))
-    plan = Plan(joined, SHORT, weights={"prose": 3, "code": 1, "chat": 1})
-    for step, options in sorted(changes, key=lambda each: each[0]):
-        plan = plan.after(step, **options)
-    said = []
-    book = Ledger(plan, said.append)
-    for step in range(150):
-        book.add(plan.batch(step))
-    book.finish(150)
-    closed = [line for line in said if "each once" in line]
-    assert len(closed) == sum(figures.whole_epochs(plan, 150).values())
 
 
 def test_a_log_beyond_the_end_of_a_mixture_is_found(mixed, tmp_path, passes, audited):
