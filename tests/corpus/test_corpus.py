@@ -2,7 +2,6 @@ import copy
 import json
 import os
 import pickle
-import subprocess
 import sys
 import textwrap
 import tracemalloc
@@ -20,6 +19,7 @@ from pipeline.fs import objects
 from pipeline.planning import lengths
 from pipeline.text import ragged
 from tests.loading.definition import require_same
+from tests.processes import call
 
 # 30 examples of 0 to 17 tokens over several parts; id = 100 · example + place.
 COUNTS = [(7 * number) % 18 for number in range(30)]
@@ -159,8 +159,7 @@ def test_nothing_is_read_beyond_a_map(tmp_path):
         patch.setattr(ragged, "EXAMPLES_PER_PART", 1)
         # Too large for the holes that other maps left.
         Corpus.from_arrays([np.arange(1 << 20)] * 4, tmp_path)
-    command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)]
-    assert subprocess.run(command, timeout=60).returncode == 0
+    assert call(sys.executable, "-c", textwrap.dedent(program), tmp_path).returncode == 0
 
 
 def test_neighbouring_pieces_are_fetched_as_one_range(directory, monkeypatch):

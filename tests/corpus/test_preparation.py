@@ -25,7 +25,7 @@ from pipeline.text.sources import ArrowFiles, Concatenated, JsonLines, Records, 
 from pipeline.text.templates import Answer
 from pipeline.text.tokenizers import Bytes
 from tests.corpus.files import contents, wait_for
-from tests.processes import environment
+from tests.processes import call, environment
 
 LINES = [f"document {number} " + "abc " * (number * 7 % 23) for number in range(400)]
 
@@ -281,23 +281,15 @@ def test_a_worker_that_dies_gives_a_sentence(source, tmp_path, run):
 
 def test_a_program_that_was_typed_into_python_has_workers(source, tmp_path):
     command = [sys.executable, "-", source.files[0], tmp_path / "corpus", "2", "0"]
-    seen = subprocess.run(
-        list(map(str, command)),
-        input=textwrap.dedent(PROGRAM),
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(Path(ragged.__file__).parents[2])},
-        timeout=60,
-        check=False,
-    )
+    seen = call(*command, input=textwrap.dedent(PROGRAM))
     assert seen.returncode == 0, seen.stderr
     assert "Traceback" not in seen.stderr
 
 
-@pytest.mark.parametrize("call", ["preparation.prepare", "on_read.tokenize_on_read"])
-def test_a_script_without_a_guard_gives_a_sentence(run, call):
+@pytest.mark.parametrize("function", ["preparation.prepare", "on_read.tokenize_on_read"])
+def test_a_script_without_a_guard_gives_a_sentence(run, function):
     text = PROGRAM.replace('if __name__ == "__main__":', "if True:")
-    process = run(2, program=text.replace("preparation.prepare", call))
+    process = run(2, program=text.replace("preparation.prepare", function))
     _, error = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "prepare was called by the import of a script: guard its main part" in error
@@ -586,15 +578,7 @@ except ValueError as error:
 
 def test_workers_get_the_functions_of_a_notebook(tmp_path):
     """And what cannot be sent is said, with what to do."""
-    ran = subprocess.run(
-        [sys.executable, "-c", NOTEBOOK],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=tmp_path,
-        env=environment(),
-        check=False,
-    )
+    ran = call(sys.executable, "-c", NOTEBOOK, cwd=tmp_path)
     said = ran.stdout.splitlines()
     assert said[:1] == ["NUMBER 79!"], ran.stderr[-2000:]
     assert re.search(r"the template cannot be sent to workers: .*lock.* use one process", said[1])

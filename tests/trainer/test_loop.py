@@ -41,7 +41,8 @@ def counter(monkeypatch):
 
 @pytest.fixture
 def config(text):
-    return tiny(text, steps=12, eval_every=6, checkpoint_every=6, peak_flops=1e9)
+    often = {"eval_every": 6, "checkpoint_every": 6}
+    return tiny(text, steps=12, **often, peak_flops=1e9, batches__max_buckets=1)
 
 
 def whole_summary(workdir):
