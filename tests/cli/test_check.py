@@ -83,10 +83,7 @@ def altered(monkeypatch):
         ([[0, 0, 0, 3], [1, 1, 0, 4], [0, 1, 4, 1]], None),
         ([[0, 0, 0, 3], [0, 1, 4, 1], [1, 1, 0, 4]], None),  # in another order
         ([[0, 0, 0, 3], [1, 1, 0, 4]], "5 positions of example 1 once .1 such"),
-        (
-            [[0, 0, 0, 2], [1, 1, 0, 4], [0, 1, 4, 1]],
-            "3 positions of example 0 once",
-        ),
+        ([[0, 0, 0, 2], [1, 1, 0, 4], [0, 1, 4, 1]], "3 positions of example 0 once"),
         ([[0, 0, 0, 3], [1, 1, 0, 4], [0, 1, 3, 1]], "positions of example 1 once"),
         ([[0, 0, 0, 1], [0, 0, 2, 1], [1, 1, 0, 4], [0, 1, 4, 1]], "positions of example 0 once"),
         ([[0, 0, 1, 3], [1, 1, 0, 4], [0, 1, 4, 1]], "positions of example 0 once"),

@@ -66,9 +66,7 @@ def test_load_fits_buckets_and_a_compiled_step_runs_each_of_them(pairs):
     with pipeline.load(place, num_epochs=1, **options) as loader:
         assert 2 <= len(loader.plan.buckets) <= 4
         compiled = Compiled(
-            lambda state, batch: state + batch["loss_weights"].sum(),
-            jnp.zeros(()),
-            loader.specs,
+            lambda state, batch: state + batch["loss_weights"].sum(), jnp.zeros(()), loader.specs
         )
         total = jnp.zeros(())
         for step, batch in enumerate(loader):
@@ -83,9 +81,7 @@ def test_load_fits_buckets_and_a_compiled_step_runs_each_of_them(pairs):
 def test_buckets_with_equal_inputs_have_programs_of_their_own(pairs, plan):
     with pipeline.load(pairs, buckets=BUCKETS, overflow="truncate", num_epochs=1) as loader:
         step = Compiled(
-            lambda state, batch: state + batch["targets"].shape[1],
-            jnp.zeros(()),
-            loader.specs,
+            lambda state, batch: state + batch["targets"].shape[1], jnp.zeros(()), loader.specs
         )
         for number, batch in enumerate(loader):
             assert float(step(jnp.zeros(()), batch)) == plan.batch(number).bucket.length[1]

@@ -217,12 +217,7 @@ def test_runs_of_mixtures_are_audited_corpus_by_corpus(mixed, passes, audited):
     for name, times in figures.count_steps(plan, 0, 120).passes.items():
         said += [f"epoch {epoch} of {name}: " for epoch in range(int(times))]
         said += [f"epoch {int(times)} of {name}, not over"]
-    passes(
-        workdir,
-        lines,
-        "plan from step 20 on: weights={'prose': '1/2', 'code': '1/2'}",
-        *said,
-    )
+    passes(workdir, lines, "plan from step 20 on: weights={'prose': '1/2', 'code': '1/2'}", *said)
     lines[70]["batch"] = lines[69]["batch"]
     audited(workdir, lines, "step 70 did not run")
 

@@ -18,11 +18,7 @@ KINDS = {
     "two buckets": (LENGTHS, TWO, {}),
     "windows": (LENGTHS, TWO, {"window": 100}),
     "in order": (LENGTHS, ONE, {"shuffle": False}),
-    "a mixture": (
-        {"a": LENGTHS[:300], "b": LENGTHS[300:]},
-        TWO,
-        {"weights": {"a": 1, "b": 2}},
-    ),
+    "a mixture": ({"a": LENGTHS[:300], "b": LENGTHS[300:]}, TWO, {"weights": {"a": 1, "b": 2}}),
     "pairs": (PAIRS, [Bucket(4, (256, 128))], {}),
 }
 

@@ -441,8 +441,7 @@ def fitted_buckets(place, given):
         st.lists(st.integers(0, 9), min_size=1, max_size=12),
         hostile.weights,
         hostile.options(
-            by=st.sampled_from(["tokens", "examples"]),
-            ending=st.sampled_from(["repeat", "stop"]),
+            by=st.sampled_from(["tokens", "examples"]), ending=st.sampled_from(["repeat", "stop"])
         ),
     ),
     10,

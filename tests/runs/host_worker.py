@@ -147,11 +147,7 @@ def fail(asked):
 def count(asked):
     index, several = jax.process_index(), jax.process_count() > 1
     memory = [1500, None][index] if several else None
-    return {
-        "count": jax.process_count(),
-        "index": index,
-        "smallest": hosts.minimum(memory),
-    }
+    return {"count": jax.process_count(), "index": index, "smallest": hosts.minimum(memory)}
 
 
 def score(asked):

@@ -75,10 +75,7 @@ def ask(folder):
         count: {f"text{n}": text | layout for n, layout in enumerate(layouts)}
         for count, layouts in LAYOUTS.items()
     }
-    jobs[1] |= {
-        "pairs0": both | LAYOUTS[1][0],
-        "gradients": {"do": "gradients"} | LAYOUTS[1][0],
-    }
+    jobs[1] |= {"pairs0": both | LAYOUTS[1][0], "gradients": {"do": "gradients"} | LAYOUTS[1][0]}
     jobs[2] |= {
         f"differ{n}": {"do": "agree", "corpus": str(folder / "corpus"), "differ": {1: changed}}
         for n, (changed, _) in enumerate(DIFFER)
@@ -142,11 +139,7 @@ def test_slurm_says_how_many_there_are(tmp_path):
     environments.append({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2"})
     asked = json.dumps({"do": "count", "platform": True})
     groups = [
-        Group(
-            [[sys.executable, host_worker.__file__, asked]],
-            tmp_path / str(n),
-            environment(**e),
-        )
+        Group([[sys.executable, host_worker.__file__, asked]], tmp_path / str(n), environment(**e))
         for n, e in enumerate(environments)
     ]
     assert [group.wait() for group in groups] == [[0]] * 3, [group.outputs() for group in groups]

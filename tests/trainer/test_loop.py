@@ -244,10 +244,7 @@ def test_of_two_runs_in_one_directory_the_second_is_refused_and_the_first_is_rig
     config.peak_flops = 0.0  # utilisation depends on the clock
     run(config.copy_and_resolve_references(), tmp_path / "alone")
     both, refusal = tmp_path / "both", r"another process is training in .*both; stop it first"
-    with (
-        directory_lock(both, "training", wait=False),
-        pytest.raises(RuntimeError, match=refusal),
-    ):
+    with directory_lock(both, "training", wait=False), pytest.raises(RuntimeError, match=refusal):
         run(config.copy_and_resolve_references(), both)
     run(config, both)
     assert lines(both) == lines(tmp_path / "alone")
