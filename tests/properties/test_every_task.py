@@ -1,13 +1,9 @@
 """Each source with each task: every position once an epoch, on any hosts, from any step."""
 
-import json
-
-import grain
 import numpy as np
 import pyarrow as pa
 import pytest
-from array_record.python.array_record_module import ArrayRecordWriter
-from pyarrow import feather, parquet
+from pyarrow import feather
 
 import pipeline
 from pipeline import Bucket, sources
@@ -20,6 +16,7 @@ from pipeline.text.templates import Chat
 from pipeline.text.tokenizers import Bytes
 from tests.corpus.kinds import require_pieces
 from tests.properties.questions import RECORDS, write_questions
+from tests.text.kinds import make
 
 # Two buckets that four hosts can share, and the same for pairs.
 BUCKETS = Bucket(4, 32), Bucket(4, 80)
@@ -52,29 +49,14 @@ def chat(record):
 
 
 def make_source(kind, directory):
-    table, path = pa.Table.from_pylist(RECORDS), directory / f"data.{kind}"
-    match kind:
-        case "txt":
-            path.write_text("".join(record["text"] + "\n" for record in RECORDS))
-        case "jsonl":
-            path.write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
-        case "parquet":
-            parquet.write_table(table, path, row_group_size=7)
-        case "feather":
-            feather.write_feather(table, str(path), chunksize=7)
-        case "array_record":
-            writer = ArrayRecordWriter(str(path), "group_size:1")
-            for record in RECORDS:
-                writer.write(record["text"].encode())
-            writer.close()
-        case "tfds":
-            write_questions(directory)
-            return sources.Tfds("questions", "train", directory)
-        case "list":
-            return sources.Records(RECORDS)
-        case "map_dataset":
-            return sources.Records(grain.MapDataset.source(RECORDS))
-    return sources.open_files([str(path)])
+    if kind == "tfds":
+        write_questions(directory)
+        return sources.Tfds("questions", "train", directory)
+    if kind == "txt":
+        path = directory / "data.txt"
+        path.write_text("".join(record["text"] + "\n" for record in RECORDS))
+        return sources.open_files([str(path)])
+    return make(kind, directory, RECORDS)
 
 
 def make_corpus(task, source, directory):
