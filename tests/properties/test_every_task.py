@@ -16,7 +16,7 @@ from pipeline.text.templates import Chat
 from pipeline.text.tokenizers import Bytes
 from tests.corpus.kinds import require_pieces
 from tests.properties.questions import RECORDS, write_questions
-from tests.text.written import make
+from tests.text.record_files import make
 
 # Two buckets that four hosts can share, and the same for pairs.
 BUCKETS = Bucket(4, 32), Bucket(4, 80)

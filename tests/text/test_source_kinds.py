@@ -20,7 +20,7 @@ from pipeline.text.sources import (
 )
 from pipeline.text.sources.source import read_texts, where
 from pipeline.trainer.corpora import open_source
-from tests.text.written import make, save_to_disk, write_array_record
+from tests.text.record_files import make, save_to_disk, write_array_record
 
 RECORDS = [
     {"text": f"né {number}", "turns": [{"role": "user", "content": "x" * (number % 5)}]}
