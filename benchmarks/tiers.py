@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
+from pipeline.steps.mesh import make_mesh
 
 import pipeline
 from benchmarks.lengths import examples_of
@@ -30,7 +31,6 @@ from models.loss import cross_entropy
 from pipeline.loading.sharding import batch_sharding
 from pipeline.report.tiers import row_costs, time_over_ideal
 from pipeline.steps import hosts
-from pipeline.steps.mesh import make_mesh
 
 LENGTH, TIERS, BLOCKS = 2048, 16, 4
 VOCABULARY = 256

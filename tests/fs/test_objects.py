@@ -32,7 +32,7 @@ from pipeline.text.sources import open_files
 from pipeline.trainer.profile import Profile
 from tests.corpus.files import contents
 from tests.fs import object_servers
-from tests.processes import environment, in_child
+from tests.processes import call, in_child
 from tests.runs.programs import run as run_program
 from tests.runs.programs import start, wait_for_step
 from tests.runs.runs import lines, loss_files, messages, segment_losses, summary
@@ -599,8 +599,5 @@ def test_killed_with_its_work_directory_in_a_bucket_a_run_continues_bit_for_bit(
     assert summary(place / "run") == summary(tmp_path / "run")
     assert loss_files(place / "run") == loss_files(tmp_path / "run")
     segment_losses(place / "run")
-    command = [sys.executable, "-m", "pipeline", "audit", str(place / "run")]
-    audited = subprocess.run(
-        command, env=environment(), capture_output=True, text=True, timeout=120, check=False
-    )
+    audited = call(sys.executable, "-m", "pipeline", "audit", place / "run")
     assert audited.returncode == 0, audited.stderr

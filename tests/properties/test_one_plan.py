@@ -23,11 +23,7 @@ from tests.properties.accounts import (
 EXAMPLES = 40
 STEPS = 90  # of plans that do not end, at most
 
-TEXT = (
-    (Bucket(2, 8), Bucket(1, 16)),
-    (Bucket(4, 16), Bucket(1, 40)),
-    (Bucket(3, 12),),
-)
+TEXT = ((Bucket(2, 8), Bucket(1, 16)), (Bucket(4, 16), Bucket(1, 40)), (Bucket(3, 12),))
 PAIRS = (
     (Bucket(4, (16, 12)), Bucket(2, (40, 36))),
     (Bucket(2, (8, 20)), Bucket(2, (20, 8)), Bucket(1, (32, 32))),
