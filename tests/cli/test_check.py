@@ -106,16 +106,20 @@ def test_a_plan_that_is_no_partition_is_found(altered, segments, wrong):
             check_plan(plan, 0, told.append)
 
 
-def test_a_plan_of_pairs_that_lacks_a_target_is_found(pairs, altered):
+@pytest.mark.parametrize("overflow", ["truncate", "drop"])
+def test_plans_of_pairs_are_partitions_of_both_sides(pairs, altered, overflow):
+    plan, told = Plan(pairs, [Bucket(8, (64, 48))], overflow=overflow), []
+    check_plan(plan, 1, told.append)
+    assert told[0].split(";")[0] == f"plan: epoch 1: {plan.num_tokens:,} positions, each once"
+
     def one_target_less(planned):
         found = planned.segments.copy()
         found[found[:, 1] == 7, 4] -= 1
         return found
 
     altered(one_target_less)
-    plan = Plan(pairs, [Bucket(8, (64, 48))], overflow="drop")
     with pytest.raises(NotAsPlanned, match=r"positions of example 7 once \(1 such examples\)"):
-        check_plan(plan, 1, lambda what: None)
+        check_plan(plan, 1, told.append)
 
 
 def test_plans_with_weights_are_partitions_corpus_by_corpus(corpus, altered):

@@ -6,9 +6,12 @@ import pytest
 from etils import epath
 
 import pipeline
+from pipeline import Bucket, Corpus, Plan, fit_buckets
 from pipeline.history import RunLog, audit
 from pipeline.text.sources import ArrowFiles, Records
 from pipeline.text.tokenizers import Bytes
+from pipeline.trainer.corpora import open_source
+from pipeline.trainer.schedule import Schedule
 from tests.properties.properties import PROPERTIES, made, put, run
 
 
@@ -16,6 +19,62 @@ from tests.properties.properties import PROPERTIES, made, put, run
 def test_hostile_input_keeps_the_contract_or_is_refused(name):
     one = PROPERTIES[name]
     assert run(one, one.quick, None) > one.quick / 2
+
+
+BUCKETS = [Bucket(2, 8)]
+CORPORA = {"a": np.array([3, 2]), "b": np.array([4])}
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda place: Corpus.from_arrays([[[1], [2, 3]]], place), "example 0 cannot be an array"),
+        (
+            lambda place: Corpus.from_arrays([[1]], place, weights=[{}]),
+            "the weights of example 0 cannot be an array",
+        ),
+        (
+            lambda place: Corpus.from_arrays([[1, 2]], place, vocab_size=[3]),
+            r"vocab_size is \[3\]; it must be a whole number",
+        ),
+        (lambda place: Plan([[1, 2], [3]], BUCKETS), r"lengths is .*, and no array"),
+        (lambda place: Plan([1], len), "buckets is <built-in function len>; it must be a list"),
+        (lambda place: Bucket(1, 1 << 32), r"Bucket.length is 4294967296; .*below 2\*\*31"),
+        (lambda place: Plan([1], BUCKETS, packing=np.zeros(2)), "packing is array.* one of"),
+        (lambda place: Plan([1], BUCKETS, exclude=[{}, []]), "exclude gives object of shape"),
+        (lambda place: Plan(CORPORA, BUCKETS, weights={1: 2}), "are for 1, and the corpora are a"),
+        (
+            lambda place: Plan(CORPORA, BUCKETS, weights={"a": "much", "b": 1}),
+            "they must be at least 0",
+        ),
+        (
+            lambda place: Plan(CORPORA, BUCKETS, weights={"a": 1 << 64, "b": 1}),
+            "a share is 0 or at least 1e-09 of all",
+        ),
+        (
+            lambda place: fit_buckets([3, 4], tokens_per_batch=64, max_buckets=1, max_length=[]),
+            r"max_length is \[\]; it must be one number",
+        ),
+        (lambda place: Schedule({"tokens_per_batch": 8}, None), "schedule holds None; each entry"),
+        (
+            lambda place: Schedule({"tokens_per_batch": None}).plan([3, 8]),
+            "have neither tokens_per_batch nor",
+        ),
+        (
+            lambda place: open_source({"files": ["a.txt"], "split": ""}, "config.train"),
+            r"config.train.files is \['a.txt'\]; it must be text",
+        ),
+        (
+            lambda place: open_source(
+                {"source": "os:path", "files": "", "split": ""}, "config.train"
+            ),
+            "config.train.source is 'os:path', which cannot be imported: path is a module",
+        ),
+    ],
+)
+def test_what_was_found_is_a_sentence_now(call, sentence, tmp_path):
+    with pytest.raises(ValueError, match=sentence):
+        call(tmp_path)
 
 
 def test_a_damaged_arrow_file_does_not_crash_the_process(tmp_path):

@@ -95,6 +95,16 @@ def test_every_strategy_counts_all_tokens(lengths):
             assert (1 - each.padding) * positions == pytest.approx(tokens)
 
 
+def test_a_few_examples_worked_by_hand():
+    # 40 examples of 6: batches of 32 and 8. In rows of 4, each has pieces of 4 and 2.
+    longest, batch, windows, _, run = others([6] * 40, 8)
+    for each in (longest, batch, windows):
+        assert (each.batches, each.padding, each.cut, each.shapes) == (2, 0, 0, 2)
+    assert (run.batches, run.padding) == (1, 0)
+    longest, *_ = others([6] * 40, 4)
+    assert (longest.cut, longest.batches, longest.padding) == (40, 3, 0.25)
+
+
 def test_truncated_and_dropped_documents_are_no_longer_trained_on():
     for overflow, positions in (("truncate", 3 * 4), ("drop", 2 * 3), ("split", 5 * 4)):
         longest, *_ = others([3, 9, 0, 2], 4, overflow=overflow)
