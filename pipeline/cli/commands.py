@@ -172,8 +172,8 @@ def prepare(arguments: argparse.Namespace) -> None:
         return
     if (arguments.engine, arguments.of, arguments.on_error) != ("processes", None, "raise"):
         raise InvalidValue(
-            "--engine, --task and --on-error go with files, and the source is a config; prepare "
-            "its files into the directory that the config's run then finds them in"
+            "--engine, --task and --on-error need files, and a config was given; prepare its files "
+            "into the directory where the run of that config looks for its corpus"
         )
     print(prepare_config(arguments.source[0], arguments.workdir)[0])
 

@@ -170,8 +170,9 @@ class Schedule:
         if wrong := [name for name in names if name not in others or names.count(name) > 1]:
             raise InvalidValue(
                 f"add is {names}, and config.added has {', '.join(others) or 'nothing'}; each of "
-                f"{', '.join(dict.fromkeys(wrong))} must be there, as config.train is, and once. "
-                "Corpora join a mixture by a phase of config.mixture.weights"
+                f"{', '.join(dict.fromkeys(wrong))} must be there, with the fields of "
+                "config.train, and be added once. Corpora join a mixture by a phase of "
+                "config.mixture.weights"
             )
         if not names:
             return there.get(first, corpus)
