@@ -2,9 +2,9 @@
 
     python train.py --config=configs/quickstart.py --config.steps=500 --workdir=runs/quickstart
 
-Run it again, with --workdir alone, to continue from its last checkpoint with the config that it had;
-flags change that. With --mode=score it writes the loss of each document instead. On several hosts,
-run it on each; where the platform does not say how many there are, add
+Run it again, with --workdir alone, to continue from its last checkpoint with its own config, which
+flags change. With --mode=score it writes the loss of each document instead. On several hosts, run
+it on each; where the platform does not say how many there are, add
 --coordinator=HOST:PORT --num_processes=N --process_id=I. To train another model, copy this file and
 change `make_model` and `make_optimizer`; `parameter_shardings` says how parameters are split over
 devices.

@@ -186,7 +186,7 @@ def parser() -> argparse.ArgumentParser:
     )
     flag("--vocab-size", type=_count, default=8192, help="if it is trained (8192)")
     flag("--no-marks", action="store_true", help="do not mark where texts begin and end")
-    about = "raise ends at a record that fails; skip leaves it without tokens and goes on (raise)"
+    about = "raise ends at a record that fails; skip leaves it without tokens and continues (raise)"
     flag("--on-error", choices=("raise", "skip"), default="raise", help=about)
     flag("--workers", type=_count, help="processes (one for each CPU, if there is enough to do)")
     flag("--workdir", help="for a config: where it runs (runs/NAME)")

@@ -213,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `show | head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
-        kept = "; what is finished is kept, and the same command goes on from there"
+        kept = "; what is finished is kept; run the same command to continue"
         print(f"stopped{kept if given.command == 'prepare' else ''}", file=sys.stderr)
         return 130
     except Damaged as error:

@@ -230,7 +230,7 @@ def _sentence(place: str, error: Exception, reason: str, in_bucket: bool) -> OSE
         return StorageError(f"the storage refused a request for {place}: {reason}")
     return StorageError(
         f"{place} cannot be reached: {reason}. Check the network and the address of the storage, "
-        "and run again to go on"
+        "and run again to continue"
     )
 
 

@@ -231,7 +231,7 @@ class RunLog:
         if self._stops and not overflow:
             raise NotFinite(
                 f"{text}. Run train.py again with --config.skip_steps='({step},)' to leave this "
-                "batch out, or with --config.on_nonfinite=skip to go on without such updates; in a "
+                "batch out, or with --config.on_nonfinite=skip to continue without such updates; in a "
                 "loop of your own, leave the step out, or give on_nonfinite='skip'"
             )
         self.stats.skipped += 1

@@ -285,7 +285,7 @@ class Run:
                 "finite"
             )
         if self._interrupted and done < self.config.steps:
-            logger.info(f"{self._signals.reason}: saved step {done:,}; run again to go on")
+            logger.info(f"{self._signals.reason}: saved step {done:,}; run again to continue")
 
     def _finish(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:

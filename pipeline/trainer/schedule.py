@@ -103,8 +103,8 @@ class Schedule:
         if state is None:
             if asked:
                 raise InvalidValue(
-                    "--change is for a run that goes on, and this one has no checkpoint to go on "
-                    "from; put it into the config"
+                    "--change is for a run that continues, and this one has no checkpoint yet; put "
+                    "the change into the config"
                 )
             return
         before = [Entry(**entry) for entry in state["entries"]]

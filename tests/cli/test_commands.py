@@ -494,7 +494,7 @@ def test_a_command_that_is_interrupted_says_so(run, tmp_path, monkeypatch):
     monkeypatch.setattr("pipeline.cli.prepare.prepare_files", interrupted)
     status, _, err = run("prepare", tmp_path / "a.jsonl", "--into", tmp_path / "c")
     assert status == 130
-    assert err == "stopped; what is finished is kept, and the same command goes on from there\n"
+    assert err == "stopped; what is finished is kept; run the same command to continue\n"
 
 
 def test_one_thing_is_not_several(run, tmp_path):
