@@ -90,7 +90,7 @@ class _Lease:
                 if held:
                     if seen:
                         logger.warning(
-                            "the process that held the lock of %s has stopped; this one takes it",
+                            "the holder of the lock of %s is gone or silent; this process takes it",
                             self._path.parent,
                         )
                     return

@@ -505,7 +505,7 @@ def test_a_lock_whose_holder_says_nothing_is_taken_over(place, monkeypatch):
         before = time.monotonic()
         with messages() as said, directory_lock(place, "working", wait=False):
             assert (time.monotonic() - before >= 0.5) == (least > 0)
-        assert "has stopped; this one takes it" in str(said)
+        assert "is gone or silent; this process takes it" in str(said)
 
 
 def test_who_has_lost_a_lock_ends(place, monkeypatch):
@@ -560,7 +560,7 @@ def test_a_lock_that_is_heard_too_late_is_not_held(place, monkeypatch):
     monkeypatch.setattr(objects, "put", put)
     with messages() as said, directory_lock(place, "working"):
         assert json.loads((place / ".lock").read_text())["beat"] >= 0
-    assert "has stopped; this one takes it" in str(said)
+    assert "is gone or silent; this process takes it" in str(said)
 
 
 def test_scores_in_a_bucket_are_those_on_disk(place, corpus, tmp_path):
