@@ -95,7 +95,7 @@ def divide(counts: Iterable[np.ndarray]) -> Iterator[list[tuple[int, int, int]]]
 
 
 def assemble_parts(chunks: Iterable[Ragged]) -> Iterator[Ragged]:
-    """The same examples, divided anew: one `Ragged` for each part."""
+    """The same examples, divided again: one `Ragged` for each part."""
     held: dict[int, Ragged] = {}
 
     def hold() -> Iterator[np.ndarray]:
@@ -143,7 +143,7 @@ def _validate_weights(weights: Any, number: int, tokens: int) -> np.ndarray:
         array = _as_array(weights, f"the weights of example {number}", np.float32)
     if array.shape != (tokens,):
         raise InvalidValue(
-            f"the weights of example {number} have shape {array.shape}; they are one number for "
+            f"the weights of example {number} have shape {array.shape}; give one number for "
             f"each of its {tokens} tokens"
         )
     if not (np.isfinite(array).all() and (array >= 0).all()):
@@ -178,5 +178,5 @@ def _as_array(given: Any, what: str, dtype: Any = None) -> np.ndarray:
         return np.asarray(given, dtype)
     except (ValueError, TypeError, OverflowError) as error:
         raise InvalidValue(
-            f"{what} cannot be an array: {error}; it is a 1-D array or list of numbers"
+            f"{what} cannot be an array: {error}; give a 1-D array or list of numbers"
         ) from error

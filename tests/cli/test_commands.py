@@ -128,9 +128,9 @@ TEXTS = {
         (["report", "FOLDER/folder.json"], "folder.json cannot be read: .*directory"),
         (["report", "FOLDER/some.npy", "--html", "FOLDER"], "FOLDER cannot be written: Is a dir"),
         (["report", "FOLDER/some.npy", "mine.py"], "a config was given together with other paths"),
-        (["report", "hdfs://a/b"], "hdfs://a/b is nowhere that can be read; give a local path, or"),
-        (["prepare", "FOLDER/words.txt", "--into", "ftp://a"], "ftp://a is nowhere that can be"),
-        (["audit", "://"], ":// is nowhere that can be read"),
+        (["report", "hdfs://a/b"], "hdfs://a/b is on no storage that Lockstep knows; give a local"),
+        (["prepare", "FOLDER/words.txt", "--into", "ftp://a"], "ftp://a is on no storage that"),
+        (["audit", "://"], ":// is on no storage"),
         (["report", "FOLDER/many.json"], "many.json .*too large a number"),
         (["report", "FOLDER/far.json"], "far.json .*too large a number"),
         (["report", "FOLDER/long.json"], "long.json does not map length to count .*4300 digits"),
@@ -138,7 +138,7 @@ TEXTS = {
         (["report", "FOLDER/longer.json"], "longer.json .*too large a number"),
         (["check", "FOLDER/a/sub", "--max-length", "-1"], "--max-length is -1"),
         (["buckets", "FOLDER/some.npy", "--max-length", "100000"], "raise --tokens-per-batch"),
-        (["prepare", "a.txt"], "--into is missing; say in which directory"),
+        (["prepare", "a.txt"], "--into is missing; give the directory of the corpus"),
         (["prepare", "--into", "FOLDER/new"], "has source='', files='', tfds=''; give one of them"),
     ],
 )
@@ -493,7 +493,7 @@ def test_a_command_that_is_interrupted_says_so(run, tmp_path, monkeypatch):
     monkeypatch.setattr("pipeline.cli.prepare.prepare_files", interrupted)
     status, _, err = run("prepare", tmp_path / "a.jsonl", "--into", tmp_path / "c")
     assert status == 130
-    assert err == "stopped; what is finished is kept, and the same command goes on from there\n"
+    assert err == "stopped; what is finished is kept; run the same command to continue\n"
 
 
 def test_one_thing_is_not_several(run, tmp_path):
@@ -549,7 +549,7 @@ def test_prepare_trains_a_tokenizer_and_leaves_out_marks(run, tmp_path):
     options[3] = 310
     status, _, err = run("prepare", text, "--into", into, "--end", "0.5", *options)
     assert (status, model.read_bytes()) == (WRONG, before)
-    assert "tokenizer.model is there" in err
+    assert "tokenizer.model exists, and was not trained" in err
     # Nor is a file of the user's own, before any work.
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "tokenizer.model").write_bytes(b"mine")

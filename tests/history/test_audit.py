@@ -147,7 +147,7 @@ def test_plans_that_cannot_be_made_again_and_places_without_a_run_are_errors(
     (workdir / "plans.json").write_text(json.dumps(history))
     code, _, err = audited(workdir)
     assert code == 2
-    assert "the plan from step 7 on is another than that of the run: seed was 4 and is now 5" in err
+    assert "the plan from step 7 on differs from that of the run: seed was 4 and is now 5" in err
     (workdir / "plans.json").write_text("{")
     assert audited(workdir)[0] == 2
     code, _, err = audited(tmp_path_factory.mktemp("empty"))

@@ -165,7 +165,7 @@ for line in sys.stdin:
     if not (child := os.fork()):
         sys.argv, sys.stderr = ["train.py", *json.loads(line)], sys.stdout
         import train
-        train.program.parse_flags(sys.argv)
+        train.launch.parse_flags(sys.argv)
         print(train.CONFIG.value, flush=True)
         os._exit(0)
     print("ENDED", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)

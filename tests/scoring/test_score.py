@@ -400,7 +400,7 @@ def test_arguments_that_cannot_work_are_refused(corpus, tmp_path):
     )
     none = refused(lambda batch: {"loss": batch["inputs"][..., None][..., :0]})
     assert "has records of shapes {(0,)}; give all buckets the same one, without 0" in none
-    assert "None is no path" in refused(ready, TypeError, directory=None)
+    assert "None is not a path" in refused(ready, TypeError, directory=None)
     with directory_lock(tmp_path, "testing"):
         assert "another process is scoring" in refused(ready, RuntimeError)
     assert not (tmp_path / "scores.parts").exists()  # refused before anything is written

@@ -218,7 +218,7 @@ def test_a_finished_run_says_so_and_goes_on_when_it_is_given_more_steps(config, 
     (tmp_path / "summary.json").unlink()
     said = run(config, tmp_path)
     assert "finished: " in said
-    assert "ask for more: --config.steps=N" in said
+    assert "for more, give --config.steps=N" in said
     assert summary(tmp_path)["steps"] == 12
     config.optimizer.decay_steps = None
     config.steps = 15
