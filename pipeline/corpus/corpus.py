@@ -12,7 +12,7 @@ from etils import epath
 
 from pipeline.corpus.cache import PartCache
 from pipeline.corpus.gather import Fields
-from pipeline.corpus.interface import Examples
+from pipeline.corpus.interface import SingleCorpus
 from pipeline.corpus.manifest import (
     LENGTHS,
     MANIFEST,
@@ -32,7 +32,7 @@ from pipeline.text import tokenizers
 from pipeline.text.ragged import assemble_parts, chunk_arrays
 
 
-class Corpus(Examples):
+class Corpus(SingleCorpus):
     """Examples of token ids in a directory; made by `prepare`, `from_arrays` or `open`.
 
     Opening reads a small manifest, and the lengths, whose digest it compares; tokens are mapped
@@ -162,7 +162,9 @@ class Corpus(Examples):
             writer.finish(vocab_size=vocab_size, tokenizer=None, source=None)
         return cls.open(directory)
 
-    def _read(self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any) -> Fields:
+    def _read(
+        self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any, names: Sequence[str]
+    ) -> Fields:
         counts = np.asarray(self.lengths[examples], np.int64) + self.task.lookahead
         return self._reader.read(examples, starts, lengths, reach, counts, self.task)
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 from etils import epath
 
 from pipeline.corpus.gather import Fields, gather, join_memory
-from pipeline.corpus.interface import Examples
+from pipeline.corpus.interface import SingleCorpus
 from pipeline.corpus.tasks import CAUSAL, Task
 from pipeline.errors import InvalidValue
 from pipeline.text.sources import ArrowFiles, ParquetFiles, files
@@ -19,7 +19,7 @@ from pipeline.text.sources import ArrowFiles, ParquetFiles, files
 Lists: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-class InPlace(Examples):
+class InPlace(SingleCorpus):
     """Tokens that another program stored, read in place; made by `arrow`, `parquet` or `npy`.
 
     Memory holds where each example begins (8 bytes) and its length (4). Ids must be from 0 and
@@ -129,7 +129,9 @@ class InPlace(Examples):
             )
         return cls(lists, fingerprint=source.fingerprint, make=make)
 
-    def _read(self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any) -> Fields:
+    def _read(
+        self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any, names: Sequence[str]
+    ) -> Fields:
         ends = self._ends[np.searchsorted(self._first, examples, side="right") - 1]
         first = self._begins[examples] + starts
         fields = gather(self._tokens, first, lengths, reach, self.task.shifts, ends)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import InvalidValue
+from pipeline.text.features import LOSS_WEIGHTS, WEIGHTS, Column
 from pipeline.text.fingerprints import fingerprint
 from pipeline.text.ragged import Ragged
 from pipeline.text.sources.source import Concatenated, Source, read_records, where
@@ -237,4 +238,5 @@ def encode(
     tokens = np.bincount(np.repeat(record_of, counts)[keep], minlength=len(sizes))
     weighted = [len(text.encode()) if weight else 0 for text, weight in spans]
     text_bytes = np.bincount(record_of, weighted, len(sizes)).astype(np.int64)
-    return Ragged(flat[keep], tokens, text_bytes, weights[keep])
+    column = Column(LOSS_WEIGHTS, weights[keep])
+    return Ragged(flat[keep], tokens, text_bytes, {WEIGHTS: column})
