@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pipeline.corpus import (
         Corpora,
         Corpus,
+        Examples,
         InPlace,
         Masked,
         Pairs,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from pipeline.corpus import engines as engines
     from pipeline.loading import Batch, Batches, Loader, load, rename, to_global
     from pipeline.scoring import score
+    from pipeline.text import Feature
     from pipeline.text import sources as sources
     from pipeline.text import templates as templates
     from pipeline.text import tokenizers as tokenizers
@@ -40,11 +42,12 @@ if TYPE_CHECKING:
 # The room of each name, and of each module, that is imported when first used.
 _NAMES = {
     "corpus": (
-        *("Corpora", "Corpus", "InPlace", "Masked", "Pairs", "SpanCorruption"),
+        *("Corpora", "Corpus", "Examples", "InPlace", "Masked", "Pairs", "SpanCorruption"),
         *("prepare", "prepare_pairs"),
     ),
     "loading": ("Batch", "Batches", "Loader", "load", "rename", "to_global"),
     "scoring": ("score",),
+    "text": ("Feature",),
 }
 _MODULES = {"engines": "corpus.engines"}
 _MODULES |= {name: f"text.{name}" for name in ("sources", "templates", "tokenizers")}
@@ -56,6 +59,8 @@ __all__ = [
     "Bucket",
     "Corpora",
     "Corpus",
+    "Examples",
+    "Feature",
     "InPlace",
     "Loader",
     "Masked",

@@ -4,7 +4,7 @@ import errno
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from pipeline.corpus.tasks import CAUSAL, TASKS, Task
 from pipeline.errors import InvalidValue, require_whole
 from pipeline.fs.atomic import as_path, atomic_write, directory_lock, is_local
 from pipeline.text import tokenizers
+from pipeline.text.features import Feature
 from pipeline.text.ragged import assemble_parts, chunk_arrays
 
 
@@ -115,31 +116,32 @@ class Corpus(SingleCorpus):
     @classmethod
     def from_arrays(
         cls,
-        examples: Iterable[Any],
+        columns: Any,
         directory: epath.PathLike,
         *,
+        features: Mapping[str, Feature] | None = None,
         vocab_size: int | None = None,
-        weights: Iterable[Any] | None = None,
         task: Task = CAUSAL,
     ) -> "Corpus":
         """A corpus of examples that are tokenised already.
 
         Args:
-            examples: 1-D integer arrays (or lists) of token ids, marks included; may be a
-                generator. A causal example of `n` ids has length `n - 1`.
+            columns: 1-D integer arrays (or lists) of token ids, marks included; may be a generator.
+                A causal example of `n` ids has length `n - 1`. Or a dict of such columns: "tokens",
+                optionally "weights" (of the loss, a number from 0 up for each token; without them
+                1 everywhere, which takes no space), and each of `features` by its name.
             directory: where to write. If it holds a corpus of the same examples, that is opened.
+            features: what the other columns are, by name.
             vocab_size: if given, ids must be below it.
-            weights: for each example, the weight of the loss at each of its tokens: 1-D arrays of
-                numbers from 0 up. None: 1 everywhere, which takes no space.
             task: decides the fields and the lengths; see `pipeline.corpus.tasks`.
 
         Raises:
-            ValueError: an example is not a 1-D array of ids, there is none, or `directory` holds
-                other data.
+            ValueError: an example is not a 1-D array of ids, there is none, a column does not match
+                its feature or the tokens, or `directory` holds other data.
         """
         directory = as_path(directory)
         vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
-        parts = assemble_parts(chunk_arrays(examples, vocab_size, weights))
+        parts = assemble_parts(chunk_arrays(columns, features, vocab_size))
         origin = {"source": None, "tokenizer": None, "field": None}
         with directory_lock(directory, "writing a corpus"):
             if (directory / MANIFEST).exists():

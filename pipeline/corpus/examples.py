@@ -82,9 +82,7 @@ class Examples(SingleCorpus):
         for field, name in {**read, **{name: name for name in names}}.items():
             feature, values = self._ragged.columns[name]
             at = (first + self.task.shift_of(feature)) * feature.size
-            fields[field] = gather_feature(
-                values.reshape(-1), at, lengths, reach, feature.shape
-            )
+            fields[field] = gather_feature(values.reshape(-1), at, lengths, reach, feature.shape)
         return fields
 
     def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:

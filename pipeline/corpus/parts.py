@@ -15,6 +15,7 @@ from pipeline.corpus.tasks import Task
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import atomic_write, is_local
 from pipeline.planning.identity import fingerprint_of
+from pipeline.text.features import LOSS_WEIGHTS, WEIGHTS, Column
 from pipeline.text.ragged import Ragged
 
 # The key of the metadata, by which a file is known as a part. Arrow stores it twice.
@@ -135,7 +136,8 @@ def as_ragged(
         raise InvalidValue(
             f"the offsets of {name} do not ascend from 0 to its {len(tokens):,} tokens"
         )
-    return Ragged(tokens, counts, None, weights)
+    columns = {} if weights is None else {WEIGHTS: Column(LOSS_WEIGHTS, weights)}
+    return Ragged(tokens, counts, None, columns)
 
 
 def read_lists(batch: pa.RecordBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:

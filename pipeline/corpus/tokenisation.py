@@ -11,6 +11,7 @@ import numpy as np
 
 from pipeline.errors import InvalidType, InvalidValue, require_one_of
 from pipeline.text import templates
+from pipeline.text.features import LOSS_WEIGHTS, WEIGHTS, Column
 from pipeline.text.ragged import Ragged
 from pipeline.text.sources import Source
 from pipeline.text.sources.source import read_texts, where
@@ -116,8 +117,9 @@ class Job:
     def _make_empty(self) -> Ragged:
         """One example without tokens."""
         one = np.zeros(1, np.int64)
-        weights = np.zeros(0, np.float32) if self.template and self.weighted else None
-        return Ragged(np.zeros(0, np.int32), one, one, weights)
+        columns = {WEIGHTS: Column(LOSS_WEIGHTS, np.zeros(0, np.float32))}
+        weighted = self.template and self.weighted
+        return Ragged(np.zeros(0, np.int32), one, one, columns if weighted else {})
 
     def _run_first(self, records: Sequence[int]) -> Ragged:
         groups = _divide(records)
@@ -138,7 +140,7 @@ class Job:
                 f"the id {flat[wrong[0]]}, and its vocab_size is {self.tokenizer.vocab_size}; ids "
                 "must be at least 0 and below it"
             )
-        return chunk if self.weighted else dataclasses.replace(chunk, weights=None)
+        return chunk if self.weighted else dataclasses.replace(chunk, columns={})
 
 
 def require_tokenizable(source: Any, tokenizer: Any) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from pipeline.corpus import prng
 from pipeline.corpus.gather import Fields, gather
-from pipeline.corpus.interface import AnyCorpus, SingleCorpus, Readable, Split, View
+from pipeline.corpus.interface import AnyCorpus, Readable, SingleCorpus, Split, View
 from pipeline.corpus.tasks import INPUTS, TARGETS
 from pipeline.errors import InvalidValue, require_share, require_whole
 from pipeline.planning.layout import ranges
