@@ -17,7 +17,7 @@ from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.tasks import CAUSAL, TARGETS
 from pipeline.loading.sharding import CONTEXT_ORDERS, batch_sharding, column_order, field_specs
 from pipeline.planning.identity import fingerprint_of
-from pipeline.steps import Compiled
+from pipeline.steps import Compiled, microbatches
 
 FEATURES = {
     "seen": Feature("inputs", dtype=bool, fill=True),
@@ -306,6 +306,18 @@ def test_global_arrays_are_laid_out_as_their_features_say(corpus, plan):
     assert arrays["group"].sharding.shard_shape((4, 16, 2)) == (2, 16, 2)
 
 
+def test_microbatches_are_divided_like_their_batch(corpus, plan):
+    sharding = batch_sharding(mesh_of(data=2, context=2))
+    batches = Batches(corpus, plan, sharding=sharding, features=NAMES)
+    whole = pipeline.to_global(batches[0], sharding, features=batches.features)
+    parts = jax.jit(lambda batch: microbatches.split(batch, 2, sharding))(whole)
+    for name, array in parts.items():
+        assert array.sharding.spec == PartitionSpec(None, *whole[name].sharding.spec), name
+        np.testing.assert_array_equal(
+            array.reshape(whole[name].shape), np.asarray(whole[name])[[0, 2, 1, 3]]
+        )
+
+
 def test_a_transform_may_drop_features_change_them_and_make_others(corpus, plan):
     def transform(batch):
         counts = (batch["example_id"] >= 0).sum(axis=1)
@@ -441,3 +453,10 @@ def test_renamed_batches_keep_features_under_their_names(corpus, convention):
     renamed = pipeline.rename(batches[0], convention)
     assert list(renamed) == [*pipeline.rename(plain[0], convention), *NAMES]
     assert_same(renamed, {name: batches[0][name] for name in NAMES})
+
+
+def test_a_plan_that_changes_has_one_shape_before_and_after(corpus):
+    plan = Plan(corpus, [SQUARE], max_segments=2).after(2, max_segments=5)
+    batches = Batches(corpus, plan, features=["example_id"]).repeat()
+    assert {batches[step]["example_id"].shape for step in range(6)} == {(4, 5)}
+    assert max((batches[step]["example_id"] >= 0).sum(axis=1).max() for step in range(2)) <= 2
