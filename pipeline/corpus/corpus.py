@@ -20,6 +20,7 @@ from pipeline.corpus.manifest import (
     Writer,
     damage,
     open_part,
+    read_features,
     read_lengths,
     require_same_origin,
     summarise,
@@ -29,7 +30,7 @@ from pipeline.corpus.tasks import CAUSAL, TASKS, Task
 from pipeline.errors import InvalidValue, require_whole
 from pipeline.fs.atomic import as_path, atomic_write, directory_lock, is_local
 from pipeline.text import tokenizers
-from pipeline.text.features import Feature
+from pipeline.text.features import WEIGHTS, Feature
 from pipeline.text.ragged import assemble_parts, chunk_arrays
 
 
@@ -53,7 +54,8 @@ class Corpus(SingleCorpus):
     ):
         self.directory, self._manifest, self._cache = directory, manifest, cache
         self.task, self.origin = TASKS[manifest.task], manifest.origin
-        self.weighted = manifest.parts[0].weights_at is not None
+        self.weighted = WEIGHTS in manifest.parts[0].columns
+        self.features = read_features(manifest.features)
         self.in_memory, self.num_tokens = memory_map, manifest.num_tokens
         self.text_bytes, self.vocab_size = manifest.text_bytes, manifest.vocab_size
         self.num_learnt, self.lengths_digest = manifest.learnt, manifest.lengths_digest
@@ -168,11 +170,17 @@ class Corpus(SingleCorpus):
         self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any, names: Sequence[str]
     ) -> Fields:
         counts = np.asarray(self.lengths[examples], np.int64) + self.task.lookahead
-        return self._reader.read(examples, starts, lengths, reach, counts, self.task)
+        at = self._reader.locate(examples, starts, lengths, reach, counts)
+        return self._reader.read(at, self.task, names)
+
+    def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
+        return self._reader.read_examples(examples, names)
 
     @functools.cached_property
     def _reader(self) -> Reader:
-        return Reader(self.directory, self._manifest.parts, self.in_memory, self._cache)
+        manifest = self._manifest
+        features = read_features(manifest.features)
+        return Reader(self.directory, manifest.parts, features, self.in_memory, self._cache)
 
     @property
     def caches(self) -> tuple[tuple[PartCache, int], ...]:
@@ -220,7 +228,7 @@ class Corpus(SingleCorpus):
                 require_same_origin(self.directory, self.origin, file.metadata["origin"])
             except (ValueError, LookupError) as error:
                 raise damage(self.directory / part.file, str(error)) from error
-            found.append(self.task.lengths(np.diff(file.offsets)))
+            found.append(self.task.lengths(file.counts))
             metadata.append(file.metadata)
         expected = summarise(np.concatenate(found), metadata)  # also with the digest of the lengths
         if self.tokenizer is not None:

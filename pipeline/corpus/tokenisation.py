@@ -4,14 +4,14 @@ import dataclasses
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 
 from pipeline.errors import InvalidType, InvalidValue, require_one_of
 from pipeline.text import templates
-from pipeline.text.features import LOSS_WEIGHTS, WEIGHTS, Column
+from pipeline.text.features import LOSS_WEIGHTS, WEIGHTS, Column, Feature
 from pipeline.text.ragged import Ragged
 from pipeline.text.sources import Source
 from pipeline.text.sources.source import read_texts, where
@@ -44,6 +44,7 @@ class Job:
     template: Template | None = None
     weighted: bool = True
     on_error: OnError = "raise"
+    features: Mapping[str, Feature] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require_tokenizable(self.source, self.tokenizer)

@@ -1,6 +1,7 @@
 """Features: the arrays that examples carry beside their tokens, such as rewards or log-probs."""
 
 import dataclasses
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, get_args
@@ -18,8 +19,9 @@ TOKENS, WEIGHTS = "tokens", "weights"
 EXAMPLE_ID = "example_id"
 
 # The fields of batches that features may not be named like.
-FIELDS = ("inputs", "targets", "decoder_inputs", "loss_weights", EXAMPLE_ID) + tuple(
-    f"{side}_{what}" for side in ("inputs", "targets") for what in ("segment_ids", "positions")
+FIELDS = (
+    *("inputs", "targets", "decoder_inputs", "loss_weights", EXAMPLE_ID),
+    *("inputs_segment_ids", "inputs_positions", "targets_segment_ids", "targets_positions"),
 )
 RESERVED = (TOKENS, WEIGHTS, *FIELDS)
 
@@ -159,6 +161,14 @@ class Column(NamedTuple):
         """That of the examples `first` to `last`, whose tokens are `begin` to `end`."""
         edges = (first, last) if self.feature.per_example else (begin, end)
         return Column(self.feature, self.values[slice(*edges)])
+
+
+def digest_columns(sha: Any, columns: Mapping[str, Column]) -> None:
+    """Adds the features of some examples, by name, to a hash of `hashlib`."""
+    for name in sorted({*columns} - {WEIGHTS}):
+        feature, values = columns[name]
+        sha.update(json.dumps([name, feature.as_json]).encode())
+        sha.update(np.ascontiguousarray(values, feature.dtype.newbyteorder("<")).data)
 
 
 def check_features(features: Mapping[str, Feature] | None) -> dict[str, Feature]:

@@ -1,7 +1,6 @@
 """Ragged arrays: tokenised examples on their way to disk, divided where parts end."""
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +15,7 @@ from pipeline.text.features import (
     Column,
     Feature,
     as_array,
+    digest_columns,
     split_columns,
     zip_columns,
 )
@@ -65,10 +65,7 @@ class Ragged:
         sha.update(np.ascontiguousarray(self.flat, "<i4").data)
         if self.weights is not None:
             sha.update(np.ascontiguousarray(self.weights, "<f4").data)
-        for name in sorted({*self.columns} - {WEIGHTS}):
-            feature, values = self.columns[name]
-            sha.update(json.dumps([name, feature.as_json]).encode())
-            sha.update(np.ascontiguousarray(values, feature.dtype.newbyteorder("<")).data)
+        digest_columns(sha, self.columns)
         return sha.hexdigest()
 
     def slice(self, first: int, last: int) -> "Ragged":

@@ -300,12 +300,12 @@ PART = "part-00002.arrow"
         ),
         (put("corpus.json", lambda it: it[:200]), "damaged at .*corpus.json: it cannot be read"),
         (
-            put("corpus.json", lambda _: b'{"schema_version": 3}'),
+            put("corpus.json", lambda _: b'{"schema_version": 4}'),
             "damaged at .*corpus.json: it cannot be read: KeyError",
         ),
         (
             put("corpus.json", lambda _: b'{"schema_version": 99}'),
-            "schema version 99, and this version of Lockstep reads version 3: prepare",
+            "schema version 99, and this version of Lockstep reads version 4: prepare",
         ),
         (
             lambda at: (at / "corpus.json").unlink(),
