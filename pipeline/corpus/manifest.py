@@ -88,6 +88,11 @@ class Manifest:
                     f"its {name} is {getattr(self, name)!r}, and its parts say {value!r}"
                 )
 
+    @property
+    def bytes(self) -> int:
+        """The size of all parts."""
+        return sum(part.bytes for part in self.parts)
+
     @classmethod
     def read(cls, directory: epath.Path) -> "Manifest":
         """The manifest of the corpus in `directory`, if that is whole."""
@@ -171,7 +176,7 @@ def part_name(number: int) -> str:
     return f"part-{number:05d}.arrow"
 
 
-def tokens_digest(parts: list[Part]) -> str:
+def tokens_digest(parts: Sequence[Part]) -> str:
     """A short hash of all tokens and of where examples end."""
     return hashlib.sha256("".join(part.sha256 for part in parts).encode()).hexdigest()[:12]
 

@@ -1,7 +1,6 @@
 """Parts: the Arrow files that hold the tokens of a corpus."""
 
 import dataclasses
-import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from pipeline.corpus.tasks import Task
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import atomic_write, is_local
 from pipeline.planning.identity import fingerprint_of
-from pipeline.text.features import LOSS_WEIGHTS, WEIGHTS, Column, Feature, digest_columns
+from pipeline.text.features import LOSS_WEIGHTS, WEIGHTS, Column, Feature
 from pipeline.text.ragged import Ragged
 
 # The key of the metadata, by which a file is known as a part. Arrow stores it twice.
@@ -172,7 +171,7 @@ class PartFile:
     def verify(self) -> Ragged:
         """As `read`; refused if their digest differs."""
         examples = self.read()
-        digest = examples.digest if "tokens" in self.columns else _digest(examples)
+        digest = examples.digest if "tokens" in self.columns else examples.features_digest
         if digest != self.part.sha256:
             raise InvalidValue("its digest differs")
         return examples
@@ -246,10 +245,18 @@ def read_batch(file: str, batch: pa.RecordBatch, features: Mapping[str, Feature]
 
 def write_columns(examples: Ragged) -> dict[str, pa.Array]:
     """The columns of some examples: tokens, weights where there are some, and features."""
-    offsets = pa.array(np.cumsum(np.append(0, examples.counts)))
-    columns = {
-        "tokens": pa.LargeListArray.from_arrays(offsets, pa.array(examples.flat, pa.int32()))
-    }
+    tokens = pa.array(examples.flat, pa.int32())
+    lists = pa.LargeListArray.from_arrays(_offsets(examples), tokens)
+    return {"tokens": lists, **_write_features(examples)}
+
+
+def _offsets(examples: Ragged) -> pa.Array:
+    return pa.array(np.cumsum(np.append(0, examples.counts)), pa.int64())
+
+
+def _write_features(examples: Ragged) -> dict[str, pa.Array]:
+    """The columns of some examples without their tokens."""
+    columns = {}
     for name, (feature, values) in examples.columns.items():
         flat = values.reshape(-1)
         if name == WEIGHTS and ((flat == 0) | (flat == 1)).all():
@@ -258,16 +265,9 @@ def write_columns(examples: Ragged) -> dict[str, pa.Array]:
         if feature.shape:
             array = pa.FixedSizeListArray.from_arrays(array, feature.size)
         if not feature.per_example:
-            array = pa.LargeListArray.from_arrays(offsets, array)
+            array = pa.LargeListArray.from_arrays(_offsets(examples), array)
         columns[name] = array
     return columns
-
-
-def _digest(examples: Ragged) -> str:
-    """The SHA-256 of features alone."""
-    sha = hashlib.sha256()
-    digest_columns(sha, examples.columns)
-    return sha.hexdigest()
 
 
 def write_part(
@@ -285,9 +285,8 @@ def write_part(
 
 def write_features(path: epath.Path, examples: Ragged) -> PartFile:
     """Writes the features of the examples of a part, whole or not at all, without their tokens."""
-    columns = write_columns(examples)
-    del columns["tokens"]
-    return _write_file(path, examples, columns, {"sha256": _digest(examples)})
+    columns = _write_features(examples)
+    return _write_file(path, examples, columns, {"sha256": examples.features_digest})
 
 
 def _write_file(
@@ -297,7 +296,11 @@ def _write_file(
     metadata: dict[str, Any],
 ) -> PartFile:
     known = {n: each.feature.as_json for n, each in examples.columns.items() if n != WEIGHTS}
-    metadata |= {"examples": len(examples.counts), "tokens": len(examples.flat), "features": known}
+    metadata |= {
+        "examples": len(examples.counts),
+        "tokens": int(examples.counts.sum()),
+        "features": known,
+    }
     metadata["digest"] = json_digest(metadata)
     schema = pa.schema(
         [pa.field(name, column.type) for name, column in columns.items()],

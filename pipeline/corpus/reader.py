@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,6 +62,10 @@ class Reader:
             )
         return Located(maps, part, begins + starts, lengths, reach)
 
+    def follow(self, at: "Located", examples: np.ndarray) -> "Located":
+        """Pieces of `examples` that the reader of another file of each part has located."""
+        return at._replace(maps=self._map(examples)[1])
+
     def read(self, at: "Located", task: Task, names: Iterable[str]) -> Fields:
         """The pieces that `locate` found: tokens and weights, if these are here, and features."""
         fields: Fields = {}
@@ -79,6 +83,14 @@ class Reader:
         (part, maps), ones = self._map(examples), np.ones_like(examples)
         at = Located(maps, part, examples - self._first[part], ones, ones)
         return {name: self._read_feature(name, self.features[name], at) for name in names}
+
+    def count_tokens(self) -> Iterator[np.ndarray]:
+        """The tokens of each example, part by part: int64."""
+        for first, part in zip(self._first.tolist(), self._parts, strict=True):
+            examples = np.arange(first, first + part.examples)
+            number, maps = self._map(examples)
+            begins, ends = self._edges(maps, number, examples - first)
+            yield ends - begins
 
     def _map(self, examples: np.ndarray) -> tuple[np.ndarray, Maps]:
         """The part of each example, and what is mapped of these."""

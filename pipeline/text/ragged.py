@@ -68,6 +68,13 @@ class Ragged:
         digest_columns(sha, self.columns)
         return sha.hexdigest()
 
+    @property
+    def features_digest(self) -> str:
+        """SHA-256 of the features alone."""
+        sha = hashlib.sha256()
+        digest_columns(sha, self.columns)
+        return sha.hexdigest()
+
     def slice(self, first: int, last: int) -> "Ragged":
         """The examples from `first` up to `last`, as views."""
         begin, end = (int(self.counts[:at].sum()) for at in (first, last))
@@ -161,10 +168,8 @@ def chunk_arrays(
             if name == WEIGHTS:
                 array = _validate_weights(example[name], number, len(flat))
             else:
-                if feature.dtype is None:
-                    feature = known[name] = feature.infer(example[name], what)
-                count = None if feature.per_example else len(flat)
-                array = feature.convert(example[name], what, count)
+                feature = known[name] = feature.infer(example[name], what)
+                array = feature.convert(example[name], what, len(flat))
             held[name].append(array)
         size += len(flat)
         if size >= CHUNK or len(held[TOKENS]) >= CHUNK:
@@ -179,8 +184,7 @@ def _chunk(held: Mapping[str, list[np.ndarray]], features: Mapping[str, Feature]
     counts = np.fromiter(map(len, tokens), np.int64, len(tokens))
     flat = np.concatenate(tokens, dtype=np.int32, casting="unsafe")
     columns = {
-        name: Column(feature, (np.stack if feature.per_example else np.concatenate)(held[name]))
-        for name, feature in features.items()
+        name: Column(feature, feature.join(held[name])) for name, feature in features.items()
     }
     return Ragged(flat, counts, None, columns)
 

@@ -179,7 +179,7 @@ def test_neighbouring_pieces_are_fetched_as_one_range(directory, monkeypatch):
 def test_a_corpus_pickles_as_its_directory(corpus):
     for other in (pickle.loads(pickle.dumps(corpus)), copy.deepcopy(corpus)):
         assert other.fingerprint == corpus.fingerprint
-        assert type(other._reader) is type(corpus._reader)
+        assert type(other._readers) is type(corpus._readers)
         assert other[4]["inputs"].tolist() == corpus[4]["inputs"].tolist()
     assert len(pickle.dumps(corpus)) < 500
 
