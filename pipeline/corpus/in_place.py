@@ -156,7 +156,7 @@ class InPlace(SingleCorpus):
             for name, found in lists.items():
                 feature = wanted.get(name)
                 for piece in pa.chunked_array(table.column(name)).chunks:
-                    found.append(_lists(f"{place}, {name}", piece, feature))
+                    found.append(_lists(f"{place} {name}", piece, feature))
         if not lists[column]:
             raise InvalidValue(f"{source} is empty")
         for name, found in lists.items():

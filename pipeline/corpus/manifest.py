@@ -32,7 +32,7 @@ TEMPORARY = re.compile(
 )
 
 # The things a corpus is made from. Corpora are interchangeable when these agree.
-ORIGINS = "source", "tokenizer", "field", "template", "on_error"
+ORIGINS = "source", "tokenizer", "field", "template", "features", "on_error"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
