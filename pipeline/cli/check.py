@@ -47,7 +47,8 @@ def _check_vocabulary(corpus: Corpus, report: Callable[[str], None]) -> None:
     blocks = np.cumsum(lengths) // READ
     low, high = 0, -1
     for examples in np.split(np.arange(len(lengths)), np.flatnonzero(np.diff(blocks)) + 1):
-        fields = corpus.read(examples, np.zeros_like(examples), lengths[examples])
+        starts = np.zeros_like(examples)
+        fields = corpus.read(examples, starts, lengths[examples], features=())
         for name, ids in fields.items():
             if not len(ids) or name == "loss_weights":
                 continue

@@ -83,7 +83,7 @@ class Masked(TokenView, SingleCorpus):
         kept = marks if keep_ids is None else keep_ids
         self.keep_ids = sorted({require_whole("an id of keep_ids", each, 0) for each in kept})
         self.lengths, self.num_tokens = corpus.lengths, corpus.num_tokens
-        self.features = corpus.features
+        self.features = dict(corpus.features)
         self.vocab_size = self._num_ids = max(corpus.vocab_size or 0, self.mask_id + 1)
         names = "mask_id", "rate", "seed", "keep_ids"
         self._describe(**{name: getattr(self, name) for name in names})
