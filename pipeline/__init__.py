@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     )
     from pipeline.corpus import engines as engines
     from pipeline.loading import Batch, Batches, Loader, load, rename, to_global
-    from pipeline.scoring import score
+    from pipeline.scoring import pack, score, unpack
     from pipeline.text import Feature
     from pipeline.text import sources as sources
     from pipeline.text import templates as templates
@@ -46,7 +46,7 @@ _NAMES = {
         *("prepare", "prepare_pairs"),
     ),
     "loading": ("Batch", "Batches", "Loader", "load", "rename", "to_global"),
-    "scoring": ("score",),
+    "scoring": ("pack", "score", "unpack"),
     "text": ("Feature",),
 }
 _MODULES = {"engines": "corpus.engines"}
@@ -71,6 +71,7 @@ __all__ = [
     "engines",
     "fit_buckets",
     "load",
+    "pack",
     "prepare",
     "prepare_pairs",
     "rename",
@@ -79,6 +80,7 @@ __all__ = [
     "templates",
     "to_global",
     "tokenizers",
+    "unpack",
 ]
 
 
