@@ -39,12 +39,8 @@ if TYPE_CHECKING:
     from pipeline.text import templates as templates
     from pipeline.text import tokenizers as tokenizers
 
-# The room of each name, and of each module, that is imported when first used.
-_NAMES = {
-    "corpus": (
-        *("Corpora", "Corpus", "Examples", "InPlace", "Masked", "Pairs", "SpanCorruption"),
-        *("prepare", "prepare_pairs"),
-    ),
+# What is imported when first used: names of rooms, all others of `corpus`; and modules.
+_NAMES: dict[str, tuple[str, ...]] = {
     "loading": ("Batch", "Batches", "Loader", "load", "rename", "to_global"),
     "scoring": ("pack", "score", "unpack"),
     "text": ("Feature",),
@@ -96,9 +92,9 @@ if not TYPE_CHECKING:  # with it, type checkers would accept every name
                 return "unknown (not installed)"
         if name in _MODULES or name in _ROOMS:
             return importlib.import_module(f"pipeline.{_MODULES.get(name, name)}")
-        for room, names in _NAMES.items():
-            if name in names:
-                return getattr(importlib.import_module(f"pipeline.{room}"), name)
+        if name in __all__:
+            room = next((room for room, names in _NAMES.items() if name in names), "corpus")
+            return getattr(importlib.import_module(f"pipeline.{room}"), name)
         raise AttributeError(f"module 'pipeline' has no attribute {name!r}")
 
 
