@@ -112,9 +112,9 @@ def _cost(config, workdir: epath.Path) -> float:
     with pipeline.load(corpus, tokens_per_batch=4096, max_length=1024, max_buckets=1) as loader:
         batch = next(loader)
         (most,) = loader.plan.most_segments().values()
-        init, loss, _ = train.make_model(config, corpus)
+        init_params, loss, _ = train.make_model(config, corpus)
         mesh = make_mesh(config.mesh)
-        initialise, train_step = train.make_training(config, mesh, init, loss, most)
+        initialise, train_step = train.make_training(config, mesh, init_params, loss, most)
         state, log = initialise(jax.random.key(0)), LossLog(workdir / "cost", 0)
         step, sums = (
             jax.jit(train_step),

@@ -14,3 +14,19 @@ Shape letters, used in names throughout the package (`x_BLD` is a batch of rows 
 | K      | width of one head                          |
 | V      | tokens in the vocabulary                   |
 """
+
+from models.config import TransformerConfig
+from models.decoder import Decoder
+from models.encoder import Encoder
+from models.encoder_decoder import EncoderDecoder
+from models.flops import step_flops
+from models.loss import cross_entropy
+
+__all__ = [
+    "Decoder",
+    "Encoder",
+    "EncoderDecoder",
+    "TransformerConfig",
+    "cross_entropy",
+    "step_flops",
+]

@@ -29,8 +29,9 @@ def parameter_shardings(tree: Any, mesh: Mesh) -> Any:
     """Return a tree of `NamedSharding` with the structure of `tree`: `Decoder` state or the like.
 
     An axis that the mesh lacks, or that does not divide its dimension, leaves that dimension
-    whole; so do leaves that are no parameter (step counters). Layers stacked by `scan_layers`
-    have a leading dimension, which stays whole.
+    whole; so do leaves that are no parameter (step counters), and those with fewer dimensions than
+    the parameter that they are named after (the factors of Adafactor, the sums of SM3). Layers
+    stacked by `scan_layers` have a leading dimension, which stays whole.
 
     Args:
         tree: `nnx.state(model)`, its `jax.eval_shape`, optimiser state that mirrors it, or all
@@ -40,6 +41,8 @@ def parameter_shardings(tree: Any, mesh: Mesh) -> Any:
 
     def sharding(path, leaf):
         axes = AXES.get(_name(path), ())
+        if len(leaf.shape) < len(axes):  # a factor, with the name of its parameter
+            axes = ()
         whole = (None,) * (len(leaf.shape) - len(axes))
         fitting = (
             axis if mesh.shape.get(axis) and size % mesh.shape[axis] == 0 else None

@@ -33,20 +33,16 @@ if TYPE_CHECKING:
     )
     from pipeline.corpus import engines as engines
     from pipeline.loading import Batch, Batches, Loader, load, rename, to_global
-    from pipeline.scoring import score
+    from pipeline.scoring import pack, score, unpack
     from pipeline.text import Feature
     from pipeline.text import sources as sources
     from pipeline.text import templates as templates
     from pipeline.text import tokenizers as tokenizers
 
-# The room of each name, and of each module, that is imported when first used.
-_NAMES = {
-    "corpus": (
-        *("Corpora", "Corpus", "Examples", "InPlace", "Masked", "Pairs", "SpanCorruption"),
-        *("prepare", "prepare_pairs"),
-    ),
+# What is imported when first used: names of rooms, all others of `corpus`; and modules.
+_NAMES: dict[str, tuple[str, ...]] = {
     "loading": ("Batch", "Batches", "Loader", "load", "rename", "to_global"),
-    "scoring": ("score",),
+    "scoring": ("pack", "score", "unpack"),
     "text": ("Feature",),
 }
 _MODULES = {"engines": "corpus.engines"}
@@ -71,6 +67,7 @@ __all__ = [
     "engines",
     "fit_buckets",
     "load",
+    "pack",
     "prepare",
     "prepare_pairs",
     "rename",
@@ -79,6 +76,7 @@ __all__ = [
     "templates",
     "to_global",
     "tokenizers",
+    "unpack",
 ]
 
 
@@ -94,9 +92,9 @@ if not TYPE_CHECKING:  # with it, type checkers would accept every name
                 return "unknown (not installed)"
         if name in _MODULES or name in _ROOMS:
             return importlib.import_module(f"pipeline.{_MODULES.get(name, name)}")
-        for room, names in _NAMES.items():
-            if name in names:
-                return getattr(importlib.import_module(f"pipeline.{room}"), name)
+        if name in __all__:
+            room = next((room for room, names in _NAMES.items() if name in names), "corpus")
+            return getattr(importlib.import_module(f"pipeline.{room}"), name)
         raise AttributeError(f"module 'pipeline' has no attribute {name!r}")
 
 

@@ -103,7 +103,7 @@ def test_the_batch_in_the_readme_is_a_real_one(tmp_path):
     assert not batch
 
 
-PROGRAM = "pipeline/trainer/program.py"  # has the flags of every program
+LAUNCH = "pipeline/trainer/launch.py"  # has the flags of every program
 
 
 def config_of(words, monkeypatch):
@@ -111,7 +111,7 @@ def config_of(words, monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", words)
     known = flags.FlagValues()
-    source = "".join((ROOT / name).read_text() for name in ("train.py", PROGRAM))
+    source = "".join((ROOT / name).read_text() for name in ("train.py", LAUNCH))
     for name in re.findall(r"flags\.DEFINE_(?!config)\w+\(\s*\"(\w+)\"", source):
         flags.DEFINE_string(name, None, "", flag_values=known)
     default = str(ROOT / "configs/quickstart.py")

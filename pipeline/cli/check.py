@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pipeline.corpus.copies import duplicates
+from pipeline.corpus.copies import duplicates, read_blocks
 from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.interface import AnyCorpus
@@ -14,9 +14,6 @@ from pipeline.errors import InvalidValue, counted
 from pipeline.history.auditing import Ledger
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
-
-# Tokens to read at a time.
-READ = 1 << 22
 
 
 def check_corpus(corpus: AnyCorpus, report: Callable[[str], None]) -> None:
@@ -43,21 +40,18 @@ def check_corpus(corpus: AnyCorpus, report: Callable[[str], None]) -> None:
 
 
 def _check_vocabulary(corpus: Corpus, report: Callable[[str], None]) -> None:
-    lengths = np.asarray(corpus.lengths).astype(np.int64)
-    blocks = np.cumsum(lengths) // READ
+    lengths = corpus.lengths.astype(np.int64)
     low, high = 0, -1
-    for examples in np.split(np.arange(len(lengths)), np.flatnonzero(np.diff(blocks)) + 1):
-        starts = np.zeros_like(examples)
-        fields = corpus.read(examples, starts, lengths[examples], features=())
+    limit = (1 << 31) if corpus.vocab_size is None else corpus.vocab_size
+    for mine, fields in read_blocks(corpus, np.arange(len(lengths)), lengths):
         for name, ids in fields.items():
             if not len(ids) or name == "loss_weights":
                 continue
             low, high = min(low, int(ids.min())), max(high, int(ids.max()))
-            limit = (1 << 31) if corpus.vocab_size is None else corpus.vocab_size
             if low < 0 or high >= limit:
                 where = int(np.flatnonzero((ids < 0) | (ids >= limit))[0])
-                ends = np.cumsum(lengths[examples])
-                example = examples[np.searchsorted(ends, where, side="right")]
+                ends = np.cumsum(lengths[mine])
+                example = mine.start + int(np.searchsorted(ends, where, side="right"))
                 raise InvalidValue(
                     f"{name} of example {example:,} holds the id {int(ids[where])}, and ids must "
                     f"be from 0 to {limit - 1:,}; prepare the corpus again with a tokenizer of "

@@ -1,6 +1,8 @@
 """Copies: examples that are the same as earlier ones, token by token."""
 
 import hashlib
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -37,6 +39,20 @@ def duplicates(corpus: AnyCorpus) -> np.ndarray:
     return np.sort(some[order[1:][(table[1:] == table[:-1]).all(axis=1)]])
 
 
+def read_blocks(
+    side: Readable, examples: np.ndarray, lengths: np.ndarray
+) -> Iterator[tuple[slice, dict[str, np.ndarray]]]:
+    """Whole examples, about `READ` tokens at a time: their places among `examples`, and fields.
+
+    Features are left out.
+    """
+    blocks = np.cumsum(lengths, dtype=np.int64) // READ
+    for block in np.unique(blocks):
+        mine = slice(*np.searchsorted(blocks, [block, block + 1]).tolist())
+        starts = np.zeros_like(examples[mine])
+        yield mine, side.read(examples[mine], starts, lengths[mine], features=())
+
+
 def _as_stored(corpus: Any) -> AnyCorpus:
     """The corpus of a view, whose own fields are drawn at random."""
     if isinstance(corpus, Corpora):
@@ -49,19 +65,10 @@ def _as_stored(corpus: Any) -> AnyCorpus:
 
 def _digests(side: Readable, examples: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """128 bits of the SHA-256 of each example: uint64 [examples, 2]."""
-    digests = np.empty((len(examples), 2), np.uint64)
-    blocks = np.cumsum(lengths) // READ
-    for block in np.unique(blocks):
-        mine = slice(*np.searchsorted(blocks, [block, block + 1]))
-        sizes = lengths[mine]
-        fields = side.read(examples[mine], np.zeros_like(sizes), sizes)
+    found = bytearray()
+    for mine, fields in read_blocks(side, examples, lengths):
         flat = [np.ascontiguousarray(field).view(np.uint8).data for field in fields.values()]
-        begin, found = 0, bytearray()
-        for end in (4 * np.cumsum(sizes)).tolist():
-            sha = hashlib.sha256()
-            for field in flat:
-                sha.update(field[begin:end])
-            found += sha.digest()[:16]
-            begin = end
-        digests[mine] = np.frombuffer(found, np.uint64).reshape(-1, 2)
-    return digests
+        ends = 4 * np.cumsum(lengths[mine])
+        for begin, end in itertools.pairwise([0, *ends.tolist()]):
+            found += hashlib.sha256(b"".join(field[begin:end] for field in flat)).digest()[:16]
+    return np.frombuffer(found, np.uint64).reshape(-1, 2)

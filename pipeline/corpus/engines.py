@@ -196,7 +196,7 @@ class Beam:
         if shared := self.results or options.view_as(GoogleCloudOptions).temp_location:
             place = as_path(shared) / f"lockstep-{os.urandom(8).hex()}"
             place.mkdir(parents=True)
-        else:
+        else:  # readable by this user alone
             place = epath.Path(tempfile.mkdtemp(prefix="lockstep-"))
         numbered = pipeline | beam.Create(list(enumerate(items))) | beam.Reshuffle()
         numbered | beam.Map(functools.partial(_record, function, os.fspath(place)))

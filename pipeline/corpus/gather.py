@@ -58,9 +58,8 @@ def gather_feature(
 ) -> np.ndarray:
     """The values of each piece, one piece after another: `[sum(reach), *shape]`.
 
-    Args:
-        values: flat; `prod(shape)` of them are the value of one token.
-        first, ends: places among `values`; others as for `gather`.
+    Of `values`, flat, `prod(shape)` are the value of one token; `first` and `ends` are places among
+    them. Otherwise as `gather`.
     """
     size = math.prod(shape)
     flat = gather(values, first, lengths * size, reach * size, {"values": 0}, ends)["values"]

@@ -39,9 +39,6 @@ class Ledger:
         self._pieces: dict[tuple[int, int], list[np.ndarray]] = {}
         self._left: dict[tuple[int, int], int] = {}
 
-    def _expected(self, which: int, epoch: int) -> np.ndarray:
-        return expected_positions(self._plan.streams_of(which), epoch)
-
     def add(self, planned: PlannedBatch) -> None:
         """Counts the next batch; `NotAsPlanned` if an epoch has a position twice, or lacks one."""
         number = find_corpora(self._plan, planned.segments[:, 1])
@@ -50,7 +47,8 @@ class Ledger:
             epoch, which = divmod(each, len(self._streams))
             key, pieces = (which, epoch), planned.segments[owner == each, 1:]
             if key not in self._left:
-                self._left[key] = int(self._expected(which, epoch).sum())
+                due = expected_positions(self._plan.streams_of(which), epoch)
+                self._left[key] = int(due.sum())
             self._pieces.setdefault(key, []).append(pieces)
             self._left[key] -= int(pieces[:, 2:].sum())
             if not self._left[key]:
@@ -68,7 +66,7 @@ class Ledger:
         """Checks an epoch: each position at most once and, if it is over, all that are due."""
         stream = self._streams[which]
         name = f"epoch {epoch}{f' of {stream.name}' if stream.name else ''}"
-        due = self._expected(which, epoch)
+        due = expected_positions(self._plan.streams_of(which), epoch)
         lengths = as_lengths(stream.lengths.given).reshape(due.shape)
         if (which, epoch) not in self._pieces and not due.any():  # it joins later
             return
@@ -138,11 +136,7 @@ def audit(workdir: epath.PathLike, report: Callable[[str], None] = print) -> Non
 
 
 def _read_log(workdir: epath.Path) -> tuple[list[str], list[int]]:
-    """The digests of all batches; the steps that were left out, or not finite.
-
-    Raises:
-        NotAsPlanned: a step is missing or was run twice, or fewer steps are there than were saved.
-    """
+    """The digests of all batches; the steps that were left out, or not finite."""
     digests, without_update = list[str](), list[int]()
     path = workdir / "metrics.jsonl"
     if not path.exists():

@@ -15,7 +15,6 @@ from etils import epath
 from pipeline.errors import InvalidValue, Missing
 from pipeline.fs.atomic import as_path, atomic_write, make_directory
 from pipeline.history.plans import find_corpora, read_history
-from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 from pipeline.planning.text_table import text_table
 
@@ -199,37 +198,11 @@ def losses(workdir: epath.PathLike) -> Losses:
         FileNotFoundError: there is no run, or it has no losses.
         ValueError: what is there cannot be read, or its batches cannot be planned again.
     """
-    _, plan = read_history(workdir)
-    return _read(as_path(workdir), plan)
-
-
-def _read(workdir: epath.Path, plan: Plan) -> Losses:
-    """The losses of the run in `workdir`, which has this plan."""
-    files = [*_read_columns(StepFiles(workdir / NAME, "arrow"))]
-    if not files:
-        raise Missing(
-            f"there are no losses in {workdir / NAME}; train.py writes them as it saves, and a "
-            "loop of your own if its steps give `segments` (pipeline.steps.segments)"
-        )
-    step, loss, weight = (np.concatenate(column) for column in zip(*files, strict=True))
-    examples, epochs = [], []
-    for number, count in zip(*(each.tolist() for each in np.unique_counts(step)), strict=True):
-        planned = plan.batch(number)
-        if count != len(planned.segments):
-            raise InvalidValue(
-                f"{workdir / NAME} has losses of {count:,} segments at step {number:,}, and the "
-                f"plan has {len(planned.segments):,}; it is of another run"
-            )
-        examples.append(planned.segments[:, 1])
-        epochs.append(planned.epoch_of_segments)
-    example = np.concatenate(examples)
-    owner = find_corpora(plan, example)
-    usual = _usual(owner, step, loss, weight)
-    return Losses(example, np.concatenate(epochs), step, loss, weight, owner, usual)
+    return Why(workdir).losses
 
 
 class Why:
-    """The losses of a run, document by document, as lines of text.
+    """The `losses` of a run, document by document, as lines of text.
 
     Losses are means in nats, by weight. Where some are not finite, their documents come first. A
     step or a document without losses is a `ValueError`.
@@ -237,12 +210,33 @@ class Why:
 
     def __init__(self, workdir: epath.PathLike):
         self._corpus, self._plan = read_history(workdir)
-        self._losses = _read(as_path(workdir), self._plan)
+        place = as_path(workdir) / NAME
+        files = [*_read_columns(StepFiles(place, "arrow"))]
+        if not files:
+            raise Missing(
+                f"there are no losses in {place}; train.py writes them as it saves, and a loop of "
+                "your own if its steps give `segments` (pipeline.steps.segments)"
+            )
+        step, loss, weight = (np.concatenate(column) for column in zip(*files, strict=True))
+        examples, epochs = [], []
+        for number, count in zip(*(each.tolist() for each in np.unique_counts(step)), strict=True):
+            planned = self._plan.batch(number)
+            if count != len(planned.segments):
+                raise InvalidValue(
+                    f"{place} has losses of {count:,} segments at step {number:,}, and the plan "
+                    f"has {len(planned.segments):,}; it is of another run"
+                )
+            examples.append(planned.segments[:, 1])
+            epochs.append(planned.epoch_of_segments)
+        example = np.concatenate(examples)
+        owner = find_corpora(self._plan, example)
+        usual = _usual(owner, step, loss, weight)
+        self.losses = Losses(example, np.concatenate(epochs), step, loss, weight, owner, usual)
 
     def step(self, step: int) -> Iterator[str]:
         """The documents of a step, the largest loss first."""
-        every = self._losses.step
-        here = self._losses.select(every == step)
+        every = self.losses.step
+        here = self.losses.select(every == step)
         if not len(here.step):
             raise InvalidValue(
                 f"step is {step:,}; there are losses of the steps {every[0]:,} to {every[-1]:,}, "
@@ -256,14 +250,14 @@ class Why:
 
     def worst(self, count: int) -> Iterator[str]:
         """The documents of the run whose losses are the most above what is usual."""
-        numbers, loss, excess = self._losses.documents()
+        numbers, loss, excess = self.losses.documents()
         order = np.lexsort((-excess, np.isfinite(loss)))[:count]
-        yield f"{len(numbers):,} documents in {len(np.unique(self._losses.step)):,} steps"
+        yield f"{len(numbers):,} documents in {len(np.unique(self.losses.step)):,} steps"
         yield from self._table(numbers[order], loss[order], excess[order])
 
     def document(self, number: int) -> Iterator[str]:
         """What a document lost in each of its steps, and its text."""
-        found = self._losses.select(self._losses.example == number)
+        found = self.losses.select(self.losses.example == number)
         if not len(found.step):
             raise InvalidValue(
                 f"document is {number:,}, and it has no losses; there are documents up to "

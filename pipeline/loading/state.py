@@ -12,6 +12,7 @@ have their "changes". Where corpora join, an entry has the identity of all corpo
 sliced, shuffled or stacked by Grain: steps are then counted after that.
 """
 
+import itertools
 import sys
 from typing import Any, NamedTuple
 
@@ -119,18 +120,14 @@ def _changes(step: int, then: list[dict], now: list[dict]) -> list[str]:
     Two changes at one step are two entries, so entries are compared one by one.
     """
     sides = [[entry for entry in some if entry["from"] < max(step, 1)] for some in (then, now)]
-    for number in range(max(map(len, sides))):
-        # A side that has no entry here goes on under its entries before.
-        at = min(side[number]["from"] for side in sides if number < len(side))
-        there = [number < len(side) and side[number]["from"] == at for side in sides]
-        old, new = (
-            [entry for entry in side[: number + 1] if entry["from"] <= at] for side in sides
-        )
-        found = []
-        for what in ("corpus", "identity"):
-            held = [[entry[what] for entry in some if what in entry][-1:] for some in (old, new)]
-            if all(held):
-                found += differences(held[0][0], held[1][0])
+    old, new = dict[str, Any](), dict[str, Any]()
+    for both in itertools.zip_longest(*sides):
+        at = min(entry["from"] for entry in both if entry)
+        there = [entry is not None and entry["from"] == at for entry in both]
+        for held, entry, is_there in zip((old, new), both, there, strict=True):
+            held |= entry if is_there else {}  # else it goes on under its entries before
+        kept = [what for what in ("corpus", "identity") if what in old and what in new]
+        found = [change for what in kept for change in differences(old[what], new[what])]
         if not all(there):
             found = found or [f"its plan changes {'there' if there[0] else 'here'} alone"]
         if found:

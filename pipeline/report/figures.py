@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.history.plans import find_corpora
 from pipeline.planning import figures as planned
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.lengths import histogram
@@ -223,8 +224,7 @@ def _count_shares(plan: Plan, batch: PlannedBatch) -> list[int]:
     if plan.options.by != "examples":
         return [batch.sources.get(stream.name, 0) for stream in streams]
     begun = batch.segments[batch.segments[:, 2] == 0, 1]
-    owners = np.searchsorted([stream.first for stream in streams], begun, side="right") - 1
-    return np.bincount(owners, minlength=len(streams)).tolist()
+    return np.bincount(find_corpora(plan, begun), minlength=len(streams)).tolist()
 
 
 def _compare_with_weights(plan: Plan, first: int, shares: list[list[int]]) -> dict[str, float]:

@@ -8,7 +8,7 @@ with CompileGuard("train_step") as guard: …             and never compiled aga
 from pipeline.steps import hosts
 from pipeline.steps.compile_log import CompileGuard, CompileLog
 from pipeline.steps.compiled import Compiled, keep_programs, programs_table
-from pipeline.steps.mesh import make_mesh
+from pipeline.steps.hosts import make_mesh
 from pipeline.steps.microbatches import summed
 from pipeline.steps.segments import by_segment, position_losses, sum_segments
 from pipeline.steps.train_step import (

@@ -1,9 +1,10 @@
 """What XLA compiles: a log of it, and a guard for steps that must not be compiled again."""
 
+import contextlib
 import logging
 import re
 import threading
-from typing import Literal, Self, get_args
+from typing import Literal, get_args
 
 import jax
 
@@ -23,16 +24,19 @@ EXPLANATIONS = (
 EXPLAINS = ("CACHE MISS", "persistent compilation cache", "persistent cache entry")
 
 
-class CompileLog:
+class CompileLog(contextlib.ExitStack):
     """The functions that XLA has compiled since this was made, by listening to JAX's own events.
 
-    Programs found in JAX's persistent cache count too: the process would have compiled them.
+    It listens until its `with` block ends, or `close()`. Programs found in JAX's persistent cache
+    count too: the process would have compiled them.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._lock = threading.Lock()
         self._events: list[tuple[int, str]] = []
         jax.monitoring.register_event_duration_secs_listener(self._listen)
+        self.callback(jax.monitoring.unregister_event_duration_listener, self._listen)
 
     def _listen(self, event: str, duration_secs: float, **details: str | int) -> None:
         if event == EVENT:
@@ -50,16 +54,6 @@ class CompileLog:
         """Compilations of a function called `name` that `thread` has made."""
         with self._lock:
             return sum((thread, f"jit({name})") == event for event in self._events)
-
-    def close(self) -> None:
-        """Stops listening."""
-        jax.monitoring.unregister_event_duration_listener(self._listen)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 # What to do about a step that is compiled after the start.
@@ -100,8 +94,10 @@ class CompileGuard(CompileLog):
         self._reason = ""
         self._explained = bool(jax.config.values["jax_explain_cache_misses"])
         jax.config.update("jax_explain_cache_misses", True)
-        for name in EXPLANATIONS:
-            logging.getLogger(name).addFilter(self._note)
+        self.callback(jax.config.update, "jax_explain_cache_misses", self._explained)
+        for logs in map(logging.getLogger, EXPLANATIONS):
+            logs.addFilter(self._note)
+            self.callback(logs.removeFilter, self._note)
 
     def _note(self, record: logging.LogRecord) -> bool:
         """Keeps JAX's reason, why a watched function is traced, rather than letting it print."""
@@ -129,10 +125,3 @@ class CompileGuard(CompileLog):
         if self._stops:
             raise InvalidState(f"{text}. on_compile='warn' goes on all the same")
         logger.warning("%s", text)
-
-    def close(self) -> None:
-        """Stops watching."""
-        super().close()
-        for name in EXPLANATIONS:
-            logging.getLogger(name).removeFilter(self._note)
-        jax.config.update("jax_explain_cache_misses", self._explained)

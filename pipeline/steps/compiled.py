@@ -87,7 +87,8 @@ class Compiled:
         **jit_options: Any,
     ):
         self.name, self.specs = step.__name__, dict(specs)
-        self.budget = budget or minimum(device_memory())
+        memory = jax.local_devices()[0].memory_stats() or {}
+        self.budget = budget or minimum(memory.get("bytes_limit"))
         self._step, self._state, self._held = step, state, bytes_on_device(held)
         self._options: dict[str, Any] = jit_options | {"donate_argnums": (0,) if donate else ()}
         choices = {bucket: self._choices(bucket, microbatches) for bucket in specs}
@@ -204,11 +205,6 @@ def keep_programs(directory: epath.PathLike) -> None:
         jax.config.update("jax_compilation_cache_dir", os.fspath(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-
-
-def device_memory() -> int | None:
-    """Bytes that a program may use on a device, as far as the device says."""
-    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
 
 
 def bytes_on_device(tree: Any) -> int:

@@ -1,4 +1,4 @@
-"""Many hosts as one run: joining, agreement, shared directories, signals and a common end.
+"""Many hosts as one run: joining, a mesh, agreement, shared directories, signals, a common end.
 
 With one process, every function here only does its local part.
 """
@@ -6,6 +6,7 @@ With one process, every function here only does its local part.
 import contextlib
 import hashlib
 import json
+import math
 import os
 import signal
 import sys
@@ -14,8 +15,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
+import jax
 import numpy as np
 from etils import epath
+from jax.experimental import multihost_utils
 
 from pipeline.errors import InvalidState, InvalidValue, describe
 from pipeline.loading.state import differences
@@ -39,8 +42,6 @@ def main_process_first(what: str, work: Callable[[], T]) -> T:
     Raises:
         RuntimeError: on every other process, when process 0 failed.
     """
-    import jax
-
     failure: BaseException | None = None
     result: list[T] = []
     for first in (True, False):
@@ -71,8 +72,6 @@ def require_shared(directory: epath.Path) -> None:
     Raises:
         ValueError: on every process, when one of them does not.
     """
-    import jax
-
     if jax.process_count() == 1:
         return
     name = f".shared.{int(_gather(np.frombuffer(os.urandom(4), np.uint32) >> 1)[0, 0])}"
@@ -125,8 +124,6 @@ def require_agreement(values: Mapping[str, Any]) -> None:
 
 def _gather(array: np.ndarray) -> np.ndarray:
     """`array` of every process, stacked: [processes, …]."""
-    from jax.experimental import multihost_utils
-
     return np.asarray(multihost_utils.process_allgather(array)).reshape(-1, *array.shape)
 
 
@@ -139,6 +136,27 @@ def minimum(number: int | None) -> int | None:
     limit = np.iinfo(np.int32).max  # what JAX passes on without x64
     least = _gather(np.array(limit if number is None else min(number >> 10, limit))).min()
     return None if least == limit else int(least) << 10
+
+
+def make_mesh(axes: Mapping[str, int]) -> jax.sharding.Mesh:
+    """A mesh of all devices of all hosts.
+
+    Args:
+        axes: the size of each axis by its name; one size may be -1, for the devices that are left.
+
+    Raises:
+        ValueError: the product of the sizes is not the number of devices.
+    """
+    devices = jax.device_count()
+    given = math.prod(size for size in axes.values() if size != -1)
+    sizes = {axis: devices // given if size == -1 else size for axis, size in axes.items()}
+    if math.prod(sizes.values()) != devices:
+        raise InvalidValue(
+            f"mesh {dict(axes)} does not fit {devices} devices; the product of its axes must be "
+            "the number of devices, and one axis may be -1"
+        )
+    auto = (jax.sharding.AxisType.Auto,) * len(sizes)
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=auto)
 
 
 def connect(
@@ -157,8 +175,6 @@ def connect(
     Raises:
         ValueError: only some of the three are given.
     """
-    import jax
-
     given = [value is not None for value in (coordinator, num_processes, process_id)]
     if any(given) and not all(given):
         raise InvalidValue(
@@ -190,7 +206,7 @@ def _give_up(wait: int) -> None:
     os._exit(2)
 
 
-class StopSignals:
+class StopSignals(contextlib.ExitStack):
     """SIGINT and SIGTERM as requests to stop after a step, the same step on all processes.
 
     A second SIGINT ends the process at once; so does a second SIGTERM in a run of one process.
@@ -200,12 +216,11 @@ class StopSignals:
     """
 
     def __init__(self) -> None:
-        import jax
-
+        super().__init__()
         self.reason, self._several = "", jax.process_count() > 1
         # With several processes, JAX itself listens for SIGTERM.
-        numbers = [signal.SIGINT] if self._several else [signal.SIGINT, signal.SIGTERM]
-        self._before = {number: signal.signal(number, self._note) for number in numbers}
+        for number in [signal.SIGINT] if self._several else [signal.SIGINT, signal.SIGTERM]:
+            self.callback(signal.signal, number, signal.signal(number, self._note))
 
     def _note(self, number: int, _: object) -> None:
         self.reason = signal.Signals(number).name
@@ -217,19 +232,10 @@ class StopSignals:
         """Whether to stop after `step` steps; the same answer on every process."""
         if not self._several:
             return bool(self.reason)
-        from jax.experimental import multihost_utils
-
         if multihost_utils.reached_preemption_sync_point(step):
             self.reason = self.reason or "SIGTERM"
             return True
         return False
-
-    def __enter__(self) -> "StopSignals":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
@@ -243,8 +249,6 @@ def exit_together(command: str) -> Iterator[None]:
         command: whose name begins the message of a user's mistake; other errors have a traceback.
             The code of `sys.exit` inside the block is that of the process.
     """
-    import jax
-
     code = 0
     try:
         try:

@@ -1,8 +1,9 @@
 """Features: the arrays that examples carry beside their tokens, such as rewards or log-probs."""
 
 import dataclasses
+import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -18,8 +19,9 @@ TOKENS, WEIGHTS = "tokens", "weights"
 EXAMPLE_ID = "example_id"
 
 # The fields of batches that features may not be named like.
-FIELDS = ("inputs", "targets", "decoder_inputs", "loss_weights", EXAMPLE_ID) + tuple(
-    f"{side}_{what}" for side in ("inputs", "targets") for what in ("segment_ids", "positions")
+FIELDS = (
+    *("inputs", "targets", "decoder_inputs", "loss_weights", EXAMPLE_ID),
+    *("inputs_segment_ids", "inputs_positions", "targets_segment_ids", "targets_positions"),
 )
 RESERVED = (TOKENS, WEIGHTS, *FIELDS)
 
@@ -108,16 +110,24 @@ class Feature:
             dtype = np.dtype(narrow[dtype.kind])
         return dataclasses.replace(self, dtype=dtype)
 
-    def convert(self, given: Any, what: str, tokens: int | None = None) -> np.ndarray:
+    def join(self, examples: Sequence[np.ndarray]) -> np.ndarray:
+        """The converted values of some examples, one example after another."""
+        return np.stack(examples) if self.per_example else np.concatenate(examples)
+
+    def convert(self, given: Any, what: str, tokens: int) -> np.ndarray:
         """`given` as an array of this dtype, `[tokens, *shape]` or of an example `shape`.
 
         `what` names it in errors: a wrong shape, numbers that the dtype cannot hold, or NaN.
         """
         array = as_array(given, what)
-        shape = self.shape if tokens is None else (tokens, *self.shape)
+        shape = self.shape if self.per_example else (tokens, *self.shape)
         if array.shape != shape:
-            each = "" if tokens is None else f", one value for each of its {tokens} tokens"
+            each = "" if self.per_example else f", one value for each of its {tokens} tokens"
             raise InvalidValue(f"{what} has shape {array.shape}; it must be {shape}{each}")
+        return self.cast(array, what)
+
+    def cast(self, array: np.ndarray, what: str) -> np.ndarray:
+        """`array` of any shape as one of this dtype; errors are those of `convert`."""
         if array.size == 0:
             return array.astype(self.dtype)
         kinds = {"b": "b", "i": "biu", "u": "biu", "f": "biuf"}[self.dtype.kind]
@@ -136,7 +146,7 @@ class Feature:
         if array.dtype.kind == "f" and np.isnan(array).any():
             raise InvalidValue(f"{what} holds NaN; give a number, and a mask beside it")
         with np.errstate(over="ignore"):
-            return array.astype(self.dtype)
+            return array.astype(self.dtype, copy=False)
 
 
 # The weights of the loss are such a feature, under their own names: a column "weights" of examples,
@@ -159,6 +169,14 @@ class Column(NamedTuple):
         """That of the examples `first` to `last`, whose tokens are `begin` to `end`."""
         edges = (first, last) if self.feature.per_example else (begin, end)
         return Column(self.feature, self.values[slice(*edges)])
+
+
+def digest_columns(sha: Any, columns: Mapping[str, Column]) -> None:
+    """Adds the features of some examples, by name, to a hash of `hashlib`."""
+    for name in sorted({*columns} - {WEIGHTS}):
+        feature, values = columns[name]
+        sha.update(json.dumps([name, feature.as_json]).encode())
+        sha.update(np.ascontiguousarray(values, feature.dtype.newbyteorder("<")).data)
 
 
 def check_features(features: Mapping[str, Feature] | None) -> dict[str, Feature]:

@@ -1,7 +1,6 @@
 """Ragged arrays: tokenised examples on their way to disk, divided where parts end."""
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +15,7 @@ from pipeline.text.features import (
     Column,
     Feature,
     as_array,
+    digest_columns,
     split_columns,
     zip_columns,
 )
@@ -65,10 +65,14 @@ class Ragged:
         sha.update(np.ascontiguousarray(self.flat, "<i4").data)
         if self.weights is not None:
             sha.update(np.ascontiguousarray(self.weights, "<f4").data)
-        for name in sorted({*self.columns} - {WEIGHTS}):
-            feature, values = self.columns[name]
-            sha.update(json.dumps([name, feature.as_json]).encode())
-            sha.update(np.ascontiguousarray(values, feature.dtype.newbyteorder("<")).data)
+        digest_columns(sha, self.columns)
+        return sha.hexdigest()
+
+    @property
+    def features_digest(self) -> str:
+        """SHA-256 of the features alone."""
+        sha = hashlib.sha256()
+        digest_columns(sha, self.columns)
         return sha.hexdigest()
 
     def slice(self, first: int, last: int) -> "Ragged":
@@ -164,10 +168,8 @@ def chunk_arrays(
             if name == WEIGHTS:
                 array = _validate_weights(example[name], number, len(flat))
             else:
-                if feature.dtype is None:
-                    feature = known[name] = feature.infer(example[name], what)
-                count = None if feature.per_example else len(flat)
-                array = feature.convert(example[name], what, count)
+                feature = known[name] = feature.infer(example[name], what)
+                array = feature.convert(example[name], what, len(flat))
             held[name].append(array)
         size += len(flat)
         if size >= CHUNK or len(held[TOKENS]) >= CHUNK:
@@ -182,8 +184,7 @@ def _chunk(held: Mapping[str, list[np.ndarray]], features: Mapping[str, Feature]
     counts = np.fromiter(map(len, tokens), np.int64, len(tokens))
     flat = np.concatenate(tokens, dtype=np.int32, casting="unsafe")
     columns = {
-        name: Column(feature, (np.stack if feature.per_example else np.concatenate)(held[name]))
-        for name, feature in features.items()
+        name: Column(feature, feature.join(held[name])) for name, feature in features.items()
     }
     return Ragged(flat, counts, None, columns)
 

@@ -166,19 +166,13 @@ class Part:
     source: sources.Source
     field: Any  # one name, or of pairs two, of inputs and targets
     template: templates.Template | None
-    cache: Mapping[str, Any]  # options of `open_corpus`
 
     def prepare(self, tokenizer: tokenizers.Tokenizer, directory: epath.Path, task: Task) -> Any:
         """The corpus in `directory`, or pairs."""
-        make: Any = prepare_pairs
-        options: Any = {"fields": self.field}
-        if isinstance(self.field, str):
-            make = prepare
-            options = {"field": self.field, "template": self.template, "task": task}
-        corpus: Any = make(self.source, tokenizer, directory, **options)
-        if any(self.cache.values()):
-            corpus = open_corpus(directory, **self.cache)
-        return corpus
+        if not isinstance(self.field, str):
+            return prepare_pairs(self.source, tokenizer, directory, fields=self.field)
+        options: Any = {"field": self.field, "template": self.template, "task": task}
+        return prepare(self.source, tokenizer, directory, **options)
 
 
 def _open_part(name: str, fields: Any, config: Any) -> Part:
@@ -194,9 +188,7 @@ def _open_part(name: str, fields: Any, config: Any) -> Part:
             f"config.{name}.field is {field!r}; it must be one name, or for pairs two, with "
             "template.kind '', task.kind 'causal' and tokenizer.begin True"
         )
-    kept = config.get("cache") or {}
-    cache = {"cache": kept.get("directory"), "cache_bytes": kept.get("bytes")}
-    return Part(open_source(fields, f"config.{name}"), field, template, cache)
+    return Part(open_source(fields, f"config.{name}"), field, template)
 
 
 def _train_tokenizer(parts: Sequence[Part], config: Any, model: epath.Path) -> Any:
@@ -277,9 +269,14 @@ def prepare_corpora(config: Any, directory: epath.Path) -> tuple[Any, Any]:
     if tokenizer is None:
         of_training = list(parts.values())[:begin]
         tokenizer = _train_tokenizer(of_training, config, directory / "tokenizer.model")
-    *training, held_out = (
-        view(part.prepare(tokenizer, directory / place, task)) for place, part in parts.items()
-    )
+    corpora = {
+        place: part.prepare(tokenizer, directory / place, task) for place, part in parts.items()
+    }
+    kept = config.get("cache") or {}
+    cache = {"cache": kept.get("directory"), "cache_bytes": kept.get("bytes")}
+    if any(cache.values()):
+        corpora = {place: open_corpus(directory / place, **cache) for place in corpora}
+    *training, held_out = map(view, corpora.values())
     if mixture or len(training) > 1:
         return Corpora(dict(zip(names, training, strict=True))), held_out
     return training[0], held_out

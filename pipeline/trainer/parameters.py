@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-from collections.abc import Mapping
 from typing import Any
 
 from etils import epath
@@ -27,7 +26,10 @@ def require_tokenizer(workdir: epath.Path, corpus: AnyCorpus) -> None:
     if not path.exists():
         return
     trained_on = json.loads(path.read_text())["tokens"]
-    then, now = (" and ".join(_tokenizers(of)) for of in (trained_on, corpus.identity))
+    then, now = (
+        " and ".join(sorted({each for name, each in flatten(of) if name.startswith("tokenizer")}))
+        for of in (trained_on, corpus.identity)
+    )
     if then != now:
         raise InvalidValue(
             f"{os.fspath(workdir)} was trained on the ids of {then}, and this run has those of "
@@ -56,7 +58,3 @@ def restore_parameters(workdir: epath.Path, corpus: AnyCorpus, like: Any) -> tup
             )
         logger.info("parameters are those of step %s of %s", f"{step:,}", workdir)
         return step, checkpoints.restore_state(step, like)["params"]
-
-
-def _tokenizers(identity: Mapping[str, Any]) -> list[str]:
-    return sorted({value for name, value in flatten(identity) if name.startswith("tokenizer")})

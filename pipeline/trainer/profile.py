@@ -1,7 +1,6 @@
 """Profile: a trace of some steps of a run."""
 
 import contextlib
-import os
 import tempfile
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +9,6 @@ import jax
 from etils import epath
 
 from pipeline.errors import InvalidValue
-from pipeline.fs.atomic import is_local
 from pipeline.history.metrics_files import copy_files
 
 
@@ -53,11 +51,9 @@ class Profile(contextlib.ExitStack):
 
 @contextlib.contextmanager
 def _trace(directory: epath.Path) -> Iterator[None]:
-    if is_local(directory):
-        with jax.profiler.trace(os.fspath(directory)):
-            yield
-        return
     with tempfile.TemporaryDirectory() as scratch:  # JAX writes to local directories only
-        with jax.profiler.trace(scratch):
-            yield
-        copy_files(epath.Path(scratch), directory)
+        try:
+            with jax.profiler.trace(scratch):
+                yield
+        finally:
+            copy_files(epath.Path(scratch), directory)

@@ -1,9 +1,4 @@
-"""A run of train.py: all that its loop needs beside data and model.
-
-Agreement of hosts, the lock of the work directory, the mesh, the schedule of batches, checkpoints,
-the log with its clock and its statistics, profiles and signals have one owner, so that the loop
-shows the rest.
-"""
+"""A run of train.py: all that its loop needs beside data and model, so that it shows the rest."""
 
 import contextlib
 import json
@@ -25,7 +20,7 @@ from pipeline.loading.loader import Loader
 from pipeline.loading.sharding import batch_sharding, multiples
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
-from pipeline.steps import Compiled, CompileGuard, hosts, keep_programs, make_mesh
+from pipeline.steps import Compiled, CompileGuard, hosts, keep_programs, make_mesh, programs_table
 from pipeline.trainer.corpora import prepare_on_hosts
 from pipeline.trainer.evaluation import sum_over_batches
 from pipeline.trainer.parameters import restore_parameters
@@ -36,11 +31,11 @@ from pipeline.trainer.schedule import Schedule
 logger = logging.getLogger(__name__)
 
 
-class Run:
+class Run(contextlib.ExitStack):
     """A run in a work directory, from its last checkpoint on, or from the beginning.
 
-    A context manager. When its block ends, the last checkpoint is whole, and `summary.json` says
-    how the run went.
+    A context manager, which leaves what it is given by `enter_context` with itself. When its block
+    ends, the last checkpoint is whole, and `summary.json` says how the run went.
 
     Args:
         config: of `configs/`; it is not changed.
@@ -72,18 +67,18 @@ class Run:
         change: str = "",
         profile: str = "",
     ):
+        super().__init__()
         check_config(config)
         self.config, self.workdir = config.copy_and_resolve_references(), as_path(workdir)
         self._file, self._change, self._profiled = file, change, profile
         self._leads = jax.process_index() == 0
-        self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> "Run":
-        with contextlib.ExitStack() as stack:  # closes what is open if the rest fails
-            self._stack = stack
+        with contextlib.ExitStack() as failing:
+            failing.push(self)  # closes what is open if the rest fails
             self._open()
-            stack.push(self._finish)
-            self._stack = stack.pop_all()
+            self.push(self._finish)
+            failing.pop_all()
         return self
 
     def _open(self) -> None:
@@ -92,7 +87,7 @@ class Run:
         hosts.main_process_first("locking the work directory", self._lock)
         keep_programs(self.workdir / "programs")
         self.checkpoints = Checkpoints(self.workdir / "checkpoints", keep=self.config.keep)
-        self.enter(self.checkpoints)
+        self.enter_context(self.checkpoints)
         self.first_step: int = self.checkpoints.latest or 0
         given = json.loads(self.config.to_json())
         # Hosts that differ here would later wait for each other.
@@ -100,7 +95,7 @@ class Run:
         hosts.require_agreement(start | {"change": {"asked": self._change}})
         hosts.require_shared(self.workdir)
         self.mesh = make_mesh(self.config.mesh)
-        self.enter(jax.set_mesh(self.mesh))
+        self.enter_context(jax.set_mesh(self.mesh))
         self.layout: dict[str, Any] = {
             "sharding": batch_sharding(self.mesh),
             "context_order": self.config.context_order,
@@ -117,7 +112,7 @@ class Run:
 
     def _lock(self) -> None:
         if self._leads:
-            self.enter(directory_lock(self.workdir, "training", wait=False))
+            self.enter_context(directory_lock(self.workdir, "training", wait=False))
 
     def _resume(self, given: dict[str, Any]) -> None:
         """Takes over the past of the run, which stands; its future may change."""
@@ -142,25 +137,20 @@ class Run:
                 decay = self.config.optimizer.decay_steps or self.config.steps
                 self.config.optimizer.decay_steps = given["optimizer"]["decay_steps"] = decay
 
-    def enter(self, thing: Any) -> Any:
-        """Enters a context manager, which is left with the run."""
-        return self._stack.enter_context(thing)
-
     def prepare_corpora(self) -> tuple[Any, AnyCorpus]:
         """The corpora to train on and to evaluate, prepared by process 0 where they are not yet."""
         with self.log.clock("prepare"):
             corpus, held_out = prepare_on_hosts(self.config, self.workdir / "corpus")
-        self._mixture = dict(self.config.get("mixture", {}))
-        self._corpus = corpus if self._mixture else self._schedule.select(corpus)
-        logger.info(f"{self._corpus}")
-        return self._corpus, held_out
+        if not self.config.get("mixture"):
+            corpus = self._schedule.select(corpus)
+        logger.info(f"{corpus}")
+        return corpus, held_out
 
-    def make_plan(self) -> Plan:
-        """The plan of all steps from `first_step` on."""
+    def make_plan(self, corpus: AnyCorpus) -> Plan:
+        """The plan of all steps from `first_step` on, of the corpus of `prepare_corpora`."""
+        mixture, rows = dict(self.config.get("mixture", {})), multiples(**self.layout)[0]
         with self.log.clock("plan"):
-            self._plan = self._schedule.plan(
-                self._corpus, self._mixture, row_multiple=multiples(**self.layout)[0]
-            )
+            self._plan = self._schedule.plan(corpus, mixture, row_multiple=rows)
             if self._plan.finite and self.config.steps > self._plan.num_batches():
                 raise InvalidValue(
                     f"steps is {self.config.steps:,} and the plan ends after "
@@ -185,6 +175,7 @@ class Run:
         self,
         initialise: Any,
         key: jax.Array,
+        *,
         train_step: Compiled,
         eval_step: Compiled,
         loader: Loader,
@@ -199,15 +190,16 @@ class Run:
         """
         self._train_step, self._eval_step = train_step, eval_step
         self._loader, self._flops = loader, flops
+        logger.info(programs_table(train_step, eval_step))
         state = self._restore(initialise, key)
         self.checkpoints.compile(state)
         if self._leads:
-            write_history(self.workdir, self._corpus, self._plan)
+            write_history(self.workdir, loader.corpus, self._plan)
         names = train_step.name, eval_step.name
-        self._guard = self.enter(CompileGuard(*names, on_compile=self.config.on_compile))
-        self.enter(self.log)
-        self._profile = self.enter(Profile(self._profiled, self.workdir / "profile"))
-        self._signals = self.enter(hosts.StopSignals())
+        self._guard = self.enter_context(CompileGuard(*names, on_compile=self.config.on_compile))
+        self.enter_context(self.log)
+        self._profile = self.enter_context(Profile(self._profiled, self.workdir / "profile"))
+        self._signals = self.enter_context(hosts.StopSignals())
         self._watched = True
         return state
 
@@ -217,7 +209,8 @@ class Run:
             with self.log.clock("initialise"):
                 state = initialise(key)
                 if start := self.config.start_from:
-                    _, state["params"] = restore_parameters(as_path(start), self._corpus, like)
+                    corpus = self._loader.corpus
+                    _, state["params"] = restore_parameters(as_path(start), corpus, like)
             return state
         with self.log.clock("restore"):
             self._loader.set_state(self._data_state)
@@ -242,8 +235,14 @@ class Run:
         self.log.stats.skipped += 1
         self.log.write({"step": step, "skipped": self._loader.planned.digest})
 
-    def stops_after(self, step: int) -> bool:
-        """Whether the run ends here: with its last step, or by a signal, on all hosts alike."""
+    def finish_step(self, step: int) -> bool:
+        """Counts a step as done; whether the run ends here, with its last step or by a signal.
+
+        All hosts return the same.
+
+        Raises:
+            RuntimeError: a step was compiled after the start, and `config.on_compile` is "stop".
+        """
         self._guard.check(f"at step {step:,}")
         self._done = step + 1
         self._interrupted = self._signals.received(self._done)
@@ -255,7 +254,7 @@ class Run:
         stopped = self._interrupted and self._done < self.config.steps
         return 128 + signal.Signals[self._signals.reason or "SIGTERM"] if stopped else 0
 
-    def evaluate(self, done: int, batches: Batches, params: Any) -> None:
+    def evaluate_if_due(self, done: int, batches: Batches, params: Any) -> None:
         """Evaluates and records it, if that is due after so many steps and not yet done."""
         ends = done == self.config.steps
         due = ends or (done % self.config.eval_every == 0 and not self._interrupted)
@@ -295,6 +294,3 @@ class Run:
             with self.log.clock("save"):
                 self.checkpoints.close()
         self.log.write_summary(self._done)
-
-    def __exit__(self, *error: Any) -> None:
-        self._stack.__exit__(*error)

@@ -35,10 +35,6 @@ MAY_CHANGE = {
 }
 
 
-def _may_change(name: str) -> bool:
-    return bool({name, name.split(".")[0]} & MAY_CHANGE)
-
-
 def check_config(config: Any) -> None:
     """Refuses values that the loop cannot have.
 
@@ -85,7 +81,7 @@ def require_same(run: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, An
             "--workdir, and --config.start_from"
         )
     old, new = flatten(run["config"]), flatten(now)
-    fixed = [name for name in {**old, **new} if not _may_change(name)]
+    fixed = [each for each in {**old, **new} if not {each, each.split(".")[0]} & MAY_CHANGE]
     wrong = [
         f"config.{name} was {show_field(old, name)} and is now {show_field(new, name)}"
         for name in fixed

@@ -1,8 +1,7 @@
 """The schedule: which options of a run's batches change at which steps, and to what.
 
-A run's options are those of `fit_buckets` and `Plan`. The first entry of a schedule has the options
-at step 0; each later entry changes some of them. One rule holds for every change: the past stands,
-the future may change.
+The first entry of a schedule has the options at step 0; each later entry changes some of them. One
+rule holds for every change: the past stands, the future may change.
 """
 
 import dataclasses
@@ -12,24 +11,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pipeline.corpus.corpora import Corpora
-from pipeline.errors import InvalidValue
+from pipeline.errors import InvalidValue, suggest_option
 from pipeline.history.plans import describe_changes
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.lengths import take_first
-from pipeline.planning.options import select_options
+from pipeline.planning.options import list_keywords, select_options
+from pipeline.planning.plan import PLANNING as PLAN_OPTIONS
 from pipeline.planning.plan import Plan
-from pipeline.trainer.batch_options import (
-    FITTING,
-    LISTS,
-    PLANNING,
-    check_options,
-    list_changes,
-    merge_options,
-    parse_change,
-)
 from pipeline.trainer.run_config import show_field
 
 logger = logging.getLogger(__name__)
+
+# The weights of a mixture change by phases of their own.
+MIXTURE = ("weights", "by", "ending")
+
+FITTING = tuple(name for name in list_keywords(fit_buckets) if name not in MIXTURE)
+PLANNING = tuple(name for name in PLAN_OPTIONS if name not in MIXTURE)
+
+# An entry adds to these lists; it does not replace them.
+LISTS = {"exclude": (int, "numbers of examples"), "add": (str, "names of corpora")}
+KNOWN = sorted({*FITTING, *PLANNING, *LISTS, "buckets"})
 
 
 @dataclasses.dataclass
@@ -64,11 +65,11 @@ class Schedule:
     _change: Entry | None = None  # of `resume`, until it is planned
 
     def __init__(self, begin: Mapping[str, Any], changes: Iterable[Sequence] = ()):
-        check_options(begin)
+        _check_options(begin)
         self.entries = [Entry(0, {name: v for name, v in begin.items() if v is not None})]
         self.asked: dict[str, Any] = {}  # by the last `change` of `resume`
-        for step, options in list_changes(changes):
-            check_options(options)
+        for step, options in _list_changes(changes):
+            _check_options(options)
             if step == 0:
                 self.entries[0].options |= options
             else:
@@ -81,7 +82,7 @@ class Schedule:
 
     def options(self, step: float = float("inf")) -> dict[str, Any]:
         """The options in force at a step; `exclude` and `add` hold all that came before."""
-        return merge_options(entry.options for entry in self.entries if entry.step <= step)
+        return _merge(entry.options for entry in self.entries if entry.step <= step)
 
     def resume(self, state: Mapping[str, Any] | None, step: int, change: str = "") -> None:
         """Takes over what a run has done up to a step: the past stands, the future may change.
@@ -99,7 +100,7 @@ class Schedule:
         Raises:
             ValueError: this schedule differs from the run's past, or `change` cannot be read.
         """
-        asked = parse_change(change)
+        asked = _parse_change(change)
         if state is None:
             if asked:
                 raise InvalidValue(
@@ -214,7 +215,7 @@ class Schedule:
 
     def _resolve(self, number: int, corpus: Any, mixture: Mapping[str, Any]) -> None:
         entry = self.entries[number]
-        force = merge_options(each.options for each in self.entries[: number + 1])
+        force = _merge(each.options for each in self.entries[: number + 1])
         entry.plan = select_options(sorted([*PLANNING, "buckets"]), entry.options)
         if isinstance(corpus, Corpora) and not mixture:
             there = list(corpus.corpora.values())[: 1 + len(force.get("add", ()))]
@@ -232,3 +233,57 @@ class Schedule:
                     "--config.batches.tokens_per_batch=16384"
                 )
             entry.plan["buckets"] = [bucket.as_json for bucket in fit_buckets(corpus, **fitting)]
+
+
+def _parse_change(change: str) -> dict[str, Any]:
+    """The options in the JSON object of a `--change`, checked."""
+    try:
+        asked = json.loads(change or "{}")
+    except (ValueError, RecursionError):
+        asked = None
+    if not isinstance(asked, dict):
+        raise InvalidValue(
+            f"--change is {change!r}; it must be a JSON object of options, as in "
+            """--change='{"tokens_per_batch": 8192, "exclude": [17]}'"""
+        )
+    _check_options(asked)
+    return asked
+
+
+def _list_changes(changes: Any) -> list[tuple[int, dict[str, Any]]]:
+    """The entries of a config's `schedule`: each a step, and the options that change there."""
+    found: list[tuple[int, dict[str, Any]]] = []
+    seen = changes
+    try:
+        for seen in changes:
+            step, options = seen
+            if int(step) != step or step < (found[-1][0] if found else 0):
+                raise ValueError
+            found.append((int(step), dict(options)))
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidValue(
+            f"schedule holds {seen!r}; each entry is a step and the options that change "
+            'there, by ascending steps, as in ((0, {"tokens_per_batch": 2048}), '
+            '(500, {"seed": 1}))'
+        ) from None
+    return found
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Refuses unknown options, naming the nearest, and values of lists that are no lists."""
+    for name in options:
+        if name not in KNOWN:
+            raise InvalidValue(f"batches have no option {suggest_option(name, KNOWN)}")
+    for name, (kind, what) in LISTS.items():
+        given = options.get(name, [])
+        if not isinstance(given, list | tuple) or not all(isinstance(n, kind) for n in given):
+            raise InvalidValue(f"{name} is {given!r}; it must be a list of {what}")
+
+
+def _merge(options: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The options after several entries."""
+    merged: dict[str, Any] = {}
+    for each in options:
+        lists = {name: [*merged.get(name, ()), *each.get(name, ())] for name in LISTS}
+        merged |= dict(each) | {name: every for name, every in lists.items() if every}
+    return merged

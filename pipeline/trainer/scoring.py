@@ -19,7 +19,6 @@ def score_corpus(
     corpus: Any,
     step: Callable,
     params: Any,
-    model: str,
     *,
     directory: epath.Path,
     mesh: jax.sharding.Mesh,
@@ -28,7 +27,7 @@ def score_corpus(
 
     `config.batches` says how documents are packed, and `step` is of `make_score_step`. The table in
     `directory` has `nll`, the sum of the weighted losses of each document in nats, and `weight`,
-    the sum of its weights. `model` names it in the log.
+    the sum of its weights.
     """
     options = {
         name: value
@@ -46,4 +45,4 @@ def score_corpus(
     if corpus.text_bytes:
         said += f", {total / math.log(2) / corpus.text_bytes:.4f} bits per byte"
     place = directory / TABLE
-    logger.info("%s documents: %s, by %s; each is in %s", f"{len(table):,}", said, model, place)
+    logger.info("%s documents: %s; each is in %s", f"{len(table):,}", said, place)

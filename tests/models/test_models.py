@@ -6,6 +6,8 @@ from functools import cache, partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+import optax.contrib
 import pytest
 from flax import nnx
 from optax import softmax_cross_entropy_with_integer_labels as token_losses
@@ -203,6 +205,35 @@ def test_every_parameter_has_a_place_on_a_mesh_and_decay_by_kind(kind, scan_laye
         is_scale = "scale" in jax.tree_util.keystr(path)
         assert decay != is_scale
         assert ("fsdp" in sharding.spec and "tensor" in sharding.spec) != is_scale
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        optax.adafactor(0.1, min_dim_size_to_factor=4),
+        optax.adamw(0.1),
+        optax.contrib.muon(0.1),
+        optax.lion(0.1),
+        optax.sgd(0.1, momentum=0.9),
+        optax.sm3(0.1),
+    ],
+    ids=["adafactor", "adamw", "muon", "lion", "sgd", "sm3"],
+)
+def test_the_state_of_an_optimizer_is_split_as_its_parameters_or_whole(optimizer, scan_layers):
+    _, state = split_model("decoder", replace(CONFIG, scan_layers=scan_layers))
+    params = nnx.to_pure_dict(state)
+
+    def update(params):
+        state = optimizer.init(params)
+        updates, state = optimizer.update(params, state, params)
+        return optax.apply_updates(params, updates), state
+
+    mesh = jax.make_mesh((2, 2), ("fsdp", "tensor"))
+    shardings = parameter_shardings(jax.eval_shape(update, params), mesh)
+    ours, theirs = jax.jit(update, out_shardings=shardings)(params), jax.jit(update)(params)
+    for one, other in zip(*map(jax.tree.leaves, (ours, theirs)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

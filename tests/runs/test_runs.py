@@ -178,7 +178,7 @@ for word in sys.argv[1:]:
     if not (child := os.fork()):
         config = [] if word.startswith("--config=") else ["--config=tests/runs/tiny_config.py"]
         sys.argv = ["train.py", *config, word]
-        train.program.parse_flags(sys.argv)
+        train.launch.parse_flags(sys.argv)
         os._exit(0)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=sys.stderr)
 """
@@ -237,7 +237,7 @@ def test_a_run_knows_its_config_and_flags_change_it(text, tmp_path):
     more = {"task__keep_ids": (1, 2), "template__weights": {"user": 0.5}}
     save_config(epath.Path(tmp_path), tiny(text, **more), file)
     assert get_config(str(tmp_path)).to_json() == tiny(text, **more).to_json()
-    script = "import sys, train; train.program.parse_flags(sys.argv); print(train.CONFIG.value)"
+    script = "import sys, train; train.launch.parse_flags(sys.argv); print(train.CONFIG.value)"
     flags = [f"--workdir={tmp_path / 'first'}", "--config.steps=7", "--config.model.num_heads=4"]
 
     done = run_script(script, flags, text)

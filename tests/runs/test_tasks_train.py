@@ -3,10 +3,13 @@
 import json
 
 import absl.flags
+import jax
+import jax.numpy as jnp
 import pytest
 from etils import epath
 from ml_collections import ConfigDict, config_flags
 
+import train
 from configs import chat, masked, quickstart
 from configs import pairs as pairs_config
 from models.config import TransformerConfig
@@ -109,6 +112,31 @@ def test_the_work_of_pairs_is_counted_on_both_sides():
     assert pair_flops(config, (0, 5), (0, 25, 0)) == decoder + vocabulary + cross
     # An encoder's scores are not halved, and its output is read by the decoder's keys and values.
     assert pair_flops(config, (5, 0), (25, 0, 0)) == decoder + cross + 6 * 25 * 8 * 2
+
+
+def sees_what_follows(config, workdir):
+    """Whether the loss at the first position of a row depends on the input at the last one."""
+    corpus, _ = prepare_corpora(config, workdir)
+    init_params, loss, _ = train.make_model(config, corpus)
+    row = jnp.arange(8)[None]
+    batch = {"inputs": row + 10, "targets": row + 11, "loss_weights": (row == 0).astype(float)}
+    batch |= {"inputs_segment_ids": row * 0 + 1, "inputs_positions": row}
+    params = init_params(jax.random.key(0))
+    other = batch | {"inputs": batch["inputs"].at[0, -1].set(50)}
+    return float(loss(params, batch).total) != float(loss(params, other).total)
+
+
+@pytest.mark.parametrize("kind", ["causal", "masked"])
+def test_every_masked_corpus_gets_an_encoder_alone_in_a_mixture_and_with_others_added(
+    chats, tmp_path, monkeypatch, kind
+):
+    alone, mixture = (
+        tiny(chats, name, task__kind=kind) for name in ("tiny_config", "mixture_config")
+    )
+    monkeypatch.setenv("TINY_MORE", "1")
+    added = tiny(chats, task__kind=kind)
+    for name, config in {"alone": alone, "mixture": mixture, "added": added}.items():
+        assert sees_what_follows(config, epath.Path(tmp_path / name)) == (kind == "masked"), name
 
 
 def changed(changes):

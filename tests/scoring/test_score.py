@@ -432,8 +432,8 @@ def test_a_run_scores_its_documents_with_its_latest_checkpoint(text, tmp_path):
     with pytest.raises(ValueError, match=r"there is no checkpoint in .*; train there first"):
         train.score(config, workdir)
     corpus, _ = prepare_corpora(config, workdir / "corpus")
-    init, loss, _ = train.make_model(config, corpus)
-    initialise, _ = train.make_training(config, make_mesh(config.mesh), init, loss)
+    init_params, loss, _ = train.make_model(config, corpus)
+    initialise, _ = train.make_training(config, make_mesh(config.mesh), init_params, loss)
     state = initialise(jax.random.key(1))
     for step, other in (5, initialise(jax.random.key(2))), (7, state):
         with Checkpoints(workdir / "checkpoints") as checkpoints:

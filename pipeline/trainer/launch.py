@@ -1,4 +1,4 @@
-"""The program around a training loop: its flags are parsed, and its hosts begin and end together.
+"""The launch of a training program: flags are parsed, and hosts begin and end together.
 
 Importing this module defines flags that every such program has.
 """
