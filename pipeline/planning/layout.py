@@ -148,8 +148,7 @@ def ranges(first: np.ndarray, sizes: np.ndarray, dtype: type = np.int64) -> np.n
     >>> ranges(np.array([5, 0, 9]), np.array([2, 3, 0])).tolist()
     [5, 6, 0, 1, 2]
     """
-    before = np.cumsum(sizes) - sizes
-    numbers = np.repeat((first - before).astype(dtype), sizes)
+    numbers = (first - sizes.cumsum() + sizes).astype(dtype).repeat(sizes)
     numbers += np.arange(len(numbers), dtype=dtype)
     return numbers
 
@@ -213,6 +212,7 @@ class Slots:
             starts = (np.append(0, each[by_segments].cumsum()) for each in (rows, segments))
             arrays.append([*starts, piece[slots], size[slots]])
         self.row_start, self.slot_start, self.slot_piece, self.slot_size = zip(*arrays, strict=True)
+        self._times = [np.diff(starts) for starts in self.slot_start]
         self.cost = [
             np.add.reduceat(pieces.costs(sizes), starts[:-1]) if len(sizes) else sizes
             for sizes, starts in zip(self.slot_size, self.slot_start, strict=True)
@@ -234,10 +234,8 @@ class Slots:
     def of_rows(self, bucket: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The number of slots of each of `rows`; the piece and the size of each slot."""
         pattern = self.pattern[bucket][rows]
-        first = self.slot_start[bucket][pattern]
-        times = self.slot_start[bucket][pattern + 1] - first
-        ends = times.cumsum()
-        slot = (first - ends + times).repeat(times) + np.arange(ends[-1] if len(ends) else 0)
+        first, times = self.slot_start[bucket][pattern], self._times[bucket][pattern]
+        slot = ranges(first, times)
         copy = (rows - self.row_start[bucket][pattern]).repeat(times)
         return times, self.slot_piece[bucket][slot] + copy, self.slot_size[bucket][slot]
 

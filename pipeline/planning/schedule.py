@@ -77,16 +77,13 @@ class Interval:
     def at(self, step: int) -> tuple[int, list[tuple[int, int, int]]]:
         """The number of a step's bucket, and its rows: (stream, first row, number of rows)."""
         place = self.rotation + step - self.start
-        earlier, later = self.bucket_quota.before(place), self.bucket_quota.before(place + 1)
-        bucket = next(n for n, count in enumerate(later) if count > earlier[n])
+        ((bucket, number, _),) = self.bucket_quota.between(place, place + 1)
         rows, quota = int(self.rows_per_batch[bucket]), self.stream_quotas[bucket]
-        first = (earlier[bucket] - self._rotated[bucket]) * rows
-        before, after = quota.before(first), quota.before(first + rows)
-        most, base = (each[bucket].tolist() for each in (self.most_rows, self.rows))
+        first = (number - self._rotated[bucket]) * rows
+        most, base = self.most_rows[bucket].tolist(), self.rows[bucket].tolist()
         return bucket, [
             (stream, base[stream] + begin, min(end - begin, most[stream] - base[stream] - begin))
-            for stream, (begin, end) in enumerate(zip(before, after, strict=True))
-            if end > begin
+            for stream, begin, end in quota.between(first, first + rows)
         ]
 
     def owed_at(self, step: int) -> list[list[int]]:

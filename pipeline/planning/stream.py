@@ -41,7 +41,7 @@ from pipeline.planning.solution import Solution, load_solution
 ORDERS = 4
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Rows:
     """Some rows of a stream, which follow each other in a bucket of one window."""
 
