@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pipeline.corpus import (
         Corpora,
         Corpus,
+        Examples,
         InPlace,
         Masked,
         Pairs,
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
     )
     from pipeline.corpus import engines as engines
     from pipeline.loading import Batch, Batches, Loader, load, rename, to_global
-    from pipeline.scoring import score
+    from pipeline.scoring import pack, score, unpack
+    from pipeline.text import Feature
     from pipeline.text import sources as sources
     from pipeline.text import templates as templates
     from pipeline.text import tokenizers as tokenizers
@@ -40,7 +42,8 @@ if TYPE_CHECKING:
 # What is imported when first used: names of rooms, all others of `corpus`; and modules.
 _NAMES: dict[str, tuple[str, ...]] = {
     "loading": ("Batch", "Batches", "Loader", "load", "rename", "to_global"),
-    "scoring": ("score",),
+    "scoring": ("pack", "score", "unpack"),
+    "text": ("Feature",),
 }
 _MODULES = {"engines": "corpus.engines"}
 _MODULES |= {name: f"text.{name}" for name in ("sources", "templates", "tokenizers")}
@@ -52,6 +55,8 @@ __all__ = [
     "Bucket",
     "Corpora",
     "Corpus",
+    "Examples",
+    "Feature",
     "InPlace",
     "Loader",
     "Masked",
@@ -62,6 +67,7 @@ __all__ = [
     "engines",
     "fit_buckets",
     "load",
+    "pack",
     "prepare",
     "prepare_pairs",
     "rename",
@@ -70,6 +76,7 @@ __all__ = [
     "templates",
     "to_global",
     "tokenizers",
+    "unpack",
 ]
 
 

@@ -8,6 +8,7 @@ from pipeline.corpus import engines
 from pipeline.corpus.copies import duplicates
 from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.corpus import Corpus
+from pipeline.corpus.examples import Examples
 from pipeline.corpus.in_place import InPlace
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.on_read import tokenize_on_read
@@ -23,6 +24,7 @@ __all__ = [
     "AnyCorpus",
     "Corpora",
     "Corpus",
+    "Examples",
     "InPlace",
     "Masked",
     "Pairs",

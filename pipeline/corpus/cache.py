@@ -109,7 +109,7 @@ class PartCache(Handles):
         for number in np.unique(parts).tolist():
             self.file(number)
         with self._lock:
-            maps = self._maps = self._maps or Maps(dict(self._files), self.num_parts)
+            maps = self._maps = self._maps or Maps(dict(self._files), self._parts)
         hits = int(np.count_nonzero(maps.has[parts]))
         self.count(hits=hits, misses=len(parts) - hits)
         return maps

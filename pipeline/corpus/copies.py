@@ -42,11 +42,15 @@ def duplicates(corpus: AnyCorpus) -> np.ndarray:
 def read_blocks(
     side: Readable, examples: np.ndarray, lengths: np.ndarray
 ) -> Iterator[tuple[slice, dict[str, np.ndarray]]]:
-    """Whole examples, about `READ` tokens at a time: their places among `examples`, and fields."""
+    """Whole examples, about `READ` tokens at a time: their places among `examples`, and fields.
+
+    Features are left out.
+    """
     blocks = np.cumsum(lengths, dtype=np.int64) // READ
     for block in np.unique(blocks):
         mine = slice(*np.searchsorted(blocks, [block, block + 1]).tolist())
-        yield mine, side.read(examples[mine], np.zeros_like(examples[mine]), lengths[mine])
+        starts = np.zeros_like(examples[mine])
+        yield mine, side.read(examples[mine], starts, lengths[mine], features=())
 
 
 def _as_stored(corpus: Any) -> AnyCorpus:

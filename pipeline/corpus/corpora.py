@@ -1,15 +1,17 @@
 """Corpora: several corpora read as one, their examples numbered one after another."""
 
 import functools
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from pipeline.corpus.gather import Fields, gather
+from pipeline.corpus.gather import Fields, gather_feature
 from pipeline.corpus.interface import AnyCorpus, Readable, Split, as_pieces
 from pipeline.errors import InvalidValue
 from pipeline.planning.identity import flatten
+from pipeline.text.features import LOSS_WEIGHTS, Feature
 
 
 class Corpora(AnyCorpus):
@@ -42,6 +44,7 @@ class Corpora(AnyCorpus):
                         f"{expected.get(what)}; corpora that are read as one must agree: prepare "
                         "both with the same one"
                     )
+        _require_features(self.corpora)
         self.sides = tuple(map(CorporaSide, zip(*(c.sides for c in self.members), strict=True)))
         self.vocab_size = self.members[0].vocab_size
         files = [corpus.files for corpus in self.members if corpus.files is not None]
@@ -90,6 +93,26 @@ class Corpora(AnyCorpus):
         return "\n\n".join(f"{name}\n{corpus}" for name, corpus in self.corpora.items())
 
 
+def _require_features(corpora: Mapping[str, AnyCorpus]) -> None:
+    """Refuses features that differ, or that a corpus lacks and that have no `fill`."""
+    every: dict[str, tuple[str, Feature]] = {}
+    for name, corpus in corpora.items():
+        for label, feature in corpus.features.items():
+            first, known = every.setdefault(label, (name, feature))
+            if known != feature:
+                raise InvalidValue(
+                    f"the feature {label!r} of {name} is {feature}, and that of {first} is "
+                    f"{known}; corpora that are read as one must agree"
+                )
+    for label, (first, feature) in every.items():
+        for name, corpus in corpora.items():
+            if label not in corpus.features and feature.fill is None:
+                raise InvalidValue(
+                    f"{name} has no feature {label!r}, which {first} has; give the feature a fill="
+                    ", the value of examples that lack it, or add it to the corpus"
+                )
+
+
 # Corpora that are read as one have these entries of an identity in common.
 SHARED = "task", "tokenizer"
 
@@ -110,20 +133,31 @@ class CorporaSide(Readable):
         self._sides = sides
         self._first = np.cumsum([0, *map(len, sides)])
         self.weighted = any(side.weighted for side in sides)
+        self.features = {name: each for side in sides for name, each in side.features.items()}
 
     def __len__(self) -> int:
         return int(self._first[-1])
 
     def read(
-        self, examples: Any, starts: Any, lengths: Any, reach: Any = None, epoch: Any = 0
+        self,
+        examples: Any,
+        starts: Any,
+        lengths: Any,
+        reach: Any = None,
+        epoch: Any = 0,
+        features: Iterable[str] | None = None,
     ) -> Fields:
         """Pieces of examples, one after another: see `Readable.read`.
 
-        Tokens of a corpus without weights have the weight 1 where others have weights.
+        A corpus without weights has the weight 1 where others have weights, and one without a
+        feature has its `fill`.
         """
+        names = self._names(features, per_example=False)
         epochs = np.broadcast_to(epoch, np.shape(lengths))[np.asarray(lengths) != 0]
         examples, starts, lengths, reach = as_pieces(examples, starts, lengths, reach, len(self))
         member = np.searchsorted(self._first, examples, side="right") - 1
+        wanted = {name: self.features[name] for name in names}
+        wanted |= {"loss_weights": LOSS_WEIGHTS} if self.weighted else {}
         # Each corpus and epoch gives its pieces at once; then all are put in the order asked for.
         key = member + len(self._sides) * epochs
         order = np.argsort(key, kind="stable")
@@ -132,17 +166,32 @@ class CorporaSide(Readable):
         for mine in groups:
             which, now = (int(member[mine[0]]), int(epochs[mine[0]])) if len(mine) else (0, 0)
             numbers, sizes = examples[mine] - self._first[which], reach[mine]
-            fields = self._sides[which].read(numbers, starts[mine], lengths[mine], sizes, now)
-            if self.weighted:
-                fields.setdefault("loss_weights", np.ones(int(sizes.sum()), np.float32))
+            side = self._sides[which]
+            here = [name for name in names if name in side.features]
+            fields = side.read(numbers, starts[mine], lengths[mine], sizes, now, here)
+            for name, feature in wanted.items():
+                if name not in fields:
+                    fields[name] = feature.filled(int(sizes.sum()))
             read.append(fields)
         if len(groups) == 1:
             return read[0]
         first = np.empty_like(reach)
         first[order] = np.cumsum(reach[order]) - reach[order]
-        return {
-            field: gather(
-                np.concatenate([fields[field] for fields in read]), first, reach, reach, {field: 0}
-            )[field]
-            for field in read[0]
-        }
+        joined = {}
+        for name in read[0]:
+            values = np.concatenate([fields[name] for fields in read])
+            shape, flat = values.shape[1:], values.reshape(-1)
+            size = math.prod(shape)
+            joined[name] = gather_feature(flat, first * size, reach, reach, shape)
+        return joined
+
+    def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
+        member = np.searchsorted(self._first, examples, side="right") - 1
+        found = {name: self.features[name].filled(len(examples)) for name in names}
+        for which in np.unique(member).tolist():
+            mine, side = np.flatnonzero(member == which), self._sides[which]
+            here = [name for name in names if name in side.features]
+            numbers = examples[mine] - self._first[which]
+            for name, values in side.read_examples(numbers, here).items():
+                found[name][mine] = values
+        return found

@@ -4,15 +4,16 @@ import errno
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from etils import epath
 
+from pipeline.corpus.added import Added, add_features, find_added
 from pipeline.corpus.cache import PartCache
 from pipeline.corpus.gather import Fields
-from pipeline.corpus.interface import Examples
+from pipeline.corpus.interface import SingleCorpus
 from pipeline.corpus.manifest import (
     LENGTHS,
     MANIFEST,
@@ -20,6 +21,7 @@ from pipeline.corpus.manifest import (
     Writer,
     damage,
     open_part,
+    read_features,
     read_lengths,
     require_same_origin,
     summarise,
@@ -29,10 +31,11 @@ from pipeline.corpus.tasks import CAUSAL, TASKS, Task
 from pipeline.errors import InvalidValue, require_whole
 from pipeline.fs.atomic import as_path, atomic_write, directory_lock, is_local
 from pipeline.text import tokenizers
+from pipeline.text.features import WEIGHTS, Feature, check_features
 from pipeline.text.ragged import assemble_parts, chunk_arrays
 
 
-class Corpus(Examples):
+class Corpus(SingleCorpus):
     """Examples of token ids in a directory; made by `prepare`, `from_arrays` or `open`.
 
     Opening reads a small manifest, and the lengths, whose digest it compares; tokens are mapped
@@ -48,11 +51,20 @@ class Corpus(Examples):
     """
 
     def __init__(
-        self, directory: epath.Path, manifest: Manifest, memory_map: bool, cache: PartCache | None
+        self,
+        directory: epath.Path,
+        manifest: Manifest,
+        memory_map: bool,
+        caches: Sequence[PartCache | None],
+        added: Sequence[Added] = (),
     ):
-        self.directory, self._manifest, self._cache = directory, manifest, cache
+        self.directory, self._manifest, self._added = directory, manifest, added
+        self._caches, cache = caches, caches[0]
         self.task, self.origin = TASKS[manifest.task], manifest.origin
-        self.weighted = manifest.parts[0].weights_at is not None
+        self.weighted = WEIGHTS in manifest.parts[0].columns
+        self.features = read_features(manifest.features)
+        for each in added:
+            self.features |= each.features
         self.in_memory, self.num_tokens = memory_map, manifest.num_tokens
         self.text_bytes, self.vocab_size = manifest.text_bytes, manifest.vocab_size
         self.num_learnt, self.lengths_digest = manifest.learnt, manifest.lengths_digest
@@ -63,6 +75,8 @@ class Corpus(Examples):
             "tokenizer": tokenizer,
             "task": manifest.task,
         }
+        if added:
+            self.identity["features"] = "+".join(sorted(each.digest for each in added))
         if cache is None:
             self.lengths = read_lengths(directory / LENGTHS, manifest, memory_map)
         else:
@@ -73,6 +87,7 @@ class Corpus(Examples):
         cls,
         directory: epath.PathLike,
         *,
+        features: Iterable[str] = (),
         memory_map: bool | None = None,
         cache: str | os.PathLike | None = None,
         cache_bytes: int | None = None,
@@ -81,6 +96,8 @@ class Corpus(Examples):
 
         Args:
             directory: a local path, or one of object storage (`gs://…`).
+            features: names of features that `with_features` added, to have as well as those that
+                the corpus was made with.
             memory_map: whether to map the files or to read ranges of them; by default, mapped
                 where they are local and there is no `cache`.
             cache: a local directory, in which batches find the parts of a corpus of object storage.
@@ -105,41 +122,91 @@ class Corpus(Examples):
         directory = as_path(directory)
         manifest = Manifest.read(directory)
         manifest.require_files(directory)
+        added = find_added(directory, features, manifest.tokens_digest)
         if cache is None:
             mapped = is_local(directory) if memory_map is None else memory_map
-            return cls(directory, manifest, mapped, None)
-        place = pathlib.Path(cache).expanduser() / manifest.tokens_digest
-        parts = PartCache(directory, manifest.parts, place, cache_bytes)
-        return cls(directory, manifest, True, parts)
+            return cls(directory, manifest, mapped, [None] * (1 + len(added)), added)
+        root, total = pathlib.Path(cache).expanduser(), manifest.bytes
+        stores = [
+            (directory, manifest.parts, manifest.tokens_digest, total),
+            *((each.directory, each.parts, each.digest, each.bytes) for each in added),
+        ]
+        total += sum(each.bytes for each in added)
+        caches = [
+            # Of the space, each has its share of the bytes.
+            PartCache(at, parts, root / of, cache_bytes and cache_bytes * size // total)
+            for at, parts, of, size in stores
+        ]
+        return cls(directory, manifest, True, caches, added)
+
+    def with_features(
+        self, columns: Mapping[str, Iterable[Any]], *, features: Mapping[str, Feature]
+    ) -> "Corpus":
+        """The same corpus with more features, which are stored beside it, in `features/`.
+
+        It has another fingerprint. `Corpus.open(directory, features=names)` opens it again; without
+        `features=`, the corpus is as it was.
+
+        Args:
+            columns: by name, an entry for each example, as for `from_arrays`; may be generators.
+            features: what they are, by the same names.
+
+        Raises:
+            ValueError: a column does not match its feature or the corpus, a name is taken, or other
+                values of the same names are there.
+        """
+        for name in check_features(features):
+            self.task.require(name, features[name])
+            if name in self.features:
+                raise InvalidValue(f"the corpus has a feature {name!r} already; take another name")
+        counts = self._readers[0].count_tokens()
+        add_features(self.directory, self._manifest.tokens_digest, counts, columns, features)
+        options = self._options
+        return Corpus.open(
+            self.directory, **{**options, "features": [*options["features"], *features]}
+        )
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        """The options that open the same corpus."""
+        names = [name for each in self._added for name in each.features]
+        if (kept := self._caches[0]) is None:
+            return {"features": names, "memory_map": self.in_memory}
+        room = sum(each.max_bytes for each in self._caches if each is not None)
+        cache = os.fspath(kept.directory.parent)
+        return {"features": names, "cache": cache, "cache_bytes": room}
 
     @classmethod
     def from_arrays(
         cls,
-        examples: Iterable[Any],
+        columns: Any,
         directory: epath.PathLike,
         *,
+        features: Mapping[str, Feature] | None = None,
         vocab_size: int | None = None,
-        weights: Iterable[Any] | None = None,
         task: Task = CAUSAL,
     ) -> "Corpus":
         """A corpus of examples that are tokenised already.
 
         Args:
-            examples: 1-D integer arrays (or lists) of token ids, marks included; may be a
-                generator. A causal example of `n` ids has length `n - 1`.
+            columns: 1-D integer arrays (or lists) of token ids, marks included; may be a generator.
+                A causal example of `n` ids has length `n - 1`. Or a dict of such columns: "tokens",
+                optionally "weights" (of the loss, a number from 0 up for each token; without them
+                1 everywhere, which takes no space), and each of `features` by its name.
             directory: where to write. If it holds a corpus of the same examples, that is opened.
+            features: what the other columns are, by name.
             vocab_size: if given, ids must be below it.
-            weights: for each example, the weight of the loss at each of its tokens: 1-D arrays of
-                numbers from 0 up. None: 1 everywhere, which takes no space.
             task: decides the fields and the lengths; see `pipeline.corpus.tasks`.
 
         Raises:
-            ValueError: an example is not a 1-D array of ids, there is none, or `directory` holds
-                other data.
+            ValueError: an example is not a 1-D array of ids, there is none, a column does not match
+                its feature or the tokens, or `directory` holds other data.
         """
+        for name, feature in check_features(features).items():
+            task.require(name, feature)
         directory = as_path(directory)
         vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
-        parts = assemble_parts(chunk_arrays(examples, vocab_size, weights))
+        parts = assemble_parts(chunk_arrays(columns, features, vocab_size))
         origin = {"source": None, "tokenizer": None, "field": None}
         with directory_lock(directory, "writing a corpus"):
             if (directory / MANIFEST).exists():
@@ -162,18 +229,42 @@ class Corpus(Examples):
             writer.finish(vocab_size=vocab_size, tokenizer=None, source=None)
         return cls.open(directory)
 
-    def _read(self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any) -> Fields:
+    def _read(
+        self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any, names: Sequence[str]
+    ) -> Fields:
         counts = np.asarray(self.lengths[examples], np.int64) + self.task.lookahead
-        return self._reader.read(examples, starts, lengths, reach, counts, self.task)
+        reader, *others = self._readers
+        at = reader.locate(examples, starts, lengths, reach, counts)
+        fields = reader.read(at, self.task, [name for name in names if name in reader.features])
+        for other in others:
+            if here := [name for name in names if name in other.features]:
+                fields |= other.read(other.follow(at, examples), self.task, here)
+        return fields
+
+    def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
+        fields: Fields = {}
+        for reader in self._readers:
+            if here := [name for name in names if name in reader.features]:
+                fields |= reader.read_examples(examples, here)
+        return fields
 
     @functools.cached_property
-    def _reader(self) -> Reader:
-        return Reader(self.directory, self._manifest.parts, self.in_memory, self._cache)
+    def _readers(self) -> list[Reader]:
+        """The reader of the tokens, and those of features that were added."""
+        manifest = self._manifest
+        stores = [
+            (self.directory, manifest.parts, read_features(manifest.features)),
+            *((each.directory, each.parts, each.features) for each in self._added),
+        ]
+        return [
+            Reader(*store, self.in_memory, cache)
+            for store, cache in zip(stores, self._caches, strict=True)
+        ]
 
     @property
     def caches(self) -> tuple[tuple[PartCache, int], ...]:
         """See `AnyCorpus`."""
-        return () if self._cache is None else ((self._cache, 0),)
+        return tuple((cache, 0) for cache in self._caches if cache is not None)
 
     @functools.cached_property
     def tokenizer(self) -> tokenizers.Tokenizer | None:  # pyright: ignore
@@ -216,8 +307,11 @@ class Corpus(Examples):
                 require_same_origin(self.directory, self.origin, file.metadata["origin"])
             except (ValueError, LookupError) as error:
                 raise damage(self.directory / part.file, str(error)) from error
-            found.append(self.task.lengths(np.diff(file.offsets)))
+            found.append(self.task.lengths(file.counts))
             metadata.append(file.metadata)
+        for each in self._added:
+            for part in each.parts:
+                open_part(each.directory, part, verify=True)
         expected = summarise(np.concatenate(found), metadata)  # also with the digest of the lengths
         if self.tokenizer is not None:
             expected["vocab_size"] = self.tokenizer.vocab_size
@@ -237,10 +331,7 @@ class Corpus(Examples):
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        options: dict[str, Any] = {"memory_map": self.in_memory}
-        if (kept := self._cache) is not None:
-            options = {"cache": os.fspath(kept.directory.parent), "cache_bytes": kept.max_bytes}
-        return functools.partial(Corpus.open, os.fspath(self.directory), **options), ()
+        return functools.partial(Corpus.open, os.fspath(self.directory), **self._options), ()
 
     def __repr__(self) -> str:
         return f"Corpus.open({os.fspath(self.directory)!r})"

@@ -1,5 +1,6 @@
 """Gathering: pieces of examples, copied from a flat array of tokens one after another."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
@@ -45,6 +46,24 @@ def gather(
         else:
             fields[field] = _slices(tokens, first + shift, reach, ends) if shift else plain
     return fields
+
+
+def gather_feature(
+    values: np.ndarray,
+    first: np.ndarray,
+    lengths: np.ndarray,
+    reach: np.ndarray,
+    shape: tuple[int, ...] = (),
+    ends: np.ndarray | None = None,
+) -> np.ndarray:
+    """The values of each piece, one piece after another: `[sum(reach), *shape]`.
+
+    Of `values`, flat, `prod(shape)` are the value of one token; `first` and `ends` are places among
+    them. Otherwise as `gather`.
+    """
+    size = math.prod(shape)
+    flat = gather(values, first, lengths * size, reach * size, {"values": 0}, ends)["values"]
+    return flat.reshape(-1, *shape)
 
 
 def _slices(

@@ -3,7 +3,8 @@
 import functools
 import operator
 import os
-from collections.abc import Callable, Iterator, Mapping
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,9 +13,10 @@ from pipeline.corpus import prng
 from pipeline.corpus.cache import PartCache
 from pipeline.corpus.gather import Fields
 from pipeline.corpus.tasks import Task
-from pipeline.errors import InvalidType, InvalidValue, OutOfRange, require_share
+from pipeline.errors import InvalidType, InvalidValue, OutOfRange, require_share, suggest_option
 from pipeline.planning import lengths as lengths_module
 from pipeline.planning.identity import fingerprint_of
+from pipeline.text.features import Feature
 from pipeline.text.tokenizers import Tokenizer
 
 
@@ -24,16 +26,24 @@ class Readable:
     Attributes:
         lengths: positions of each example: unsigned [examples].
         weighted: whether `read` gives `loss_weights`, too; else every token counts for 1.
+        features: what examples carry beside their tokens, by name.
     """
 
     lengths: np.ndarray
     weighted: bool = False
+    features: Mapping[str, Feature] = types.MappingProxyType({})
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def read(
-        self, examples: Any, starts: Any, lengths: Any, reach: Any = None, epoch: Any = 0
+        self,
+        examples: Any,
+        starts: Any,
+        lengths: Any,
+        reach: Any = None,
+        epoch: Any = 0,
+        features: Iterable[str] | None = None,
     ) -> Fields:
         """Pieces of examples, one after another: the one way that batches get tokens.
 
@@ -45,14 +55,17 @@ class Readable:
                 a piece of length 0; the places after it hold any number. None: `lengths`.
             epoch: decides the random choices of a view. Where several corpora are joined, it may
                 be one for each piece.
+            features: names of features of tokens to read as well; None: all that there are.
 
         Returns:
             A flat int32 array of `sum(reach)` for each field of the task (of causal text `inputs`
-            and `targets`), and float32 `loss_weights` where tokens have weights.
+            and `targets`), float32 `loss_weights` where tokens have weights, and an array
+            `[sum(reach), *shape]` for each of the features.
 
         Raises:
             IndexError: there is no such example, or it is too short for its piece.
         """
+        names = self._names(features, per_example=False)
         examples, starts, lengths, reach = as_pieces(examples, starts, lengths, reach, len(self))
         room = np.asarray(self.lengths[examples], np.int64)
         wrong = np.flatnonzero((starts < 0) | (lengths < 0) | (starts > room - lengths))
@@ -62,11 +75,40 @@ class Readable:
                 f"piece {at} asks for positions {start} to {start + int(lengths[at])} of "
                 f"example {examples[at]}, which has length {room[at]}"
             )
-        return self._read(examples, starts, lengths, reach, epoch)
+        return self._read(examples, starts, lengths, reach, epoch, names)
 
-    def _read(self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any) -> Fields:
+    def _read(
+        self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any, names: Sequence[str]
+    ) -> Fields:
         """As `read`, of int64 arrays of pieces that exist, each of at least one position."""
         raise NotImplementedError
+
+    def read_examples(self, examples: Any, features: Iterable[str] | None = None) -> Fields:
+        """The features of whole examples: an array `[n, *shape]` for each.
+
+        Args:
+            examples: their numbers; ints, [n].
+            features: names of features of examples; None: all that there are.
+        """
+        names, examples = self._names(features, per_example=True), np.asarray(examples, np.int64)
+        require_numbers(examples, len(self))
+        return self._read_examples(examples, names) if names else {}
+
+    def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
+        """As `read_examples`, of examples and of features that exist."""
+        raise NotImplementedError
+
+    def _names(self, features: Iterable[str] | None, *, per_example: bool) -> list[str]:
+        """The names of the features to read; an error for one that there is not."""
+        known = [name for name, each in self.features.items() if each.per_example == per_example]
+        if features is None:
+            return known
+        names = list(features)
+        for name in names:
+            if name not in known:
+                of = "examples" if per_example else "tokens"
+                raise InvalidValue(f"there is no feature of {of} {suggest_option(name, known)}")
+        return names
 
 
 def as_pieces(
@@ -76,15 +118,20 @@ def as_pieces(
     reach = lengths if reach is None else reach
     arrays = tuple(np.asarray(each, np.int64) for each in (examples, starts, lengths, reach))
     examples, _, lengths, _ = arrays
-    if len(examples) and not (examples.min() >= 0 and examples.max() < count):
-        wrong = examples[(examples < 0) | (examples >= count)][0]
-        raise OutOfRange(f"example {wrong} of {count:,}; they are numbered from 0")
+    require_numbers(examples, count)
     some = lengths != 0
     pieces = arrays if some.all() else tuple(each[some] for each in arrays)
     _, _, lengths, reach = pieces
     for at in np.flatnonzero(reach < lengths)[:1]:
         raise InvalidValue(f"a piece has length {lengths[at]} and reach {reach[at]}, which is less")
     return pieces
+
+
+def require_numbers(examples: np.ndarray, count: int) -> None:
+    """Refuses numbers of examples that are not below `count`, with an `IndexError`."""
+    if len(examples) and not (examples.min() >= 0 and examples.max() < count):
+        wrong = examples[(examples < 0) | (examples >= count)][0]
+        raise OutOfRange(f"example {wrong} of {count:,}; they are numbered from 0")
 
 
 class AnyCorpus:
@@ -151,14 +198,25 @@ class AnyCorpus:
         """
         return self.members[0].cached_file(name, make) if self.members else make()
 
+    @property
+    def features(self) -> Mapping[str, Feature]:
+        """What examples carry beside their tokens, by name, on all sides."""
+        return {name: each for side in self.sides for name, each in side.features.items()}
+
     def read(
-        self, examples: Any, starts: Any, lengths: Any, reach: Any = None, epoch: Any = 0
+        self,
+        examples: Any,
+        starts: Any,
+        lengths: Any,
+        reach: Any = None,
+        epoch: Any = 0,
+        features: Iterable[str] | None = None,
     ) -> Fields:
         """Pieces of examples; see `Readable.read`. Of pairs, each of the `sides` is read."""
         side, *others = self.sides
         if others:
             raise InvalidType(f"{self!r:.80} has two sides; read those of corpus.sides")
-        return side.read(examples, starts, lengths, reach, epoch)
+        return side.read(examples, starts, lengths, reach, epoch, features)
 
     def split(self, hold_out: float = 0.01) -> tuple["AnyCorpus", "AnyCorpus"]:
         """Two views that have each example once: those to train on, and those held out.
@@ -175,11 +233,24 @@ class AnyCorpus:
         train, held_out = (Split(self, hold_out=hold_out, held_out=out) for out in (False, True))
         return train, held_out
 
+    def read_examples(self, examples: Any, features: Iterable[str] | None = None) -> Fields:
+        """The features of whole examples, of all sides; see `Readable.read_examples`."""
+        known = [*self.features] if features is None else list(features)
+        found: Fields = {}
+        for side in self.sides:
+            here = [n for n in known if n in side.features and side.features[n].per_example]
+            found |= side.read_examples(examples, here)
+        return found
+
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> Fields:
-        """One example, as in epoch 0: a 1-D array for each field, all of its length."""
+        """One example, as in epoch 0.
+
+        A 1-D array for each field, all of its length, an array `[length, *shape]` for each feature
+        of tokens, and one of its shape for each of an example.
+        """
         number = operator.index(index)
         number += len(self) if number < 0 else 0
         if not 0 <= number < len(self):
@@ -190,13 +261,14 @@ class AnyCorpus:
         fields: Fields = {}
         for side, size in zip(self.sides, np.reshape(self.lengths[number], -1), strict=True):
             fields |= side.read([number], [0], [size])
+            fields |= {name: rows[0] for name, rows in side.read_examples([number]).items()}
         return fields
 
     def __iter__(self) -> Iterator[Fields]:
         return (self[index] for index in range(len(self)))
 
 
-class Examples(Readable, AnyCorpus):
+class SingleCorpus(Readable, AnyCorpus):
     """A corpus of single examples, which is its own only side.
 
     Attributes:
@@ -321,7 +393,12 @@ class Split(View):
 class _SplitSide(Readable):
     def __init__(self, side: Readable, numbers: np.ndarray, lengths: np.ndarray):
         self._side, self._numbers, self.lengths = side, numbers, lengths
-        self.weighted = side.weighted
+        self.weighted, self.features = side.weighted, side.features
 
-    def _read(self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any) -> Fields:
-        return self._side.read(self._numbers[examples], starts, lengths, reach, epoch)
+    def _read(
+        self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any, names: Sequence[str]
+    ) -> Fields:
+        return self._side.read(self._numbers[examples], starts, lengths, reach, epoch, names)
+
+    def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
+        return self._side.read_examples(self._numbers[examples], names)

@@ -18,9 +18,10 @@ from pipeline.errors import InvalidValue, Missing
 from pipeline.fs import objects
 from pipeline.fs.atomic import atomic_write
 from pipeline.planning import lengths as lengths_module
+from pipeline.text.features import WEIGHTS, Feature, check_features
 from pipeline.text.ragged import Ragged
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 MANIFEST = "corpus.json"
 LENGTHS = "lengths.npy"
 RANGES = "ranges"
@@ -31,7 +32,7 @@ TEMPORARY = re.compile(
 )
 
 # The things a corpus is made from. Corpora are interchangeable when these agree.
-ORIGINS = "source", "tokenizer", "field", "template", "on_error"
+ORIGINS = "source", "tokenizer", "field", "template", "features", "on_error"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,7 @@ class Manifest:
         vocab_size: token ids are below this; None if nobody said.
         tokenizer: the argument of `tokenizers.load`; None if there is none.
         source: the source in words; None if there is none.
+        features: the arguments of each `Feature` of the examples, by name.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -66,6 +68,7 @@ class Manifest:
     vocab_size: int | None
     tokenizer: dict[str, Any] | None
     source: str | None
+    features: dict[str, dict[str, Any]]
     parts: list[Part]
 
     def __post_init__(self) -> None:
@@ -74,8 +77,7 @@ class Manifest:
         for number, part in enumerate(self.parts):
             if part.file != part_name(number):
                 raise InvalidValue(f"part {number} is {part.file!r}, not {part_name(number)!r}")
-        if len({part.weights_at is None for part in self.parts}) > 1:
-            raise InvalidValue("some of its parts have weights and others have none")
+        require_columns(self.parts, read_features(self.features))
         for name, value in {
             "examples": sum(part.examples for part in self.parts),
             "tokens": sum(part.tokens for part in self.parts),
@@ -85,6 +87,11 @@ class Manifest:
                 raise InvalidValue(
                     f"its {name} is {getattr(self, name)!r}, and its parts say {value!r}"
                 )
+
+    @property
+    def bytes(self) -> int:
+        """The size of all parts."""
+        return sum(part.bytes for part in self.parts)
 
     @classmethod
     def read(cls, directory: epath.Path) -> "Manifest":
@@ -140,12 +147,36 @@ class Manifest:
             file.write((json.dumps(entries, indent=1) + "\n").encode())
 
 
+def read_features(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Feature]:
+    """The features of an entry of a manifest."""
+    return check_features({name: Feature(**each) for name, each in entries.items()})
+
+
+def require_columns(parts: Sequence[Part], features: Mapping[str, Feature]) -> None:
+    """Refuses parts that do not all have the same columns: those of `features`, and of tokens."""
+    kinds = {"offsets": ("int64",), "tokens": ("int32",), WEIGHTS: ("float32", "bool")}
+    kinds |= {name: (feature.dtype.name,) for name, feature in features.items()}
+    for part in parts:
+        for name in {*parts[0].columns, *part.columns, *features}:
+            if name not in part.columns or name not in parts[0].columns:
+                raise InvalidValue(f"some of its parts have {name} and others have none")
+            place, due = part.columns[name], part.columns[name].count
+            if name in features:
+                per_example = features[name].per_example
+                due = features[name].size * (part.examples if per_example else part.tokens)
+            if name not in kinds or place.dtype not in kinds[name] or place.count != due:
+                raise InvalidValue(
+                    f"{name} of {part.file} are {place.count:,} {place.dtype}, not {due:,} "
+                    f"{' or '.join(kinds.get(name, ()))}"
+                )
+
+
 def part_name(number: int) -> str:
     """The file of the part with this number."""
     return f"part-{number:05d}.arrow"
 
 
-def tokens_digest(parts: list[Part]) -> str:
+def tokens_digest(parts: Sequence[Part]) -> str:
     """A short hash of all tokens and of where examples end."""
     return hashlib.sha256("".join(part.sha256 for part in parts).encode()).hexdigest()[:12]
 
@@ -194,8 +225,10 @@ def open_part(
     path = directory / part.file
     try:
         file = read_part(path) if content is None else PartFile(part.file, content)
-        for name, said in dataclasses.asdict(part).items():
-            if (seen := getattr(file.part, name)) != said:
+        expected, found = ({**vars(each), **each.columns} for each in (part, file.part))
+        del expected["columns"]
+        for name, said in expected.items():
+            if (seen := found.get(name)) != said:
                 raise InvalidValue(f"its {name} is {seen}, and {MANIFEST} says {said}")
         if verify:
             file.verify()
@@ -244,6 +277,7 @@ class Writer:
         self.directory, self.task, self.origin = directory, task, dict(origin)
         self.parts: list[Part] = []
         self._counts: list[np.ndarray] = []
+        self.features: dict[str, dict[str, Any]] = {}
         self.metadata: list[Mapping[str, Any]] = []  # of each part
         self._keep_whole_parts(resume)
 
@@ -305,6 +339,7 @@ class Writer:
         self.parts.append(part)
         self._counts.append(counts.astype(np.uint32))
         self.metadata.append(metadata)
+        self.features = metadata["features"]
 
     def add(self, examples: Ragged) -> None:
         """Writes the next part."""
@@ -335,6 +370,7 @@ class Writer:
             vocab_size=vocab_size,
             tokenizer=tokenizer,
             source=source,
+            features=self.features,
             parts=self.parts,
             **summarise(lengths, self.metadata),
         ).write(self.directory)

@@ -15,7 +15,7 @@ from etils import epath
 
 from pipeline.corpus.engines import GUARD, Processes, workers
 from pipeline.corpus.gather import Fields, gather
-from pipeline.corpus.interface import Examples
+from pipeline.corpus.interface import SingleCorpus
 from pipeline.corpus.manifest import require_same_origin
 from pipeline.corpus.parts import json_digest
 from pipeline.corpus.ranges import divide_records, make_once, run_ranges
@@ -113,7 +113,7 @@ def _read(directory: epath.Path) -> tuple[dict[str, Any], np.ndarray]:
     return origin, counts
 
 
-class TokenizedOnRead(Handles, Examples):
+class TokenizedOnRead(Handles, SingleCorpus):
     """Examples with known lengths, tokenised when they are read; made by `tokenize_on_read`."""
 
     handles = ("_submit", "_running")
@@ -141,7 +141,9 @@ class TokenizedOnRead(Handles, Examples):
         self._submit: Callable[[Sequence[int]], Future[Ragged]] | None = None
         weakref.finalize(self, self._running.close)
 
-    def _read(self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any) -> Fields:
+    def _read(
+        self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any, names: Sequence[str]
+    ) -> Fields:
         several, which = np.unique(examples, return_inverse=True)
         if not len(several):
             return {field: np.zeros(0, np.int32) for field in self.task.shifts}

@@ -1,7 +1,7 @@
 """Pairs: two corpora side by side, the inputs and the targets of the same examples."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
@@ -13,6 +13,7 @@ from pipeline.corpus.manifest import MANIFEST
 from pipeline.corpus.tasks import INPUTS, TARGETS
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import as_path
+from pipeline.text.features import Feature
 
 
 class OpenOptions(TypedDict, total=False):
@@ -48,6 +49,10 @@ class Pairs(AnyCorpus):
                 f"there are {len(inputs):,} inputs and {len(targets):,} targets; pairs need as "
                 "many of both, in the same order"
             )
+        if both := {*inputs.features} & {*targets.features}:
+            raise InvalidValue(
+                f"inputs and targets both have a feature {min(both)!r}; give them different names"
+            )
         self.inputs, self.targets = self.sides = inputs, targets
         self.members = targets, inputs  # plans are stored with the targets
         self.lengths = np.stack([inputs.lengths, targets.lengths], axis=1)
@@ -72,26 +77,38 @@ class Pairs(AnyCorpus):
     @classmethod
     def from_arrays(
         cls,
-        inputs: Iterable[Any],
-        targets: Iterable[Any],
+        inputs: Any,
+        targets: Any,
         directory: epath.PathLike,
         *,
+        features: Mapping[str, Feature] | None = None,
         vocab_size: int | None = None,
     ) -> "Pairs":
         """Pairs that are tokenised already.
 
         Args:
-            inputs: 1-D integer arrays of token ids.
+            inputs: 1-D integer arrays of token ids, or a dict of columns as for
+                `Corpus.from_arrays`.
             targets: as many, each with a mark first that the decoder begins with.
+            features: what the other columns of both are, by name.
             directory: where to write, as for `Corpus.from_arrays`.
             vocab_size: if given, ids must be below it.
         """
         place = as_path(directory)
-        options: dict[str, Any] = {"vocab_size": vocab_size}
-        return cls(
-            Corpus.from_arrays(inputs, place / INPUTS.name, task=INPUTS, **options),
-            Corpus.from_arrays(targets, place / TARGETS.name, task=TARGETS, **options),
-        )
+        sides = []
+        for task, columns in ((INPUTS, inputs), (TARGETS, targets)):
+            named = columns if isinstance(columns, Mapping) else {}
+            mine = {name: each for name, each in (features or {}).items() if name in named}
+            sides.append(
+                Corpus.from_arrays(
+                    columns, place / task.name, features=mine, vocab_size=vocab_size, task=task
+                )
+            )
+        if missing := [name for name in features or () if name not in cls(*sides).features]:
+            raise InvalidValue(
+                f"the feature {missing[0]!r} has no column; give one, or leave it out"
+            )
+        return cls(*sides)
 
     def verify(self) -> None:
         """Reads everything and compares digests; see `Corpus.verify`."""

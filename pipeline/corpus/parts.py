@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from pipeline.corpus.tasks import Task
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import atomic_write, is_local
 from pipeline.planning.identity import fingerprint_of
+from pipeline.text.features import LOSS_WEIGHTS, WEIGHTS, Column, Feature
 from pipeline.text.ragged import Ragged
 
 # The key of the metadata, by which a file is known as a part. Arrow stores it twice.
@@ -31,65 +32,103 @@ WRITE = pa.ipc.IpcWriteOptions(
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where the values of a column are in the file of a part, one after another.
+
+    Attributes:
+        at: the byte where they begin.
+        dtype: its name; "bool" are bits, eight in a byte, the lowest first.
+        count: how many there are.
+    """
+
+    at: int
+    dtype: str
+    count: int
+
+    @property
+    def stored(self) -> np.dtype:
+        """The dtype in memory of what is stored: of bits, their bytes."""
+        return np.dtype(np.uint8 if self.dtype == "bool" else self.dtype)
+
+    @property
+    def units(self) -> int:
+        """How many of `stored` there are."""
+        return -(-self.count // 8) if self.dtype == "bool" else self.count
+
+    @property
+    def end(self) -> int:
+        """The byte after the last."""
+        return self.at + self.units * self.stored.itemsize
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part:
     """One Arrow file: a record batch with a column `tokens`, large_list<int32>, a list per example.
 
-    Where tokens have weights, a column `weights`, large_list<float>, has the same offsets.
+    Where tokens have weights, a column `weights` has lists of as many floats, or of booleans where
+    all weights are 0 and 1. Each feature has a column of its name: of tokens, lists of as many
+    values; of examples, a value each; values of a shape are fixed-size lists of their numbers. A
+    file of features that were added later has no tokens.
 
     Attributes:
         file: its name.
-        examples: how many lists it holds.
+        examples: how many it holds.
         tokens: how many tokens these have together.
         bytes: the size of the file.
-        offsets_at: the byte of the file where the int64 offsets of the lists begin.
-        tokens_at: the byte where the int32 tokens begin.
-        sha256: of offsets, tokens and weights, not of the file: it stays the same when another
-            version of Arrow lays the file out differently.
-        weights_at: the byte where the float32 weights begin; None where there are none.
+        sha256: of the content, not of the file: it stays the same when another version of Arrow
+            lays the file out differently.
+        columns: where the values of each column are; "offsets", int64, are where each example
+            begins among the tokens, and the last one ends.
     """
 
     file: str
     examples: int
     tokens: int
     bytes: int
-    offsets_at: int
-    tokens_at: int
     sha256: str
-    weights_at: int | None = None
+    columns: Mapping[str, Place]
 
     def __post_init__(self) -> None:
-        places = {"offsets_at": (8, self.examples + 1), "tokens_at": (4, self.tokens)}
-        if self.weights_at is not None:
-            places["weights_at"] = (4, self.tokens)
-        for name in ("examples", "tokens", "bytes", *places):
-            if name in places and not places[name][1]:
-                # Arrow puts an empty buffer anywhere.
-                object.__setattr__(self, name, 0)
-            number = getattr(self, name)
+        columns = {
+            name: place if isinstance(place, Place) else Place(**place)
+            for name, place in self.columns.items()
+        }
+        # Arrow puts an empty buffer anywhere.
+        columns = {n: p if p.count else dataclasses.replace(p, at=0) for n, p in columns.items()}
+        object.__setattr__(self, "columns", columns)
+        sizes = {name: getattr(self, name) for name in ("examples", "tokens", "bytes")}
+        sizes |= {f"the place of {name}": place.at for name, place in columns.items()}
+        sizes |= {f"the number of {name}": place.count for name, place in columns.items()}
+        for name, number in sizes.items():
             if type(number) is not int or number < 0:
                 raise InvalidValue(
-                    f"{name} of {self.file} is {number!r}; it is an integer from 0 up"
+                    f"{name} in {self.file} is {number!r}; it is an integer from 0 up"
                 )
-        for name, (item, count) in places.items():
-            begin = getattr(self, name)
-            if begin % item or begin + item * count > self.bytes:
+        counts = {"offsets": self.examples + 1, "tokens": self.tokens, WEIGHTS: self.tokens}
+        for name, place in columns.items():
+            if name in counts and place.count != counts[name]:
                 raise InvalidValue(
-                    f"{name} of {self.file} is {begin:,}; it is a multiple of {item} from where "
-                    f"{count:,} × {item} bytes fit into the {self.bytes:,} of the file"
+                    f"the number of {name} in {self.file} is {place.count:,}, not {counts[name]:,}"
+                )
+            item = place.stored.itemsize
+            if place.at % item or place.end > self.bytes:
+                raise InvalidValue(
+                    f"the place of {name} in {self.file} is {place.at:,}; it is a multiple of "
+                    f"{item} from where {place.units:,} × {item} bytes fit into the "
+                    f"{self.bytes:,} of the file"
                 )
 
 
 class PartFile:
-    """The Arrow file of a part, parsed without a copy; its tokens are not looked at.
+    """The Arrow file of a part, parsed without a copy; its values are not looked at.
 
     Attributes:
-        offsets: where each example begins, and the last one ends: int64 [examples + 1].
-        tokens: of all examples, int32.
-        weights: of all tokens, float32; None where there are none.
+        columns: the values of each column of the part, flat, as they are stored.
+        features: those that have a column, by name; without the weights.
         part: what the header of the file says of it.
-        metadata: what its writer recorded: `origin`, `sha256`, `learnt`, `text_bytes`, and a
-            `digest` of these.
+        metadata: what its writer recorded: `examples`, `tokens`, `origin`, `sha256`, `learnt`,
+            `text_bytes`, `features`, and a `digest` of these.
     """
 
     def __init__(self, name: str, content: pa.Buffer):
@@ -100,74 +139,135 @@ class PartFile:
 
     def _parse(self, name: str, content: pa.Buffer) -> None:
         reader = pa.ipc.open_file(content)
-        self.offsets, self.tokens, self.weights = read_lists(reader.get_batch(0))
+        batch = reader.get_batch(0)
         self.metadata: dict = json.loads(reader.schema.metadata[MARK])
         if self.metadata.pop("digest") != json_digest(self.metadata):
             raise InvalidValue("the digest of its metadata differs")
-        arrays = {"offsets": self.offsets, "tokens": self.tokens, "weights": self.weights}
+        self.features = {n: Feature(**each) for n, each in self.metadata["features"].items()}
+        self.columns: dict[str, np.ndarray] = {}
+        places = {}
+        for column, (dtype, count, buffer) in _stored_columns(batch, self.features).items():
+            place = Place(buffer.address - content.address if count else 0, dtype, count)
+            self.columns[column] = np.frombuffer(buffer, place.stored, place.units)
+            places[column] = place
         self.part = Part(
             file=name,
-            examples=len(self.offsets) - 1,
-            tokens=len(self.tokens),
+            examples=self.metadata["examples"],
+            tokens=self.metadata["tokens"],
             bytes=content.size,
             sha256=self.metadata["sha256"],
-            **{
-                f"{column}_at": array.ctypes.data - content.address
-                for column, array in arrays.items()
-                if array is not None
-            },
+            columns=places,
         )
 
+    @property
+    def counts(self) -> np.ndarray:
+        """The tokens of each example: int64 [examples]."""
+        return np.diff(self.columns["offsets"])
+
+    def read(self) -> Ragged:
+        """The examples, as views of the file; of features alone, without tokens and counts."""
+        return _as_ragged(self.part.file, self.columns, self.part.columns, self.features)
+
     def verify(self) -> Ragged:
-        """The examples, as views of the file, which are refused if their digest differs."""
-        examples = as_ragged(self.part.file, self.offsets, self.tokens, self.weights)
-        if examples.digest != self.part.sha256:
+        """As `read`; refused if their digest differs."""
+        examples = self.read()
+        digest = examples.digest if "tokens" in self.columns else examples.features_digest
+        if digest != self.part.sha256:
             raise InvalidValue("its digest differs")
         return examples
 
 
-def as_ragged(
-    name: str, offsets: np.ndarray, tokens: np.ndarray, weights: np.ndarray | None
+def _stored_columns(
+    batch: pa.RecordBatch, features: Mapping[str, Feature]
+) -> dict[str, tuple[str, int, pa.Buffer]]:
+    """The dtype, the number and the memory of the values of each column, and of the offsets."""
+    found: dict[str, tuple[str, int, pa.Buffer]] = {}
+    kinds = {"tokens": ["int32"], WEIGHTS: ["float32", "bool"]}
+    kinds |= {name: [feature.dtype.name] for name, feature in features.items()}
+    for name, allowed in kinds.items():
+        if name not in batch.schema.names:
+            continue
+        values = column = batch.column(name)
+        if not (name in features and features[name].per_example):
+            if not pa.types.is_large_list(column.type):
+                raise InvalidValue(f"its column {name} is {column.type}, not large_list")
+            values = column.values
+        if name == "tokens":
+            found["offsets"] = "int64", len(column) + 1, column.buffers()[1]
+        size = 1
+        if pa.types.is_fixed_size_list(values.type):
+            size, values = values.type.list_size, values.values
+        dtype = {"float": "float32", "halffloat": "float16"}.get(f"{values.type}", f"{values.type}")
+        if dtype not in allowed or size != (features[name].size if name in features else 1):
+            raise InvalidValue(
+                f"its column {name} has values of {column.type}, not {' or '.join(allowed)}"
+            )
+        memory = values.buffers()[1]
+        found[name] = dtype, len(values), pa.py_buffer(b"") if memory is None else memory
+    return found
+
+
+def _as_ragged(
+    file: str,
+    columns: Mapping[str, np.ndarray],
+    places: Mapping[str, Place],
+    features: Mapping[str, Feature],
 ) -> Ragged:
-    """Lists of the file `name` as `Ragged`, without a copy; refuses offsets that do not ascend."""
+    """Columns of `file` as `Ragged`, without a copy but of bits; refuses offsets that descend."""
+    tokens = columns.get("tokens", np.zeros(0, np.int32))
+    offsets = columns.get("offsets", np.zeros(1, np.int64))
     counts = np.diff(offsets)
     if offsets[0] or offsets[-1] != len(tokens) or counts.min(initial=0) < 0:
         raise InvalidValue(
-            f"the offsets of {name} do not ascend from 0 to its {len(tokens):,} tokens"
+            f"the offsets of {file} do not ascend from 0 to its {len(tokens):,} tokens"
         )
-    return Ragged(tokens, counts, None, weights)
+    found = {}
+    for name, feature in {WEIGHTS: LOSS_WEIGHTS, **features}.items():
+        if name in columns:
+            values = columns[name]
+            if places[name].dtype == "bool":
+                values = np.unpackbits(values, count=places[name].count, bitorder="little")
+            dtype = feature.dtype
+            is_bool = dtype.kind == "b"
+            values = values.view(bool) if is_bool else values.astype(dtype, copy=False)
+            found[name] = Column(feature, values.reshape(-1, *feature.shape))
+    return Ragged(tokens, counts, None, found)
 
 
-def read_lists(batch: pa.RecordBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Offsets, tokens and weights (None where there are none) of a batch, without a copy."""
-    column = _lists(batch, "tokens", pa.int32())
-    _, offsets, _, tokens = column.buffers()
-    flat = np.frombuffer(tokens, np.int32, len(column.values))
-    weights = None
-    if "weights" in batch.schema.names:
-        values = _lists(batch, "weights", pa.float32()).buffers()[3]
-        weights = np.frombuffer(values, np.float32, len(flat))
-    return np.frombuffer(offsets, np.int64, len(column) + 1), flat, weights
+def read_batch(file: str, batch: pa.RecordBatch, features: Mapping[str, Feature]) -> Ragged:
+    """The examples of a record batch of `file`, as `write_columns` made it, without a copy."""
+    columns, places = {}, {}
+    for name, (dtype, count, buffer) in _stored_columns(batch, features).items():
+        place = places[name] = Place(0, dtype, count)
+        columns[name] = np.frombuffer(buffer, place.stored, place.units)
+    return _as_ragged(file, columns, places, features)
 
 
-def _lists(batch: pa.RecordBatch, name: str, item: pa.DataType) -> pa.LargeListArray:
-    column = batch.column(name)
-    if not pa.types.is_large_list(column.type) or column.type.value_type != item:
-        raise InvalidValue(f"its column {name} is {column.type}, not large_list of {item}")
-    return column
+def write_columns(examples: Ragged) -> dict[str, pa.Array]:
+    """The columns of some examples: tokens, weights where there are some, and features."""
+    tokens = pa.array(examples.flat, pa.int32())
+    lists = pa.LargeListArray.from_arrays(_offsets(examples), tokens)
+    return {"tokens": lists, **_write_features(examples)}
 
 
-def write_lists(examples: Ragged) -> dict[str, pa.Array]:
-    """The columns of some examples: tokens, and weights where there are some."""
-    offsets = np.zeros(len(examples.counts) + 1, np.int64)
-    np.cumsum(examples.counts, out=offsets[1:])
-    values = {"tokens": pa.array(examples.flat, pa.int32())}
-    if examples.weights is not None:
-        values["weights"] = pa.array(examples.weights, pa.float32())
-    return {
-        name: pa.LargeListArray.from_arrays(pa.array(offsets), column)
-        for name, column in values.items()
-    }
+def _offsets(examples: Ragged) -> pa.Array:
+    return pa.array(np.cumsum(np.append(0, examples.counts)), pa.int64())
+
+
+def _write_features(examples: Ragged) -> dict[str, pa.Array]:
+    """The columns of some examples without their tokens."""
+    columns = {}
+    for name, (feature, values) in examples.columns.items():
+        flat = values.reshape(-1)
+        if name == WEIGHTS and ((flat == 0) | (flat == 1)).all():
+            flat = flat.astype(bool)
+        array = pa.array(flat)
+        if feature.shape:
+            array = pa.FixedSizeListArray.from_arrays(array, feature.size)
+        if not feature.per_example:
+            array = pa.LargeListArray.from_arrays(_offsets(examples), array)
+        columns[name] = array
+    return columns
 
 
 def write_part(
@@ -180,8 +280,28 @@ def write_part(
         "text_bytes": None if examples.text_bytes is None else int(examples.text_bytes.sum()),
         "learnt": task.count_learnt(examples.counts, examples.weights),
     }
+    return _write_file(path, examples, write_columns(examples), metadata)
+
+
+def write_features(path: epath.Path, examples: Ragged) -> PartFile:
+    """Writes the features of the examples of a part, whole or not at all, without their tokens."""
+    columns = _write_features(examples)
+    return _write_file(path, examples, columns, {"sha256": examples.features_digest})
+
+
+def _write_file(
+    path: epath.Path,
+    examples: Ragged,
+    columns: Mapping[str, pa.Array],
+    metadata: dict[str, Any],
+) -> PartFile:
+    known = {n: each.feature.as_json for n, each in examples.columns.items() if n != WEIGHTS}
+    metadata |= {
+        "examples": len(examples.counts),
+        "tokens": int(examples.counts.sum()),
+        "features": known,
+    }
     metadata["digest"] = json_digest(metadata)
-    columns = write_lists(examples)
     schema = pa.schema(
         [pa.field(name, column.type) for name, column in columns.items()],
         metadata={MARK: json.dumps(metadata)},
@@ -218,28 +338,29 @@ def json_digest(document: Any) -> str:
     return fingerprint_of(document)[:12]
 
 
-COLUMNS = {"offsets": np.int64, "tokens": np.int32, "weights": np.float32}
-
-
 class Maps:
     """Some parts of a corpus of `count`, by number, mapped as long as this object lives.
 
     Attributes:
         has: whether each part of the corpus is one of them: bool [parts].
-        columns: for each name of `COLUMNS` one array over the memory of all its parts, made by
-            `join_memory`, and the place in it where each part begins: int64 [parts].
+        columns: for the name and the dtype of each column one array over the memory of all its
+            parts, made by `join_memory`, and the place in it where each part begins: int64 [parts].
     """
 
-    def __init__(self, files: Mapping[int, PartFile], count: int):
+    def __init__(self, files: Mapping[int, PartFile], parts: Sequence[Part]):
         self._files = files
-        numbers = np.array([*files], np.int64)
-        self.has = np.zeros(count, bool)
-        self.has[numbers] = True
+        self.has = np.zeros(len(parts), bool)
+        self.has[[*files]] = True
         self.columns = {}
-        for name, dtype in COLUMNS.items():
-            arrays = [getattr(file, name) for file in files.values()]
-            arrays = [np.zeros(0, dtype) if array is None else array for array in arrays]
-            values, begins = join_memory([np.zeros(0, dtype), *arrays])
-            places = np.zeros(count, np.int64)
-            places[numbers] = begins[1:]
-            self.columns[name] = values, places
+        kinds = {(name, place.dtype) for part in parts for name, place in part.columns.items()}
+        for name, dtype in kinds:
+            stored = Place(0, dtype, 0).stored
+            of = {
+                number: file.columns[name]
+                for number, file in files.items()
+                if file.part.columns[name].dtype == dtype
+            }
+            values, begins = join_memory([np.zeros(0, stored), *of.values()])
+            places = np.zeros(len(parts), np.int64)
+            places[[*of]] = begins[1:]
+            self.columns[name, dtype] = values, places

@@ -3,6 +3,7 @@
 import functools
 import logging
 import os
+from collections.abc import Mapping
 from typing import TypedDict, Unpack
 
 from etils import epath
@@ -24,6 +25,7 @@ from pipeline.corpus.tasks import CAUSAL, INPUTS, TARGETS, Task
 from pipeline.corpus.tokenisation import Job, OnError, require_tokenizable
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import as_path, is_local, make_directory, remove_files
+from pipeline.text.features import Feature, check_features
 from pipeline.text.sources import Source
 from pipeline.text.templates import Template
 from pipeline.text.tokenizers import Tokenizer
@@ -38,6 +40,7 @@ def prepare(
     *,
     field: str = "text",
     template: Template | None = None,
+    features: Mapping[str, Feature] | None = None,
     task: Task = CAUSAL,
     on_error: OnError = "raise",
     num_workers: int | None = None,
@@ -59,6 +62,9 @@ def prepare(
         field: the field of each record that holds its text, all of which is trained on.
         template: in place of `field`, a function from a record to spans of text with loss weights;
             see `pipeline.text.templates`.
+        features: what examples carry beside their tokens, by name, each with a dtype: the value of
+            the field of that name in each record. With a template, those of tokens are what it
+            gives for each span, as the span's third entry.
         task: decides the fields and the lengths; see `pipeline.corpus.tasks`.
         on_error: "raise" (default) ends the work at the first record that fails. "skip" makes it an
             example without tokens, which no batch has, and logs why and how many there are.
@@ -82,7 +88,7 @@ def prepare(
             "this machine's processes, so give one of both"
         )
     engine, directory = engine or Processes(num_workers), _as_directory(directory)
-    job = Job(source, tokenizer, field, template, task.has_targets, on_error)
+    job = _make_job(source, tokenizer, field, template, features, task, on_error)
     origin = job.origin
     work = functools.partial(_prepare, job, task, directory, engine, progress)
     make_once(directory / MANIFEST, "preparing a corpus", work)
@@ -107,6 +113,7 @@ def prepare_pairs(
     directory: epath.PathLike,
     *,
     fields: tuple[str | Template, str | Template] = ("inputs", "targets"),
+    features: Mapping[str, Feature] | None = None,
     **options: Unpack[RunOptions],
 ) -> Pairs:
     """The pairs of `source`, for sequence to sequence: two corpora, one for each side.
@@ -118,6 +125,8 @@ def prepare_pairs(
         directory: where to write; each side is prepared as by `prepare`.
         fields: the fields of each record that hold inputs and targets, or templates; the template
             of the targets decides which of them are learnt. Default: "inputs" and "targets".
+        features: as for `prepare`; those of "inputs" are read with the inputs, others with the
+            targets.
         **options: `on_error`, `num_workers`, `engine` and `progress`, as for `prepare`.
     """
     require_tokenizable(source, tokenizer)
@@ -137,6 +146,11 @@ def prepare_pairs(
             as_path(directory) / task.name,
             field=of_side if isinstance(of_side, str) else "text",
             template=None if isinstance(of_side, str) else of_side,
+            features={
+                name: each
+                for name, each in check_features(features).items()
+                if (each.of == "inputs") == (task == INPUTS)
+            },
             task=task,
             **options,
         )
@@ -160,6 +174,7 @@ def prepare_share(
     *,
     field: str = "text",
     template: Template | None = None,
+    features: Mapping[str, Feature] | None = None,
     task: Task = CAUSAL,
     on_error: OnError = "raise",
     engine: Engine | None = None,
@@ -177,7 +192,7 @@ def prepare_share(
         raise InvalidValue(
             f"share is {share}; of {shares} shares the numbers are 0 to {shares - 1}"
         )
-    job = Job(source, tokenizer, field, template, task.has_targets, on_error)
+    job = _make_job(source, tokenizer, field, template, features, task, on_error)
     if (directory / MANIFEST).exists():
         return
     refuse_import()
@@ -193,6 +208,21 @@ def prepare_share(
         for records in mine:
             files.path(records).unlink(missing_ok=True)
         raise
+
+
+def _make_job(
+    source: Source,
+    tokenizer: Tokenizer,
+    field: str,
+    template: Template | None,
+    features: Mapping[str, Feature] | None,
+    task: Task,
+    on_error: OnError,
+) -> Job:
+    known = check_features(features)
+    for name, feature in known.items():
+        task.require(name, feature)
+    return Job(source, tokenizer, field, template, task.has_targets, on_error, known)
 
 
 def _as_directory(directory: epath.PathLike) -> epath.Path:

@@ -21,18 +21,18 @@ from pipeline.corpus.manifest import RANGES, Writer, part_name
 from pipeline.corpus.parts import (
     WRITE,
     Part,
-    as_ragged,
     json_digest,
+    read_batch,
     read_content,
-    read_lists,
     read_part,
-    write_lists,
+    write_columns,
     write_part,
 )
 from pipeline.corpus.tasks import Task
 from pipeline.corpus.tokenisation import Job
 from pipeline.errors import InvalidState, InvalidValue
 from pipeline.fs.atomic import atomic_write, directory_lock
+from pipeline.text.features import Feature
 from pipeline.text.ragged import Ragged, divide
 
 # A source has about `COUNT` ranges, unless these would be smaller or larger than the other two.
@@ -127,11 +127,12 @@ class RangeFiles:
 
     directory: epath.Path
     origin: str
+    features: Mapping[str, Feature]
 
     @classmethod
     def of(cls, job: Job, directory: epath.Path) -> "RangeFiles":
         """Those of the records and the tokenizer of a job."""
-        return cls(directory, json_digest([job.origin, job.weighted]))
+        return cls(directory, json_digest([job.origin, job.weighted]), job.features)
 
     def path(self, records: range) -> epath.Path:
         """The file of a range."""
@@ -153,8 +154,8 @@ class RangeFiles:
                 if at <= first or begin >= last:
                     continue
                 text = batch.column("text_bytes").to_numpy()
-                lists = as_ragged(path.name, *read_lists(batch))
-                chunk = dataclasses.replace(lists, text_bytes=text)
+                chunk = read_batch(path.name, batch, self.features)
+                chunk = dataclasses.replace(chunk, text_bytes=text)
                 if verify and metadata[b"sha256"].decode() != _digest(chunk):
                     raise InvalidValue("a digest differs")
                 yield chunk.slice(max(first - begin, 0), min(last, at) - begin)
@@ -179,7 +180,7 @@ def write_range(job: Job, files: RangeFiles, records: range) -> np.ndarray:
         writer = None
         for chunk in job.chunks(records):
             text = pa.array(chunk.text_bytes, pa.int64())
-            batch = pa.record_batch({**write_lists(chunk), "text_bytes": text})
+            batch = pa.record_batch({**write_columns(chunk), "text_bytes": text})
             if writer is None:
                 writer = stack.enter_context(pa.ipc.new_file(file, batch.schema, options=WRITE))
             writer.write_batch(batch, custom_metadata={"sha256": _digest(chunk)})

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pipeline.errors import InvalidValue
+from pipeline.text.features import Feature
+
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
@@ -22,6 +25,20 @@ class Task:
     def lookahead(self) -> int:
         """How many tokens beyond its length an example needs."""
         return max(self.shifts.values())
+
+    def shift_of(self, feature: Feature) -> int:
+        """How much later than its inputs an example's values of a feature are read."""
+        return self.lookahead if feature.of == "targets" else 0
+
+    def require(self, name: str, feature: Feature) -> None:
+        """Refuses a feature of positions that examples of this task do not have."""
+        allowed = [of for of in ("inputs", "targets") if of in self.shifts]
+        if feature.of not in [*allowed, "example"]:
+            raise InvalidValue(
+                f"the feature {name!r} is of {feature.of}, and examples of the task {self.name!r} "
+                f"have {' and '.join(allowed)}; give it to the other side of the pairs, or "
+                "another task="
+            )
 
     @property
     def has_targets(self) -> bool:

@@ -4,16 +4,18 @@ import dataclasses
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 
 from pipeline.errors import InvalidType, InvalidValue, require_one_of
+from pipeline.planning.identity import fingerprint_of
 from pipeline.text import templates
+from pipeline.text.features import LOSS_WEIGHTS, WEIGHTS, Column, Feature, check_features
 from pipeline.text.ragged import Ragged
 from pipeline.text.sources import Source
-from pipeline.text.sources.source import read_texts, where
+from pipeline.text.sources.source import read_records, read_texts, where
 from pipeline.text.templates import Template
 from pipeline.text.tokenizers import Tokenizer
 from pipeline.text.tokenizers.markup import MarkError
@@ -34,7 +36,8 @@ class Job:
     """Reads and tokenises records by number; every worker gets a copy of it.
 
     Where `weighted` is False, the weights that a template gives are left out. Where `on_error` is
-    "skip", a record that fails becomes an example without tokens.
+    "skip", a record that fails becomes an example without tokens. `features` are fields of the
+    records of the same names; those of tokens are what a template gives, where there is one.
     """
 
     source: Source
@@ -43,10 +46,17 @@ class Job:
     template: Template | None = None
     weighted: bool = True
     on_error: OnError = "raise"
+    features: Mapping[str, Feature] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require_tokenizable(self.source, self.tokenizer)
         require_one_of("on_error", self.on_error, get_args(OnError))
+        for name, feature in check_features(self.features).items():
+            if feature.dtype is None:
+                raise InvalidValue(
+                    f"the feature {name!r} has no dtype; where records are prepared in several "
+                    "processes it must be said, as in Feature('example', dtype='float32')"
+                )
 
     @functools.cached_property
     def origin(self) -> dict[str, str | None]:
@@ -58,6 +68,8 @@ class Job:
             "field": self.field if template is None else None,
             "template": template,
         }
+        if self.features:
+            origin["features"] = fingerprint_of({n: f.as_json for n, f in self.features.items()})
         return origin if self.on_error == "raise" else origin | {"on_error": self.on_error}
 
     def count_records(self) -> int:
@@ -116,13 +128,20 @@ class Job:
     def _make_empty(self) -> Ragged:
         """One example without tokens."""
         one = np.zeros(1, np.int64)
-        weights = np.zeros(0, np.float32) if self.template and self.weighted else None
-        return Ragged(np.zeros(0, np.int32), one, one, weights)
+        known = {WEIGHTS: LOSS_WEIGHTS} if self.template and self.weighted else {}
+        columns = {
+            # A value of an example that is in no batch is never seen.
+            name: Column(each, np.zeros((int(each.per_example), *each.shape), each.dtype))
+            for name, each in {**known, **self.features}.items()
+        }
+        return Ragged(np.zeros(0, np.int32), one, one, columns)
 
     def _run_first(self, records: Sequence[int]) -> Ragged:
         groups = _divide(records)
         if (template := self.template) is not None:
-            encode = (templates.encode(template, self.source, g, self.tokenizer) for g in groups)
+            of_tokens = {n: each for n, each in self.features.items() if not each.per_example}
+            rest = self.tokenizer, of_tokens
+            encode = (templates.encode(template, self.source, group, *rest) for group in groups)
             chunk = Ragged.concatenate(_take(encode, lambda group: len(group.flat)))
         else:
             read = (read_texts(self.source, group, self.field) for group in groups)
@@ -138,7 +157,35 @@ class Job:
                 f"the id {flat[wrong[0]]}, and its vocab_size is {self.tokenizer.vocab_size}; ids "
                 "must be at least 0 and below it"
             )
-        return chunk if self.weighted else dataclasses.replace(chunk, weights=None)
+        columns = dict(chunk.columns)
+        if not self.weighted:
+            columns.pop(WEIGHTS, None)
+        if missing := {n: each for n, each in self.features.items() if n not in columns}:
+            columns |= self._read_features(records[: len(chunk.counts)], chunk.counts, missing)
+        return dataclasses.replace(chunk, columns=columns)
+
+    def _read_features(
+        self, records: Sequence[int], counts: np.ndarray, features: Mapping[str, Feature]
+    ) -> dict[str, Column]:
+        """Features by fields of the records, whose tokens are `counts`."""
+        found: dict[str, list[np.ndarray]] = {name: [] for name in features}
+        read = read_records(self.source, records)
+        for index, record, tokens in zip(records, read, counts.tolist(), strict=True):
+            for name, feature in features.items():
+                what = f"{where(self.source, index)}: {name}"
+                if name not in record and feature.fill is None:
+                    raise InvalidValue(
+                        f"{what} is no field of it (its fields: {', '.join(map(str, record))}); "
+                        "name the feature like its field, or give it a fill="
+                    )
+                if name in record:
+                    value = feature.convert(record[name], what, tokens)
+                elif feature.per_example:
+                    value = feature.filled(1)[0]
+                else:
+                    value = feature.filled(tokens)
+                found[name].append(value)
+        return {name: Column(each, each.join(found[name])) for name, each in features.items()}
 
 
 def require_tokenizable(source: Any, tokenizer: Any) -> None:

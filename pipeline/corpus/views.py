@@ -8,7 +8,7 @@ import numpy as np
 
 from pipeline.corpus import prng
 from pipeline.corpus.gather import Fields, gather
-from pipeline.corpus.interface import AnyCorpus, Examples, Readable, Split, View
+from pipeline.corpus.interface import AnyCorpus, Readable, SingleCorpus, Split, View
 from pipeline.corpus.tasks import INPUTS, TARGETS
 from pipeline.errors import InvalidValue, require_share, require_whole
 from pipeline.planning.layout import ranges
@@ -46,7 +46,7 @@ class TokenView(View):
         return self.corpus.vocab_size
 
 
-class Masked(TokenView, Examples):
+class Masked(TokenView, SingleCorpus):
     """Inputs with some tokens hidden, targets, and a loss on those (BERT, Devlin et al., 2019).
 
     Each token is selected with probability `rate`, independently of all others. A selected token
@@ -83,12 +83,16 @@ class Masked(TokenView, Examples):
         kept = marks if keep_ids is None else keep_ids
         self.keep_ids = sorted({require_whole("an id of keep_ids", each, 0) for each in kept})
         self.lengths, self.num_tokens = corpus.lengths, corpus.num_tokens
+        self.features = dict(corpus.features)
         self.vocab_size = self._num_ids = max(corpus.vocab_size or 0, self.mask_id + 1)
         names = "mask_id", "rate", "seed", "keep_ids"
         self._describe(**{name: getattr(self, name) for name in names})
 
-    def _read(self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any) -> Fields:
-        targets = self.corpus.read(examples, starts, lengths, reach)["inputs"]
+    def _read(
+        self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any, names: Sequence[str]
+    ) -> Fields:
+        fields = self.corpus.read(examples, starts, lengths, reach, epoch, names)
+        targets = fields.pop("inputs")
         bits = prng.draw(self.seed, epoch, examples, starts, reach)
         selected = bits < prng.threshold(self.rate)
         for keep in self.keep_ids:
@@ -101,7 +105,11 @@ class Masked(TokenView, Examples):
         other = (fate >= prng.threshold(MASK)) & (fate < prng.threshold(MASK + RANDOM))
         random = prng.below(prng.mix(fate[other]), self._num_ids)
         inputs[places[other]] = random
-        return {"inputs": inputs, "targets": targets, "loss_weights": selected.astype(np.float32)}
+        weights = selected.astype(np.float32)
+        return {"inputs": inputs, "targets": targets, **fields, "loss_weights": weights}
+
+    def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
+        return self.corpus.read_examples(examples, names)
 
 
 class SpanCorruption(TokenView):
@@ -110,7 +118,8 @@ class SpanCorruption(TokenView):
     A text of `n` tokens, marks not counted, loses `round(n · density)` of them, in as many spans as
     `mean_span` gives; each epoch draws new spans. Inputs have a sentinel in place of each span,
     targets have each sentinel before its span, and both end with the end mark. Both lengths follow
-    from `n` alone, so they are the same in every epoch.
+    from `n` alone, so they are the same in every epoch. Features of examples stay; those of tokens
+    have no place in a text with gaps, and are left out.
 
         tokens   A B C D E F G H
         inputs   A B <0> E F <1> H end
@@ -195,12 +204,16 @@ class SpanCorruption(TokenView):
 
     def _sizes(self, pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The example of each pair, the first of its tokens that is text, and how many are."""
-        example = np.searchsorted(self._first, pairs, side="right") - 1
+        example = self.examples_of(pairs)
         number = pairs - self._first[example]
         pieces = self._first[example + 1] - self._first[example]
         count = self._counts[example]
         start = count * number // pieces
         return example, start + self._before, count * (number + 1) // pieces - start
+
+    def examples_of(self, pairs: np.ndarray) -> np.ndarray:
+        """The example of the corpus that each pair is a piece of."""
+        return np.searchsorted(self._first, pairs, side="right") - 1
 
     def _shape(self, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The number of tokens to take out of a text of each size, and of spans they are in."""
@@ -221,7 +234,7 @@ class SpanCorruption(TokenView):
         Then the first place of each, the targets with the start id before each, and their places.
         """
         example, start, size = self._sizes(pairs)
-        text = self.corpus.read(example, start, size)["inputs"]
+        text = self.corpus.read(example, start, size, features=())["inputs"]
         noise, spans = self._shape(size)
         # A pair has two streams of bits: places below 2**32 for runs to remove, others above.
         removed = self._runs(noise, spans, pairs, epoch, 0)
@@ -274,8 +287,16 @@ class _Side(Readable):
     def __init__(self, view: SpanCorruption, number: int, shifts: Mapping[str, int]):
         self._view, self._number, self._shifts = view, number, shifts
         self.lengths = view.lengths[:, number]
+        if shifts == TARGETS.shifts:
+            every = view.corpus.features.items()
+            self.features = {name: each for name, each in every if each.per_example}
 
-    def _read(self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any) -> Fields:
+    def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
+        return self._view.corpus.read_examples(self._view.examples_of(examples), names)
+
+    def _read(
+        self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any, names: Sequence[str]
+    ) -> Fields:
         if not len(examples):
             return {field: np.zeros(0, np.int32) for field in self._shifts}
         made = self._view.draw(examples, epoch)

@@ -198,37 +198,7 @@ def losses(workdir: epath.PathLike) -> Losses:
         FileNotFoundError: there is no run, or it has no losses.
         ValueError: what is there cannot be read, or its batches cannot be planned again.
     """
-<<<<<<< HEAD
     return Why(workdir).losses
-=======
-    _, plan = read_history(workdir)
-    return _read(as_path(workdir), plan)
-
-
-def _read(workdir: epath.Path, plan: Plan) -> Losses:
-    """The losses of the run in `workdir`, which has this plan."""
-    files = [*_read_columns(StepFiles(workdir / NAME, "arrow"))]
-    if not files:
-        raise Missing(
-            f"there are no losses in {workdir / NAME}; train.py writes them as it saves, and "
-            "RunLog does if the steps of your own loop return `segments` (pipeline.steps.segments)"
-        )
-    step, loss, weight = (np.concatenate(column) for column in zip(*files, strict=True))
-    examples, epochs = [], []
-    for number, count in zip(*(each.tolist() for each in np.unique_counts(step)), strict=True):
-        planned = plan.batch(number)
-        if count != len(planned.segments):
-            raise InvalidValue(
-                f"{workdir / NAME} has losses of {count:,} segments at step {number:,}, and the "
-                f"plan has {len(planned.segments):,}; it is of another run"
-            )
-        examples.append(planned.segments[:, 1])
-        epochs.append(planned.epoch_of_segments)
-    example = np.concatenate(examples)
-    owner = find_corpora(plan, example)
-    usual = _usual(owner, step, loss, weight)
-    return Losses(example, np.concatenate(epochs), step, loss, weight, owner, usual)
->>>>>>> prose
 
 
 class Why:

@@ -5,7 +5,7 @@ import functools
 import inspect
 import operator
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypedDict, TypeVar, overload
 
 import grain
@@ -15,7 +15,13 @@ from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import InvalidType, InvalidValue, require_one_of
 from pipeline.loading.ahead import ReadAhead
-from pipeline.loading.collate import POSITIONS, Positions, collate, collate_pairs
+from pipeline.loading.collate import (
+    POSITIONS,
+    Positions,
+    collate,
+    collate_examples,
+    collate_pairs,
+)
 from pipeline.loading.iteration import NO_RUNS, StepDataset, check_repeat
 from pipeline.loading.sharding import (
     CONTEXT_ORDERS,
@@ -31,6 +37,7 @@ from pipeline.planning.bucket import Bucket
 from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
+from pipeline.text.features import EXAMPLE_ID, Feature, require_known
 
 if TYPE_CHECKING:
     import jax
@@ -46,9 +53,10 @@ class Batch(TypedDict, Generic[Array]):
     """The fields of a batch, for editors and type checkers; at run time a batch is a dict.
 
     `pipeline.load` gives a `Batch[jax.Array]`, `pipeline.Batches` a `Batch[np.ndarray]`. Every
-    field is `[rows, length]`. The corpus decides which of them a batch has: those of pairs are in
-    batches of pairs alone, and an encoder's corpus has no targets. A type checker cannot know, and
-    accepts each of them.
+    field but `example_id` is `[rows, length]`. The corpus decides which of them a batch has: those
+    of pairs are in batches of pairs alone, and an encoder's corpus has no targets. A type checker
+    cannot know, and accepts each of them. It does not know the names of features; a function that
+    takes them is one of `Mapping[str, Any]`, as `fields: Mapping[str, Any] = batch`.
     """
 
     inputs: Array
@@ -60,6 +68,8 @@ class Batch(TypedDict, Generic[Array]):
     decoder_inputs: Array
     targets_segment_ids: Array
     targets_positions: Array
+    # where it is asked for, with `features=`
+    example_id: Array
 
 
 Transform = Callable[..., Mapping[str, Any]]
@@ -98,19 +108,23 @@ class Batches(StepDataset):
             `PlannedBatch`, of the rows of all hosts.
         context_order: the order of the columns of a row whose length `sharding` divides:
             "contiguous" (default), or "zigzag" or "striped", with which each part of a row costs
-            about the same in causal attention. All fields are laid out alike.
+            about the same in causal attention. All fields of positions are laid out alike.
+        features: as for `pipeline.load`; no others are read.
 
     Attributes:
         sharding: the `NamedSharding` of global batches; None: they are on one device. A pickled
             copy, as of a worker, does not have one.
         blocks: the `Block` that this process builds, by bucket (of pairs, by side of a bucket).
+        features: the `Feature`s of the batches by name, in the order of their fields.
         ahead: the `ReadAhead` of caches.
         origin: what a state belongs to. `origin.state(step)` is the data state after `step`
             batches, and `origin.step(state)` its step, for loops without an iterator.
 
     Raises:
-        ValueError: an argument is not as above, both `sharding` and `process_count` are given, the
-            rows of a bucket do not divide, or the plan is for other examples.
+        TypeError: `features` is no list of names, or `sharding` is no sharding.
+        ValueError: an argument is not as above, there is no such feature, both `sharding` and
+            `process_count` are given, the rows of a bucket do not divide, or the plan is for other
+            examples.
     """
 
     def __init__(
@@ -124,6 +138,7 @@ class Batches(StepDataset):
         positions: Positions = "continue",
         transform: Transform | None = None,
         context_order: ContextOrder = "contiguous",
+        features: Iterable[str] | None = None,
     ):
         if len(corpus) != plan.num_examples:
             raise InvalidValue(
@@ -142,6 +157,7 @@ class Batches(StepDataset):
             )
         require_one_of("positions", positions, POSITIONS)
         require_one_of("context_order", context_order, CONTEXT_ORDERS)
+        self.features = _choose_features(corpus, features)
         if sharding is not None and process_count != 1:
             raise InvalidValue(
                 "both sharding and process_count say which rows to build; give one of them"
@@ -152,6 +168,10 @@ class Batches(StepDataset):
         self.positions: Positions = positions
         self._transform_batch, self.ahead = transform, ReadAhead(corpus, plan)
         self._arguments = _count_arguments(transform)
+        self._room: dict[Bucket, int] = {}  # columns of features of examples
+        if any(feature.per_example for feature in self.features.values()):
+            given = max(stage.options.max_segments or 1 for stage in plan.stages)
+            self._room = {bucket: max(most, given) for bucket, most in plan.most_segments().items()}
         self._epochs: int | None = 1
         self._planned = False
         self.sharding = None if sharding is None else batch_sharding(sharding)
@@ -229,7 +249,7 @@ class Batches(StepDataset):
         """As `Loader.specs`; without a `sharding`, batches are on the first local device."""
         sharding = batch_sharding(self.sharding)
         return {
-            bucket: field_specs(fields, sharding, bucket)
+            bucket: field_specs(fields, sharding, bucket, self.features)
             for bucket, fields in self._empty_batches().items()
         }
 
@@ -252,10 +272,17 @@ class Batches(StepDataset):
 
     def _collate(self, planned: PlannedBatch) -> Mapping[str, Any]:
         sides = self.corpus.sides
+        of_tokens = [name for name, each in self.features.items() if not each.per_example]
         if len(sides) == 2:  # never split, so positions begin at 0 either way
-            batch: Any = collate_pairs(sides, planned, self.blocks)
+            batch: Any = collate_pairs(sides, planned, self.blocks, of_tokens)
         else:
-            batch = collate(sides[0], planned, self.blocks[planned.bucket], self.positions)
+            block = self.blocks[planned.bucket]
+            batch = collate(sides[0], planned, block, self.positions, of_tokens)
+        if self._room:
+            of_examples = {name: each for name, each in self.features.items() if each.per_example}
+            rows, room = self.blocks[planned.bucket.sides[0]].rows, self._room[planned.bucket]
+            batch |= collate_examples(self.corpus, planned, rows, room, of_examples)
+        batch |= {name: batch.pop(name) for name in self.features}  # after the fields of all
         if self._transform_batch is None:
             return batch
         fields = self._transform_batch(*(batch, planned)[: self._arguments])
@@ -278,6 +305,22 @@ class Batches(StepDataset):
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
         """Refuses Grain's slicing of sources, which would take steps out from under the plan."""
         raise InvalidValue(NO_RUNS)
+
+
+def _choose_features(corpus: AnyCorpus, names: Iterable[str] | None) -> dict[str, Feature]:
+    """The features of those names; None: all that the corpus has."""
+    if names is None:
+        return dict(corpus.features)
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise InvalidType(f"features is {names!r}; give a list of names, or () for none")
+    names = list(names)
+    require_known(names, corpus.features)
+    if EXAMPLE_ID in names and len(corpus) > np.iinfo(np.int32).max:
+        raise InvalidValue(
+            f"the corpus has {len(corpus):,} examples, and {EXAMPLE_ID} is int32; leave it out"
+        )
+    known = {**corpus.features, EXAMPLE_ID: Feature("example", dtype=np.int32)}
+    return {name: known[name] for name in names}
 
 
 def _count_arguments(transform: Any) -> int:

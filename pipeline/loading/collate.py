@@ -6,11 +6,12 @@ from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
-from pipeline.corpus.interface import Readable
+from pipeline.corpus.interface import AnyCorpus, Readable
 from pipeline.loading.sharding import Block
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.layout import ranges
 from pipeline.planning.planned import PlannedBatch
+from pipeline.text.features import EXAMPLE_ID, Feature
 
 INT = np.int32
 
@@ -20,7 +21,11 @@ POSITIONS: tuple[Positions, ...] = get_args(Positions)
 
 
 def collate(
-    corpus: Readable, planned: PlannedBatch, block: Block, positions: Positions = "continue"
+    corpus: Readable,
+    planned: PlannedBatch,
+    block: Block,
+    positions: Positions = "continue",
+    features: Sequence[str] = (),
 ) -> dict[str, np.ndarray]:
     """The arrays of one block of a planned batch; padding is 0 in every field.
 
@@ -31,13 +36,21 @@ def collate(
         inputs_positions    [0, 1, 2, 7, 8, 0]
         loss_weights        [1, 1, 1, 1, 1, 0]
 
+    Args:
+        corpus: where the tokens are.
+        planned: the batch, of one side.
+        block: the part of the batch to build.
+        positions: how later pieces of an example count their positions.
+        features: names of features of tokens.
+
     Returns:
-        The corpus's features (`inputs`, `targets`, int32), `inputs_segment_ids` and
-        `inputs_positions` (int32) and `loss_weights` (float32), each `[rows, length]` of the block.
+        The corpus's fields (`inputs`, `targets`, int32), `inputs_segment_ids` and
+        `inputs_positions` (int32) and `loss_weights` (float32), each `[rows, length]` of the block,
+        and each of the features, `[rows, length, *shape]`.
     """
     if block.order is not None:  # its columns may be from anywhere in the row
         whole = dataclasses.replace(block, columns=(0, planned.bucket.shape[1]), order=None)
-        batch = collate(corpus, planned, whole, positions)
+        batch = collate(corpus, planned, whole, positions, features)
         return {name: values[:, block.order] for name, values in batch.items()}
     height, width = block.shape
     row, column, ids, example, start, position, size, epoch = _in_columns(
@@ -48,7 +61,7 @@ def collate(
     # the next one. Then the padding, which is rare, is set to 0.
     edge = int(begin[0]) if len(begin) else cells
     reach = np.diff(begin, append=cells)
-    batch = corpus.read(example, start, size, reach, epoch)
+    batch = corpus.read(example, start, size, reach, epoch, features)
     batch["inputs_segment_ids"] = np.repeat(ids.astype(INT), reach)
     batch["inputs_positions"] = ranges(position, reach, INT)
     if "loss_weights" not in batch:
@@ -57,14 +70,18 @@ def collate(
     padding = ranges((begin + size - edge)[padded], (reach - size)[padded])
     for name, values in batch.items():
         values[padding] = 0
+        shape = values.shape[1:]
         if edge:  # the first rows are empty
-            values = np.concatenate([np.zeros(edge, values.dtype), values])
-        batch[name] = values.reshape(height, width)
+            values = np.concatenate([np.zeros((edge, *shape), values.dtype), values])
+        batch[name] = values.reshape(height, width, *shape)
     return batch
 
 
 def collate_pairs(
-    sides: Sequence[Readable], planned: PlannedBatch, blocks: Mapping[Bucket, Block]
+    sides: Sequence[Readable],
+    planned: PlannedBatch,
+    blocks: Mapping[Bucket, Block],
+    features: Sequence[str] = (),
 ) -> dict[str, np.ndarray]:
     """The arrays of a planned batch of pairs; both sides of a pair have the same segment id.
 
@@ -76,10 +93,16 @@ def collate_pairs(
     Returns:
         `inputs`, `inputs_segment_ids` and `inputs_positions` (int32, `[rows, length]` of the
         inputs' block); `decoder_inputs`, `targets`, `targets_segment_ids`, `targets_positions`
-        (int32) and `loss_weights` (float32), of the targets' block.
+        (int32) and `loss_weights` (float32), of the targets' block; and each of the features, of
+        the block of its side.
     """
     inputs, targets = (
-        collate(corpus, side, blocks[side.bucket])
+        collate(
+            corpus,
+            side,
+            blocks[side.bucket],
+            features=[name for name in features if name in corpus.features],
+        )
         for corpus, side in zip(sides, planned.sides, strict=True)
     )
     inputs.pop("loss_weights", None)
@@ -87,6 +110,42 @@ def collate_pairs(
         targets[f"targets_{field}"] = targets.pop(f"inputs_{field}")
     targets["loss_weights"] = targets.pop("loss_weights")  # the last, as in other batches
     return inputs | targets
+
+
+def collate_examples(
+    corpus: AnyCorpus,
+    planned: PlannedBatch,
+    rows: np.ndarray,
+    room: int,
+    features: Mapping[str, Feature],
+) -> dict[str, np.ndarray]:
+    """The features of the examples of some rows of a planned batch, whichever columns they are in.
+
+    The segment with id `s` is in column `s - 1`. Columns without one hold 0, and -1 in
+    `example_id`. With `room=3`, a row with pieces of the examples 7 and 4 has
+
+        example_id  [7, 4, -1]
+
+    Args:
+        corpus: where the features are.
+        planned: the batch.
+        rows: which rows of the batch: ascending int64 [n].
+        room: the columns, at least as many as a row has segments.
+        features: features of examples by name; `example_id` may be among them.
+
+    Returns:
+        An array `[n, room, *shape]` for each of the features.
+    """
+    segments = _in_rows(planned.sides[0], rows, "continue")
+    found = corpus.read_examples(
+        segments.example, [name for name in features if name != EXAMPLE_ID]
+    )
+    fields = {}
+    for name, feature in features.items():
+        values, empty = (segments.example, -1) if name == EXAMPLE_ID else (found[name], 0)
+        fields[name] = np.full((len(rows), room, *feature.shape), empty, feature.dtype)
+        fields[name][segments.row, segments.ids - 1] = values
+    return fields
 
 
 class _Segments(NamedTuple):

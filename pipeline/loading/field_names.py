@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from pipeline.errors import InvalidValue, require_one_of
+from pipeline.text.features import EXAMPLE_ID, FIELDS
 
 Fields = Mapping[str, Any]
 
@@ -38,6 +39,10 @@ def rename(batch: Fields, convention: Convention) -> dict[str, Any]:
     batches, `Batches(…).map(…)`, which it transfers itself. Call models of transformers with
     `use_cache=False`: with a cache, they let all examples of a row attend to each other.
 
+    Features and other fields of your own stay as they are, under their names. Rows of features are
+    not made longer for Tunix. A trainer that takes no other fields than its own needs batches
+    without them: `load(…, features=())`.
+
     Args:
         batch: NumPy arrays `[rows, length]`, as `Batches` gives them, of a decoder or of pairs. For
             "tunix" and "huggingface", which shift columns, whole rows with columns in order.
@@ -45,20 +50,28 @@ def rename(batch: Fields, convention: Convention) -> dict[str, Any]:
 
     Raises:
         ValueError: the convention is unknown, or cannot carry the batch: a field without a name
-            there, weights other than 0 and 1, packed rows, or pieces that do not begin at position
-            0; the message says how to plan or load without it.
+            there, a feature with a name that it uses, weights other than 0 and 1, packed rows, or
+            pieces that do not begin at position 0; the message says how to plan or load without it.
     """
     require_one_of("convention", convention, CONVENTIONS)
     pairs = "decoder_inputs" in batch
     if pairs and convention in ("maxtext", "tunix"):
         raise InvalidValue(f"{convention} has no name for decoder_inputs: it trains decoders alone")
     known = (*INPUTS, *LOSS, *(TARGETS if pairs else ()))
+    own = {name: each for name, each in batch.items() if name not in FIELDS or name == EXAMPLE_ID}
     for name in batch:
-        if name not in known:
+        if name not in known and name not in own:
             raise InvalidValue(
                 f"{convention} has no name for {name}; it has one for {', '.join(known)}"
             )
-    return CONVENTIONS[convention](batch)
+    renamed = CONVENTIONS[convention](batch)
+    for name in own:
+        if name in renamed:
+            raise InvalidValue(
+                f"the batch has a field {name} of your own, and {convention} has another of that "
+                "name; give the feature another name, or load without it"
+            )
+    return renamed | own
 
 
 def cu_seqlens(batch: Fields, max_segments: int) -> dict[str, Any]:

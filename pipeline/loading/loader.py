@@ -99,14 +99,16 @@ class Loader(grain.DatasetIterator):
         self._close = weakref.finalize(self, _close, self._open, batches.ahead)
         self.batches, self.plan, self.corpus = batches, batches.plan, batches.corpus
         self.specs, self.sharding = batches.specs, batch_sharding(batches.sharding)
-        sharding = self.sharding  # without `self`, which threads would keep alive
+        # Without `self`, which threads would keep alive.
+        sharding, features = self.sharding, batches.features
 
         def transfer(
             built: tuple[PlannedBatch, Batch[np.ndarray]],
         ) -> "tuple[PlannedBatch, dict[str, jax.Array]]":
             planned, batch = built
             with TraceAnnotation("transfer"):
-                return planned, to_global(batch, sharding, bucket=planned.bucket)
+                bucket = planned.bucket
+                return planned, to_global(batch, sharding, bucket=bucket, features=features)
 
         # The thread that transfers batches also builds them, unless building waits as a rule.
         read_options = AT_ONCE if self.corpus.in_memory else WAITING
@@ -197,6 +199,7 @@ def load(
     positions: Positions = "continue",
     transform: Transform | None = None,
     context_order: ContextOrder = "contiguous",
+    features: Iterable[str] | None = None,
     **options: Unpack[LoadOptions],
 ) -> Loader:
     """An iterator over the batches of a corpus: planned, packed and on the devices.
@@ -211,6 +214,14 @@ def load(
     A batch of pairs has `inputs`, `inputs_segment_ids` and `inputs_positions` of the bucket's first
     length, and `decoder_inputs`, `targets`, `targets_segment_ids`, `targets_positions` and
     `loss_weights` of its second. The plan is documented with `Plan`, fitting with `fit_buckets`.
+
+    A feature of tokens is `[rows, length, *shape]`, 0 on padding. A feature of examples is
+    `[rows, segments, *shape]`: column `s - 1` is of the segment with id `s`, and holds 0 where the
+    row has no such segment. `example_id`, int32 `[rows, segments]`, is there if it is asked for:
+    the number of the example in this corpus, for `corpus[number]`, and -1 where there is no
+    segment. There are `max_segments` columns, or else as many as a row of the plan has segments at
+    most, `plan.most_segments()[bucket]`. Give `max_segments` where batches of several plans must
+    have one shape.
 
     Args:
         corpus: a corpus, a view of one, pairs, `Corpora`, or the directory of a corpus or of pairs.
@@ -228,6 +239,8 @@ def load(
             `Batches`.
         context_order: the order of the columns of a row whose length is divided over devices:
             "contiguous", "zigzag" or "striped" (contiguous); see `Batches`.
+        features: names of the features to read, of the corpus's `features` and "example_id"; ()
+            for none; None: all that the corpus has, without "example_id".
         **options: of `fit_buckets` and `Plan`, which say more; defaults in brackets.
             To fit buckets (positions are of both sides of pairs together):
             tokens_per_batch: the most positions in a global batch.
@@ -286,5 +299,6 @@ def load(
         positions=positions,
         transform=transform,
         context_order=context_order,
+        features=features,
     )
     return Loader(batches.repeat(num_epochs), prefetch=prefetch)

@@ -18,6 +18,7 @@ import numpy as np
 
 from pipeline.errors import InvalidType, InvalidValue
 from pipeline.planning.bucket import Bucket
+from pipeline.text.features import Feature
 
 if TYPE_CHECKING:
     import jax
@@ -167,15 +168,25 @@ def batch_sharding(sharding: "Mesh | NamedSharding | None") -> "NamedSharding":
 
 
 def field_specs(
-    batch: Mapping[str, np.ndarray], sharding: "NamedSharding", bucket: Bucket | None = None
+    batch: Mapping[str, np.ndarray],
+    sharding: "NamedSharding",
+    bucket: Bucket | None = None,
+    features: Mapping[str, Feature] | None = None,
 ) -> "dict[str, jax.ShapeDtypeStruct]":
     """The global shape, dtype and sharding of each field, of which this process holds `batch`.
 
-    A field `[rows, positions]` has the sharding of batches. A field of other dimensions belongs to
-    whole rows, and has the sharding of rows alone.
+    A field of positions has the sharding of batches. A field of whole rows has the sharding of rows
+    alone. `features` says which of both a feature is, of tokens or of examples. Of another field
+    the dimensions tell: `[rows, positions]` has two.
     """
     import jax
 
+    features = {} if features is None else features
+    if not isinstance(features, Mapping):
+        raise InvalidType(
+            f"features is a {type(features).__name__}; it must be a dict of Feature by name, such "
+            "as the features of Batches"
+        )
     whole = parts(sharding)
     held = block_of_sharding(sharding, whole).shape  # of an array of one element for each part
     sides = bucket.sides if bucket else ()
@@ -184,7 +195,9 @@ def field_specs(
     by_row = jax.sharding.NamedSharding(sharding.mesh, rows)
     specs = {}
     for name, local in batch.items():
-        axes, placed = (2, sharding) if local.ndim == 2 else (1, by_row)
+        feature = features.get(name)
+        by_position = local.ndim == 2 if feature is None else not feature.per_example
+        axes, placed = (2, sharding) if by_position else (1, by_row)
         sizes = list(zip(local.shape[:axes], held, whole, strict=False))
         fits = bool(sizes) and not any(size % here for size, here, _ in sizes)
         if not fits or (blocks and local.shape[:axes] not in [block[:axes] for block in blocks]):
@@ -192,7 +205,8 @@ def field_specs(
             raise InvalidValue(
                 f"{name} has shape {local.shape}, but of {bucket or 'a global batch'} this process "
                 f"holds {ours}; build batches with Batches(…, sharding=…) for the same sharding, "
-                "and transform them to fields of as many rows and positions"
+                "and transform them to fields of as many rows and positions; one with a value for "
+                "each segment must have the name of a feature of examples"
             )
         shape = (*(size // here * count for size, here, count in sizes), *local.shape[axes:])
         specs[name] = jax.ShapeDtypeStruct(shape, local.dtype, sharding=placed)
@@ -200,7 +214,11 @@ def field_specs(
 
 
 def to_global(
-    batch: Mapping[str, Any], sharding: "Mesh | NamedSharding", *, bucket: Bucket | None = None
+    batch: Mapping[str, Any],
+    sharding: "Mesh | NamedSharding",
+    *,
+    bucket: Bucket | None = None,
+    features: Mapping[str, Feature] | None = None,
 ) -> "dict[str, jax.Array]":
     """Global jax.Arrays made of the rows of this process; each device holds its own part.
 
@@ -209,11 +227,15 @@ def to_global(
             or `[rows, …]` with other dimensions, which are divided by rows alone.
         sharding: a `Mesh`, or a `NamedSharding` of `[rows, length]`, as for `pipeline.load`.
         bucket: the bucket of the batch, whose shape is then checked; None: any that divides.
+        features: the features of the batch, by name: `Batches.features`. A field with the name of
+            one is divided as its feature: of tokens by rows and length, of examples by rows alone.
+            None: there are none.
 
     Returns:
         A dict of jax.Arrays with the dtypes of `batch` and the global shape `[rows, length]`.
 
     Raises:
+        TypeError: `sharding` or `features` is nothing of the kind.
         ValueError: an array is not of the shape of this process's part.
     """
     import jax
@@ -221,5 +243,5 @@ def to_global(
     sharding = batch_sharding(sharding)
     return {
         name: jax.make_array_from_process_local_data(spec.sharding, batch[name], spec.shape)
-        for name, spec in field_specs(batch, sharding, bucket).items()
+        for name, spec in field_specs(batch, sharding, bucket, features).items()
     }

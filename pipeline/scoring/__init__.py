@@ -1,6 +1,10 @@
-"""What a step makes of each example of a corpus, once and in the order of the corpus."""
+"""Scoring: what a step makes of each example, in the order of the examples.
+
+`score` writes a table of a whole corpus; `pack` and `unpack` are for an update in memory.
+"""
 
 from pipeline.scoring.scores import ScoreOptions, score
 from pipeline.scoring.table import open_table
+from pipeline.scoring.updates import pack, unpack
 
-__all__ = ["ScoreOptions", "open_table", "score"]
+__all__ = ["ScoreOptions", "open_table", "pack", "score", "unpack"]

@@ -59,6 +59,7 @@ class ScoreOptions(OrderedOptions, total=False):
     buckets: Iterable[Bucket] | None
     prefetch: int
     positions: Positions
+    features: Iterable[str] | None
 
 
 def score(

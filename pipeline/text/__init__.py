@@ -5,7 +5,8 @@ learnt, and a tokenizer makes ids of it. By their fingerprints, a corpus knows w
 """
 
 from pipeline.text import sources, templates, tokenizers
+from pipeline.text.features import Feature
 from pipeline.text.fingerprints import fingerprint
 from pipeline.text.templates import Function
 
-__all__ = ["Function", "fingerprint", "sources", "templates", "tokenizers"]
+__all__ = ["Feature", "Function", "fingerprint", "sources", "templates", "tokenizers"]

@@ -1,13 +1,24 @@
 """Ragged arrays: tokenised examples on their way to disk, divided where parts end."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from pipeline.errors import InvalidValue
+from pipeline.text.features import (
+    LOSS_WEIGHTS,
+    TOKENS,
+    WEIGHTS,
+    Column,
+    Feature,
+    as_array,
+    digest_columns,
+    split_columns,
+    zip_columns,
+)
 
 # A part ends with the example that takes it to either limit: 64 MiB of tokens, or 8 MiB of
 # offsets. Nothing else decides it, so every number of workers makes the same parts.
@@ -20,21 +31,30 @@ CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class Ragged:
-    """Consecutive examples: flat int32 tokens, the count of each, and UTF-8 bytes of their text.
+    """Consecutive examples: flat int32 tokens, the count of each, and what they carry beside.
 
-    `text_bytes` is None where no text is known (a corpus made of arrays), and counts what is learnt
-    alone where tokens have weights; `weights`, float32 and flat as the tokens are, is None where
-    each token weighs the same.
+    Attributes:
+        flat: the tokens of all examples, int32.
+        counts: the tokens of each example.
+        text_bytes: UTF-8 bytes of the text of each, of what is learnt alone where tokens have
+            weights; None where no text is known (a corpus made of arrays).
+        columns: by name, the features of the examples; with "weights", if tokens have weights.
     """
 
     flat: np.ndarray
     counts: np.ndarray
-    text_bytes: np.ndarray | None
-    weights: np.ndarray | None = None
+    text_bytes: np.ndarray | None = None
+    columns: Mapping[str, Column] = field(default_factory=dict)
+
+    @property
+    def weights(self) -> np.ndarray | None:
+        """The weight of each token, float32; None where each weighs the same."""
+        column = self.columns.get(WEIGHTS)
+        return None if column is None else column.values
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the counts, the tokens and the weights."""
+        """SHA-256 of the counts, the tokens, the weights and the features."""
         low, high = self.counts.min(initial=0), self.counts.max(initial=0)
         if low < 0 or high >> 32:
             raise InvalidValue(
@@ -45,26 +65,46 @@ class Ragged:
         sha.update(np.ascontiguousarray(self.flat, "<i4").data)
         if self.weights is not None:
             sha.update(np.ascontiguousarray(self.weights, "<f4").data)
+        digest_columns(sha, self.columns)
+        return sha.hexdigest()
+
+    @property
+    def features_digest(self) -> str:
+        """SHA-256 of the features alone."""
+        sha = hashlib.sha256()
+        digest_columns(sha, self.columns)
         return sha.hexdigest()
 
     def slice(self, first: int, last: int) -> "Ragged":
         """The examples from `first` up to `last`, as views."""
         begin, end = (int(self.counts[:at].sum()) for at in (first, last))
+        columns = {
+            name: column.slice(first, last, begin, end) for name, column in self.columns.items()
+        }
         flat = self.flat[begin:end]
-        weights = None if self.weights is None else self.weights[begin:end]
         if not len(flat):  # empty views would keep all tokens in memory
-            flat, weights = flat.copy(), None if weights is None else weights.copy()
+            flat = flat.copy()
+            columns = {
+                name: Column(feature, values.copy()) for name, (feature, values) in columns.items()
+            }
         texts = None if self.text_bytes is None else self.text_bytes[first:last]
-        return Ragged(flat, self.counts[first:last], texts, weights)
+        return Ragged(flat, self.counts[first:last], texts, columns)
 
     @classmethod
     def concatenate(cls, chunks: Sequence["Ragged"]) -> "Ragged":
-        """All examples of several; all of these have `text_bytes`, or none, and so `weights`."""
-        if len(chunks) == 1:
-            return chunks[0]
-        fields = zip(*(vars(chunk).values() for chunk in chunks), strict=True)
-        whole: Any = (None if each[0] is None else np.concatenate(each) for each in fields)
-        return cls(*whole)
+        """All examples of several; all of these have `text_bytes`, or none, and so `columns`."""
+        first, *others = chunks
+        if not others:
+            return first
+        texts = None
+        if first.text_bytes is not None:
+            texts = np.concatenate([chunk.text_bytes for chunk in chunks])
+        columns = {
+            name: Column(feature, np.concatenate([chunk.columns[name].values for chunk in chunks]))
+            for name, (feature, _) in first.columns.items()
+        }
+        flat = np.concatenate([chunk.flat for chunk in chunks])
+        return cls(flat, np.concatenate([chunk.counts for chunk in chunks]), texts, columns)
 
 
 def divide(counts: Iterable[np.ndarray]) -> Iterator[list[tuple[int, int, int]]]:
@@ -110,52 +150,58 @@ def assemble_parts(chunks: Iterable[Ragged]) -> Iterator[Ragged]:
 
 
 def chunk_arrays(
-    examples: Iterable[Any], vocab_size: int | None, weights: Iterable[Any] | None = None
+    columns: Any, features: Mapping[str, Feature] | None, vocab_size: int | None
 ) -> Iterator[Ragged]:
-    """The examples in chunks, each example checked."""
-    held: list[np.ndarray] = []
-    weighed: list[np.ndarray] = []
-    tokens, given = 0, None if weights is None else iter(weights)
-    for number, example in enumerate(examples):
-        held.append(_validate(example, number, vocab_size))
-        if given is not None:
-            weighed.append(_validate_weights(next(given, None), number, len(held[-1])))
-        tokens += len(held[-1])
-        if tokens >= CHUNK or len(held) >= CHUNK:
-            yield _chunk(held, weighed)
-            held, weighed, tokens = [], [], 0
-    if held:
-        yield _chunk(held, weighed)
+    """Examples of arrays in chunks, each entry checked; arguments as for `Corpus.from_arrays`."""
+    tokens, weights, given = split_columns(columns, features)
+    columns = {TOKENS: tokens, **{name: column for name, (_, column) in given.items()}}
+    known = {name: feature for name, (feature, _) in given.items()}
+    if weights is not None:
+        columns[WEIGHTS], known[WEIGHTS] = weights, LOSS_WEIGHTS
+    held: dict[str, list[np.ndarray]] = {name: [] for name in columns}
+    size = 0
+    for number, example in zip_columns(columns):
+        flat = _validate(example[TOKENS], number, vocab_size)
+        held[TOKENS].append(flat)
+        for name, feature in known.items():
+            what = f"{name} of example {number}"
+            if name == WEIGHTS:
+                array = _validate_weights(example[name], number, len(flat))
+            else:
+                feature = known[name] = feature.infer(example[name], what)
+                array = feature.convert(example[name], what, len(flat))
+            held[name].append(array)
+        size += len(flat)
+        if size >= CHUNK or len(held[TOKENS]) >= CHUNK:
+            yield _chunk(held, known)
+            held, size = {name: [] for name in columns}, 0
+    if held[TOKENS]:
+        yield _chunk(held, known)
 
 
-def _chunk(arrays: list[np.ndarray], weights: list[np.ndarray]) -> Ragged:
-    counts = np.fromiter(map(len, arrays), np.int64, len(arrays))
-    flat = np.concatenate(arrays, dtype=np.int32, casting="unsafe")
-    return Ragged(flat, counts, None, np.concatenate(weights) if weights else None)
+def _chunk(held: Mapping[str, list[np.ndarray]], features: Mapping[str, Feature]) -> Ragged:
+    tokens = held[TOKENS]
+    counts = np.fromiter(map(len, tokens), np.int64, len(tokens))
+    flat = np.concatenate(tokens, dtype=np.int32, casting="unsafe")
+    columns = {
+        name: Column(feature, feature.join(held[name])) for name, feature in features.items()
+    }
+    return Ragged(flat, counts, None, columns)
 
 
 def _validate_weights(weights: Any, number: int, tokens: int) -> np.ndarray:
-    if weights is None:
-        raise InvalidValue(
-            f"example {number} has no weights; give weights for every example, or none at all"
-        )
-    with np.errstate(over="ignore"):  # infinity is refused below
-        array = _as_array(weights, f"the weights of example {number}", np.float32)
-    if array.shape != (tokens,):
-        raise InvalidValue(
-            f"the weights of example {number} have shape {array.shape}; give one number for "
-            f"each of its {tokens} tokens"
-        )
+    what = f"the weights of example {number}"
+    array = LOSS_WEIGHTS.convert(weights, what, tokens)
     if not (np.isfinite(array).all() and (array >= 0).all()):
         raise InvalidValue(
-            f"the weights of example {number} hold {array[~(array >= 0) | ~np.isfinite(array)][0]};"
-            " a weight is a finite number from 0 up"
+            f"{what} hold {array[~(array >= 0) | ~np.isfinite(array)][0]}; a weight is a finite "
+            "number from 0 up"
         )
     return array
 
 
 def _validate(example: Any, number: int, vocab_size: int | None) -> np.ndarray:
-    array = _as_array(example, f"example {number}")
+    array = as_array(example, f"example {number}")
     if array.size == 0 and array.ndim == 1:
         return array.astype(np.int32)
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
@@ -171,12 +217,3 @@ def _validate(example: Any, number: int, vocab_size: int | None) -> np.ndarray:
             f"example {number} holds the token id {low if low < 0 else high}; ids are {allowed}"
         )
     return array
-
-
-def _as_array(given: Any, what: str, dtype: Any = None) -> np.ndarray:
-    try:
-        return np.asarray(given, dtype)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise InvalidValue(
-            f"{what} cannot be an array: {error}; give a 1-D array or list of numbers"
-        ) from error

@@ -4,6 +4,7 @@ A template is a pure function or an object of a dataclass, so that it has a fing
 `pipeline.text.fingerprints`.
 """
 
+import dataclasses
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import InvalidValue
+from pipeline.text.features import LOSS_WEIGHTS, WEIGHTS, Column, Feature
 from pipeline.text.fingerprints import fingerprint
 from pipeline.text.ragged import Ragged
 from pipeline.text.sources.source import Concatenated, Source, read_records, where
@@ -30,8 +32,9 @@ __all__ = [
     "fingerprint",
 ]
 
-# A piece of text, and the loss weight of each of its tokens: 0 for what is only read.
-Span = tuple[str, float]
+# A piece of text, the loss weight of each of its tokens (0 for what is only read), and optionally
+# the value that each of them has for features, by name.
+Span = tuple[str, float] | tuple[str, float, Mapping[str, Any]]
 Template = Callable[[dict[str, Any]], Sequence[Span]]
 
 
@@ -158,14 +161,16 @@ class FilledSource(Concatenated):
 
     def _read(self, part: int, numbers: Sequence[int]) -> list[dict[str, str]]:
         filled = fill(self.template, self.sources[part], numbers)
-        return [{"text": "".join(text for text, _ in spans)} for spans in filled]
+        return [{"text": "".join(text for text, *_ in spans)} for spans in filled]
 
     def __str__(self) -> str:
         return f"{super().__str__()}, by a template"
 
 
-def fill(template: Template, source: Source, indices: Sequence[int]) -> list[list[Span]]:
-    """The spans that a template makes of each record, checked."""
+def fill(
+    template: Template, source: Source, indices: Sequence[int]
+) -> list[list[tuple[str, float, Mapping[str, Any]]]]:
+    """The spans that a template makes of each record, checked, each with values for features."""
     filled = []
     for index, record in zip(indices, read_records(source, indices), strict=True):
         try:
@@ -182,18 +187,22 @@ def fill(template: Template, source: Source, indices: Sequence[int]) -> list[lis
     return filled
 
 
-def _check(given: Any) -> list[Span]:
-    """What a template gave, as spans."""
+def _check(given: Any) -> list[tuple[str, float, Mapping[str, Any]]]:
+    """What a template gave, as spans with values for features."""
     spans: list[Any] = [given] if given is None or isinstance(given, str) else list(given)
-    if not all(isinstance(each, tuple | list) and len(each) == 2 for each in spans):
+    if not all(
+        isinstance(each, tuple | list)
+        and (len(each) == 2 or (len(each) == 3 and isinstance(each[2], Mapping)))
+        for each in spans
+    ):
         raise InvalidValue(
             f"it gave {given!r:.80}; give a list of spans, each a text and its weight, as "
-            '[("Q: ", 0.0), ("A", 1.0)]'
+            '[("Q: ", 0.0), ("A", 1.0)], and as a third entry a dict of values for features'
         )
-    spans = [(text, float(weight)) for text, weight in spans]
+    spans = [(text, float(weight), *(more or [{}])) for text, weight, *more in spans]
     if not spans:
         raise InvalidValue("it gave no spans; give at least one text with its weight")
-    for text, weight in spans:
+    for text, weight, _ in spans:
         if not isinstance(text, str):
             raise InvalidValue(f"it gave a span that is {type(text).__name__}, not text")
         if not (math.isfinite(weight) and weight >= 0):
@@ -202,12 +211,17 @@ def _check(given: Any) -> list[Span]:
 
 
 def encode(
-    template: Template, source: Source, indices: Sequence[int], tokenizer: Tokenizer
+    template: Template,
+    source: Source,
+    indices: Sequence[int],
+    tokenizer: Tokenizer,
+    features: Mapping[str, Feature] | None = None,
 ) -> Ragged:
-    """The tokens and weights of some records.
+    """The tokens, weights and features of tokens of some records.
 
     Spans are tokenised one by one, so that each token has one weight. The tokenizer's marks stand
-    around the whole: the begin mark weighs 0, the end mark as much as the last span.
+    around the whole: the begin mark weighs 0, the end mark as much as the last span. For features,
+    the begin mark has the value of the first span. A span that gives none has their `fill`.
 
     >>> from pipeline.text.tokenizers import Bytes
     >>> def greeting(record):
@@ -219,8 +233,8 @@ def encode(
     filled = fill(template, source, indices)
     spans = [span for each in filled for span in each]
     sizes = np.array([len(each) for each in filled])
-    flat, counts = tokenizer.encode_batch([text for text, _ in spans])
-    weights = np.repeat(np.array([weight for _, weight in spans], np.float32), counts)
+    flat, counts = tokenizer.encode_batch([text for text, *_ in spans])
+    weights = np.repeat(np.array([weight for _, weight, _ in spans], np.float32), counts)
     # The tokenizer marks each span; only the marks at the ends of a record stay.
     ends = np.cumsum(counts)
     begins, last = ends - counts, np.cumsum(sizes) - 1
@@ -235,6 +249,24 @@ def encode(
         keep[ends[last] - 1] = True
     record_of = np.repeat(np.arange(len(sizes)), sizes)
     tokens = np.bincount(np.repeat(record_of, counts)[keep], minlength=len(sizes))
-    weighted = [len(text.encode()) if weight else 0 for text, weight in spans]
+    weighted = [len(text.encode()) if weight else 0 for text, weight, _ in spans]
     text_bytes = np.bincount(record_of, weighted, len(sizes)).astype(np.int64)
-    return Ragged(flat[keep], tokens, text_bytes, weights[keep])
+    columns = {WEIGHTS: Column(LOSS_WEIGHTS, weights[keep])}
+    for name, feature in (features or {}).items():
+        values = [_value_of(span, name, feature) for span in spans]
+        columns[name] = Column(feature, np.repeat(np.stack(values), counts, axis=0)[keep])
+    return Ragged(flat[keep], tokens, text_bytes, columns)
+
+
+def _value_of(span: tuple[str, float, Mapping[str, Any]], name: str, feature: Feature) -> Any:
+    """The value of the tokens of a span, `[*shape]`."""
+    text, _, values = span
+    if name in values:
+        one = dataclasses.replace(feature, of="example")
+        return one.convert(values[name], f"{name} of the span {text!r:.40}", 1)
+    if feature.fill is None:
+        raise InvalidValue(
+            f"the template gave no {name!r} for the span {text!r:.40}; give it as the third entry "
+            f"of the span, {{{name!r}: …}}, or give the feature a fill="
+        )
+    return feature.filled(1)[0]

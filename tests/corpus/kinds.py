@@ -31,8 +31,10 @@ def make(kind, directory, sizes=SIZES):
         directory.mkdir()
         return in_place(kind, directory, ids)
     if kind in STORED:
-        weights = [each / 7 for each in ids] if "weighted" in kind else None
-        Corpus.from_arrays(ids, directory, vocab_size=99, weights=weights)
+        columns = {"tokens": ids}
+        if "weighted" in kind:
+            columns["weights"] = [each / 7 for each in ids]
+        Corpus.from_arrays(columns, directory, vocab_size=99)
         return Corpus.open(directory, memory_map="ranges" not in kind)
     match kind:
         case "on_read":

@@ -178,7 +178,7 @@ def test_neighbouring_pieces_are_fetched_as_one_range(directory, monkeypatch):
 def test_a_corpus_pickles_as_its_directory(corpus):
     for other in (pickle.loads(pickle.dumps(corpus)), copy.deepcopy(corpus)):
         assert other.fingerprint == corpus.fingerprint
-        assert type(other._reader) is type(corpus._reader)
+        assert type(other._readers) is type(corpus._readers)
         assert other[4]["inputs"].tolist() == corpus[4]["inputs"].tolist()
     assert len(pickle.dumps(corpus)) < 500
 
@@ -299,12 +299,12 @@ PART = "part-00002.arrow"
         ),
         (put("corpus.json", lambda it: it[:200]), "damaged at .*corpus.json: it cannot be read"),
         (
-            put("corpus.json", lambda _: b'{"schema_version": 3}'),
+            put("corpus.json", lambda _: b'{"schema_version": 4}'),
             "damaged at .*corpus.json: it cannot be read: KeyError",
         ),
         (
             put("corpus.json", lambda _: b'{"schema_version": 99}'),
-            "schema version 99, and this version of Lockstep reads version 3: prepare",
+            "schema version 99, and this version of Lockstep reads version 4: prepare",
         ),
         (
             lambda at: (at / "corpus.json").unlink(),

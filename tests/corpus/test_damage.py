@@ -148,7 +148,7 @@ def _small_parts(monkeypatch):
 
 @pytest.fixture
 def corpus(tmp_path):
-    return Corpus.from_arrays(EXAMPLES, tmp_path / "corpus", weights=WEIGHTS)
+    return Corpus.from_arrays({"tokens": EXAMPLES, "weights": WEIGHTS}, tmp_path / "corpus")
 
 
 @pytest.mark.parametrize("entry", ["tokenizer", "source", "vocab_size", "text_bytes", "digest"])
@@ -169,34 +169,47 @@ def test_a_manifest_with_another_entry_is_refused(tmp_path, entry):
         ("file", "/etc/passwd", "part 1 is '/etc/passwd', not 'part-00001.arrow'"),
         ("file", "../corpus/part-00001.arrow", "part 1 is '../corpus"),
         ("file", "part-00000.arrow", "part 1 is 'part-00000.arrow'"),
-        ("tokens_at", 1 << 40, "tokens_at of part-00001.arrow is 1,099,511,627,776; it is a mult"),
-        ("tokens_at", -8, "tokens_at of part-00001.arrow is -8; it is an integer from 0 up"),
-        ("tokens_at", 1001, "it is a multiple of 4 from where"),
-        ("offsets_at", 1 << 40, "offsets_at of part-00001.arrow is"),
-        ("offsets_at", 604, "it is a multiple of 8 from where"),
-        ("weights_at", 1 << 40, "weights_at of part-00001.arrow is"),
-        ("weights_at", None, "some of its parts have weights and others have none"),
-        ("examples", 1 << 40, "offsets_at of part-00001.arrow is"),
-        ("examples", 3.0, "examples of part-00001.arrow is 3.0; it is an integer"),
-        ("examples", True, "examples of part-00001.arrow is True; it is an integer"),
-        ("tokens", 4, "its tokens is 200, and its parts say"),
-        ("bytes", "many", "bytes of part-00001.arrow is 'many'"),
+        (
+            "tokens.at",
+            1 << 40,
+            "place of tokens in part-00001.arrow is 1,099,511,627,776; it",
+        ),
+        ("tokens.at", -8, "place of tokens in part-00001.arrow is -8; it is an integer from 0 up"),
+        ("tokens.at", 1001, "it is a multiple of 4 from where"),
+        ("tokens.count", 7, "number of tokens in part-00001.arrow is 7, not"),
+        ("tokens.dtype", "int8", "tokens of part-00001.arrow are .* int8, not .* int32"),
+        ("offsets.at", 1 << 40, "place of offsets in part-00001.arrow is"),
+        ("offsets.at", 604, "it is a multiple of 8 from where"),
+        ("weights.at", 1 << 40, "place of weights in part-00001.arrow is"),
+        ("weights", None, "some of its parts have weights and others have none"),
+        ("examples", 1 << 40, "number of offsets in part-00001.arrow is"),
+        ("examples", 3.0, "examples in part-00001.arrow is 3.0; it is an integer"),
+        ("examples", True, "examples in part-00001.arrow is True; it is an integer"),
+        ("tokens", 4, "number of tokens in part-00001.arrow is"),
+        ("bytes", "many", "bytes in part-00001.arrow is 'many'"),
         ("sha256", "0", "its tokens_digest is"),
     ],
 )
 def test_numbers_of_a_manifest_are_checked_at_opening(corpus, entry, value, sentence):
-    alter(corpus, lambda manifest: manifest["parts"][1].update({entry: value}))
+    def change(manifest):
+        part, (name, *inner) = manifest["parts"][1], entry.split(".")
+        if inner:
+            part["columns"][name][inner[0]] = value
+        elif name == "weights":
+            del part["columns"][name]
+        else:
+            part[name] = value
+
+    alter(corpus, change)
     with pytest.raises(ValueError, match=rf"damaged at .*corpus.json: .*{sentence}"):
         Corpus.open(corpus.directory)
 
 
 @pytest.mark.parametrize("memory_map", [True, False], ids=["mapped", "ranges"])
-@pytest.mark.parametrize(
-    ("entry", "shift"), [("tokens_at", 4), ("offsets_at", 8), ("weights_at", -4)]
-)
+@pytest.mark.parametrize(("entry", "shift"), [("tokens", 4), ("offsets", 8), ("weights", -4)])
 def test_places_in_a_part_are_those_of_its_own_header(corpus, memory_map, entry, shift):
     def change(manifest):
-        manifest["parts"][1][entry] += shift
+        manifest["parts"][1]["columns"][entry]["at"] += shift
 
     alter(corpus, change)
     opened = Corpus.open(corpus.directory, memory_map=memory_map)
@@ -211,10 +224,8 @@ def test_places_in_a_part_are_those_of_its_own_header(corpus, memory_map, entry,
 def test_offsets_of_examples_are_within_their_part(corpus, memory_map, number):
     part = corpus._manifest.parts[0]
     path = corpus.directory / part.file
-    content = bytearray(path.read_bytes())
-    content[part.offsets_at + 8 : part.offsets_at + 16] = int(number).to_bytes(
-        8, "little", signed=True
-    )
+    content, at = bytearray(path.read_bytes()), part.columns["offsets"].at
+    content[at + 8 : at + 16] = int(number).to_bytes(8, "little", signed=True)
     path.write_bytes(content)
     opened = Corpus.open(corpus.directory, memory_map=memory_map)
     for example in (0, 1):
@@ -227,7 +238,7 @@ def test_offsets_of_examples_are_within_their_part(corpus, memory_map, number):
 
 def test_damage_that_a_digest_of_32_bits_does_not_see_is_found(corpus):
     path = corpus.directory / "part-00000.arrow"
-    place = corpus._manifest.parts[0].offsets_at
+    place = corpus._manifest.parts[0].columns["offsets"].at
     content = bytearray(path.read_bytes())
     for offset in range(1, 1 + corpus._manifest.parts[0].examples):
         content[place + 8 * offset + 4] ^= 1  # each is 2**32 more
@@ -268,7 +279,7 @@ def test_verify_finds_a_part_that_the_manifest_does_not_name(corpus):
 
 def test_a_part_without_tokens_may_say_anything_of_where_they_are(tmp_path):
     corpus = Corpus.from_arrays([[], []], tmp_path)
-    alter(corpus, lambda manifest: manifest["parts"][0].update({"tokens_at": -1_234_567}))
+    alter(corpus, lambda manifest: manifest["parts"][0]["columns"]["tokens"].update(at=-1_234_567))
     opened = Corpus.open(tmp_path)
     assert opened[1]["inputs"].tolist() == []
     opened.verify()
@@ -291,7 +302,7 @@ def test_offsets_of_arrow_files_in_place_are_checked(tmp_path, offsets):
 
 
 def write_arrays(place):
-    Corpus.from_arrays(EXAMPLES, place, weights=WEIGHTS)
+    Corpus.from_arrays({"tokens": EXAMPLES, "weights": WEIGHTS}, place)
 
 
 def write_texts(place):

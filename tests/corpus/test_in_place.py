@@ -62,7 +62,7 @@ def test_what_is_no_list_of_ids_is_refused(tmp_path):
         feather.write_feather(pa.table(columns), str(tmp_path / "a.arrow"))
         return tmp_path / "a.arrow"
 
-    with pytest.raises(ValueError, match=r"a.arrow, from row 0 on, holds list<.*double>; tokens"):
+    with pytest.raises(ValueError, match=r"row 0 on, input_ids holds list<.*double>; tokens"):
         InPlace.arrow(write(input_ids=[[1.0]]))
     with pytest.raises(ValueError, match="has missing entries"):
         InPlace.arrow(write(input_ids=[[1], None]))

@@ -75,7 +75,12 @@ def test_huggingface_has_names_for_both_sides_of_pairs():
 @pytest.mark.parametrize(
     ("batch", "convention", "message"),
     [
-        (BATCH | {"images": BATCH["inputs"]}, "maxtext", "no name for images"),
+        (BATCH | {"targets_positions": BATCH["inputs"]}, "maxtext", "no name for targets_posit"),
+        (
+            BATCH | {"inputs_position": BATCH["inputs"]},
+            "maxtext",
+            "a field inputs_position of your own, and maxtext has another",
+        ),
         (BATCH, "t5x", "convention is 't5x'; .* one of maxtext, tunix, huggingface"),
         (BATCH, "tunix", "row 0 holds 2 segments.* packing='none'"),
         (PAIR, "maxtext", "no name for decoder_inputs"),

@@ -472,7 +472,9 @@ def test_batches_have_the_same_fields_where_some_corpora_have_weights(tmp_path):
     texts = [list(range(1, 9))] * 12
     plain = pipeline.Corpus.from_arrays(texts, tmp_path / "plain")
     weights = [[0.5] * 8] * 12
-    weighted = pipeline.Corpus.from_arrays(texts, tmp_path / "weighted", weights=weights)
+    weighted = pipeline.Corpus.from_arrays(
+        {"tokens": texts, "weights": weights}, tmp_path / "weighted"
+    )
     joined = pipeline.Corpora({"plain": plain, "weighted": weighted})
     batches = Batches(joined, Plan(joined, [Bucket(1, 7)]))
     assert {frozenset(batches[step]) for step in range(24)} == {

@@ -35,7 +35,9 @@ def prompted(tmp_path):
     """A corpus of documents that begin with a prompt, which has no loss; a plan in rows of 16."""
     weights = [np.arange(size) >= prompt for size, prompt in zip(SIZES, PROMPTS, strict=True)]
     folder = tmp_path / "prompted"
-    corpus = pipeline.Corpus.from_arrays(documents(SIZES), folder, weights=weights, vocab_size=512)
+    corpus = pipeline.Corpus.from_arrays(
+        {"tokens": documents(SIZES), "weights": weights}, folder, vocab_size=512
+    )
     return corpus, Plan(corpus, [Bucket(4, 16)])
 
 

@@ -259,7 +259,7 @@ def weighted_arrays(place, given):
         for ids, list_ in given
     ]
     with refusing():
-        corpus = Corpus.from_arrays(examples, place, weights=weights)
+        corpus = Corpus.from_arrays({"tokens": examples, "weights": weights}, place)
         corpus.verify()
         for weight, read in zip(weights, corpus, strict=True):
             due = np.asarray(weight, np.float32)[1:]
@@ -288,7 +288,9 @@ def made(kind: str) -> dict[str, bytes]:
     with folder() as place:
         if kind == "corpus":
             weights = [np.linspace(0, 1, 5)] * 9
-            Corpus.from_arrays([np.arange(5) + at for at in range(9)], place, weights=weights)
+            Corpus.from_arrays(
+                {"tokens": [np.arange(5) + at for at in range(9)], "weights": weights}, place
+            )
         elif kind == "prepared":
             prepare(sources.Records(TEXTS), directory=place)
         elif kind == "index":

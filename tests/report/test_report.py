@@ -122,7 +122,9 @@ def test_the_statistics_of_a_few_examples(tmp_path):
 
 def test_one_of_a_kind_is_singular_and_tokens_without_loss_are_told(options, tmp_path):
     weights = [np.array([0.0, 0, 1, 1, 1])]
-    corpus = Corpus.from_arrays([np.arange(5)], tmp_path, vocab_size=9, weights=weights)
+    corpus = Corpus.from_arrays(
+        {"tokens": [np.arange(5)], "weights": weights}, tmp_path, vocab_size=9
+    )
     text = format_text(measure(from_corpus(corpus, "one"), options))
     assert "1 example; 4 tokens to train on; 3 of them with loss; " in text
     assert "An epoch takes 1 batch, and " in text

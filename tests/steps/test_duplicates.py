@@ -40,7 +40,7 @@ def test_random_examples_have_the_copies_that_a_dict_finds(tmp_path):
 def test_copies_have_the_same_weights(tmp_path):
     weights = [[1] * len(example) for example in EXAMPLES]
     weights[2] = [1, 1, 0.5]
-    corpus = pipeline.Corpus.from_arrays(EXAMPLES, tmp_path, weights=weights)
+    corpus = pipeline.Corpus.from_arrays({"tokens": EXAMPLES, "weights": weights}, tmp_path)
     assert pipeline.corpus.duplicates(corpus).tolist() == [7, 8]
 
 

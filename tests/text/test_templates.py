@@ -90,7 +90,9 @@ def test_what_carries_loss_is_counted_beside_all_tokens(tmp_path):
     assert pipeline.Corpora({"a": corpus, "b": corpus}).num_learnt == 12
     # The first token of a text is no target, whatever its weight.
     arrays = [[1, 2, 3], [4, 5], []], [[1, 0, 2], [1, 1], []]
-    corpus = pipeline.Corpus.from_arrays(arrays[0], tmp_path / "b", weights=arrays[1])
+    corpus = pipeline.Corpus.from_arrays(
+        {"tokens": arrays[0], "weights": arrays[1]}, tmp_path / "b"
+    )
     assert (corpus.num_tokens, corpus.num_learnt) == (3, 2)
     plain = pipeline.Corpus.from_arrays(arrays[0], tmp_path / "c")
     assert (plain.num_tokens, plain.num_learnt) == (3, 3)
@@ -118,8 +120,8 @@ def test_a_template_that_changed_makes_another_corpus(tmp_path):
             prepare(records, Bytes(), tmp_path, template=template)
     with pytest.raises(ValueError, match="a corpus of the task 'causal', not 'inputs'"):
         prepare(records, Bytes(), tmp_path, template=spoken, task=INPUTS)
-    unlike = Corpus.from_arrays([[1, 2, 3]], tmp_path / "0", weights=[[0, 0.5, 1]])
-    alike = Corpus.from_arrays([[1, 2, 3]], tmp_path / "1", weights=[[0, 0.5, 0.5]])
+    unlike = Corpus.from_arrays({"tokens": [[1, 2, 3]], "weights": [[0, 0.5, 1]]}, tmp_path / "0")
+    alike = Corpus.from_arrays({"tokens": [[1, 2, 3]], "weights": [[0, 0.5, 0.5]]}, tmp_path / "1")
     assert unlike.fingerprint != alike.fingerprint
     for template in (spoken, Chat(), Answer(prompt="{a}", answer="{b}")):
         again = pickle.loads(pickle.dumps(template))
@@ -149,12 +151,12 @@ def test_a_record_that_does_not_suit_is_named(tmp_path, record, template, senten
 @pytest.mark.parametrize(
     ("weights", "sentence"),
     [
-        ([[1, 1]], "weights of example 0 have shape .2,.; .* each of its 3 tokens"),
+        ([[1, 1]], "weights of example 0 has shape .2,.; .* each of its 3 tokens"),
         ([[1, -1, 1]], r"weights of example 0 hold -1\.0; a weight is a finite number"),
-        ([[1, 1, np.nan]], "weights of example 0 hold nan"),
-        ([], "example 0 has no weights; give weights for every example, or none at all"),
+        ([[1, 1, np.nan]], "weights of example 0 holds NaN"),
+        ([], "the column 'weights' ends after 0 examples, and others go on"),
     ],
 )
 def test_weights_that_are_none_are_refused(tmp_path, weights, sentence):
     with pytest.raises(ValueError, match=sentence):
-        Corpus.from_arrays([[1, 2, 3]], tmp_path, weights=weights)
+        Corpus.from_arrays({"tokens": [[1, 2, 3]], "weights": weights}, tmp_path)

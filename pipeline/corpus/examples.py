@@ -1,0 +1,92 @@
+"""Examples: a corpus in memory, for what was made a moment ago and is used once."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pipeline.corpus.gather import Fields, gather, gather_feature
+from pipeline.corpus.interface import SingleCorpus
+from pipeline.corpus.tasks import CAUSAL, Task
+from pipeline.errors import InvalidValue, require_whole
+from pipeline.text.features import WEIGHTS, Feature
+from pipeline.text.ragged import Ragged, chunk_arrays
+
+
+class Examples(SingleCorpus):
+    """A corpus in memory: planned, loaded and scored like any other, and never written.
+
+    >>> rollouts = Examples(
+    ...     {"tokens": [[5, 6, 7], [8, 9]], "advantage": [0.5, -1.0]},
+    ...     features={"advantage": Feature("example")},
+    ... )
+    >>> rollouts.lengths.tolist(), rollouts[0]["targets"].tolist(), float(rollouts[1]["advantage"])
+    ([2, 1], [6, 7], -1.0)
+
+    Args:
+        columns: a list of 1-D arrays (or lists) of token ids, marks included; or a dict with a list
+            for each column: "tokens", optionally "weights" (of the loss, a number from 0 up for
+            each token), and each of `features` by its name. A causal example of n ids has length
+            n - 1.
+        features: what the other columns are, by name.
+        vocab_size: if given, ids must be below it.
+        task: decides the fields and the lengths; see `pipeline.corpus.tasks`.
+
+    Attributes:
+        identity, fingerprint: of the content.
+
+    Raises:
+        ValueError: there is no example, a column does not match its feature or the tokens, or an id
+            is not allowed.
+    """
+
+    in_memory = True
+
+    def __init__(
+        self,
+        columns: Any,
+        *,
+        features: Mapping[str, Feature] | None = None,
+        vocab_size: int | None = None,
+        task: Task = CAUSAL,
+    ):
+        self.task = task
+        self.vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
+        chunks = list(chunk_arrays(columns, features, self.vocab_size))
+        if not chunks:
+            raise InvalidValue("examples are empty; a corpus holds at least one example")
+        self._ragged = Ragged.concatenate(chunks)
+        given = {name: each.feature for name, each in self._ragged.columns.items()}
+        self.weighted = given.pop(WEIGHTS, None) is not None
+        for name, feature in given.items():
+            task.require(name, feature)
+        self.features = given
+        counts = self._ragged.counts
+        self._begins, self.lengths = np.cumsum(counts) - counts, task.lengths(counts)
+        self.lengths.flags.writeable = False
+        self.num_learnt = task.count_learnt(counts, self._ragged.weights)
+
+    @functools.cached_property
+    def identity(self) -> Mapping[str, Any]:  # type: ignore[override]  # others have an attribute
+        """Says which tokens and features these are."""
+        digest = self._ragged.digest[:12]
+        return {"tokens": digest, "tokenizer": "none", "task": self.task.name}
+
+    def _read(
+        self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any, names: Sequence[str]
+    ) -> Fields:
+        first = self._begins[examples] + starts
+        fields = gather(self._ragged.flat, first, lengths, reach, self.task.shifts)
+        read = {"loss_weights": WEIGHTS} if self.weighted else {}
+        for field, name in {**read, **{name: name for name in names}}.items():
+            feature, values = self._ragged.columns[name]
+            at = (first + self.task.shift_of(feature)) * feature.size
+            fields[field] = gather_feature(values.reshape(-1), at, lengths, reach, feature.shape)
+        return fields
+
+    def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
+        return {name: self._ragged.columns[name].values[examples] for name in names}
+
+    def __repr__(self) -> str:
+        return f"Examples of {len(self):,} examples, {self.fingerprint}"

@@ -1,0 +1,255 @@
+"""Updates: what was sampled a moment ago, packed into batches, and their results unpacked again."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from pipeline.corpus.interface import AnyCorpus
+from pipeline.errors import InvalidType, InvalidValue, counted, name_some, require_one_of
+from pipeline.loading.batches import Batch, Batches
+from pipeline.loading.sharding import batch_sharding, to_global
+from pipeline.planning.bucket import Bucket
+from pipeline.planning.layout import ranges
+from pipeline.planning.pieces import Overflow
+from pipeline.planning.plan import Plan
+from pipeline.planning.planned import PlannedBatch
+from pipeline.scoring.values import POSITIONS, Value
+from pipeline.steps import hosts
+
+# As many steps as any update has: the rows of all of them are sorted by cost and dealt together.
+ALL_STEPS = 1 << 40
+
+COMBINE = ("sum", "mean")
+
+
+def pack(
+    examples: AnyCorpus,
+    buckets: Iterable[Bucket],
+    *,
+    sharding: Mesh | NamedSharding | None = None,
+    overflow: Overflow = "error",
+    align: int = 1,
+    max_segments: int | None = None,
+    features: Iterable[str] | None = None,
+) -> Iterator[tuple[PlannedBatch, Batch]]:
+    """The batches of one pass through some examples, in shapes that are compiled already.
+
+    An update of reinforcement learning has other lengths each time. Its rows are packed best fit,
+    and the rows of all its batches are sorted by cost and dealt, so that the devices of a step
+    finish together. Nothing is left to chance: the same examples give the same batches.
+
+    >>> for planned, batch in pack(examples, buckets):  # doctest: +SKIP
+    ...     results.append((planned, step(params, batch)))
+
+    Args:
+        examples: `pipeline.Examples`, or any corpus. On several hosts, all give the same.
+        buckets: the shapes, ascending by length. Several of one length, with fewer rows, are tails,
+            which the last batches take; see `Plan`.
+        sharding: the devices that share a batch, as for `load`; None: the first local device.
+        overflow: what to do with an example longer than every bucket, as for `Plan`; default an
+            error.
+        align: the multiple at which every segment begins, as for `Plan`; default 1.
+        max_segments: the most segments in a row. Features of examples need it, since it decides
+            their shape. Default None: no limit.
+        features: names of features to read, as for `load`; None: all.
+
+    Returns:
+        An iterator over the plan of each batch, and the batch: a dict of global jax.Arrays.
+
+    Raises:
+        ValueError: an example has nothing to train on, or is too long; no position carries loss;
+            hosts gave different examples; or an argument is not as above.
+    """
+    if not hasattr(examples, "fingerprint"):
+        raise InvalidType(
+            f"examples is a {type(examples).__name__}; make pipeline.Examples of them, or give a "
+            "corpus"
+        )
+    empty = np.flatnonzero(np.reshape(examples.lengths, (len(examples), -1)).min(axis=1) == 0)
+    if len(empty):
+        raise InvalidValue(
+            f"{counted(len(empty), 'example')} of {len(examples):,} have length 0, and so nothing "
+            f"to train on: {name_some(empty.tolist())}; leave them out"
+        )
+    if examples.num_learnt == 0:
+        raise InvalidValue(
+            f"none of the {counted(len(examples), 'example')} has a position that carries loss; "
+            "give an update with weights that are not all 0"
+        )
+    options: dict[str, Any] = {"overflow": overflow, "max_segments": max_segments}
+    options |= {"align": align} if align != 1 else {}
+    plan = Plan(examples, buckets, shuffle=False, tiers=ALL_STEPS, **options)
+    sharding = batch_sharding(sharding)
+    batches = Batches(examples, plan, sharding=sharding, features=features)
+    of_examples = [name for name, each in batches.features.items() if each.per_example]
+    if of_examples and max_segments is None:
+        raise InvalidValue(
+            f"{name_some(of_examples)} have a column for each segment of a row, whose number would "
+            "differ between updates; give max_segments=, so that shapes stay, or features= without "
+            "them"
+        )
+    hosts.require_agreement({"examples": {"of": examples.identity, "plan": plan.identity}})
+
+    def make() -> Iterator[tuple[PlannedBatch, Batch]]:
+        ahead: Any = batches.with_plans()
+        for step in range(plan.num_batches()):
+            planned, batch = ahead[step]
+            fields: Any = to_global(
+                batch, sharding, bucket=planned.bucket, features=batches.features
+            )
+            yield planned, fields
+
+    return make()
+
+
+def unpack(
+    results: Iterable[tuple[PlannedBatch, Any]],
+    examples: AnyCorpus,
+    *,
+    per: str | Mapping[str, str],
+    combine: str | None = None,
+) -> Any:
+    """What steps returned for batches, as a list with an array for each example, in their order.
+
+    Pieces of a split example are joined. An example that is in no batch has an empty array.
+
+    >>> logprobs = unpack(results, examples, per="position")  # doctest: +SKIP
+    >>> [each.shape for each in logprobs] == [(n,) for n in examples.lengths]  # doctest: +SKIP
+    True
+
+    Args:
+        results: the plan of each batch, and what the step returned for it: an array of the whole
+            batch, or a dict of arrays. On several hosts, arrays that each host has whole.
+        examples: as given to `pack`, or the corpus of a plan.
+        per: what an array has a record of, or one of these for each array by name: "position", of
+            `[rows, length, …]`; of pairs "inputs" or "targets", whose positions they are;
+            "segment", of `[rows, segments, …]`, that of segment id s in column s - 1; or "row", of
+            `[rows, …]`, if a row has one segment.
+        combine: "sum" or "mean" (weighted by positions) of the records of an example that is split
+            into several segments; None (default): such an example is refused, per segment and row.
+
+    Returns:
+        A list of NumPy arrays, `[positions, …]` per position and otherwise of a record; or a dict
+        of such lists, where steps returned dicts.
+
+    Raises:
+        ValueError: an array is not as above, or results lack a piece of an example or have it
+            twice.
+    """
+    planned, values = zip(*results, strict=True) if (results := list(results)) else ((), ())
+    if combine is not None:
+        require_one_of("combine", combine, COMBINE)
+    if not planned:
+        raise InvalidValue("results are empty; give the plan and the values of each batch")
+    if not isinstance(values[0], Mapping):
+        return _unpack("values", planned, values, len(examples), per, combine)
+    return {
+        name: _unpack(
+            name,
+            planned,
+            [each[name] for each in values],
+            len(examples),
+            per if isinstance(per, str) else per.get(name),
+            combine,
+        )
+        for name in values[0]
+    }
+
+
+def _unpack(
+    name: str,
+    planned: Iterable[PlannedBatch],
+    arrays: Iterable[Any],
+    count: int,
+    per: Any,
+    combine: str | None,
+) -> list[np.ndarray]:
+    """One of the values as a list of arrays, one for each of `count` examples."""
+    require_one_of(f"per of {name}", per, (*POSITIONS, "segment", "row"))
+    records, segments = [], []
+    for batch, given in zip(planned, arrays, strict=True):
+        array = _as_whole(name, given)
+        records.append(_make_value(name, array, batch, per).cut(array, batch))
+        segments.append(batch.segments)
+    found, pieces = np.concatenate(records), np.concatenate(segments)
+    order = np.lexsort((pieces[:, 2], pieces[:, 1]))
+    pieces = pieces[order]
+    example, start, size = pieces[:, 1], pieces[:, 2], pieces[:, 3]
+    _require_whole(example, start, size, count)
+    times = np.bincount(example, minlength=count)
+    edges = np.cumsum(times)[:-1]
+    if (side := POSITIONS.get(per)) is not None:
+        sizes = np.concatenate([batch.segments[:, 3 + side] for batch in planned])
+        begins = np.cumsum(sizes) - sizes
+        found = found[ranges(begins[order], sizes[order])]
+        before = np.append(0, np.cumsum(sizes[order]))
+        return np.split(found, before[edges])
+    found = found[order]
+    if combine is None:
+        if (split := np.flatnonzero(times > 1)).size:
+            raise InvalidValue(
+                f"{name} has one record a {per}, and {counted(len(split), 'example')} are split "
+                f"into several segments, first {split[0]}; give combine='sum' or 'mean', or longer "
+                "buckets"
+            )
+    else:
+        size = pieces[:, 3:].sum(axis=1).reshape(-1, *[1] * (found.ndim - 1))
+        kind = found.dtype
+        some, first = np.unique(example, return_index=True)
+        weighted = found.astype(np.float64) * (size if combine == "mean" else 1)
+        found = np.add.reduceat(weighted, first)
+        if combine == "mean":
+            found /= np.add.reduceat(size, first)
+        found = found.astype(kind if kind.kind == "f" or combine == "sum" else np.float32)
+        times = np.bincount(some, minlength=count)
+        edges = np.cumsum(times)[:-1]
+    return [each[0] if len(each) else each for each in np.split(found, edges)]
+
+
+def _as_whole(name: str, given: Any) -> np.ndarray:
+    """The values of a whole batch as a NumPy array; those of bfloat16 as float32."""
+    if not (getattr(given, "is_fully_addressable", True) or given.is_fully_replicated):
+        raise InvalidValue(
+            f"{name} is divided over hosts as {given.sharding}; return it whole on every host, "
+            "with out_shardings=NamedSharding(mesh, PartitionSpec())"
+        )
+    array = np.asarray(given)
+    return array if array.dtype.kind in "biuf" else array.astype(np.float32)
+
+
+def _make_value(name: str, array: np.ndarray, batch: PlannedBatch, per: str) -> Value:
+    """What an array holds, after checking its shape."""
+    rows, most = batch.bucket.rows, int(np.bincount(batch.segments[:, 0]).max(initial=0))
+    side = POSITIONS.get(per)
+    if side is not None and side >= len(batch.bucket.lengths):
+        raise InvalidValue(f"per of {name} is {per!r}, and that is of pairs; give per='position'")
+    expected: tuple[int, ...] = (rows,) if per == "row" else (rows, most)
+    if side is not None:
+        expected = rows, batch.bucket.lengths[side]
+    seen = array.shape[: len(expected)]
+    wrong = seen != expected if per != "segment" else seen[:1] != (rows,) or [*seen, 0][1] < most
+    if wrong or (per == "row" and most > 1):
+        raise InvalidValue(
+            f"{name} has shape {array.shape}, and per={per!r} needs {[*expected, '…']} of bucket "
+            f"{batch.bucket}, whose rows hold up to {counted(most, 'segment')}"
+        )
+    return Value(per=per, shape=array.shape[len(expected) :], dtype=array.dtype, reduce=None)
+
+
+def _require_whole(example: np.ndarray, start: np.ndarray, size: np.ndarray, count: int) -> None:
+    """Refuses pieces of examples, in order, that do not follow on one another."""
+    if len(example) and example[-1] >= count:
+        raise InvalidValue(
+            f"results are of example {example[-1]:,}, and there are {count:,}; give the examples "
+            "that were packed"
+        )
+    new = np.diff(example, prepend=-1) != 0
+    due = np.where(new, 0, np.roll(start + size, 1))
+    if (wrong := np.flatnonzero(start != due)).size:
+        at = wrong[0]
+        raise InvalidValue(
+            f"results go on with example {example[at]} at its position {start[at]}, and position "
+            f"{due[at]} is next; give each batch of a pass once"
+        )

@@ -1,0 +1,260 @@
+"""Features: the arrays that examples carry beside their tokens, such as rewards or log-probs."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from pipeline.errors import InvalidType, InvalidValue, require_one_of, require_whole, suggest_option
+
+Of = Literal["inputs", "targets", "example"]
+
+# The columns of examples that are no features of the user.
+TOKENS, WEIGHTS = "tokens", "weights"
+
+# The number of each example, which a batch has if it is asked for.
+EXAMPLE_ID = "example_id"
+
+# The fields of batches that features may not be named like.
+FIELDS = (
+    *("inputs", "targets", "decoder_inputs", "loss_weights", EXAMPLE_ID),
+    *("inputs_segment_ids", "inputs_positions", "targets_segment_ids", "targets_positions"),
+)
+RESERVED = (TOKENS, WEIGHTS, *FIELDS)
+
+
+def as_array(given: Any, what: str) -> np.ndarray:
+    """`given` as an array; `what` names it in errors."""
+    try:
+        return np.asarray(given)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InvalidValue(
+            f"{what} cannot be an array: {error}; give an array or a list of numbers"
+        ) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Feature:
+    """What examples carry beside their tokens, by a name: a schema, not data.
+
+    >>> Feature("targets", dtype="float32")  # one number for each token that is predicted
+    Feature(of='targets', dtype=dtype('float32'), shape=(), fill=None)
+
+    Args:
+        of: "inputs" or "targets": an array `[n, *shape]` for an example of n tokens. A batch has
+            the entry of a token where the token is an input, or where it is predicted, as
+            `loss_weights` are. "example": one value, of `shape`, for an example.
+        dtype: of the batch, boolean or a number of at most 32 bits. Default None: that of the first
+            example's data, with 32 bits in place of 64.
+        shape: of the value of one token, or of one example; default a number.
+        fill: the value where a corpus of a mixture has no such feature; default None: refused.
+
+    Raises:
+        ValueError: an argument is not as above.
+    """
+
+    of: Of
+    dtype: Any = dataclasses.field(default=None, kw_only=True)
+    shape: tuple[int, ...] = dataclasses.field(default=(), kw_only=True)
+    fill: float | None = dataclasses.field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        require_one_of("of", self.of, get_args(Of))
+        shape = self.shape if isinstance(self.shape, tuple | list) else (self.shape,)
+        object.__setattr__(self, "shape", tuple(require_whole("shape", n, 1) for n in shape))
+        if self.dtype is not None:
+            try:
+                dtype = np.dtype(self.dtype)
+            except TypeError as error:
+                raise InvalidValue(f"dtype is {self.dtype!r}; {error}") from error
+            if dtype.kind not in "biuf" or dtype.itemsize > 4:
+                raise InvalidValue(
+                    f"dtype is {dtype}; it must be bool, or of integers or floating-point numbers "
+                    "of at most 32 bits, as devices have them"
+                )
+            object.__setattr__(self, "dtype", dtype)
+            if self.fill is not None and not dtype.type(self.fill) == np.float32(self.fill):
+                raise InvalidValue(f"fill is {self.fill!r}, which {dtype} does not hold")
+
+    @property
+    def per_example(self) -> bool:
+        """Whether an example has one value, and not one for each of its tokens."""
+        return self.of == "example"
+
+    @property
+    def size(self) -> int:
+        """Numbers in one value."""
+        return math.prod(self.shape)
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        """The arguments, as JSON; the dtype must be known."""
+        return {"of": self.of, "dtype": self.dtype.name, "shape": [*self.shape], "fill": self.fill}
+
+    def filled(self, count: int) -> np.ndarray:
+        """`count` values that are `fill`: `[count, *shape]`."""
+        return np.full((count, *self.shape), self.fill, self.dtype)
+
+    def infer(self, given: Any, what: str) -> "Feature":
+        """The same feature with a dtype, which is that of `given` where there is none yet."""
+        if self.dtype is not None:
+            return self
+        dtype = as_array(given, what).dtype
+        narrow = {"i": np.int32, "u": np.uint32, "f": np.float32}
+        if dtype.kind not in "biuf":
+            raise InvalidValue(f"{what} is of dtype {dtype}; give booleans or numbers, or a dtype=")
+        if dtype.itemsize > 4:
+            dtype = np.dtype(narrow[dtype.kind])
+        return dataclasses.replace(self, dtype=dtype)
+
+    def join(self, examples: Sequence[np.ndarray]) -> np.ndarray:
+        """The converted values of some examples, one example after another."""
+        return np.stack(examples) if self.per_example else np.concatenate(examples)
+
+    def convert(self, given: Any, what: str, tokens: int) -> np.ndarray:
+        """`given` as an array of this dtype, `[tokens, *shape]` or of an example `shape`.
+
+        `what` names it in errors: a wrong shape, numbers that the dtype cannot hold, or NaN.
+        """
+        array = as_array(given, what)
+        shape = self.shape if self.per_example else (tokens, *self.shape)
+        if array.shape != shape:
+            each = "" if self.per_example else f", one value for each of its {tokens} tokens"
+            raise InvalidValue(f"{what} has shape {array.shape}; it must be {shape}{each}")
+        return self.cast(array, what)
+
+    def cast(self, array: np.ndarray, what: str) -> np.ndarray:
+        """`array` of any shape as one of this dtype; errors are those of `convert`."""
+        if array.size == 0:
+            return array.astype(self.dtype)
+        kinds = {"b": "b", "i": "biu", "u": "biu", "f": "biuf"}[self.dtype.kind]
+        if array.dtype.kind not in kinds:
+            raise InvalidValue(
+                f"{what} is of dtype {array.dtype}, and the feature is {self.dtype}; convert it, "
+                "or give the feature another dtype="
+            )
+        if self.dtype.kind in "iu":
+            allowed, least, most = np.iinfo(self.dtype), int(array.min()), int(array.max())
+            if least < allowed.min or most > allowed.max:
+                wrong = least if least < allowed.min else most
+                raise InvalidValue(
+                    f"{what} holds {wrong}; {self.dtype} holds {allowed.min} to {allowed.max}"
+                )
+        if array.dtype.kind == "f" and np.isnan(array).any():
+            raise InvalidValue(f"{what} holds NaN; give a number, and a mask beside it")
+        with np.errstate(over="ignore"):
+            return array.astype(self.dtype, copy=False)
+
+
+# The weights of the loss are such a feature, under their own names: a column "weights" of examples,
+# a field "loss_weights" of batches.
+LOSS_WEIGHTS = Feature("targets", dtype=np.float32, fill=1.0)
+
+
+class Column(NamedTuple):
+    """The values of a feature of some examples, one example after another.
+
+    Attributes:
+        feature: says what they are.
+        values: `[tokens, *shape]` of all examples, or of examples `[examples, *shape]`.
+    """
+
+    feature: Feature
+    values: np.ndarray
+
+    def slice(self, first: int, last: int, begin: int, end: int) -> "Column":
+        """That of the examples `first` to `last`, whose tokens are `begin` to `end`."""
+        edges = (first, last) if self.feature.per_example else (begin, end)
+        return Column(self.feature, self.values[slice(*edges)])
+
+
+def digest_columns(sha: Any, columns: Mapping[str, Column]) -> None:
+    """Adds the features of some examples, by name, to a hash of `hashlib`."""
+    for name in sorted({*columns} - {WEIGHTS}):
+        feature, values = columns[name]
+        sha.update(json.dumps([name, feature.as_json]).encode())
+        sha.update(np.ascontiguousarray(values, feature.dtype.newbyteorder("<")).data)
+
+
+def check_features(features: Mapping[str, Feature] | None) -> dict[str, Feature]:
+    """`features` as a dict, after checking their names."""
+    found = dict(features or {})
+    for name, feature in found.items():
+        if not isinstance(feature, Feature):
+            raise InvalidType(
+                f"features[{name!r}] is {feature!r:.80}; it must be a pipeline.Feature, as "
+                "Feature('targets') or Feature('example')"
+            )
+        if not isinstance(name, str) or not name.isidentifier() or name in RESERVED:
+            raise InvalidValue(
+                f"a feature is named {name!r}; a name is letters, digits and _, and none of "
+                f"{', '.join(RESERVED)}, which batches have"
+            )
+    return found
+
+
+def split_columns(
+    columns: Any, features: Mapping[str, Feature] | None
+) -> tuple[Any, Any, dict[str, tuple[Feature, Any]]]:
+    """Tokens, weights (None: there are none), and each feature with its data.
+
+    Args:
+        columns: a sequence of arrays of token ids; or a dict of such, `"tokens"`, and optionally
+            `"weights"`, and one for each feature by its name.
+        features: the features by name.
+    """
+    known = check_features(features)
+    if not isinstance(columns, Mapping):
+        if known:
+            raise InvalidValue(
+                f"features are {', '.join(known)}, and there are tokens alone; give a dict of "
+                "columns, {'tokens': …, "
+                f"{next(iter(known))!r}: …}}"
+            )
+        return columns, None, {}
+    if TOKENS not in columns:
+        raise InvalidValue(
+            f"columns are {', '.join(map(str, columns)) or 'none'}; one of them must be 'tokens', "
+            "the token ids of each example"
+        )
+    for name in columns:
+        if name not in (TOKENS, WEIGHTS, *known):
+            raise InvalidValue(
+                f"there is a column {name!r} and no such feature; say what it is, with features="
+                f"{{{name!r}: pipeline.Feature('targets')}}, or leave it out"
+            )
+    if missing := [name for name in known if name not in columns]:
+        raise InvalidValue(f"the feature {missing[0]!r} has no column; give one, or leave it out")
+    weights = columns.get(WEIGHTS)
+    return columns[TOKENS], weights, {name: (known[name], columns[name]) for name in known}
+
+
+def require_known(names: Iterable[str], features: Mapping[str, Feature]) -> None:
+    """Refuses names of features that a corpus does not have."""
+    for name in names:
+        if name not in features and name != EXAMPLE_ID:
+            raise InvalidValue(
+                f"the corpus has no feature {suggest_option(str(name), [*features, EXAMPLE_ID])}"
+            )
+
+
+def zip_columns(columns: Mapping[str, Iterable[Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The number of each example, and its entry in each column; refuses columns of other sizes."""
+    missing = object()
+    iterators = {name: iter(column) for name, column in columns.items()}
+    number = 0
+    while True:
+        entries = {name: next(iterator, missing) for name, iterator in iterators.items()}
+        ended = [name for name, entry in entries.items() if entry is missing]
+        if len(ended) == len(entries):
+            return
+        if ended:
+            raise InvalidValue(
+                f"the column {ended[0]!r} ends after {number:,} examples, and others go on; each "
+                "column has one entry for each example"
+            )
+        yield number, entries
+        number += 1

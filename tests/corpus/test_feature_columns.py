@@ -1,0 +1,274 @@
+"""Features are read as they were given, from memory, files, ranges and other programs' files."""
+
+import pickle
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import feather, parquet
+
+import pipeline
+from pipeline import Corpora, Corpus, Examples, Feature, InPlace, Pairs, sources, tokenizers
+from pipeline.corpus import INPUTS
+from pipeline.text import ragged
+
+SIZES = [3, 0, 7, 1, 2, 9, 5, 12, 4, 1, 8, 6, 2, 11, 3, 10]
+FEATURES = {
+    "logprob": Feature("targets"),
+    "routing": Feature("inputs", dtype="uint8", shape=(2, 3)),
+    "seen": Feature("inputs", shape=3),
+    "half": Feature("targets", dtype="float16"),
+    "reward": Feature("example"),
+    "flags": Feature("example", dtype=bool, shape=5),
+}
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch):
+    monkeypatch.setattr(ragged, "TOKENS_PER_PART", 30)
+
+
+def draw(sizes=SIZES):
+    rng = np.random.default_rng(0)
+    return {
+        "tokens": [rng.integers(1, 99, n) for n in sizes],
+        # Of 0 and 1 in the first half, which are stored as bits, then any.
+        "weights": [(rng.random(n) < 0.5) * (1 if at < 8 else 0.25) for at, n in enumerate(sizes)],
+        "logprob": [rng.normal(size=n) for n in sizes],
+        "routing": [rng.integers(0, 256, (n, 2, 3)) for n in sizes],
+        "seen": [rng.random((n, 3)) < 0.5 for n in sizes],
+        "half": [rng.normal(size=n).astype(np.float16) for n in sizes],
+        "reward": [rng.normal() for _ in sizes],
+        "flags": [rng.random(5) < 0.5 for _ in sizes],
+    }
+
+
+def expected(columns, at, start, stop):
+    """The fields of a piece of an example of causal text, from the columns as they were given."""
+    later, now = slice(start + 1, stop + 1), slice(start, stop)
+    found = {"inputs": columns["tokens"][at][now], "targets": columns["tokens"][at][later]}
+    if "weights" in columns:
+        found["loss_weights"] = np.float32(columns["weights"][at][later])
+    for name, feature in FEATURES.items():
+        if name in columns and feature.of != "example":
+            of = later if feature.of == "targets" else now
+            dtype = {"logprob": np.float32, "seen": bool}.get(name, feature.dtype)
+            found[name] = np.asarray(columns[name][at][of], dtype)
+    return found
+
+
+def assert_reads(corpus, columns, numbers=None):
+    """Pieces of any size, in any order and with any reach are those of the columns."""
+    numbers = np.arange(len(columns["tokens"])) if numbers is None else numbers
+    rng = np.random.default_rng(1)
+    for _ in range(8):
+        at = rng.integers(0, len(numbers), 12)
+        length = corpus.lengths[at].astype(int)
+        start = (rng.random(12) * (length + 1)).astype(int)
+        size = ((length - start + 1) * rng.random(12)).astype(int)
+        reach = size + (size > 0) * rng.integers(0, 3, 12)
+        read = corpus.read(at, start, size, reach)
+        begins = np.cumsum(reach) - reach
+        for piece in np.flatnonzero(size):
+            example = numbers[at[piece]]
+            due = expected(columns, example, start[piece], start[piece] + size[piece])
+            assert {*read} == {*due}
+            for name, values in due.items():
+                got = read[name][begins[piece] : begins[piece] + size[piece]]
+                np.testing.assert_array_equal(got, values, err_msg=name)
+                if name in FEATURES:
+                    assert got.dtype == values.dtype, name
+    some = rng.integers(0, len(numbers), 20)
+    for name, values in corpus.read_examples(some).items():
+        due = np.asarray([columns[name][numbers[at]] for at in some], values.dtype)
+        np.testing.assert_array_equal(values, due)
+
+
+def test_examples_in_memory_have_their_features():
+    columns = draw()
+    examples = Examples(columns, features=FEATURES)
+    assert_reads(examples, columns)
+    assert_reads(pickle.loads(pickle.dumps(examples)), columns)
+    assert examples[2]["reward"] == np.float32(columns["reward"][2])
+    assert [*examples.read([2], [0], [3], features=["seen"])][2:] == ["loss_weights", "seen"]
+
+
+@pytest.mark.parametrize("memory_map", [True, False], ids=["mapped", "ranges"])
+def test_a_stored_corpus_has_its_features(tmp_path, memory_map):
+    columns = draw()
+    made = Corpus.from_arrays(columns, tmp_path, features=FEATURES)
+    assert [part.columns["weights"].dtype for part in made._manifest.parts][:: len(SIZES)] == [
+        "bool"
+    ]
+    corpus = Corpus.open(tmp_path, memory_map=memory_map)
+    corpus.verify()
+    assert_reads(corpus, columns)
+    assert corpus.features["routing"] == FEATURES["routing"]
+    assert Corpus.from_arrays(columns, tmp_path, features=FEATURES).fingerprint == made.fingerprint
+    columns["reward"][3] += 1
+    with pytest.raises(ValueError, match="holds a corpus of other examples"):
+        Corpus.from_arrays(columns, tmp_path, features=FEATURES)
+
+
+@pytest.mark.parametrize("memory_map", [True, False], ids=["mapped", "ranges"])
+def test_features_are_added_to_a_finished_corpus(tmp_path, memory_map):
+    columns = draw()
+    names = ["tokens", "weights", "logprob"]
+    base = {name: columns[name] for name in names}
+    plain = Corpus.from_arrays(base, tmp_path, features={"logprob": FEATURES["logprob"]})
+    added = {name: each for name, each in FEATURES.items() if name != "logprob"}
+    values = {name: columns[name] for name in added}
+    corpus = plain.with_features({n: iter(each) for n, each in values.items()}, features=added)
+    assert corpus.fingerprint != plain.fingerprint
+    assert Corpus.open(tmp_path).fingerprint == plain.fingerprint
+    opened = Corpus.open(tmp_path, features=added, memory_map=memory_map)
+    assert opened.fingerprint == corpus.fingerprint
+    for each in (corpus, opened, pickle.loads(pickle.dumps(opened))):
+        assert_reads(each, columns)
+        each.verify()
+    assert plain.with_features(values, features=added).fingerprint == corpus.fingerprint
+    values["reward"] = [*values["reward"][:-1], 7.0]
+    with pytest.raises(ValueError, match="holds other values of"):
+        plain.with_features(values, features=added)
+    part = opened._added[0].parts[0]
+    file = opened._added[0].directory / part.file
+    content = bytearray(file.read_bytes())
+    content[part.columns["routing"].at] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match="damaged at"):
+        Corpus.open(tmp_path, features=added).verify()
+
+
+def test_features_of_columns_in_place(tmp_path):
+    columns = draw([5, 3, 8, 2])
+    del columns["weights"], columns["half"]
+
+    def nested(values, kind):
+        rows = pa.FixedSizeListArray.from_arrays(pa.array(np.ravel(np.concatenate(values))), kind)
+        return pa.LargeListArray.from_arrays(np.cumsum([0, *map(len, values)]), rows)
+
+    table = pa.table(
+        {
+            "input_ids": columns["tokens"],
+            "logprob": columns["logprob"],
+            "routing": nested(columns["routing"], 6),
+            "seen": nested(columns["seen"], 3),
+            "reward": columns["reward"],
+            "flags": pa.FixedSizeListArray.from_arrays(
+                pa.array(np.concatenate(columns["flags"])), 5
+            ),
+        }
+    )
+    feather.write_feather(table, str(tmp_path / "a.arrow"), compression="uncompressed")
+    parquet.write_table(table, tmp_path / "a.parquet")
+    wanted = {name: each for name, each in FEATURES.items() if name in columns}
+    for corpus in (
+        InPlace.arrow(tmp_path / "a.arrow", features=wanted),
+        InPlace.parquet(tmp_path / "a.parquet", features=wanted),
+    ):
+        assert_reads(corpus, columns)
+        assert_reads(pickle.loads(pickle.dumps(corpus)), columns)
+
+
+def test_records_and_templates_give_features(tmp_path):
+    records = [{"text": "ab" * (at % 4), "reward": at / 2} for at in range(20)]
+    reward = Feature("example", dtype="float32")
+
+    def template(record):
+        return [("Q", 0.0, {"turn": 1}), (record["text"] + "x", 1.0, {"turn": 2})]
+
+    options = {"progress": False, "num_workers": 0}
+    corpus = pipeline.prepare(
+        sources.Records(records),
+        tokenizers.Bytes(),
+        tmp_path,
+        template=template,
+        features={"reward": reward, "turn": Feature("targets", dtype="int8")},
+        **options,
+    )
+    corpus.verify()
+    # Begin mark, Q, ab, x, end mark.
+    assert corpus[1]["turn"].tolist() == [1, 2, 2, 2, 2]
+    assert [float(each) for each in corpus.read_examples([3, 19])["reward"]] == [1.5, 9.5]
+    with pytest.raises(ValueError, match="another features"):
+        pipeline.prepare(sources.Records(records), tokenizers.Bytes(), tmp_path, template=template)
+
+
+def test_views_and_several_corpora_pass_features_on(tmp_path):
+    columns = draw()
+    examples = Examples(columns, features=FEATURES)
+    for view in examples.split(0.3):
+        assert_reads(view, columns, view.numbers)
+    filled = {"of": "targets", "dtype": "int16", "fill": 7}
+    turn = [np.arange(n) for n in SIZES]
+    more = Examples({**columns, "turn": turn}, features={**FEATURES, "turn": Feature(**filled)})
+    both = Corpora({"plain": examples, "more": more})
+    read = both.read([2, len(SIZES) + 2], [0, 0], [6, 6], features=["turn", "seen"])
+    assert read["turn"].tolist() == [7] * 6 + [1, 2, 3, 4, 5, 6]
+    np.testing.assert_array_equal(read["seen"][:6], columns["seen"][2][:6])
+    with pytest.raises(ValueError, match="plain has no feature 'turn', which more has; give the"):
+        Corpora({"plain": examples, "more": Examples(
+            {**columns, "turn": turn}, features={**FEATURES, "turn": Feature("targets")}
+        )})  # fmt: skip
+    masked = pipeline.Masked(
+        Examples({"tokens": columns["tokens"], "seen": columns["seen"]}, task=INPUTS,
+                 features={"seen": FEATURES["seen"]}),
+        mask_id=99,
+    )  # fmt: skip
+    np.testing.assert_array_equal(masked[5]["seen"], columns["seen"][5])
+
+
+def test_pairs_have_the_features_of_both_sides(tmp_path):
+    sides = [[[1, 2, 3], [4, 5]], [[1, 6], [1, 7, 8, 9]]]
+    pairs = Pairs.from_arrays(
+        {"tokens": sides[0], "speaker": [[0, 1, 1], [1, 0]]},
+        {"tokens": sides[1], "score": [[0.0, 1.0], [0.0, 2.0, 3.0, 4.0]], "label": [5, 6]},
+        tmp_path,
+        features={
+            "speaker": Feature("inputs"),
+            "score": Feature("targets"),
+            "label": Feature("example"),
+        },
+    )
+    assert pairs[1]["speaker"].tolist() == [1, 0]
+    assert (pairs[1]["score"].tolist(), int(pairs[1]["label"])) == ([2, 3, 4], 6)
+
+
+@pytest.mark.parametrize(
+    ("columns", "features", "sentence"),
+    [
+        ({"tokens": [[1, 2]]}, {"a": Feature("example")}, "the feature 'a' has no column"),
+        ({"tokens": [[1, 2]], "a": [1]}, {}, "there is a column 'a' and no such feature"),
+        ({"a": [1]}, {"a": Feature("example")}, "one of them must be 'tokens'"),
+        ([[1, 2]], {"a": Feature("example")}, "features are a, and there are tokens alone"),
+        ({"tokens": [[1, 2]], "a": [[1]]}, {"a": Feature("inputs")}, "must be .2,., one value for"),
+        ({"tokens": [[1, 2]], "a": [[1, 2]]}, {"a": Feature("example")}, "has shape .2,."),
+        ({"tokens": [[1]], "a": [0.5]}, {"a": Feature("example", dtype="int8")}, "dtype float64"),
+        ({"tokens": [[1]], "a": [300]}, {"a": Feature("example", dtype="uint8")}, "holds 300"),
+        ({"tokens": [[1]], "a": [np.nan]}, {"a": Feature("example")}, "a of example 0 holds NaN"),
+        ({"tokens": [[1]], "a": ["x"]}, {"a": Feature("example")}, "give booleans or numbers"),
+        ({"tokens": [[1], [2]], "a": [1]}, {"a": Feature("example")}, "'a' ends after 1 examples"),
+        ({"tokens": [[1]], "inputs": [1]}, {"inputs": Feature("example")}, "named 'inputs'"),
+        ({"tokens": [[1]], "a": [1]}, {"a": "example"}, "must be a pipeline.Feature"),
+    ],
+)  # fmt: skip
+def test_columns_that_do_not_match_are_refused(columns, features, sentence):
+    with pytest.raises((ValueError, TypeError), match=sentence):
+        Examples(columns, features=features)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"of": "rows"}, "of is 'rows'; it must be one of inputs, targets, example"),
+        ({"of": "inputs", "dtype": "int64"}, "dtype is int64; .* at most 32 bits"),
+        ({"of": "inputs", "dtype": "text"}, "dtype is 'text'"),
+        ({"of": "inputs", "shape": (0,)}, "shape is 0; it must be a whole number from 1"),
+        ({"of": "inputs", "dtype": "int8", "fill": 0.5}, "fill is 0.5, which int8 does not hold"),
+    ],
+)
+def test_a_feature_that_cannot_be_is_refused(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        Feature(**options)
+    with pytest.raises(ValueError, match="of targets, and examples of the task 'inputs' have"):
+        Examples({"tokens": [[1]], "a": [[1]]}, features={"a": Feature("targets")}, task=INPUTS)

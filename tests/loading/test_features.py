@@ -1,0 +1,462 @@
+"""Features in batches: the numbers of each segment, and their shapes and devices."""
+
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import pipeline
+from pipeline import Batches, Bucket, Corpora, Examples, Feature, Masked, Plan, SpanCorruption
+from pipeline.corpus import INPUTS
+from pipeline.corpus.interface import AnyCorpus
+from pipeline.corpus.tasks import CAUSAL, TARGETS
+from pipeline.loading.sharding import CONTEXT_ORDERS, batch_sharding, column_order, field_specs
+from pipeline.planning.identity import fingerprint_of
+from pipeline.steps import Compiled, microbatches
+
+FEATURES = {
+    "seen": Feature("inputs", dtype=bool, fill=True),
+    "experts": Feature("inputs", dtype="int8", shape=(2, 3), fill=-3),
+    "logprob": Feature("targets", dtype="float32", fill=0.5),
+    "halves": Feature("targets", dtype="float16", shape=2, fill=7),
+    "reward": Feature("example", dtype="float32", fill=-1),
+    "group": Feature("example", dtype="uint32", shape=(2,), fill=9),
+}
+EXAMPLE_ID = Feature("example", dtype=np.int32)
+
+
+def columns_of(sizes, seed=0, task=CAUSAL, leave_out=()):
+    """Tokens of examples of these sizes, and random values for each of their features."""
+    rng = np.random.default_rng(seed)
+    columns = {"tokens": [rng.integers(1, 90, size) for size in sizes]}
+    for name, feature in FEATURES.items():
+        if name in leave_out or (feature.of == "targets" and not task.has_targets):
+            continue
+        columns[name] = []
+        for size in sizes:
+            shape = feature.shape if feature.per_example else (size, *feature.shape)
+            values = rng.integers(0 if feature.dtype.kind in "bu" else -90, 90, shape)
+            columns[name].append(values.astype(feature.dtype))
+    return columns
+
+
+def examples_of(columns, task=CAUSAL):
+    features = {name: FEATURES[name] for name in columns if name != "tokens"}
+    return Examples(columns, features=features, vocab_size=90, task=task)
+
+
+def corpus_of(kind, sizes):
+    """A corpus, and for each feature the value of each example, shifted like its fields."""
+    task = INPUTS if kind == "masked" else CAUSAL
+
+    def make(seed, leave_out=()):
+        columns = columns_of(sizes, seed, task, leave_out)
+        values = {name: values for name, values in columns.items() if name != "tokens"}
+        for name in values:
+            if FEATURES[name].of == "targets":
+                values[name] = [each[1:] for each in values[name]]
+        return examples_of(columns, task), values
+
+    corpus, values = make(0)
+    if kind == "masked":
+        return Masked(corpus, mask_id=90), values
+    if kind == "split":
+        corpus = corpus.split(0.5)[1]
+        return corpus, {name: [all_[n] for n in corpus.numbers] for name, all_ in values.items()}
+    if kind == "corpora":
+        lacking = ("seen", "experts", "reward", "halves")
+        other, more = make(1, lacking)
+        for name in lacking:
+            feature = FEATURES[name]
+            each = [() if feature.per_example else (max(size - 1, 0),) for size in sizes]
+            filled = [np.full((*n, *feature.shape), feature.fill, feature.dtype) for n in each]
+            more[name] = filled
+        corpus = Corpora({"first": corpus, "second": other})
+        values = {name: [*values[name], *more[name]] for name in values}
+    return corpus, values
+
+
+def slow_features(features, values, planned, room):
+    """The features of a batch built one segment at a time, from the definition."""
+    rows, length = planned.bucket.shape
+    batch = {}
+    for name, feature in features.items():
+        width = room if feature.per_example else length
+        batch[name] = np.zeros((rows, width, *feature.shape), feature.dtype)
+    if "example_id" in batch:
+        batch["example_id"] -= 1
+    column, segment = np.zeros(rows, int), np.zeros(rows, int)
+    for row, example, start, size in planned.segments.tolist():
+        for name, feature in features.items():
+            if name == "example_id":
+                batch[name][row, segment[row]] = example
+            elif feature.per_example:
+                batch[name][row, segment[row]] = values[name][example]
+            else:
+                places = slice(column[row], column[row] + size)
+                batch[name][row, places] = values[name][example][start : start + size]
+        segment[row] += 1
+        column[row] += size
+    return batch
+
+
+def assert_same(found, expected):
+    for name, values in expected.items():
+        assert (found[name].dtype, found[name].shape) == (values.dtype, values.shape), name
+        np.testing.assert_array_equal(np.asarray(found[name]), values, name)
+
+
+@st.composite
+def cases(draw):
+    kind = draw(st.sampled_from(["plain", "masked", "split", "corpora"]))
+    sizes = draw(st.lists(st.integers(0, 30), min_size=20, max_size=30))
+    sizes[:10] = [5] * 10  # so that something is held out, and in rows of several
+    options = {
+        "packing": draw(st.sampled_from(["best_fit", "none"])),
+        "overflow": draw(st.sampled_from(["split", "truncate", "drop"])),
+        "max_segments": draw(st.sampled_from([None, 2, 8])),
+        "seed": draw(st.integers(0, 9)),
+    }
+    if kind == "corpora" and draw(st.booleans()):
+        options["weights"] = {"first": 1, "second": 2}
+    every = st.permutations([*FEATURES, "example_id"])
+    names = draw(st.none() | st.tuples(every, st.integers(0, 7)).map(lambda x: x[0][: x[1]]))
+    buckets = draw(st.sampled_from([[(4, 24)], [(4, 8), (2, 16)], [(6, 6)]]))
+    return kind, sizes, [Bucket(*each) for each in buckets], options, names
+
+
+@given(cases(), st.sampled_from(["continue", "restart"]))
+@settings(max_examples=80)
+def test_every_segment_has_the_features_of_its_example(case, positions):
+    kind, sizes, buckets, options, names = case
+    corpus, values = corpus_of(kind, sizes)
+    plan = Plan(corpus, buckets, **options)
+    if names is not None:
+        names = [name for name in names if name in (*corpus.features, "example_id")]
+    known = {**corpus.features, "example_id": EXAMPLE_ID}
+    features = {name: known[name] for name in (corpus.features if names is None else names)}
+    plain = Batches(corpus, plan, positions=positions, features=()).repeat()
+    every = Batches(corpus, plan, positions=positions, features=names).repeat()
+    assert every.features == features
+    assert str(every) == str(plain)
+    both = [
+        Batches(
+            corpus, plan, positions=positions, features=names, process_index=at, process_count=2
+        ).repeat()
+        for at in (0, 1)
+    ]
+    for step in range(0, plan.first_step(2), 3):
+        planned, batch = plan.batch(step), every[step]
+        room = options["max_segments"] or plan.most_segments()[planned.bucket]
+        expected = plain[step] | slow_features(features, values, planned, room)
+        assert list(batch) == list(expected)
+        assert_same(batch, expected)
+        halves = [half[step] for half in both]
+        assert_same(
+            {name: np.concatenate([half[name] for half in halves]) for name in batch}, batch
+        )
+    for bucket in buckets:
+        empty, no_segments = every.empty(bucket), np.zeros((0, 4), np.int64)
+        nothing = pipeline.PlannedBatch(bucket, no_segments)
+        room = options["max_segments"] or plan.most_segments()[bucket]
+        assert_same(empty, slow_features(features, values, nothing, room))
+
+
+# ---- pairs
+
+
+class Both(AnyCorpus):
+    """Pairs of two corpora in memory."""
+
+    in_memory = True
+
+    def __init__(self, inputs, targets):
+        self.sides = inputs, targets
+        self.lengths = np.stack([inputs.lengths, targets.lengths], axis=1)
+        self.identity = {"pairs": fingerprint_of([inputs.fingerprint, targets.fingerprint])}
+
+
+PAIR = Bucket(4, (20, 28))
+
+
+def test_pairs_have_features_of_both_sides_and_of_each_example_once():
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(1, 12, (2, 40))
+    inputs = columns_of(sizes[0], 0, INPUTS, leave_out=["reward", "group"])
+    targets = columns_of(sizes[1] + 1, 1, TARGETS, leave_out=["experts", "seen"])
+    del targets["logprob"]
+    both = Both(examples_of(inputs, INPUTS), examples_of(targets, TARGETS))
+    plan = Plan(both, [PAIR])
+    batches = Batches(both, plan, features=["example_id", *both.features])
+    assert [*batches.features] == ["example_id", "seen", "experts", "halves", "reward", "group"]
+    values = inputs | targets
+    values["halves"] = [each[1:] for each in targets["halves"]]
+    for step in range(len(batches)):
+        planned, batch = plan.batch(step), batches[step]
+        room = plan.most_segments()[PAIR]
+        for side, names in zip(
+            planned.sides, (["seen", "experts"], ["halves", "reward", "group"]), strict=True
+        ):
+            features = {name: FEATURES[name] for name in names} | {"example_id": EXAMPLE_ID}
+            assert_same(batch, slow_features(features, values, side, room))
+
+
+def test_pairs_of_spans_have_the_features_of_the_examples_they_are_cut_from():
+    columns = columns_of([40] * 20, task=INPUTS)
+    spans = SpanCorruption(examples_of(columns, INPUTS), max_length=15, end_id=2)
+    assert {*spans.features} == {"reward", "group"}
+    plan = Plan(spans, [PAIR])
+    batches = Batches(spans, plan, features=["reward", "example_id"])
+    for step in range(len(batches)):
+        batch = batches[step]
+        number = batch["example_id"]
+        assert (number >= 0).sum() == len(plan.batch(step).segments)
+        whole = np.where(number < 0, 0, np.array(columns["reward"])[spans.examples_of(number)])
+        np.testing.assert_array_equal(batch["reward"], whole)
+
+
+# ---- devices
+
+
+def mesh_of(**axes):
+    devices = jax.devices()[: np.prod([*axes.values()])]
+    auto = (AxisType.Auto,) * len(axes)
+    return jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=auto, devices=devices)
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    sizes = np.random.default_rng(3).integers(0, 30, 60)
+    return examples_of(columns_of(sizes))
+
+
+# A row has as many columns of segments as positions, so no shape tells them apart.
+SQUARE = Bucket(4, 16)
+
+
+@pytest.fixture(scope="module")
+def plan(corpus):
+    return Plan(corpus, [SQUARE], max_segments=16)
+
+
+NAMES = [*FEATURES, "example_id"]
+
+
+@pytest.mark.parametrize("order", CONTEXT_ORDERS)
+def test_columns_are_divided_like_positions_and_segments_like_rows(corpus, plan, order):
+    sharding = batch_sharding(mesh_of(data=2, context=2))
+    by_row = NamedSharding(sharding.mesh, PartitionSpec(("data",)))
+    whole = Batches(corpus, plan, features=NAMES)
+    batches = Batches(corpus, plan, sharding=sharding, context_order=order, features=NAMES)
+    columns = column_order(order, 16, 2)
+    with pipeline.Loader(batches) as loader:
+        for step, batch in enumerate(loader):
+            assert list(batch) == list(loader.specs[SQUARE])
+            for name, array in batch.items():
+                per_example = name in batches.features and batches.features[name].per_example
+                laid = whole[step][name]
+                laid = laid if per_example else laid[:, columns]
+                np.testing.assert_array_equal(np.asarray(array), laid, name)
+                placed = by_row if per_example else sharding
+                assert array.sharding.is_equivalent_to(placed, array.ndim), name
+                spec = loader.specs[SQUARE][name]
+                assert (array.shape, array.dtype) == (spec.shape, spec.dtype)
+                assert array.sharding.is_equivalent_to(spec.sharding, array.ndim)
+        assert step > 3
+
+
+@pytest.mark.parametrize("order", CONTEXT_ORDERS)
+def test_a_part_of_the_length_has_its_columns_and_all_segments_of_its_rows(corpus, plan, order):
+    sharding = batch_sharding(mesh_of(data=1, context=4))
+
+    class ThirdDevice(NamedSharding):
+        __eq__, __hash__ = object.__eq__, object.__hash__
+
+        def addressable_devices_indices_map(self, shape):
+            return {2: sharding.devices_indices_map(shape)[jax.devices()[2]]}
+
+    whole = Batches(corpus, plan, features=NAMES)
+    third = ThirdDevice(sharding.mesh, sharding.spec)
+    part = Batches(corpus, plan, sharding=third, context_order=order, features=NAMES)
+    columns = column_order(order, 16, 4)[8:12]
+    for step in range(len(part)):
+        batch = part[step]
+        for name, feature in part.features.items():
+            expected = whole[step][name]
+            expected = expected if feature.per_example else expected[:, columns]
+            np.testing.assert_array_equal(batch[name], expected, name)
+        specs = field_specs(batch, third, SQUARE, part.features)
+        assert {name: spec.shape for name, spec in specs.items()} == {
+            name: values.shape for name, values in whole[step].items()
+        }
+
+
+def test_global_arrays_are_laid_out_as_their_features_say(corpus, plan):
+    sharding = batch_sharding(mesh_of(data=2, context=2))
+    batches = Batches(corpus, plan, sharding=sharding, features=NAMES)
+    arrays = pipeline.to_global(batches[0], sharding, features=batches.features)
+    assert arrays["experts"].sharding.shard_shape((4, 16, 2, 3)) == (2, 8, 2, 3)
+    assert arrays["logprob"].sharding.shard_shape((4, 16)) == (2, 8)
+    assert arrays["example_id"].sharding.shard_shape((4, 16)) == (2, 16)
+    assert arrays["group"].sharding.shard_shape((4, 16, 2)) == (2, 16, 2)
+
+
+def test_microbatches_are_divided_like_their_batch(corpus, plan):
+    sharding = batch_sharding(mesh_of(data=2, context=2))
+    batches = Batches(corpus, plan, sharding=sharding, features=NAMES)
+    whole = pipeline.to_global(batches[0], sharding, features=batches.features)
+    parts = jax.jit(lambda batch: microbatches.split(batch, 2, sharding))(whole)
+    for name, array in parts.items():
+        assert array.sharding.spec == PartitionSpec(None, *whole[name].sharding.spec), name
+        np.testing.assert_array_equal(
+            array.reshape(whole[name].shape), np.asarray(whole[name])[[0, 2, 1, 3]]
+        )
+
+
+def test_a_transform_may_drop_features_change_them_and_make_others(corpus, plan):
+    def transform(batch):
+        counts = (batch["example_id"] >= 0).sum(axis=1)
+        return {
+            "inputs": batch["inputs"],
+            "reward": batch["reward"][:, :3],  # still of examples
+            "mass": batch["logprob"] / 90,
+            "counts": counts,
+        }
+
+    mesh = mesh_of(data=2, context=2)
+    batches = Batches(corpus, plan, sharding=mesh, transform=transform, features=NAMES)
+    with pipeline.Loader(batches) as loader:
+        batch = next(loader)
+    assert {name: each.sharding.shard_shape(each.shape) for name, each in batch.items()} == {
+        "inputs": (2, 8),
+        "reward": (2, 3),
+        "mass": (2, 8),
+        "counts": (2,),
+    }
+
+
+def test_steps_are_compiled_once_for_all_epochs():
+    corpus = examples_of(columns_of([7] * 41 + [16] * 20))
+    buckets = [Bucket(4, 12), Bucket(4, 30)]
+    names = ["reward", "logprob", "experts", "example_id"]
+
+    def step(total, batch):
+        held = batch["example_id"] >= 0
+        return total + (batch["reward"] * held).sum() + batch["logprob"].sum()
+
+    options = {"buckets": buckets, "max_segments": 2, "num_epochs": 3, "features": names}
+    with pipeline.load(corpus, **options) as loader:
+        compiled = Compiled(step, jnp.zeros(()), loader.specs)
+        total, sums = jnp.zeros(()), 0.0
+        for batch in loader:  # a batch of another shape is refused
+            total = compiled(total, batch)
+            number = np.asarray(batch["example_id"])
+            sums += sum(float(corpus[each]["reward"]) for each in number[number >= 0])
+            sums += float(batch["logprob"].sum())
+        assert loader.step == 3 * loader.plan.num_batches()
+    assert float(total) == pytest.approx(sums)
+    assert [compiled.programs[bucket].compiles for bucket in buckets] == [1, 1]
+
+
+def test_a_step_of_scores_may_use_features(corpus, tmp_path):
+    def step(batch):
+        segments = jnp.arange(1, batch["reward"].shape[1] + 1)
+        mine = batch["inputs_segment_ids"][:, :, None] == segments
+        sums = (batch["logprob"][:, :, None] * mine).sum(axis=1)
+        return {"gain": sums * batch["reward"], "number": batch["example_id"]}
+
+    options = {"max_length": 32, "tokens_per_batch": 128, "features": [*NAMES]}
+    table = pipeline.score(corpus, step, per="segment", directory=tmp_path / "scores", **options)
+    for number, row in enumerate(table.to_pylist()):
+        example = corpus[number]
+        if len(example["inputs"]):
+            assert row["number"] == number
+            assert row["gain"] == float(example["logprob"].sum() * example["reward"])
+        else:
+            assert row["gain"] is None
+
+
+# ---- options
+
+
+def test_only_the_features_that_are_asked_for_are_read(corpus, plan):
+    read = []
+
+    class Spy(Examples):
+        def __init__(self, other):
+            self.__dict__.update(other.__dict__)
+
+        def _read(self, *arguments):
+            read.extend(arguments[-1])
+            return super()._read(*arguments)
+
+        def _read_examples(self, examples, names):
+            read.extend(names)
+            return super()._read_examples(examples, names)
+
+    for names in ((), ["example_id"], ["reward", "logprob"], None):
+        read.clear()
+        Batches(Spy(corpus), plan, features=names)[0]
+        assert sorted(read) == sorted(FEATURES if names is None else {*names} - {"example_id"})
+
+
+def test_features_are_no_part_of_a_state(corpus, plan):
+    every, none = (Batches(corpus, plan, features=names).repeat(2) for names in (NAMES, ()))
+    state = every.origin.state(3)
+    assert none.origin.step(state) == 3
+    there = pickle.loads(pickle.dumps(every))
+    planned, batch = there.with_plans()[plan.num_batches()]
+    assert planned.epoch == 1
+    assert_same(batch, every[plan.num_batches()])
+    iterator = iter(every.to_iter_dataset())
+    iterator.set_state(state)
+    assert_same(next(iterator), every[3])
+
+
+@pytest.mark.parametrize(
+    ("names", "error", "message"),
+    [
+        ("reward", TypeError, r"features is 'reward'; give a list of names, or \(\) for none"),
+        (7, TypeError, "features is 7; give a list of names"),
+        (["rewards"], ValueError, "no feature 'rewards'.* 'reward'"),
+        (["inputs"], ValueError, "no feature 'inputs'"),
+        ([7], ValueError, "no feature '7'"),
+    ],
+)
+def test_wrong_names_are_refused_in_a_sentence(corpus, plan, names, error, message):
+    with pytest.raises(error, match=message):
+        Batches(corpus, plan, features=names)
+    with pytest.raises(error, match=message):
+        pipeline.load(corpus, buckets=[SQUARE], features=names)
+
+
+def test_fields_that_do_not_fit_the_devices_are_refused_in_a_sentence(corpus, plan):
+    mesh = mesh_of(data=2)
+    batch = Batches(corpus, Plan(corpus, [SQUARE], max_segments=3))[0]
+    with pytest.raises(ValueError, match=r"shape \(4, 3\).* the name of a feature of examples"):
+        pipeline.to_global(batch, mesh, bucket=SQUARE)
+    with pytest.raises(TypeError, match="features is a list; it must be a dict of Feature"):
+        pipeline.to_global(batch, mesh, features=["reward"])
+    with pytest.raises(ValueError, match=r"reward has shape \(3, 5\)"):
+        pipeline.to_global({"reward": np.zeros((3, 5))}, mesh, features=corpus.features)
+
+
+@pytest.mark.parametrize("convention", ["maxtext", "tunix", "huggingface"])
+def test_renamed_batches_keep_features_under_their_names(corpus, convention):
+    plan = Plan(corpus, [Bucket(4, 32)], packing="none", overflow="drop")
+    batches, plain = (Batches(corpus, plan, features=names) for names in (NAMES, ()))
+    renamed = pipeline.rename(batches[0], convention)
+    assert list(renamed) == [*pipeline.rename(plain[0], convention), *NAMES]
+    assert_same(renamed, {name: batches[0][name] for name in NAMES})
+
+
+def test_a_plan_that_changes_has_one_shape_before_and_after(corpus):
+    plan = Plan(corpus, [SQUARE], max_segments=2).after(2, max_segments=5)
+    batches = Batches(corpus, plan, features=["example_id"]).repeat()
+    assert {batches[step]["example_id"].shape for step in range(6)} == {(4, 5)}
+    assert max((batches[step]["example_id"] >= 0).sum(axis=1).max() for step in range(2)) <= 2
