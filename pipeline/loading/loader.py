@@ -243,6 +243,7 @@ def load(
                 (split; for pairs error).
             seed, shuffle: of every shuffle (0), and whether to shuffle (True).
             max_segments: the most segments in a row (no limit).
+            align: every segment begins at a multiple of so many columns (1).
             tiers: the steps whose rows are sorted by cost and dealt to them again (1).
             window: the most pieces planned together (2**22).
             exclude: numbers of examples to leave out (none).

@@ -158,7 +158,7 @@ class Assembly:
         epoch = self._schedule.epoch_of(step)
         if not self._streams[0].name:
             segments[:, 0] = places.repeat(times)
-            return PlannedBatch(shape, segments, epoch)
+            return PlannedBatch(shape, segments, epoch, align=self._options.align)
         epochs = segments[:, 0].copy()
         segments[:, 0] = places.repeat(times)
         numbers = rows.streams[order].repeat(times)
@@ -168,7 +168,7 @@ class Assembly:
             self._streams[number].name: int(tokens[number])
             for number in tokens.nonzero()[0].tolist()
         }
-        return PlannedBatch(shape, segments, epoch, epochs, sources)
+        return PlannedBatch(shape, segments, epoch, epochs, sources, self._options.align)
 
 
 class _Gathered:

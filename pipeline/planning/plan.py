@@ -88,6 +88,9 @@ class Plan:
             blocks from all of it, or of whole files. Several corpora share the number, but each
             has windows of at least 65,536 pieces, if that is less than `window`.
         max_segments: the most segments in a row. Default None: no limit.
+        align: every segment begins at a multiple of so many columns of its row, for kernels that
+            work on chunks or lanes (64, 128); default 1. Lengths of buckets are multiples of it.
+            Of pairs this holds on both sides. Columns between segments are padding.
         tiers: the number of consecutive steps whose rows are sorted by the cost of their attention
             and dealt to these steps again, in each bucket, so that the rows of a batch cost about
             the same; default 1. The steps together have the same rows for every number.

@@ -89,6 +89,8 @@ class Stage:
         found: dict[str, Any] = {"plan": VERSION, **self.options.as_json()}
         found["buckets"] = "+".join(map(str, self.options.buckets))
         del found["window"]  # streams have theirs
+        if self.options.align == 1:  # as before there was the option
+            del found["align"]
         if self.weights is None:
             del found["by"], found["ending"]
             return found | self.streams[0].identity

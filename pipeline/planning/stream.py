@@ -35,6 +35,7 @@ from pipeline.planning.pieces import (
     merge_spans,
     trainable_positions,
 )
+from pipeline.planning.places import Places
 from pipeline.planning.solution import Solution, load_solution
 
 # The orders of windows that are kept: readers are in two epochs at a time.
@@ -72,7 +73,7 @@ class Rows:
         if spans is not None:
             chosen = spans[examples]
             epoch, examples, starts = chosen[:, 0], chosen[:, 1], chosen[:, 2] + starts
-        positions = pieces.tokens(numbers, sizes)
+        positions = pieces.positions(sizes)
         segments = np.empty((len(positions), 3 + positions.shape[1]), np.int64)
         segments[:, 0], segments[:, 1] = epoch, examples
         segments[:, 2], segments[:, 3:] = starts, positions
@@ -297,11 +298,21 @@ class Stream:
         spans: np.ndarray | None = None,
     ) -> tuple[Pass, Solution | None]:
         """A pass over some pieces with rows in `buckets`; the solution if "optimal"."""
-        options, solution = self.options, None
-        search: Callable[..., Packed] = functools.partial(pack, sizes=pieces.table)
+        options, solution, places = self.options, None, None
+        if options.align > 1:
+            places = Places(pieces.positions(np.arange(pieces.longest + 1)), options.align)
+        units = pieces.table if places is None else places.units
+        search: Callable[..., Packed] = functools.partial(pack, sizes=units)
         if options.packing == "optimal":
-            solution = load_solution(self.lengths.store, pieces, buckets, options.max_segments)
+            counts, shapes, share = pieces.count(), buckets, 1.0
+            if places is not None:
+                share = places.filled(counts)
+                counts, shapes = places.fold(counts), places.in_units(buckets)
+            solution = load_solution(self.lengths.store, counts, shapes, options.max_segments)
+            solution.bound *= share
             search = solution.pack
+        if places is not None:
+            search = functools.partial(places.pack, search)
         key = random_key(options.seed, self.name, self._number, spans is None)
         layout = Layout(
             pieces,

@@ -31,7 +31,7 @@ TEXT = (
 PAIRS = (
     (Bucket(4, (16, 12)), Bucket(2, (40, 36))),
     (Bucket(2, (8, 20)), Bucket(2, (20, 8)), Bucket(1, (32, 32))),
-    (Bucket(3, (20, 10)),),
+    (Bucket(3, (20, 12)),),
 )
 
 
@@ -48,6 +48,7 @@ def options_of(pairs):
         "window": st.integers(1, 60),
         "max_segments": st.sampled_from([None, 1, 3]),
         "tiers": st.sampled_from([1, 2, 5]),
+        "align": st.sampled_from([1, 2, 4]),
     }
 
 
