@@ -14,6 +14,7 @@ from pipeline.errors import InvalidValue, require_one_of, require_whole, suggest
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.cascade import PACKINGS, Packing
 from pipeline.planning.pieces import OVERFLOWS, Overflow
+from pipeline.planning.tails import group_tails
 
 # The version of the planning algorithm. It goes up whenever a plan would change, so that a run
 # never continues from a checkpoint with other batches.
@@ -125,6 +126,11 @@ class Options:
             raise InvalidValue("packing='optimal' is for one length; for pairs use 'best_fit'")
         require_one_of("by", self.by, BY)
         require_one_of("ending", self.ending, ENDINGS)
+
+    @property
+    def groups(self) -> tuple[tuple[Bucket, ...], ...]:
+        """The buckets of each length: the one that is packed, and its tails."""
+        return group_tails(self.buckets)
 
     @property
     def pairs(self) -> bool:

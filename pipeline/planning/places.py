@@ -12,6 +12,7 @@ import numpy as np
 
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.patterns import Packed, Pattern
+from pipeline.planning.tails import group_tails
 
 
 class Places:
@@ -69,7 +70,8 @@ class Places:
             tuple(row for pattern in of_bucket for row in self._fill(pattern, pieces))
             for of_bucket in packed.patterns
         ]
-        return Packed(tuple(buckets), tuple(patterns), counts)
+        longest = [bucket for bucket, *_ in group_tails(buckets)]
+        return Packed(tuple(longest), tuple(patterns), counts)
 
     def in_units(self, buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
         """The buckets, with lengths in units."""

@@ -451,11 +451,14 @@ class Plan:
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
-        """The buckets, ascending by length; if the plan changes, only buckets that a step has."""
+        """The buckets, ascending by length; if the plan changes, only buckets that a step has.
+
+        Of equal lengths, those with more rows come first.
+        """
         every = set(self.stages[0].options.buckets)
         if self._first or self._last is not None or len(self.stages) > 1:
             every = self._used
-        return tuple(sorted(every, key=lambda bucket: (sum(bucket.lengths), bucket.shape)))
+        return tuple(sorted(every, key=lambda bucket: bucket.order))
 
     def most_segments(self) -> dict[Bucket, int]:
         """The most segments in a row of each bucket; at least 1."""
@@ -463,8 +466,8 @@ class Plan:
         for stage in self.stages:
             for found in (found for stream in stage.streams for found in stream.passes):
                 segments = found.layout.most_segments
-                for bucket, number in zip(stage.options.buckets, segments, strict=True):
-                    most[bucket] = max(most[bucket], number)
+                for group, number in zip(stage.options.groups, segments, strict=True):
+                    most |= {bucket: max(most[bucket], number) for bucket in group}
         return most
 
     @property

@@ -12,6 +12,7 @@ from pipeline.planning.cascade import pack, row_cost
 from pipeline.planning.columns import Columns, round_rows
 from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.patterns import Packed, Pattern
+from pipeline.planning.tails import group_tails
 
 # The version of the search and of its file. A plan does not use the file of another version.
 VERSION = 3
@@ -86,7 +87,11 @@ def load_solution(
     buckets: Sequence[Bucket],
     max_segments: int | None,
 ) -> Solution:
-    """The stored solution for some buckets and a histogram; searched if it is missing."""
+    """The stored solution for some buckets and a histogram; searched if it is missing.
+
+    It has rows for each length, and does not depend on tails.
+    """
+    buckets = [bucket for bucket, *_ in group_tails(buckets)]
     shapes = [bucket.as_json for bucket in buckets]
     of = fingerprint_of([VERSION, counts.tolist(), shapes, max_segments])
     name = f"packing-{of}.json"

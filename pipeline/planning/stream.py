@@ -37,6 +37,7 @@ from pipeline.planning.pieces import (
 )
 from pipeline.planning.places import Places
 from pipeline.planning.solution import Solution, load_solution
+from pipeline.planning.tails import group_tails
 
 # The orders of windows that are kept: readers are in two epochs at a time.
 ORDERS = 4
@@ -105,7 +106,7 @@ class Pass:
         self.layout, self.first_epoch = layout, first_epoch
         self.spans, self.repeats = spans, spans is None
         self._shuffle, self._by_row = options.shuffle, by_row
-        self._rows_per_batch = [bucket.rows for bucket in options.buckets]
+        self._rows_per_batch = [bucket.rows for bucket, *_ in options.groups]
         self._bits = functools.partial(random_bits, key)
         self.rows = layout.rows.sum(axis=1)
         self._orders: dict[int, tuple[np.ndarray, np.ndarray]] = {}
@@ -317,7 +318,7 @@ class Stream:
         layout = Layout(
             pieces,
             functools.partial(self._pack, search, buckets),
-            [bucket.rows for bucket in self._buckets],
+            group_tails(self._buckets),
             key=key if options.shuffle else None,
             window=options.window,
             files=files,
