@@ -215,7 +215,8 @@ def load(
     Args:
         corpus: a corpus, a view of one, pairs, `Corpora`, or the directory of a corpus or of pairs.
             Tokens are compared with their digests only in a cache; see `Corpus.open`.
-        buckets: the shapes; None: fitted, for which `tokens_per_batch` is needed.
+        buckets: the shapes, with tails for the last rows of an epoch, as for `Plan`; None: fitted,
+            for which `tokens_per_batch` is needed.
         sharding: the devices that share a batch: a `jax.sharding.Mesh`, over which rows are divided
             by `data` and `fsdp` and length by `context`, as far as it has these axes; or a
             `jax.sharding.NamedSharding` of `[rows, length]`; None: the first local device.

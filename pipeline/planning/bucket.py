@@ -22,6 +22,10 @@ class Bucket:
     >>> Bucket(rows=64, length=(512, 128)).positions
     40960
 
+    Of the buckets of a plan, one with the length of the bucket before it and fewer rows is a tail:
+    only the last batches of an epoch take it, in place of one with many empty rows. With
+    `Bucket(32, 4096)` and its tail `Bucket(8, 4096)`, 45 rows are a batch of 32 rows and two of 8.
+
     Attributes:
         rows: rows of the global batch, over all hosts.
         length: positions in a row, an integer; for pairs `(inputs, targets)`.

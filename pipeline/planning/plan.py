@@ -62,7 +62,9 @@ class Plan:
             targets), or a corpus. With `weights`, several of these by name, or `Corpora`; examples
             are numbered consecutively over all corpora.
         buckets: the batch shapes, ascending by length; for pairs, ascending by the sum of both
-            lengths, and the last holds all others.
+            lengths, and the last holds all others. After a bucket may come its tails, of equal
+            length and fewer rows (not with `weights`): whole batches take the bucket, and the last
+            rows of an epoch the tails, with the fewest empty rows and then the fewest batches.
         weights: the weight of each corpus by name, in any unit; or phases `[(0, {…}), (2000, {…})]`
             of first steps and weights, not in the middle of `tiers` steps. A corpus may join at a
             later phase; it then comes after the others. Default None: one corpus, each example once
