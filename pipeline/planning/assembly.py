@@ -15,7 +15,6 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from pipeline.planning.balance import balance
-from pipeline.planning.bucket import Bucket
 from pipeline.planning.cache import WindowCache
 from pipeline.planning.layout import ranges
 from pipeline.planning.options import Options
@@ -45,6 +44,8 @@ class Assembly:
         self._streams, self._schedule = streams, schedule
         self._options, self._cache = options, cache
         self._first_examples = np.array([stream.first for stream in streams])
+        # The number of the length of each bucket.
+        self._lengths = [n for n, group in enumerate(options.groups) for _ in group]
         self._asked = -1  # the step that was asked for last
 
     def block(self, step: int) -> range:
@@ -116,12 +117,13 @@ class Assembly:
         self, bucket: int, taken: Iterable[tuple[int, int, int]], last_epoch: float
     ) -> "_Gathered":
         """Rows of a bucket in some ranges, as those of a step in the schedule."""
+        length = self._lengths[bucket]
         return _Gathered(
             [
                 (number, rows)
                 for number, first, count in taken
                 for rows in self._streams[number].take(
-                    self._cache, bucket, first, count, last_epoch
+                    self._cache, length, first, count, last_epoch
                 )
             ]
         )
@@ -142,23 +144,19 @@ class Assembly:
         owners[(-costs).argsort(kind="stable")] = order.repeat(sizes[order])
         return owners
 
-    def _shape(self, bucket: int, rows: int) -> Bucket:
-        """The shape of a batch of some rows; the last ones of a pass may be fewer."""
-        return self._options.buckets[bucket]
-
     def _make_batch(
         self, rows: "_Gathered", bucket: int, mine: np.ndarray | None, step: int
     ) -> PlannedBatch:
         """The batch of a step, of all rows or of those whose numbers are `mine`."""
         costs = rows.costs if mine is None else rows.costs[mine]
-        shape = self._shape(bucket, len(costs))
+        shape = self._options.buckets[bucket]
         order, places = balance(costs, shape.rows)
         order = order if mine is None else mine[order]
         times, segments = rows.segments(order)
         epoch = self._schedule.epoch_of(step)
         if not self._streams[0].name:
             segments[:, 0] = places.repeat(times)
-            return PlannedBatch(shape, segments, epoch)
+            return PlannedBatch(shape, segments, epoch, align=self._options.align)
         epochs = segments[:, 0].copy()
         segments[:, 0] = places.repeat(times)
         numbers = rows.streams[order].repeat(times)
@@ -168,7 +166,7 @@ class Assembly:
             self._streams[number].name: int(tokens[number])
             for number in tokens.nonzero()[0].tolist()
         }
-        return PlannedBatch(shape, segments, epoch, epochs, sources)
+        return PlannedBatch(shape, segments, epoch, epochs, sources, self._options.align)
 
 
 class _Gathered:
