@@ -53,6 +53,8 @@ def get_config() -> ConfigDict:
     # Steps whose rows are dealt so that rows of a batch cost alike. Not given: `accumulate`.
     config.batches.tiers = config_dict.placeholder(int)
     config.batches.packing = "best_fit"
+    # Segments begin at multiples of this. Not given: anywhere.
+    config.batches.align = config_dict.placeholder(int)
     config.batches.overflow = "split"
 
     # For corpora in object storage: a local directory for their parts, and the most bytes of each

@@ -63,6 +63,7 @@ PLANNING: tuple[tuple[str, Any, str], ...] = (
     ("row_multiple", _whole, "rows are multiples of this: the devices that share them (1)"),
     ("packing", tuple(PACKINGS), "how rows are filled (best_fit)"),
     ("overflow", OVERFLOWS, "what becomes of examples longer than every bucket (split)"),
+    ("align", _whole, "segments begin at multiples of this (1)"),
     ("tiers", _whole, "steps whose rows are sorted by cost and dealt to them again (1)"),
     ("attention", ("dense", "segment"), "what buckets are fitted for (dense)"),
     ("width", _whole, "of the model: weighs attention against the rest (1024)"),

@@ -92,9 +92,9 @@ def check_plan(plan: Plan, epoch: int, report: Callable[[str], None]) -> None:
 
 
 def _check_rows(step: int, planned: PlannedBatch) -> None:
-    row, size = planned.segments[:, 0], planned.segments[:, 3]
-    filled = np.bincount(row, size, planned.bucket.rows)
-    if len(filled) > planned.bucket.rows or filled.max(initial=0) > planned.bucket.length:
+    ends = planned.columns + planned.segments[:, 3]
+    rows = planned.segments[:, 0].max(initial=-1) + 1
+    if rows > planned.bucket.rows or ends.max(initial=0) > planned.bucket.length:
         raise InvalidValue(
             f"the batch of step {step:,} does not fit its bucket {planned.bucket}. This is a "
             "defect of Lockstep: please report it with the plan's fingerprint"

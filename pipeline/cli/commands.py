@@ -45,7 +45,7 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, 
                 f"with {paths[0]}, whose plan is that of its run"
             )
         corpus, plan = read_history(workdir)
-        options = plan.options.as_json(("packing", "overflow", "seed"))
+        options = plan.options.as_json(("packing", "overflow", "align", "seed"))
         options["tokens_per_batch"] = max(bucket.positions for bucket in plan.options.buckets)
         dataset = from_corpus(corpus, paths[0], options, plan)
     elif configs and len(paths) > 1:

@@ -156,21 +156,21 @@ class Shown:
     ) -> Iterator[str]:
         segments = self.segments(row, side)
         name, bucket, arrays = self.sides[side]
-        ends = [segment.columns[1] for segment in segments]
         real = int(np.count_nonzero(arrays["inputs_segment_ids"][row]))
         head, tail = f"row {row:<4}{f'{name} ' if name else ''}", f" {real:,} of {bucket.length:,}"
         cells = min(max(width - len(head) - len(tail) - 2, 10), bucket.length)
-        # The middle of each cell says whose it is.
+        by_id = {segment.number + 1: segment for segment in segments}
+        # The middle of each cell says whose it is; 0 is padding.
         middles = ((np.arange(cells) + 0.5) * bucket.length / cells).astype(int)
-        whose = np.searchsorted(ends, middles, side="right")
+        whose = arrays["inputs_segment_ids"][row, middles].tolist()
         loss = arrays["loss_weights"][row, middles] > 0
         strip = ""
         for (at, counts), cell in itertools.groupby(zip(whose, loss, strict=True)):
-            if at == len(segments):
+            if not at:
                 strip += PADDING * len(list(cell))
             else:
-                letter = segments[at].name if counts else segments[at].name.lower()
-                strip += _paint(letter * len(list(cell)), segments[at], colour)
+                letter = by_id[at].name if counts else by_id[at].name.lower()
+                strip += _paint(letter * len(list(cell)), by_id[at], colour)
         yield f"{head}▕{strip}▏{tail}"
         for segment in segments:
             first, last = segment.positions
@@ -189,8 +189,9 @@ class Shown:
             for field, values in segment.fields.items() if ids else ():
                 if field != "loss_weights" or name != "inputs":
                     yield f"    {field:<14} {' '.join(map(str, values))}"
-        if whole and real < bucket.length:
-            yield f"  {PADDING} padding, columns {real:,} on"
+        end = segments[-1].columns[1] if segments else 0
+        if whole and end < bucket.length:
+            yield f"  {PADDING} padding, columns {end:,} on"
 
 
 def _paint(text: str, segment: Segment, colour: bool) -> str:

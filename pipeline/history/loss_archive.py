@@ -92,7 +92,7 @@ class LossLog:
     def add(self, step: int, planned: PlannedBatch, sums: np.ndarray) -> None:
         """Takes the sums of the segments of a step, `[2, rows, segments]` as of `sum_segments`."""
         row = planned.segments[:, 0]
-        own = sums[:, row, np.arange(len(row)) - np.searchsorted(row, row)]
+        own = sums[:, row, planned.numbers]
         self._columns.append((np.full(len(row), step, np.uint32), *own))
         self._count += len(row)
         if self._count >= SEGMENTS:

@@ -172,16 +172,10 @@ def _in_rows(planned: PlannedBatch, rows: np.ndarray, positions: Positions) -> _
         keep = np.flatnonzero(np.isin(row, rows))
         row = np.searchsorted(rows, row[keep])
     example, start, size = (values[keep] for values in (example, start, size))
-    number = np.arange(len(row))
-    new = np.empty(len(row), bool)  # whether a segment is the first of its row
-    new[:1] = True
-    np.not_equal(row[1:], row[:-1], out=new[1:])
-    first = np.maximum.accumulate(np.where(new, number, 0))
-    before = np.cumsum(size) - size
     return _Segments(
         row=row,
-        column=before - before[first],
-        ids=number - first + 1,
+        column=planned.columns[keep],
+        ids=planned.numbers[keep] + 1,
         example=example,
         start=start,
         position=start if positions == "continue" else np.zeros_like(start),

@@ -74,7 +74,7 @@ def rename(batch: Fields, convention: Convention) -> dict[str, Any]:
     return renamed | own
 
 
-def cu_seqlens(batch: Fields, max_segments: int) -> dict[str, Any]:
+def cu_seqlens(batch: Fields, max_segments: int, *, align: int = 1) -> dict[str, Any]:
     """Where the sequences of a batch begin and end, for attention kernels of variable length (THD).
 
     They count the tokens of all rows, one row after another: `batch["inputs"].reshape(-1)`. The
@@ -87,6 +87,8 @@ def cu_seqlens(batch: Fields, max_segments: int) -> dict[str, Any]:
             whole rows with columns in order.
         max_segments: the most segments in a row: `plan.most_segments()[bucket]`. It decides the
             shapes.
+        align: that of the plan (1). With more, padding may follow every segment, and is a sequence
+            there: a row has `2 · max_segments` sequences in place of `max_segments + 1`.
 
     Returns:
         `cu_seqlens_q` and `cu_seqlens_kv`, int32 `[rows · (max_segments + 1) + 1]`, from 0 up to
@@ -94,7 +96,8 @@ def cu_seqlens(batch: Fields, max_segments: int) -> dict[str, Any]:
         the targets' side and kv the inputs'.
 
     Raises:
-        ValueError: the batch has no segment ids, or a row of NumPy arrays has more segments.
+        ValueError: the batch has no segment ids; or a row of NumPy arrays has more segments, or,
+            with `align=1`, padding before a segment.
     """
     if "inputs_segment_ids" not in batch:
         raise InvalidValue(
@@ -104,26 +107,37 @@ def cu_seqlens(batch: Fields, max_segments: int) -> dict[str, Any]:
     kv = batch["inputs_segment_ids"]
     lengths = {}
     for side, ids in (("q", batch.get("targets_segment_ids", kv)), ("kv", kv)):
-        lengths[f"cu_seqlens_{side}"] = _sequence_ends(ids, max_segments)
+        lengths[f"cu_seqlens_{side}"] = _sequence_ends(ids, max_segments, align)
         lengths[f"max_seqlen_{side}"] = ids.shape[1]
     return lengths
 
 
-def _sequence_ends(ids: Any, max_segments: int) -> Any:
-    """0 and the end of each sequence, of segments and padding: int32 [rows · (most + 1) + 1]."""
+def _sequence_ends(ids: Any, max_segments: int, align: int) -> Any:
+    """0 and the end of each sequence, of segments and padding: int32 [sequences + 1]."""
     on_host = isinstance(ids, np.ndarray)
     if on_host and (most := int(ids.max(initial=0))) > max_segments:
         raise InvalidValue(
             f"max_segments is {max_segments}, and a row holds {most} segments; give "
             "plan.most_segments()[bucket], or plan with max_segments="
         )
+    if on_host and align == 1 and ((ids[:, 1:] > 0) & (ids[:, :-1] == 0)).any():
+        raise InvalidValue(
+            "a row has padding before a segment; give the plan's align=, so that this padding is "
+            "a sequence too"
+        )
     if on_host:
         xp: Any = np
     else:
         import jax.numpy as xp
-    sequence = xp.where(ids > 0, xp.minimum(ids - 1, max_segments), max_segments)
-    places = sequence + (max_segments + 1) * np.arange(len(ids), dtype=np.int32)[:, None]
-    count = len(ids) * (max_segments + 1)
+    if align == 1:
+        each = max_segments + 1
+        sequence = xp.where(ids > 0, xp.minimum(ids - 1, max_segments), max_segments)
+    else:
+        each = 2 * max_segments
+        before = xp.maximum(xp.maximum.accumulate(ids, axis=1) - 1, 0)
+        sequence = xp.minimum(2 * before + (ids == 0), each - 1)
+    places = sequence + each * np.arange(len(ids), dtype=np.int32)[:, None]
+    count = len(ids) * each
     size = {"minlength": count} if on_host else {"length": count}
     sizes = xp.bincount(places.reshape(-1), **size)
     return xp.pad(xp.cumsum(sizes, dtype=np.int32), (1, 0))

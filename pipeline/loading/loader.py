@@ -226,7 +226,8 @@ def load(
     Args:
         corpus: a corpus, a view of one, pairs, `Corpora`, or the directory of a corpus or of pairs.
             Tokens are compared with their digests only in a cache; see `Corpus.open`.
-        buckets: the shapes; None: fitted, for which `tokens_per_batch` is needed.
+        buckets: the shapes, with tails for the last rows of an epoch, as for `Plan`; None: fitted,
+            for which `tokens_per_batch` is needed.
         sharding: the devices that share a batch: a `jax.sharding.Mesh`, over which rows are divided
             by `data` and `fsdp` and length by `context`, as far as it has these axes; or a
             `jax.sharding.NamedSharding` of `[rows, length]`; None: the first local device.
@@ -256,6 +257,7 @@ def load(
                 (split; for pairs error).
             seed, shuffle: of every shuffle (0), and whether to shuffle (True).
             max_segments: the most segments in a row (no limit).
+            align: every segment begins at a multiple of so many columns (1).
             tiers: the steps whose rows are sorted by cost and dealt to them again (1).
             window: the most pieces planned together (2**22).
             exclude: numbers of examples to leave out (none).

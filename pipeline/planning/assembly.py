@@ -7,15 +7,14 @@ and cut into batches: a tier is a batch of such rows. The tiers come in random o
 as a whole has the rows that it has without tiers.
 """
 
+import collections
 import dataclasses
 import functools
-import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from pipeline.planning.balance import balance
-from pipeline.planning.bucket import Bucket
 from pipeline.planning.cache import WindowCache
 from pipeline.planning.layout import ranges
 from pipeline.planning.options import Options
@@ -25,7 +24,7 @@ from pipeline.planning.schedule import Schedule
 from pipeline.planning.stream import Rows, Stream
 
 # The steps of several streams that are assembled together if they are asked for in order.
-TOGETHER = 16
+TOGETHER = 32
 
 
 class Assembly:
@@ -44,6 +43,9 @@ class Assembly:
     ):
         self._streams, self._schedule = streams, schedule
         self._options, self._cache = options, cache
+        self._first_examples = np.array([stream.first for stream in streams])
+        # The number of the length of each bucket.
+        self._lengths = [n for n, group in enumerate(options.groups) for _ in group]
         self._asked = -1  # the step that was asked for last
 
     def block(self, step: int) -> range:
@@ -66,12 +68,12 @@ class Assembly:
         """The batch of a step of the plan; no window after `last_epoch` is prepared."""
         steps = self.block(step)
         together = self._options.tiers == 1 and len(self._streams) > 1
-        if together and 0 <= step - self._asked <= TOGETHER:
+        if together and 0 <= step - self._asked <= TOGETHER // 2:
             steps = self._range(step, TOGETHER)
         self._asked = step
         if len(steps) == 1:
             bucket, taken = self._schedule.at(step)
-            rows = _Gathered(self._cache, self._streams, bucket, [taken], last_epoch)
+            rows = self._gather(bucket, taken, last_epoch)
             return self._make_batch(rows, bucket, None, step)
         most = max(each.rows for each in self._options.buckets)
         batches = self._cache.get(
@@ -91,9 +93,18 @@ class Assembly:
         found: dict[int, PlannedBatch] = {}
         for bucket in dict.fromkeys(bucket for bucket, _ in wanted):
             places = [place for place, (each, _) in enumerate(wanted) if each == bucket]
-            taken = [wanted[place][1] for place in places]
-            rows = _Gathered(self._cache, self._streams, bucket, taken, last_epoch)
-            owners = rows.owners
+            # By stream, whose ranges follow each other: its number, first row, rows and batch.
+            taken = sorted(
+                (*each, n) for n, place in enumerate(places) for each in wanted[place][1]
+            )
+            firsts: dict[int, int] = {}
+            counts = collections.Counter[int]()
+            for number, first, count, _ in taken:
+                firsts.setdefault(number, first)
+                counts[number] += count
+            joined = [(number, first, counts[number]) for number, first in firsts.items()]
+            rows = self._gather(bucket, joined, last_epoch)
+            owners = np.repeat([n for *_, n in taken], [count for _, _, count, _ in taken])
             if self._options.tiers > 1:
                 owners = self._sort_tiers(rows.costs, owners, steps.start, bucket)
             edges = np.bincount(owners).cumsum()[:-1]
@@ -101,6 +112,21 @@ class Assembly:
             for place, mine in zip(places, each, strict=True):
                 found[place] = self._make_batch(rows, bucket, mine, steps[place])
         return [found[place] for place in range(len(steps))]
+
+    def _gather(
+        self, bucket: int, taken: Iterable[tuple[int, int, int]], last_epoch: float
+    ) -> "_Gathered":
+        """Rows of a bucket in some ranges, as those of a step in the schedule."""
+        length = self._lengths[bucket]
+        return _Gathered(
+            [
+                (number, rows)
+                for number, first, count in taken
+                for rows in self._streams[number].take(
+                    self._cache, length, first, count, last_epoch
+                )
+            ]
+        )
 
     def _sort_tiers(
         self, costs: np.ndarray, owners: np.ndarray, block: int, bucket: int
@@ -118,80 +144,53 @@ class Assembly:
         owners[(-costs).argsort(kind="stable")] = order.repeat(sizes[order])
         return owners
 
-    def _shape(self, bucket: int, rows: int) -> Bucket:
-        """The shape of a batch of some rows; the last ones of a pass may be fewer."""
-        return self._options.buckets[bucket]
-
     def _make_batch(
         self, rows: "_Gathered", bucket: int, mine: np.ndarray | None, step: int
     ) -> PlannedBatch:
         """The batch of a step, of all rows or of those whose numbers are `mine`."""
         costs = rows.costs if mine is None else rows.costs[mine]
-        shape = self._shape(bucket, len(costs))
+        shape = self._options.buckets[bucket]
         order, places = balance(costs, shape.rows)
         order = order if mine is None else mine[order]
         times, segments = rows.segments(order)
         epoch = self._schedule.epoch_of(step)
         if not self._streams[0].name:
             segments[:, 0] = places.repeat(times)
-            return PlannedBatch(shape, segments, epoch)
+            return PlannedBatch(shape, segments, epoch, align=self._options.align)
         epochs = segments[:, 0].copy()
         segments[:, 0] = places.repeat(times)
-        streams = rows.streams[order]
-        tokens = np.bincount(streams.repeat(times), segments[:, 3:].sum(axis=1))
+        numbers = rows.streams[order].repeat(times)
+        segments[:, 1] += self._first_examples[numbers]
+        tokens = np.bincount(numbers, segments[:, 3:].sum(axis=1))
         sources = {
             self._streams[number].name: int(tokens[number])
-            for number in np.flatnonzero(np.bincount(streams)).tolist()
+            for number in tokens.nonzero()[0].tolist()
         }
-        return PlannedBatch(shape, segments, epoch, epochs, sources)
+        return PlannedBatch(shape, segments, epoch, epochs, sources, self._options.align)
 
 
 class _Gathered:
-    """The rows of a bucket for some steps, each with the ranges that it takes of streams.
+    """Rows of one bucket, in `parts`: each has the number of its stream.
 
     Attributes:
         costs: int64 [rows].
     """
 
-    def __init__(
-        self,
-        cache: WindowCache,
-        streams: Sequence[Stream],
-        bucket: int,
-        taken: Sequence[Sequence[tuple[int, int, int]]],
-        last_epoch: float,
-    ):
-        # By stream, whose ranges follow each other: its number, first row, rows and step.
-        self._taken = sorted(
-            (*each, step) for step, of_step in enumerate(taken) for each in of_step
-        )
-        self._parts: list[tuple[Rows, int, int]] = []  # the stream's number and first example
-        for number, group in itertools.groupby(self._taken, key=lambda each: each[0]):
-            _, firsts, counts, _ = zip(*group, strict=True)
-            rows = streams[number].take(cache, bucket, firsts[0], sum(counts), last_epoch)
-            self._parts += [(part, number, streams[number].first) for part in rows]
-        self.costs = np.concatenate([part.costs for part, _, _ in self._parts])
-
-    @functools.cached_property
-    def owners(self) -> np.ndarray:
-        """The number of the step that takes each row: int64 [rows]."""
-        return np.repeat(
-            [step for *_, step in self._taken], [rows for _, _, rows, _ in self._taken]
-        )
+    def __init__(self, parts: Sequence[tuple[int, Rows]]):
+        self._parts = parts
+        self.costs = np.concatenate([rows.costs for _, rows in parts])
 
     @functools.cached_property
     def streams(self) -> np.ndarray:
         """The number of the stream of each row: int64 [rows]."""
-        return np.concatenate([np.full(len(part), number) for part, number, _ in self._parts])
+        return np.repeat(
+            [number for number, _ in self._parts], [len(rows) for _, rows in self._parts]
+        )
 
     def segments(self, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The number of segments of some rows; the segments, as those of `Rows`.
-
-        But examples are numbered in the plan.
-        """
+        """The number of segments of some rows; the segments, as those of `Rows`."""
         if len(self._parts) == 1:  # looked up in this order
-            ((part, _, first),) = self._parts
-            return _number_in_plan(part, first, order)
+            return self._parts[0][1].segments(order)
         times, starts, segments = self._every
         times = times[order]
         return times, segments[ranges(starts[order], times)]
@@ -199,15 +198,6 @@ class _Gathered:
     @functools.cached_property
     def _every(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The number of segments of each row, the first of each, and the segments."""
-        each = zip(*(_number_in_plan(part, first) for part, _, first in self._parts), strict=True)
+        each = zip(*(rows.segments() for _, rows in self._parts), strict=True)
         times, segments = map(np.concatenate, each)
         return times, times.cumsum() - times, segments
-
-
-def _number_in_plan(
-    part: Rows, first: int, order: np.ndarray | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """`part.segments`, with examples numbered from `first`."""
-    times, segments = part.segments(order)
-    segments[:, 1] += first
-    return times, segments

@@ -22,6 +22,10 @@ class Bucket:
     >>> Bucket(rows=64, length=(512, 128)).positions
     40960
 
+    Of the buckets of a plan, one with the length of the bucket before it and fewer rows is a tail:
+    only the last batches of an epoch take it, in place of one with many empty rows. With
+    `Bucket(32, 4096)` and its tail `Bucket(8, 4096)`, 45 rows are a batch of 32 rows and two of 8.
+
     Attributes:
         rows: rows of the global batch, over all hosts.
         length: positions in a row, an integer; for pairs `(inputs, targets)`.
@@ -66,6 +70,11 @@ class Bucket:
         """Positions in one batch, padding included; for pairs, on both sides."""
         return self.rows * sum(self.lengths)
 
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Buckets of a plan ascend by this: by length, and of equal lengths tails are last."""
+        return (sum(self.lengths), *self.lengths, -self.rows)
+
     def __str__(self) -> str:
         return f"{self.rows}x{'/'.join(map(str, self.lengths))}"
 
@@ -86,7 +95,8 @@ def _require_size(name: str, value: Any) -> int:
 def as_buckets(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
     """`buckets` as a tuple, after checking that they ascend by length.
 
-    Pairs ascend by the sum of both lengths, and the last bucket holds all others.
+    Pairs ascend by the sum of both lengths, and the last bucket holds all others. Of buckets of
+    equal length, those after the first are its tails; they descend by rows.
     """
     found = tuple(buckets) if isinstance(buckets, Iterable) else (buckets,)
     if not all(isinstance(each, Bucket) for each in found):
@@ -102,7 +112,7 @@ def as_buckets(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
             f"bucket lengths are {lengths}; they must all be whole numbers, or for pairs all be "
             "(inputs, targets)"
         )
-    order = [(sum(bucket.lengths), *bucket.lengths) for bucket in found]
+    order = [bucket.order for bucket in found]
     ascending = all(earlier < later for earlier, later in itertools.pairwise(order))
     longest = tuple(map(max, zip(*(bucket.lengths for bucket in found), strict=True)))
     if not ascending or found[-1].lengths != longest:
@@ -110,5 +120,9 @@ def as_buckets(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
             "; those of pairs ascend by their sum, and the last must hold all others, so end with "
             f"one of {longest}"
         ) * (len(longest) > 1)
-        raise InvalidValue(f"bucket lengths are {lengths}; they must ascend and differ{pairs}")
+        shapes = ", ".join(map(str, found))
+        raise InvalidValue(
+            f"buckets are {shapes}; they must ascend by length, and those of equal length must "
+            f"descend by rows (all but the first of these are tails){pairs}"
+        )
     return found

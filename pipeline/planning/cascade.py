@@ -10,6 +10,7 @@ import numpy as np
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.pair_packing import best_fit_pairs
 from pipeline.planning.patterns import Packed, Pattern, best_fit, count_segments
+from pipeline.planning.tails import count_surplus, group_tails
 
 # With "optimal", best fit packs the segments that the given patterns do not hold.
 Packing = Literal["best_fit", "optimal", "none"]
@@ -34,19 +35,21 @@ def pack(
     Buckets are filled from the longest to the shortest: segments that no shorter bucket holds open
     a bucket's rows, shorter segments fill these rows, and the remaining ones go on to the next
     shorter bucket. Then, from the shortest bucket to the longest, surplus rows (too few for
-    another batch) are packed again into a longer bucket. So at most one batch, of the longest
-    bucket, is not full.
+    another batch, or for tails) are packed again into a longer bucket. So at most one batch, of the
+    longest bucket, is not full.
 
     Args:
         counts: int64 [sizes], segments of each size; not changed. Index 0 is ignored.
-        buckets: ascending by length; the last holds every segment.
+        buckets: ascending by length, with their tails; the last holds every segment.
         sizes: the positions of each size, int64 [sizes, 1], for pairs [sizes, 2]; by default, a
             size is a length.
         max_segments: the most segments in one row.
-        surplus: for each bucket, the surplus rows to pack again into a longer one, where batches go
-            on after these rows. None: as many as make no whole batch.
-        patterns: for each bucket, patterns to use first, whose segments `counts` includes.
+        surplus: for each length, the surplus rows to pack again into a longer one, where batches go
+            on after these rows. None: as many as fill no batch.
+        patterns: for each length, patterns to use first, whose segments `counts` includes.
     """
+    groups = group_tails(buckets)
+    buckets = [bucket for bucket, *_ in groups]
     positions = np.arange(len(counts))[:, None] if sizes is None else sizes
     search = best_fit if positions.shape[1] == 1 else best_fit_pairs
     placed = [list(of_bucket) for of_bucket in patterns or [()] * len(buckets)]
@@ -59,7 +62,7 @@ def pack(
     assert not remaining.any(), "the last bucket holds every segment"
     for index, bucket in enumerate(buckets[:-1]):
         rows = sum([pattern.rows for pattern in placed[index]])
-        many = surplus[index] if surplus else rows % bucket.rows
+        many = surplus[index] if surplus else count_surplus(rows, groups[index])
         placed[index], moving = _split_surplus(placed[index], many)
         if moving:
             moved = count_segments(moving, len(counts))

@@ -56,7 +56,8 @@ def count_steps(plan: "Plan", first: int, last: int) -> Counts:
         dict.fromkeys(plan.names, 0.0),
     )
     for stage, begin, end in plan.stages_between(first, last):
-        rows = [stage.schedule.before(step)[1] for step in (begin, end)]
+        counts, rows = zip(*map(stage.schedule.before, (begin, end)), strict=True)
+        of_length = np.zeros((len(stage.options.groups), 2))  # rows and real positions
         for number, stream in enumerate(stage.streams):
             for each, start in zip(stream.passes, stream.starts, strict=True):
                 most = None if each.repeats else each.rows
@@ -65,9 +66,14 @@ def count_steps(plan: "Plan", first: int, last: int) -> Counts:
                 real = each.layout.real.sum(axis=1) * (taken / np.maximum(each.rows, 1))
                 found.tokens[stream.name] += float(real.sum())
                 found.passes[stream.name] += float(taken.sum() / stream.whole.rows.sum())
-                for bucket in np.flatnonzero(taken):
-                    counts = found.buckets[stage.options.buckets[bucket]]
-                    counts[1:] += taken[bucket], real[bucket]
+                of_length += np.stack([taken, real], axis=1)
+        number_of = dict(zip(stage.options.buckets, (counts[1] - counts[0]).tolist(), strict=True))
+        for group, (taken, real) in zip(stage.options.groups, of_length.tolist(), strict=True):
+            fill, left = real / max(taken, 1), taken
+            for bucket in group:  # only the last batch, of the fewest rows, has empty ones
+                if filled := min(number_of[bucket] * bucket.rows, left):
+                    found.buckets[bucket][1:] += filled, fill * filled
+                left -= filled
     return found
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 
@@ -46,6 +47,7 @@ def fit_buckets(
     max_length: int | tuple[int, int] | None = None,
     length_multiple: int = 128,
     row_multiple: int = 1,
+    align: int = 1,
     packing: Packing = "best_fit",
     attention: Attention = "dense",
     width: int = 1024,
@@ -83,6 +85,8 @@ def fit_buckets(
         length_multiple: bucket lengths are multiples of this; default 128.
         row_multiple: numbers of rows are multiples of this, the number of devices that share the
             rows of a batch; default 1.
+        align: segments begin at multiples of this, as for `Plan`, and bucket lengths are multiples
+            of it; default 1.
         packing: "best_fit" (default), "optimal" or "none", as for `Plan`. With "optimal", sets are
             compared by best fit.
         attention: "dense" (default) or "segment", the kind of attention of the model.
@@ -105,6 +109,8 @@ def fit_buckets(
     tokens_per_batch = require_whole("tokens_per_batch", tokens_per_batch, 1)
     max_buckets = require_whole("max_buckets", max_buckets, 1)
     length_multiple = require_whole("length_multiple", length_multiple, 1)
+    align = require_whole("align", align, 1)
+    length_multiple = math.lcm(length_multiple, align)
     row_multiple = require_whole("row_multiple", row_multiple, 1)
     width = require_whole("width", width, 1)
     if max_length is not None and len(limits) != array.ndim:
@@ -128,10 +134,11 @@ def fit_buckets(
             "max_length (the plan's overflow then applies to longer examples)"
         )
     if array.ndim == 2:
-        sizes = np.minimum(array[array[:, 1] > 0], limit).astype(np.int64)
+        sizes = _round_up(np.minimum(array[array[:, 1] > 0], limit).astype(np.int64), align)
         counts = np.ones(len(sizes), np.int64)
     else:
-        sizes, counts = _split(*lengths_lib.histogram(array), int(longest[0]))
+        sizes, counts = lengths_lib.histogram(array)
+        sizes, counts = _split(_round_up(sizes, align), counts, int(longest[0]))
         if limits:
             most = min(most, int(_round_up(np.array(limits), length_multiple)[0]))
     search = BucketSearch(sizes, counts, length_multiple, most, packing, attention, width)

@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.planning.bucket import Bucket
 from pipeline.planning.order import Purpose, permutation, random_bits
 from pipeline.planning.patterns import Packed
 from pipeline.planning.pieces import Pieces
+from pipeline.planning.tails import count_surplus
 
 # The most pieces in a block. A window has at least so many blocks, so that it mixes pieces of all
 # parts of the corpus; or so many parts of files.
@@ -24,7 +26,8 @@ KEPT = 8
 class Layout:
     """Some pieces in windows of about `window` pieces, each packed for itself.
 
-    `pack(counts, surplus=…)` packs the histogram of a window, as `cascade.pack`.
+    `pack(counts, surplus=…)` packs the histogram of a window, as `cascade.pack`, into the buckets
+    of each length, `groups`.
 
     Pieces that fit into one window are one. Others are cut into blocks: runs of consecutive pieces
     or, where the corpus has files, which can be fetched one by one, files or large parts of these.
@@ -33,7 +36,7 @@ class Layout:
     random. Without a key of random bits, blocks are in windows in their order.
 
     Rows of a bucket run on from window to window, so only the last batch of a bucket could lack
-    rows: rows that make no whole batch move to longer buckets, up to the longest.
+    rows: rows that fill no batch move to longer buckets, up to the longest.
 
     Attributes:
         pieces: the pieces.
@@ -48,7 +51,7 @@ class Layout:
         self,
         pieces: Pieces,
         pack: Callable[..., Packed],
-        rows_per_batch: Sequence[int],
+        groups: Sequence[Sequence[Bucket]],
         *,
         key: int | None,
         window: int,
@@ -65,14 +68,14 @@ class Layout:
         sizes = np.diff(self._edges)
         self.most_pieces = max(int(sizes[each].sum()) for each in self._blocks)
         self.counts = np.zeros(pieces.longest + 1, np.int64)
-        self.rows, self.real, segments = np.zeros((3, len(rows_per_batch), len(self)), np.int64)
-        # A single window finds out itself how many rows make no whole batch.
-        none = (0,) * len(rows_per_batch)
+        self.rows, self.real, segments = np.zeros((3, len(groups), len(self)), np.int64)
+        # A single window finds out itself how many rows fill no batch.
+        none = (0,) * len(groups)
         self._surplus: list[tuple[int, ...] | None] = [none if len(self) > 1 else None] * len(self)
         self._packed: dict[int, Packed] = {}
 
         def measure(window: int, packed: Packed) -> None:
-            for bucket in range(len(rows_per_batch)):
+            for bucket in range(len(groups)):
                 self.rows[bucket, window] = packed.rows(bucket)
                 self.real[bucket, window] = packed.real(bucket)
                 segments[bucket, window] = packed.most_segments(bucket)
@@ -81,8 +84,8 @@ class Layout:
             counts = self._count(window)
             self.counts += counts
             measure(window, self.packed(window, counts))
-        for bucket, rows in enumerate(rows_per_batch[:-1] if len(self) > 1 else ()):
-            missing = int(self.rows[bucket].sum()) % rows
+        for bucket, group in enumerate(groups[:-1] if len(self) > 1 else ()):
+            missing = count_surplus(int(self.rows[bucket].sum()), group)
             for window in reversed(range(len(self))):
                 if moved := min(missing, int(self.rows[bucket, window])):
                     surplus = list(self._surplus[window] or none)
@@ -148,8 +151,7 @@ def ranges(first: np.ndarray, sizes: np.ndarray, dtype: type = np.int64) -> np.n
     >>> ranges(np.array([5, 0, 9]), np.array([2, 3, 0])).tolist()
     [5, 6, 0, 1, 2]
     """
-    before = np.cumsum(sizes) - sizes
-    numbers = np.repeat((first - before).astype(dtype), sizes)
+    numbers = (first - sizes.cumsum() + sizes).astype(dtype).repeat(sizes)
     numbers += np.arange(len(numbers), dtype=dtype)
     return numbers
 
@@ -213,6 +215,7 @@ class Slots:
             starts = (np.append(0, each[by_segments].cumsum()) for each in (rows, segments))
             arrays.append([*starts, piece[slots], size[slots]])
         self.row_start, self.slot_start, self.slot_piece, self.slot_size = zip(*arrays, strict=True)
+        self._times = [np.diff(starts) for starts in self.slot_start]
         self.cost = [
             np.add.reduceat(pieces.costs(sizes), starts[:-1]) if len(sizes) else sizes
             for sizes, starts in zip(self.slot_size, self.slot_start, strict=True)
@@ -234,10 +237,8 @@ class Slots:
     def of_rows(self, bucket: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The number of slots of each of `rows`; the piece and the size of each slot."""
         pattern = self.pattern[bucket][rows]
-        first = self.slot_start[bucket][pattern]
-        times = self.slot_start[bucket][pattern + 1] - first
-        ends = times.cumsum()
-        slot = (first - ends + times).repeat(times) + np.arange(ends[-1] if len(ends) else 0)
+        first, times = self.slot_start[bucket][pattern], self._times[bucket][pattern]
+        slot = ranges(first, times)
         copy = (rows - self.row_start[bucket][pattern]).repeat(times)
         return times, self.slot_piece[bucket][slot] + copy, self.slot_size[bucket][slot]
 

@@ -14,6 +14,7 @@ from pipeline.errors import InvalidValue, require_one_of, require_whole, suggest
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.cascade import PACKINGS, Packing
 from pipeline.planning.pieces import OVERFLOWS, Overflow
+from pipeline.planning.tails import group_tails
 
 # The version of the planning algorithm. It goes up whenever a plan would change, so that a run
 # never continues from a checkpoint with other batches.
@@ -51,6 +52,7 @@ class PackingOptions(TypedDict, total=False):
     overflow: Overflow | None
     window: int
     max_segments: int | None
+    align: int
 
 
 class OrderOptions(PackingOptions, total=False):
@@ -85,6 +87,7 @@ class Options:
     overflow: Overflow | None = None
     window: int = WINDOW
     max_segments: int | None = None
+    align: int = 1
     tiers: int = 1
     by: By = "tokens"
     ending: Ending = "repeat"
@@ -97,6 +100,13 @@ class Options:
         put("seed", require_whole("seed", self.seed, 0))
         put("window", require_whole("window", self.window, 1))
         put("tiers", require_whole("tiers", self.tiers, 1))
+        put("align", require_whole("align", self.align, 1))
+        if any(length % self.align for bucket in self.buckets for length in bucket.lengths):
+            raise InvalidValue(
+                f"bucket lengths are {[bucket.length for bucket in self.buckets]}; with "
+                f"align={self.align} each must be a multiple of {self.align}, as fit_buckets(…, "
+                f"align={self.align}) chooses them"
+            )
         if self.max_segments is not None:
             put("max_segments", require_whole("max_segments", self.max_segments, 1))
         if not isinstance(self.shuffle, bool | np.bool_):
@@ -116,6 +126,11 @@ class Options:
             raise InvalidValue("packing='optimal' is for one length; for pairs use 'best_fit'")
         require_one_of("by", self.by, BY)
         require_one_of("ending", self.ending, ENDINGS)
+
+    @property
+    def groups(self) -> tuple[tuple[Bucket, ...], ...]:
+        """The buckets of each length: the one that is packed, and its tails."""
+        return group_tails(self.buckets)
 
     @property
     def pairs(self) -> bool:

@@ -192,12 +192,32 @@ class Quota:
             self._nodes.append((left[2], right[2], left[0], both, both // 2 + more))
             heapq.heappush(heap, (both, min(left[1], right[1]), node, due))
         self._root = heap[0][2] if heap else 0  # without shares, no place is asked
-        self._latest: tuple[int, list[int]] = 0, [0] * self._takers
+
+    def between(self, begin: int, end: int) -> list[tuple[int, int, int]]:
+        """The takers of the places `begin` to `end`, each with the places that it has before them.
+
+        A list of (taker, places before `begin`, places before `end`), without other takers.
+        """
+        found, takers, nodes = [], self._takers, self._nodes
+        todo = [(self._root, begin, end)]
+        while todo:
+            node, begin, end = todo.pop()
+            if node < takers:
+                found.append((node, begin, end))
+                continue
+            left, right, share, whole, more = nodes[node - takers]
+            low, high = (begin * share + more) // whole, (end * share + more) // whole
+            low = 0 if low < 0 else begin if low > begin else low
+            high = 0 if high < 0 else end if high > end else high
+            if low < high:
+                todo.append((left, low, high))
+            if begin - low < end - high:
+                todo.append((right, begin - low, end - high))
+        found.sort()
+        return found
 
     def before(self, place: int) -> list[int]:
         """The number of places below `place` that each taker has; the sum is `place`."""
-        if (latest := self._latest)[0] == place:
-            return latest[1]
         counts, takers, nodes = [0] * self._takers, self._takers, self._nodes
         todo = [(self._root, place)]
         while todo:
@@ -209,5 +229,4 @@ class Quota:
                 to_left = (number * share + more) // whole
                 to_left = 0 if to_left < 0 else number if to_left > number else to_left
                 todo += (left, to_left), (right, number - to_left)
-        self._latest = place, counts
         return counts

@@ -81,6 +81,15 @@ class Pieces:
         found[is_later], found[~is_later] = self._later[2, first:last], sizes
         return found
 
+    def count(self) -> np.ndarray:
+        """How many pieces have each size: int64 [longest + 1]; 0 of size 0, which is not packed."""
+        counts = np.zeros(self.longest + 1, np.int64)
+        for begin in range(0, len(self), lengths_lib.CHUNK):
+            sizes = self.sizes(begin, min(begin + lengths_lib.CHUNK, len(self)))
+            counts += np.bincount(sizes, minlength=len(counts))
+        counts[0] = 0
+        return counts
+
     def first_pieces(self, examples: np.ndarray) -> np.ndarray:
         """The number of the first piece of each of `examples`: int64."""
         return examples + self._later[0].searchsorted(examples)
@@ -99,10 +108,6 @@ class Pieces:
     def positions(self, sizes: np.ndarray) -> np.ndarray:
         """The positions of pieces of some sizes: int64 [len(sizes), 1], for pairs [len, 2]."""
         return sizes[:, None] if self.table is None else self.table[sizes]
-
-    def tokens(self, pieces: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """The positions of some pieces of known sizes; packing knows sizes alone."""
-        return self.positions(sizes)
 
     def costs(self, sizes: np.ndarray) -> np.ndarray:
         """What pieces of some sizes add to the cost of attention in a row: int64 [len(sizes)]."""

@@ -62,7 +62,9 @@ class Plan:
             targets), or a corpus. With `weights`, several of these by name, or `Corpora`; examples
             are numbered consecutively over all corpora.
         buckets: the batch shapes, ascending by length; for pairs, ascending by the sum of both
-            lengths, and the last holds all others.
+            lengths, and the last holds all others. After a bucket may come its tails, of equal
+            length and fewer rows (not with `weights`): whole batches take the bucket, and the last
+            rows of an epoch the tails, with the fewest empty rows and then the fewest batches.
         weights: the weight of each corpus by name, in any unit; or phases `[(0, {…}), (2000, {…})]`
             of first steps and weights, not in the middle of `tiers` steps. A corpus may join at a
             later phase; it then comes after the others. Default None: one corpus, each example once
@@ -88,6 +90,9 @@ class Plan:
             blocks from all of it, or of whole files. Several corpora share the number, but each
             has windows of at least 65,536 pieces, if that is less than `window`.
         max_segments: the most segments in a row. Default None: no limit.
+        align: every segment begins at a multiple of so many columns of its row, for kernels that
+            work on chunks or lanes (64, 128); default 1. Lengths of buckets are multiples of it.
+            Of pairs this holds on both sides. Columns between segments are padding.
         tiers: the number of consecutive steps whose rows are sorted by the cost of their attention
             and dealt to these steps again, in each bucket, so that the rows of a batch cost about
             the same; default 1. The steps together have the same rows for every number.
@@ -448,11 +453,14 @@ class Plan:
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
-        """The buckets, ascending by length; if the plan changes, only buckets that a step has."""
+        """The buckets, ascending by length; if the plan changes, only buckets that a step has.
+
+        Of equal lengths, those with more rows come first.
+        """
         every = set(self.stages[0].options.buckets)
         if self._first or self._last is not None or len(self.stages) > 1:
             every = self._used
-        return tuple(sorted(every, key=lambda bucket: (sum(bucket.lengths), bucket.shape)))
+        return tuple(sorted(every, key=lambda bucket: bucket.order))
 
     def most_segments(self) -> dict[Bucket, int]:
         """The most segments in a row of each bucket; at least 1."""
@@ -460,8 +468,8 @@ class Plan:
         for stage in self.stages:
             for found in (found for stream in stage.streams for found in stream.passes):
                 segments = found.layout.most_segments
-                for bucket, number in zip(stage.options.buckets, segments, strict=True):
-                    most[bucket] = max(most[bucket], number)
+                for group, number in zip(stage.options.groups, segments, strict=True):
+                    most |= {bucket: max(most[bucket], number) for bucket in group}
         return most
 
     @property

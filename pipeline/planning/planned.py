@@ -22,6 +22,7 @@ class PlannedBatch:
         epochs: with several corpora int64 [n], the epoch of each segment in its own corpus, from 0.
             None with one corpus, where all have `epoch`.
         sources: with several corpora, the real positions of each in the batch, by name.
+        align: every segment begins at a multiple of so many columns of its row.
     """
 
     bucket: Bucket
@@ -29,11 +30,30 @@ class PlannedBatch:
     epoch: int = 0
     epochs: np.ndarray | None = None
     sources: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    align: int = 1
 
     @property
     def num_tokens(self) -> int:
         """Real positions in the batch; for pairs, inputs plus targets."""
         return int(self.segments[:, 3:].sum())
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """The number of each segment in its row, from 0: int64 [n]."""
+        row = self.segments[:, 0]
+        first = np.flatnonzero(np.diff(row, prepend=-1))  # of each row that is not empty
+        return np.arange(len(row)) - first.repeat(np.diff(first, append=len(row)))
+
+    @property
+    def columns(self) -> np.ndarray:
+        """The first column of each segment in its row: int64 [n], for pairs [n, 2].
+
+        With `align`, padding may follow every segment, not only the last one of a row.
+        """
+        places = -(-self.segments[:, 3:] // self.align) * self.align
+        before = places.cumsum(axis=0) - places
+        columns = before - before[np.arange(len(before)) - self.numbers]
+        return columns if columns.shape[1] > 1 else columns[:, 0]
 
     @property
     def epoch_of_segments(self) -> np.ndarray:
@@ -52,7 +72,8 @@ class PlannedBatch:
 
     @property
     def digest(self) -> str:
-        """A short hash of the bucket and the segments."""
+        """A short hash of the bucket, the segments and their columns."""
         sha = hashlib.sha256(f"{self.bucket}".encode())
+        sha.update(f" align={self.align}".encode() if self.align > 1 else b"")
         sha.update(self.segments.astype("<i8").tobytes())
         return sha.hexdigest()[:16]

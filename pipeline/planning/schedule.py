@@ -2,7 +2,8 @@
 
 A schedule is a list of intervals. In an interval all shares are constant, so a quota gives any step
 without the steps before it. An interval ends where a pass of the only stream ends, whose last
-batches may be short, or where one of several streams ends the rest of an epoch.
+batches may be short, or where one of several streams ends the rest of an epoch. At the end of a
+pass, the batches of each tail are an interval of their own.
 """
 
 import bisect
@@ -10,7 +11,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy as np
 from pipeline.planning.options import Options
 from pipeline.planning.order import Purpose, Quota, random_bits, random_key
 from pipeline.planning.stream import Pass, Stream
+from pipeline.planning.tails import count_batches
 
 # So many steps after one, it is looked whether their epoch is still the same.
 KEEPS = 64
@@ -36,23 +38,26 @@ class Interval:
     Attributes:
         start: the first step.
         batches: int64 [buckets], the batches of each bucket before it.
-        rows: int64 [buckets, streams], the rows of each stream before it.
-        rows_per_batch: int64 [buckets].
-        bucket_quota: divides steps among buckets. The first step is its place number `rotation`.
-        stream_quotas: for each bucket, divides its rows among streams.
-        most_rows: int64 [buckets, streams], the rows at the end of a pass, whose last batches are
+        rows: int64 [lengths, streams], the rows of each stream before it.
+        buckets: int64 [lengths], the number of the bucket of each length; at the end of a pass,
+            that of a tail.
+        rows_per_batch: int64 [lengths], their rows.
+        length_quota: divides steps among lengths. The first step is its place number `rotation`.
+        stream_quotas: for each length, divides its rows among streams.
+        most_rows: int64 [lengths, streams], the rows at the end of a pass, whose last batches are
             short; or more rows than there can be.
-        rotation: the places of `bucket_quota` before the first step.
-        shares: for each bucket, the rows of each of several streams in a step, of `per_step`.
-        owed: for each bucket, the rows owed to each of several streams before it, in `UNIT`s.
+        rotation: the places of `length_quota` before the first step.
+        shares: for each length, the rows of each of several streams in a step, of `per_step`.
+        owed: for each length, the rows owed to each of several streams before it, in `UNIT`s.
         end: one past the last step; None: the shares stay for ever.
     """
 
     start: int
     batches: np.ndarray
     rows: np.ndarray
+    buckets: np.ndarray
     rows_per_batch: np.ndarray
-    bucket_quota: Quota
+    length_quota: Quota
     stream_quotas: Sequence[Quota]
     most_rows: np.ndarray
     rotation: int = 0
@@ -63,49 +68,48 @@ class Interval:
 
     @functools.cached_property
     def _rotated(self) -> list[int]:
-        return self.bucket_quota.before(self.rotation)
+        return self.length_quota.before(self.rotation)
 
     def before(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """The batches of each bucket and the rows of each stream before a step, as attributes."""
-        places = self.bucket_quota.before(self.rotation + step - self.start)
-        batches = np.subtract(places, self._rotated)
-        taken = (batches * self.rows_per_batch).tolist()
+        places = self.length_quota.before(self.rotation + step - self.start)
+        steps = np.subtract(places, self._rotated)
+        taken = (steps * self.rows_per_batch).tolist()
         each = zip(self.stream_quotas, taken, strict=True)
         rows = self.rows + np.array([quota.before(place) for quota, place in each])
-        return self.batches + batches, np.minimum(rows, self.most_rows)
+        batches = self.batches.copy()
+        batches[self.buckets] += steps
+        return batches, np.minimum(rows, self.most_rows)
 
     def at(self, step: int) -> tuple[int, list[tuple[int, int, int]]]:
         """The number of a step's bucket, and its rows: (stream, first row, number of rows)."""
         place = self.rotation + step - self.start
-        earlier, later = self.bucket_quota.before(place), self.bucket_quota.before(place + 1)
-        bucket = next(n for n, count in enumerate(later) if count > earlier[n])
-        rows, quota = int(self.rows_per_batch[bucket]), self.stream_quotas[bucket]
-        first = (earlier[bucket] - self._rotated[bucket]) * rows
-        before, after = quota.before(first), quota.before(first + rows)
-        most, base = (each[bucket].tolist() for each in (self.most_rows, self.rows))
-        return bucket, [
+        ((length, number, _),) = self.length_quota.between(place, place + 1)
+        rows, quota = int(self.rows_per_batch[length]), self.stream_quotas[length]
+        first = (number - self._rotated[length]) * rows
+        most, base = self.most_rows[length].tolist(), self.rows[length].tolist()
+        return int(self.buckets[length]), [
             (stream, base[stream] + begin, min(end - begin, most[stream] - base[stream] - begin))
-            for stream, (begin, end) in enumerate(zip(before, after, strict=True))
-            if end > begin
+            for stream, begin, end in quota.between(first, first + rows)
         ]
 
     def owed_at(self, step: int) -> list[list[int]]:
-        """The rows of each bucket that are owed to each of several streams before a step."""
+        """The rows of each length that are owed to each of several streams before a step."""
         steps = (step - self.start) * UNIT
         taken = (self.before(step)[1] - self.rows).tolist()
         return [
             [
                 had + share * steps // self.per_step - rows * UNIT
-                for had, share, rows in zip(*of_bucket, strict=True)
+                for had, share, rows in zip(*of_length, strict=True)
             ]
-            for of_bucket in zip(self.owed, self.shares, taken, strict=True)
+            for of_length in zip(self.owed, self.shares, taken, strict=True)
         ]
 
 
 class Schedule:
     """Steps from `start` on; with several streams, each has its share of the batches of any few.
 
-    Rows of a bucket are numbered over the whole stream. The epoch of a step is the least of the
+    Rows of a length are numbered over the whole stream. The epoch of a step is the least of the
     epochs of all streams that have a share; one that gets a share later counts its epochs from that
     of the step.
 
@@ -128,9 +132,14 @@ class Schedule:
         """`before` has the steps up to `start`; where it `goes_on`, streams do where they are."""
         self.start, self._streams, self._options = start, streams, options
         self._progress = _Progress(streams)
-        self._rows_per_batch = np.array([bucket.rows for bucket in options.buckets])
+        self._groups = options.groups
+        self._rows = np.array([bucket.rows for bucket in options.buckets])  # of each bucket
+        self._first = np.cumsum([0, *map(len, self._groups[:-1])])  # the bucket of each length
         self._intervals: tuple[Interval, ...] = ()
-        self._whole_epoch: Interval | None = None  # the latest one, of one stream
+        # Of one stream, the first step of whole epochs, with the batches and rows before it, and
+        # the intervals of the latest epoch.
+        self._whole: tuple[int, np.ndarray, np.ndarray] | None = None
+        self._whole_epoch: list[Interval] = []
         self.end: int | None = None
         self._latest_epoch = 0, 0, 0  # with the first step and the end of those known
         self._around = range(0)
@@ -138,7 +147,7 @@ class Schedule:
         if shares is None:
             self._add_passes()
             return
-        rows = np.zeros((len(options.buckets), len(streams)), np.int64)
+        rows = np.zeros((len(self._groups), len(streams)), np.int64)
         owed = [[0] * len(streams) for _ in rows]
         if before is not None and goes_on:
             joined = len(streams) - len(before.offsets)
@@ -155,7 +164,7 @@ class Schedule:
         self._sizes = [
             [_size(stream, found, options.by) for found in stream.passes] for stream in streams
         ]
-        self._intervals = (self._interval_in_shares(start, 0 * self._rows_per_batch, rows, owed),)
+        self._intervals = (self._interval_in_shares(start, 0 * self._rows, rows, owed),)
         if options.ending == "stop":
             # Each stream has the rest of an epoch and, from the start of the plan, one whole.
             stock = np.stack(
@@ -167,61 +176,76 @@ class Schedule:
     # ---- one stream: an interval for each pass, and for each whole epoch
 
     def _add_passes(self) -> None:
-        (stream,), step, batches = self._streams, self.start, 0 * self._rows_per_batch
-        for found, rows in zip(stream.passes, stream.starts, strict=True):
+        (stream,), step = self._streams, self.start
+        batches = np.zeros(len(self._options.buckets), np.int64)
+        for found, rows in zip(stream.passes[:-1], stream.starts, strict=False):
+            self._intervals += (*self._intervals_of(found, found.first_epoch, step, batches, rows),)
             per_pass = self._count_batches(found)
-            quota = Quota(per_pass.tolist())
-            interval = self._interval_of(found, quota, found.first_epoch, step, batches, rows)
-            self._intervals += (interval,)
             step, batches = step + int(per_pass.sum()), batches + per_pass
+        self._whole = step, batches, stream.starts[-1]
 
     def _count_batches(self, found: Pass) -> np.ndarray:
-        return -(-found.rows // self._rows_per_batch)
+        """The batches of each bucket in one time of a pass: int64 [buckets]."""
+        each = zip(found.rows.tolist(), self._groups, strict=True)
+        return np.concatenate([count_batches(rows, group) for rows, group in each])
 
-    def _interval_of(
-        self,
-        found: Pass,
-        quota: Quota,
-        epoch: int,
-        start: int,
-        batches: np.ndarray,
-        rows: np.ndarray,
-    ) -> Interval:
-        """One time of a pass; buckets rotate in each one."""
-        rotation, steps = 0, int(self._count_batches(found).sum())
-        if self._options.shuffle:
+    def _intervals_of(
+        self, found: Pass, epoch: int, start: int, batches: np.ndarray, rows: np.ndarray
+    ) -> Iterator[Interval]:
+        """One time of a pass: whole batches of all lengths, which rotate, and then the tails."""
+        counts, most = self._count_batches(found), rows + found.rows
+        whole, rotation = counts[self._first], 0
+        if self._options.shuffle and whole.any():
             key = random_key(self._options.seed, "buckets", found.repeats)
             bits = int(random_bits(key, Purpose.BUCKETS, 1, epoch=epoch)[0])
-            rotation = bits % steps
-        return Interval(
-            start,
-            batches,
-            rows[:, None],
-            self._rows_per_batch,
-            quota,
-            [Quota([1])] * len(rows),
-            (rows + found.rows)[:, None],
-            rotation,
-            end=start + steps,
-        )
+            rotation = bits % int(whole.sum())
+        parts = [(self._first, whole, rotation)]
+        for length, group in enumerate(self._groups):
+            for place in range(1, len(group)):
+                buckets, steps = self._first.copy(), 0 * self._first
+                buckets[length] += place
+                steps[length] = counts[buckets[length]]
+                parts.append((buckets, steps, 0))
+        only = [Quota([1])] * len(rows)
+        for buckets, steps, rotation in parts:
+            if steps.any():
+                end, each = start + int(steps.sum()), self._rows[buckets]
+                quota, before = Quota(steps.tolist()), rows[:, None]
+                yield Interval(
+                    start,
+                    batches,
+                    before,
+                    buckets,
+                    each,
+                    quota,
+                    only,
+                    most[:, None],
+                    rotation,
+                    end=end,
+                )
+                start, rows, batches = end, np.minimum(rows + steps * each, most), batches.copy()
+                batches[buckets] += steps
 
     def _interval_of_epoch(self, step: int) -> Interval:
         """The interval of a step that is in a whole epoch of the only stream."""
+        assert self._whole is not None, "there is one stream"
         latest = self._whole_epoch
-        if latest is None or not latest.start <= step < (latest.end or 0):
-            first, (stream,) = self._intervals[-1], self._streams
+        if not latest or not latest[0].start <= step < (latest[-1].end or 0):
+            first, batches, rows = self._whole
+            (stream,) = self._streams
             per_epoch = self._count_batches(stream.whole)
             steps = int(per_epoch.sum())
-            epochs = (step - first.start) // steps
-            latest = self._whole_epoch = self._interval_of(
-                stream.whole,
-                first.bucket_quota,
-                stream.epoch + epochs,
-                first.start + epochs * steps,
-                first.batches + epochs * per_epoch,
-                first.rows[:, 0] + epochs * stream.whole.rows,
-            )
-        return latest
+            epochs = (step - first) // steps
+            latest = self._whole_epoch = [
+                *self._intervals_of(
+                    stream.whole,
+                    stream.epoch + epochs,
+                    first + epochs * steps,
+                    batches + epochs * per_epoch,
+                    rows + epochs * stream.whole.rows,
+                )
+            ]
+        return _at(latest, step)
 
     # ---- several streams
 
@@ -233,7 +257,7 @@ class Schedule:
         Weights give the pace of a pass, and its pace the rows of each bucket. What streams are owed
         goes on from interval to interval: a small share of a short one would never have a row.
         """
-        per_batch = self._rows_per_batch.tolist()
+        per_batch = self._rows.tolist()
         unit = PACE * math.lcm(*per_batch)
         shares: list[list[int]] = [[] for _ in per_batch]
         waiting = {}  # the rows after which shares change, of each stream that waits for that
@@ -254,7 +278,8 @@ class Schedule:
             start,
             batches,
             rows,
-            self._rows_per_batch,
+            self._first,
+            self._rows,
             Quota(in_batches[0], in_batches[1], UNIT),
             [Quota(each, had, UNIT) for each, had in zip(shares, owed, strict=True)],
             np.full_like(rows, NEVER),
@@ -267,17 +292,17 @@ class Schedule:
     # ---- all steps
 
     def _interval(self, step: int) -> Interval:
+        if self._whole is not None and step >= self._whole[0]:
+            return self._interval_of_epoch(step)
         intervals = self._intervals
-        while step >= (last := intervals[-1]).start:
-            if not last.shares:
-                return self._interval_of_epoch(step)
+        while step >= (last := intervals[-1]).start and last.shares:
             if last.end is None or step < last.end:
                 return last
             following = self._interval_in_shares(
                 last.end, *last.before(last.end), last.owed_at(last.end)
             )
             self._intervals = intervals = (*intervals, following)
-        return intervals[bisect.bisect_right(intervals, step, key=lambda each: each.start) - 1]
+        return _at(intervals, step)
 
     def _interval_up_to(self, step: int) -> Interval:
         """The interval of the step before, or the first."""
@@ -286,14 +311,15 @@ class Schedule:
     def at(self, step: int) -> tuple[int, list[tuple[int, int, int]]]:
         """The number of a step's bucket, and its rows: (stream, first row, number of rows).
 
-        A batch with fewer rows than its bucket is filled up with empty rows.
+        Rows are those of the bucket's length. A batch with fewer rows than its bucket is filled up
+        with empty rows.
         """
         return self._interval(step).at(step)
 
     def before(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """The batches of each bucket, and the rows of each stream, that come before a step.
 
-        int64 [buckets] and [buckets, streams].
+        int64 [buckets] and [lengths, streams].
         """
         return self._interval_up_to(step).before(step)
 
@@ -305,9 +331,9 @@ class Schedule:
         weighted = [
             stream for stream, at in zip(self._streams, self.offsets, strict=True) if at is not None
         ]
-        found = np.any([stream.whole.rows > 0 for stream in weighted], axis=0)
-        if len(self._streams) == 1 and first < (start := self._intervals[-1].start):
-            found |= self.before(start)[0] > self.before(first)[0]
+        found = np.any([self._count_batches(stream.whole) > 0 for stream in weighted], axis=0)
+        if self._whole is not None and first < self._whole[0]:
+            found |= self._whole[1] > self.before(first)[0]
         return found
 
     def epoch_of(self, step: int) -> int:
@@ -348,7 +374,7 @@ class Schedule:
 
 
 class _Progress:
-    """Where some streams are after some rows, int64 [buckets, streams], for all at once."""
+    """Where some streams are after some rows, int64 [lengths, streams], for all at once."""
 
     def __init__(self, streams: Sequence[Stream]):
         most = max(len(stream.passes) for stream in streams)
@@ -372,6 +398,11 @@ class _Progress:
         times = times.min(axis=0, initial=1 << 62, where=self._whole > 0)
         of_pass = self._first_epochs[at, np.arange(len(at))]
         return of_pass + times * (at == len(self._starts) - 1)
+
+
+def _at(intervals: Sequence[Interval], step: int) -> Interval:
+    """The interval of a step."""
+    return intervals[bisect.bisect_right(intervals, step, key=lambda each: each.start) - 1]
 
 
 def first_step(holds: Callable[[int], bool], after: int, near: int = 0) -> int:

@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from pipeline.errors import InvalidValue
-from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.cascade import pack, row_cost
 from pipeline.planning.columns import Columns, round_rows
 from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.patterns import Packed, Pattern
-from pipeline.planning.pieces import Pieces
+from pipeline.planning.tails import group_tails
 
 # The version of the search and of its file. A plan does not use the file of another version.
 VERSION = 3
@@ -84,16 +83,15 @@ class Solution:
 
 def load_solution(
     store: Callable[[str, Callable[[], bytes]], bytes],
-    pieces: Pieces,
+    counts: np.ndarray,
     buckets: Sequence[Bucket],
     max_segments: int | None,
 ) -> Solution:
-    """The stored solution for some pieces and buckets; searched if it is missing."""
-    counts = np.zeros(pieces.longest + 1, np.int64)
-    for begin in range(0, len(pieces), lengths_lib.CHUNK):
-        sizes = pieces.sizes(begin, min(begin + lengths_lib.CHUNK, len(pieces)))
-        counts += np.bincount(sizes, minlength=len(counts))
-    counts[0] = 0
+    """The stored solution for some buckets and a histogram; searched if it is missing.
+
+    It has rows for each length, and does not depend on tails.
+    """
+    buckets = [bucket for bucket, *_ in group_tails(buckets)]
     shapes = [bucket.as_json for bucket in buckets]
     of = fingerprint_of([VERSION, counts.tolist(), shapes, max_segments])
     name = f"packing-{of}.json"

@@ -89,6 +89,8 @@ class Stage:
         found: dict[str, Any] = {"plan": VERSION, **self.options.as_json()}
         found["buckets"] = "+".join(map(str, self.options.buckets))
         del found["window"]  # streams have theirs
+        if self.options.align == 1:  # places are positions
+            del found["align"]
         if self.weights is None:
             del found["by"], found["ending"]
             return found | self.streams[0].identity
@@ -122,8 +124,8 @@ class Stage:
         exclude: Exclude,
     ) -> "Stage":
         """The stage at step 0; with weights, of several corpora. Arguments as for `Plan`."""
+        _check_options(options, several=weights is not None)
         if weights is None:
-            _check_one_corpus(options)
             members = {"": Lengths.of(lengths)}
         else:
             given = as_corpora(lengths)
@@ -157,8 +159,7 @@ class Stage:
                 f"{block.stop - 1:,}, whose rows are dealt together (tiers="
                 f"{self.options.tiers}); change the plan at step {block.stop:,}"
             )
-        if self.weights is None:
-            _check_one_corpus(options)
+        _check_options(options, several=self.weights is not None)
         given = self.given if lengths is None else lengths
         members = {stream.name: stream.lengths for stream in self.streams}
         if lengths is not None:
@@ -269,7 +270,15 @@ def _make_streams(
     return tuple(streams)
 
 
-def _check_one_corpus(options: Options) -> None:
+def _check_options(options: Options, *, several: bool) -> None:
+    if several and len(options.groups) < len(options.buckets):
+        raise InvalidValue(
+            f"buckets are {', '.join(map(str, options.buckets))}; of those of equal length, the "
+            "further ones are for the last batches of an epoch, and a plan with weights goes on; "
+            "give one bucket of each length"
+        )
+    if several:
+        return
     if options.ending != "repeat" or options.by != "tokens":
         raise InvalidValue(
             f"ending={options.ending!r} and by={options.by!r} are for several corpora; give "

@@ -35,13 +35,15 @@ from pipeline.planning.pieces import (
     merge_spans,
     trainable_positions,
 )
+from pipeline.planning.places import Places
 from pipeline.planning.solution import Solution, load_solution
+from pipeline.planning.tails import group_tails
 
 # The orders of windows that are kept: readers are in two epochs at a time.
 ORDERS = 4
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Rows:
     """Some rows of a stream, which follow each other in a bucket of one window."""
 
@@ -72,7 +74,7 @@ class Rows:
         if spans is not None:
             chosen = spans[examples]
             epoch, examples, starts = chosen[:, 0], chosen[:, 1], chosen[:, 2] + starts
-        positions = pieces.tokens(numbers, sizes)
+        positions = pieces.positions(sizes)
         segments = np.empty((len(positions), 3 + positions.shape[1]), np.int64)
         segments[:, 0], segments[:, 1] = epoch, examples
         segments[:, 2], segments[:, 3:] = starts, positions
@@ -104,7 +106,7 @@ class Pass:
         self.layout, self.first_epoch = layout, first_epoch
         self.spans, self.repeats = spans, spans is None
         self._shuffle, self._by_row = options.shuffle, by_row
-        self._rows_per_batch = [bucket.rows for bucket in options.buckets]
+        self._rows_per_batch = [bucket.rows for bucket, *_ in options.groups]
         self._bits = functools.partial(random_bits, key)
         self.rows = layout.rows.sum(axis=1)
         self._orders: dict[int, tuple[np.ndarray, np.ndarray]] = {}
@@ -297,16 +299,26 @@ class Stream:
         spans: np.ndarray | None = None,
     ) -> tuple[Pass, Solution | None]:
         """A pass over some pieces with rows in `buckets`; the solution if "optimal"."""
-        options, solution = self.options, None
-        search: Callable[..., Packed] = functools.partial(pack, sizes=pieces.table)
+        options, solution, places = self.options, None, None
+        if options.align > 1:
+            places = Places(pieces.positions(np.arange(pieces.longest + 1)), options.align)
+        units = pieces.table if places is None else places.units
+        search: Callable[..., Packed] = functools.partial(pack, sizes=units)
         if options.packing == "optimal":
-            solution = load_solution(self.lengths.store, pieces, buckets, options.max_segments)
+            counts, shapes, share = pieces.count(), buckets, 1.0
+            if places is not None:
+                share = places.filled(counts)
+                counts, shapes = places.fold(counts), places.in_units(buckets)
+            solution = load_solution(self.lengths.store, counts, shapes, options.max_segments)
+            solution.bound *= share
             search = solution.pack
+        if places is not None:
+            search = functools.partial(places.pack, search)
         key = random_key(options.seed, self.name, self._number, spans is None)
         layout = Layout(
             pieces,
             functools.partial(self._pack, search, buckets),
-            [bucket.rows for bucket in self._buckets],
+            group_tails(self._buckets),
             key=key if options.shuffle else None,
             window=options.window,
             files=files,

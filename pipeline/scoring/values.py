@@ -61,13 +61,13 @@ class Value:
         """
         array = array[:, None] if self.per == "row" else array
         row = planned.segments[:, 0]
-        first = np.searchsorted(row, row)  # of each segment, the first one in its row
         size = planned.segments[:, -1 if self.side is None else 3 + self.side]
         if self.side is None:
-            records = array[row, np.arange(len(row)) - first].astype(self.sum_dtype)
+            records = array[row, planned.numbers].astype(self.sum_dtype)
             return records * _outer(size, records) if self.reduce == "mean" else records
         before = np.cumsum(size) - size
-        begin = row * array.shape[1] + before - before[first]
+        columns = planned.columns.reshape(len(row), -1)[:, self.side]
+        begin = row * array.shape[1] + columns
         records = array.reshape(-1, *self.shape)[ranges(begin, size)].astype(self.sum_dtype)
         if self.reduce is None:
             return records

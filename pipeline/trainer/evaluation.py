@@ -27,6 +27,7 @@ def evaluation_batches(corpus: AnyCorpus, options: Options, **layout: Any) -> Ba
         options.buckets,
         shuffle=False,
         packing=options.packing,
+        align=options.align,
         overflow=options.overflow if np.ndim(corpus.lengths) == 2 else "split",
     )
     return Batches(corpus, plan, **layout)

@@ -50,6 +50,18 @@ def test_one_row_with_all_its_text(shown):
     ]
 
 
+def test_padding_between_aligned_segments_is_drawn(texts):
+    shown = Shown(texts, Plan(texts, [Bucket(1, 12)], shuffle=False, align=4), 0)
+    assert list(shown.lines(row=0))[3:] == [
+        "row 0   ▕AAAAAA··BBB·▏ 9 of 12",
+        "  A example 0, positions 0 to 5, weights 6, columns 0 on:",
+        "banana",
+        "  B example 2, positions 0 to 2, weights 3, columns 8 on:",
+        "fig",
+        "  · padding, columns 11 on",
+    ]
+
+
 def test_each_segment_has_its_colour(shown):
     text = "\n".join(shown.lines(colour=True))
     assert f"\033[{COLOURS[0]}mAAAA\033[0m\033[{COLOURS[1]}mBBB\033[0m·" in text

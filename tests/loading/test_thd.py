@@ -45,6 +45,21 @@ def test_a_batch_by_hand(tmp_path):
         cu_seqlens(pipeline.rename(batch, "maxtext"), 3)
 
 
+def test_padding_between_aligned_segments_is_in_sequences_of_its_own(tmp_path):
+    corpus = pipeline.Corpus.from_arrays([[5, 6, 7, 8], [1, 2, 3], [4] * 9], tmp_path)
+    plan = Plan(corpus, [Bucket(3, 8)], shuffle=False, align=4)
+    batch = Batches(corpus, plan)[0]
+    order = np.argsort(batch["inputs"][:, 0])
+    batch = {name: values[order] for name, values in batch.items()}
+    assert batch["inputs_segment_ids"].tolist() == [[0] * 8, [1, 1, 0, 0, 2, 2, 2, 0], [1] * 8]
+    # Each segment and the padding after it; the empty row is padding after none.
+    sizes = [0, 8, 0, 0, *(2, 2, 3, 1), *(8, 0, 0, 0)]
+    for fields in (batch, jax.tree.map(jax.numpy.asarray, batch)):
+        assert np.diff(cu_seqlens(fields, 2, align=4)["cu_seqlens_q"]).tolist() == sizes
+    with pytest.raises(ValueError, match="a row has padding before a segment; give the plan's"):
+        cu_seqlens(batch, 2)
+
+
 @pytest.mark.parametrize("kind", ["examples", "pairs"])
 def test_boundaries_have_one_size_for_each_bucket_and_are_those_of_the_segments(
     kind, corpus, pairs, buckets

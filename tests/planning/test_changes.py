@@ -330,4 +330,4 @@ def test_some_steps_of_a_plan_have_their_buckets_alone():
     plan = Plan([10] * 30, [Bucket(2, 16)]).after(10, buckets=[Bucket(3, 16)])
     plan = plan.after(12, buckets=[Bucket(4, 16)])
     assert plan.between(2, 4).buckets == (Bucket(2, 16),)
-    assert plan.between(2, 11).buckets == (Bucket(2, 16), Bucket(3, 16))
+    assert plan.between(2, 11).buckets == (Bucket(3, 16), Bucket(2, 16))

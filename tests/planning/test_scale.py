@@ -8,6 +8,7 @@ from pipeline import Bucket, Plan
 from pipeline.planning.cascade import pack
 from pipeline.planning.layout import Layout
 from pipeline.planning.pieces import cut
+from pipeline.planning.tails import group_tails
 
 BUCKETS = Bucket(1024, 128), Bucket(256, 512)
 
@@ -19,8 +20,7 @@ def some_lengths(count, seed=0):
 
 def layout_of(pieces, window, key=None, files=None):
     packing = functools.partial(pack, buckets=BUCKETS)
-    rows = [bucket.rows for bucket in BUCKETS]
-    return Layout(pieces, packing, rows, key=key, window=window, files=files)
+    return Layout(pieces, packing, group_tails(BUCKETS), key=key, window=window, files=files)
 
 
 @pytest.mark.parametrize("overflow", ["split", "truncate", "drop"])

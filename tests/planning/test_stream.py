@@ -228,17 +228,17 @@ def test_a_batch_that_is_changed_changes_no_other(options):
     assert after != before  # batches are compared by their digests
 
 
-# ---- what is to come: passes of a corpus that grows, pieces that are aligned, other costs
+# ---- what is to come: passes of a corpus that grows, pieces that are cut, other costs
 
 
-def gather(passes, options, assembly=Assembly):
+def gather(passes, options):
     """The batches of all steps of a stream whose first passes are these."""
     stream = Stream(Lengths.of(ANY), options, epoch=1)
     stream.passes = (*passes, stream.whole)
     rows = [found.rows for found in passes]
     stream.starts = np.stack([0 * stream.whole.rows, *np.cumsum(rows, axis=0)])
     schedule, cache = Schedule(0, [stream], options), WindowCache(1 << 20)
-    assembly = assembly([stream], schedule, options, cache)
+    assembly = Assembly([stream], schedule, options, cache)
     return [assembly.batch(step, 1) for step in range(schedule.first_step(1))]
 
 
@@ -251,8 +251,7 @@ def make_pass(options, layout, spans):
 
 
 def layout_of(pieces, options):
-    rows = [bucket.rows for bucket in options.buckets]
-    return Layout(pieces, partial(pack, buckets=options.buckets), rows, key=3, window=50)
+    return Layout(pieces, partial(pack, buckets=options.buckets), options.groups, key=3, window=50)
 
 
 def all_of(pieces, options):
@@ -276,27 +275,17 @@ def test_a_stream_may_have_any_number_of_passes():
         assert {*segments[begin:end, 1].tolist()} == {*range(begin, end)}
 
 
-def test_pieces_may_take_more_than_their_positions_and_have_costs_of_their_own():
-    class Aligned(Pieces):
-        """Each piece begins at a multiple of 8; every one costs the same."""
-
-        def sizes(self, begin, end):
-            return -(-super().sizes(begin, end) // 8) * 8
-
-        def tokens(self, pieces, sizes):
-            return self.positions_of(pieces)
+def test_pieces_may_have_costs_of_their_own():
+    class Alike(Pieces):
+        """Every piece costs the same."""
 
         def costs(self, sizes):
             return np.ones(len(sizes), np.int64)
 
     options = Options(buckets=(Bucket(8, 32), Bucket(4, 64)))
-    every = all_of(Aligned(ANY, longest=32), options)
-    segments = segments_of(gather([every], options))
-    assert sorted(map(tuple, segments[:, [1, 3]])) == [*enumerate(ANY)]
+    every = all_of(Alike(ANY, longest=32), options)
     rows = every.take(WindowCache(1 << 20), 0, 0, 0, 1, 0)
-    times, taken = rows.segments()
-    assert rows.costs.tolist() == times.tolist()
-    assert (-(-taken[:, 3] // 8) * 8).sum() <= 32
+    assert rows.costs.tolist() == rows.segments()[0].tolist()
 
 
 def test_pieces_may_be_cut_to_fill_the_gaps_of_a_packing():
@@ -315,16 +304,3 @@ def test_pieces_may_be_cut_to_fill_the_gaps_of_a_packing():
         for place in range(start, start + size)
     ]
     assert sorted(had) == [100 * n + at for n, size in enumerate(ANY) for at in range(size)]
-
-
-def test_the_last_batches_of_a_pass_may_have_a_shape_of_their_own():
-    class Tailed(Assembly):
-        def _shape(self, bucket, rows):
-            return Bucket(-(-rows // 2) * 2, super()._shape(bucket, rows).length)
-
-    options = Options(buckets=(Bucket(16, 32),))
-    *others, last = gather([all_of(cut(ANY, (32,), "split"), options)], options, Tailed)
-    assert {batch.bucket for batch in others} == {*options.buckets}
-    assert last.segments[-1, 0] + 1 in (last.bucket.rows - 1, last.bucket.rows)
-    assert last.bucket.rows < 16
-    assert sorted(segments_of([*others, last])[:, 1].tolist()) == [*range(400)]

@@ -67,6 +67,20 @@ def test_a_quota_is_each_ones_share_rounded(shares, place):
     assert quota.before(whole) == [place // 10**6 * share for share in shares]
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(-9, 9)), min_size=2, max_size=8),
+    st.integers(0, 10**6),
+    st.integers(1, 40),
+)
+def test_a_quota_names_the_takers_of_a_range_of_places(takers, begin, count):
+    shares, owed = zip(*[(1, -sum(due for _, due in takers)), *takers], strict=True)
+    quota = Quota(shares, owed, 3)
+    before, after = quota.before(begin), quota.before(begin + count)
+    each = enumerate(zip(before, after, strict=True))
+    expected = [(taker, first, end) for taker, (first, end) in each if first < end]
+    assert quota.between(begin, begin + count) == expected
+
+
 def largest_deviations(mixture, first, steps, run, count=None):
     """Of each corpus, the most that its share of `run` steps in a row is off its weight."""
     names = mixture.names

@@ -152,9 +152,13 @@ def assert_batch_fits(batch, options, plan):
     assert most is None or np.bincount(rows).max() <= most
     assert np.bincount(rows).max() <= plan.most_segments()[batch.bucket]
     for side in batch.sides:
-        filled = np.bincount(rows, side.segments[:, 3], side.bucket.rows)
-        assert len(filled) == side.bucket.rows
-        assert filled.max() <= side.bucket.length
+        begins, ends = side.columns, side.columns + side.segments[:, 3]
+        assert rows.max() < side.bucket.rows
+        assert ends.max() <= side.bucket.length
+        assert not (begins % options.get("align", 1)).any()
+        new = np.diff(rows, prepend=-1) > 0
+        assert ((begins == 0) | ~new).all()
+        assert ((begins[1:] >= ends[:-1]) | new[1:]).all()
     ends = batch.segments[:, 2] + batch.segments[:, 3:].max(axis=1)
     assert ends.max() <= plan.max_position + 1
 

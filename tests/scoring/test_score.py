@@ -106,6 +106,32 @@ def test_scores_are_those_of_each_example_alone_in_a_row(
     assert sum(map(len, expected)) > 3000
 
 
+@pytest.mark.parametrize("given", ["corpus", "pairs"])
+def test_scores_do_not_depend_on_where_segments_begin(given, request, tmp_path):
+    corpus = request.getfixturevalue(given)
+    per = {"inputs": "position", "weights": "position", "first": "segment"}
+    buckets = [pipeline.Bucket(8, 64)]
+    if given == "pairs":
+        per = {"inputs": "inputs", "weights": "targets", "first": "segment"}
+        buckets = [pipeline.Bucket(4, (96, 64))]
+
+    def step(batch):
+        ids = batch.get("targets_segment_ids", batch["inputs_segment_ids"])
+        of_segment = jax.nn.one_hot(ids - 1, 16)
+        first = jnp.einsum("rls,rl->rs", of_segment, batch["targets"].astype(jnp.float32))
+        return {"inputs": batch["inputs"], "weights": batch["targets"] % 7, "first": first}
+
+    tables = [
+        pipeline.score(
+            corpus, step, directory=tmp_path / f"{align}", buckets=buckets, per=per,
+            overflow="truncate", max_segments=16, align=align,
+        )
+        for align in (1, 8)
+    ]  # fmt: skip
+    assert len(tables[0]) == len(corpus)
+    assert tables[0].to_pylist() == tables[1].to_pylist()
+
+
 def positions_and_segments(batch):
     """What says where each value came from."""
     ids, inputs = batch["inputs_segment_ids"], batch["inputs"]

@@ -1,0 +1,121 @@
+"""Places: the columns that segments take in rows where each begins at a multiple.
+
+A segment of n positions takes ⌈n / align⌉ units of `align` columns. Packing sees only units, so
+its histogram is short. The rows that it finds then get pieces, whose positions are counted.
+"""
+
+import collections
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pipeline.planning.bucket import Bucket
+from pipeline.planning.patterns import Packed, Pattern
+from pipeline.planning.tails import group_tails
+
+
+class Places:
+    """The units that pieces of each size take.
+
+    >>> places = Places(np.arange(5)[:, None], align=2)
+    >>> places.units.tolist(), places.fold(np.array([0, 5, 1, 1, 2])).tolist()
+    ([[0], [1], [2]], [0, 6, 3])
+
+    Args:
+        positions: the positions of each size, int64 [sizes, 1], for pairs [sizes, 2]; none of
+            size 0.
+        align: columns in a unit; lengths of buckets are multiples of it.
+
+    Attributes:
+        units: the units of each place, as `positions` of pieces; ascending by the share of a row.
+    """
+
+    def __init__(self, positions: np.ndarray, align: int):
+        self._positions, self._align = positions, align
+        units = -(-positions // align)
+        key = np.ravel_multi_index(tuple(units.T), tuple(units.max(axis=0) + 1))
+        _, first, place = np.unique(key, return_index=True, return_inverse=True)
+        longest = np.maximum(units.max(axis=0), 1)
+        order = (units[first] @ longest[::-1]).argsort(kind="stable")
+        self.units = units[first[order]]
+        self._place = np.empty(len(order), np.int64)
+        self._place[order] = np.arange(len(order))
+        self._place = self._place[place]  # of each size
+
+    def fold(self, counts: np.ndarray) -> np.ndarray:
+        """How many pieces take each place, from how many have each size: int64 [places]."""
+        found = np.zeros(len(self.units), np.int64)
+        np.add.at(found, self._place, counts)
+        return found
+
+    def filled(self, counts: np.ndarray) -> float:
+        """The share of real positions in the columns that pieces take, from 0 to 1."""
+        units = self.fold(counts) @ self.units
+        return float((counts @ self._positions).sum() / (self._align * units.sum()))
+
+    def pack(
+        self,
+        search: Callable[..., Packed],
+        counts: np.ndarray,
+        buckets: Sequence[Bucket],
+        **options: Any,
+    ) -> Packed:
+        """Packs pieces of each size by `search`, which packs places; arguments as there."""
+        counts = counts.copy()
+        counts[0] = 0
+        packed = search(self.fold(counts), self.in_units(buckets), **options)
+        pieces = self._sort(counts)
+        patterns = [
+            tuple(row for pattern in of_bucket for row in self._fill(pattern, pieces))
+            for of_bucket in packed.patterns
+        ]
+        longest = [bucket for bucket, *_ in group_tails(buckets)]
+        return Packed(tuple(longest), tuple(patterns), counts)
+
+    def in_units(self, buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
+        """The buckets, with lengths in units."""
+        each = [tuple(length // self._align for length in b.lengths) for b in buckets]
+        return tuple(
+            Bucket(bucket.rows, lengths if len(lengths) > 1 else lengths[0])
+            for bucket, lengths in zip(buckets, each, strict=True)
+        )
+
+    def _sort(self, counts: np.ndarray) -> "list[collections.deque[list[int]]]":
+        """The sizes of the pieces in each place, ascending, each with its number of pieces."""
+        found = [collections.deque[list[int]]() for _ in self.units]
+        for size in np.flatnonzero(counts).tolist():
+            found[self._place[size]].append([size, int(counts[size])])
+        return found
+
+    def _fill(
+        self, pattern: Pattern, pieces: "list[collections.deque[list[int]]]"
+    ) -> "list[Pattern]":
+        """The rows of a pattern of places, with the next of `pieces`, which they take.
+
+        Rows of one pattern differ only where pieces of the next size begin.
+        """
+        found, left = [], pattern.rows
+        while left:
+            row, rows = collections.Counter[int](), left
+            for place, times in pattern.pieces:
+                size, number = pieces[place][0]
+                if number >= times:  # so many rows have pieces of this size alone
+                    row[size] += times
+                    rows = min(rows, number // times)
+                    continue
+                rows = 1
+                for size, number in pieces[place]:
+                    taken = min(number, times)
+                    row[size] += taken
+                    if not (times := times - taken):
+                        break
+            for size, times in row.items():
+                of_size = pieces[self._place[size]][0]
+                of_size[1] -= times * rows
+                if not of_size[1]:
+                    pieces[self._place[size]].popleft()
+            fill = sum(int(self._positions[size].sum()) * times for size, times in row.items())
+            found.append(Pattern(tuple(row.items()), rows, fill, pattern.segments))
+            left -= rows
+        return found

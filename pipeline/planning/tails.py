@@ -1,0 +1,71 @@
+"""Tails: buckets of equal length with fewer rows, for the last rows of a pass.
+
+Whole batches take the bucket with the most rows. The rows that make no whole batch are fewer; a
+batch of them would have empty rows, which cost as much as others. Tails hold them.
+"""
+
+import functools
+import itertools
+from collections.abc import Sequence
+
+from pipeline.planning.bucket import Bucket
+
+
+def group_tails(buckets: Sequence[Bucket]) -> tuple[tuple[Bucket, ...], ...]:
+    """The buckets of each length: the one with the most rows, and its tails.
+
+    >>> group_tails([Bucket(4, 16), Bucket(1, 16), Bucket(2, 32)])[0]
+    (Bucket(rows=4, length=16), Bucket(rows=1, length=16))
+    """
+    return tuple(tuple(group) for _, group in itertools.groupby(buckets, lambda each: each.length))
+
+
+def count_batches(rows: int, group: Sequence[Bucket]) -> list[int]:
+    """How many batches of each bucket of a group hold some rows.
+
+    All but the last rows are in whole batches of the first bucket. For the last ones, too few for
+    another, the buckets are chosen that leave the fewest rows empty, and of such choices one of the
+    fewest batches.
+
+    >>> count_batches(77, [Bucket(32, 9), Bucket(8, 9), Bucket(4, 9)])  # 13 as 8 + 8
+    [2, 2, 0]
+    """
+    sizes = tuple(bucket.rows for bucket in group)
+    whole, last = divmod(rows, sizes[0])
+    fewest = _fewest_batches(sizes)
+    total = next(n for n in range(last, sizes[0] + 1) if fewest[n] is not None)
+    counts = [0] * len(sizes)
+    while total:
+        # The first size, and so the largest, after which the fewest batches are one fewer.
+        used = next(
+            number
+            for number, size in enumerate(sizes)
+            if size <= total
+            and (left := fewest[total - size]) is not None
+            and left + 1 == fewest[total]
+        )
+        counts[used] += 1
+        total -= sizes[used]
+    counts[0] += whole
+    return counts
+
+
+def count_surplus(rows: int, group: Sequence[Bucket]) -> int:
+    """How many of some rows are too many for batches of a group that have no empty row.
+
+    >>> count_surplus(77, [Bucket(32, 9)]), count_surplus(77, [Bucket(32, 9), Bucket(8, 9)])
+    (13, 5)
+    """
+    sizes = tuple(bucket.rows for bucket in group)
+    fewest, last = _fewest_batches(sizes), rows % sizes[0]
+    return next(n for n in range(last + 1) if fewest[last - n] is not None)
+
+
+@functools.lru_cache(maxsize=64)
+def _fewest_batches(sizes: tuple[int, ...]) -> list[int | None]:
+    """For each number of rows up to the first size, the fewest batches that these fill."""
+    found: list[int | None] = [0]
+    for rows in range(1, sizes[0] + 1):
+        before = [found[rows - size] for size in sizes if size <= rows]
+        found.append(min((n + 1 for n in before if n is not None), default=None))
+    return found

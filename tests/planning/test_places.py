@@ -1,0 +1,161 @@
+"""Places: rows in which every segment begins at a multiple; all that counts positions stays."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline import Bucket, Plan, fit_buckets
+from pipeline.planning.cascade import pack
+from pipeline.planning.options import PlanOptions
+from pipeline.planning.places import Places
+from tests.properties.accounts import assert_batch_fits
+
+LENGTHS = np.clip(np.random.default_rng(0).lognormal(3, 1, 600), 1, 120).astype(int)
+PAIRS = np.stack([LENGTHS, np.roll(LENGTHS, 7) // 2], axis=1)
+BUCKETS = [Bucket(8, 64), Bucket(4, 128)]
+TWO = [Bucket(8, (64, 32)), Bucket(4, (128, 64))]
+
+
+def test_a_plan_by_hand():
+    plan = Plan([5, 3, 4, 9, 2], [Bucket(2, 12)], shuffle=False, align=4)
+    batch = plan.batch(0)
+    # 5 takes 8 columns, 2, 3 and 4 take 4, and 9 takes 12.
+    assert batch.segments.tolist() == [[0, 0, 0, 5], [0, 4, 0, 2], [1, 1, 0, 3], [1, 2, 0, 4]]
+    assert batch.columns.tolist() == [0, 8, 0, 4]
+    assert plan.batch(1).segments.tolist() == [[0, 3, 0, 9]]
+    assert plan.padding == 1 - plan.num_tokens / 48 == 1 - 23 / 48
+
+
+def test_columns_of_pairs_are_those_of_both_sides():
+    plan = Plan([[5, 2], [3, 1], [0, 4]], [Bucket(1, (16, 12))], shuffle=False, align=4)
+    batch = plan.batch(0)
+    assert batch.segments[:, 3:].tolist() == [[5, 2], [3, 1], [0, 4]]
+    assert batch.columns.tolist() == [[0, 0], [8, 4], [12, 8]]
+    assert batch.numbers.tolist() == [0, 1, 2]
+    assert [side.columns.tolist() for side in batch.sides] == [[0, 8, 12], [0, 4, 8]]
+
+
+@given(
+    st.lists(st.integers(0, 24), min_size=1, max_size=80).filter(any),
+    st.sampled_from([2, 4, 8]),
+    st.sampled_from([None, 1, 3]),
+)
+def test_rows_have_the_pieces_of_the_histogram_and_room_for_their_places(sizes, align, most):
+    counts = np.bincount(sizes, minlength=25)
+    places = Places(np.arange(25)[:, None], align)
+    packed = places.pack(pack, counts, [Bucket(3, 8), Bucket(2, 24)], max_segments=most)
+    had = np.zeros(25, int)
+    for bucket, patterns in zip(packed.buckets, packed.patterns, strict=True):
+        for pattern in patterns:
+            had[[size for size, _ in pattern.pieces]] += [
+                n * pattern.rows for _, n in pattern.pieces
+            ]
+            assert sum(-(-size // align) * align * n for size, n in pattern.pieces) <= bucket.length
+            assert pattern.fill == sum(size * n for size, n in pattern.pieces)
+            assert pattern.segments == sum(n for _, n in pattern.pieces) <= (most or 24)
+    counts[0] = 0
+    assert had.tolist() == packed.counts.tolist() == counts.tolist()
+    # Rows of a pattern are divided only where a size ends.
+    alone = pack(places.fold(counts), places.in_units(packed.buckets), max_segments=most)
+    number, few = (sum(map(len, each.patterns)) for each in (packed, alone))
+    assert number <= few + 2 * np.count_nonzero(counts)
+
+
+@pytest.mark.parametrize(("lengths", "buckets"), [(LENGTHS, BUCKETS), (PAIRS, TWO)])
+@pytest.mark.parametrize("options", [{}, {"window": 100}, {"tiers": 3}, {"packing": "none"}])
+def test_figures_are_those_of_the_batches(lengths, buckets, options):
+    plan = Plan(lengths, buckets, align=16, **options)
+    batches = [plan.batch(step) for step in range(plan.num_batches())]
+    for batch in batches:
+        assert_batch_fits(batch, {"buckets": buckets, "align": 16, **options}, plan)
+    tokens = sum(batch.num_tokens for batch in batches)
+    assert plan.num_tokens == tokens == lengths[lengths.reshape(600, -1)[:, -1] > 0].sum()
+    assert plan.padding == 1 - tokens / sum(batch.bucket.positions for batch in batches)
+    rows = {
+        each: sum(len({*b.segments[:, 0]}) for b in batches if b.bucket == each) for each in buckets
+    }
+    for bucket, number in rows.items():
+        assert f"{bucket}" in str(plan)
+        assert f"{number:,}" in str(plan)
+
+
+def test_a_plan_with_optimal_packing_is_aligned_and_knows_its_bound():
+    pytest.importorskip("scipy")
+    plans = [Plan(LENGTHS, BUCKETS, align=16, packing=each) for each in ("best_fit", "optimal")]
+    assert plans[1].padding <= plans[0].padding
+    least = float(str(plans[1]).split("can have less than ")[1].split("%")[0]) / 100
+    batches = [plans[1].batch(step) for step in range(plans[1].num_batches())]
+    places = sum((-(-batch.segments[:, 3] // 16) * 16).sum() for batch in batches)
+    assert 1 - LENGTHS.sum() / places - 1e-5 <= least <= plans[1].padding
+    for batch in batches:
+        assert_batch_fits(batch, {"buckets": BUCKETS, "align": 16}, plans[1])
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, PAIRS])
+def test_the_cost_of_a_row_is_that_of_its_positions(lengths):
+    buckets = BUCKETS if lengths.ndim == 1 else TWO
+    stage = Plan(lengths, buckets, align=16).stages[0]
+    (stream,) = stage.streams
+    for rows in stream.take(stage.cache, 1, 0, 8):
+        times, segments = rows.segments()
+        squares = (segments[:, 3:] ** 2).sum(axis=1)
+        assert (
+            rows.costs.tolist()
+            == np.bincount(np.arange(len(times)).repeat(times), squares).tolist()
+        )
+
+
+@pytest.mark.parametrize("overflow", ["split", "truncate", "drop"])
+def test_overlong_examples_are_cut_where_they_are_without_alignment(overflow):
+    lengths = [200, 3, 130, 128, 256, 40]
+    plain, aligned = (Plan(lengths, BUCKETS, overflow=overflow, align=n) for n in (1, 32))
+
+    def pieces(plan):
+        batches = [plan.batch(step) for step in range(plan.num_batches())]
+        return sorted(map(tuple, np.concatenate([batch.segments[:, 1:] for batch in batches])))
+
+    assert pieces(plain) == pieces(aligned)
+    assert plain.max_position == aligned.max_position
+
+
+def test_a_plan_may_change_its_alignment_at_every_step():
+    plan = Plan(LENGTHS[:60], BUCKETS, align=16)
+    for step in range(plan.num_batches() + 2):
+        for align in (1, 64):
+            later = plan.after(step, align=align)
+            batches = [later.batch(at) for at in range(later.first_step(2))]
+            assert [batch.align for batch in batches[:step]] == [16] * step
+            assert {batch.align for batch in batches[step:]} == {align}
+            for epoch in (0, 1):
+                had = np.concatenate([b.segments[:, 1] for b in batches if b.epoch == epoch])
+                assert sorted(had) == [*range(60)]
+            assert Plan.replay(LENGTHS[:60], later.changes).fingerprint == later.fingerprint
+
+
+def test_lengths_of_buckets_are_multiples_and_the_option_is_in_the_identity():
+    assert "align" in PlanOptions.__annotations__
+    with pytest.raises(ValueError, match=r"lengths are \[64, 100\]; with align=64 each must be a"):
+        Plan(LENGTHS, [Bucket(8, 64), Bucket(4, 100)], align=64)
+    with pytest.raises(ValueError, match="align is 0"):
+        Plan(LENGTHS, BUCKETS, align=0)
+    plain, aligned = Plan(LENGTHS, BUCKETS), Plan(LENGTHS, BUCKETS, align=16)
+    assert "align" not in plain.identity
+    assert aligned.identity["align"] == 16
+    assert plain.batch(0).digest == Plan(LENGTHS, BUCKETS, align=1).batch(0).digest
+    one = [Plan([16, 16], [Bucket(1, 32)], shuffle=False, align=n).batch(0) for n in (1, 16)]
+    assert one[0].segments.tolist() == one[1].segments.tolist()
+    assert one[0].digest != one[1].digest
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, PAIRS])
+def test_buckets_are_fitted_to_places(lengths):
+    given = {"tokens_per_batch": 4096, "max_buckets": 2, "length_multiple": 8}
+    buckets = fit_buckets(lengths, align=48, **given)
+    assert all(length % 48 == 0 for bucket in buckets for length in bucket.lengths)
+    plan = Plan(lengths, buckets, align=48)
+    # 46 examples of a position each take a row of 48 columns alone.
+    ones = np.ones(46, int) if lengths.ndim == 1 else np.ones((46, 2), int)
+    (one,) = fit_buckets(ones, tokens_per_batch=4096, max_buckets=1, length_multiple=8, align=48)
+    assert Plan(ones, [one], align=48).padding == pytest.approx(47 / 48, abs=0.1)
+    assert plan.num_tokens == Plan(lengths, buckets).num_tokens

@@ -1,0 +1,172 @@
+"""Tails: smaller batches for the last rows of an epoch, and nothing else is changed by them."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pipeline
+from pipeline import Batches, Bucket, Plan
+from pipeline.planning.tails import count_batches, count_surplus
+from tests.properties.accounts import Account, assert_batch_fits, assert_random_access
+
+LENGTHS = np.clip(np.random.default_rng(0).lognormal(2.5, 0.8, 300), 0, 64).astype(int)
+PAIRS = np.stack([LENGTHS, np.roll(LENGTHS, 7) // 2], axis=1)
+PLAIN = (Bucket(8, 32), Bucket(16, 64))
+TAILED = (Bucket(8, 32), Bucket(2, 32), Bucket(16, 64), Bucket(6, 64), Bucket(4, 64))
+
+
+def ways(sizes, most):
+    """Every choice of batches with up to `most` rows."""
+    times = [range(most // size + 1) for size in sizes]
+    each = itertools.product(*times)
+    return [(sum(n * s for n, s in zip(way, sizes, strict=True)), way) for way in each]
+
+
+sizes_of = st.sets(st.integers(1, 12), min_size=1, max_size=4).map(sorted)
+
+
+@given(st.integers(0, 40), sizes_of)
+def test_the_last_rows_have_the_fewest_empty_rows_and_then_the_fewest_batches(rows, sizes):
+    sizes = sizes[::-1]
+    group = [Bucket(size, 8) for size in sizes]
+    found = count_batches(rows, group)
+    whole, last = divmod(rows, sizes[0])
+    every = ways(sizes, sizes[0])
+    least = min((total - last, sum(way)) for total, way in every if total >= last)
+    had = sum(n * size for n, size in zip(found, sizes, strict=True)) - whole * sizes[0]
+    assert (had - last, sum(found) - whole) == least
+    assert found[0] >= whole
+    # What moves to a longer bucket is the least that leaves no empty row.
+    surplus = count_surplus(rows, group)
+    assert surplus == min(last - total for total, _ in every if total <= last)
+    stays = count_batches(rows - surplus, group)
+    assert sum(n * size for n, size in zip(stays, sizes, strict=True)) == rows - surplus
+
+
+def test_a_plan_by_hand():
+    plan = Plan([4] * 13, [Bucket(8, 4), Bucket(4, 4), Bucket(2, 4)], shuffle=False)
+    batches = [plan.batch(step) for step in range(plan.num_batches())]
+    assert [str(batch.bucket) for batch in batches] == ["8x4", "4x4", "2x4"]
+    assert [len(batch.segments) for batch in batches] == [8, 4, 1]
+    assert plan.padding == pytest.approx(1 / 14)
+    assert plan.batches_per_bucket == {Bucket(8, 4): 1, Bucket(4, 4): 1, Bucket(2, 4): 1}
+    rows = [line.split()[:3] for line in str(plan).splitlines()[1:4]]
+    assert rows == [["8x4", "1", "8"], ["4x4", "1", "4"], ["2x4", "1", "1"]]
+    assert Plan([4] * 13, [Bucket(8, 4)]).padding == pytest.approx(3 / 16)
+
+
+KINDS = {
+    "plain": {},
+    "windows": {"window": 50},
+    "in order": {"shuffle": False},
+    "tiers": {"tiers": 3},
+    "aligned": {"align": 8},
+    "all": {"window": 50, "tiers": 4, "align": 16, "max_segments": 4},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [300, 120, 3])
+def test_tails_come_last_and_epochs_have_the_same_shapes(kind, count):
+    lengths, options = LENGTHS[:count], KINDS[kind]
+    plan = Plan(lengths, TAILED, **options)
+    account = Account(lengths, 0, {"buckets": TAILED, "overflow": "split"})
+    shapes = []
+    for epoch in range(3):
+        steps = range(plan.first_step(epoch), plan.first_step(epoch + 1))
+        assert len(steps) == plan.num_batches(epoch) == plan.num_batches()
+        batches = [plan.batch(step) for step in steps]
+        for batch in batches:
+            assert_batch_fits(batch, {"buckets": TAILED, **options}, plan)
+            account.take(batch.epoch, batch.segments[:, 1:])
+            full = len(np.unique(batch.segments[:, 0])) == batch.bucket.rows
+            assert full or batch is batches[-1] or batch.bucket == Bucket(16, 64)
+        is_tail = [batch.bucket not in PLAIN for batch in batches]
+        assert is_tail == sorted(is_tail)
+        shapes.append(sorted(str(batch.bucket) for batch in batches))
+        tokens = sum(batch.num_tokens for batch in batches)
+        assert plan.num_tokens == tokens == lengths.sum()
+        assert plan.padding == 1 - tokens / sum(batch.bucket.positions for batch in batches)
+    assert shapes[0] == shapes[1] == shapes[2]
+    counts = {str(each): number for each, number in plan.batches_per_bucket.items() if number}
+    assert counts == {each: shapes[0].count(each) for each in shapes[0]}
+    assert account.over == [True] * 3
+    assert plan.buckets == TAILED
+    assert plan.padding <= Plan(lengths, PLAIN, **options).padding
+    assert_random_access(plan, lengths, [plan.batch(step) for step in range(plan.first_step(2))])
+
+
+def test_pairs_have_tails():
+    buckets = (Bucket(8, (64, 32)), Bucket(2, (64, 32)))
+    plan = Plan(PAIRS, buckets)
+    used = [plan.batch(step).bucket for step in range(plan.first_step(2))]
+    assert {*used} == {*buckets}
+    assert used[: len(used) // 2] == sorted(used[: len(used) // 2], reverse=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"tiers": 3, "align": 8}])
+def test_a_plan_with_tails_may_change_at_every_step(options):
+    lengths = LENGTHS[:120]
+    plan = Plan(lengths, TAILED, **options)
+    changes = {"buckets": [Bucket(4, 64), Bucket(1, 64)]}, {"seed": 2}, {"align": 16}
+    for step, change in itertools.product(range(2 * plan.num_batches() + 1), changes):
+        if plan.next_block(step) == step:
+            later = plan.after(step, **change)
+            account = Account(lengths, 0, {"buckets": TAILED, "overflow": "split"})
+            steps = later.first_step(later.first_whole_epoch + 1)
+            for at in range(steps):
+                batch = later.batch(at)
+                assert batch.bucket in later.batches_per_bucket
+                account.take(batch.epoch, batch.segments[:, 1:])
+            assert all(account.over)
+            assert len(account.over) == later.first_whole_epoch + 1
+            changed = Plan.replay(lengths, json.loads(json.dumps(later.changes)))
+            assert changed.fingerprint == later.fingerprint
+            assert changed.batch(steps - 1).digest == later.batch(steps - 1).digest
+
+
+def test_without_tails_nothing_is_changed_and_with_them_the_whole_batches_of_one_length_stay():
+    plain, tailed = Plan(LENGTHS, [Bucket(16, 64)]), Plan(LENGTHS, TAILED[2:])
+    steps = LENGTHS.sum() // (16 * 64)
+    digests = {each.batch(step).digest for each in (plain,) for step in range(plain.num_batches())}
+    assert len(digests & {tailed.batch(step).digest for step in range(steps)}) >= steps - 1
+    assert plain.fingerprint != tailed.fingerprint
+    with pytest.raises(
+        ValueError, match="buckets are 4x64, 16x64; they must ascend by length, and"
+    ):
+        Plan(LENGTHS, [Bucket(4, 64), Bucket(16, 64)])
+    with pytest.raises(ValueError, match="buckets are 16x64, 4x64; of those of equal length"):
+        Plan({"a": LENGTHS}, [Bucket(16, 64), Bucket(4, 64)], weights={"a": 1})
+    assert Plan(LENGTHS, tailed.buckets).fingerprint == tailed.fingerprint
+
+
+def test_optimal_packing_has_the_same_search_with_tails(tmp_path):
+    pytest.importorskip("scipy")
+    plain, tailed = (Plan(LENGTHS, each, packing="optimal") for each in (PLAIN, TAILED))
+    patterns = [each.identity["patterns"] for each in (plain, tailed)]
+    assert patterns[0] == patterns[1]
+    assert tailed.padding <= plain.padding
+
+
+def test_batches_of_tails_are_collated_and_their_states_resume(corpus):
+    plan = Plan(corpus, [Bucket(16, 64), Bucket(1, 64)])
+    batches = Batches(corpus, plan)
+    assert len(batches) == plan.num_batches()
+    assert [each["inputs"].shape for each in batches] == [
+        plan.batch(step).bucket.shape for step in range(len(batches))
+    ]
+    iterator = iter(batches.repeat(2).to_iter_dataset())
+    seen, states = [], []
+    for _ in range(2 * len(batches)):
+        states.append(iterator.get_state())
+        seen.append(next(iterator))
+    for at in (0, len(batches) - 1, len(batches)):
+        iterator.set_state(states[at])
+        np.testing.assert_array_equal(next(iterator)["inputs"], seen[at]["inputs"])
+    with pipeline.load(corpus, buckets=plan.buckets, num_epochs=1) as loader:
+        assert {str(bucket) for bucket in loader.specs} == {"16x64", "1x64"}
+        assert sum(float(batch["loss_weights"].sum()) for batch in loader) == plan.num_tokens
