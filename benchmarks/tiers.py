@@ -30,7 +30,6 @@ from models.loss import cross_entropy
 from pipeline.loading.sharding import batch_sharding
 from pipeline.report.tiers import row_costs, time_over_ideal
 from pipeline.steps import hosts
-from pipeline.steps.mesh import make_mesh
 
 LENGTH, TIERS, BLOCKS = 2048, 16, 4
 VOCABULARY = 256
@@ -104,7 +103,7 @@ def _line(count: int, found: dict[str, dict[str, list[float]]]) -> Line:
 def work(asked: dict) -> dict[str, dict[str, list]]:
     """Seconds of each step, and costs of its rows, with and without tiers."""
     hosts.connect(f"127.0.0.1:{asked['port']}", asked["count"], asked["index"], wait=120)
-    mesh = make_mesh({"data": -1})
+    mesh = hosts.make_mesh({"data": -1})
     jax.set_mesh(mesh)
     sharding = batch_sharding(mesh)
     graph, params = nnx.split(Decoder(MODEL, rngs=nnx.Rngs(0)))
