@@ -7,6 +7,7 @@ python -m benchmarks peers --text FILE     # beside other input paths, see bench
 python -m benchmarks tiers                 # steps of several processes, with and without tiers
 python -m benchmarks why                   # spoilt documents, found by their losses
 python -m benchmarks remote                # batches of a corpus in object storage
+python -m benchmarks updates               # what was sampled a moment ago, packed for one update
 """
 
 import argparse
@@ -20,7 +21,7 @@ SECTIONS = (
     "score",
 )
 # Run only if they are named.
-NAMED = ("scale", "peers", "tiers", "why", "remote")
+NAMED = ("scale", "peers", "tiers", "why", "remote", "updates")
 # The options that a section has; of the sections that run by default, beside the lengths.
 OPTIONS = {
     "balance": ("histogram",),

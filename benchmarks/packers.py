@@ -1,4 +1,4 @@
-"""How others make batches: Grain's packers, read-ahead batches, contiguous next fit."""
+"""How others make batches: Grain's packers, read-ahead batches, Tunix's rows of rollouts."""
 
 from collections.abc import Sequence
 
@@ -65,11 +65,22 @@ def read_ahead(lengths: np.ndarray, budget: int, window: int = 10_000) -> tuple[
     return simulation, "infinibatch"
 
 
-def next_fit(lengths: np.ndarray, length: int) -> int:
-    """Rows that contiguous next fit needs: an example that does not fit closes the row."""
-    rows, room = 0, 0
-    for size in lengths.tolist():
-        if size > room:
-            rows, room = rows + 1, length
-        room -= size
-    return rows
+def tunix(lengths: np.ndarray, length: int) -> tuple[np.ndarray, str]:
+    """The row of each rollout in Tunix's packer, int64 [n], and who packed.
+
+    Tunix if it is installed (`pip install google-tunix`); otherwise `benchmarks.simulations`.
+    """
+    try:
+        from tunix.rl import common, utils
+    except ImportError:
+        return simulations.next_fit(lengths, length), "simulated"
+    empty = np.zeros((1, 0), np.int32)
+
+    def rollout(size: int) -> common.TrainExample:
+        ids = np.ones((1, size), np.int32)
+        logprobs = np.zeros((1, size), np.float32)
+        return common.TrainExample(empty, empty, ids, ids, np.zeros(1), logprobs, logprobs)
+
+    packed = utils.pack_sequences(([rollout(size)] for size in lengths.tolist()), length)
+    each = [int(np.max(example.segment_ids)) for [example] in packed]
+    return np.repeat(np.arange(len(each)), each), "itself"

@@ -42,11 +42,12 @@ def simulate(lengths: np.ndarray) -> list[tuple[str, int, float]]:
         f"Lockstep, {packing.replace('_', ' ')}": pipeline.Plan(lengths, buckets, packing=packing)
         for packing in ("best_fit", "optimal")
     }
+    rows = simulations.next_fit(order, LONGEST)[-1] + 1
     grain = packers.grain_fill(lengths[:GRAIN_EXAMPLES], LONGEST, packer="best fit", bins=32)
     return sorted(
         [
             *((name, s.shapes, s.padding) for name, s in simulated.items()),
-            ("contiguous next fit", 1, 1 - total / (packers.next_fit(order, LONGEST) * LONGEST)),
+            ("contiguous next fit", 1, 1 - total / (rows * LONGEST)),
             ("Grain best fit, 32 bins", 1, 1 - grain),
             *((name, len(buckets), plan.padding) for name, plan in plans.items()),
         ],

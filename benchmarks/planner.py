@@ -5,7 +5,7 @@ import time
 import numpy as np
 
 import pipeline
-from benchmarks import packers
+from benchmarks import packers, simulations
 from benchmarks.results import Line, Section
 from benchmarks.simulations import Simulation
 from benchmarks.turns import best_seconds
@@ -30,7 +30,8 @@ def measure(lengths: np.ndarray) -> Section:
         batches[:] = [packers.read_ahead(lengths, TOKENS)]
 
     def next_fit():
-        rows[:] = [packers.next_fit(np.random.default_rng(0).permutation(lengths), longest)]
+        order = np.random.default_rng(0).permutation(lengths)
+        rows[:] = [int(simulations.next_fit(order, longest)[-1]) + 1]
 
     def argsort():
         np.argsort(np.random.default_rng(0).random(len(lengths)))

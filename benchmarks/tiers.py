@@ -104,7 +104,7 @@ def _line(count: int, found: dict[str, dict[str, list[float]]]) -> Line:
 def work(asked: dict) -> dict[str, dict[str, list]]:
     """Seconds of each step, and costs of its rows, with and without tiers."""
     hosts.connect(f"127.0.0.1:{asked['port']}", asked["count"], asked["index"], wait=120)
-    mesh = make_mesh({"data": -1})
+    mesh = hosts.make_mesh({"data": -1})
     jax.set_mesh(mesh)
     sharding = batch_sharding(mesh)
     graph, params = nnx.split(Decoder(MODEL, rngs=nnx.Rngs(0)))

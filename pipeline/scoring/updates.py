@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
@@ -62,7 +63,7 @@ def pack(
         ValueError: an example has nothing to train on, or is too long; no position carries loss;
             hosts gave different examples; or an argument is not as above.
     """
-    if not hasattr(examples, "fingerprint"):
+    if not isinstance(examples, AnyCorpus):
         raise InvalidType(
             f"examples is a {type(examples).__name__}; make pipeline.Examples of them, or give a "
             "corpus"
@@ -89,7 +90,8 @@ def pack(
             "differ between updates; give max_segments=, so that shapes stay, or features= without "
             "them"
         )
-    hosts.require_agreement({"examples": {"of": examples.identity, "plan": plan.identity}})
+    if jax.process_count() > 1:  # the digest of all tokens takes longer than their plan
+        hosts.require_agreement({"examples": {"of": examples.identity, "plan": plan.identity}})
 
     def make() -> Iterator[tuple[PlannedBatch, Batch]]:
         ahead: Any = batches.with_plans()
