@@ -1,18 +1,14 @@
-"""Beside other input paths: the account of every token, and the tests of others."""
+"""Beside other input paths: the account of every token."""
 
 import itertools
-import json
 
-import grain
 import numpy as np
 import pytest
-from grain._src.python.dataset.transformations import testing_util
 
 import pipeline
 from benchmarks import peers
 from benchmarks.account import Account, account, numbered
 from benchmarks.input_paths.__main__ import run
-from pipeline.corpus.tasks import INPUTS
 
 NOTHING = Account(crossing=0, mixed=0, lost=0, cut=0, repeated=0, missing=0.0)
 
@@ -108,84 +104,3 @@ def test_maxtext_fields_have_one_shape_and_are_equal_when_made_anew(tmp_path):
         assert len(batches[0]) == 6
         real = batches[0]["targets_segmentation"] > 0
         assert (batches[0]["targets_segmentation"] == batches[0]["inputs_segmentation"])[real].all()
-
-
-# Grain's tests of its packers, as far as they are about 1-D tokens.
-
-
-class LockstepRows(grain.IterDataset):
-    """Rows in place of Grain's, from all elements at once; `folder` is set by the tests."""
-
-    folder = None
-
-    def __init__(self, parent, *, length_struct, max_sequences_per_bin=None, **_):
-        super().__init__(parent)
-        self._lengths, self._most = length_struct, max_sequences_per_bin
-
-    def __iter__(self):
-        elements = list(itertools.islice(iter(self._parent), 200))
-        sides = [[element[name] for element in elements] for name in self._lengths]
-        digest = f"{hash(json.dumps([[each.tolist() for each in side] for side in sides]))}"
-        if len(sides) == 1:
-            corpus = pipeline.Corpus.from_arrays(*sides, self.folder / digest, task=INPUTS)
-        else:  # a decoder's side begins with a mark
-            marked = [np.concatenate([[1], each]) for each in sides[1]]
-            corpus = pipeline.Pairs.from_arrays(sides[0], marked, self.folder / digest)
-        lengths = tuple(self._lengths.values())
-        bucket = pipeline.Bucket(1, lengths if len(sides) > 1 else lengths[0])
-        plan = pipeline.Plan(corpus, [bucket], shuffle=False, max_segments=self._most)
-        names = list(zip(("inputs", "targets"), self._lengths, strict=False))
-        fields = [
-            (ours + end, theirs + end)
-            for ours, theirs in names
-            for end in ("", "_segment_ids", "_positions")
-        ]
-        rows = pipeline.Batches(corpus, plan).map(
-            lambda batch: {theirs: batch[ours][0] for ours, theirs in fields}
-        )
-        return iter(rows.to_iter_dataset())
-
-
-ENDS = ("", "_positions")
-
-
-def segments_of(rows):
-    """What is packed together, in any order: for each row, the tokens of its segments."""
-    packed = []
-    for row in rows:
-        names = sorted(name for name in row if f"{name}_segment_ids" in row)
-        ids = {name: row[f"{name}_segment_ids"] for name in names}
-        segments = []
-        for number in range(1, 1 + max(int(each.max()) for each in ids.values())):
-            here = {name: ids[name] == number for name in names}
-            segments.append(
-                [
-                    (name, len(row[name]), *(row[name + end][here[name]].tolist() for end in ENDS))
-                    for name in names
-                ]
-            )
-        packed.append(sorted(segments))
-    return sorted(packed)
-
-
-def assert_equal_segments(rows, expected):
-    assert segments_of(rows) == segments_of(expected)
-
-
-# They need floats, more dimensions, nesting, alignment, meta features, or an error's very words.
-NOT_TOKENS = (
-    *("bfloat16", "meta_feature", "nested_feature", "alignment", "epoch_aware", "invalid_value"),
-    *("two_dimensional", "with_zeros", "raw_ints"),
-)
-
-
-@pytest.mark.slow
-class TestGrainsBestFit(testing_util.BaseBestFitPackIterDatasetTest):
-    packer_cls = LockstepRows
-
-    @pytest.fixture(autouse=True)
-    def _lockstep(self, tmp_path, monkeypatch):
-        if any(word in self._testMethodName for word in NOT_TOKENS):
-            pytest.skip("not about tokens")
-        monkeypatch.setattr(LockstepRows, "folder", tmp_path)
-        monkeypatch.setattr(testing_util, "_assert_trees_equal", assert_equal_segments)
