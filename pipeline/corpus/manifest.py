@@ -304,6 +304,8 @@ class Writer:
                 counts = file.verify().counts
             except ValueError:
                 break
+            if file.metadata.get("first") != self.examples:  # another part under this name
+                break
             self.append(file.part, counts, file.metadata)
         for path in list(files)[len(self.parts) :]:
             path.unlink()
@@ -344,7 +346,7 @@ class Writer:
     def add(self, examples: Ragged) -> None:
         """Writes the next part."""
         path = self.directory / part_name(len(self.parts))
-        file = write_part(path, examples, self.origin, self.task)
+        file = write_part(path, examples, self.origin, self.task, self.examples)
         self.append(file.part, examples.counts, file.metadata)
 
     def discard(self) -> None:

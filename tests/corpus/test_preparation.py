@@ -219,6 +219,24 @@ def test_a_part_that_is_not_whole_is_made_anew_whatever_bit_of_it_is_flipped(
         assert contents(place)["corpus.json"] == before["corpus.json"]
 
 
+def test_a_part_or_a_range_under_the_name_of_another_is_made_anew(source, tmp_path):
+    whole = prepare(source, Bytes(), tmp_path / "whole", num_workers=0, progress=False)
+    before = contents(whole.directory)
+    first, second, *_ = parts(whole.directory)
+    second.write_bytes(first.read_bytes())
+    (tmp_path / "whole" / "corpus.json").unlink()
+    prepare(source, Bytes(), whole.directory, num_workers=0, progress=False)
+    assert contents(whole.directory) == before
+
+    place = tmp_path / "other"
+    for number in (0, 1):
+        prepare_share(source, Bytes(), place, (number, 2), progress=False)
+    files = sorted((place / "ranges").iterdir())
+    files[2].write_bytes(files[0].read_bytes())
+    prepare(source, Bytes(), place, num_workers=0, progress=False)
+    assert contents(place) == before
+
+
 def test_files_of_others_are_refused_by_name_and_stay(source, tmp_path):
     texts = pa.table({"text": ["a b c", "d e"]})
     with pa.ipc.new_file(str(tmp_path / "part-0.arrow"), texts.schema) as file:
