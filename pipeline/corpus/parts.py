@@ -127,8 +127,8 @@ class PartFile:
         columns: the values of each column of the part, flat, as they are stored.
         features: those that have a column, by name; without the weights.
         part: what the header of the file says of it.
-        metadata: what its writer recorded: `examples`, `tokens`, `origin`, `first`, the number of
-            the first example, `sha256`, `learnt`, `text_bytes`, `features`, and a `digest` of these.
+        metadata: what its writer recorded: `examples`, `tokens`, `origin`, the number of the
+            `first` example, `sha256`, `learnt`, `text_bytes`, `features`, and a `digest` of these.
     """
 
     def __init__(self, name: str, content: pa.Buffer):
