@@ -237,6 +237,14 @@ def open_part(
     return file
 
 
+def _is_damaged_part(path: epath.Path) -> bool:
+    """Whether a file that cannot be read as a part was one: it has the mark, or nothing."""
+    if not (PART_NAME.fullmatch(path.name) and path.is_file()):
+        return False
+    content = path.read_bytes()
+    return not content or MARK in content
+
+
 def read_lengths(path: epath.Path, manifest: Manifest, memory_map: bool) -> np.ndarray:
     """The lengths of a corpus, from the file beside its manifest: uint32 [examples], read-only.
 
@@ -304,7 +312,11 @@ class Writer:
                 counts = file.verify().counts
             except ValueError:
                 break
+            if file.metadata.get("first") != self.examples:  # another part under this name
+                break
             self.append(file.part, counts, file.metadata)
+        if files:  # else those of an older writer would seem somebody else's
+            (self.directory / LENGTHS).unlink(missing_ok=True)
         for path in list(files)[len(self.parts) :]:
             path.unlink()
         for path in self.directory.glob(".*.tmp"):
@@ -319,19 +331,22 @@ class Writer:
                 files[path] = read_part(path) if PART_NAME.fullmatch(path.name) else None
             except ValueError:
                 files[path] = None
-        sound = [file for file in files.values() if file is not None]
-        for file in sound:
-            require_same_origin(self.directory, file.metadata["origin"], self.origin)
+        for file in files.values():
+            if file is not None:
+                require_same_origin(self.directory, file.metadata["origin"], self.origin)
+        refused = "Prepare into a directory of its own, or move that file"
         for path, read in files.items():
-            # What cannot be read is a damaged part beside others, or if it has their mark.
-            if read is None and not (
-                PART_NAME.fullmatch(path.name)
-                and (sound or (path.is_file() and MARK in path.read_bytes()))
-            ):
+            if read is None and not _is_damaged_part(path):
                 raise InvalidValue(
                     f"{os.fspath(path)} is not a part of a corpus, and would be in its way. "
-                    "Prepare into a directory of its own, or move that file"
+                    f"{refused}"
                 )
+        # Lengths are written when all parts are there.
+        if not files and (lengths := self.directory / LENGTHS).exists():
+            raise InvalidValue(
+                f"{os.fspath(lengths)} is not of a corpus, which would have parts beside it. "
+                f"{refused}"
+            )
         return files
 
     def append(self, part: Part, counts: np.ndarray, metadata: Mapping[str, Any]) -> None:
@@ -344,7 +359,7 @@ class Writer:
     def add(self, examples: Ragged) -> None:
         """Writes the next part."""
         path = self.directory / part_name(len(self.parts))
-        file = write_part(path, examples, self.origin, self.task)
+        file = write_part(path, examples, self.origin, self.task, self.examples)
         self.append(file.part, examples.counts, file.metadata)
 
     def discard(self) -> None:

@@ -127,8 +127,8 @@ class PartFile:
         columns: the values of each column of the part, flat, as they are stored.
         features: those that have a column, by name; without the weights.
         part: what the header of the file says of it.
-        metadata: what its writer recorded: `examples`, `tokens`, `origin`, `sha256`, `learnt`,
-            `text_bytes`, `features`, and a `digest` of these.
+        metadata: what its writer recorded: `examples`, `tokens`, `origin`, the number of the
+            `first` example, `sha256`, `learnt`, `text_bytes`, `features`, and a `digest` of these.
     """
 
     def __init__(self, name: str, content: pa.Buffer):
@@ -271,11 +271,12 @@ def _write_features(examples: Ragged) -> dict[str, pa.Array]:
 
 
 def write_part(
-    path: epath.Path, examples: Ragged, origin: Mapping[str, Any], task: Task
+    path: epath.Path, examples: Ragged, origin: Mapping[str, Any], task: Task, first: int
 ) -> PartFile:
-    """Writes one part, whole or not at all, of examples that were made from `origin`."""
+    """Writes one part, whole or not at all, of the examples from number `first` on."""
     metadata = {
         "origin": dict(origin),
+        "first": first,
         "sha256": examples.digest,
         "text_bytes": None if examples.text_bytes is None else int(examples.text_bytes.sum()),
         "learnt": task.count_learnt(examples.counts, examples.weights),

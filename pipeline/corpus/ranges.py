@@ -120,9 +120,9 @@ def _number(function: Callable, numbered: tuple[int, Any]) -> tuple[int, Any]:
 class RangeFiles:
     """The files of ranges beside the parts of a corpus in `directory`.
 
-    A file holds its range in chunks, each with its digest. So a file that is whole is known to be
-    so, and its range is done, whoever wrote it. Its name has `origin`, a short hash of all that
-    decides the tokens.
+    A file holds its range in chunks, each with a digest of it and of the name of the file. So a
+    file that is whole is known to be so, and its range is done, whoever wrote it. The name has
+    `origin`, a short hash of all that decides the tokens.
     """
 
     directory: epath.Path
@@ -156,7 +156,7 @@ class RangeFiles:
                 text = batch.column("text_bytes").to_numpy()
                 chunk = read_batch(path.name, batch, self.features)
                 chunk = dataclasses.replace(chunk, text_bytes=text)
-                if verify and metadata[b"sha256"].decode() != _digest(chunk):
+                if verify and metadata[b"sha256"].decode() != _digest(path.name, chunk):
                     raise InvalidValue("a digest differs")
                 yield chunk.slice(max(first - begin, 0), min(last, at) - begin)
             if at != records.stop:
@@ -183,14 +183,15 @@ def write_range(job: Job, files: RangeFiles, records: range) -> np.ndarray:
             batch = pa.record_batch({**write_columns(chunk), "text_bytes": text})
             if writer is None:
                 writer = stack.enter_context(pa.ipc.new_file(file, batch.schema, options=WRITE))
-            writer.write_batch(batch, custom_metadata={"sha256": _digest(chunk)})
+            writer.write_batch(batch, custom_metadata={"sha256": _digest(path.name, chunk)})
             counts.append(chunk.counts.astype(np.uint32))
             del chunk, text, batch  # before the next is made
     return np.concatenate(counts)
 
 
-def _digest(chunk: Ragged) -> str:
-    sha = hashlib.sha256(chunk.digest.encode())
+def _digest(name: str, chunk: Ragged) -> str:
+    """Of a chunk of the file of this name: a copy under another name is not whole."""
+    sha = hashlib.sha256(f"{name} {chunk.digest}".encode())
     sha.update(np.ascontiguousarray(chunk.text_bytes, "<i8").data)
     return sha.hexdigest()
 
@@ -247,10 +248,12 @@ def _assemble_part(
     """Writes a part, unless it is there and whole; returns what `Writer.append` needs."""
     number, pieces = layout
     path = files.directory / part_name(number)
-    with contextlib.suppress(ValueError):  # another attempt wrote it
+    first, examples = pieces[0][1], sum(last - first for _, first, last in pieces)
+    with contextlib.suppress(ValueError):
         file = read_part(path)
         file.verify()
-        return file.part, file.metadata
+        if (file.metadata["first"], file.part.examples) == (first, examples):
+            return file.part, file.metadata  # another attempt wrote it
     chunks = [chunk for piece in pieces for chunk in files.read(*piece)]
-    file = write_part(path, Ragged.concatenate(chunks), origin, task)
+    file = write_part(path, Ragged.concatenate(chunks), origin, task, first)
     return file.part, file.metadata

@@ -210,13 +210,32 @@ def test_a_part_that_is_not_whole_is_made_anew_whatever_bit_of_it_is_flipped(
     whole = before[path.name]
     flipped = range(0, len(whole), 19)
     damaged = [whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :] for at in flipped]
-    if records > 3:  # else nothing says that it was one
-        damaged += [whole[:100], b""]
-    for content in (None, *damaged):
+    damaged += [whole[:-1], whole[: len(whole) // 2], b""]
+    if records > 3:  # else the lengths beside it could be anybody's
+        damaged += [None]
+    for content in damaged:
         path.unlink() if content is None else path.write_bytes(content)
         (place / "corpus.json").unlink()
         prepare(source, Bytes(), place, num_workers=0, progress=False).verify()
         assert contents(place)["corpus.json"] == before["corpus.json"]
+
+
+def test_a_part_or_a_range_under_the_name_of_another_is_made_anew(source, tmp_path):
+    whole = prepare(source, Bytes(), tmp_path / "whole", num_workers=0, progress=False)
+    before = contents(whole.directory)
+    first, second, *_ = parts(whole.directory)
+    second.write_bytes(first.read_bytes())
+    (tmp_path / "whole" / "corpus.json").unlink()
+    prepare(source, Bytes(), whole.directory, num_workers=0, progress=False)
+    assert contents(whole.directory) == before
+
+    place = tmp_path / "other"
+    for number in (0, 1):
+        prepare_share(source, Bytes(), place, (number, 2), progress=False)
+    files = sorted((place / "ranges").iterdir())
+    files[2].write_bytes(files[0].read_bytes())
+    prepare(source, Bytes(), place, num_workers=0, progress=False)
+    assert contents(place) == before
 
 
 def test_files_of_others_are_refused_by_name_and_stay(source, tmp_path):
@@ -239,6 +258,41 @@ def test_files_of_others_are_refused_by_name_and_stay(source, tmp_path):
     (tmp_path / "part-0.arrow").rename(tmp_path / "texts.arrow")
     assert len(Corpus.from_arrays([[1, 2, 3]], tmp_path)) == 1
     assert (tmp_path / ".notes.1.tmp").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("kind", ["text", "arrow", "link", "empty folder", "folder"])
+def test_files_of_others_beside_a_part_are_refused_and_stay(source, tmp_path, kind):
+    place, theirs = tmp_path / "c", tmp_path / "c" / "part-00001.arrow"
+    before = contents(prepare(source, Bytes(), place, progress=False).directory)
+    (place / "corpus.json").unlink()
+    theirs.unlink()
+    if kind == "text":
+        theirs.write_text("my notes")
+    elif kind == "arrow":
+        with pa.ipc.new_file(str(theirs), pa.schema([("text", pa.string())])):
+            pass
+    elif kind == "link":
+        theirs.symlink_to(tmp_path / "nowhere")
+    else:
+        theirs.mkdir()
+        if kind == "folder":
+            (theirs / "mine").touch()
+    with pytest.raises(ValueError, match=r"part-00001\.arrow is not a part of a corpus"):
+        prepare(source, Bytes(), place, progress=False)
+    theirs.rename(tmp_path / "moved")
+    prepare(source, Bytes(), place, progress=False)
+    assert contents(place) == before
+
+
+def test_lengths_of_others_are_refused_and_stay(source, tmp_path):
+    (tmp_path / "lengths.npy").write_bytes(b"mine")
+    for make in (
+        lambda: prepare(source, Bytes(), tmp_path, progress=False),
+        lambda: Corpus.from_arrays([[1, 2, 3]], tmp_path),
+    ):
+        with pytest.raises(ValueError, match=r"lengths\.npy is not of a corpus"):
+            make()
+        assert (tmp_path / "lengths.npy").read_bytes() == b"mine"
 
 
 def test_a_lock_is_neither_emptied_nor_followed(tmp_path):
