@@ -75,9 +75,13 @@ class Corpora(AnyCorpus):
         which = int(np.searchsorted(self.first, number, side="right")) - 1
         return self.members[which][number - int(self.first[which])]
 
-    @functools.cached_property
+    @property
     def lengths(self) -> np.ndarray:  # type: ignore[override]  # others have an attribute
         """Positions of each example, a copy of those of all corpora: uint32 [n] or [n, 2]."""
+        return self._lengths  # a cached property would not match the protocol of planning
+
+    @functools.cached_property
+    def _lengths(self) -> np.ndarray:
         return np.concatenate([corpus.lengths for corpus in self.members])
 
     def split(self, hold_out: float = 0.01) -> tuple["Corpora", "Corpora"]:

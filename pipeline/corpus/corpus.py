@@ -257,8 +257,8 @@ class Corpus(SingleCorpus):
             *((each.directory, each.parts, each.features) for each in self._added),
         ]
         return [
-            Reader(*store, self.in_memory, cache)
-            for store, cache in zip(stores, self._caches, strict=True)
+            Reader(directory, parts, features, self.in_memory, cache)
+            for (directory, parts, features), cache in zip(stores, self._caches, strict=True)
         ]
 
     @property

@@ -41,8 +41,6 @@ class Examples(SingleCorpus):
             is not allowed.
     """
 
-    in_memory = True
-
     def __init__(
         self,
         columns: Any,
@@ -51,7 +49,7 @@ class Examples(SingleCorpus):
         vocab_size: int | None = None,
         task: Task = CAUSAL,
     ):
-        self.task = task
+        self.task, self.in_memory = task, True
         self.vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
         chunks = list(chunk_arrays(columns, features, self.vocab_size))
         if not chunks:

@@ -268,7 +268,7 @@ class AnyCorpus:
         return (self[index] for index in range(len(self)))
 
 
-class SingleCorpus(Readable, AnyCorpus):
+class SingleCorpus(Readable, AnyCorpus):  # pyright: ignore  # features: an attribute
     """A corpus of single examples, which is its own only side.
 
     Attributes:

@@ -56,7 +56,7 @@ class Reader:
         wrong = (begins < 0) | (ends > self._sizes[part]) | (ends - begins != counts)
         for at in np.flatnonzero(wrong)[:1]:
             raise damage(
-                self._directory / self._parts[part[at]].file,
+                self._directory / self._parts[int(part[at])].file,
                 f"example {examples[at]:,} has the offsets {begins[at]} and {ends[at]} in a part "
                 f"of {self._sizes[part[at]]:,} tokens, and by its length {counts[at]:,} tokens",
             )

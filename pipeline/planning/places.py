@@ -77,7 +77,7 @@ class Places:
         """The buckets, with lengths in units."""
         each = [tuple(length // self._align for length in b.lengths) for b in buckets]
         return tuple(
-            Bucket(bucket.rows, lengths if len(lengths) > 1 else lengths[0])
+            Bucket(bucket.rows, lengths[0] if len(lengths) == 1 else lengths)
             for bucket, lengths in zip(buckets, each, strict=True)
         )
 

@@ -1,6 +1,6 @@
 """Updates: what was sampled a moment ago, packed into batches, and their results unpacked again."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -139,7 +139,8 @@ def unpack(
         ValueError: an array is not as above, or results lack a piece of an example or have it
             twice.
     """
-    planned, values = zip(*results, strict=True) if (results := list(results)) else ((), ())
+    pairs = list(results)
+    planned, values = [batch for batch, _ in pairs], [given for _, given in pairs]
     if combine is not None:
         require_one_of("combine", combine, COMBINE)
     if not planned:
@@ -161,8 +162,8 @@ def unpack(
 
 def _unpack(
     name: str,
-    planned: Iterable[PlannedBatch],
-    arrays: Iterable[Any],
+    planned: Sequence[PlannedBatch],
+    arrays: Sequence[Any],
     count: int,
     per: Any,
     combine: str | None,

@@ -98,7 +98,8 @@ class Ragged:
             return first
         texts = None
         if first.text_bytes is not None:
-            texts = np.concatenate([chunk.text_bytes for chunk in chunks])
+            every: list[Any] = [chunk.text_bytes for chunk in chunks]
+            texts = np.concatenate(every)
         columns = {
             name: Column(feature, np.concatenate([chunk.columns[name].values for chunk in chunks]))
             for name, (feature, _) in first.columns.items()
