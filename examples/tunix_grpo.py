@@ -100,8 +100,11 @@ class PackedExample(TrainExample):
     share: jax.Array = 1.0
 
 
-def make_packer(rows, microbatches, **options):
+def make_packer(rows, microbatches, *, mean_of="tokens", **options):
     """Returns a `pack_sequences` for Tunix, which has `microbatches` in an update.
+
+    The loss of an update is the mean of its tokens, or with `mean_of="rollouts"` the mean of each
+    rollout's mean, which Tunix without packing calls "sequence-mean-token-mean".
 
     Tunix takes a step after so many microbatches, whatever they hold. Its own packer makes as many
     rows as it needs, so steps fall where no update ends. This one fills up with empty microbatches.
@@ -113,6 +116,10 @@ def make_packer(rows, microbatches, **options):
         while update := list(itertools.islice(item_iterator, microbatches)):
             examples = itertools.chain.from_iterable(update)
             rollouts = [each for one in examples for each in rl_utils.unpad_train_example(one)]
+            if mean_of == "rollouts":
+                for each in rollouts:
+                    mask = each["completion_mask"]
+                    each["completion_mask"] = mask / max(mask.sum(), 1)
             batches = [
                 batch for _, batch in pack_rollouts(rollouts, bucket, pad_id=pad_id, **options)
             ]
@@ -123,14 +130,14 @@ def make_packer(rows, microbatches, **options):
                 )
             missing = microbatches - len(batches)
             batches += [jax.tree.map(jnp.zeros_like, batches[0])] * missing
-            tokens = [float(batch["completion_mask"].sum()) for batch in batches]
-            for batch, own in zip(batches, tokens, strict=True):
+            weights = [float(batch["completion_mask"].sum()) for batch in batches]
+            for batch, own in zip(batches, weights, strict=True):
                 optional = {"ref_per_token_logps": None, "old_per_token_logps": None} | batch
                 yield [
                     PackedExample(
                         prompt_ids=jnp.zeros((rows, 0), jnp.int32),
                         prompt_mask=jnp.zeros((rows, 0), jnp.int32),
-                        share=jnp.float32(own * microbatches / sum(tokens)),
+                        share=jnp.float32(own * microbatches / sum(weights)),
                         **optional,
                     )
                 ]
@@ -141,7 +148,8 @@ def make_packer(rows, microbatches, **options):
 class Learner(GRPOLearner):
     """A GRPO learner whose gradients do not depend on how an update is packed.
 
-    Give its config loss_agg_mode="token-mean": the other modes take a row for a rollout.
+    Give its config loss_agg_mode="token-mean", also for a mean of rollouts, which `make_packer`
+    makes a matter of weights: Tunix's other modes take a row for a rollout.
     """
 
     def __init__(self, **arguments):

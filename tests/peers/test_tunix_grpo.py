@@ -1,6 +1,7 @@
 """examples/tunix_grpo.py: the packer and the assembler, with Tunix or with stand-ins of its types,
 and the gradients of Tunix's own loss."""
 
+import copy
 import dataclasses
 import importlib.util
 import itertools
@@ -266,12 +267,13 @@ def test_the_assembler_packs_an_update_when_it_is_whole(program, monkeypatch):
     assert next(assembler.feed(items[:8])).payload.metadata["batch_index"] == 0
 
 
+@pytest.mark.slow
 def test_the_gradients_of_tunix_depend_on_rows_and_with_shares_they_do_not(program):
     """Tunix's GRPO loss, with its KL term; of an update dealt in several ways."""
     algo_core = pytest.importorskip("tunix.rl.algo_core")
     from flax import nnx
 
-    config = program.GRPOConfig(num_generations=2, beta=0.1, loss_agg_mode="token-mean")
+    config = program.GRPOConfig(num_generations=2, beta=0.1)
     config.temperature = 1.0
     rollouts = make_rollouts()
     sizes = {"num_layers": 1, "vocab_size": 512, "embed_dim": 32, "hidden_dim": 64}
@@ -279,14 +281,19 @@ def test_the_gradients_of_tunix_depend_on_rows_and_with_shares_they_do_not(progr
     options = program.ModelConfig(**sizes, **heads, norm_eps=1e-5)
     model = program.CausalQwen(options, rngs=nnx.Rngs(0))
 
-    @nnx.jit
-    def gradients(model, example):
-        def loss(model):
-            return algo_core.grpo_loss_fn(model, example, config, pad_id=0, eos_id=2)[0]
+    def make_gradients(mode):
+        used = copy.copy(config)
+        used.loss_agg_mode = mode
 
-        return nnx.grad(loss)(model)
+        def loss(model, example):
+            return algo_core.grpo_loss_fn(model, example, used, pad_id=0, eos_id=2)[0]
 
-    def flat(example):
+        return nnx.jit(nnx.grad(loss))
+
+    of_tokens = make_gradients("token-mean")
+    of_rollouts = make_gradients("sequence-mean-token-mean")
+
+    def flat(example, gradients=of_tokens):
         found = jax.tree.leaves(gradients(model, example))
         return np.concatenate([np.ravel(each) for each in found]).astype(np.float64)
 
@@ -316,6 +323,9 @@ def test_the_gradients_of_tunix_depend_on_rows_and_with_shares_they_do_not(progr
     assert distance(ways[0][0], ways[1][0]) > 1e-3
     theirs, _ = update(program.rl_utils.pack_sequences, 4)
     assert distance(theirs, exact) > 1e-3
+    exact = flat(pad(rollouts, program.TrainExample), of_rollouts)
+    _, shared = update(program.make_packer(2, 4, mean_of="rollouts"), 4)
+    assert distance(shared, exact) < 1e-6
 
 
 @pytest.mark.slow
