@@ -35,6 +35,17 @@ sys.path[0] = os.path.dirname(sys.argv[0])
 exec(code)
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
+
+# Runs a program with the log of what is compiled among what it prints.
+MERGED = """
+import os, runpy, sys
+
+_, *sys.argv = sys.argv
+os.dup2(1, 2)
+sys.stdout.reconfigure(line_buffering=True)
+sys.path[0] = os.path.dirname(sys.argv[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 STEP = re.compile(r"^step (\d+) (?:shape (\(.*\)) )?loss (\S+)$", re.M)
 COMPILE = re.compile(r"Compiling jit\((\w+)\) with global shapes and types (.*)")
 
@@ -177,6 +188,24 @@ def test_a_run_of_two_devices_goes_on_with_one_and_with_four(example, tmp_path):
         np.testing.assert_allclose(
             [after[step] for step in again], [before[step] for step in again], rtol=1e-4
         )
+
+
+@pytest.mark.parametrize("updates", [3, pytest.param(40, marks=pytest.mark.slow)])
+def test_rollouts_are_rewarded_more_and_nothing_is_compiled_after_their_first_update(updates):
+    own = {"XLA_FLAGS": os.environ["XLA_FLAGS"], "NPROC": os.environ["NPROC"]}
+    program = ROOT / "examples/rollouts.py"
+    more = {"JAX_LOG_COMPILES": "1", "PYTHONWARNINGS": "ignore"} | own
+    command = ("-c", MERGED, program, f"--updates={updates}")
+    done = call(sys.executable, *command, **more)
+    assert done.returncode == 0, done.stderr[-6000:]
+    lines = done.stdout.splitlines()
+    rewards = [float(each) for each in re.findall(r"^update \d+ reward (\S+) ", done.stdout, re.M)]
+    assert len(rewards) == updates
+    assert updates < 40 or rewards[0] < 0.2 < 0.8 < np.mean(rewards[-5:])
+    first = next(at for at, line in enumerate(lines) if line.startswith("update 0 "))
+    compiled = COMPILE.findall("\n".join(lines[:first]))
+    assert [name for name, _ in compiled].count("add_gradients") == 2  # a shape each
+    assert not COMPILE.search("\n".join(lines[first:]))
 
 
 def test_examples_stand_alone():

@@ -1,0 +1,156 @@
+"""Policy gradient in Flax NNX: sample, pack, step, unpack; by Lockstep.
+
+    pip install lockstep-pipeline flax optax
+    python examples/rollouts.py
+
+A tiny model learns to repeat the first token of its prompt. Every update has other lengths, and
+still nothing is compiled after the first. Copy this file, and put your model, your prompts and your
+reward into it. Comments that begin with "Lockstep:" say what the line below does.
+"""
+
+import argparse
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+
+import pipeline
+
+END, VOCABULARY = 0, 8  # the mark that ends a rollout, and how many ids there are
+PROMPT, LONGEST = 4, 20  # the most tokens of a prompt, and of a prompt with its continuation
+PROMPTS, GROUP = 16, 8  # prompts of an update, and rollouts of each
+WIDTH, PASSES, CLIP = 32, 2, 0.2
+
+# Lockstep: the shapes, compiled once each. Short rollouts share rows of 16 positions.
+BUCKETS = [pipeline.Bucket(rows=32, length=16), pipeline.Bucket(rows=8, length=64)]
+# Lockstep: an advantage for each rollout, and a log-probability for each token that is predicted.
+FEATURES = {
+    "advantage": pipeline.Feature("example", dtype="float32"),
+    "old_logprobs": pipeline.Feature("targets", dtype="float32"),
+}
+
+
+class Model(nnx.Module):
+    """One layer of attention: `[rows, length]` tokens to logits `[rows, length, vocabulary]`."""
+
+    def __init__(self, rngs):
+        self.tokens = nnx.Embed(VOCABULARY, WIDTH, rngs=rngs)
+        self.positions = nnx.Embed(LONGEST, WIDTH, rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(2, WIDTH, decode=False, rngs=rngs)
+        self.hidden = nnx.Linear(WIDTH, 2 * WIDTH, rngs=rngs)
+        self.head = nnx.Linear(2 * WIDTH, VOCABULARY, rngs=rngs)
+
+    def __call__(self, inputs, segment_ids, positions):
+        # Lockstep: a row holds several rollouts, and each attends to itself alone.
+        same_segment = nnx.make_attention_mask(segment_ids, segment_ids, jnp.equal)
+        mask = nnx.combine_masks(same_segment, nnx.make_causal_mask(inputs))
+        x = self.tokens(inputs) + self.positions(positions)
+        x += self.attention(x, mask=mask)
+        return jax.nn.log_softmax(self.head(nnx.gelu(self.hidden(x))))
+
+
+@nnx.jit
+def sample(model, tokens, sizes, key):
+    """Continues prompts `[n, LONGEST]` of these sizes: all tokens, and the log-probs of each."""
+    ids, positions = jnp.ones_like(tokens), jnp.broadcast_to(jnp.arange(LONGEST), tokens.shape)
+
+    def extend(at, tokens):
+        logits = model(tokens, ids, positions)[:, at - 1]
+        drawn = jax.random.categorical(jax.random.fold_in(key, at), logits)
+        return tokens.at[:, at].set(jnp.where(at < sizes, tokens[:, at], drawn))
+
+    tokens = jax.lax.fori_loop(1, LONGEST, extend, tokens)
+    found = jnp.take_along_axis(model(tokens, ids, positions)[:, :-1], tokens[:, 1:, None], 2)
+    return tokens, jnp.pad(found[..., 0], ((0, 0), (1, 0)))
+
+
+def make_rollouts(model, random):
+    """The rollouts of an update as columns of `pipeline.Examples`, and their mean reward."""
+    prompts = random.integers(1, VOCABULARY, (PROMPTS, LONGEST)).repeat(GROUP, axis=0)
+    sizes = random.integers(1, PROMPT + 1, PROMPTS).repeat(GROUP)
+    key = jax.random.key(random.integers(1 << 31))
+    tokens, logprobs = map(np.asarray, sample(model, jnp.asarray(prompts), sizes, key))
+    at = np.arange(LONGEST)
+    ends = (tokens == END) & (at >= sizes[:, None])
+    lengths = np.where(ends.any(axis=1), ends.argmax(axis=1) + 1, LONGEST)
+    sampled = (at >= sizes[:, None]) & (at < lengths[:, None])
+    # The share of the first token among as many as there could be.
+    rewards = (sampled & (tokens == tokens[:, :1])).sum(axis=1) / (LONGEST - sizes)
+    groups = rewards.reshape(PROMPTS, GROUP)
+    spread = groups.std(axis=1, keepdims=True) + 1e-4
+    advantages = (groups - groups.mean(axis=1, keepdims=True)) / spread
+    columns = {"tokens": tokens, "weights": sampled.astype(np.float32), "old_logprobs": logprobs}
+    rows = {
+        name: [row[:n] for row, n in zip(column, lengths, strict=True)]
+        for name, column in columns.items()
+    }
+    return rows | {"advantage": [*advantages.ravel()]}, rewards.mean()
+
+
+def weighted_loss(model, batch):
+    """The sum of the losses of a batch, and the log-probability of each target."""
+    ids = batch["inputs_segment_ids"]
+    logits = model(batch["inputs"], ids, batch["inputs_positions"])
+    logprobs = jnp.take_along_axis(logits, batch["targets"][..., None], 2)[..., 0]
+    # Lockstep: the advantage of segment s is in column s - 1; the weights of padding are 0.
+    advantages = jnp.take_along_axis(batch["advantage"], jnp.maximum(ids - 1, 0), 1)
+    ratio = jnp.exp(logprobs - batch["old_logprobs"])
+    clipped = jnp.clip(ratio, 1 - CLIP, 1 + CLIP)
+    losses = -jnp.minimum(ratio * advantages, clipped * advantages)
+    return (losses * batch["loss_weights"]).sum(), logprobs
+
+
+@nnx.jit
+def add_gradients(model, gradients, batch):
+    """The sum of `gradients` and those of a batch, and the batch's log-probabilities."""
+    more, logprobs = nnx.grad(weighted_loss, has_aux=True)(model, batch)
+    return jax.tree.map(jnp.add, gradients, more), logprobs
+
+
+@nnx.jit
+def update(model, optimizer, gradients, weight):
+    """Takes one step, by gradients of a sum of losses with this sum of weights."""
+    optimizer.update(model, jax.tree.map(lambda each: each / weight, gradients))
+
+
+def train(updates):
+    """Trains, and prints the mean reward of each update and the KL divergence of its last pass."""
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=auto)
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    random, model = np.random.default_rng(0), Model(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+    state = jax.device_put(nnx.state((model, optimizer)), everywhere)
+    nnx.update((model, optimizer), state)
+    zeros = jax.tree.map(jnp.zeros_like, nnx.state(model, nnx.Param))
+    for step in range(updates):
+        columns, reward = make_rollouts(model, random)
+        # Lockstep: a corpus in memory; its length is that of the update.
+        examples = pipeline.Examples(columns, features=FEATURES)
+        for _ in range(PASSES):
+            gradients, results = zeros, []
+            # Lockstep: batches of the shapes above, and which rollout is where.
+            for planned, batch in pipeline.pack(examples, BUCKETS, sharding=mesh, max_segments=32):
+                gradients, logprobs = add_gradients(model, gradients, batch)
+                results.append((planned, logprobs))
+            # One division for the update: a sum does not know how its terms were packed.
+            update(model, optimizer, gradients, np.float32(examples.num_learnt))
+        # Lockstep: the log-probabilities of each rollout, in the order in which it was sampled.
+        found = pipeline.unpack(results, examples, per="position")
+        drift = [
+            (old[1:] - new) @ weights[1:]
+            for old, new, weights in zip(
+                columns["old_logprobs"], found, columns["weights"], strict=True
+            )
+        ]
+        kl, shapes = sum(drift) / examples.num_learnt, [each.bucket.shape for each, _ in results]
+        print(f"update {step} reward {reward:.3f} kl {kl:.5f} batches {shapes}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--updates", type=int, default=40)
+    train(parser.parse_args().updates)

@@ -1,0 +1,361 @@
+"""examples/tunix_grpo.py: the packer and the assembler, with Tunix or with stand-ins of its types,
+and the gradients of Tunix's own loss."""
+
+import copy
+import dataclasses
+import importlib.util
+import itertools
+import re
+import sys
+import types
+from typing import Any, NamedTuple
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.processes import ROOT, call
+
+PROMPT, ANSWER = 6, 24
+MODULES = {
+    "tunix.models.qwen2.model": ("ModelConfig", "Qwen2"),
+    "tunix.rl.reshard": (),
+    "tunix.rl.rl_cluster": (),
+    "tunix.rl.utils": (),
+    "tunix.rl.grpo.grpo_learner": ("GRPOConfig", "GRPOLearner"),
+    "tunix.rl.rollout.base_rollout": ("RolloutConfig",),
+}
+
+
+@flax.struct.dataclass(frozen=True)
+class TrainExample:
+    """The fields that Tunix 0.1.7's has."""
+
+    prompt_ids: Any
+    prompt_mask: Any
+    completion_ids: Any
+    completion_mask: Any
+    advantages: Any
+    ref_per_token_logps: Any
+    old_per_token_logps: Any
+    segment_ids: Any = None
+    segment_positions: Any = None
+    sampler_is_weights: Any = None
+
+
+def unpad_train_example(example):
+    """As Tunix's: a dict for each row."""
+    found = []
+    for row in range(len(example.prompt_ids)):
+        prompt, answer = (
+            int(example.prompt_mask[row].sum()),
+            int(example.completion_mask[row].sum()),
+        )
+        found.append({"prompt_ids": np.asarray(example.prompt_ids)[row, PROMPT - prompt :]})
+        for name in ("completion_ids", "completion_mask", "ref_per_token_logps"):
+            found[-1][name] = np.asarray(getattr(example, name))[row, :answer]
+        found[-1] |= {"advantages": example.advantages[row], "old_per_token_logps": None}
+    return found
+
+
+@pytest.fixture
+def program(monkeypatch):
+    """The module of the example; without Tunix, it has stand-ins."""
+    if importlib.util.find_spec("tunix") is None:
+        for name, classes in MODULES.items():
+            *parents, last = name.split(".")
+            for depth in range(1, len(parents) + 1):
+                parent = ".".join(parents[:depth])
+                if parent not in sys.modules:
+                    monkeypatch.setitem(sys.modules, parent, types.ModuleType(parent))
+            module = types.ModuleType(name)
+            vars(module).update({each: type(each, (), {}) for each in classes})
+            setattr(sys.modules[".".join(parents)], last, module)
+            monkeypatch.setitem(sys.modules, name, module)
+        sys.modules["tunix.rl.grpo.grpo_learner"].TrainExample = TrainExample
+        sys.modules["tunix.rl.utils"].unpad_train_example = unpad_train_example
+    path = ROOT / "examples/tunix_grpo.py"
+    spec = importlib.util.spec_from_file_location("tunix_grpo", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def make_rollouts(count=16):
+    """Rollouts without padding: no token of an answer occurs twice."""
+    random = np.random.default_rng(0)
+    found, first = [], 10
+    for _ in range(count):
+        prompt, answer = random.integers(1, PROMPT + 1), random.integers(2, ANSWER + 1)
+        found.append(
+            {
+                "prompt_ids": random.integers(3, 9, prompt).astype(np.int32),
+                "completion_ids": np.arange(first, first + answer, dtype=np.int32),
+                "completion_mask": np.ones(answer, np.float32),
+                "advantages": np.float32(random.normal()),
+                "ref_per_token_logps": random.normal(-5, 0.1, answer).astype(np.float32),
+            }
+        )
+        first += answer
+    return found
+
+
+def pad(rollouts, example_type):
+    """Rollouts as Tunix's learner has them: prompts padded on the left, answers on the right."""
+
+    def table(name, width, left=False):
+        rows = np.zeros((len(rollouts), width), rollouts[0][name].dtype)
+        for row, each in zip(rows, rollouts, strict=True):
+            values = each[name]
+            row[slice(width - len(values), None) if left else slice(len(values))] = values
+        return jnp.asarray(rows)
+
+    prompts = table("prompt_ids", PROMPT, left=True)
+    return example_type(
+        prompt_ids=prompts,
+        prompt_mask=(prompts > 0).astype(np.int32),
+        completion_ids=table("completion_ids", ANSWER),
+        completion_mask=table("completion_mask", ANSWER),
+        advantages=jnp.asarray([each["advantages"] for each in rollouts]),
+        ref_per_token_logps=table("ref_per_token_logps", ANSWER),
+        old_per_token_logps=None,
+    )
+
+
+def as_stream(program, rollouts, microbatches):
+    """The microbatches of an update, as Tunix's queue gives them."""
+    size = len(rollouts) // microbatches
+    for first in range(0, len(rollouts), size):
+        yield [pad(rollouts[first : first + size], program.TrainExample)]
+
+
+def answers(ids, fields):
+    """For the first token of each answer, its values, in its order."""
+    found = {}
+    for place in zip(*np.nonzero(np.asarray(fields["completion_mask"])), strict=True):
+        token = int(np.asarray(ids)[place])
+        found[token] = [round(float(np.asarray(each)[place]), 5) for each in fields.values()]
+    return found
+
+
+def expected_answers(rollouts):
+    return {
+        int(token): [1.0, round(float(each["advantages"]), 5), round(float(logp), 5)]
+        for each in rollouts
+        for token, logp in zip(each["completion_ids"], each["ref_per_token_logps"], strict=True)
+    }
+
+
+def test_the_packer_gives_tunix_as_many_microbatches_as_an_update_has(program):
+    rollouts = make_rollouts()
+    pack_sequences = program.make_packer(4, 4)
+    stream = [*as_stream(program, rollouts, 4), *as_stream(program, rollouts, 4)]
+    found = [example for (example,) in pack_sequences(iter(stream), 64)]
+    assert len(found) == 8
+    values = {}
+    for example in found[:4]:
+        assert example.completion_ids.shape == example.segment_ids.shape == (4, 64)
+        assert example.prompt_ids.shape == (4, 0)
+        names = ("completion_mask", "advantages", "ref_per_token_logps")
+        values |= answers(example.completion_ids, {name: getattr(example, name) for name in names})
+        new = np.diff(np.asarray(example.segment_ids), prepend=0, axis=1) > 0
+        positions = np.asarray(example.segment_positions)
+        assert (positions[new] == 0).all()
+        assert (np.diff(positions, axis=1)[~new[:, 1:]] <= 1).all()
+    assert values == expected_answers(rollouts)
+    tokens = np.array([float(example.completion_mask.sum()) for example in found[:4]])
+    shares = np.array([float(example.share) for example in found[:4]])
+    np.testing.assert_allclose(shares, 4 * tokens / tokens.sum(), rtol=1e-6)
+    assert (tokens == 0).any()  # filled up
+    with pytest.raises(
+        ValueError, match=r"needs \d+ microbatches of 1x64, and Tunix takes a step after 4"
+    ):
+        list(program.make_packer(1, 4)(as_stream(program, rollouts, 4), 64))
+
+
+@dataclasses.dataclass(kw_only=True)
+class Payload:
+    """The fields that `RLTrainerPayload` has."""
+
+    advantages: Any
+    prompt_ids: Any = None
+    prompt_mask: Any = None
+    completion_ids: Any = None
+    completion_mask: Any = None
+    segment_ids: Any = None
+    segment_positions: Any = None
+    ref_per_token_logps: Any = None
+    old_per_token_logps: Any = None
+    sampler_is_weights: Any = None
+    routed_experts: Any = None
+    returns: Any = None
+    old_values: Any = None
+    num_segments: Any = None
+    metadata: Any = None
+
+
+class AssembledBatch(NamedTuple):
+    payload: Any
+    is_final_batch: bool
+    padding_stats: Any
+    trajectory_ids: tuple = ()
+
+
+class PaddingStats(NamedTuple):
+    row_valid_tokens: np.ndarray
+    row_num_sequences: np.ndarray
+    row_capacity: int
+
+
+def test_the_assembler_packs_an_update_when_it_is_whole(program, monkeypatch):
+    for name in ("experimental", "experimental.orchestrator"):
+        monkeypatch.setitem(sys.modules, f"tunix.{name}", types.ModuleType(name))
+    module = types.ModuleType("batch_assembly")
+    module.AssembledBatch, module.PaddingStats = AssembledBatch, PaddingStats
+    monkeypatch.setitem(sys.modules, "tunix.experimental.orchestrator.batch_assembly", module)
+    rollouts = make_rollouts(20)
+    items = [
+        Payload(**each, metadata={"traj_id": f"traj_{number}"})
+        for number, each in enumerate(rollouts)
+    ]
+    sizes = {
+        f"traj_{number}": len(each["prompt_ids"]) + len(each["completion_ids"])
+        for number, each in enumerate(rollouts)
+    }
+    assembler = program.Assembler(
+        batch_size=2,
+        num_generations=4,
+        mini_batch_size=2,
+        max_packed_len=64,
+        pad_id=9,
+        max_segments_per_packed_row=4,
+        start_batch_index=5,
+    )
+    assert assembler.rollouts_per_optimizer_update == 8
+    assert list(assembler.feed(items[:6])) == []
+    updates = [list(assembler.feed(items[6:12])), list(assembler.feed(items[12:18]))]
+    updates.append(list(assembler.flush()))
+    assert list(assembler.flush()) == []
+    numbers = []
+    for first, update in zip((0, 8, 16), updates, strict=True):
+        assert [each.is_final_batch for each in update] == [False] * (len(update) - 1) + [True]
+        values, names = {}, []
+        for payload, _, fill, trajectories in update:
+            assert payload.completion_ids.shape == (2, 64)
+            assert payload.num_segments == 5
+            assert payload.metadata["trajectory_ids"] == trajectories
+            real = payload.segment_ids > 0
+            assert (payload.completion_ids[~real] == 9).all()
+            assert fill.row_valid_tokens.tolist() == real.sum(axis=1).tolist()
+            assert fill.row_num_sequences.tolist() == payload.segment_ids.max(axis=1).tolist()
+            assert fill.row_valid_tokens.sum() == sum(sizes[each] for each in trajectories)
+            fields = ("completion_mask", "advantages", "ref_per_token_logps")
+            values |= answers(
+                payload.completion_ids, {name: getattr(payload, name) for name in fields}
+            )
+            names += trajectories
+            numbers.append(payload.metadata["batch_index"])
+        whole = range(first, min(first + 8, 18))
+        assert sorted(names) == sorted(f"traj_{number}" for number in whole)
+        assert values == expected_answers(rollouts[first : first + 8][: len(whole)])
+    assert numbers == list(range(5, 5 + len(numbers)))
+    assembler.feed(items[:3])
+    assembler.reset(start_batch_index=0)
+    assert list(assembler.flush()) == []
+    assert next(assembler.feed(items[:8])).payload.metadata["batch_index"] == 0
+
+
+@pytest.mark.slow
+def test_the_gradients_of_tunix_depend_on_rows_and_with_shares_they_do_not(program):
+    """Tunix's GRPO loss, with its KL term; of an update dealt in several ways."""
+    algo_core = pytest.importorskip("tunix.rl.algo_core")
+    from flax import nnx
+
+    config = program.GRPOConfig(num_generations=2, beta=0.1)
+    config.temperature = 1.0
+    rollouts = make_rollouts()
+    sizes = {"num_layers": 1, "vocab_size": 512, "embed_dim": 32, "hidden_dim": 64}
+    heads = {"num_heads": 2, "head_dim": 16, "num_kv_heads": 2, "rope_theta": 10_000}
+    options = program.ModelConfig(**sizes, **heads, norm_eps=1e-5)
+    model = program.CausalQwen(options, rngs=nnx.Rngs(0))
+
+    def make_gradients(mode):
+        used = copy.copy(config)
+        used.loss_agg_mode = mode
+
+        def loss(model, example):
+            return algo_core.grpo_loss_fn(model, example, used, pad_id=0, eos_id=2)[0]
+
+        return nnx.jit(nnx.grad(loss))
+
+    of_tokens = make_gradients("token-mean")
+    of_rollouts = make_gradients("sequence-mean-token-mean")
+
+    def flat(example, gradients=of_tokens):
+        found = jax.tree.leaves(gradients(model, example))
+        return np.concatenate([np.ravel(each) for each in found]).astype(np.float64)
+
+    def update(packer, microbatches, order=slice(None)):
+        """The mean of the gradients of microbatches, and that of their products with shares."""
+        stream = as_stream(program, rollouts[order], microbatches)
+        found = [example for (example,) in packer(stream, 64)]
+        each = [flat(example) for example in found]
+        shares = [float(getattr(example, "share", 1)) for example in found]
+        weighted = [own * share for own, share in zip(each, shares, strict=True)]
+        full = [bool(example.completion_mask.any()) for example in found]
+        return np.mean([*itertools.compress(each, full)], axis=0), np.mean(weighted, axis=0)
+
+    def distance(found, expected):
+        return np.linalg.norm(found - expected) / np.linalg.norm(expected)
+
+    # Without packing or microbatches.
+    exact = flat(pad(rollouts, program.TrainExample))
+    ways = [
+        update(program.make_packer(3, 2), 2),
+        update(program.make_packer(2, 4), 4),
+        update(program.make_packer(1, 8), 8, slice(None, None, -1)),
+    ]
+    for means, shared in ways:
+        assert distance(shared, exact) < 1e-6
+        assert distance(means, exact) > 1e-3
+    assert distance(ways[0][0], ways[1][0]) > 1e-3
+    theirs, _ = update(program.rl_utils.pack_sequences, 4)
+    assert distance(theirs, exact) > 1e-3
+    exact = flat(pad(rollouts, program.TrainExample), of_rollouts)
+    _, shared = update(program.make_packer(2, 4, mean_of="rollouts"), 4)
+    assert distance(shared, exact) < 1e-6
+
+
+@pytest.mark.slow
+def test_an_update_by_tunix_is_the_same_in_other_microbatches(program, monkeypatch):
+    """From its learner's rollouts to the step of the optimizer, with its accumulation."""
+    pytest.importorskip("tunix")
+    from flax import nnx
+
+    monkeypatch.setattr(program.rl_utils, "pack_sequences", None)
+    monkeypatch.setattr(program.optax, "adam", program.optax.sgd)
+
+    def parameters(**options):
+        found = jax.tree.leaves(nnx.state(program.train(updates=2, **options), nnx.Param))
+        return np.concatenate([np.ravel(each) for each in found])
+
+    before = parameters(microbatches=2, rows=8)
+    after = parameters(microbatches=4, rows=4)
+    start = nnx.state(program.make_model(jax.make_mesh((1, 1), ("fsdp", "tp"))), nnx.Param)
+    moved = before - np.concatenate([np.ravel(each) for each in jax.tree.leaves(start)])
+    assert np.linalg.norm(moved) > 1e-4
+    assert np.linalg.norm(after - before) < 1e-3 * np.linalg.norm(moved)
+
+
+@pytest.mark.slow
+def test_grpo_of_tunix_learns_on_rows_packed_here_and_compiles_its_step_once():
+    pytest.importorskip("tunix")
+    path = ROOT / "examples/tunix_grpo.py"
+    done = call(sys.executable, path, "--updates=60", JAX_LOG_COMPILES="1")
+    assert done.returncode == 0, done.stderr[-6000:]
+    rewards = [float(each) for each in re.findall(r"^update \d+ reward (\S+)$", done.stdout, re.M)]
+    assert len(rewards) == 60
+    assert np.mean(rewards[-10:]) > 2 * np.mean(rewards[:10])
+    assert len(re.findall(r"Compiling jit\(_train_step\)", done.stderr)) == 1
