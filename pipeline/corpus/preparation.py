@@ -4,7 +4,7 @@ import functools
 import logging
 import os
 from collections.abc import Mapping
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from etils import epath
 
@@ -61,7 +61,7 @@ def prepare(
         directory: where to write.
         field: the field of each record that holds its text, all of which is trained on.
         template: in place of `field`, a function from a record to spans of text with loss weights;
-            see `pipeline.text.templates`.
+            see `pipeline.text.templates`. With `task=INPUTS`, all weights must be 1.
         features: what examples carry beside their tokens, by name, each with a dtype: the value of
             the field of that name in each record. With a template, those of tokens are what it
             gives for each span, as the span's third entry.
@@ -82,20 +82,10 @@ def prepare(
         OSError: the disk is full; what is finished is kept.
         RuntimeError: a worker died.
     """
-    if engine is not None and num_workers is not None:
-        raise InvalidValue(
-            f"num_workers is {num_workers} and engine is {engine}; num_workers is the number of "
-            "this machine's processes, so give one of both"
-        )
-    engine, directory = engine or Processes(num_workers), _as_directory(directory)
     job = _make_job(source, tokenizer, field, template, features, task, on_error)
-    origin = job.origin
-    work = functools.partial(_prepare, job, task, directory, engine, progress)
-    make_once(directory / MANIFEST, "preparing a corpus", work)
-    corpus = Corpus.open(directory)
-    require_same_origin(directory, corpus.origin, origin)
-    corpus.require_task(task)
-    return corpus
+    return _open_or_prepare(
+        job, task, directory, num_workers=num_workers, engine=engine, progress=progress
+    )
 
 
 class RunOptions(TypedDict, total=False):
@@ -139,23 +129,16 @@ def prepare_pairs(
             f"the tokenizer {tokenizer.fingerprint} does not mark where texts begin, and a decoder "
             "begins with that mark; make the tokenizer with begin=True"
         )
-    inputs, targets = (
-        prepare(
-            source,
-            tokenizer,
-            as_path(directory) / task.name,
-            field=of_side if isinstance(of_side, str) else "text",
-            template=None if isinstance(of_side, str) else of_side,
-            features={
-                name: each
-                for name, each in check_features(features).items()
-                if (each.of == "inputs") == (task == INPUTS)
-            },
-            task=task,
-            **options,
-        )
-        for of_side, task in zip(fields, (INPUTS, TARGETS), strict=True)
-    )
+    how: Any = dict(options)
+    on_error = how.pop("on_error", "raise")
+    known = check_features(features)
+    sides = []
+    for text, task in zip(fields, (INPUTS, TARGETS), strict=True):
+        field, template = (text, None) if isinstance(text, str) else ("text", text)
+        mine = {n: each for n, each in known.items() if (each.of == "inputs") == (task == INPUTS)}
+        job = _make_job(source, tokenizer, field, template, mine, task, on_error, of_pair=True)
+        sides.append(_open_or_prepare(job, task, as_path(directory) / task.name, **how))
+    inputs, targets = sides
     then, now = (side.origin["source"] for side in (inputs, targets))
     if then != now:
         raise InvalidValue(
@@ -218,11 +201,37 @@ def _make_job(
     features: Mapping[str, Feature] | None,
     task: Task,
     on_error: OnError,
+    *,
+    of_pair: bool = False,
 ) -> Job:
     known = check_features(features)
     for name, feature in known.items():
         task.require(name, feature)
-    return Job(source, tokenizer, field, template, task.has_targets, on_error, known)
+    return Job(source, tokenizer, field, template, task.has_targets, on_error, known, of_pair)
+
+
+def _open_or_prepare(
+    job: Job,
+    task: Task,
+    directory: epath.PathLike,
+    *,
+    num_workers: int | None = None,
+    engine: Engine | None = None,
+    progress: bool = True,
+) -> Corpus:
+    if engine is not None and num_workers is not None:
+        raise InvalidValue(
+            f"num_workers is {num_workers} and engine is {engine}; num_workers is the number of "
+            "this machine's processes, so give one of both"
+        )
+    engine, directory = engine or Processes(num_workers), _as_directory(directory)
+    origin = job.origin
+    work = functools.partial(_prepare, job, task, directory, engine, progress)
+    make_once(directory / MANIFEST, "preparing a corpus", work)
+    corpus = Corpus.open(directory)
+    require_same_origin(directory, corpus.origin, origin)
+    corpus.require_task(task)
+    return corpus
 
 
 def _as_directory(directory: epath.PathLike) -> epath.Path:

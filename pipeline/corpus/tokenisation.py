@@ -35,7 +35,8 @@ T = TypeVar("T")
 class Job:
     """Reads and tokenises records by number; every worker gets a copy of it.
 
-    Where `weighted` is False, the weights that a template gives are left out. Where `on_error` is
+    Where `weighted` is False, examples have no loss, and a template that gives weights other than 1
+    is refused; with `of_pair`, they are left out, for the other side decides. Where `on_error` is
     "skip", a record that fails becomes an example without tokens. `features` are fields of the
     records of the same names; those of tokens are what a template gives, where there is one.
     """
@@ -47,6 +48,7 @@ class Job:
     weighted: bool = True
     on_error: OnError = "raise"
     features: Mapping[str, Feature] = dataclasses.field(default_factory=dict)
+    of_pair: bool = False
 
     def __post_init__(self) -> None:
         require_tokenizable(self.source, self.tokenizer)
@@ -158,11 +160,30 @@ class Job:
                 "must be at least 0 and below it"
             )
         columns = dict(chunk.columns)
-        if not self.weighted:
-            columns.pop(WEIGHTS, None)
+        if not self.weighted and (weights := columns.pop(WEIGHTS, None)) and not self.of_pair:
+            self._require_equal_weights(records, chunk.counts, weights.values)
         if missing := {n: each for n, each in self.features.items() if n not in columns}:
             columns |= self._read_features(records[: len(chunk.counts)], chunk.counts, missing)
         return dataclasses.replace(chunk, columns=columns)
+
+    def _require_equal_weights(
+        self, records: Sequence[int], counts: np.ndarray, weights: np.ndarray
+    ) -> None:
+        """Refuses weights other than 1, but for that of a begin mark, which is 0."""
+        ends = np.cumsum(counts)
+        other = weights != 1
+        if self.tokenizer.begin_id is not None:
+            other[(ends - counts)[counts > 0]] = False
+        if other.any():
+            at = int(other.argmax())
+            record = records[int(np.searchsorted(ends, at, side="right"))]
+            raise InvalidValue(
+                f"{where(self.source, record)}: the template gave a text the weight "
+                f"{weights[at]:g}, and examples of the task 'inputs', for masked text and span "
+                "corruption, have no weights: any of their tokens may be hidden. Give all texts "
+                "the weight 1, leave out those that are not to be learnt, or train on the task "
+                "'causal'"
+            )
 
     def _read_features(
         self, records: Sequence[int], counts: np.ndarray, features: Mapping[str, Feature]

@@ -42,6 +42,9 @@ logger = logging.getLogger(__name__)
 
 TABLE, PARTS, MANIFEST = "scores.arrow", "scores.parts", "scores.json"
 
+# Operations whose values a function of Python decides, of which a program says nothing.
+CALLBACKS = "pure_callback", "io_callback"
+
 # Names of files in the directory of parts, also while they are written: others are left alone.
 NAME = re.compile(r"\.?\d+-\d+-[0-9a-f]{16}\.[0-9a-f]{12}\.npz(\.\d+\.tmp)?")
 
@@ -135,7 +138,8 @@ def score(
         }
         values = find_values(outputs, per, reduce, plan)
         scores: dict[str, Any] = {"epoch": epoch, "positions": loader.batches.positions}
-        scores |= {"step": _digest_step(run, state, loader.specs.values())}
+        programs = [_trace(run, state, specs) for specs in loader.specs.values()]
+        scores |= {"step": _digest_programs(programs)}
         scores |= {"state": json_digest(checksums(jax.tree.map(jnp.asarray, state)))}
         scores |= {f"value {name}": str(value) for name, value in values.items()}
         manifest: dict[str, Any] = {
@@ -169,6 +173,12 @@ def score(
             return next((n for n, each in enumerate(contents) if each is None), len(ranges))
 
         done = hosts.main_process_first("reading the scores", count)
+        if done and (called := _find_callback(programs)):
+            raise InvalidValue(
+                f"{directory} has scores, and the step calls Python by {called}: nobody can tell "
+                "whether that function is still the same. Score into another directory, or delete "
+                "this one"
+            )
         hosts.require_agreement({**manifest, "done": {"parts": done}})
         manifest |= {"row_multiple": options.get("row_multiple")}
         if leads and not whole:
@@ -226,29 +236,46 @@ def _digest_file(path: epath.Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _digest_step(run: Callable, state: Any, specs: Iterable[Any]) -> str:
-    """A hash of the programs of a step and of the arrays in them, for any number of devices."""
+def _trace(run: Callable, state: Any, batch: Any) -> ClosedJaxpr:
+    """The program of a step, for any number of devices."""
+    try:
+        with use_abstract_mesh(AbstractMesh((), ())):
+            return jax.make_jaxpr(run)(state, batch)
+    except Exception:  # it needs its mesh
+        return jax.make_jaxpr(run)(state, batch)
+
+
+def _digest_programs(programs: Iterable[ClosedJaxpr]) -> str:
+    """A hash of programs and of the arrays in them."""
     sha = hashlib.sha256()
-    for batch in specs:
-        try:
-            with use_abstract_mesh(AbstractMesh((), ())):
-                program = jax.make_jaxpr(run)(state, batch)
-        except Exception:  # it needs its mesh
-            program = jax.make_jaxpr(run)(state, batch)
+    for program in programs:
         text = re.sub(r"0x[0-9a-f]+|ctx_mesh=Mesh\((\([^()]*\)|[^()])*\)", "", str(program))
         sha.update(json.dumps([text.split(), checksums(list(_find_arrays(program)))]).encode())
     return sha.hexdigest()[:12]
 
 
-def _find_arrays(program: ClosedJaxpr | Jaxpr) -> Iterator[Any]:
+def _find_callback(programs: Iterable[ClosedJaxpr]) -> str | None:
+    """The name of an operation that calls a function of Python; None if there is none."""
+    every = (eqn.primitive.name for each in programs for one in _nested(each) for eqn in one.eqns)
+    return next((f"jax.{name}" for name in every if name in CALLBACKS), None)
+
+
+def _find_arrays(program: ClosedJaxpr) -> Iterator[Any]:
     """The arrays that are constants of a program and of those inside it."""
-    yield from getattr(program, "consts", ())
-    for eqn in getattr(program, "jaxpr", program).eqns:
-        literals = [each.val for each in eqn.invars if isinstance(each, Literal)]
-        yield from (each for each in literals if np.ndim(each))
+    for each in _nested(program):
+        yield from getattr(each, "consts", ())
+        for eqn in each.eqns:
+            literals = [var.val for var in eqn.invars if isinstance(var, Literal)]
+            yield from (value for value in literals if np.ndim(value))
+
+
+def _nested(program: ClosedJaxpr | Jaxpr) -> Iterator[ClosedJaxpr | Jaxpr]:
+    """A program and those inside it."""
+    yield program
+    for eqn in program.eqns:
         for inner in jax.tree.leaves(eqn.params):
             if isinstance(inner, ClosedJaxpr | Jaxpr):
-                yield from _find_arrays(inner)
+                yield from _nested(inner)
 
 
 def _as_step(step: Callable, has_state: bool) -> Callable:

@@ -518,14 +518,14 @@ def test_both_sides_of_pairs_are_of_one_source(tmp_path, monkeypatch):
         prepare_pairs(both, Bytes(), tmp_path / "1", fields=("a", "b"), progress=False)
     assert len(Corpus.open(tmp_path / "1/inputs")) == len(LINES)
     assert not parts(tmp_path / "1/targets")
-    whole = preparation.prepare
+    whole = preparation._open_or_prepare
 
     def prepare_and_edit(*arguments, **options):
         corpus = whole(*arguments, **options)
         listed[0].update(a="more")
         return corpus
 
-    monkeypatch.setattr(preparation, "prepare", prepare_and_edit)
+    monkeypatch.setattr(preparation, "_open_or_prepare", prepare_and_edit)
     with pytest.raises(ValueError, match="the source changed between inputs and targets"):
         prepare_pairs(both.source, Bytes(), tmp_path / "2", fields=("a", "b"), progress=False)
 

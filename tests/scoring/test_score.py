@@ -396,6 +396,20 @@ def test_a_record_per_row_is_that_of_its_only_example(corpus, tmp_path):
     assert scores["sum"].to_pylist() == sums
 
 
+def test_scores_of_a_step_that_calls_python_are_not_taken_for_those_of_another(corpus, tmp_path):
+    def multiply(by):
+        def step(batch):
+            like = jax.typeof(batch["inputs"])
+            call = jax.jit(lambda x: jax.pure_callback(lambda values: values * by, like, x))
+            return {"value": call(batch["inputs"])}
+
+        return step
+
+    pipeline.score(corpus, multiply(2), directory=tmp_path, **READY)
+    with pytest.raises(ValueError, match=r"the step calls Python by jax\.pure_callback"):
+        pipeline.score(corpus, multiply(3), directory=tmp_path, **READY)
+
+
 def test_arguments_that_cannot_work_are_refused(corpus, tmp_path):
     def refused(step, error=ValueError, **options):
         options = {"per": "position", "directory": tmp_path} | OPTIONS | options

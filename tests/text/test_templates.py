@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import pipeline
 from pipeline import templates
 from pipeline.corpus.corpus import Corpus
-from pipeline.corpus.preparation import prepare
+from pipeline.corpus.preparation import prepare, prepare_pairs
 from pipeline.corpus.tasks import INPUTS
 from pipeline.text.sources import Records
 from pipeline.text.templates import Answer, Chat
@@ -160,3 +160,13 @@ def test_a_record_that_does_not_suit_is_named(tmp_path, record, template, senten
 def test_weights_that_are_none_are_refused(tmp_path, weights, sentence):
     with pytest.raises(ValueError, match=sentence):
         Corpus.from_arrays({"tokens": [[1, 2, 3]], "weights": weights}, tmp_path)
+
+
+def test_a_task_without_a_loss_refuses_weights_that_would_be_lost(tmp_path):
+    records = Records([{"spans": [("b", 1.0)]}, {"spans": [("a", 0.0), ("b", 1.0)]}])
+    with pytest.raises(ValueError, match=r"record 1.*weight 0,.* Give all texts the weight 1"):
+        prepare(records, Bytes(), tmp_path / "0", template=spoken, task=INPUTS, progress=False)
+    alike = Records([{"spans": [("a", 1.0), ("b", 1.0)]}])
+    prepare(alike, Bytes(), tmp_path / "1", template=spoken, task=INPUTS, progress=False)
+    # Of pairs, the targets have the loss.
+    prepare_pairs(records, Bytes(), tmp_path / "2", fields=(spoken, spoken), progress=False)
