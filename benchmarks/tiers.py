@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
+from pipeline.steps.mesh import make_mesh
 
 import pipeline
 from benchmarks.lengths import examples_of

@@ -2,7 +2,7 @@
 
     python train.py --config=configs/chat.py
 
-Takes minutes on two cores. It goes on from a model of text, if there is one of the same shape:
+Takes minutes on two cores. It can begin with a model of text of the same shape:
 
     python train.py
     python train.py --config=configs/chat.py --config.start_from=runs/quickstart \\

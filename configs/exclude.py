@@ -4,8 +4,8 @@
     python train.py --config=configs/exclude.py:runs/clean --workdir=runs/clean --config.steps=300
     lockstep audit runs/clean
 
-After the colon stands the work directory again. The first command finds no losses there, and trains
-on all documents. The second one goes on without those whose losses were too high, and `audit` says
+Repeat the work directory after the colon. The first command finds no losses there, and trains on
+all documents. The second one continues without those whose losses were too high, and `audit` says
 which they are.
 """
 

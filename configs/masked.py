@@ -2,7 +2,7 @@
 
     python train.py --config=configs/masked.py
 
-Takes minutes on two cores. Which tokens are hidden is drawn anew in every epoch.
+Takes minutes on two cores. Every epoch hides other tokens.
 """
 
 from ml_collections import ConfigDict

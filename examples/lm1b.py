@@ -131,7 +131,7 @@ def create_learning_rate_schedule(config):
 
 def compute_metrics(logits, batch):
     """Sums over the global batch, which add up over batches: loss, accuracy, denominator."""
-    # Lockstep: the weight is 0 on padding, so empty rows at the end of an epoch count for nothing.
+    # Lockstep: the weight is 0 on padding, so empty rows at the end of an epoch do not count.
     weights, targets = batch["loss_weights"], batch["targets"]
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
     hits = logits.argmax(-1) == targets

@@ -34,7 +34,7 @@ def environment(**more):
     return {k: v for k, v in os.environ.items() if k != "NPROC"} | own | more
 
 
-def call(*command, cwd=ROOT, limit=TIME_LIMIT, **more):
+def call(*command, cwd=ROOT, limit=TIME_LIMIT, input=None, **more):
     """A program that has ended, with its output; `more` is of its environment."""
     return subprocess.run(
         [*map(str, command)],
@@ -42,6 +42,7 @@ def call(*command, cwd=ROOT, limit=TIME_LIMIT, **more):
         env=environment(**more),
         capture_output=True,
         text=True,
+        input=input,
         timeout=limit,
     )
 

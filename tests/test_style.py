@@ -12,11 +12,7 @@ BIN = pathlib.Path(sys.executable).parent
 
 @pytest.mark.parametrize(
     "command",
-    [
-        ["ruff", "check", "."],
-        ["ruff", "format", "--check", "."],
-        ["lint-imports"],
-    ],
+    [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["lint-imports"]],
     ids=lambda command: " ".join(command),
 )
 def test_the_code_passes(command):

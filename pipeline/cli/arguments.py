@@ -138,27 +138,27 @@ def parser() -> argparse.ArgumentParser:
 
     flag = add(
         "audit",
-        "whether a run trained on what was planned, each position as often as that says",
-        "From\nplans.json and the digests in metrics.jsonl: over restarts, numbers of hosts and "
-        "changes of the plan.",
+        "whether a run trained on each position as planned",
+        "It reads plans.json and\nthe digests in metrics.jsonl, over restarts, other numbers "
+        "of hosts and changes of the plan.",
     )
     flag("workdir", help="the work directory of a run, with plans.json and metrics.jsonl")
 
     flag = add(
         "why",
         "which documents a loss is from",
-        "Losses are\nmeans in nats; the usual one is that of the same corpus at that time, "
-        "from 8 steps before\nto 8 after. Documents whose loss was not finite come first.",
+        "Losses are\nmeans in nats. The usual loss is that of the same corpus, from 8 steps before "
+        "to 8 after.\nDocuments whose loss was not finite come first.",
     )
     flag("workdir", help="the work directory of a run, with plans.json and losses/")
     group = commands.choices["why"].add_mutually_exclusive_group(required=True)
     group.add_argument("--step", type=_whole, help="the documents of a step, by loss")
-    worst = "the N documents of the run that are the most above what is usual, over all epochs"
+    worst = "the N documents of the run whose loss is most above the usual, over all epochs"
     group.add_argument("--worst", type=_count, metavar="N", help=worst)
     group.add_argument("--document", type=_whole, metavar="N", help="the history of a document")
 
-    more = "Run it again\nafter an interruption and it goes on from there."
-    flag = add("prepare", "text to a corpus: tokenised once, in parallel, resumable", more)
+    more = "If it is\ninterrupted, run it again to continue."
+    flag = add("prepare", "tokenise text into a corpus, once and in parallel", more)
     flag(
         "source",
         nargs="*",
@@ -168,28 +168,28 @@ def parser() -> argparse.ArgumentParser:
     )
     about = "text whose lines are the targets of the lines of SOURCE, which makes pairs"
     flag("--targets", nargs="+", metavar="FILE", help=about)
-    flag("--into", metavar="DIRECTORY", help="where the corpus goes")
+    flag("--into", metavar="DIRECTORY", help="the directory of the corpus")
     flag("--tfds", metavar="NAME", help="a prepared TFDS data set instead of files")
     flag("--split", default="train", help="of a TFDS data set (train)")
     kinds = ("text", "jsonl", "parquet", "arrow", "array_record")
-    flag("--kind", choices=kinds, help="of the files, where the ends of their names do not say it")
-    flag("--field", default="text", help="of a record, that holds its text (text)")
-    about = "what of a record is learnt, in place of --field: answer prompt='{question}' "
+    flag("--kind", choices=kinds, help="of the files, if their names do not say it")
+    flag("--field", default="text", help="the field of a record that holds its text (text)")
+    about = "which text of a record is learnt, in place of --field: answer prompt='{question}' "
     about += "answer='{answer}'; or chat; with other fields of templates.Answer or templates.Chat"
     flag("--template", nargs="+", metavar=("KIND", "NAME=TEXT"), help=about)
-    flag("--begin", type=float, default=0.0, help="first share of records (0.0)")
-    flag("--end", type=float, default=1.0, help="last share of records (1.0)")
+    flag("--begin", type=float, default=0.0, help="where records begin, as a share (0.0)")
+    flag("--end", type=float, default=1.0, help="where records end, as a share (1.0)")
     flag(
         "--tokenizer",
         default="bytes",
         help="bytes; or sentencepiece, trained on this text; or a sentencepiece .model; or a "
         "Hugging Face tokenizer.json (bytes)",
     )
-    flag("--vocab-size", type=_count, default=8192, help="when training (8192)")
-    flag("--no-marks", action="store_true", help="mark no begin and end of texts")
-    about = "raise ends at a record that fails; skip leaves it without tokens and goes on (raise)"
+    flag("--vocab-size", type=_count, default=8192, help="if it is trained (8192)")
+    flag("--no-marks", action="store_true", help="do not mark where texts begin and end")
+    about = "raise ends at a record that fails; skip leaves it without tokens and continues (raise)"
     flag("--on-error", choices=("raise", "skip"), default="raise", help=about)
-    flag("--workers", type=_count, help="processes (as many as CPUs, if worth it)")
+    flag("--workers", type=_count, help="processes (one for each CPU, if there is enough to do)")
     flag("--workdir", help="for a config: where it runs (runs/NAME)")
     engines = ("processes", "beam", "ray")
     flag("--engine", choices=engines, default="processes", help="what runs the work (processes)")

@@ -172,8 +172,8 @@ def prepare(arguments: argparse.Namespace) -> None:
         return
     if (arguments.engine, arguments.of, arguments.on_error) != ("processes", None, "raise"):
         raise InvalidValue(
-            "--engine, --task and --on-error go with files, and the source is a config; prepare "
-            "its files into the directory that the config's run then finds them in"
+            "--engine, --task and --on-error need files, and a config was given; prepare its files "
+            "into the directory where the run of that config looks for its corpus"
         )
     print(prepare_config(arguments.source[0], arguments.workdir)[0])
 
@@ -213,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `show | head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
-        kept = "; what is finished is kept, and the same command goes on from there"
+        kept = "; what is finished is kept; run the same command to continue"
         print(f"stopped{kept if given.command == 'prepare' else ''}", file=sys.stderr)
         return 130
     except Damaged as error:

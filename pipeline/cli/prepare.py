@@ -47,7 +47,7 @@ def prepare_config(path: str, workdir: str | None) -> tuple[AnyCorpus, dict[str,
 def prepare_files(arguments: argparse.Namespace) -> str:
     """Prepares a corpus or pairs, or tokenises a share of one; says what came of it."""
     if not arguments.into:
-        raise InvalidValue("--into is missing; say in which directory the corpus goes")
+        raise InvalidValue("--into is missing; give the directory of the corpus")
     directory = as_path(arguments.into)
     engine = _engine(arguments)
     field: Any = sources.ParallelText.fields if arguments.targets else arguments.field
@@ -99,7 +99,7 @@ def _template(arguments: argparse.Namespace) -> Template | None:
 
 def _engine(arguments: argparse.Namespace) -> Engine:
     if (arguments.task is None) != (arguments.of is None):
-        raise InvalidValue("--task and --of go together: task 0, 1, … of so many; give both")
+        raise InvalidValue("--task and --of go together; give both, as in --task 0 --of 100")
     if arguments.engine == "processes":
         if arguments.engine_options:
             raise InvalidValue("--engine-options go with --engine beam or ray; leave them out")

@@ -127,8 +127,10 @@ class Corpus(SingleCorpus):
             mapped = is_local(directory) if memory_map is None else memory_map
             return cls(directory, manifest, mapped, [None] * (1 + len(added)), added)
         root, total = pathlib.Path(cache).expanduser(), manifest.bytes
-        stores = [(directory, manifest.parts, manifest.tokens_digest, total)]
-        stores += [(each.directory, each.parts, each.digest, each.bytes) for each in added]
+        stores = [
+            (directory, manifest.parts, manifest.tokens_digest, total),
+            *((each.directory, each.parts, each.digest, each.bytes) for each in added),
+        ]
         total += sum(each.bytes for each in added)
         caches = [
             # Of the space, each has its share of the bytes.
@@ -250,8 +252,10 @@ class Corpus(SingleCorpus):
     def _readers(self) -> list[Reader]:
         """The reader of the tokens, and those of features that were added."""
         manifest = self._manifest
-        stores = [(self.directory, manifest.parts, read_features(manifest.features))]
-        stores += [(each.directory, [*each.parts], {**each.features}) for each in self._added]
+        stores = [
+            (self.directory, manifest.parts, read_features(manifest.features)),
+            *((each.directory, each.parts, each.features) for each in self._added),
+        ]
         return [
             Reader(*store, self.in_memory, cache)
             for store, cache in zip(stores, self._caches, strict=True)

@@ -3,7 +3,7 @@
 `as_path` turns what a user gave into a path, local or of a bucket, and `atomic_write` writes a file
 whole or not at all. `directory_lock` lets one process work in a directory while others wait; in a
 bucket it is a lease (`fs.lease`). `fs.objects` reads and writes objects, `fs.mirror` keeps a local
-directory in a bucket. Objects with locks, threads or open files name what a forked child makes anew
+directory in a bucket. Objects with locks, threads or open files name what a forked child remakes
 (`fs.fork`). A library of a cloud is imported when a path needs it.
 """
 

@@ -32,15 +32,15 @@ def is_local(path: epath.PathLike) -> bool:
 def as_path(path: epath.PathLike) -> epath.Path:
     """A path of a user: local, with `~` expanded, or of object storage."""
     if not isinstance(path, str | os.PathLike):
-        raise InvalidType(f"{path!r:.80} is no path; give the name of a directory or of a file")
+        raise InvalidType(f"{path!r:.80} is not a path; give that of a directory or a file")
     if os.fspath(path).startswith(SCHEMES):
         return ObjectPath(path)
     try:
         return epath.Path(path).expanduser()
     except KeyError as error:
         raise InvalidValue(
-            f"{os.fspath(path)} is nowhere that can be read; give a local path, or one that begins "
-            "with gs://, s3://, az:// or hf://"
+            f"{os.fspath(path)} is on no storage that Lockstep knows; give a local path, or one "
+            "that begins with gs://, s3://, az:// or hf://"
         ) from error
 
 

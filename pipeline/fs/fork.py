@@ -2,7 +2,7 @@
 
 A fork copies the memory of all threads and only one of the threads. A lock that another thread held
 stays locked in the child, work that another thread had begun is never finished, and the position in
-an open file is shared with the parent. So objects that have such things make them anew.
+an open file is shared with the parent. So objects that have such things make new ones.
 """
 
 import functools
@@ -41,7 +41,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Handles:
-    """The base of objects that forked children and pickled copies make anew in part.
+    """The base of objects that forked children and pickled copies make again in part.
 
     That part is a lock, and the attributes that `handles` names.
     """
@@ -49,7 +49,7 @@ class Handles:
     handles: tuple[str, ...] = ()
 
     def restart(self) -> None:
-        """Makes them anew, and never touches the old ones."""
+        """Makes new ones, and never touches the old ones."""
         for name in self.handles:
             self.__dict__.pop(name, None)
         self._lock = threading.Lock()

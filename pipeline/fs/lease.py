@@ -1,4 +1,4 @@
-"""Lease: the lock of a directory in object storage, which ends when its holder says no more."""
+"""Lease: the lock of a directory in object storage, which its holder must renew."""
 
 import contextlib
 import ctypes
@@ -34,11 +34,12 @@ class _Lost(BaseException):
 def hold_lease(directory: objects.ObjectPath, doing: str, *, wait: bool = True) -> Iterator[None]:
     """Holds the lock of a directory while the block runs; other processes wait, and say so.
 
-    The lock is the object `.lock`, whose holder writes it anew every ten seconds, and empty in the
-    end. When it has not changed for 45 seconds, or its holder was a process of this boot of this
-    machine, in the same container, that is gone, another process takes its place. Each writes it
-    only if it is as it was read, so one of them has it. The block of a holder that was stopped for
-    so long, or could not write, ends with an error. Arguments are those of `directory_lock`.
+    The lock is the object `.lock`. Its holder writes it again every ten seconds, and empties it in
+    the end. Another process takes the lock when it has not changed for 45 seconds, or when its
+    holder was a process of this boot of this machine, in the same container, that is gone. Each
+    writes it only if it is as it was read, so one of them has it. The block of a holder that was
+    stopped for so long, or could not write, ends with an error. Arguments are those of
+    `directory_lock`.
     """
     lease = _Lease(directory / ".lock")
     _held.add(lease.owner)
@@ -58,8 +59,8 @@ def hold_lease(directory: objects.ObjectPath, doing: str, *, wait: bool = True) 
             lease.release()
     except _Lost:
         raise InvalidState(
-            f"the lock of {directory} is lost: this process could not renew it for {SILENCE:g} s, "
-            f"and another may be {doing} there now; run again when that is done"
+            f"this process lost the lock of {directory}: it could not renew it for {SILENCE:g} s, "
+            f"and another may be {doing} there now; run again when that one has ended"
         ) from None
     finally:
         lease.ended.set()  # it may have been lost at the end of the block
@@ -82,18 +83,21 @@ class _Lease:
         while True:
             # Nobody holds a lock that is absent or empty.
             if not seen or _is_gone(seen) or time.monotonic() - since > SILENCE:
-                # An answer so late that others may have waited in vain is no answer.
+                # An answer that comes after others may have taken the lock is no answer.
                 self._heard, held = time.monotonic(), self._write()
                 while held and time.monotonic() - self._heard > SILENCE / 2:
                     self._heard, held = time.monotonic(), self._write()
                 if held:
                     if seen:
-                        logger.warning("%s no more: its lock is taken over", said)
+                        logger.warning(
+                            "the holder of the lock of %s is gone or silent; this process takes it",
+                            self._path.parent,
+                        )
                     return
             elif not told:
                 told = True
                 logger.warning(
-                    "%s; waiting for it, or until it says nothing for %g s", said, SILENCE
+                    "%s; waiting for it, or until it has been silent for %g s", said, SILENCE
                 )
             time.sleep(BEAT / 10)
             seen, last = self._read(), seen
@@ -112,7 +116,7 @@ class _Lease:
                     return
                 self._heard = begun
             except OSError as error:
-                logger.warning("%s could not be written anew: %s", self._path, error)
+                logger.warning("the lock %s could not be renewed: %s", self._path, error)
 
     def watch(self) -> None:
         """Ends the work as soon as another process may have taken the lock over."""

@@ -69,7 +69,10 @@ class Mirror:
             self._ours.remove(name)
         for name in here - self._whole:
             if (self._remote / name).is_dir():
-                raise Exists(f"{self._remote / name} is there already, and is not of this process")
+                raise Exists(
+                    f"{self._remote / name} exists already, and this process did not write it; "
+                    "use another directory, or delete it"
+                )
             self._ours.add(name)
             last, mark = self.local / name / WHOLE, self.local / name / self._mark
             tree = [(epath.Path(root), names) for root, _, names in os.walk(last.parent)]

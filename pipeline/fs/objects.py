@@ -230,7 +230,7 @@ def _sentence(place: str, error: Exception, reason: str, in_bucket: bool) -> OSE
         return StorageError(f"the storage refused a request for {place}: {reason}")
     return StorageError(
         f"{place} cannot be reached: {reason}. Check the network and the address of the storage, "
-        "and run again to go on"
+        "and run again to continue"
     )
 
 
@@ -441,7 +441,7 @@ class ObjectPath(PosixGPath):
     def glob(self, pattern: str) -> "Iterator[ObjectPath]":
         """Objects and directories whose paths match; as in a shell, `*` leaves out hidden ones."""
         if "**" in pattern:
-            raise InvalidValue(f"{pattern} has **, which object storage has not; use * instead")
+            raise InvalidValue(f"{pattern} has **, which does not work in object storage; use *")
         first, _, rest = pattern.partition("/")
         objects, folders = children(self)
         for name in folders if rest else (*folders, *objects):

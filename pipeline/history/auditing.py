@@ -114,7 +114,7 @@ def audit(workdir: epath.PathLike, report: Callable[[str], None] = print) -> Non
     workdir = as_path(workdir)
     _, plan = read_history(workdir)
     for step, changes in plan.changes:
-        report(f"plan from step {step:,} on: {describe_changes(changes) or 'planned anew'}")
+        report(f"plan from step {step:,} on: {describe_changes(changes) or 'planned again'}")
     digests, without_update = _read_log(workdir)
     ledger = Ledger(plan, report)
     for step, digest in enumerate(digests):

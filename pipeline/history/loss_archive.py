@@ -119,7 +119,7 @@ def _read_columns(files: StepFiles) -> Iterator[list[np.ndarray]]:
         if (content := files.read(steps)) is None:
             raise InvalidValue(
                 f"the losses of steps {steps[0]:,} to {steps[-1]:,} in {files.directory} are "
-                "damaged; delete their file, and the losses of other steps can be read"
+                "damaged; delete their file to read those of other steps"
             )
         columns = pa.ipc.open_file(pa.py_buffer(content)).read_all().columns
         step, *sums = [column.to_numpy() for column in columns]
@@ -260,8 +260,8 @@ class Why:
         found = self.losses.select(self.losses.example == number)
         if not len(found.step):
             raise InvalidValue(
-                f"document is {number:,}, and it has no losses; there are documents up to "
-                f"{len(self._corpus) - 1:,}, and the run may have left it out, or not come to it"
+                f"document is {number:,}, which has no losses: the run left it out or has not come "
+                f"to it; give another, up to {len(self._corpus) - 1:,}"
             )
         rows = [["step", "epoch", "loss", "usual", "weight"]]
         for step in np.unique(found.step).tolist():

@@ -88,7 +88,7 @@ def read_history(workdir: epath.PathLike) -> tuple[AnyCorpus, Plan]:
     if others := differences(tokens, corpus.identity):
         raise InvalidValue(
             f"the corpus in {places} is not that of the run: "
-            f"{'; '.join(others)}. Without that, its batches cannot be planned again"
+            f"{'; '.join(others)}. Put the corpus of the run back there to plan its batches again"
         )
     try:
         plan = Plan.replay(corpus, changes)
@@ -97,8 +97,8 @@ def read_history(workdir: epath.PathLike) -> tuple[AnyCorpus, Plan]:
     for then, now in zip(identities, plan.entries, strict=True):
         if others := differences(then, now["identity"]):
             raise InvalidValue(
-                f"the plan from step {now['from']:,} on is another than that of the run: "
-                f"{'; '.join(others)}. Use the version of Lockstep that the run was made with"
+                f"the plan from step {now['from']:,} on differs from that of the run: "
+                f"{'; '.join(others)}. Use the version of Lockstep that made the run"
             )
     return corpus, plan
 
@@ -125,5 +125,5 @@ def _absolute(path: epath.PathLike) -> str:
 
 def _damage(path: epath.Path, error: Exception) -> ValueError:
     return InvalidValue(
-        f"{os.fspath(path)} cannot be read: {error!r}. The run writes it anew when it goes on"
+        f"{os.fspath(path)} cannot be read: {error!r}. Continue the run, which writes it again"
     )

@@ -231,8 +231,8 @@ class RunLog:
         if self._stops and not overflow:
             raise NotFinite(
                 f"{text}. Run train.py again with --config.skip_steps='({step},)' to leave this "
-                "batch out, or with --config.on_nonfinite=skip to go on without such updates; in a "
-                "loop of your own, leave the step out, or give on_nonfinite='skip'"
+                "batch out, or with --config.on_nonfinite=skip to continue without such updates; "
+                "in a loop of your own, leave the step out, or give on_nonfinite='skip'"
             )
         self.stats.skipped += 1
         logger.warning("no update: %s", text)

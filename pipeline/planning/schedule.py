@@ -206,24 +206,23 @@ class Schedule:
                 buckets[length] += place
                 steps[length] = counts[buckets[length]]
                 parts.append((buckets, steps, 0))
-        only = [Quota([1])] * len(rows)
         for buckets, steps, rotation in parts:
             if steps.any():
-                end, each = start + int(steps.sum()), self._rows[buckets]
-                quota, before = Quota(steps.tolist()), rows[:, None]
+                end, per_batch = start + int(steps.sum()), self._rows[buckets]
                 yield Interval(
                     start,
                     batches,
-                    before,
+                    rows[:, None],
                     buckets,
-                    each,
-                    quota,
-                    only,
+                    per_batch,
+                    Quota(steps.tolist()),
+                    [Quota([1])] * len(rows),
                     most[:, None],
                     rotation,
                     end=end,
                 )
-                start, rows, batches = end, np.minimum(rows + steps * each, most), batches.copy()
+                start, rows = end, np.minimum(rows + steps * per_batch, most)
+                batches = batches.copy()
                 batches[buckets] += steps
 
     def _interval_of_epoch(self, step: int) -> Interval:

@@ -112,7 +112,7 @@ def score(
         RuntimeError: another process is scoring into `directory`.
     """
     if wrong := [name for name in options if name in FIXED]:
-        raise InvalidType(f"score() has no option {wrong[0]!r}: it has each example once, in order")
+        raise InvalidType(f"score() has no option {wrong[0]!r}: it takes each example once")
     epoch, leads = require_whole("epoch", epoch, 0), jax.process_index() == 0
     directory = make_directory(directory)
     table = directory / TABLE
@@ -209,8 +209,8 @@ def _read_past(directory: epath.Path) -> dict[str, Any]:
             )
     if table.exists() and not (past and table.is_file()):
         raise InvalidValue(
-            f"{table} is no table of scores that {MANIFEST} tells of; score into another "
-            "directory, or delete it"
+            f"{table} is not a table that {MANIFEST} describes; score into another directory, "
+            "or delete it"
         )
     return past
 

@@ -79,8 +79,7 @@ def pack(
             f"none of the {counted(len(examples), 'example')} has a position that carries loss; "
             "give an update with weights that are not all 0"
         )
-    options: dict[str, Any] = {"overflow": overflow, "max_segments": max_segments}
-    options |= {"align": align} if align != 1 else {}
+    options: dict[str, Any] = {"overflow": overflow, "max_segments": max_segments, "align": align}
     plan = Plan(examples, buckets, shuffle=False, tiers=ALL_STEPS, **options)
     sharding = batch_sharding(sharding)
     batches = Batches(examples, plan, sharding=sharding, features=features)

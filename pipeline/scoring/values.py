@@ -103,7 +103,10 @@ def find_values(
     names = list(next(iter(outputs.values())))
     each = dict(per) if isinstance(per, Mapping) else dict.fromkeys(names, per)
     if each.keys() != set(names):
-        raise InvalidValue(f"per has {', '.join(each)}, and the step returns {', '.join(names)}")
+        raise InvalidValue(
+            f"per has {', '.join(each)}, and the step returns {', '.join(names)}; give per= "
+            "for each of these"
+        )
     positions = ("inputs", "targets") if len(plan.buckets[0].lengths) > 1 else ("position",)
     for name, kind in each.items():
         require_one_of(f"per of {name}", kind, (*positions, "segment", "row"))

@@ -119,9 +119,9 @@ class CompileGuard(CompileLog):
         self.others, before, self.again = len(names) - len(again), self.again, len(again)
         if len(again) == before:
             return
-        text = f"compiled {when}, after the start: {again[-1]}. A shape, dtype or sharding has "
-        text += "changed that was not compiled before"
+        text = f"compiled {when}, after the start: {again[-1]}. It has a shape, dtype or sharding "
+        text += "that was not compiled before"
         text += f"; JAX says: {self._reason}" if self._reason else ""
         if self._stops:
-            raise InvalidState(f"{text}. on_compile='warn' goes on all the same")
+            raise InvalidState(f"{text}. To continue all the same, give on_compile='warn'")
         logger.warning("%s", text)

@@ -262,9 +262,9 @@ def exit_together(command: str) -> Iterator[None]:
         if lost and jax.process_count() > 1:
             print(
                 f"process {jax.process_index()} of {jax.process_count()} stops: work that takes "
-                "all processes has failed, most likely because another has gone (see above, and "
-                "their output). Start again with the hosts that are left; the run goes on from its "
-                "last checkpoint",
+                "all processes failed, most likely because another has gone (see above, and "
+                "their output). Start again with the hosts that are left; the run continues from "
+                "its last checkpoint",
                 file=sys.stderr,
             )
     if jax.process_count() == 1:

@@ -40,8 +40,9 @@ def split(batch: Mapping[str, Any], number: int, sharding: Sharding) -> dict[str
         field = field.swapaxes(0, 1).reshape(number, rows // number, *rest)
         if sharding is None:
             return field
-        spec = sharding.spec if len(rest) == 1 else sharding.spec[:1]
-        stacked = jax.sharding.PartitionSpec(None, *spec)
+        # Other dimensions stay divided as they are: positions are, and segments are not.
+        others = [jax.sharding.PartitionSpec.UNCONSTRAINED] * len(rest)
+        stacked = jax.sharding.PartitionSpec(None, (*sharding.spec, None)[0], *others)
         placed = jax.sharding.NamedSharding(sharding.mesh, stacked)
         return jax.lax.with_sharding_constraint(field, placed)
 

@@ -32,7 +32,7 @@ def as_array(given: Any, what: str) -> np.ndarray:
         return np.asarray(given)
     except (ValueError, TypeError, OverflowError) as error:
         raise InvalidValue(
-            f"{what} cannot be an array: {error}; it is an array or a list of numbers"
+            f"{what} cannot be an array: {error}; give an array or a list of numbers"
         ) from error
 
 

@@ -98,7 +98,7 @@ class Ragged:
             return first
         texts = None
         if first.text_bytes is not None:
-            texts = np.concatenate([chunk.text_bytes for chunk in chunks])  # type: ignore[misc]
+            texts = np.concatenate([chunk.text_bytes for chunk in chunks])
         columns = {
             name: Column(feature, np.concatenate([chunk.columns[name].values for chunk in chunks]))
             for name, (feature, _) in first.columns.items()
@@ -135,7 +135,7 @@ def divide(counts: Iterable[np.ndarray]) -> Iterator[list[tuple[int, int, int]]]
 
 
 def assemble_parts(chunks: Iterable[Ragged]) -> Iterator[Ragged]:
-    """The same examples, divided anew: one `Ragged` for each part."""
+    """The same examples, divided again: one `Ragged` for each part."""
     held: dict[int, Ragged] = {}
 
     def hold() -> Iterator[np.ndarray]:

@@ -53,8 +53,7 @@ def restore_parameters(workdir: epath.Path, corpus: AnyCorpus, like: Any) -> tup
     with Checkpoints(workdir / "checkpoints") as checkpoints:
         if (step := checkpoints.latest) is None:
             raise InvalidValue(
-                f"there is no checkpoint in {workdir}, of which the parameters are to be taken; "
-                "train there first"
+                f"there is no checkpoint in {workdir} to take parameters from; train there first"
             )
         logger.info("parameters are those of step %s of %s", f"{step:,}", workdir)
         return step, checkpoints.restore_state(step, like)["params"]

@@ -107,7 +107,7 @@ class Run(contextlib.ExitStack):
         self._done, self._interrupted, self._watched = self.first_step, False, False
         if self.finished:
             logger.info(
-                f"finished: all {self.first_step:,} steps are done; ask for more: --config.steps=N"
+                f"finished: all {self.first_step:,} steps are done; for more, give --config.steps=N"
             )
 
     def _lock(self) -> None:
@@ -279,12 +279,12 @@ class Run(contextlib.ExitStack):
             self.checkpoints.save(done, state, data=self._loader.get_state(), run=run)
         if done == self.config.steps and stats.unapplied:
             logger.warning(
-                f"the gradients of the last {counted(stats.unapplied, 'step')} are in no update: "
-                f"it takes those of accumulate={self.config.accumulate} steps, and some were "
-                "skipped or not finite"
+                f"the gradients of the last {counted(stats.unapplied, 'step')} are in no update, "
+                f"which takes accumulate={self.config.accumulate} steps: some were skipped or not "
+                "finite"
             )
         if self._interrupted and done < self.config.steps:
-            logger.info(f"{self._signals.reason}: saved step {done:,}; run again to go on")
+            logger.info(f"{self._signals.reason}: saved step {done:,}; run again to continue")
 
     def _finish(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:

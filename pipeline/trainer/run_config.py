@@ -90,7 +90,7 @@ def require_same(run: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, An
     if wrong:
         raise InvalidValue(
             f"the work directory holds a run of another configuration: {'; '.join(wrong)}. Run it "
-            "as it was, or start anew with another --workdir"
+            "as it was, or begin another run with another --workdir"
         )
     empty = [name for name in (*fixed, DECAY) if name in new and new[name] is None]
     values = {name: old[name] for name in empty if old.get(name) is not None}

@@ -104,8 +104,8 @@ class Schedule:
         if state is None:
             if asked:
                 raise InvalidValue(
-                    "--change is for a run that goes on, and this one has no checkpoint to go on "
-                    "from; put it into the config"
+                    "--change is for a run that continues, and this one has no checkpoint yet; put "
+                    "the change into the config"
                 )
             return
         before = [Entry(**entry) for entry in state["entries"]]
@@ -171,8 +171,9 @@ class Schedule:
         if wrong := [name for name in names if name not in others or names.count(name) > 1]:
             raise InvalidValue(
                 f"add is {names}, and config.added has {', '.join(others) or 'nothing'}; each of "
-                f"{', '.join(dict.fromkeys(wrong))} must be there, as config.train is, and once. "
-                "Corpora join a mixture by a phase of config.mixture.weights"
+                f"{', '.join(dict.fromkeys(wrong))} must be there, with the fields of "
+                "config.train, and be added once. Corpora join a mixture by a phase of "
+                "config.mixture.weights"
             )
         if not names:
             return there.get(first, corpus)

@@ -1,4 +1,4 @@
-"""Corpora of every kind, and how two of them are compared."""
+"""Corpora of every kind."""
 
 import numpy as np
 import pyarrow as pa
@@ -78,9 +78,26 @@ def in_place(kind, directory, examples, task=CAUSAL):
     return opened(str(directory / f"*.{kind}"), task=task, vocab_size=99)
 
 
-def require_same(one, other):
-    """The fields of two examples, or of two batches, are equal."""
-    assert list(one) == list(other)
-    for name in one:
-        assert one[name].dtype == other[name].dtype
-        np.testing.assert_array_equal(one[name], other[name], name)
+def require_pieces(corpus, planned, batch):
+    """Each segment of a batch is what the corpus, or the one of several, reads; all else is 0."""
+    several = isinstance(corpus, Corpora)
+    corpora, first = ([*corpus.corpora.values()], corpus.first) if several else ([corpus], [0])
+    for number, side in enumerate(planned.sides):
+        ids = batch["targets_segment_ids" if number else "inputs_segment_ids"]
+        columns = np.zeros(side.bucket.rows, int)
+        for (row, example, start, size), epoch in zip(
+            side.segments.tolist(), planned.epoch_of_segments.tolist(), strict=True
+        ):
+            which = int(np.searchsorted(first, example, side="right")) - 1
+            own = corpora[which].sides[number]
+            found = own.read([example - first[which]], [start], [size], epoch=epoch)
+            here = row, slice(columns[row], columns[row] + size)
+            for name, values in found.items():
+                np.testing.assert_array_equal(batch[name][here], values)
+            if "loss_weights" not in found and (number or len(planned.sides) == 1):
+                assert (batch["loss_weights"][here] == 1).all()
+            assert (ids[here] > 0).all()
+            columns[row] += size
+        for row, end in enumerate(columns):
+            assert not any(batch[name][row, end:].any() for name in found)
+            assert not ids[row, end:].any()

@@ -18,7 +18,7 @@ from pipeline.corpus import cache as cache_module
 from pipeline.errors import UserError
 from pipeline.fs import objects
 from tests.corpus.files import wait_for
-from tests.corpus.kinds import require_same
+from tests.loading.definition import require_same
 
 BUCKETS = Bucket(16, 128), Bucket(8, 256)
 WINDOW = 400  # five parts or so

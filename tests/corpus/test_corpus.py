@@ -2,7 +2,6 @@ import copy
 import json
 import os
 import pickle
-import subprocess
 import sys
 import textwrap
 import tracemalloc
@@ -19,7 +18,8 @@ from pipeline.corpus.gather import gather
 from pipeline.fs import objects
 from pipeline.planning import lengths
 from pipeline.text import ragged
-from tests.corpus.kinds import require_same
+from tests.loading.definition import require_same
+from tests.processes import call
 
 # 30 examples of 0 to 17 tokens over several parts; id = 100 · example + place.
 COUNTS = [(7 * number) % 18 for number in range(30)]
@@ -151,16 +151,15 @@ def test_nothing_is_read_beyond_a_map(tmp_path):
 
         pyarrow.memory_map = apart
         for example in range(len(corpus)):
-            read = corpus.read([example, 0], [1_048_000, 0], [9, 9], [9_000_000, 20])
+            read = corpus.read([example, 0], [1_048_000, 0], [9, 9], [2_000_000, 20])
             assert read["inputs"][:9].tolist() == list(range(1_048_000, 1_048_009))
-            assert read["targets"][9_000_000:9_000_009].tolist() == list(range(1, 10))
+            assert read["targets"][2_000_000:2_000_009].tolist() == list(range(1, 10))
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ragged, "EXAMPLES_PER_PART", 1)
         # Too large for the holes that other maps left.
         Corpus.from_arrays([np.arange(1 << 20)] * 4, tmp_path)
-    command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)]
-    assert subprocess.run(command, timeout=60).returncode == 0
+    assert call(sys.executable, "-c", textwrap.dedent(program), tmp_path).returncode == 0
 
 
 def test_neighbouring_pieces_are_fetched_as_one_range(directory, monkeypatch):

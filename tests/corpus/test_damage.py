@@ -1,7 +1,6 @@
 """Damaged corpora are refused with a sentence, or read the same; nothing crashes the process."""
 
 import json
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -18,7 +17,7 @@ from pipeline.text import ragged
 from pipeline.text.sources import Records
 from pipeline.text.tokenizers import Bytes
 from tests.corpus.manifests import alter
-from tests.processes import environment
+from tests.processes import call
 
 COUNTS = [5, 30, 0, 12, 40, 1, 33, 20, 9, 50]
 EXAMPLES = [np.arange(count) + 100 * number for number, count in enumerate(COUNTS)]
@@ -331,14 +330,8 @@ def write_in_place(place):
 def test_a_flipped_bit_is_found_or_harmless_wherever_it_is(write, program, flips, least, tmp_path):
     place = tmp_path / "place"
     write(place)
-    command = [sys.executable, "-c", textwrap.dedent(FLIPS), str(place), str(flips), "0"]
-    process = subprocess.run(
-        [*command, textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        timeout=600 + 3 * flips,
-        env=environment(),
-    )
+    command = [sys.executable, "-c", textwrap.dedent(FLIPS), place, flips, 0]
+    process = call(*command, textwrap.dedent(program), limit=600 + 3 * flips)
     last = process.stdout.splitlines()[-1:]
     assert process.returncode == 0, f"after the flip {last}: {process.stderr}"
     assert int(last[0].split()[1]) >= least

@@ -15,7 +15,8 @@ from pipeline.corpus.corpora import CorporaSide
 from pipeline.corpus.views import view_of
 from pipeline.history import read_history, write_history
 from pipeline.text import ragged
-from tests.corpus.kinds import FORMATS, KINDS, SIZES, ids_of, make, require_same
+from tests.corpus.kinds import FORMATS, KINDS, SIZES, ids_of, make, require_pieces
+from tests.loading.definition import require_same
 
 WEIGHTS = {"few": 1, "many": 2}
 
@@ -99,31 +100,6 @@ def test_examples_are_the_arrays_they_were_made_of(kind, tmp_path):
 # ---- joined
 
 
-def require_what_each_gives_alone(joined, planned, batch):
-    """Compares a batch, row for row, with what each corpus's own sides read."""
-    corpora = list(joined.corpora.values())
-    for number, side in enumerate(planned.sides):
-        ids = batch["targets_segment_ids" if number else "inputs_segment_ids"]
-        columns = np.zeros(side.bucket.rows, int)
-        for (row, example, start, size), epoch in zip(
-            side.segments.tolist(), planned.epoch_of_segments.tolist(), strict=True
-        ):
-            which = int(np.searchsorted(joined.first, example, side="right")) - 1
-            own = corpora[which].sides[number]
-            found = own.read([example - joined.first[which]], [start], [size], epoch=epoch)
-            here = row, slice(columns[row], columns[row] + size)
-            for name, values in found.items():
-                np.testing.assert_array_equal(batch[name][here], values)
-            if "loss_weights" not in found and (number or len(planned.sides) == 1):
-                assert (batch["loss_weights"][here] == 1).all()
-            assert (ids[here] > 0).all()
-            columns[row] += size
-        for row, end in enumerate(columns):
-            assert not ids[row, end:].any()
-            for name in found:
-                assert not batch[name][row, end:].any()
-
-
 @pytest.mark.parametrize("weights", [WEIGHTS, None])
 def test_batches_of_several_corpora_are_what_each_gives_alone(joined, weights):
     plan = plan_of(joined, seed=1)
@@ -135,7 +111,7 @@ def test_batches_of_several_corpora_are_what_each_gives_alone(joined, weights):
         assert any(len(np.unique(planned.epochs)) > 1 for planned in every)
         assert any(len(planned.sources) == 2 for planned in every)
     for step in steps:
-        require_what_each_gives_alone(joined, every[step], batches[step])
+        require_pieces(joined, every[step], batches[step])
         assert batches[step]["inputs"].dtype == np.int32
     different = {batches[step]["inputs"].tobytes() for step in steps}
     assert len(different) >= len(steps) - 1  # a last batch of one row may come again

@@ -16,7 +16,8 @@ from pipeline.planning import lengths as lengths_lib
 from pipeline.text.sources import Records, TextFiles
 from pipeline.text.templates import Chat
 from pipeline.text.tokenizers import Bytes
-from tests.corpus.kinds import FORMATS, ids_of, in_place, make, require_same
+from tests.corpus.kinds import FORMATS, ids_of, in_place, make
+from tests.loading.definition import require_same
 
 SIZES = [(7 * number) % 18 for number in range(40)]
 TEXTS = [f"text {number} " + "é" * (number % 9) for number in range(60)]

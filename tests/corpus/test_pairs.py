@@ -14,60 +14,15 @@ from pipeline import Batches, Bucket, Corpus, Pairs, Plan
 from pipeline.report import open_dataset
 from pipeline.steps import Compiled
 from pipeline.text.tokenizers import Bytes
-from tests.corpus.kinds import require_same
+from tests.loading.definition import require_same
 
 BUCKETS = (Bucket(8, (24, 24)), Bucket(8, (24, 40)), Bucket(4, (64, 40)))
 BEGIN = 1
-FIELDS = {
-    "inputs": np.int32,
-    "inputs_segment_ids": np.int32,
-    "inputs_positions": np.int32,
-    "decoder_inputs": np.int32,
-    "targets": np.int32,
-    "targets_segment_ids": np.int32,
-    "targets_positions": np.int32,
-    "loss_weights": np.float32,
-}
-OF_INPUTS = [*FIELDS][:3]
 
 
 @pytest.fixture(scope="module")
 def plan(pairs):
     return Plan(pairs, BUCKETS, overflow="truncate")
-
-
-def slow_batch(sides, planned):
-    """A batch built one position at a time, from the definition."""
-    lengths = planned.bucket.length
-    batch = {
-        name: np.zeros((planned.bucket.rows, lengths[name not in OF_INPUTS]), dtype)
-        for name, dtype in FIELDS.items()
-    }
-    for number, side in enumerate(("inputs", "targets")):
-        columns, segment = np.zeros((2, planned.bucket.rows), int)
-        for row, example, _, *sizes in planned.segments:
-            segment[row] += 1
-            ids = sides[number][example]
-            for position in range(sizes[number]):
-                at = row, columns[row]
-                batch[f"{side}_segment_ids"][at] = segment[row]
-                batch[f"{side}_positions"][at] = position
-                batch["decoder_inputs" if number else "inputs"][at] = ids[position]
-                if number:
-                    batch["targets"][at] = ids[position + 1]
-                    batch["loss_weights"][at] = 1
-                columns[row] += 1
-    return batch
-
-
-@pytest.mark.parametrize("overflow", ["truncate", "drop"])
-@pytest.mark.parametrize("packing", ["best_fit", "none"])
-def test_every_field_is_right_position_by_position(pairs, sides, packing, overflow):
-    plan = Plan(pairs, BUCKETS, packing=packing, overflow=overflow)
-    batches = Batches(pairs, plan)
-    assert {planned.bucket for planned in map(plan.batch, range(len(batches)))} == set(BUCKETS)
-    for step in range(len(batches)):
-        require_same(slow_batch(sides, plan.batch(step)), batches[step])
 
 
 def test_a_batch_by_hand(tmp_path):
@@ -111,9 +66,7 @@ def test_load_fits_buckets_and_a_compiled_step_runs_each_of_them(pairs):
     with pipeline.load(place, num_epochs=1, **options) as loader:
         assert 2 <= len(loader.plan.buckets) <= 4
         compiled = Compiled(
-            lambda state, batch: state + batch["loss_weights"].sum(),
-            jnp.zeros(()),
-            loader.specs,
+            lambda state, batch: state + batch["loss_weights"].sum(), jnp.zeros(()), loader.specs
         )
         total = jnp.zeros(())
         for step, batch in enumerate(loader):
@@ -128,9 +81,7 @@ def test_load_fits_buckets_and_a_compiled_step_runs_each_of_them(pairs):
 def test_buckets_with_equal_inputs_have_programs_of_their_own(pairs, plan):
     with pipeline.load(pairs, buckets=BUCKETS, overflow="truncate", num_epochs=1) as loader:
         step = Compiled(
-            lambda state, batch: state + batch["targets"].shape[1],
-            jnp.zeros(()),
-            loader.specs,
+            lambda state, batch: state + batch["targets"].shape[1], jnp.zeros(()), loader.specs
         )
         for number, batch in enumerate(loader):
             assert float(step(jnp.zeros(()), batch)) == plan.batch(number).bucket.length[1]

@@ -25,7 +25,7 @@ from pipeline.text.sources import ArrowFiles, Concatenated, JsonLines, Records, 
 from pipeline.text.templates import Answer
 from pipeline.text.tokenizers import Bytes
 from tests.corpus.files import contents, wait_for
-from tests.processes import environment
+from tests.processes import call, environment
 
 LINES = [f"document {number} " + "abc " * (number * 7 % 23) for number in range(400)]
 
@@ -130,7 +130,7 @@ def test_text_becomes_tokens_and_comes_back(source, tmp_path):
 
 def test_the_corpus_is_the_same_for_any_number_of_workers(source, tmp_path, monkeypatch):
     seen = []
-    for workers in (0, 1, 3):
+    for workers in (0, 2):
         prepare(source, Bytes(), tmp_path / str(workers), num_workers=workers, progress=False)
         seen.append(contents(tmp_path / str(workers)))
     # Unless told, work starts in this process and goes on in others when there is enough.
@@ -139,7 +139,7 @@ def test_the_corpus_is_the_same_for_any_number_of_workers(source, tmp_path, monk
     monkeypatch.setattr(engines, "_cpus", lambda: 2)
     prepare(source, Bytes(), tmp_path / "auto", progress=False)
     seen.append(contents(tmp_path / "auto"))
-    assert seen[0] == seen[1] == seen[2] == seen[3]
+    assert seen[0] == seen[1] == seen[2]
 
 
 def test_a_finished_corpus_is_opened_at_once(source, tmp_path, monkeypatch):
@@ -208,7 +208,7 @@ def test_a_part_that_is_not_whole_is_made_anew_whatever_bit_of_it_is_flipped(
     prepare(source, Bytes(), place, num_workers=0, progress=False)
     before, path = contents(place), parts(place)[-1]
     whole = before[path.name]
-    flipped = range(0, len(whole), 7)
+    flipped = range(0, len(whole), 19)
     damaged = [whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :] for at in flipped]
     if records > 3:  # else nothing says that it was one
         damaged += [whole[:100], b""]
@@ -281,23 +281,15 @@ def test_a_worker_that_dies_gives_a_sentence(source, tmp_path, run):
 
 def test_a_program_that_was_typed_into_python_has_workers(source, tmp_path):
     command = [sys.executable, "-", source.files[0], tmp_path / "corpus", "2", "0"]
-    seen = subprocess.run(
-        list(map(str, command)),
-        input=textwrap.dedent(PROGRAM),
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(Path(ragged.__file__).parents[2])},
-        timeout=60,
-        check=False,
-    )
+    seen = call(*command, input=textwrap.dedent(PROGRAM))
     assert seen.returncode == 0, seen.stderr
     assert "Traceback" not in seen.stderr
 
 
-@pytest.mark.parametrize("call", ["preparation.prepare", "on_read.tokenize_on_read"])
-def test_a_script_without_a_guard_gives_a_sentence(run, call):
+@pytest.mark.parametrize("function", ["preparation.prepare", "on_read.tokenize_on_read"])
+def test_a_script_without_a_guard_gives_a_sentence(run, function):
     text = PROGRAM.replace('if __name__ == "__main__":', "if True:")
-    process = run(2, program=text.replace("preparation.prepare", call))
+    process = run(2, program=text.replace("preparation.prepare", function))
     _, error = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "prepare was called by the import of a script: guard its main part" in error
@@ -454,7 +446,7 @@ def _edits(path):
 def test_a_source_that_is_edited_while_it_is_read_makes_no_corpus(source, tmp_path, kind, make):
     edited, directory = _edits(Path(source.files[0]))[kind], tmp_path / "corpus"
     options = {"share": (0, 1)} if make is prepare_share else {"num_workers": 0}
-    with pytest.raises(ValueError, match=r"(text\.txt|the source) changed .* anew"):
+    with pytest.raises(ValueError, match=r"(text\.txt|the source) changed .* (anew|again)"):
         make(edited, Bytes(), directory, **options, progress=False)
     assert contents(directory) == {}
     if kind != "gone":  # nothing of it is in the way of what the source is now
@@ -521,8 +513,8 @@ LINE = "abc " * (1 << 13)
         # Four bytes are a token's, twice where a part is put together.
         (256 * LINE, 1, None, 9 * 256 * len(LINE)),
         # Records are taken by their size, and not only by number.
-        (LINE, 100, None, 100 * len(LINE)),
-        (LINE, 100, Answer(prompt="", answer="{text}"), 100 * len(LINE)),
+        (LINE, 40, None, 40 * len(LINE)),
+        (LINE, 40, Answer(prompt="", answer="{text}"), 40 * len(LINE)),
     ],
 )
 def test_memory_is_that_of_few_records_however_large(
@@ -586,15 +578,7 @@ except ValueError as error:
 
 def test_workers_get_the_functions_of_a_notebook(tmp_path):
     """And what cannot be sent is said, with what to do."""
-    ran = subprocess.run(
-        [sys.executable, "-c", NOTEBOOK],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=tmp_path,
-        env=environment(),
-        check=False,
-    )
+    ran = call(sys.executable, "-c", NOTEBOOK, cwd=tmp_path)
     said = ran.stdout.splitlines()
     assert said[:1] == ["NUMBER 79!"], ran.stderr[-2000:]
     assert re.search(r"the template cannot be sent to workers: .*lock.* use one process", said[1])

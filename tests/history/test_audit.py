@@ -5,14 +5,11 @@ import json
 import numpy as np
 import pytest
 from etils import epath
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import pipeline
 from pipeline import Bucket, Plan
 from pipeline.cli.commands import main
 from pipeline.history import read_history, write_history
-from pipeline.history.auditing import Ledger
 from pipeline.planning import figures
 from pipeline.planning.stream import Rows
 
@@ -49,106 +46,123 @@ def ran(tmp_path):
     return tmp_path, lines, plan
 
 
-def audited(workdir, capsys):
-    code = main(["audit", str(workdir)])
-    said = capsys.readouterr()
-    return code, said.out, said.err
+@pytest.fixture
+def audited(capsys):
+    """`audited(workdir, lines)`: the exit code of the audit of a run with these lines, and output.
+
+    With `wrong`, something is found, and each of its sentences is said.
+    """
+
+    def audited(workdir, lines=None, *wrong):
+        if lines is not None:
+            write(workdir, lines)
+        code = main(["audit", str(workdir)])
+        said = capsys.readouterr()
+        for sentence in wrong:
+            assert (code, sentence in said.err) == (1, True), said.err
+        return code, said.out, said.err
+
+    return audited
 
 
-def test_a_run_as_planned_passes_and_its_epochs_are_counted(ran, capsys):
-    workdir, _, plan = ran
-    code, out, err = audited(workdir, capsys)
-    assert (code, err) == (0, "")
-    assert "plan from step 7 on: seed=4, exclude=3, 5, 8" in out
-    assert "plan from step 20 on: buckets=[4, 64], overflow=split" in out
+@pytest.fixture
+def passes(audited):
+    """`passes(workdir, lines, sentences)`: the run is as planned, and the audit says these."""
+
+    def passes(workdir, lines, *sentences):
+        code, out, err = audited(workdir, lines)
+        assert (code, err) == (0, "")
+        for sentence in sentences:
+            assert sentence in out
+        ran = len([line for line in lines if "loss" in line])
+        assert f"all {ran} batches are those that were planned, each once and in order" in out
+
+    return passes
+
+
+@pytest.fixture
+def losing(monkeypatch):
+    """`losing(at)`: from now on plans lose a position of segments that `at(step, batch)` names."""
+    batch = Plan.batch
+
+    def losing(at):
+        def lose(self, step):
+            planned = batch(self, step)
+            planned.segments[at(step, planned), 3] -= 1
+            return planned
+
+        monkeypatch.setattr(Plan, "batch", lose)
+
+    return losing
+
+
+def test_a_run_as_planned_passes_and_its_epochs_are_counted(ran, passes):
+    workdir, lines, plan = ran
     assert plan.batch(59).epoch == 3
-    assert "epoch 3, not over" in out
-    assert "all 60 batches are those that were planned, each once and in order" in out
+    passes(
+        workdir,
+        lines,
+        "plan from step 7 on: seed=4, exclude=3, 5, 8",
+        "plan from step 20 on: buckets=[4, 64], overflow=split",
+        "epoch 3, not over",
+    )
 
 
-def test_one_altered_digest_is_named(ran, capsys):
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda lines: lines[31].update(batch="0123456789abcdef"), "step 30 did not run the batch"),
+        (lambda lines: lines.pop(31), "step 30 is missing"),
+        (lambda lines: lines.insert(31, lines[30]), "step 29 was run twice"),
+        (lambda lines: lines[31].update(batch=lines[30]["batch"]), "but that of step 29, again"),
+    ],
+)
+def test_a_step_that_is_altered_missing_or_repeated_is_named(ran, audited, change, sentence):
     workdir, lines, _ = ran
-    lines[31]["batch"] = "0123456789abcdef"
-    write(workdir, lines)
-    code, _, err = audited(workdir, capsys)
-    assert code == 1
-    assert "wrong: step 30 did not run the batch that was planned" in err
+    change(lines)
+    audited(workdir, lines, sentence)
 
 
-def test_a_step_that_is_missing_is_named(ran, capsys):
+def test_steps_up_to_the_last_checkpoint_are_missing_where_the_log_ends_before_it(ran, audited):
     workdir, lines, _ = ran
-    write(workdir, lines[:31] + lines[32:])
-    code, _, err = audited(workdir, capsys)
-    assert code == 1
-    assert "step 30 is missing" in err
-    write(workdir, lines[:31])
     (workdir / "checkpoints/60").mkdir(parents=True)
-    code, _, err = audited(workdir, capsys)
-    assert code == 1
-    assert "step 30 is missing: the log ends there, and the last checkpoint is of step 60" in err
+    missing = "step 30 is missing: the log ends there, and the last checkpoint is of step 60"
+    audited(workdir, lines[:31], missing)
 
 
-def test_a_batch_that_was_trained_twice_is_named(ran, capsys):
-    workdir, lines, _ = ran
-    write(workdir, lines[:31] + lines[30:])
-    code, _, err = audited(workdir, capsys)
-    assert code == 1
-    assert "step 29 was run twice" in err
-    lines[31]["batch"] = lines[30]["batch"]
-    write(workdir, lines)
-    code, _, err = audited(workdir, capsys)
-    assert code == 1
-    assert "step 30 did not run" in err
-    assert "but that of step 29, again" in err
-
-
-def test_steps_without_an_update_are_told(ran, capsys):
+def test_steps_without_an_update_are_told(ran, audited):
     workdir, lines, plan = ran
     lines[3] = {"step": 3, "skipped": plan.batch(3).digest}
     lines[5]["loss"] = None
-    write(workdir, lines)
-    code, out, _ = audited(workdir, capsys)
-    assert code == 0
-    assert "without an update: steps 3, 5\n" in out
+    code, out, _ = audited(workdir, lines)
+    assert (code, "without an update: steps 3, 5\n" in out) == (0, True)
 
 
 def test_plans_that_cannot_be_made_again_and_places_without_a_run_are_errors(
-    ran, tmp_path_factory, capsys
+    ran, tmp_path_factory, audited
 ):
     workdir, _, _ = ran
     history = json.loads((workdir / "plans.json").read_text())
     history["plans"][1]["changes"]["seed"] = 5
     (workdir / "plans.json").write_text(json.dumps(history))
-    code, _, err = audited(workdir, capsys)
+    code, _, err = audited(workdir)
     assert code == 2
-    assert "the plan from step 7 on is another than that of the run: seed was 4 and is now 5" in err
+    assert "the plan from step 7 on differs from that of the run: seed was 4 and is now 5" in err
     (workdir / "plans.json").write_text("{")
-    assert audited(workdir, capsys)[0] == 2
-    code, _, err = audited(tmp_path_factory.mktemp("empty"), capsys)
-    assert code == 2
-    assert "give the work directory of a run" in err
+    assert audited(workdir)[0] == 2
+    code, _, err = audited(tmp_path_factory.mktemp("empty"))
+    assert (code, "give the work directory of a run" in err) == (2, True)
 
 
-def test_a_plan_that_loses_a_position_would_be_found(ran, capsys, monkeypatch):
+def test_a_plan_that_loses_a_position_would_be_found(ran, audited, losing):
     workdir, lines, _ = ran
-    batch = Plan.batch
-
-    def losing(self, step):
-        planned = batch(self, step)
-        if step == 25:
-            planned.segments[0, 3] -= 1
-        return planned
-
-    monkeypatch.setattr(Plan, "batch", losing)
+    losing(lambda step, planned: [0] if step == 25 else [])
     _, plan = read_history(epath.Path(workdir))
     lines[26]["batch"] = plan.batch(25).digest
-    write(workdir, lines)
-    code, _, err = audited(workdir, capsys)
-    assert code == 1
-    assert "This is a defect of Lockstep" in err
+    audited(workdir, lines, "This is a defect of Lockstep")
 
 
-def test_new_corpora_are_due_from_the_epoch_that_they_join(ran, capsys, monkeypatch):
+def test_new_corpora_are_due_from_the_epoch_that_they_join(ran, audited, passes, losing):
     workdir, _, _ = ran
     first = pipeline.Corpus.open(workdir / "corpus/train")
     new = [np.arange(size) for size in (70, 12, 1, 30, 25, 9)]
@@ -156,46 +170,24 @@ def test_new_corpora_are_due_from_the_epoch_that_they_join(ran, capsys, monkeypa
     both = pipeline.Corpora({"first": first, "new": new})
     plan = Plan(first, SHORT, overflow="truncate").after(7, lengths=both, exclude=[202])
     plan = plan.after(20, buckets=LONG, overflow="split")
-    write_history(epath.Path(workdir), both, plan)
-    write(workdir, lines_of(plan, 50))
-    code, out, err = audited(workdir, capsys)
-    assert (code, err) == (0, "")
-    assert "plan from step 7 on: exclude=202, examples=206" in out
-    assert f"epoch 0: {np.minimum(both.lengths, 32).sum():,} positions, each once" in out
     assert plan.batch(49).epoch == 2
+    write_history(epath.Path(workdir), both, plan)
+    whole = f"epoch 0: {np.minimum(both.lengths, 32).sum():,} positions, each once"
+    passes(workdir, lines_of(plan, 50), "plan from step 7 on: exclude=202, examples=206", whole)
     # One position of what is new that nobody trained on is found.
-    batch = Plan.batch
-
-    def losing(self, step):
-        planned = batch(self, step)
-        lost = planned.segments[:, 1] == 204
-        planned.segments[lost, 3] -= 1
-        return planned
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Plan, "batch", losing)
-        write(workdir, lines_of(plan, 50))
-        code, _, err = audited(workdir, capsys)
-    assert code == 1
-    assert "positions of example 204 once (1 such examples)" in err
+    losing(lambda step, planned: planned.segments[:, 1] == 204)
+    audited(workdir, lines_of(plan, 50), "positions of example 204 once (1 such examples)")
 
 
-def test_runs_of_pairs_are_audited(pairs, tmp_path, capsys):
+def test_runs_of_pairs_are_audited(pairs, tmp_path, passes, audited):
     shape = (Bucket(8, (32, 24)), Bucket(4, (64, 48)))
     plan = Plan(pairs, shape, overflow="drop").after(9, seed=3, exclude=[11])
     plan = plan.after(31, buckets=[Bucket(4, (90, 60))])
     write_history(epath.Path(tmp_path), pairs, plan)
     lines = lines_of(plan, 60)
-    write(tmp_path, lines)
-    code, out, err = audited(tmp_path, capsys)
-    assert (code, err) == (0, "")
-    assert "plan from step 31 on: buckets=[4, [90, 60]]" in out
-    assert "all 60 batches are those that were planned" in out
+    passes(tmp_path, lines, "plan from step 31 on: buckets=[4, [90, 60]]")
     lines[40]["batch"] = lines[39]["batch"]
-    write(tmp_path, lines)
-    code, _, err = audited(tmp_path, capsys)
-    assert code == 1
-    assert "step 40 did not run" in err
+    audited(tmp_path, lines, "step 40 did not run")
 
 
 @pytest.fixture(scope="module")
@@ -219,110 +211,51 @@ def mixed(tmp_path_factory):
     return workdir, plan
 
 
-def test_runs_of_mixtures_are_audited_corpus_by_corpus(mixed, capsys):
+def test_runs_of_mixtures_are_audited_corpus_by_corpus(mixed, passes, audited):
     workdir, plan = mixed
-    lines = lines_of(plan, 120)
-    write(workdir, lines)
-    code, out, err = audited(workdir, capsys)
-    assert (code, err) == (0, "")
-    assert "plan from step 20 on: weights={'prose': '1/2', 'code': '1/2'}" in out
-    assert "all 120 batches are those that were planned" in out
-    for name, passes in figures.count_steps(plan, 0, 120).passes.items():
-        for epoch in range(int(passes)):
-            assert f"epoch {epoch} of {name}: " in out
-        assert f"epoch {int(passes)} of {name}, not over" in out
+    lines, said = lines_of(plan, 120), []
+    for name, times in figures.count_steps(plan, 0, 120).passes.items():
+        said += [f"epoch {epoch} of {name}: " for epoch in range(int(times))]
+        said += [f"epoch {int(times)} of {name}, not over"]
+    passes(workdir, lines, "plan from step 20 on: weights={'prose': '1/2', 'code': '1/2'}", *said)
     lines[70]["batch"] = lines[69]["batch"]
-    write(workdir, lines)
-    code, _, err = audited(workdir, capsys)
-    assert code == 1
-    assert "step 70 did not run" in err
+    audited(workdir, lines, "step 70 did not run")
 
 
-@given(
-    st.lists(
-        st.tuples(
-            st.integers(0, 80),
-            st.fixed_dictionaries(
-                {},
-                optional={
-                    "buckets": st.sampled_from([SHORT, LONG, (Bucket(6, 20), Bucket(3, 40))]),
-                    "overflow": st.sampled_from(["split", "truncate", "drop"]),
-                    "exclude": st.lists(st.integers(0, 219), max_size=5),
-                    "weights": st.sampled_from([dict.fromkeys(("prose", "code", "chat"), 1)]),
-                },
-            ),
-        ),
-        max_size=4,
-    )
-)
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_the_ledger_of_a_mixture_balances_whatever_changes(mixed, changes):
-    joined, _ = read_history(epath.Path(mixed[0]))
-    plan = Plan(joined, SHORT, weights={"prose": 3, "code": 1, "chat": 1})
-    for step, options in sorted(changes, key=lambda each: each[0]):
-        plan = plan.after(step, **options)
-    said = []
-    book = Ledger(plan, said.append)
-    for step in range(150):
-        book.add(plan.batch(step))
-    book.finish(150)
-    closed = [line for line in said if "each once" in line]
-    assert len(closed) == sum(figures.whole_epochs(plan, 150).values())
-
-
-def test_a_log_beyond_the_end_of_a_mixture_is_found(mixed, tmp_path, capsys):
+def test_a_log_beyond_the_end_of_a_mixture_is_found(mixed, tmp_path, passes, audited):
     joined, _ = read_history(epath.Path(mixed[0]))
     weights = {"prose": 3, "code": 1, "chat": 1}
     plan = Plan(joined, SHORT, weights=weights, ending="stop")
     write_history(epath.Path(tmp_path), joined, plan)
     lines = lines_of(plan, plan.num_batches())
-    write(tmp_path, lines)
-    assert audited(tmp_path, capsys)[0] == 0
-    write(tmp_path, [*lines, lines[-1] | {"step": len(lines)}])
-    code, _, err = audited(tmp_path, capsys)
-    assert code == 1
-    assert f"step {len(lines)} ran, and the plan ends before it" in err
+    passes(tmp_path, lines)
+    end = len(lines)
+    lines.append(lines[-1] | {"step": end})
+    audited(tmp_path, lines, f"step {end} ran, and the plan ends before it")
 
 
-def test_a_mixture_that_loses_a_position_would_be_found(mixed, capsys, monkeypatch):
+def test_a_mixture_that_loses_a_position_would_be_found(mixed, audited, losing):
     workdir, _ = mixed
-    batch = Plan.batch
-
-    def losing(self, step):
-        planned = batch(self, step)
-        lost = (planned.segments[:, 1] == 150) & (planned.epochs == 1)
-        planned.segments[lost, 3] -= 1
-        return planned
-
-    monkeypatch.setattr(Plan, "batch", losing)
+    losing(lambda step, planned: (planned.segments[:, 1] == 150) & (planned.epochs == 1))
     _, plan = read_history(epath.Path(workdir))
-    write(workdir, lines_of(plan, 120))
-    code, _, err = audited(workdir, capsys)
-    assert code == 1
-    assert "epoch 1 of code" in err
-    assert "positions of example 30 once (1 such examples). This is a defect of Lockstep" in err
+    lost = "positions of example 30 once (1 such examples). This is a defect of Lockstep"
+    audited(workdir, lines_of(plan, 120), "epoch 1 of code", lost)
 
 
-def test_mixtures_that_change_on_the_way_are_audited(mixed, tmp_path, capsys, monkeypatch):
+def test_mixtures_that_change_on_the_way_are_audited(mixed, tmp_path, passes, audited, monkeypatch):
     joined, _ = read_history(epath.Path(mixed[0]))
     weights = {"prose": 3, "code": 1, "chat": 1}
     plan = Plan(joined, SHORT, weights=weights, overflow="truncate")
     plan = plan.after(21, buckets=LONG, exclude=[3, 190], overflow="drop")
     plan = plan.after(40, weights=dict.fromkeys(weights, 1)).after(60, buckets=SHORT, seed=2)
-    write_history(epath.Path(tmp_path), joined, plan)
-    lines = lines_of(plan, 200)
-    write(tmp_path, lines)
-    code, out, err = audited(tmp_path, capsys)
-    assert (code, err) == (0, "")
-    assert "plan from step 21 on: buckets=[4, 64], overflow=drop, exclude=3, 190" in out
-    assert "plan from step 40 on: weights={'prose': '1/3', 'code': '1/3', 'chat': '1/3'}" in out
-    assert "all 200 batches are those that were planned" in out
     assert figures.whole_epochs(plan, 200)["chat"] > 2
-    lines[130]["batch"] = lines[131]["batch"]
-    write(tmp_path, lines)
-    code, _, err = audited(tmp_path, capsys)
-    assert code == 1
-    assert "step 130 did not run" in err
+    write_history(epath.Path(tmp_path), joined, plan)
+    passes(
+        tmp_path,
+        lines_of(plan, 200),
+        "plan from step 21 on: buckets=[4, 64], overflow=drop, exclude=3, 190",
+        "plan from step 40 on: weights={'prose': '1/3', 'code': '1/3', 'chat': '1/3'}",
+    )
     # A piece that the epoch of the change loses is found.
     _, plan = read_history(epath.Path(tmp_path))
     code, segments_of = plan.stages[1].streams[1], Rows.segments
@@ -333,10 +266,6 @@ def test_mixtures_that_change_on_the_way_are_audited(mixed, tmp_path, capsys, mo
             segments[:, 3] -= 1
         return times, segments
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Rows, "segments", losing)
-        patch.setattr("pipeline.history.auditing.read_history", lambda _: (joined, plan))
-        write(tmp_path, lines_of(plan, 200))
-        code, _, err = audited(tmp_path, capsys)
-    assert code == 1
-    assert "of code of the plan does not have each" in err
+    monkeypatch.setattr(Rows, "segments", losing)
+    monkeypatch.setattr("pipeline.history.auditing.read_history", lambda _: (joined, plan))
+    audited(tmp_path, lines_of(plan, 200), "of code of the plan does not have each")

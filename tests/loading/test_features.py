@@ -11,13 +11,22 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import pipeline
-from pipeline import Batches, Bucket, Corpora, Examples, Feature, Masked, Plan, SpanCorruption
+from pipeline import (
+    Batches,
+    Bucket,
+    Corpora,
+    Corpus,
+    Examples,
+    Feature,
+    Masked,
+    Pairs,
+    Plan,
+    SpanCorruption,
+)
 from pipeline.corpus import INPUTS
-from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.tasks import CAUSAL, TARGETS
 from pipeline.loading.sharding import CONTEXT_ORDERS, batch_sharding, column_order, field_specs
-from pipeline.planning.identity import fingerprint_of
-from pipeline.steps import Compiled
+from pipeline.steps import Compiled, microbatches
 
 FEATURES = {
     "seen": Feature("inputs", dtype=bool, fill=True),
@@ -167,33 +176,34 @@ def test_every_segment_has_the_features_of_its_example(case, positions):
         assert_same(empty, slow_features(features, values, nothing, room))
 
 
+def test_stored_features_are_in_batches_as_those_in_memory(tmp_path):
+    columns = columns_of(np.random.default_rng(1).integers(0, 30, 60))
+    corpus = Corpus.from_arrays(columns, tmp_path / "corpus", features=FEATURES)
+    ranged = Corpus.open(corpus.directory, memory_map=False)
+    plan = Plan(corpus, [Bucket(4, 8), Bucket(4, 24)])
+    memory, *stored = (Batches(each, plan) for each in (examples_of(columns), corpus, ranged))
+    for step in range(len(memory)):
+        for batches in stored:
+            assert list(batches[step]) == list(memory[step])
+            assert_same(batches[step], memory[step])
+
+
 # ---- pairs
-
-
-class Both(AnyCorpus):
-    """Pairs of two corpora in memory."""
-
-    in_memory = True
-
-    def __init__(self, inputs, targets):
-        self.sides = inputs, targets
-        self.lengths = np.stack([inputs.lengths, targets.lengths], axis=1)
-        self.identity = {"pairs": fingerprint_of([inputs.fingerprint, targets.fingerprint])}
 
 
 PAIR = Bucket(4, (20, 28))
 
 
-def test_pairs_have_features_of_both_sides_and_of_each_example_once():
+def test_pairs_have_features_of_both_sides_and_of_each_example_once(tmp_path):
     rng = np.random.default_rng(0)
     sizes = rng.integers(1, 12, (2, 40))
     inputs = columns_of(sizes[0], 0, INPUTS, leave_out=["reward", "group"])
     targets = columns_of(sizes[1] + 1, 1, TARGETS, leave_out=["experts", "seen"])
     del targets["logprob"]
-    both = Both(examples_of(inputs, INPUTS), examples_of(targets, TARGETS))
+    features = {name: each for name, each in FEATURES.items() if name in inputs | targets}
+    both = Pairs.from_arrays(inputs, targets, tmp_path / "pairs", features=features)
     plan = Plan(both, [PAIR])
-    batches = Batches(both, plan, features=["example_id", *both.features])
-    assert [*batches.features] == ["example_id", "seen", "experts", "halves", "reward", "group"]
+    batches = Batches(both, plan, features=["example_id", *features])
     values = inputs | targets
     values["halves"] = [each[1:] for each in targets["halves"]]
     for step in range(len(batches)):
@@ -304,6 +314,18 @@ def test_global_arrays_are_laid_out_as_their_features_say(corpus, plan):
     assert arrays["logprob"].sharding.shard_shape((4, 16)) == (2, 8)
     assert arrays["example_id"].sharding.shard_shape((4, 16)) == (2, 16)
     assert arrays["group"].sharding.shard_shape((4, 16, 2)) == (2, 16, 2)
+
+
+def test_microbatches_are_divided_like_their_batch(corpus, plan):
+    sharding = batch_sharding(mesh_of(data=2, context=2))
+    batches = Batches(corpus, plan, sharding=sharding, features=NAMES)
+    whole = pipeline.to_global(batches[0], sharding, features=batches.features)
+    parts = jax.jit(lambda batch: microbatches.split(batch, 2, sharding))(whole)
+    for name, array in parts.items():
+        assert array.sharding.spec == PartitionSpec(None, *whole[name].sharding.spec), name
+        np.testing.assert_array_equal(
+            array.reshape(whole[name].shape), np.asarray(whole[name])[[0, 2, 1, 3]]
+        )
 
 
 def test_a_transform_may_drop_features_change_them_and_make_others(corpus, plan):
@@ -441,3 +463,10 @@ def test_renamed_batches_keep_features_under_their_names(corpus, convention):
     renamed = pipeline.rename(batches[0], convention)
     assert list(renamed) == [*pipeline.rename(plain[0], convention), *NAMES]
     assert_same(renamed, {name: batches[0][name] for name in NAMES})
+
+
+def test_a_plan_that_changes_has_one_shape_before_and_after(corpus):
+    plan = Plan(corpus, [SQUARE], max_segments=2).after(2, max_segments=5)
+    batches = Batches(corpus, plan, features=["example_id"]).repeat()
+    assert {batches[step]["example_id"].shape for step in range(6)} == {(4, 5)}
+    assert max((batches[step]["example_id"] >= 0).sum(axis=1).max() for step in range(2)) <= 2

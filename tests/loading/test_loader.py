@@ -18,57 +18,43 @@ from pipeline.loading.loader import FITTING, PLANNING, Loader, LoadOptions
 from pipeline.loading.sharding import block_of_sharding, field_specs
 from pipeline.loading.state import StateKey
 from pipeline.steps import Compiled
-
-FIELDS = {
-    "inputs": np.int32,
-    "targets": np.int32,
-    "inputs_segment_ids": np.int32,
-    "inputs_positions": np.int32,
-    "loss_weights": np.float32,
-}
-
-
-def slow_batch(examples, planned, positions):
-    """A batch built one position at a time, from the definition."""
-    shape = planned.bucket.shape
-    batch = {name: np.zeros(shape, dtype) for name, dtype in FIELDS.items()}
-    column, segment = np.zeros(shape[0], int), np.zeros(shape[0], int)
-    for row, example, start, size in planned.segments:
-        segment[row] += 1
-        for position in range(start, start + size):
-            at = row, column[row]
-            batch["inputs"][at] = examples[example][position]
-            batch["targets"][at] = examples[example][position + 1]
-            batch["inputs_segment_ids"][at] = segment[row]
-            batch["inputs_positions"][at] = position - start * (positions == "restart")
-            batch["loss_weights"][at] = 1
-            column[row] += 1
-    return batch
-
-
-def assert_same(one, other):
-    assert list(one) == list(other)
-    for name in one:
-        assert one[name].dtype == other[name].dtype
-        np.testing.assert_array_equal(np.asarray(one[name]), np.asarray(other[name]), name)
+from tests.loading.definition import FIELDS, define_batch, require_same
 
 
 def equal(one, other):
     return all(np.array_equal(one[name], other[name]) for name in one)
 
 
+SIDES = Bucket(8, (24, 24)), Bucket(8, (24, 40)), Bucket(4, (64, 40))
+
+
 @pytest.mark.parametrize("positions", ["continue", "restart"])
 @pytest.mark.parametrize(
-    ("packing", "overflow"), [("best_fit", "split"), ("none", "truncate"), ("best_fit", "drop")]
+    ("given", "packing", "overflow"),
+    [
+        ("corpus", "best_fit", "split"),
+        ("corpus", "none", "truncate"),
+        ("corpus", "best_fit", "drop"),
+        ("pairs", "best_fit", "truncate"),
+        ("pairs", "none", "drop"),
+    ],
 )
 def test_every_field_is_right_position_by_position(
-    corpus, examples, buckets, packing, overflow, positions
+    given, packing, overflow, positions, request, buckets
 ):
-    plan = Plan(corpus, buckets, packing=packing, overflow=overflow)
-    batches = Batches(corpus, plan, positions=positions)
+    data = request.getfixturevalue(given)
+    sides = (
+        request.getfixturevalue("sides")
+        if given == "pairs"
+        else [request.getfixturevalue("examples")]
+    )
+    buckets = SIDES if given == "pairs" else buckets
+    plan = Plan(data, buckets, packing=packing, overflow=overflow)
+    batches = Batches(data, plan, positions=positions)
+    assert {plan.batch(step).bucket for step in range(len(batches))} == {*buckets}
     assert len(batches) == plan.num_batches()
     for step in range(len(batches)):
-        assert_same(slow_batch(examples, plan.batch(step), positions), batches[step])
+        require_same(define_batch(sides, plan.batch(step), positions), batches[step])
 
 
 def auto_mesh(shape, axes, order=(0, 1, 2, 3)):
@@ -110,7 +96,7 @@ def test_global_arrays_are_those_of_one_device_under_any_mesh(corpus, buckets, n
     whole, batches = Batches(corpus, plan), Batches(corpus, plan, sharding=sharding)
     for step in range(3):
         arrays = pipeline.to_global(batches[step], sharding)
-        assert_same(arrays, whole[step])
+        require_same(arrays, whole[step])
         assert all(array.sharding.is_equivalent_to(sharding, 2) for array in arrays.values())
 
 
@@ -287,6 +273,7 @@ def test_the_state_is_small_json_and_the_same_for_every_process(corpus, buckets)
         ({"seed": 5}, "seed was 0 and is now 5"),
         ({"packing": "none"}, "packing was best_fit and is now none"),
         ({"overflow": "drop"}, "overflow was split and is now drop"),
+        ({"tiers": 4}, "tiers was 1 and is now 4"),
         ({"buckets": [pipeline.Bucket(4, 64)]}, "buckets was 16x16+8x32+4x64 and is now 4x64"),
     ],
 )
@@ -334,7 +321,7 @@ def test_a_loader_transfers_what_a_transform_returns_and_its_specs_say_so(corpus
         assert loader.specs == loader.batches.specs
         count = Compiled(lambda total, batch: total + batch["most"].sum(), 0, loader.specs)
         for step, batch in enumerate(loader):
-            assert_same(batch, whole[step])
+            require_same(batch, whole[step])
             assert count(0, batch) == whole[step]["most"].sum()
         with pytest.raises(ValueError, match="seed was 1 and is now 0"):
             loader.set_state(StateKey(Plan(corpus, buckets, seed=1), corpus).state(2))
@@ -354,7 +341,7 @@ def test_a_transform_of_two_arguments_gets_the_planned_batch(corpus, buckets):
     assert batch["example"].tolist() == plan.batch(3).segments[:, 1].tolist()
     one = functools.partial(pipeline.rename, convention="maxtext")
     renamed = pipeline.rename(Batches(corpus, plan)[3], "maxtext")
-    assert_same(Batches(corpus, plan, transform=one)[3], renamed)
+    require_same(Batches(corpus, plan, transform=one)[3], renamed)
 
 
 def test_batches_need_no_jax(corpus, buckets, monkeypatch):
@@ -369,7 +356,7 @@ def test_batches_need_no_jax(corpus, buckets, monkeypatch):
     batches = without(corpus, plan, process_index=1, process_count=2)
     iterator = iter(batches)
     iterator.set_state(json.loads(json.dumps(here.origin.state(3))))
-    assert_same(next(iterator), here[3])
+    require_same(next(iterator), here[3])
 
 
 def test_a_loader_without_num_epochs_never_ends(corpus, buckets):
@@ -452,12 +439,6 @@ def test_a_state_of_positions_that_restart_goes_on_and_is_refused_by_others(corp
             StateKey(plan, corpus).step({**old, "positions": value})
 
 
-def test_pairs_have_the_same_positions_either_way(pairs):
-    plan = Plan(pairs, [Bucket(8, (64, 48))], overflow="truncate")
-    both = [Batches(pairs, plan, positions=each) for each in ("continue", "restart")]
-    assert_same(both[0][0], both[1][0])
-
-
 def test_load_declares_the_options_of_fitting_and_planning():
     assert set(LoadOptions.__annotations__) == {*FITTING, *PLANNING}
 
@@ -484,7 +465,7 @@ def test_ranged_reads_build_the_same_batches_as_maps(corpus, buckets):
     plan = Plan(corpus, buckets, packing="none")  # much padding, which must be 0
     mapped, read = Batches(corpus, plan), Batches(ranged, plan)
     for number in range(0, len(mapped), 3):
-        assert_same(read[number], mapped[number])
+        require_same(read[number], mapped[number])
 
 
 def test_batches_have_the_same_fields_where_some_corpora_have_weights(tmp_path):
@@ -514,7 +495,7 @@ def test_a_mesh_stands_for_the_usual_layout_everywhere(corpus, buckets):
         (batches[0], pipeline.to_global(batches[0], mesh)),
         (batches[0], next(Loader(batches))),
     ):
-        assert_same(arrays, whole)
+        require_same(arrays, whole)
         assert all(array.sharding == usual for array in arrays.values())
 
 
@@ -534,7 +515,7 @@ def test_a_copy_keeps_the_sharding_and_a_pickled_one_the_rows(corpus, buckets):
     batches = Batches(corpus, Plan(corpus, buckets), sharding=MESHES["length"])
     assert copy.copy(batches).repeat(2).sharding == MESHES["length"]
     there = pickle.loads(pickle.dumps(batches))
-    assert_same(there[3], batches[3])
+    require_same(there[3], batches[3])
     assert not hasattr(there, "sharding")
 
 

@@ -17,7 +17,7 @@ KERNELS = [  # interpreted here: meant for TPUs
     pytest.param(
         "splash",
         marks=pytest.mark.skipif(not splash_available(), reason="tokamax is not installed"),
-    ),
+    )
 ]
 FAST = ["blocked", *KERNELS]
 ORDERS = [(True, None), (False, None), (True, 7), (False, 7)]  # causal, window

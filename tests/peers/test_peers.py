@@ -53,11 +53,7 @@ def test_no_token_is_lost_or_repeated_on_one_host_on_two_and_on_one_again(sizes)
     half = result["half"]
     assert 0 < half < len(one) == len(other)
     assert [batch["inputs"].shape for batch in one] == [batch["inputs"].shape for batch in other]
-    for batches in (
-        result["batches"],
-        one + other,
-        one[:half] + other[:half] + result["resumed"],
-    ):
+    for batches in (result["batches"], one + other, one[:half] + other[:half] + result["resumed"]):
         assert account(batches, sizes) == NOTHING
 
 

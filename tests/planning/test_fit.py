@@ -24,11 +24,7 @@ def lognormal(count=20_000, longest=512):
 def test_unpacked_buckets_are_as_good_as_the_best_of_all_sets(lengths, most, multiple):
     lengths = np.array(lengths)
     buckets = fit_buckets(
-        lengths,
-        tokens_per_batch=1024,
-        max_buckets=most,
-        length_multiple=multiple,
-        packing="none",
+        lengths, tokens_per_batch=1024, max_buckets=most, length_multiple=multiple, packing="none"
     )
 
     def cost(ends):

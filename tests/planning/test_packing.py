@@ -60,12 +60,6 @@ def test_rows_with_a_segment_of_over_half_take_one_that_fits_exactly():
     assert {size: int(counts[size]) for size in np.flatnonzero(counts)} == {4: 4, 2: 1, 1: 1}
 
 
-def test_five_rows_by_hand():
-    # 8+2, 8+2, 6+2+2 and 5+5 fill rows of ten; the third 5 stays alone.
-    counts = as_counts({8: 2, 6: 1, 5: 3, 2: 4})
-    assert sorted(as_rows(fitted(counts, 10))) == [[5], [5, 5], [6, 2, 2], [8, 2], [8, 2]]
-
-
 @given(
     histograms,
     st.lists(st.integers(2, 39), max_size=3, unique=True),
@@ -86,10 +80,3 @@ def test_buckets_partition_the_histogram_in_whole_batches(histogram, shorter, ro
         assert index + 1 == len(buckets) or packed.rows(index) % bucket.rows == 0
     np.testing.assert_array_equal(seen, packed.counts)
     np.testing.assert_array_equal(seen, counts)
-
-
-def test_left_over_rows_go_to_the_next_longer_bucket():
-    # Five rows of 10 make two batches of 2; the fifth moves to the bucket of 20.
-    packed = pack(as_counts({10: 5, 20: 1}), [Bucket(2, 10), Bucket(2, 20)])
-    assert [packed.rows(0), packed.rows(1)] == [4, 2]
-    assert sum(pattern.rows * pattern.segments for pattern in packed.patterns[1]) == 2

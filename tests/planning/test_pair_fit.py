@@ -24,11 +24,7 @@ def test_buckets_for_pairs_hold_all_pairs_within_the_budget(
     pairs, packing, attention, row_multiple
 ):
     buckets = fit_buckets(
-        np.array(pairs),
-        **OPTIONS,
-        packing=packing,
-        attention=attention,
-        row_multiple=row_multiple,
+        np.array(pairs), **OPTIONS, packing=packing, attention=attention, row_multiple=row_multiple
     )
     assert 1 <= len(buckets) <= 3
     for bucket in buckets:

@@ -159,19 +159,6 @@ def test_buckets_are_spread_evenly_over_the_epoch():
         assert np.ptp(np.diff(at)) <= len(BUCKETS) + 1
 
 
-def test_batches_differ_in_every_bucket_and_rows_are_mixed_between_epochs():
-    plan = Plan(some_lengths(), BUCKETS)
-    first, second = (
-        {
-            frozenset(b.segments[b.segments[:, 0] == r, 1])
-            for b in epoch_of(plan, e)
-            for r in range(4)
-        }
-        for e in (0, 1)
-    )
-    assert len(first & second) < len(first) / 2
-
-
 def test_printing_plans_no_batch(monkeypatch):
     plan, planned, batch = Plan(some_lengths(), BUCKETS), [], Plan.batch
     monkeypatch.setattr(Plan, "batch", lambda self, step: planned.append(step) or batch(self, step))
@@ -221,6 +208,8 @@ TWO = {"lengths": [[3, 4], [3, 100]], "buckets": PAIRED, "overflow": "drop"}
         (ONE | {"weights": {"a": 1}}, "with weights it must be several corpora by name: a dict"),
         (ONE | {"window": 0}, "window is 0"),
         (ONE | {"max_segments": 0}, "max_segments is 0"),
+        (ONE | {"tiers": 0}, "tiers is 0; it must be a whole number from 1"),
+        (ONE | {"tiers": 2.5}, "tiers is 2.5; it must be a whole number from 1"),
         (ONE | {"lengths": [0, 0]}, "none of the examples has a position"),
         (ONE | {"lengths": []}, "none of the examples has a position"),
         (ONE | {"lengths": [[1], [2]]}, "has shape (2, 1)"),

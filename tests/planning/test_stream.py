@@ -18,7 +18,6 @@ from pipeline.planning.cascade import pack
 from pipeline.planning.layout import Layout
 from pipeline.planning.lengths import Lengths
 from pipeline.planning.options import Options
-from pipeline.planning.order import Quota
 from pipeline.planning.pieces import Pieces, as_spans, cut
 from pipeline.planning.schedule import Schedule
 from pipeline.planning.stream import Pass, Stream
@@ -148,12 +147,6 @@ def test_a_name_cannot_imitate_what_differs():
     ]
     with pytest.raises(ValueError, match=r"lengths of y was .* and is now"):
         StateKey(plans[1]).step(StateKey(plans[0]).state(3))
-
-
-def test_a_quota_knows_no_largest_number():
-    quota = Quota([1 << 60, 1])
-    assert quota.before((1 << 60) + 1) == [1 << 60, 1]
-    assert quota.before(1 << 59) in ([1 << 59, 0], [(1 << 59) - 1, 1])
 
 
 def test_small_shares_are_not_starved_by_many_intervals():

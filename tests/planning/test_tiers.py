@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from pipeline import Bucket, Plan
-from pipeline.loading.state import StateKey
 from pipeline.report import measure_epoch
 from pipeline.report.findings import about_tiers, tabulate_tiers
 from pipeline.report.tiers import row_costs, sort_rows, time_over_ideal
@@ -17,13 +16,10 @@ ONE, TWO = [Bucket(4, 256)], [Bucket(8, 64), Bucket(4, 256)]
 KINDS = {
     "one bucket": (LENGTHS, ONE, {}),
     "two buckets": (LENGTHS, TWO, {}),
+    "tails": (LENGTHS, [*TWO, Bucket(2, 256), Bucket(1, 256)], {"window": 300}),
     "windows": (LENGTHS, TWO, {"window": 100}),
     "in order": (LENGTHS, ONE, {"shuffle": False}),
-    "a mixture": (
-        {"a": LENGTHS[:300], "b": LENGTHS[300:]},
-        TWO,
-        {"weights": {"a": 1, "b": 2}},
-    ),
+    "a mixture": ({"a": LENGTHS[:300], "b": LENGTHS[300:]}, TWO, {"weights": {"a": 1, "b": 2}}),
     "pairs": (PAIRS, [Bucket(4, (256, 128))], {}),
 }
 
@@ -130,15 +126,3 @@ def test_a_plan_changes_between_blocks():
     plan = Plan(mixture, buckets, tiers=8, **options)
     with pytest.raises(ValueError, match="change the plan at step 8"):
         plan.after(5, weights={"a": 3, "b": 1})
-
-
-def test_a_state_of_other_tiers_is_refused_by_name():
-    one, other = (StateKey(Plan(LENGTHS, ONE, tiers=k)) for k in (1, 4))
-    with pytest.raises(ValueError, match=r"tiers was 1 and is now 4"):
-        other.step(one.state(1))
-
-
-@pytest.mark.parametrize("wrong", [0, -1, 2.5, True, "4"])
-def test_tiers_are_a_whole_number_from_1(wrong):
-    with pytest.raises(ValueError, match=r"tiers is .*whole number from 1"):
-        Plan([3, 4], ONE, tiers=wrong)

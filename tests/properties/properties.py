@@ -33,6 +33,7 @@ from pipeline.loading.state import StateKey
 from pipeline.planning.plan import Plan
 from pipeline.trainer.corpora import open_source, open_template, open_tokenizer, open_view
 from pipeline.trainer.schedule import Schedule
+from tests.loading.definition import define_batch
 from tests.properties import hostile
 from tests.properties.accounts import Account, Accounts, assert_batch_fits
 
@@ -442,8 +443,7 @@ def fitted_buckets(place, given):
         st.lists(st.integers(0, 9), min_size=1, max_size=12),
         hostile.weights,
         hostile.options(
-            by=st.sampled_from(["tokens", "examples"]),
-            ending=st.sampled_from(["repeat", "stop"]),
+            by=st.sampled_from(["tokens", "examples"]), ending=st.sampled_from(["repeat", "stop"])
         ),
     ),
     10,
@@ -494,39 +494,11 @@ def batches(place, given):
         for step in range(len(parts[0])):
             several = [part[step] for part in parts]
             batch = {name: np.concatenate([each[name] for each in several]) for name in several[0]}
-            due = naive_batch(plan.batch(step), examples, positions)
+            due = define_batch([examples], plan.batch(step), positions)
             expect(batch.keys() == due.keys(), batch.keys())
-            for name in due:
-                real = (
-                    due["inputs_segment_ids"] > 0 if name != "inputs_segment_ids" else slice(None)
-                )
-                expect(
-                    np.array_equal(batch[name][real], due[name][real]), name, batch[name], due[name]
-                )
-                expect(batch[name].dtype == due[name].dtype, name, batch[name].dtype)
-            expect(
-                not batch["loss_weights"][due["inputs_segment_ids"] == 0].any(), "padding weighs"
-            )
-
-
-def naive_batch(planned: Any, examples: list[list[int]], positions: str) -> dict[str, np.ndarray]:
-    """The fields of a batch, one position after another."""
-    shape = planned.bucket.rows, planned.bucket.length
-    names = ("inputs", "targets", "inputs_segment_ids", "inputs_positions")
-    fields = {name: np.zeros(shape, np.int32) for name in names}
-    fields["loss_weights"] = np.zeros(shape, np.float32)
-    column, number = [0] * shape[0], [0] * shape[0]
-    for row, example, start, length in planned.segments.tolist():
-        number[row] += 1
-        for at in range(length):
-            place = row, column[row]
-            fields["inputs"][place] = examples[example][start + at]
-            fields["targets"][place] = examples[example][start + at + 1]
-            fields["inputs_segment_ids"][place] = number[row]
-            fields["inputs_positions"][place] = at if positions == "restart" else start + at
-            fields["loss_weights"][place] = 1
-            column[row] += 1
-    return fields
+            for name, values in due.items():
+                expect(np.array_equal(batch[name], values), name, batch[name], values)
+                expect(batch[name].dtype == values.dtype, name, batch[name].dtype)
 
 
 # ---- states, histories, schedules

@@ -1,11 +1,10 @@
 """A few kills; `python -m tests.properties kills` makes hundreds."""
 
-import subprocess
 import sys
 
 import pytest
 
-from tests.processes import ROOT, environment
+from tests.processes import call
 
 # In a process of its own, which has no backend of JAX and can fork.
 PROGRAM = """
@@ -33,9 +32,6 @@ for number, (trial, count) in enumerate({
 def test_what_is_killed_at_any_instant_ends_as_if_it_had_not_been(tmp_path):
     script = tmp_path / "program.py"
     script.write_text(f"if __name__ == '__main__':\n    exec({PROGRAM!r})\n")
-    command = [sys.executable, str(script), str(tmp_path)]
-    seen = subprocess.run(
-        command, capture_output=True, text=True, env=environment(), cwd=ROOT, check=False
-    )
+    seen = call(sys.executable, script, tmp_path, limit=None)
     due = ["prepare 8", "index 4", "prepare, 2 workers 1", "train.py 3"]
     assert seen.stdout.splitlines() == due, seen.stderr

@@ -80,7 +80,7 @@ def refusal(check, value):
     """What a check says that refuses a value on every process, or None."""
     try:
         return check(value)
-    except ValueError as error:
+    except (ValueError, OSError, RuntimeError) as error:
         return str(error)
 
 
@@ -128,8 +128,6 @@ class Counting(Bytes):
 
 def prepare(asked):
     def work():
-        if asked.get("broken"):
-            raise OSError("the disk is gone")
         source = TextFiles(__file__)
         return pipeline.prepare(source, Counting(), asked["directory"], num_workers=0)
 
@@ -139,14 +137,17 @@ def prepare(asked):
     return {"fingerprint": corpus.fingerprint, "tokenised": Counting.used}
 
 
+def fail(asked):
+    def work():
+        raise OSError("the disk is gone")
+
+    return refusal(lambda what: hosts.main_process_first(what, work), "preparing")
+
+
 def count(asked):
     index, several = jax.process_index(), jax.process_count() > 1
     memory = [1500, None][index] if several else None
-    return {
-        "count": jax.process_count(),
-        "index": index,
-        "smallest": hosts.minimum(memory),
-    }
+    return {"count": jax.process_count(), "index": index, "smallest": hosts.minimum(memory)}
 
 
 def score(asked):
@@ -187,7 +188,8 @@ def several(asked):
     return [DO[job["do"]](job) for job in own]
 
 
-DO = {f.__name__: f for f in (batches, agree, share, prepare, gradients, count, score, several)}
+JOBS = batches, agree, share, prepare, fail, gradients, count, score, several
+DO = {job.__name__: job for job in JOBS}
 
 
 def main():

@@ -14,10 +14,7 @@ def get_config() -> ConfigDict:
     config.eval_every, config.checkpoint_every = 12, 6
     config.batches.update(max_buckets=2)
     config.sources = ConfigDict(
-        {
-            "first": {**config.train, "end": 0.4},
-            "second": {**config.train, "begin": 0.4},
-        }
+        {"first": {**config.train, "end": 0.4}, "second": {**config.train, "begin": 0.4}}
     )
     if "TINY_MORE" in os.environ:  # of a name that comes before the others
         config.sources.another = config.eval

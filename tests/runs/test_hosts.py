@@ -13,10 +13,10 @@ from tests.processes import Group, environment, free_port
 from tests.runs import host_worker
 
 
-def worker_group(count, folder, request, per_process=lambda index: {}):
+def worker_group(count, folder, request):
     """Runs host_worker.py in `count` processes with a JSON request; returns their answers."""
     request = request | {"count": count, "port": free_port()}
-    asked = [request | {"index": index} | per_process(index) for index in range(count)]
+    asked = [request | {"index": index} for index in range(count)]
     commands = [[sys.executable, host_worker.__file__, json.dumps(each)] for each in asked]
     group = Group(commands, folder, environment())
     codes = group.wait()
@@ -75,10 +75,7 @@ def ask(folder):
         count: {f"text{n}": text | layout for n, layout in enumerate(layouts)}
         for count, layouts in LAYOUTS.items()
     }
-    jobs[1] |= {
-        "pairs0": both | LAYOUTS[1][0],
-        "gradients": {"do": "gradients"} | LAYOUTS[1][0],
-    }
+    jobs[1] |= {"pairs0": both | LAYOUTS[1][0], "gradients": {"do": "gradients"} | LAYOUTS[1][0]}
     jobs[2] |= {
         f"differ{n}": {"do": "agree", "corpus": str(folder / "corpus"), "differ": {1: changed}}
         for n, (changed, _) in enumerate(DIFFER)
@@ -90,6 +87,7 @@ def ask(folder):
         "gradients": {"do": "gradients", "mesh": {"data": 2}},
         "prepare": {"do": "prepare", "directory": str(folder / "shared")},
         "prepare on own disks": {"do": "prepare", "differ": alone},
+        "prepare and fail": {"do": "fail"},
         "share": {"do": "share", "directory": str(folder)},
         "share nothing": {"do": "share", "differ": alone},
     }
@@ -141,11 +139,7 @@ def test_slurm_says_how_many_there_are(tmp_path):
     environments.append({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2"})
     asked = json.dumps({"do": "count", "platform": True})
     groups = [
-        Group(
-            [[sys.executable, host_worker.__file__, asked]],
-            tmp_path / str(n),
-            environment(**e),
-        )
+        Group([[sys.executable, host_worker.__file__, asked]], tmp_path / str(n), environment(**e))
         for n, e in enumerate(environments)
     ]
     assert [group.wait() for group in groups] == [[0]] * 3, [group.outputs() for group in groups]
@@ -179,9 +173,7 @@ def test_process_0_prepares_and_the_others_open_what_it_left(answers):
     assert len({answer["fingerprint"] for answer in own}) == 1
 
 
-def test_when_process_0_fails_to_prepare_the_others_say_so_and_stop(tmp_path):
-    request = {"do": "prepare", "directory": str(tmp_path / "shared"), "mesh": {"data": 2}}
-    broken = lambda index: {"broken": True} if index == 0 else {}  # noqa: E731
-    codes, outputs, _ = worker_group(2, tmp_path / "a", request, broken)
-    assert all(code != 0 for code in codes), outputs
-    assert "preparing failed on process 0" in outputs[1]
+def test_when_process_0_fails_to_prepare_the_others_say_so(answers):
+    first, second = answers[2]["prepare and fail"]
+    assert first == "the disk is gone"
+    assert "preparing failed on process 0" in second

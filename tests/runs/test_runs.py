@@ -1,6 +1,7 @@
 """Runs of the training program on the tiny configuration: what it learns, changes and refuses."""
 
 import json
+import subprocess
 import sys
 
 import numpy as np
@@ -12,7 +13,7 @@ from pipeline.loading.checkpoint import Checkpoints
 from pipeline.steps import hosts
 from pipeline.trainer.run_config import __file__ as KNOWN
 from pipeline.trainer.run_config import get_config, save_config
-from tests.processes import call
+from tests.processes import ROOT, environment
 from tests.runs.runs import assert_same_losses, audit, lines, messages, run, steps, summary, tiny
 
 
@@ -154,12 +155,43 @@ def test_a_budget_that_no_bucket_meets_ends_the_run_before_its_first_step(text, 
     assert not lines(tmp_path)
 
 
-def run_script(script, flags, text):
-    """A program of its own, with its output; its corpus is of `text`."""
-    return call(sys.executable, "-W", "ignore", "-c", script, *flags, TINY_TEXT=str(text))
+# Flags can be parsed once in a process, so each list of words has a child of one that has imported
+# all that train.py does.
+PARSER = """
+import json, os, sys
+import jax, optax, flax.nnx
+import models.decoder, models.encoder, models.encoder_decoder, pipeline.trainer
+for line in sys.stdin:
+    if not (child := os.fork()):
+        sys.argv, sys.stderr = ["train.py", *json.loads(line)], sys.stdout
+        import train
+        train.launch.parse_flags(sys.argv)
+        print(train.CONFIG.value, flush=True)
+        os._exit(0)
+    print("ENDED", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
 
 
-FLAGS = {
+@pytest.fixture(scope="module")
+def parse_flags(text):
+    """`parse_flags(*words)`: the exit code of train.py, and what it says or its config."""
+    command = [sys.executable, "-W", "ignore", "-c", PARSER]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, env=environment(TINY_TEXT=str(text)), **pipes) as one:
+
+        def parse(*words):
+            print(json.dumps([str(word) for word in words]), file=one.stdin, flush=True)
+            said = ""
+            while not (line := one.stdout.readline()).startswith("ENDED "):
+                assert line, said
+                said += line
+            return int(line.split()[1]), said
+
+        yield parse
+        one.stdin.close()
+
+
+WRONG_FLAGS = {
     "--config.stepz=3": 'Did you mean "steps" instead of "stepz"?',
     "--config.model.widht=3": 'Did you mean "width" instead of "widht"?',
     "more.jsonl": "'more.jsonl' is not a flag; write --NAME=VALUE",
@@ -169,26 +201,14 @@ FLAGS = {
 }
 
 
-def test_a_wrong_flag_is_a_sentence_and_exit_code_2(text):
-    # Flags can be parsed once in a process, so each set has a child of one that has imported all.
-    script = """
-import os, sys, train
-for word in sys.argv[1:]:
-    sys.stderr.flush()
-    if not (child := os.fork()):
-        config = [] if word.startswith("--config=") else ["--config=tests/runs/tiny_config.py"]
-        sys.argv = ["train.py", *config, word]
-        train.launch.parse_flags(sys.argv)
-        os._exit(0)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=sys.stderr)
-"""
-    done = run_script(script, FLAGS, text)
-    assert "Traceback" not in done.stderr
-    said = done.stderr.split("\n2\n")
-    assert len(said) == len(FLAGS) + 1, done.stderr
-    for sentence, output in zip(FLAGS.values(), said, strict=False):
-        assert output.startswith("train.py: ")
-        assert sentence in output
+@pytest.mark.parametrize("word", WRONG_FLAGS)
+def test_a_wrong_flag_is_a_sentence_and_exit_code_2(parse_flags, word):
+    config = [] if word.startswith("--config=") else ["--config=tests/runs/tiny_config.py"]
+    code, said = parse_flags(*config, word)
+    assert code == 2
+    assert said.startswith("train.py: ")
+    assert WRONG_FLAGS[word] in said
+    assert "Traceback" not in said
 
 
 def test_a_run_through_a_cache_has_the_same_losses_and_tells_what_it_read(text, tmp_path):
@@ -223,7 +243,7 @@ def test_checkpoints_are_read_after_the_lock_is_held_on_all_hosts(text, tmp_path
     assert order[:2] == ["locking the work directory", "checkpoints"]
 
 
-def test_a_run_knows_its_config_and_flags_change_it(text, tmp_path):
+def test_a_run_knows_its_config_and_flags_change_it(text, tmp_path, parse_flags):
     fields = {"steps": 4, "model__width": 64, "seed": 3, "mesh__data": 4}
     file, schedule = "tests/runs/tiny_config.py", ((2, {"max_length": 64}),)
     with messages():
@@ -237,16 +257,13 @@ def test_a_run_knows_its_config_and_flags_change_it(text, tmp_path):
     more = {"task__keep_ids": (1, 2), "template__weights": {"user": 0.5}}
     save_config(epath.Path(tmp_path), tiny(text, **more), file)
     assert get_config(str(tmp_path)).to_json() == tiny(text, **more).to_json()
-    script = "import sys, train; train.launch.parse_flags(sys.argv); print(train.CONFIG.value)"
     flags = [f"--workdir={tmp_path / 'first'}", "--config.steps=7", "--config.model.num_heads=4"]
-
-    done = run_script(script, flags, text)
-    said = done.stdout
-    assert not done.returncode, done.stderr
+    code, said = parse_flags(*flags)
+    assert code == 0, said
     assert "steps: 7" in said
     assert "width: 64" in said
     assert "num_heads: 4" in said
-    assert "width: 32" in run_script(script, [f"--config={file}", *flags], text).stdout
+    assert "width: 32" in parse_flags(f"--config={file}", *flags)[1]
     # It keeps the file also when it goes on without being given one.
     known = get_config(str(tmp_path / "first"))
     known.steps = 5
@@ -254,12 +271,10 @@ def test_a_run_knows_its_config_and_flags_change_it(text, tmp_path):
         train.train(known, epath.Path(tmp_path / "first"), file=f"{KNOWN}:{tmp_path / 'first'}")
     assert get_config(str(tmp_path / "first")).steps == 5
     # A directory that has no run is no reason for one of the default config.
-    said = run_script(script, ["--workdir=nowhere"], text).stderr
-    assert said.endswith("there is no run in nowhere; begin one with --config=FILE\n")
+    code, said = parse_flags("--workdir=nowhere")
+    assert (code, said.endswith("no run in nowhere; begin one with --config=FILE\n")) == (2, True)
     kept = tmp_path / "first" / "run_config.json"
     kept.write_text(kept.read_text().replace("tiny_config.py", "gone.py"))
-    assert "No such file or directory: " in run_script(script, flags[:1], text).stderr
+    assert "No such file or directory: " in parse_flags(flags[0])[1]
     kept.write_text("{}")
-    assert run_script(script, flags[:1], text).stderr.endswith(
-        "is damaged: KeyError('fields'); give --config\n"
-    )
+    assert parse_flags(flags[0])[1].endswith("is damaged: KeyError('fields'); give --config\n")

@@ -10,7 +10,7 @@ from etils import epath
 from ml_collections import ConfigDict, config_flags
 
 import train
-from configs import chat, masked, quickstart
+from configs import chat, masked, python_data, quickstart
 from configs import pairs as pairs_config
 from models.config import TransformerConfig
 from models.flops import pair_flops, training_flops
@@ -93,9 +93,11 @@ def test_the_configurations_of_tasks_prepare_what_they_say(tmp_path, monkeypatch
         assert 0 < fields["loss_weights"].sum() < len(fields["loss_weights"])
 
 
-def test_the_config_of_docstrings_needs_no_network(tmp_path):
+def test_the_config_of_docstrings_needs_no_network(tmp_path, monkeypatch):
+    files = python_data.library_files()[::4]
+    monkeypatch.setattr(python_data, "library_files", lambda: files)
     config = pairs_config.get_config()
-    config.train.end = config.eval.end = 0.1
+    config.train.end = config.eval.end = 0.4
     config.tokenizer.vocab_size = 600
     pairs, held_out = prepare_corpora(config, tmp_path)
     assert isinstance(pairs, Pairs)

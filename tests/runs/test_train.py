@@ -81,9 +81,13 @@ def test_a_signal_saves_leaves_with_its_status_and_the_next_start_continues(
     output, _ = process.communicate(timeout=TIME_LIMIT)
     assert process.returncode == 128 + number, output  # so that `train.py && next` ends here
     assert f"{number.name}: saved step" in output
-    code, output = run(text, tmp_path)
-    assert code == 0, output
-    assert lines(tmp_path) == lines(workdir)
+    saved = lines(tmp_path)
+    assert len(saved) > 7
+    assert saved == lines(workdir)[: len(saved)]
+    if number == signal.SIGINT:  # the test of kills above has the other start
+        code, output = run(text, tmp_path)
+        assert code == 0, output
+        assert lines(tmp_path) == lines(workdir)
 
 
 def test_an_interrupt_before_the_first_step_ends_the_run_at_once(text, tmp_path):

@@ -426,7 +426,7 @@ def test_arguments_that_cannot_work_are_refused(corpus, tmp_path):
     )
     none = refused(lambda batch: {"loss": batch["inputs"][..., None][..., :0]})
     assert "has records of shapes {(0,)}; give all buckets the same one, without 0" in none
-    assert "None is no path" in refused(ready, TypeError, directory=None)
+    assert "None is not a path" in refused(ready, TypeError, directory=None)
     with directory_lock(tmp_path, "testing"):
         assert "another process is scoring" in refused(ready, RuntimeError)
     assert not (tmp_path / "scores.parts").exists()  # refused before anything is written
@@ -453,7 +453,8 @@ def test_devices_share_batches_and_a_later_call_keeps_their_rows(corpus, tmp_pat
 
 
 def test_a_run_scores_its_documents_with_its_latest_checkpoint(text, tmp_path):
-    config = tiny(text, model__num_layers=1, model__width=32, model__attention="dense")
+    small = {"model__num_layers": 1, "model__width": 32, "batches__max_buckets": 1}
+    config = tiny(text, **small, model__attention="dense")
     workdir = epath.Path(tmp_path / "run")
     with pytest.raises(ValueError, match=r"there is no checkpoint in .*; train there first"):
         train.score(config, workdir)

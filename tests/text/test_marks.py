@@ -185,8 +185,8 @@ def test_a_mark_that_stays_text_is_said_once(everyone, caplog):
     for _ in range(3):
         tokenizer.encode_batch(["a", ATTACK])
     assert [record.message for record in caplog.records] == [
-        f"a text has '<|end|>', a mark of {tokenizer._name}; it stays text, as in all records. "
-        "Where marks of records are meant, give a template that returns them as templates.Markup"
+        f"a record has '<|end|>', a special token of {tokenizer._name}; it stays text. If it is "
+        "meant as a token, give a template that returns it as templates.Markup"
     ]
 
 
@@ -198,7 +198,7 @@ def test_a_model_that_finds_special_tokens_in_any_text_refuses_that_text(tmp_pat
     model.save(str(path))
     tokenizer = HuggingFace(path, begin="<s>", end="</s>")
     assert tokenizer.encode_batch(["a <b>é"])[0].tolist()[-2:] == [0, 2]
-    with pytest.raises(ValueError, match=r"the text …'a</s>b'… has '</s>', for which .*unigram"):
+    with pytest.raises(ValueError, match=r"the text …'a</s>b'… has '</s>', which .*unigram"):
         tokenizer.encode_batch(["ab", "a</s>b"])
     records = Records(["ab", "a</s>b", "b"])
     for template in (None, Answer(prompt="", answer="{text}")):

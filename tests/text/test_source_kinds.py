@@ -5,12 +5,9 @@ import pickle
 
 import grain
 import numpy as np
-import pyarrow as pa
 import pytest
-from array_record.python.array_record_module import ArrayRecordWriter
 from hypothesis import given
 from hypothesis import strategies as st
-from pyarrow import feather, parquet
 
 from pipeline.text.sources import (
     ArrayRecords,
@@ -23,67 +20,12 @@ from pipeline.text.sources import (
 )
 from pipeline.text.sources.source import read_texts, where
 from pipeline.trainer.corpora import open_source
-from tests.text.compressed import compressed
+from tests.text.record_files import make, save_to_disk, write_array_record
 
 RECORDS = [
     {"text": f"né {number}", "turns": [{"role": "user", "content": "x" * (number % 5)}]}
     for number in range(60)
 ]
-
-
-def write_array_record(path, records):
-    writer = ArrayRecordWriter(str(path), "group_size:1")
-    for record in records:
-        writer.write(json.dumps(record).encode())
-    writer.close()
-
-
-def write_stream(path, records, at_once=7):
-    with pa.ipc.new_stream(str(path), pa.Table.from_pylist(records).schema) as writer:
-        for batch in pa.Table.from_pylist(records).to_batches(max_chunksize=at_once):
-            writer.write_batch(batch)
-
-
-def save_to_disk(directory, records):
-    """As `datasets` lays it out: streams, and a state that names them."""
-    directory.mkdir(parents=True)
-    names = [f"data-0000{number}-of-00002.arrow" for number in range(2)]
-    for name, mine in zip(names, (records[:25], records[25:]), strict=True):
-        write_stream(directory / name, mine)
-    state = {"_data_files": [{"filename": name} for name in names], "_fingerprint": "f"}
-    (directory / "state.json").write_text(json.dumps(state))
-
-
-def make(kind, directory):
-    """A source of RECORDS in two files with many groups."""
-    halves = RECORDS[:25], RECORDS[25:]
-    for number, records in enumerate(halves):
-        table, path = pa.Table.from_pylist(records), directory / f"{number}.{kind}"
-        match kind:
-            case "array_record":
-                write_array_record(path, records)
-            case "parquet":
-                parquet.write_table(table, path, row_group_size=10)
-            case "feather":
-                feather.write_feather(table, str(path), compression="lz4", chunksize=4)
-            case "arrow":
-                write_stream(path, records)
-            case "jsonl" | "jsonl.gz" | "jsonl.zst":
-                # With blank lines, which are no records.
-                lines = [json.dumps(record, ensure_ascii=False) + "\n\n" for record in records]
-                path.write_bytes(compressed("".join(lines).encode(), path.suffix))
-    names = str(directory / f"*.{kind}")
-    match kind:
-        case "array_record":
-            return ArrayRecords(names, parse=json.loads)
-        case "hugging_face":
-            save_to_disk(directory / "saved", RECORDS)
-            return ArrowFiles(directory / "saved" / "data-*.arrow")
-        case "list":
-            return Records(RECORDS)
-        case "map_dataset":
-            return Records(grain.MapDataset.source(RECORDS))
-    return open_files([names])
 
 
 KINDS = [
@@ -94,7 +36,7 @@ KINDS = [
 
 @pytest.fixture(scope="module", params=KINDS)
 def source(request, tmp_path_factory):
-    return make(request.param, tmp_path_factory.mktemp(request.param))
+    return make(request.param, tmp_path_factory.mktemp(request.param), RECORDS)
 
 
 @given(st.lists(st.integers(0, len(RECORDS) - 1), max_size=30))
@@ -129,7 +71,7 @@ def test_the_end_of_a_name_alone_says_what_a_file_holds(tmp_path):
     assert len(open_files([str(folder / "notes.txt")])) == 2
     for name in ("tokens.bin", "records.json", "README"):
         (folder / name).write_text('{"text": "one"}\n')
-        with pytest.raises(ValueError, match=rf"{name} does not say by its end .*\.jsonl"):
+        with pytest.raises(ValueError, match=rf"{name} does not say what the file holds.*\.jsonl"):
             open_files([str(folder / name)])
         assert len(open_files([str(folder / name)], kind="jsonl")) == 1
     (folder / "more.jsonl").write_text('{"text": "one"}\n')
@@ -160,7 +102,7 @@ def test_a_damaged_file_is_named(tmp_path, kind):
 
 def test_only_the_columns_that_are_wanted_are_read(tmp_path):
     for kind in ("parquet", "feather"):
-        make(kind, tmp_path)
+        make(kind, tmp_path, RECORDS)
         cls = ParquetFiles if kind == "parquet" else ArrowFiles
         source = cls(tmp_path / f"*.{kind}", columns=["text"])
         assert source[59] == {"text": "né 59"}
@@ -197,7 +139,7 @@ def test_a_config_names_files_of_every_kind(tmp_path):
     from ml_collections import ConfigDict
 
     for kind, cls in (("parquet", ParquetFiles), ("jsonl", JsonLines), ("feather", ArrowFiles)):
-        make(kind, tmp_path)
+        make(kind, tmp_path, RECORDS)
         files = f"{tmp_path}/0.{kind},{tmp_path}/1.{kind}"
         fields = ConfigDict({"files": files, "tfds": "", "split": "", "begin": 0.0, "end": 1.0})
         source = open_source(fields, tmp_path)

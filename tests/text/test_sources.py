@@ -10,15 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.text.sources import (
-    JsonLines,
-    ParallelText,
-    Slice,
-    TextFiles,
-    Tfds,
-    files,
-    lines,
-)
+from pipeline.text.sources import JsonLines, ParallelText, Slice, TextFiles, Tfds, files, lines
 from pipeline.text.sources.source import read_texts, where
 from tests.properties.questions import MORE, RECORDS, write_questions
 from tests.text.compressed import compressed
@@ -188,10 +180,7 @@ def test_text_that_is_not_utf8_is_placed(tmp_path, content, line, byte, value):
     [
         ('{"text": "a"', "line 3 is broken JSON: Expecting ',' delimiter at column 13"),
         ("[1, 2]", "line 3 holds a JSON list; each line must hold an object"),
-        (
-            '{"body": "a", "id": 1}',
-            "line 3 has no field 'text' .its fields: body, id.; name",
-        ),
+        ('{"body": "a", "id": 1}', "line 3 has no field 'text' .its fields: body, id.; name"),
         ('{"text": 5}', "line 3: field 'text' holds int, not text"),
         ('{"text": null}', "line 3: field 'text' holds NoneType, not text"),
         (

@@ -143,12 +143,7 @@ def test_a_template_that_changed_makes_another_corpus(tmp_path):
     ],
 )
 def test_a_record_that_does_not_suit_is_named(tmp_path, record, template, sentence):
-    good = {
-        "q": "x",
-        "a": "y",
-        "messages": [{"role": "user", "content": ""}],
-        "spans": [("", 1)],
-    }
+    good = {"q": "x", "a": "y", "messages": [{"role": "user", "content": ""}], "spans": [("", 1)]}
     with pytest.raises(ValueError, match=sentence):
         prepare(Records([good, record]), Bytes(), tmp_path, template=template)
 

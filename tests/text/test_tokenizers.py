@@ -156,12 +156,12 @@ def test_training_is_deterministic_and_done_once(source, trained, tmp_path):
     assert other.vocab_size == 410
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     changed = Documents([text.upper() for text in source.texts], "changed")
-    with pytest.raises(ValueError, match=r"m\.model is there, .* \(source was .*, now changed"):
+    with pytest.raises(ValueError, match=r"m\.model exists, .* \(source was .*, now changed"):
         train_sentencepiece(changed, 400, tmp_path / "m.model")
     with pytest.raises(ValueError, match=r"\(vocab_size was 400, now 410\)\. Give it as the"):
         train_sentencepiece(source, 410, tmp_path / "m.model")
     (tmp_path / "m.model.json").unlink()  # it may be a user's own
-    with pytest.raises(ValueError, match=r"m\.model is there"):
+    with pytest.raises(ValueError, match=r"m\.model exists"):
         train_sentencepiece(source, 400, tmp_path / "m.model")
     del before["m.model.json"]
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -259,7 +259,7 @@ def test_marks_of_a_hugging_face_tokenizer_are_its_own_or_named(hugging_face, tm
         HuggingFace(path, end="<eos>")
     bare.post_processor = tokenizers.processors.ByteLevel()
     bare.save(str(tmp_path / "bare.json"))
-    with pytest.raises(ValueError, match="does not put one begin mark of its own; name the token"):
+    with pytest.raises(ValueError, match="does not add one begin mark by itself; name the token"):
         HuggingFace(tmp_path / "bare.json")
     with pytest.raises(FileNotFoundError, match="there is no huggingface tokenizer"):
         HuggingFace(tmp_path / "none.json")

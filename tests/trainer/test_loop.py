@@ -41,7 +41,8 @@ def counter(monkeypatch):
 
 @pytest.fixture
 def config(text):
-    return tiny(text, steps=12, eval_every=6, checkpoint_every=6, peak_flops=1e9)
+    often = {"eval_every": 6, "checkpoint_every": 6}
+    return tiny(text, steps=12, **often, peak_flops=1e9, batches__max_buckets=1)
 
 
 def whole_summary(workdir):
@@ -217,7 +218,7 @@ def test_a_finished_run_says_so_and_goes_on_when_it_is_given_more_steps(config, 
     (tmp_path / "summary.json").unlink()
     said = run(config, tmp_path)
     assert "finished: " in said
-    assert "ask for more: --config.steps=N" in said
+    assert "for more, give --config.steps=N" in said
     assert summary(tmp_path)["steps"] == 12
     config.optimizer.decay_steps = None
     config.steps = 15
@@ -243,10 +244,7 @@ def test_of_two_runs_in_one_directory_the_second_is_refused_and_the_first_is_rig
     config.peak_flops = 0.0  # utilisation depends on the clock
     run(config.copy_and_resolve_references(), tmp_path / "alone")
     both, refusal = tmp_path / "both", r"another process is training in .*both; stop it first"
-    with (
-        directory_lock(both, "training", wait=False),
-        pytest.raises(RuntimeError, match=refusal),
-    ):
+    with directory_lock(both, "training", wait=False), pytest.raises(RuntimeError, match=refusal):
         run(config.copy_and_resolve_references(), both)
     run(config, both)
     assert lines(both) == lines(tmp_path / "alone")

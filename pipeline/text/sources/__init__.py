@@ -83,8 +83,8 @@ def kind_of(path: epath.Path) -> str:
     extension = os.path.splitext(name)[1]
     if extension not in EXTENSIONS:
         raise InvalidValue(
-            f"{os.fspath(path)} does not say by its end what it holds; it must be one of "
-            f"{', '.join(EXTENSIONS)} (also .gz or .zst for text and .jsonl), or say it: "
-            f"--kind=text, config.train.kind, or kind= (one of {', '.join(KINDS)})"
+            f"the name {os.fspath(path)} does not say what the file holds: it ends in none of "
+            f"{', '.join(EXTENSIONS)} (for text and .jsonl, .gz or .zst may follow); rename it, or "
+            f"give --kind, config.train.kind or kind= (one of {', '.join(KINDS)})"
         )
     return EXTENSIONS[extension]

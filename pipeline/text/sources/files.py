@@ -54,7 +54,7 @@ class FileSource(PartedSource, Handles):
                 raise InvalidValue(
                     f"{os.fspath(path)} changed after this source was first used: it had "
                     f"{then[0]:,} bytes, and {seen}. Let nothing write to files while they are "
-                    "read, and open the source anew"
+                    "read, and open the source again"
                 )
         return f"{self.prefix}-{self._known[1]}"
 
@@ -107,7 +107,8 @@ def _match(name: str) -> list[epath.Path]:
 def open_file(path: epath.Path, indexed: IO[bytes] | None = None) -> Iterator[IO[bytes]]:
     """The content of a file, decompressed if its name ends in `.gz` or `.zst`.
 
-    All but `.zst` can seek, but `.gz` does so by reading on or anew, unless it is `indexed`.
+    All but `.zst` can seek, but `.gz` does so by reading on or from its start, unless
+    it is `indexed`.
     """
     try:
         if indexed is not None:

@@ -15,9 +15,9 @@ from pipeline.text.sources import files
 from pipeline.text.sources.source import PartedSource, read_texts, where
 
 # The index holds the place of every 32nd line: half a byte per line, and at most 31 lines are
-# read in vain to reach one at random. Lines in order are read without looking at the index.
+# read and skipped to reach one at random. Lines in order are read without looking at the index.
 STRIDE = 32
-BLOCK = 1 << 20  # bytes that are read in vain at once
+BLOCK = 1 << 20  # bytes that are read at once to be skipped
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class LineSource(files.FileSource):
         line = next(itertools.islice(lines, skip, None), None)
         if line is None:
             raise InvalidValue(
-                f"{os.fspath(path)} has fewer lines than when it was opened; open the source anew"
+                f"{os.fspath(path)} has fewer lines than when it was opened; open the source again"
             )
         self._cursor = file, number + 1, lines
         return line
@@ -221,7 +221,7 @@ class ParallelText(PartedSource):
                 raise InvalidValue(
                     f"{os.fspath(inputs.files[number])} has {of_inputs:,} lines and "
                     f"{os.fspath(targets.files[number])} has {of_targets:,}, blank ones counted; "
-                    "parallel texts need as many lines of both, line i with line i"
+                    "give parallel texts with as many lines each"
                 )
         return [len(inputs)]
 

@@ -79,8 +79,8 @@ class FileTokenizer:
             if mark and not own and not self._warned:
                 self._warned = True
                 log.warning(
-                    "a text has %r, a mark of %s; it stays text, as in all records. Where marks of "
-                    "records are meant, give a template that returns them as templates.Markup",
+                    "a record has %r, a special token of %s; it stays text. If it is meant as a "
+                    "token, give a template that returns it as templates.Markup",
                     mark[0],
                     self._name,
                 )
@@ -105,7 +105,7 @@ class FileTokenizer:
                 file.write(self._content)
         elif path.read_bytes() != self._content:
             raise InvalidValue(
-                f"{os.fspath(path)} is another tokenizer than that of the corpus, {self._name}. "
+                f"{os.fspath(path)} is not the tokenizer of the corpus, {self._name}. "
                 "Prepare into another directory, or move that file if no corpus needs it"
             )
         return {"kind": self.kind, **self._options}

@@ -95,7 +95,7 @@ class HuggingFace(FileTokenizer):
             if len(own) == 1:
                 return own[0]
             raise InvalidValue(
-                f"{self._name} does not put one {option} mark of its own; name the token, as in "
+                f"{self._name} does not add one {option} mark by itself; name the token, as in "
                 f"{option}='<s>', or pass {option}=False"
             )
         found = self._tokenizer.token_to_id(wanted)
@@ -112,9 +112,9 @@ class HuggingFace(FileTokenizer):
                 mark = self._tokenizer.id_to_token(min(found))
                 at = max(text.find(mark) - 20, 0)
                 raise MarkError(
-                    f"the text …{text[at : at + 60]!r}… has {mark!r}, for which {self._name} "
-                    "has no tokens but that special one, in any text. Spell it otherwise in the "
-                    "records, or use another tokenizer"
+                    f"the text …{text[at : at + 60]!r}… has {mark!r}, which {self._name} can "
+                    "encode only as a special token; spell it otherwise in the records, or use "
+                    "another tokenizer"
                 )
         return ids
 

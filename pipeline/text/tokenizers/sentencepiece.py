@@ -150,10 +150,10 @@ def train_sentencepiece(
     there = json.loads(note.read_text()) if note.exists() else {}
     if changed := [name for name, value in about.items() if there.get(name) != value]:
         raise InvalidValue(
-            f"{os.fspath(path)} is there, and was not trained as asked for now ("
+            f"{os.fspath(path)} exists, and was not trained with this text and these options ("
             + ", ".join(f"{name} was {there.get(name)}, now {about[name]}" for name in changed)
             + "). Give it as the tokenizer, train into another directory (for a run, another "
-            "--workdir), or delete it only if no corpus needs it"
+            "--workdir), or delete it if no corpus needs it"
         )
     return SentencePiece(path, begin=begin, end=end)
 
@@ -164,7 +164,7 @@ def _read_proto(content: bytes) -> Any:
         proto = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
     except Exception as error:  # protobuf has a class of its own, in newer versions alone
         raise NotInstalled(
-            f"sentencepiece and protobuf do not suit each other ({error}); upgrade both: "
+            f"sentencepiece and protobuf do not work together ({error}); upgrade both: "
             "pip install --upgrade sentencepiece protobuf"
         ) from error
     return proto.ModelProto.FromString(content)

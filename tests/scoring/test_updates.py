@@ -1,0 +1,153 @@
+"""Updates: what is packed comes back, example by example, in shapes that stay."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pipeline
+from pipeline import Bucket, Examples, Feature, pack, unpack
+
+FEATURES = {"logprob": Feature("targets"), "reward": Feature("example")}
+
+
+def make(sizes, seed=0):
+    rng = np.random.default_rng(seed)
+    columns = {
+        "tokens": [rng.integers(1, 99, n) for n in sizes],
+        "weights": [rng.integers(0, 2, n) | (np.arange(n) == n - 1) for n in sizes],
+        "logprob": [rng.normal(size=n) for n in sizes],
+        "reward": rng.normal(size=len(sizes)),
+    }
+    return Examples(columns, features=FEATURES)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.integers(2, 40), min_size=1, max_size=30),
+    st.sampled_from([1, 4]),
+    st.sampled_from([
+        [Bucket(2, 16), Bucket(1, 16)],
+        [Bucket(4, 8), Bucket(3, 40), Bucket(2, 40), Bucket(1, 40)],
+    ]),
+)  # fmt: skip
+def test_what_is_packed_comes_back(sizes, align, buckets):
+    examples = make(sizes)
+    results = []
+    options = {"overflow": "split", "align": align, "max_segments": 8}
+    for planned, batch in pack(examples, buckets, **options):
+        assert batch["inputs"].shape == planned.bucket.shape
+        assert planned.bucket in buckets
+        ids = np.asarray(batch["inputs_segment_ids"])
+        begins = np.argwhere((np.diff(ids, axis=1, prepend=0) != 0) & (ids > 0))
+        assert not (begins[:, 1] % align).any()
+        results.append((planned, dict(batch)))
+    per = dict.fromkeys(results[0][1], "position") | {"reward": "segment"}
+    back = unpack(results, examples, per=per, combine="mean")
+    for at, example in enumerate(examples):
+        for name in ("inputs", "targets", "loss_weights", "logprob"):
+            np.testing.assert_array_equal(back[name][at], example[name])
+        np.testing.assert_array_equal(back["inputs_positions"][at], range(sizes[at] - 1))
+        np.testing.assert_allclose(back["reward"][at], example["reward"], rtol=1e-6)
+    # Nothing is left to chance.
+    again = pack(examples, buckets, **options)
+    assert [p.digest for p, _ in again] == [p.digest for p, _ in results]
+
+
+def test_devices_get_rows_of_like_cost_over_the_whole_update():
+    sizes = np.random.default_rng(0).lognormal(4, 1, 400).astype(int).clip(2, 512)
+    packed = pack(make(sizes.tolist()), [Bucket(4, 512)], features=())
+    costs = np.stack(
+        [np.bincount(p.segments[:, 0], p.segments[:, 3] ** 2, minlength=4) for p, _ in packed]
+    )
+    # No order of the rows is better than all of them sorted, and cut.
+    best = np.sort(costs, axis=None)[::-1].reshape(-1, 4).max(axis=1).sum()
+    assert costs.max(axis=1).sum() == best
+
+
+def test_other_lengths_compile_nothing():
+    @jax.jit
+    def step(batch):
+        return batch["logprob"] * batch["loss_weights"]
+
+    rng = np.random.default_rng(1)
+    buckets = [Bucket(4, 64), Bucket(1, 64)]
+    for seed in range(12):
+        examples = make(rng.integers(2, 60, rng.integers(40, 90)).tolist(), seed)
+        results = [(p, step(b)) for p, b in pack(examples, buckets, max_segments=16)]
+        back = unpack(results, examples, per="position")
+        for example, values in zip(examples, back, strict=True):
+            np.testing.assert_array_equal(values, example["logprob"] * example["loss_weights"])
+    assert step._cache_size() <= 2
+
+
+def test_records_of_rows_segments_and_pairs_come_back():
+    examples = make([5, 9, 3])
+    alone = [
+        (p, b["inputs"].sum(axis=1)) for p, b in pack(examples, [Bucket(2, 8)], max_segments=1)
+    ]
+    assert [int(each) for each in unpack(alone, examples, per="row")] == [
+        int(example["inputs"].sum()) for example in examples
+    ]
+    split = [(p, jnp.ones(p.bucket.shape)) for p, _ in pack(
+        examples, [Bucket(4, 4)], overflow="split", features=()
+    )]  # fmt: skip
+    assert [each.sum() for each in unpack(split, examples, per="position")] == [4, 8, 2]
+    ones = [(p, jnp.ones((p.bucket.rows, 4))) for p, _ in split]
+    with pytest.raises(ValueError, match="give combine="):
+        unpack(ones, examples, per="segment")
+    assert unpack(ones, examples, per="segment", combine="sum") == [1, 2, 1]
+    assert unpack(ones, examples, per="segment", combine="mean") == [1, 1, 1]
+    dropped = [(p, jnp.ones(p.bucket.shape)) for p, _ in pack(
+        examples, [Bucket(4, 4)], overflow="drop", features=()
+    )]  # fmt: skip
+    assert [len(each) for each in unpack(dropped, examples, per="position")] == [4, 0, 2]
+    with pytest.raises(ValueError, match="give each batch of a pass once"):
+        unpack(split[:0] + split + split, examples, per="position")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "sentence"),
+    [
+        ([3, 1, 4], {}, "1 example of 3 have length 0.* 1; leave them out"),
+        ([3, 90], {}, "example 1 has 89 positions, longer than the longest bucket's 8"),
+        (
+            [3, 4],
+            {"buckets": [Bucket(2, 8), Bucket(2, 8)]},
+            "length must descend by rows",
+        ),
+        ([3, 4], {"max_segments": None}, "reward have a column for each segment.*max_segments="),
+        ([3, 4], {"features": ["rewards"]}, "no feature 'rewards'; did you mean 'reward'"),
+        ([3, 4], {"align": 3}, "align"),
+    ],
+)
+def test_an_update_that_cannot_be_packed_is_refused(sizes, options, sentence):
+    options = {"buckets": [Bucket(2, 8)], "max_segments": 4, **options}
+    buckets = options.pop("buckets")
+    with pytest.raises(ValueError, match=sentence):
+        pack(make(sizes), buckets, **options)
+
+
+def test_an_update_without_loss_and_values_of_a_wrong_shape_are_refused():
+    nothing = Examples({"tokens": [[1, 2]], "weights": [[0, 0]]})
+    with pytest.raises(ValueError, match="has a position that carries loss"):
+        pack(nothing, [Bucket(1, 8)])
+    with pytest.raises(TypeError, match=r"make pipeline\.Examples of them"):
+        pack([[1, 2]], [Bucket(1, 8)])
+    examples = make([5, 9, 3])
+    (planned, batch), *_ = pack(examples, [Bucket(4, 16)], max_segments=4)
+    for values, per, sentence in (
+        (batch["inputs"][:, :5], "position", r"shape .4, 5., and per='position' needs .4, 16"),
+        (batch["inputs"][:, :0], "segment", "needs"),
+        (batch["inputs"][:, 0], "row", "hold up to"),
+        (batch["inputs"], "token", "per of values is 'token'; it must be one of position"),
+        (batch["inputs"], "targets", "per of values is 'targets', and that is of pairs"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            unpack([(planned, values)], examples, per=per)
+    with pytest.raises(ValueError, match="results are empty"):
+        unpack([], examples, per="position")
+    with pytest.raises(ValueError, match="results are of example 2, and there are 1"):
+        unpack([(planned, batch["inputs"])], pipeline.Examples([[1, 2]]), per="position")

@@ -1,0 +1,66 @@
+"""Sources of every kind, with the same records."""
+
+import json
+
+import grain
+import pyarrow as pa
+from array_record.python.array_record_module import ArrayRecordWriter
+from pyarrow import feather, parquet
+
+from pipeline.text.sources import ArrayRecords, ArrowFiles, Records, open_files
+from tests.text.compressed import compressed
+
+
+def write_array_record(path, records):
+    writer = ArrayRecordWriter(str(path), "group_size:1")
+    for record in records:
+        writer.write(json.dumps(record).encode())
+    writer.close()
+
+
+def write_stream(path, records, at_once=7):
+    with pa.ipc.new_stream(str(path), pa.Table.from_pylist(records).schema) as writer:
+        for batch in pa.Table.from_pylist(records).to_batches(max_chunksize=at_once):
+            writer.write_batch(batch)
+
+
+def save_to_disk(directory, records):
+    """As `datasets` lays it out: streams, and a state that names them."""
+    directory.mkdir(parents=True)
+    names = [f"data-0000{number}-of-00002.arrow" for number in range(2)]
+    for name, mine in zip(names, (records[:25], records[25:]), strict=True):
+        write_stream(directory / name, mine)
+    state = {"_data_files": [{"filename": name} for name in names], "_fingerprint": "f"}
+    (directory / "state.json").write_text(json.dumps(state))
+
+
+def make(kind, directory, given):
+    """A source of some records, of which each has a text, in two files with many groups."""
+    halves = given[:25], given[25:]
+    for number, records in enumerate(halves):
+        table, path = pa.Table.from_pylist(records), directory / f"{number}.{kind}"
+        match kind:
+            case "array_record":
+                write_array_record(path, records)
+            case "parquet":
+                parquet.write_table(table, path, row_group_size=10)
+            case "feather":
+                feather.write_feather(table, str(path), compression="lz4", chunksize=4)
+            case "arrow":
+                write_stream(path, records)
+            case "jsonl" | "jsonl.gz" | "jsonl.zst":
+                # With blank lines, which are no records.
+                lines = [json.dumps(record, ensure_ascii=False) + "\n\n" for record in records]
+                path.write_bytes(compressed("".join(lines).encode(), path.suffix))
+    names = str(directory / f"*.{kind}")
+    match kind:
+        case "array_record":
+            return ArrayRecords(names, parse=json.loads)
+        case "hugging_face":
+            save_to_disk(directory / "saved", given)
+            return ArrowFiles(directory / "saved" / "data-*.arrow")
+        case "list":
+            return Records(given)
+        case "map_dataset":
+            return Records(grain.MapDataset.source(given))
+    return open_files([names])
