@@ -43,9 +43,17 @@ FEATURES = {
 def measure() -> Section:
     """Compares rows, padding and balance, times planning and collating, counts compilations."""
     updates = [draw_lengths(seed) for seed in range(UPDATES)]
-    lines = [_compare_rows(updates)]
+    made_by = packers.tunix(updates[0][:1], LENGTH)[1]
+    others = [
+        {
+            "first-fit decreasing": simulations.first_fit_decreasing(lengths, LENGTH),
+            f"Tunix ({made_by})": packers.tunix(lengths, LENGTH)[0],
+        }
+        for lengths in updates
+    ]
+    lines = [_compare_rows(updates, others)]
     for rows in ROWS:
-        lines += _compare_batches(updates, rows)
+        lines += _compare_batches(updates, others, rows)
     lines += [_compare_speed(updates[0], rows) for rows in ROWS]
     return Section(
         "updates",
@@ -94,26 +102,20 @@ def _with_tails(rows: int) -> list[Bucket]:
     return [Bucket(each, LENGTH) for each in (rows, *(rows // divisor for divisor in TAILS))]
 
 
-def _compare_rows(updates: list[np.ndarray]) -> Line:
+def _compare_rows(updates: list[np.ndarray], others: list[dict[str, np.ndarray]]) -> Line:
+    """Rows over the least possible; of `others`, the row of each rollout by name."""
     least = np.array([bound_rows(lengths, LENGTH) for lengths in updates])
-    packers_of_rows = {
-        "pack": lambda lengths: _rows_of_plan(_plan(lengths, [Bucket(8, LENGTH)])),
-        "first-fit decreasing": lambda n: simulations.first_fit_decreasing(n, LENGTH).max() + 1,
-        "Tunix": lambda lengths: packers.tunix(lengths, LENGTH)[0][-1] + 1,
+    ours = [_rows_of_plan(_plan(lengths, [Bucket(8, LENGTH)])) for lengths in updates]
+    over = np.array(ours) - least
+    theirs = {
+        name: f"{sum(each[name].max() + 1 for each in others) / least.sum():.4f}"
+        for name in others[0]
     }
-    found = {
-        name: np.array([count(lengths) for lengths in updates])
-        for name, count in packers_of_rows.items()
-    }
-    others = [
-        f"{name} {rows.sum() / least.sum():.4f}" for name, rows in found.items() if name != "pack"
-    ]
-    over = found["pack"] - least
     return Line(
         "rows over the least possible",
-        f"{found['pack'].sum() / least.sum():.4f}×",
+        f"{sum(ours) / least.sum():.4f}×",
         f"{least.min()} to {least.max()} rows are needed, and pack takes {over.min()} to "
-        f"{over.max()} more; {', '.join(others)} ({packers.tunix(updates[0], LENGTH)[1]})",
+        f"{over.max()} more; {_join(theirs)}",
     )
 
 
@@ -122,12 +124,14 @@ def _rows_of_plan(plan: pipeline.Plan) -> int:
     return sum(len(np.unique(each.segments[:, 0])) for each in batches)
 
 
-def _compare_batches(updates: list[np.ndarray], rows: int) -> list[Line]:
+def _compare_batches(
+    updates: list[np.ndarray], others: list[dict[str, np.ndarray]], rows: int
+) -> list[Line]:
     """The padding of batches of some rows, and the time of their steps, in the mean of updates."""
     padding: dict[str, list[float]] = {}
     seconds: dict[str, list[float]] = {}
     longest = 0
-    for lengths in updates:
+    for lengths, theirs in zip(updates, others, strict=True):
         tokens = int(lengths.sum())
         plan = _plan(lengths, [Bucket(rows, LENGTH)])
         batches = [plan.batch(step) for step in range(plan.num_batches())]
@@ -137,11 +141,7 @@ def _compare_batches(updates: list[np.ndarray], rows: int) -> list[Line]:
         found = {name: each.padding for name, each in ours.items()}
         times = {"pack": time_over_ideal(costs, rows)}
         times["its rows, sorted and cut"] = _time(-np.sort(-np.concatenate(costs)), rows)
-        others = {
-            "first-fit decreasing": simulations.first_fit_decreasing(lengths, LENGTH),
-            "Tunix": packers.tunix(lengths, LENGTH)[0],
-        }
-        for name, row in others.items():
+        for name, row in theirs.items():
             found[name] = 1 - tokens / (-(-(row.max() + 1) // rows) * rows * LENGTH)
             squares = np.bincount(row, lengths.astype(float) ** 2)
             times[name] = _time(LENGTH + squares / (6 * WIDTH), rows)
