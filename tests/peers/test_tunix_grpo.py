@@ -61,6 +61,12 @@ def unpad_train_example(example):
 
 
 @pytest.fixture
+def tunix():
+    """Tunix itself; comes before `program`, which may have stand-ins for it."""
+    return pytest.importorskip("tunix")
+
+
+@pytest.fixture
 def program(monkeypatch):
     """The module of the example; without Tunix, it has stand-ins."""
     if importlib.util.find_spec("tunix") is None:
@@ -268,10 +274,10 @@ def test_the_assembler_packs_an_update_when_it_is_whole(program, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_gradients_of_tunix_depend_on_rows_and_with_shares_they_do_not(program):
+def test_the_gradients_of_tunix_depend_on_rows_and_with_shares_they_do_not(tunix, program):
     """Tunix's GRPO loss, with its KL term; of an update dealt in several ways."""
-    algo_core = pytest.importorskip("tunix.rl.algo_core")
     from flax import nnx
+    from tunix.rl import algo_core
 
     config = program.GRPOConfig(num_generations=2, beta=0.1)
     config.temperature = 1.0
@@ -329,9 +335,8 @@ def test_the_gradients_of_tunix_depend_on_rows_and_with_shares_they_do_not(progr
 
 
 @pytest.mark.slow
-def test_an_update_by_tunix_is_the_same_in_other_microbatches(program, monkeypatch):
+def test_an_update_by_tunix_is_the_same_in_other_microbatches(tunix, program, monkeypatch):
     """From its learner's rollouts to the step of the optimizer, with its accumulation."""
-    pytest.importorskip("tunix")
     from flax import nnx
 
     monkeypatch.setattr(program.rl_utils, "pack_sequences", None)
@@ -350,8 +355,7 @@ def test_an_update_by_tunix_is_the_same_in_other_microbatches(program, monkeypat
 
 
 @pytest.mark.slow
-def test_grpo_of_tunix_learns_on_rows_packed_here_and_compiles_its_step_once():
-    pytest.importorskip("tunix")
+def test_grpo_of_tunix_learns_on_rows_packed_here_and_compiles_its_step_once(tunix):
     path = ROOT / "examples/tunix_grpo.py"
     done = call(sys.executable, path, "--updates=60", JAX_LOG_COMPILES="1")
     assert done.returncode == 0, done.stderr[-6000:]
