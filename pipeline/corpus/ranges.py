@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -40,6 +41,12 @@ COUNT, RECORDS, MOST = 1024, 512, 8192
 
 # Names of files of ranges, also while they are written; other files in their folder are left alone.
 NAME = re.compile(r"[0-9a-f]{12}-\d{12}-\d{12}\.arrow|\.[-0-9a-f]{38}\.arrow\.[0-9a-f]+\.tmp")
+
+
+class _Bar(tqdm):
+    """A progress bar with a lock of threads; that of tqdm would fix how processes start."""
+
+    _lock = threading.RLock()
 
 
 def make_once(path: epath.Path, doing: str, make: Callable[[], None]) -> None:
@@ -84,7 +91,7 @@ def run_ranges(
     options: dict = {"unit": " documents", "unit_scale": True, "initial": done}
     # In a log file, a line now and then is enough.
     options |= {"mininterval": 0.2 if sys.stderr.isatty() else 10, "disable": not progress}
-    with tqdm(desc=name, total=done + sum(map(len, ranges)), **options) as bar:
+    with _Bar(desc=name, total=done + sum(map(len, ranges)), **options) as bar:
         for number, counts[number] in _run(engine, function, ranges, "ranges", names):
             new += int(counts[number].sum(dtype=np.int64))
             rate = new / max(time.monotonic() - started, 1e-9)
@@ -228,7 +235,7 @@ def assemble(
     found: dict[int, tuple[Part, Mapping[str, Any]]] = {}
     at = 0  # parts are added in order
     options: dict = {"unit": " parts", "delay": 2, "disable": not progress}
-    with tqdm(desc="assembling", total=len(parts), **options) as bar:
+    with _Bar(desc="assembling", total=len(parts), **options) as bar:
         for number, result in _run(engine, function, layouts, "parts", names):
             found[number] = result
             while at in found:

@@ -1,6 +1,7 @@
 """Values: what a step returns, and the part of it that belongs to each segment of a batch."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -100,6 +101,16 @@ def find_values(
         require_one_of("reduce", reduce, ("sum", "mean"))
     if not all(isinstance(values, dict) and values for values in outputs.values()):
         raise InvalidValue('the step must return a dict of arrays, such as {"nll": losses}')
+    for name, value in itertools.chain(*(values.items() for values in outputs.values())):
+        if not isinstance(name, str):
+            raise InvalidValue(
+                f"the step gives a value the name {name!r}, which is no text; name columns by texts"
+            )
+        if not hasattr(value, "dtype"):
+            raise InvalidValue(
+                f"the value {name} is a {type(value).__name__}; the step must return one flat dict "
+                "of arrays, so give each array a name of its own in it"
+            )
     names = list(next(iter(outputs.values())))
     each = dict(per) if isinstance(per, Mapping) else dict.fromkeys(names, per)
     if each.keys() != set(names):

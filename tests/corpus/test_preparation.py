@@ -350,6 +350,22 @@ def test_a_script_without_a_guard_gives_a_sentence(run, function):
     assert "InvalidState: a worker died while tokenising." in error
 
 
+def test_the_caller_may_still_choose_how_processes_start(tmp_path):
+    text = """
+        import multiprocessing, sys
+
+        import pipeline
+        from pipeline import sources, tokenizers
+
+        corpus = sources.Records(["a", "b"]), tokenizers.Bytes(), sys.argv[1]
+        pipeline.prepare(*corpus, num_workers=0, progress=sys.argv[2] == "shown")
+        multiprocessing.set_start_method("spawn")
+    """
+    for shown in ("shown", "hidden"):
+        done = call(sys.executable, "-c", textwrap.dedent(text), tmp_path / shown, shown)
+        assert not done.returncode, done.stderr
+
+
 def test_progress_shows_documents_tokens_and_rate(source, tmp_path, capsys):
     prepare(source, Bytes(), tmp_path / "corpus")
     shown = capsys.readouterr().err

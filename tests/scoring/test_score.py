@@ -421,6 +421,8 @@ def test_arguments_that_cannot_work_are_refused(corpus, tmp_path):
     assert "did you mean 'max_length'" in refused(ready, TypeError, max_lenght=8)
     assert "reduce is 'most'; it must be one of sum, mean" in refused(ready, reduce="most")
     assert "must return a dict of arrays" in refused(lambda batch: batch["inputs"])
+    assert "the value a is a dict" in refused(lambda batch: {"a": {"b": batch["inputs"]}})
+    assert "the name 1, which is no text" in refused(lambda batch: {1: batch["inputs"]})
     whole = refused(lambda batch: {"loss": batch["inputs"].sum()})
     assert "loss has shape (), and per='position' needs" in whole
     few = refused(lambda batch: {"reward": batch["inputs"][:, :3]})
