@@ -125,8 +125,11 @@ def _traits(corpus: AnyCorpus) -> dict[str, Any]:
     """The properties that corpora must share to be read as one."""
     entries = {(name.split(" of ")[0], name): value for name, value in flatten(corpus.identity)}
     shared = {name: value for (what, name), value in entries.items() if what in SHARED}
-    # Corpora, pairs and views of a kind are described by the same names, split or whole.
-    names = ", ".join(name for _, name in entries if f" of {Split.kind}" not in name)
+    # Corpora, pairs and views of a kind are described by the same names, split or whole, and with
+    # features added or without.
+    names = ", ".join(
+        name for what, name in entries if f" of {Split.kind}" not in name and what != "features"
+    )
     return shared | {"vocabulary": corpus.vocab_size, "an identity of": names}
 
 

@@ -210,6 +210,11 @@ def test_views_and_several_corpora_pass_features_on(tmp_path):
         Corpora({"plain": examples, "more": Examples(
             {**columns, "turn": turn}, features={**FEATURES, "turn": Feature("targets")}
         )})  # fmt: skip
+    base = Corpus.from_arrays([[1, 2, 3], [4, 5, 6]], tmp_path)
+    reward = {"reward": Feature("example", fill=-1)}
+    added = base.with_features({"reward": [1.0, 2.0]}, features=reward)
+    joined = Corpora({"added": added, "base": base})
+    assert joined.read_examples([1, 2])["reward"].tolist() == [2, -1]
     masked = pipeline.Masked(
         Examples({"tokens": columns["tokens"], "seen": columns["seen"]}, task=INPUTS,
                  features={"seen": FEATURES["seen"]}),
