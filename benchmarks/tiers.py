@@ -20,7 +20,6 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
-from pipeline.steps.mesh import make_mesh
 
 import pipeline
 from benchmarks.lengths import examples_of
