@@ -91,7 +91,7 @@ def bound_rows(lengths: np.ndarray, length: int) -> int:
     return best
 
 
-def _plan(lengths: np.ndarray, buckets: list[Bucket]) -> pipeline.Plan:
+def _plan(lengths: np.ndarray | pipeline.Examples, buckets: list[Bucket]) -> pipeline.Plan:
     """The plan of `pack`."""
     return pipeline.Plan(
         lengths, buckets, shuffle=False, tiers=ALL_STEPS, max_segments=MOST_SEGMENTS

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import simulations
+from benchmarks import simulations, updates
 
 
 def shapes(made):
@@ -91,3 +91,27 @@ def test_first_fit_agrees_with_a_plain_loop(lengths, open_rows):
         room[at] -= size
     used += sum(left < 20 for left in room)
     assert simulations.first_fit(np.array(lengths), length=20, open_rows=open_rows) == used
+
+
+def test_next_fit_closes_a_row_at_the_first_that_does_not_fit():
+    assert simulations.next_fit(np.array([5, 3, 2, 7]), length=8).tolist() == [0, 0, 1, 2]
+
+
+def test_first_fit_decreasing_fills_rows_from_the_longest_down():
+    rows = simulations.first_fit_decreasing(np.array([3, 2, 7, 1, 5]), length=8)
+    assert rows.tolist() == [1, 2, 0, 0, 1]
+
+
+@given(st.lists(st.integers(1, 1000), min_size=4, max_size=200), st.integers(2, 4))
+def test_parts_of_karmarkar_and_karp_descend_and_differ_by_at_most_the_largest(costs, parts):
+    found = simulations.karmarkar_karp(np.array(costs), parts)
+    sums = np.bincount(found, costs, parts)
+    assert (np.diff(sums) <= 0).all()
+    assert sums[0] - sums[-1] <= max(costs)
+
+
+def test_no_packing_has_fewer_rows_than_the_bound():
+    assert updates.bound_rows(np.array([6, 6, 6, 2]), length=8) == 3
+    assert updates.bound_rows(np.array([3, 3, 3]), length=8) == 2  # tokens alone say so
+    assert updates.bound_rows(np.array([5, 4, 4, 4]), length=8) == 3  # and here
+    assert updates.bound_rows(np.array([5, 5, 5, 4]), length=8) == 4
