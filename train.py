@@ -251,6 +251,8 @@ def main() -> int:
     """Trains or scores, as the flags say; returns the exit status."""
     file = config_flags.get_config_filename(flags.FLAGS["config"])
     workdir = as_path(WORKDIR.value or HERE / "runs" / pathlib.Path(file).stem)
+    if SCORES.value and MODE.value != "score":
+        raise InvalidValue("--scores is where --mode=score writes; add that, or leave it out")
     if MODE.value == "score":
         score(CONFIG.value, workdir, SCORES.value)
         return 0

@@ -145,10 +145,16 @@ def make_mesh(axes: Mapping[str, int]) -> jax.sharding.Mesh:
         axes: the size of each axis by its name; one size may be -1, for the devices that are left.
 
     Raises:
-        ValueError: the product of the sizes is not the number of devices.
+        ValueError: several sizes are -1, or their product is not the number of devices.
     """
     devices = jax.device_count()
-    given = math.prod(size for size in axes.values() if size != -1)
+    fixed = [size for size in axes.values() if size != -1]
+    if len(axes) - len(fixed) > 1 or min(fixed, default=1) < 1:
+        raise InvalidValue(
+            f"mesh is {dict(axes)}; each size must be a whole number from 1 up, and one may be -1, "
+            "for the devices that are left"
+        )
+    given = math.prod(fixed)
     sizes = {axis: devices // given if size == -1 else size for axis, size in axes.items()}
     if math.prod(sizes.values()) != devices:
         raise InvalidValue(

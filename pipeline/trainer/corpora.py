@@ -97,6 +97,14 @@ def open_template(fields: Any) -> templates.Template | None:
     Raises:
         ValueError: there is no such kind, or a field of it is missing or wrong.
     """
+    plain = fields if isinstance(fields, dict) else fields.to_dict()
+    given = [name for name, value in plain.items() if value is not None and name != "kind"]
+    if plain["kind"] == "" and given:
+        kind = "chat" if given[0] in inspect.signature(templates.Chat).parameters else "answer"
+        raise InvalidValue(
+            f"template.{given[0]} is given and template.kind is empty; set template.kind={kind} as "
+            "well"
+        )
     make, options = _choose(fields, "template", TEMPLATES)
     for name, value in options.items():
         if isinstance(value, str) and (found := re.search(r"\\[nrt]", value)):
@@ -148,6 +156,11 @@ def open_tokenizer(fields: Any) -> tokenizers.Tokenizer | None:
     marks = {"begin": fields.begin, "end": fields.end}
     require_one_of("tokenizer.kind", fields.kind, TOKENIZERS)
     if fields.kind == "bytes":
+        if fields.model:
+            raise InvalidValue(
+                f"tokenizer.kind is 'bytes', which has no model, and tokenizer.model is "
+                f"{fields.model!r}; leave it empty, or give the kind of that model"
+            )
         return tokenizers.Bytes(**marks)
     if fields.kind == "sentencepiece":
         return tokenizers.SentencePiece(fields.model, **marks) if fields.model else None

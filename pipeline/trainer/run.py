@@ -23,7 +23,7 @@ from pipeline.planning.planned import PlannedBatch
 from pipeline.steps import Compiled, CompileGuard, hosts, keep_programs, make_mesh, programs_table
 from pipeline.trainer.corpora import prepare_on_hosts
 from pipeline.trainer.evaluation import sum_over_batches
-from pipeline.trainer.parameters import restore_parameters
+from pipeline.trainer.parameters import require_checkpoint, restore_parameters
 from pipeline.trainer.profile import Profile
 from pipeline.trainer.run_config import check_config, flatten, require_same, save_config
 from pipeline.trainer.schedule import Schedule
@@ -70,7 +70,8 @@ class Run(contextlib.ExitStack):
         super().__init__()
         check_config(config)
         self.config, self.workdir = config.copy_and_resolve_references(), as_path(workdir)
-        self._file, self._change, self._profiled = file, change, profile
+        self._file, self._change = file, change
+        self._profile = Profile(profile, self.workdir / "profile")
         self._leads = jax.process_index() == 0
 
     def __enter__(self) -> "Run":
@@ -101,6 +102,8 @@ class Run(contextlib.ExitStack):
             "context_order": self.config.context_order,
         }
         self._resume(given)
+        if self.config.start_from and not self.first_step:
+            require_checkpoint(as_path(self.config.start_from))
         if self._file:
             save_config(self.workdir, self.config, self._file)
         self.finished: bool = self.first_step >= self.config.steps
@@ -198,7 +201,7 @@ class Run(contextlib.ExitStack):
         names = train_step.name, eval_step.name
         self._guard = self.enter_context(CompileGuard(*names, on_compile=self.config.on_compile))
         self.enter_context(self.log)
-        self._profile = self.enter_context(Profile(self._profiled, self.workdir / "profile"))
+        self.enter_context(self._profile)
         self._signals = self.enter_context(hosts.StopSignals())
         self._watched = True
         return state

@@ -39,7 +39,8 @@ def check_config(config: Any) -> None:
     """Refuses values that the loop cannot have.
 
     Raises:
-        InvalidValue: a number of steps is not a whole number from 1 up, or a choice is unknown.
+        InvalidValue: a number of steps is not a whole number from 1 up, another number is too
+            small, or a choice is unknown.
     """
     for name in ("steps", "accumulate", "eval_every", "checkpoint_every", "keep"):
         require_whole(f"config.{name}", config[name], 1)
@@ -47,6 +48,17 @@ def check_config(config: Any) -> None:
         raise InvalidValue(
             f"config.steps is {config.steps}; config.accumulate={config.accumulate} steps make an "
             "update: give a multiple of that"
+        )
+    for step in config.skip_steps:
+        require_whole("a step of config.skip_steps", step, 0)
+    numbers = flatten(config.to_dict())
+    for name in ("peak_flops", "optimizer.learning_rate", "optimizer.final"):
+        if not numbers.get(name, 0.0) >= 0:
+            raise InvalidValue(f"config.{name} is {numbers[name]}; it must be at least 0")
+    if not (clip := numbers.get("optimizer.clip", 1.0)) > 0:
+        raise InvalidValue(
+            f"config.optimizer.clip is {clip}; gradients are scaled down to this norm, so it must "
+            "be above 0, and --config.optimizer.clip=inf scales none"
         )
     require_one_of("config.context_order", config.context_order, CONTEXT_ORDERS)
     require_one_of("config.on_nonfinite", config.on_nonfinite, ("stop", "skip"))

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -99,6 +100,15 @@ def test_a_change_needs_a_word_and_is_told_before_it_is_made(text, tmp_path, mon
         ({"on_nonfinite": "ignore"}, "on_nonfinite is 'ignore'"),
         ({"on_compile": "ignore"}, "on_compile is 'ignore'"),
         ({"keep": 0}, "config.keep is 0; it must be a whole number from 1 up"),
+        ({"skip_steps": ("a",)}, "a step of config.skip_steps is 'a'; it must be a whole number"),
+        ({"skip_steps": (-1,)}, "a step of config.skip_steps is -1"),
+        ({"optimizer__clip": 0.0}, "config.optimizer.clip is 0.0; gradients are scaled down"),
+        ({"optimizer__learning_rate": -1.0}, "config.optimizer.learning_rate is -1.0"),
+        ({"optimizer__final": -2.0}, "config.optimizer.final is -2.0; it must be at least 0"),
+        ({"peak_flops": -1.0}, "config.peak_flops is -1.0; it must be at least 0"),
+        ({"start_from": "/nope"}, "there is no checkpoint in /nope to take parameters from"),
+        ({"tokenizer__model": "a.model"}, "tokenizer.kind is 'bytes', which has no model"),
+        ({"mesh__data": -1, "mesh__fsdp": -1}, "and one may be -1"),
         ({"train__tfds": "lm1b"}, "give one of them"),
         ({"mesh__data": 3}, "does not fit 4 devices"),
         ({"context_order": "zig"}, "context_order is 'zig'; it must be one of contiguous, zigzag"),
@@ -110,6 +120,19 @@ def test_bad_options_are_refused_before_anything_is_prepared(text, tmp_path, fie
         run(tiny(text, **fields), tmp_path)
     assert sentence in str(error.value)
     assert not (tmp_path / "corpus").exists()
+
+
+def test_flags_that_would_be_ignored_are_refused(text, tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="profile_steps is '5'; it must be FIRST:LAST"):
+        train.train(tiny(text), epath.Path(tmp_path), profile="5")
+    assert not list(tmp_path.iterdir())
+    flags = {"SCORES": "there", "MODE": "train", "WORKDIR": tmp_path}
+    for name, value in flags.items():
+        monkeypatch.setattr(train, name, types.SimpleNamespace(value=value))
+    monkeypatch.setattr(train.config_flags, "get_config_filename", lambda _: "a.py")
+    monkeypatch.setattr(train.flags, "FLAGS", {"config": None})
+    with pytest.raises(ValueError, match="--scores is where --mode=score writes"):
+        train.main()
 
 
 @pytest.mark.parametrize(

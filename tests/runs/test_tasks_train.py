@@ -165,7 +165,7 @@ NO_TASK = r"config.train.field is \('text', 'name'\); it must be one"
         ),
         (
             {"template.prompt": "{q}"},
-            r"template\.kind '' does not fit .* unexpected keyword argument 'prompt'",
+            r"template\.prompt is given and template\.kind is empty; set template\.kind=answer",
         ),
         (
             {"template.kind": "chat", "template.prompt": "{q}"},
