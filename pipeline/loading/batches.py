@@ -216,7 +216,7 @@ class Batches(StepDataset):
         if isinstance(step, slice):
             return self.slice(step)
         with TraceAnnotation("plan"):
-            ends = self._epochs is not None and 0 <= step < len(self)
+            ends = self._epochs is not None and 0 <= step < self._steps
             planned = (self._limited if ends else self.plan).batch(step)
         self.ahead.begin(operator.index(step))
         with TraceAnnotation("collate"):
@@ -224,9 +224,13 @@ class Batches(StepDataset):
         return (planned, batch) if self._planned else batch
 
     @functools.cached_property
+    def _steps(self) -> int:
+        return len(self)
+
+    @functools.cached_property
     def _limited(self) -> Plan:
         """The plan of these epochs alone, which prepares nothing for others."""
-        return self.plan.between(0, len(self))
+        return self.plan.between(0, self._steps)
 
     def with_plans(self) -> "Batches":
         """The same batches, each with the plan that it is built from: `(PlannedBatch, batch)`."""
@@ -235,7 +239,8 @@ class Batches(StepDataset):
     def _copy(self, **changes: Any) -> "Batches":
         batches: Any = object.__new__(Batches)
         batches.__dict__.update(self.__dict__, **changes)
-        batches.__dict__.pop("_limited", None)  # of other epochs
+        for name in ("_limited", "_steps"):  # of other epochs
+            batches.__dict__.pop(name, None)
         return batches
 
     __copy__ = _copy  # with `sharding`, which a pickled copy does not have

@@ -66,6 +66,11 @@ def take_first(given: Any, examples: int) -> Any:
     array = as_lengths(given)
     if len(array) == examples:
         return given
+    if len(array) < examples:
+        raise InvalidValue(
+            f"lengths has {len(array):,} examples, and the plan is of {examples:,}; give the "
+            "lengths of all of them"
+        )
     if (files := getattr(given, "files", None)) is None:
         return array[:examples]
     number = int(np.searchsorted(np.cumsum(files), examples, side="right"))

@@ -49,8 +49,9 @@ class Plan:
     >>> plan.batch(0).segments.tolist()  # row, example, start, inputs, targets
     [[0, 0, 0, 5, 2], [0, 2, 0, 3, 1], [1, 1, 0, 3, 3]]
 
-    With `weights`, batches mix several corpora. Sampling is deterministic: over any range of steps,
-    each corpus has its share to within a batch or two, and each has epochs of its own.
+    With `weights`, batches mix several corpora, which have epochs of their own. Sampling is
+    deterministic: over any range of steps, each corpus has its share of the rows to within a batch
+    or two, and so of its tokens where its rows are about equally full, as packed rows are.
 
     >>> both = {"code": [5, 3, 4, 4], "prose": [9, 7]}
     >>> plan = Plan(both, [Bucket(rows=2, length=16)], weights={"code": 1, "prose": 1})
@@ -170,7 +171,8 @@ class Plan:
 
         No position is lost or repeated: the positions that remain of the epochs in progress at
         `step` are planned anew, and whole epochs follow. The cost is that of planning an epoch,
-        whatever the step.
+        whatever the step. Another `overflow` decides of whole epochs: what the present one has
+        truncated or dropped stays so until it ends.
 
         >>> plan = Plan([5, 3, 4, 2, 1], [Bucket(rows=1, length=8)])
         >>> later = plan.after(1, buckets=[Bucket(rows=2, length=8)]).after(7, exclude=[0])
@@ -266,7 +268,8 @@ class Plan:
         return self._from_stages(self.stages, first, last)
 
     def until(self, step: int) -> "Plan":
-        """The same plan without the changes that begin after `step`."""
+        """The same plan without the changes that begin after `step`, from 0."""
+        step = require_whole("step", step, 0)
         stages = [stage for stage in self.stages if stage.start <= step]
         return self._from_stages(stages, self._first, self._last)
 
@@ -444,11 +447,11 @@ class Plan:
         """Batches of each bucket in an epoch; 0 for a bucket that no step has.
 
         If the plan changes: in all steps up to the end of the first whole epoch of the last stage,
-        and 1 for a bucket that only later steps have.
+        and 1 for a bucket that only later steps have. Of `between` with an end: in its steps.
         """
         last, used = self.stages[-1], self._used
         end = last.end or self.first_step(self.first_whole_epoch + 1)
-        counts = self.batches(self._first, end)
+        counts = self.batches(self._first, end if self._last is None else self._last)
         return {bucket: max(count, int(bucket in used)) for bucket, count in counts.items()}
 
     @property
@@ -463,7 +466,7 @@ class Plan:
         return tuple(sorted(every, key=lambda bucket: bucket.order))
 
     def most_segments(self) -> dict[Bucket, int]:
-        """The most segments in a row of each bucket; at least 1."""
+        """The most segments that a row of each bucket may have; at least 1."""
         most = {bucket: 1 for stage in self.stages for bucket in stage.options.buckets}
         for stage in self.stages:
             for found in (found for stream in stage.streams for found in stream.passes):
@@ -476,13 +479,14 @@ class Plan:
     def num_tokens(self) -> int:
         """Real positions in a whole epoch of the last stage; for pairs, inputs plus targets.
 
-        With several corpora, they are computed from the mean fill of the rows.
+        With several corpora, they are computed from the mean fill of the rows, and are of the epoch
+        in which the last stage begins, with the earlier stages of that epoch.
         """
         return figures.count_epoch(self).num_tokens
 
     @property
     def padding(self) -> float:
-        """The share of padding in a whole epoch of the last stage, from 0 to 1, with empty rows."""
+        """The share of padding in the epoch of `num_tokens`, from 0 to 1, with empty rows."""
         return figures.count_epoch(self).padding
 
     def __repr__(self) -> str:

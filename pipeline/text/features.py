@@ -128,6 +128,8 @@ class Feature:
 
     def cast(self, array: np.ndarray, what: str) -> np.ndarray:
         """`array` of any shape as one of this dtype; errors are those of `convert`."""
+        if array.dtype == self.dtype and (array.dtype.kind != "f" or not np.isnan(array).any()):
+            return array
         if array.size == 0:
             return array.astype(self.dtype)
         kinds = {"b": "b", "i": "biu", "u": "biu", "f": "biuf"}[self.dtype.kind]

@@ -40,6 +40,14 @@ def epoch_of(plan, epoch=0):
     return [plan.batch(epoch * steps + step) for step in range(steps)]
 
 
+def test_a_part_of_a_plan_counts_its_own_batches_and_replay_all_examples():
+    plan = Plan([5] * 40, [Bucket(2, 8)])
+    assert plan.between(25, 30).batches_per_bucket == {Bucket(2, 8): 5}
+    grown = plan.after(3, lengths=[5] * 41)
+    with pytest.raises(ValueError, match="lengths has 39 examples, and the plan is of 40; give"):
+        Plan.replay([5] * 39, grown.changes)
+
+
 def test_a_plan_by_hand():
     plan = Plan([5, 3, 4, 9, 2, 1], [Bucket(2, 8)], shuffle=False)
     assert [batch.segments.tolist() for batch in epoch_of(plan)] == [
