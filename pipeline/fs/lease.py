@@ -155,7 +155,7 @@ class _Lease:
             return {}
         with contextlib.suppress(ValueError):
             seen = json.loads(content)
-            if seen == {} or _is_lock(seen):
+            if seen == {} or _is_lock(seen):  # {}: nobody holds it
                 return seen
         raise InvalidValue(
             f"{self._path} holds {content[:40]!r}, which is not a lock of Lockstep; delete it if "
@@ -164,7 +164,7 @@ class _Lease:
 
 
 def _is_lock(seen: Any) -> bool:
-    """Whether a JSON document is what `_Lease._write` writes; when nobody holds a lock, it is {}."""
+    """Whether JSON is what the holder of a lock writes."""
     return (
         isinstance(seen, dict)
         and seen.keys() >= {"owner", "place", "pid", "beat"}
