@@ -41,6 +41,7 @@ PAUSE, AFTER_FAILURE = 0.1, 10.0
 # The name of a part that is being fetched, and the number of a part in both of its names.
 FETCHING = ".{}.fetching"
 NUMBER = re.compile(r"part-(\d+)\.arrow|\.part-(\d+)\.arrow\.fetching")
+LOCK = ".lock"
 NEVER = 1 << 40
 
 T = TypeVar("T")
@@ -247,7 +248,7 @@ class PartCache(Handles):
 
     def _exclusively(self) -> IO[bytes]:
         """Holds the lock of the directory, which ends with the process that holds it."""
-        return open_locked(self.directory / ".lock")
+        return open_locked(self.directory / LOCK)
 
     def _fetching(self, number: int) -> pathlib.Path:
         """The name of a part until it is whole."""
@@ -275,22 +276,24 @@ class PartCache(Handles):
     def _scan(self) -> tuple[dict[int, int], dict[int, int]]:
         """The sizes of the files of parts: of whole ones, and of those that are being fetched.
 
-        Anything else in the place of a part is refused: it could be neither fetched nor removed.
+        Anything else in the place of a part or of the lock is refused: nothing could be fetched.
         """
         whole: dict[int, int] = {}
         reserved: dict[int, int] = {}
         for entry in os.scandir(self.directory):
             found = NUMBER.fullmatch(entry.name)
             number = int(found[1] or found[2]) if found else self.num_parts
-            if number >= self.num_parts:
+            if number >= self.num_parts and entry.name != LOCK:
                 continue
             with contextlib.suppress(FileNotFoundError):
                 about = entry.stat(follow_symlinks=False)
                 if not stat.S_ISREG(about.st_mode):
                     raise InvalidValue(
                         f"{entry.path} is no regular file, and stands where a part of the corpus "
-                        "goes; remove it, or give another cache"
+                        "or the lock goes; remove it, or give another cache"
                     )
+                if entry.name == LOCK:
+                    continue
                 files = reserved if entry.name.startswith(".") else whole
                 files[number] = about.st_size
         return whole, reserved

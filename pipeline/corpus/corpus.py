@@ -114,6 +114,10 @@ class Corpus(SingleCorpus):
         """
         if cache is None and cache_bytes is not None:
             raise InvalidValue(f"cache_bytes is {cache_bytes}, and there is no cache=; give both")
+        if cache is not None and not os.fspath(cache):
+            raise InvalidValue("cache is empty; give a local directory, or None for no cache")
+        if cache_bytes is not None:
+            require_whole("cache_bytes", cache_bytes, 1)
         if cache is not None and (memory_map or not is_local(cache)):
             raise InvalidValue(
                 f"cache is {os.fspath(cache)} and memory_map is {memory_map}; the cache is a local "

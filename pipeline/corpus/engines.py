@@ -123,8 +123,17 @@ def workers(function: Callable[[Any], Any], number: int) -> Iterator[Callable[[A
         # The name of what was typed into `python -`, which workers would take for a file to import.
         main = vars(sys.modules["__main__"])
         typed = {"__file__": main.pop("__file__")} if main.get("__file__") == "<stdin>" else {}
+
+        def submit(item: Any) -> Future[Any]:
+            # This may start a worker. It inherits that ^C waits until `_start` ignores it.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                return pool.submit(_call, item)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
         try:
-            yield lambda item: pool.submit(_call, item)
+            yield submit
         except BrokenProcessPool as error:
             raise InvalidState(
                 "a worker died while tokenising. If it was killed for want of memory, use fewer "
@@ -148,6 +157,7 @@ def _start(given: Connection) -> None:
         _function = pickle.loads(content)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a process for each CPU is enough
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it will say so
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
     def follow() -> None:
         if parent := multiprocessing.parent_process():

@@ -114,6 +114,8 @@ class Manifest:
                 f"there is no corpus in {place} (no {MANIFEST}); prepare one there, or check the "
                 "path"
             ) from None
+        except IsADirectoryError as error:
+            raise damage(directory / MANIFEST, "it is a directory") from error
         except InvalidValue as error:
             raise damage(directory / MANIFEST, str(error)) from error
         except (ValueError, KeyError, TypeError, RecursionError) as error:

@@ -11,7 +11,7 @@ from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.manifest import MANIFEST
 from pipeline.corpus.tasks import INPUTS, TARGETS
-from pipeline.errors import InvalidValue
+from pipeline.errors import InvalidValue, require_whole
 from pipeline.fs.atomic import as_path
 from pipeline.text.features import Feature
 
@@ -70,7 +70,7 @@ class Pairs(AnyCorpus):
         Of `cache_bytes`, each side has half. Pairs are read in any order, so all parts are fetched.
         """
         if (room := options.get("cache_bytes")) is not None:
-            options["cache_bytes"] = room // 2
+            options["cache_bytes"] = require_whole("cache_bytes", room, 2) // 2
         sides = (as_path(directory) / task.name for task in (INPUTS, TARGETS))
         return cls(*(Corpus.open(side, **options) for side in sides))
 

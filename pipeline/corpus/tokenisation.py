@@ -28,6 +28,12 @@ OnError: TypeAlias = Literal["raise", "skip"]
 # template, which make a chunk. None of this changes a result.
 GROUP, TEXT = 16, 1 << 22
 
+# What a tokenizer must have: see `pipeline.text.tokenizers.Tokenizer`.
+OF_TOKENIZERS = (
+    *("kind", "vocab_size", "fingerprint", "begin_id", "end_id"),
+    *("encode_batch", "decode", "save"),
+)
+
 T = TypeVar("T")
 
 
@@ -219,6 +225,11 @@ def require_tokenizable(source: Any, tokenizer: Any) -> None:
     if isinstance(tokenizer, type) or not hasattr(tokenizer, "encode_batch"):
         raise InvalidType(
             f"tokenizer is {tokenizer!r:.80}; it must be a tokenizer, as tokenizers.Bytes()"
+        )
+    if missing := [name for name in OF_TOKENIZERS if not hasattr(tokenizer, name)]:
+        raise InvalidType(
+            f"the tokenizer {type(tokenizer).__name__} has no {', '.join(missing)}; a tokenizer "
+            f"has {', '.join(OF_TOKENIZERS)}, as pipeline.text.tokenizers.Tokenizer says"
         )
 
 

@@ -20,9 +20,6 @@ logger = logging.getLogger(__name__)
 # Seconds between two signs of life of a holder, and after the last of which others take its place.
 BEAT, SILENCE = 10.0, 45.0
 
-# What a lock says; when nobody holds it, nothing.
-FIELDS = {"owner", "place", "pid", "beat"}
-
 _held: set[str] = set()  # the owners that are threads of this process
 
 
@@ -158,12 +155,23 @@ class _Lease:
             return {}
         with contextlib.suppress(ValueError):
             seen = json.loads(content)
-            if seen == {} or (isinstance(seen, dict) and seen.keys() >= FIELDS):
+            if seen == {} or _is_lock(seen):  # {}: nobody holds it
                 return seen
         raise InvalidValue(
             f"{self._path} holds {content[:40]!r}, which is not a lock of Lockstep; delete it if "
             "nothing works in that directory, or use another one"
         )
+
+
+def _is_lock(seen: Any) -> bool:
+    """Whether JSON is what the holder of a lock writes."""
+    return (
+        isinstance(seen, dict)
+        and seen.keys() >= {"owner", "place", "pid", "beat"}
+        and isinstance(seen["owner"], str)
+        and type(seen["pid"]) is int
+        and 0 < seen["pid"] < 1 << 31
+    )
 
 
 def _place() -> str | None:

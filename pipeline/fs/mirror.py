@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+from typing import IO
 
 from etils import epath
 
@@ -33,9 +34,8 @@ class Mirror:
     def __init__(self, remote: ObjectPath, mark: str):
         self._remote, self._mark = remote, mark
         _remove_leftovers()
-        self._scratch = tempfile.TemporaryDirectory(prefix=PREFIX)
+        self._scratch, self._lock = _make_scratch()
         self.local = epath.Path(self._scratch.name)
-        self._lock = open_locked(self.local / LOCK)  # ends with this process
         self._ours: set[str] = set()  # folders there that have the mark
         self._whole: set[str] = set()  # folders that are whole there
         for name in filter(str.isdecimal, objects.children(remote)[1]):
@@ -94,6 +94,16 @@ class Mirror:
             file = self.local / path.relative_to(self._remote)
             file.parent.mkdir(parents=True, exist_ok=True)
             objects.download(path, file)
+
+
+def _make_scratch() -> tuple[tempfile.TemporaryDirectory, IO[bytes]]:
+    """A local directory, and the lock in it, which ends with this process."""
+    while True:
+        scratch = tempfile.TemporaryDirectory(prefix=PREFIX)
+        lock = open_locked(os.path.join(scratch.name, LOCK))
+        if os.fstat(lock.fileno()).st_nlink:
+            return scratch, lock
+        lock.close()  # another process took it for a leftover before it was locked
 
 
 def _remove_leftovers() -> None:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import signal
 import sys
 import threading
@@ -179,13 +180,17 @@ def connect(
             one does not join, this process says so and ends, with exit code 2.
 
     Raises:
-        ValueError: only some of the three are given.
+        ValueError: only some of the three are given, or `coordinator` has no port.
     """
     given = [value is not None for value in (coordinator, num_processes, process_id)]
     if any(given) and not all(given):
         raise InvalidValue(
             f"coordinator={coordinator}, num_processes={num_processes}, process_id={process_id}: "
             "give all three, or none where the platform provides them"
+        )
+    if coordinator is not None and not re.fullmatch(r".+:\d+", coordinator):
+        raise InvalidValue(
+            f"coordinator is {coordinator!r}; it must be HOST:PORT, as in 10.0.0.1:1234"
         )
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # JAX itself would end the process after twice that time, without a sentence.

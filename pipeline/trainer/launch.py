@@ -56,12 +56,20 @@ def parse_flags(argv: list[str]) -> list[str]:
         if len(rest) > 1:
             raise flags.Error(f"{rest[1]!r} is not a flag; write --NAME=VALUE, and lists in quotes")
     except Exception as error:  # of the flags, or of the file of the config
-        wrong = InvalidValue(error.args[0] if error.args else repr(error))
-        sys.exit(describe(wrong, command=_name()))
+        sys.exit(describe(InvalidValue(_explain(error)), command=_name()))
     if VERSION.value:
         print(f"lockstep {pipeline.__version__}")
         sys.exit()
     return rest
+
+
+def _explain(error: Exception) -> str:
+    """The message of an error of the flags; that of an unknown field is inside another."""
+    seen = error.args[0] if error.args else repr(error)
+    if not isinstance(seen, KeyError):
+        return str(seen)
+    name, _, hint = str(seen.args[0]).partition("\n")
+    return f"the config has no field {name}. {hint or 'The file of the config shows its fields'}"
 
 
 def _name() -> str:

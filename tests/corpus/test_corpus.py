@@ -307,6 +307,10 @@ PART = "part-00002.arrow"
             "schema version 99, and this version of Lockstep reads version 4: prepare",
         ),
         (
+            lambda at: ((at / "corpus.json").unlink(), (at / "corpus.json").mkdir()),
+            "damaged at .*corpus.json: it is a directory",
+        ),
+        (
             lambda at: (at / "corpus.json").unlink(),
             "half-written: it has parts but no corpus.json. Prepare it again",
         ),

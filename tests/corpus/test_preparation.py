@@ -333,6 +333,19 @@ def test_a_worker_that_dies_gives_a_sentence(source, tmp_path, run):
     assert "run again to go on" in error
 
 
+def test_an_interrupt_of_a_worker_that_still_imports_is_left_to_its_parent(run):
+    begins = """
+    import signal
+    if __name__ == "__mp_main__":
+        os.kill(os.getpid(), signal.SIGINT)
+
+    text, directory"""
+    process = run(2, program=PROGRAM.replace("\n    text, directory", begins))
+    out, error = process.communicate(timeout=60)
+    assert process.returncode == 0, error
+    assert "Traceback" not in error
+
+
 def test_a_program_that_was_typed_into_python_has_workers(source, tmp_path):
     command = [sys.executable, "-", source.files[0], tmp_path / "corpus", "2", "0"]
     seen = call(*command, input=textwrap.dedent(PROGRAM))

@@ -1,6 +1,7 @@
 """Object storage: corpora, sources and runs in buckets of real servers on loopback, which fail."""
 
 import contextlib
+import fcntl
 import functools
 import gzip
 import io
@@ -453,6 +454,25 @@ def test_what_a_killed_process_left_on_this_machine_is_removed(monkeypatch, tmp_
     }
 
 
+def test_a_directory_that_is_taken_for_a_leftover_before_it_is_locked_is_made_anew(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    flock, calls = fcntl.flock, []
+
+    def late(*arguments):
+        calls.append(arguments)
+        if len(calls) == 1:  # another process begins here
+            mirror._remove_leftovers()
+        flock(*arguments)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    scratch, lock = mirror._make_scratch()
+    with scratch, lock:
+        mirror._remove_leftovers()
+        assert [f"{path}" for path in tmp_path.iterdir()] == [scratch.name]
+
+
 def test_several_processes_are_refused_where_one_alone_can_write(monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(ValueError, match="2 processes cannot write checkpoints to s3://mine/c"):
@@ -535,7 +555,13 @@ def test_who_has_lost_a_lock_ends(place, monkeypatch):
         work(lambda: monkeypatch.setattr(objects, "put", fail))
 
 
-@pytest.mark.parametrize("content", [b"", b"null", b"[]", b"7", b'{"owner": "x"}', b"\xff garbage"])
+LOCK = {"owner": "x", "place": "there", "pid": 7, "beat": 0}
+NO_LOCKS = [b"", b"null", b"[]", b"7", b'{"owner": "x"}', b"\xff garbage"]
+for wrong in ({"pid": "7"}, {"pid": None}, {"pid": 10**30}, {"owner": [1]}):
+    NO_LOCKS.append(json.dumps(LOCK | wrong).encode())
+
+
+@pytest.mark.parametrize("content", NO_LOCKS)
 def test_what_is_not_a_lock_is_refused_and_stays(server, place, content):
     objects.put(place / ".lock", content)
     before = len(server.proxy.requests)

@@ -217,6 +217,10 @@ def parse_flags(text):
 WRONG_FLAGS = {
     "--config.stepz=3": 'Did you mean "steps" instead of "stepz"?',
     "--config.model.widht=3": 'Did you mean "width" instead of "widht"?',
+    "--config.foo=3": "the config has no field 'foo'. The file of the config shows its fields",
+    "--config.batches.token_per_batch=3": (
+        "has no field 'token_per_batch'. Did you mean \"tokens_per_batch\" instead of"
+    ),
     "more.jsonl": "'more.jsonl' is not a flag; write --NAME=VALUE",
     "--config=nowhere.py": "No such file or directory: 'nowhere.py'",
     "--confg=tests/runs/tiny_config.py": "Unknown command line flag 'confg'",
@@ -301,3 +305,8 @@ def test_a_run_knows_its_config_and_flags_change_it(text, tmp_path, parse_flags)
     assert "No such file or directory: " in parse_flags(flags[0])[1]
     kept.write_text("{}")
     assert parse_flags(flags[0])[1].endswith("is damaged: KeyError('fields'); give --config\n")
+
+
+def test_a_coordinator_without_a_port_is_refused():
+    with pytest.raises(ValueError, match="coordinator is 'nonsense'; it must be HOST:PORT"):
+        hosts.connect("nonsense", 1, 0, wait=1)

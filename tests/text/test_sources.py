@@ -2,6 +2,7 @@ import gzip
 import itertools
 import os
 import pickle
+import socket
 import sys
 import time
 
@@ -156,6 +157,15 @@ def test_a_missing_file_is_named(tmp_path, paths, error, sentence):
             kind(os.path.join(tmp_path, paths))
         with pytest.raises(ValueError, match="no files were given"):
             kind([])
+
+
+def test_what_is_no_regular_file_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the name of a socket is short
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind("a.txt")
+        for paths in ("a.txt", "*.txt"):
+            with pytest.raises(ValueError, match=r"a\.txt is no regular file"):
+                TextFiles(paths)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pipeline
-from pipeline.text.sources import Slice
+from pipeline.text.sources import Records, Slice
 from pipeline.text.tokenizers import (
     Bytes,
     HuggingFace,
@@ -266,3 +266,14 @@ def test_marks_of_a_hugging_face_tokenizer_are_its_own_or_named(hugging_face, tm
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(ValueError, match=r"bad\.json is not a tokenizer\.json"):
         HuggingFace(tmp_path / "bad.json")
+
+
+def test_a_tokenizer_that_lacks_something_is_refused_before_the_work(tmp_path):
+    class Mine:
+        vocab_size, fingerprint, begin_id, end_id = 259, "mine", None, None
+
+        def encode_batch(self, texts):
+            raise AssertionError("work")
+
+    with pytest.raises(TypeError, match="Mine has no kind, decode, save; a tokenizer has"):
+        pipeline.prepare(Records(["a"]), Mine(), tmp_path, progress=False)

@@ -81,7 +81,14 @@ def find(paths: Paths) -> list[epath.Path]:
     names = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not names:
         raise InvalidValue("no files were given; name one or more, or a glob such as data/*.txt")
-    return [file for name in names for file in _match(os.fspath(name))]
+    files = [file for name in names for file in _match(os.fspath(name))]
+    for file in files:
+        if is_local(file) and os.path.exists(file) and not os.path.isfile(file):
+            raise InvalidValue(
+                f"{os.fspath(file)} is no regular file, and records are read of it several times; "
+                "copy its content to a file"
+            )
+    return files
 
 
 def _match(name: str) -> list[epath.Path]:
