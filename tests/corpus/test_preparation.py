@@ -341,7 +341,7 @@ def test_an_interrupt_of_a_worker_that_still_imports_is_left_to_its_parent(run):
 
     text, directory"""
     process = run(2, program=PROGRAM.replace("\n    text, directory", begins))
-    out, error = process.communicate(timeout=60)
+    error = process.communicate(timeout=60)[1]
     assert process.returncode == 0, error
     assert "Traceback" not in error
 
