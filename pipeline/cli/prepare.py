@@ -48,6 +48,8 @@ def prepare_files(arguments: argparse.Namespace) -> str:
     """Prepares a corpus or pairs, or tokenises a share of one; says what came of it."""
     if not arguments.into:
         raise InvalidValue("--into is missing; give the directory of the corpus")
+    if not any(arguments.source) and not arguments.tfds:
+        raise InvalidValue("no files are given; name some, as data/*.txt, or give --tfds")
     directory = as_path(arguments.into)
     engine = _engine(arguments)
     field: Any = sources.ParallelText.fields if arguments.targets else arguments.field

@@ -139,7 +139,8 @@ TEXTS = {
         (["check", "FOLDER/a/sub", "--max-length", "-1"], "--max-length is -1"),
         (["buckets", "FOLDER/some.npy", "--max-length", "100000"], "raise --tokens-per-batch"),
         (["prepare", "a.txt"], "--into is missing; give the directory of the corpus"),
-        (["prepare", "--into", "FOLDER/new"], "has source='', files='', tfds=''; give one of them"),
+        (["prepare", "--into", "FOLDER/new"], "no files are given; name some"),
+        (["prepare", "", "--into", "FOLDER/new"], "no files are given; name some"),
     ],
 )
 def test_a_mistake_is_answered_with_a_sentence(run, tmp_path, arguments, sentence):

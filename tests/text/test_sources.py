@@ -159,12 +159,12 @@ def test_a_missing_file_is_named(tmp_path, paths, error, sentence):
             kind([])
 
 
-def test_what_is_no_regular_file_is_refused(tmp_path, monkeypatch):
+def test_a_socket_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # the name of a socket is short
     with socket.socket(socket.AF_UNIX) as made:
         made.bind("a.txt")
         for paths in ("a.txt", "*.txt"):
-            with pytest.raises(ValueError, match=r"a\.txt is no regular file"):
+            with pytest.raises(ValueError, match=r"a\.txt is a socket or a pipe"):
                 TextFiles(paths)
 
 

@@ -5,6 +5,7 @@ import hashlib
 import importlib.util
 import io
 import os
+import stat
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -83,10 +84,11 @@ def find(paths: Paths) -> list[epath.Path]:
         raise InvalidValue("no files were given; name one or more, or a glob such as data/*.txt")
     files = [file for name in names for file in _match(os.fspath(name))]
     for file in files:
-        if is_local(file) and os.path.exists(file) and not os.path.isfile(file):
+        mode = os.stat(file).st_mode if is_local(file) and os.path.exists(file) else 0
+        if stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode):
             raise InvalidValue(
-                f"{os.fspath(file)} is no regular file, and records are read of it several times; "
-                "copy its content to a file"
+                f"{os.fspath(file)} is a socket or a pipe, and records are read in any order; copy "
+                "its content to a file"
             )
     return files
 
