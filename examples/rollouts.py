@@ -126,10 +126,12 @@ def train(updates):
     state = jax.device_put(nnx.state((model, optimizer)), everywhere)
     nnx.update((model, optimizer), state)
     zeros = jax.tree.map(jnp.zeros_like, nnx.state(model, nnx.Param))
+    results: list = []
     for step in range(updates):
         columns, reward = make_rollouts(model, random)
         # Lockstep: a corpus in memory; its length is that of the update.
         examples = pipeline.Examples(columns, features=FEATURES)
+        learnt = np.float32(examples.num_learnt)
         for _ in range(PASSES):
             gradients, results = zeros, []
             # Lockstep: batches of the shapes above, and which rollout is where.
@@ -137,7 +139,7 @@ def train(updates):
                 gradients, logprobs = add_gradients(model, gradients, batch)
                 results.append((planned, logprobs))
             # One division for the update: a sum does not know how its terms were packed.
-            update(model, optimizer, gradients, np.float32(examples.num_learnt))
+            update(model, optimizer, gradients, learnt)
         # Lockstep: the log-probabilities of each rollout, in the order in which it was sampled.
         found = pipeline.unpack(results, examples, per="position")
         drift = [
@@ -146,7 +148,7 @@ def train(updates):
                 columns["old_logprobs"], found, columns["weights"], strict=True
             )
         ]
-        kl, shapes = sum(drift) / examples.num_learnt, [each.bucket.shape for each, _ in results]
+        kl, shapes = sum(drift) / learnt, [each.bucket.shape for each, _ in results]
         print(f"update {step} reward {reward:.3f} kl {kl:.5f} batches {shapes}")
 
 

@@ -19,12 +19,11 @@ import argparse
 import dataclasses
 import itertools
 
-import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import nnx
+from flax import nnx, struct
 from tunix.models.qwen2.model import ModelConfig, Qwen2
 from tunix.rl import reshard, rl_cluster
 from tunix.rl import utils as rl_utils
@@ -81,6 +80,7 @@ def pack_rollouts(rollouts, bucket, *, pad_id=0, **options):
     examples = pipeline.Examples({"tokens": ids} | columns, features=features, task=INPUTS)
     # Lockstep: the fewest rows, dealt so that each device has as much to do.
     for planned, batch in pipeline.pack(examples, [bucket], **options):
+        fields = dict(batch)
         segment_ids = batch["inputs_segment_ids"]
         yield (
             planned,
@@ -88,16 +88,16 @@ def pack_rollouts(rollouts, bucket, *, pad_id=0, **options):
                 "completion_ids": jnp.where(segment_ids > 0, batch["inputs"], pad_id),
                 "segment_ids": segment_ids,
                 "segment_positions": batch["inputs_positions"],
-                **{name: batch[name] for name in names},
+                **{name: fields[name] for name in names},
             },
         )
 
 
-@flax.struct.dataclass(frozen=True)
+@struct.dataclass(frozen=True)
 class PackedExample(TrainExample):
     """A microbatch `[rows, tokens]`, and what to multiply its mean loss by."""
 
-    share: jax.Array = 1.0
+    share: jax.Array | float = 1.0
 
 
 def make_packer(rows, microbatches, *, mean_of="tokens", **options):

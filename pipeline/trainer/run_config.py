@@ -51,7 +51,7 @@ def check_config(config: Any) -> None:
         )
     for step in config.skip_steps:
         require_whole("a step of config.skip_steps", step, 0)
-    numbers = flatten(config.to_dict())
+    numbers: dict[str, Any] = flatten(config.to_dict())
     for name in ("peak_flops", "optimizer.learning_rate", "optimizer.final"):
         if not numbers.get(name, 0.0) >= 0:
             raise InvalidValue(f"config.{name} is {numbers[name]}; it must be at least 0")

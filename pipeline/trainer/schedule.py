@@ -52,7 +52,7 @@ class Schedule:
 
     >>> schedule = Schedule({"tokens_per_batch": 256}, [(100, {"tokens_per_batch": 512})])
     >>> schedule.plan([30, 50, 90]).buckets
-    (Bucket(rows=2, length=128), Bucket(rows=4, length=128))
+    (Bucket(rows=4, length=128), Bucket(rows=2, length=128))
 
     Args:
         begin: options at step 0; those that are None are left to their defaults.

@@ -78,7 +78,7 @@ def test_long_rows_are_drawn_in_as_many_letters_as_there_is_room_for():
         def sides(self):
             return (self,)
 
-        def read(self, examples, starts, lengths, reach, epoch):
+        def read(self, examples, starts, lengths, reach, epoch, features):
             return {"inputs": np.ones(int(reach.sum()), np.int32)}
 
     plan = Plan([300, 100, 56], [Bucket(1, 512)], shuffle=False)

@@ -26,7 +26,7 @@ RULES = {
     "fs/atomic.py:_remove_leftovers": "temporary names of 32 random digits that nobody has locked",
     "fs/atomic.py:atomic_write": "its own temporary name, of 32 random digits",
     "fs/atomic.py:remove_files": "names that the caller gives as a pattern of its own files",
-    "fs/mirror.py:Mirror.__init__": OWN_FOLDER,
+    "fs/mirror.py:_make_scratch": OWN_FOLDER,
     "fs/mirror.py:Mirror.push": "folders named by a number that have the mark of a checkpoint",
     "fs/mirror.py:_remove_leftovers": "folders of killed processes, whose locks nobody holds",
     "fs/objects.py:ObjectPath.rmtree": "what the caller says",

@@ -31,7 +31,7 @@ CORPORA = {"a": np.array([3, 2]), "b": np.array([4])}
         (lambda place: Corpus.from_arrays([[[1], [2, 3]]], place), "example 0 cannot be an array"),
         (
             lambda place: Corpus.from_arrays({"tokens": [[1]], "weights": [{}]}, place),
-            "the weights of example 0 cannot be an array",
+            "the weights of example 0 has shape",
         ),
         (
             lambda place: Corpus.from_arrays([[1, 2]], place, vocab_size=[3]),
