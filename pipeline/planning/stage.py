@@ -11,7 +11,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from pipeline.errors import InvalidValue
+from pipeline.errors import DoesNotFit, InvalidValue, counted
 from pipeline.planning.assembly import Assembly
 from pipeline.planning.cache import WindowCache
 from pipeline.planning.identity import fingerprint_of
@@ -265,6 +265,13 @@ def _make_streams(
                 stream = before[number].after(cache, rows[:, number], lengths.exclude(mine), own)
         except ValueError as error:
             raise InvalidValue(f"corpus {name!r}: {error}" if name else str(error)) from error
+        except MemoryError as error:
+            positions = int(lengths.array.sum(dtype=np.int64))
+            raise DoesNotFit(
+                f"planning {counted(len(lengths), 'example')} of {positions:,} positions takes "
+                "more memory than there is; give longer buckets, so that fewer pieces are made of "
+                "long examples, or overflow='truncate' or 'drop'"
+            ) from error
         streams.append(stream)
         first += len(lengths)
     return tuple(streams)

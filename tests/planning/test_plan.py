@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from pipeline import Bucket, Plan, fit_buckets
+from pipeline.planning import stream
 from pipeline.planning.plan import PLANNING
 
 BUCKETS = (Bucket(4, 16), Bucket(3, 32), Bucket(2, 64))
@@ -38,6 +39,15 @@ KINDS = pytest.mark.parametrize(
 def epoch_of(plan, epoch=0):
     steps = plan.num_batches()
     return [plan.batch(epoch * steps + step) for step in range(steps)]
+
+
+def test_a_plan_that_does_not_fit_into_memory_is_a_sentence(monkeypatch):
+    def fail(*_):
+        raise MemoryError("Unable to allocate 2.67 GiB")
+
+    monkeypatch.setattr(stream, "cut", fail)
+    with pytest.raises(MemoryError, match="planning 1 example of 2,147,483,648 positions"):
+        Plan([1 << 31], [Bucket(2, 6)])
 
 
 def test_a_part_of_a_plan_counts_its_own_batches_and_replay_all_examples():
