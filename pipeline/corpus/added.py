@@ -131,8 +131,7 @@ def add_features(
         parts: list[Part] = []
         for number, examples in enumerate(_make_parts(counts, columns, known)):
             if there is not None:
-                expected = there.parts[number]
-                if [examples.features_digest] != [expected.sha256]:
+                if examples.features_digest != there.parts[number].sha256:
                     raise InvalidValue(
                         f"{os.fspath(place)} holds other values of {', '.join(known)}; add them "
                         "under another name, or delete that directory"

@@ -227,10 +227,7 @@ def _as_ragged(
             values = columns[name]
             if places[name].dtype == "bool":
                 values = np.unpackbits(values, count=places[name].count, bitorder="little")
-            dtype = feature.dtype
-            is_bool = dtype.kind == "b"
-            values = values.view(bool) if is_bool else values.astype(dtype, copy=False)
-            found[name] = Column(feature, values.reshape(-1, *feature.shape))
+            found[name] = Column(feature, feature.restore(values))
     return Ragged(tokens, counts, None, found)
 
 

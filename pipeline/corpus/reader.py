@@ -110,9 +110,7 @@ class Reader:
                 found[of_value == kind] = self._read_values(name, dtype, mine)
         else:
             found = self._read_values(name, column.dtypes[int(kinds.max(initial=0))], at)
-        is_bool = feature.dtype.kind == "b"
-        found = found.view(bool) if is_bool else found.astype(feature.dtype, copy=False)
-        return found.reshape(-1, *feature.shape)
+        return feature.restore(found)
 
     def _read_values(self, name: str, dtype: str, at: "Located") -> np.ndarray:
         """Values of a column, one piece after another; of bits, each as a byte."""

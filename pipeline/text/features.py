@@ -110,6 +110,12 @@ class Feature:
             dtype = np.dtype(narrow[dtype.kind])
         return dataclasses.replace(self, dtype=dtype)
 
+    def restore(self, stored: np.ndarray) -> np.ndarray:
+        """Stored numbers, flat, as values `[n, *shape]`; a boolean is stored as a byte."""
+        is_bool = self.dtype.kind == "b"
+        values = stored.view(bool) if is_bool else stored.astype(self.dtype, copy=False)
+        return values.reshape(-1, *self.shape)
+
     def join(self, examples: Sequence[np.ndarray]) -> np.ndarray:
         """The converted values of some examples, one example after another."""
         return np.stack(examples) if self.per_example else np.concatenate(examples)
