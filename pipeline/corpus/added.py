@@ -15,11 +15,13 @@ from pipeline.corpus.manifest import (
     part_name,
     read_features,
     require_columns,
+    require_digest,
     tokens_digest,
+    write_entries,
 )
-from pipeline.corpus.parts import Part, json_digest, write_features
+from pipeline.corpus.parts import Part, write_features
 from pipeline.errors import InvalidValue, suggest_option
-from pipeline.fs.atomic import atomic_write, directory_lock
+from pipeline.fs.atomic import directory_lock
 from pipeline.text.features import Column, Feature, check_features, zip_columns
 from pipeline.text.ragged import Ragged
 
@@ -59,8 +61,7 @@ class Added:
         path = directory / MANIFEST
         try:
             entries = json.loads(path.read_text())
-            if entries.pop("digest") != json_digest(entries):
-                raise InvalidValue("its entries are not those that its digest was made of")
+            require_digest(entries)
             parts = [Part(**part) for part in entries["parts"]]
             features = read_features(entries["features"])
             require_columns(parts, features)
@@ -78,9 +79,7 @@ class Added:
             "features": {name: feature.as_json for name, feature in self.features.items()},
             "parts": [dataclasses.asdict(part) for part in self.parts],
         }
-        entries["digest"] = json_digest(entries)
-        with atomic_write(self.directory / MANIFEST) as file:
-            file.write((json.dumps(entries, indent=1) + "\n").encode())
+        write_entries(self.directory / MANIFEST, entries)
 
 
 def find_added(directory: epath.Path, names: Iterable[str], of: str) -> list[Added]:

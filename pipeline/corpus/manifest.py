@@ -101,8 +101,7 @@ class Manifest:
             entries = json.loads((directory / MANIFEST).read_text())
             version = entries["schema_version"]
             if version == SCHEMA_VERSION:
-                if entries.pop("digest") != json_digest(entries):
-                    raise InvalidValue("its entries are not those that its digest was made of")
+                require_digest(entries)
                 return cls(**{**entries, "parts": [Part(**part) for part in entries["parts"]]})
         except FileNotFoundError:
             if any(any(directory.glob(each)) for each in ("part-*.arrow", RANGES)):
@@ -143,10 +142,20 @@ class Manifest:
 
     def write(self, directory: epath.Path) -> None:
         """Writes it as the last file of a corpus."""
-        entries = dataclasses.asdict(self)
-        entries["digest"] = json_digest(entries)
-        with atomic_write(directory / MANIFEST) as file:
-            file.write((json.dumps(entries, indent=1) + "\n").encode())
+        write_entries(directory / MANIFEST, dataclasses.asdict(self))
+
+
+def write_entries(path: epath.Path, entries: Mapping[str, Any]) -> None:
+    """Writes JSON to a file, with a digest of it among its entries."""
+    content = {**entries, "digest": json_digest(entries)}
+    with atomic_write(path) as file:
+        file.write((json.dumps(content, indent=1) + "\n").encode())
+
+
+def require_digest(entries: dict[str, Any]) -> None:
+    """Takes the digest out of what `write_entries` wrote, and refuses one of other entries."""
+    if entries.pop("digest") != json_digest(entries):
+        raise InvalidValue("its entries are not those that its digest was made of")
 
 
 def read_features(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Feature]:
