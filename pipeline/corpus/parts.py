@@ -144,12 +144,7 @@ class PartFile:
         if self.metadata.pop("digest") != json_digest(self.metadata):
             raise InvalidValue("the digest of its metadata differs")
         self.features = {n: Feature(**each) for n, each in self.metadata["features"].items()}
-        self.columns: dict[str, np.ndarray] = {}
-        places = {}
-        for column, (dtype, count, buffer) in _stored_columns(batch, self.features).items():
-            place = Place(buffer.address - content.address if count else 0, dtype, count)
-            self.columns[column] = np.frombuffer(buffer, place.stored, place.units)
-            places[column] = place
+        self.columns, places = _map_columns(batch, self.features, content.address)
         self.part = Part(
             file=name,
             examples=self.metadata["examples"],
@@ -207,6 +202,17 @@ def _stored_columns(
     return found
 
 
+def _map_columns(
+    batch: pa.RecordBatch, features: Mapping[str, Feature], begin: int = 0
+) -> tuple[dict[str, np.ndarray], dict[str, Place]]:
+    """The values of each column as they are stored, and their places from the address `begin`."""
+    columns, places = {}, {}
+    for name, (dtype, count, buffer) in _stored_columns(batch, features).items():
+        place = places[name] = Place(buffer.address - begin if count else 0, dtype, count)
+        columns[name] = np.frombuffer(buffer, place.stored, place.units)
+    return columns, places
+
+
 def _as_ragged(
     file: str,
     columns: Mapping[str, np.ndarray],
@@ -233,11 +239,7 @@ def _as_ragged(
 
 def read_batch(file: str, batch: pa.RecordBatch, features: Mapping[str, Feature]) -> Ragged:
     """The examples of a record batch of `file`, as `write_columns` made it, without a copy."""
-    columns, places = {}, {}
-    for name, (dtype, count, buffer) in _stored_columns(batch, features).items():
-        place = places[name] = Place(0, dtype, count)
-        columns[name] = np.frombuffer(buffer, place.stored, place.units)
-    return _as_ragged(file, columns, places, features)
+    return _as_ragged(file, *_map_columns(batch, features), features)
 
 
 def write_columns(examples: Ragged) -> dict[str, pa.Array]:
