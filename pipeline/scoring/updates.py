@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import InvalidType, InvalidValue, counted, name_some, require_one_of
 from pipeline.loading.batches import Batch, Batches
-from pipeline.loading.sharding import batch_sharding, to_global
+from pipeline.loading.sharding import batch_sharding, field_specs, to_global
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.layout import ranges
 from pipeline.planning.pieces import Overflow
@@ -34,7 +34,7 @@ def pack(
     align: int = 1,
     max_segments: int | None = None,
     features: Iterable[str] | None = None,
-) -> Iterator[tuple[PlannedBatch, Batch]]:
+) -> "Packed":
     """The batches of one pass through some examples, in shapes that are compiled already.
 
     An update of reinforcement learning has other lengths each time. Its rows are packed best fit,
@@ -57,7 +57,9 @@ def pack(
         features: names of features to read, as for `load`; None: all.
 
     Returns:
-        An iterator over the plan of each batch, and the batch: a dict of global jax.Arrays.
+        An iterable over the plan of each batch and the batch, a dict of global jax.Arrays. With its
+        `specs`, `pipeline.steps.Compiled` compiles a step for every bucket at the first update,
+        also for tails that a later one is the first to use.
 
     Raises:
         ValueError: an example has nothing to train on, or is too long; no position carries loss;
@@ -93,16 +95,34 @@ def pack(
     if jax.process_count() > 1:  # the digest of all tokens takes longer than their plan
         hosts.require_agreement({"examples": {"of": examples.identity, "plan": plan.identity}})
 
-    def make() -> Iterator[tuple[PlannedBatch, Batch]]:
-        ahead: Any = batches.with_plans()
-        for step in range(plan.num_batches()):
+    return Packed(batches, sharding)
+
+
+class Packed:
+    """The batches of an update; each iterator begins at the first. `plan` says what is in which."""
+
+    def __init__(self, batches: Batches, sharding: NamedSharding):
+        self.plan, self._batches, self._sharding = batches.plan, batches, sharding
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[tuple[PlannedBatch, Batch]]:
+        sharding, features = self._sharding, self._batches.features
+        ahead: Any = self._batches.with_plans()
+        for step in range(len(self)):
             planned, batch = ahead[step]
-            fields: Any = to_global(
-                batch, sharding, bucket=planned.bucket, features=batches.features
-            )
+            fields: Any = to_global(batch, sharding, bucket=planned.bucket, features=features)
             yield planned, fields
 
-    return make()
+    @property
+    def specs(self) -> dict[Bucket, dict[str, jax.ShapeDtypeStruct]]:
+        """For each bucket, used or not, a `jax.ShapeDtypeStruct` for each field of a batch."""
+        features = self._batches.features
+        return {
+            bucket: field_specs(self._batches.empty(bucket), self._sharding, bucket, features)
+            for bucket in self.plan.buckets
+        }
 
 
 def unpack(

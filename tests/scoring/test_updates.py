@@ -1,6 +1,5 @@
 """Updates: what is packed comes back, example by example, in shapes that stay."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,6 +8,8 @@ from hypothesis import strategies as st
 
 import pipeline
 from pipeline import Bucket, Examples, Feature, pack, unpack
+from pipeline.steps import Compiled
+from pipeline.steps.compile_log import CompileLog
 
 FEATURES = {"logprob": Feature("targets"), "reward": Feature("example")}
 
@@ -68,19 +69,26 @@ def test_devices_get_rows_of_like_cost_over_the_whole_update():
 
 
 def test_other_lengths_compile_nothing():
-    @jax.jit
-    def step(batch):
-        return batch["logprob"] * batch["loss_weights"]
+    def step(scale, batch):
+        return batch["logprob"] * batch["loss_weights"] * scale
 
     rng = np.random.default_rng(1)
-    buckets = [Bucket(4, 64), Bucket(1, 64)]
-    for seed in range(12):
-        examples = make(rng.integers(2, 60, rng.integers(40, 90)).tolist(), seed)
-        results = [(p, step(b)) for p, b in pack(examples, buckets, max_segments=16)]
-        back = unpack(results, examples, per="position")
-        for example, values in zip(examples, back, strict=True):
-            np.testing.assert_array_equal(values, example["logprob"] * example["loss_weights"])
-    assert step._cache_size() <= 2
+    buckets = [Bucket(4, 64), Bucket(2, 64), Bucket(1, 64)]
+    first = pack(make([60]), buckets, max_segments=16)
+    assert [planned.bucket for planned, _ in first] == [buckets[-1]]
+    compiled, used = Compiled(step, 1.0, first.specs), set()
+    with CompileLog() as log:
+        for seed in range(12):
+            examples = make(rng.integers(2, 60, rng.integers(40, 90)).tolist(), seed)
+            packed = pack(examples, buckets, max_segments=16)
+            assert len(packed) == packed.plan.num_batches()
+            results = [(planned, compiled(1.0, batch)) for planned, batch in packed]
+            used |= {planned.bucket for planned, _ in results}
+            back = unpack(results, examples, per="position")
+            for example, values in zip(examples, back, strict=True):
+                np.testing.assert_array_equal(values, example["logprob"] * example["loss_weights"])
+    assert used == {*buckets}
+    assert not log.names
 
 
 def test_records_of_rows_segments_and_pairs_come_back():
