@@ -13,6 +13,7 @@ import json
 import os
 import pickle
 import tempfile
+import unittest.mock
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -374,6 +375,55 @@ def damaged_indices(place, given):
         expect(texts == list(source.records), texts)
 
 
+@functools.cache
+def cached() -> dict[str, bytes]:
+    """The files of a small corpus in `source`, and of its cache, which has all parts."""
+    with folder() as place:
+        examples = [np.arange(at % 6) + at for at in range(40)]
+        with unittest.mock.patch("pipeline.text.ragged.TOKENS_PER_PART", 20):
+            Corpus.from_arrays(examples, "source")
+        corpus = Corpus.open("source", cache="cache", cache_bytes=1 << 20)
+        (there,) = Path("cache").iterdir()
+        for part in Path("source").glob("part-*"):
+            (there / part.name).write_bytes(part.read_bytes())
+        contents(corpus)
+        # A cache is named by the place of its corpus.
+        paths = [path for path in place.rglob("*") if path.is_file() and path.name != ".lock"]
+        return {"/".join(path.relative_to(place).parts[-2:]): path.read_bytes() for path in paths}
+
+
+FOREIGN = [".lock", "part-00000.arrow", "part-99999.arrow", ".part-00001.arrow.fetching", "notes"]
+
+
+@holds(
+    st.lists(
+        st.sampled_from(sorted(name for name in cached() if not name.startswith("source"))).flatmap(
+            lambda name: st.tuples(st.just(Path(name).name), hostile.damaged(cached()[name]))
+        )
+        | st.tuples(st.sampled_from(FOREIGN), st.none() | st.binary(max_size=40)),
+        max_size=3,
+        unique_by=lambda each: each[0],
+    ),
+    8,
+)
+def damaged_caches(place, given):
+    put(place, {name: each for name, each in cached().items() if name.startswith("source")})
+    due = contents(Corpus.open("source"))
+    Corpus.open("source", cache="cache", cache_bytes=1 << 20)
+    (there,) = Path("cache").iterdir()
+    held = {Path(name).name: each for name, each in cached().items() if "source" not in name}
+    put(there, held)
+    for name, content in given:
+        if content is not None:
+            put(there, {name: content})
+        elif not (there / name).exists():
+            (there / name).mkdir()
+    odd = [str(there / name) for name, content in given if content is None]
+    with refusing(*(odd if len({*odd}) == 1 else [])):
+        corpus = Corpus.open("source", cache="cache", cache_bytes=1 << 20)
+        expect(contents(corpus) == due, "read otherwise after", given)
+
+
 # ---- plans
 
 
@@ -499,6 +549,48 @@ def batches(place, given):
             for name, values in due.items():
                 expect(np.array_equal(batch[name], values), name, batch[name], values)
                 expect(batch[name].dtype == values.dtype, name, batch[name].dtype)
+
+
+def count_inputs(batch):
+    """Two values for each position."""
+    return {"inputs": batch["inputs"], "weights": 2 * batch["loss_weights"]}
+
+
+@holds(
+    st.tuples(
+        st.lists(st.lists(st.integers(0, 300), max_size=9), min_size=1, max_size=12),
+        st.lists(st.sampled_from([(1, 4), (2, 4), (2, 8), (1, 12)]), min_size=1, max_size=2),
+        hostile.options(
+            overflow=st.sampled_from(["split", "drop", "truncate", "error"]),
+            reduce=st.sampled_from(["sum", "mean"]),
+            epoch=st.integers(0, 2),
+            max_segments=st.integers(1, 3),
+            align=st.sampled_from([1, 2]),
+            per=st.sampled_from(["position", "segment", "row", {"inputs": "position"}]),
+        ),
+    ),
+    4,
+)
+def scores(place, given):
+    examples, shapes, options = given
+    with refusing():
+        corpus, buckets = Corpus.from_arrays(examples, "corpus"), as_buckets(shapes)
+        step, options = count_inputs, {"per": "position", "buckets": buckets, **options}
+        table = pipeline.score(corpus, step, directory="scores", **options)
+        expect(table.num_rows == len(examples), table.num_rows, "rows")
+        longest, overflow = max(bucket.length for bucket in buckets), options.get("overflow")
+        for ids, row in zip(examples, table.to_pylist(), strict=True):
+            size = max(len(ids) - 1, 0)
+            kept = 0 if size > longest and overflow == "drop" else size
+            kept = min(kept, longest) if overflow == "truncate" else kept
+            due = {"inputs": ids[:kept], "weights": [2.0] * kept}
+            for name, value in row.items() if options["per"] == "position" else ():
+                if reduce := options.get("reduce"):
+                    due[name] = sum(due[name]) / (max(kept, 1) if reduce == "mean" else 1)
+                said = name, value, "of", ids, "and not", due
+                expect(np.allclose(value, due[name]) if kept else not value, *said)
+        again = pipeline.score(corpus, step, directory="scores", **options)
+        expect(again.equals(table), "another table")
 
 
 # ---- states, histories, schedules
