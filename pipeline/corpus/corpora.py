@@ -2,15 +2,17 @@
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from pipeline.corpus.gather import Fields, gather_feature
 from pipeline.corpus.interface import AnyCorpus, Readable, Split, as_pieces
+from pipeline.corpus.trees import Nodes
 from pipeline.errors import InvalidValue
 from pipeline.planning.identity import flatten
+from pipeline.planning.layout import ranges
 from pipeline.text.features import LOSS_WEIGHTS, Feature
 
 
@@ -110,7 +112,8 @@ def _require_features(corpora: Mapping[str, AnyCorpus]) -> None:
                 )
     for label, (first, feature) in every.items():
         for name, corpus in corpora.items():
-            if label not in corpus.features and feature.fill is None:
+            due = feature.of != "continuation" or corpus.trees is not None
+            if due and label not in corpus.features and feature.fill is None:
                 raise InvalidValue(
                     f"{name} has no feature {label!r}, which {first} has; give the feature a fill="
                     ", the value of examples that lack it, or add it to the corpus"
@@ -140,6 +143,12 @@ class CorporaSide(Readable):
         self._sides = sides
         self._first = np.cumsum([0, *map(len, sides)])
         self.weighted = any(side.weighted for side in sides)
+        if any(side.trees is not None for side in sides):
+            every = (
+                Nodes.of_documents(side.lengths).table if side.trees is None else side.trees
+                for side in sides
+            )
+            self.trees = np.concatenate(list(every))
         self.features = {name: each for side in sides for name, each in side.features.items()}
 
     def __len__(self) -> int:
@@ -159,7 +168,7 @@ class CorporaSide(Readable):
         A corpus without weights has the weight 1 where others have weights, and one without a
         feature has its `fill`.
         """
-        names = self._names(features, per_example=False)
+        names = self._names(features, "inputs", "targets")
         epochs = np.broadcast_to(epoch, np.shape(lengths))[np.asarray(lengths) != 0]
         examples, starts, lengths, reach = as_pieces(examples, starts, lengths, reach, len(self))
         member = np.searchsorted(self._first, examples, side="right") - 1
@@ -193,12 +202,37 @@ class CorporaSide(Readable):
         return joined
 
     def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
-        member = np.searchsorted(self._first, examples, side="right") - 1
         found = {name: self.features[name].filled(len(examples)) for name in names}
-        for which in np.unique(member).tolist():
-            mine, side = np.flatnonzero(member == which), self._sides[which]
+        for side, mine, numbers in self._members_of(examples):
             here = [name for name in names if name in side.features]
-            numbers = examples[mine] - self._first[which]
             for name, values in side.read_examples(numbers, here).items():
                 found[name][mine] = values
         return found
+
+    def _read_continuations(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
+        count = np.zeros(len(examples), np.int64) if self.trees is None else self.trees[examples, 1]
+        first = np.cumsum(count) - count
+        found = {name: self.features[name].filled(int(count.sum())) for name in names}
+        for side, mine, numbers in self._members_of(examples):
+            here = [name for name in names if name in side.features]
+            places = ranges(first[mine], count[mine])
+            for name, values in side.read_continuations(numbers, here).items():
+                found[name][places] = values
+        return found
+
+    def read_nodes(self, examples: np.ndarray) -> Nodes:
+        """See `Readable.read_nodes`."""
+        parts = [(mine, side.read_nodes(n)) for side, mine, n in self._members_of(examples)]
+        if not parts:
+            return Nodes.of_documents(np.zeros(0, np.int64))
+        order = np.argsort(np.concatenate([mine for mine, _ in parts]))
+        return Nodes.concatenate([nodes for _, nodes in parts]).take(order)
+
+    def _members_of(
+        self, examples: np.ndarray
+    ) -> Iterator[tuple[Readable, np.ndarray, np.ndarray]]:
+        """The side of each corpus of some examples, the places of its own, and their numbers."""
+        member = np.searchsorted(self._first, examples, side="right") - 1
+        for which in np.unique(member).tolist():
+            mine = np.flatnonzero(member == which)
+            yield self._sides[which], mine, examples[mine] - self._first[which]

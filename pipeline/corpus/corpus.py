@@ -13,6 +13,7 @@ from etils import epath
 from pipeline.corpus.added import Added, add_features, find_added
 from pipeline.corpus.cache import PartCache
 from pipeline.corpus.gather import Fields
+from pipeline.corpus.groups import Groups, divide_groups
 from pipeline.corpus.interface import SingleCorpus
 from pipeline.corpus.manifest import (
     LENGTHS,
@@ -27,7 +28,7 @@ from pipeline.corpus.manifest import (
     summarise,
 )
 from pipeline.corpus.reader import Reader
-from pipeline.corpus.tasks import CAUSAL, TASKS, Task
+from pipeline.corpus.tasks import CAUSAL, GROUPS, TASKS, Task
 from pipeline.errors import InvalidValue, require_whole
 from pipeline.fs.atomic import as_path, atomic_write, directory_lock, is_local
 from pipeline.text import tokenizers
@@ -123,6 +124,26 @@ class Corpus(SingleCorpus):
                 f"cache is {os.fspath(cache)} and memory_map is {memory_map}; the cache is a local "
                 "directory, and its parts are mapped, so leave memory_map out"
             )
+        corpus = cls._open(
+            directory,
+            features=features,
+            memory_map=memory_map,
+            cache=cache,
+            cache_bytes=cache_bytes,
+        )
+        return Groups(corpus) if corpus.task == GROUPS else corpus  # type: ignore[return-value]
+
+    @classmethod
+    def _open(
+        cls,
+        directory: epath.PathLike,
+        *,
+        features: Iterable[str] = (),
+        memory_map: bool | None = None,
+        cache: str | os.PathLike | None = None,
+        cache_bytes: int | None = None,
+    ) -> "Corpus":
+        """As `open`, but of groups their nodes."""
         directory = as_path(directory)
         manifest = Manifest.read(directory)
         manifest.require_files(directory)
@@ -166,7 +187,7 @@ class Corpus(SingleCorpus):
         counts = self._readers[0].count_tokens()
         add_features(self.directory, self._manifest.tokens_digest, counts, columns, features)
         options = self._options
-        return Corpus.open(
+        return Corpus._open(
             self.directory, **{**options, "features": [*options["features"], *features]}
         )
 
@@ -214,7 +235,7 @@ class Corpus(SingleCorpus):
         origin = {"source": None, "tokenizer": None, "field": None}
         with directory_lock(directory, "writing a corpus"):
             if (directory / MANIFEST).exists():
-                corpus = cls.open(directory)
+                corpus = cls._open(directory)
                 require_same_origin(directory, corpus.origin, origin)
                 corpus.require_task(task)
                 there = [part.sha256 for part in corpus._manifest.parts]
@@ -231,7 +252,50 @@ class Corpus(SingleCorpus):
             if not writer.examples:
                 raise InvalidValue("examples is empty; a corpus holds at least one example")
             writer.finish(vocab_size=vocab_size, tokenizer=None, source=None)
-        return cls.open(directory)
+        return cls._open(directory)
+
+    @classmethod
+    def from_groups(
+        cls,
+        groups: Any,
+        directory: epath.PathLike,
+        *,
+        features: Mapping[str, Feature] | None = None,
+        vocab_size: int | None = None,
+    ) -> Groups:
+        """A corpus of groups: prefixes with several continuations, each prefix computed once.
+
+        >>> groups = [([1, 5, 6, 2], [[7, 8, 3], [9, 3]])]
+        >>> corpus = Corpus.from_groups(groups, "preferences")  # doctest: +SKIP
+        >>> corpus.lengths.tolist()  # P - 1 + ΣR columns  # doctest: +SKIP
+        [8]
+
+        Args:
+            groups: pairs `(prefix, [continuation, …])` of 1-D integer arrays (or lists) of token
+                ids, at least one each; a continuation may be such a pair again, which makes a tree.
+                May be a generator. Or a dict of columns: "tokens", the groups; each of `features`
+                by its name; and optionally "weights".
+
+                A feature of "inputs" or "targets" is nested like the tokens, with a value for each
+                token; one of "continuation" is a list for each group, with a value for each
+                continuation, in order; one of "example" has a value for each group.
+
+                Weights are nested like the tokens, with a number for each token or for all of a
+                node; or a list with a number for each continuation: a prefix then weighs the sum of
+                those below it, as in separate rows. Default: every continuation weighs 1.
+            directory: where to write, as for `from_arrays`; `Corpus.open` opens it again.
+            features: what the other columns are, by name.
+            vocab_size: if given, ids must be below it.
+
+        Raises:
+            ValueError: a prefix or a continuation has no token, an entry is not as above, or
+                `directory` holds other data.
+        """
+        columns, known = divide_groups(groups, features, vocab_size)
+        nodes = cls.from_arrays(
+            columns, directory, features=known, vocab_size=vocab_size, task=GROUPS
+        )
+        return Groups(nodes)
 
     def _read(
         self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any, names: Sequence[str]
@@ -335,7 +399,7 @@ class Corpus(SingleCorpus):
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return functools.partial(Corpus.open, os.fspath(self.directory), **self._options), ()
+        return functools.partial(Corpus._open, os.fspath(self.directory), **self._options), ()
 
     def __repr__(self) -> str:
         return f"Corpus.open({os.fspath(self.directory)!r})"

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from pipeline.corpus.gather import Fields, gather, gather_feature
+from pipeline.corpus.groups import Groups, divide_groups
 from pipeline.corpus.interface import SingleCorpus
-from pipeline.corpus.tasks import CAUSAL, Task
+from pipeline.corpus.tasks import CAUSAL, GROUPS, Task
 from pipeline.errors import InvalidValue, require_whole
 from pipeline.text.features import WEIGHTS, Feature
 from pipeline.text.ragged import Ragged, chunk_arrays
@@ -64,6 +65,23 @@ class Examples(SingleCorpus):
         self._begins, self.lengths = np.cumsum(counts) - counts, task.lengths(counts)
         self.lengths.flags.writeable = False
         self.num_learnt = task.count_learnt(counts, self._ragged.weights)
+
+    @classmethod
+    def from_groups(
+        cls,
+        groups: Any,
+        *,
+        features: Mapping[str, Feature] | None = None,
+        vocab_size: int | None = None,
+    ) -> Groups:
+        """Groups in memory: prefixes with several continuations; see `Corpus.from_groups`.
+
+        >>> samples = Examples.from_groups([([1, 5, 2], [[7, 3], [8, 9, 3]])])
+        >>> samples.lengths.tolist(), samples[0]["inputs"].tolist(), samples[0]["targets"].tolist()
+        ([7], [1, 5, 2, 7, 2, 8, 9], [5, 2, 7, 3, 8, 9, 3])
+        """
+        columns, known = divide_groups(groups, features, vocab_size)
+        return Groups(cls(columns, features=known, vocab_size=vocab_size, task=GROUPS))
 
     @functools.cached_property
     def identity(self) -> Mapping[str, Any]:  # type: ignore[override]  # others have an attribute

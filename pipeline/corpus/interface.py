@@ -13,6 +13,7 @@ from pipeline.corpus import prng
 from pipeline.corpus.cache import PartCache
 from pipeline.corpus.gather import Fields
 from pipeline.corpus.tasks import Task
+from pipeline.corpus.trees import Nodes
 from pipeline.errors import InvalidType, InvalidValue, OutOfRange, require_share, suggest_option
 from pipeline.planning import lengths as lengths_module
 from pipeline.planning.identity import fingerprint_of
@@ -27,11 +28,14 @@ class Readable:
         lengths: positions of each example: unsigned [examples].
         weighted: whether `read` gives `loss_weights`, too; else every token counts for 1.
         features: what examples carry beside their tokens, by name.
+        trees: where some examples are groups, the `Nodes.table` of all: int64 [examples, 3]; else
+            None.
     """
 
     lengths: np.ndarray
     weighted: bool = False
     features: Mapping[str, Feature] = types.MappingProxyType({})
+    trees: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -65,7 +69,7 @@ class Readable:
         Raises:
             IndexError: there is no such example, or it is too short for its piece.
         """
-        names = self._names(features, per_example=False)
+        names = self._names(features, "inputs", "targets")
         examples, starts, lengths, reach = as_pieces(examples, starts, lengths, reach, len(self))
         room = np.asarray(self.lengths[examples], np.int64)
         wrong = np.flatnonzero((starts < 0) | (lengths < 0) | (starts > room - lengths))
@@ -90,7 +94,7 @@ class Readable:
             examples: their numbers; ints, [n].
             features: names of features of examples; None: all that there are.
         """
-        names, examples = self._names(features, per_example=True), np.asarray(examples, np.int64)
+        names, examples = self._names(features, "example"), np.asarray(examples, np.int64)
         require_numbers(examples, len(self))
         return self._read_examples(examples, names) if names else {}
 
@@ -98,16 +102,38 @@ class Readable:
         """As `read_examples`, of examples and of features that exist."""
         raise NotImplementedError
 
-    def _names(self, features: Iterable[str] | None, *, per_example: bool) -> list[str]:
-        """The names of the features to read; an error for one that there is not."""
-        known = [name for name, each in self.features.items() if each.per_example == per_example]
+    def read_continuations(self, examples: Any, features: Iterable[str] | None = None) -> Fields:
+        """The features of the continuations of whole examples, one example after another.
+
+        Args:
+            examples: their numbers; ints, [n]. A document has no continuation.
+            features: names of features of continuations; None: all that there are.
+
+        Returns:
+            An array `[continuations, *shape]` for each.
+        """
+        names, examples = self._names(features, "continuation"), np.asarray(examples, np.int64)
+        require_numbers(examples, len(self))
+        return self._read_continuations(examples, names) if names else {}
+
+    def _read_continuations(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
+        """As `read_continuations`, of examples and of features that exist."""
+        raise NotImplementedError
+
+    def read_nodes(self, examples: np.ndarray) -> Nodes:
+        """The nodes of whole examples, int64 [n]; a document is one node."""
+        return Nodes.of_documents(self.lengths[examples])
+
+    def _names(self, features: Iterable[str] | None, *of: str) -> list[str]:
+        """The names of the features to read, of a kind; an error for one that there is not."""
+        known = [name for name, each in self.features.items() if each.of in of]
         if features is None:
             return known
         names = list(features)
         for name in names:
             if name not in known:
-                of = "examples" if per_example else "tokens"
-                raise InvalidValue(f"there is no feature of {of} {suggest_option(name, known)}")
+                kind = {"example": "examples", "continuation": "continuations"}.get(of[0], "tokens")
+                raise InvalidValue(f"there is no feature of {kind} {suggest_option(name, known)}")
         return names
 
 
@@ -199,6 +225,11 @@ class AnyCorpus:
         return self.members[0].cached_file(name, make) if self.members else make()
 
     @property
+    def trees(self) -> np.ndarray | None:
+        """See `Readable.trees`; None of pairs."""
+        return self.sides[0].trees if len(self.sides) == 1 else None
+
+    @property
     def features(self) -> Mapping[str, Feature]:
         """What examples carry beside their tokens, by name, on all sides."""
         return {name: each for side in self.sides for name, each in side.features.items()}
@@ -238,7 +269,7 @@ class AnyCorpus:
         known = [*self.features] if features is None else list(features)
         found: Fields = {}
         for side in self.sides:
-            here = [n for n in known if n in side.features and side.features[n].per_example]
+            here = [n for n in known if n in side.features and side.features[n].of == "example"]
             found |= side.read_examples(examples, here)
         return found
 
@@ -249,7 +280,8 @@ class AnyCorpus:
         """One example, as in epoch 0.
 
         A 1-D array for each field, all of its length, an array `[length, *shape]` for each feature
-        of tokens, and one of its shape for each of an example.
+        of tokens, `[continuations, *shape]` for each of continuations, and one of its shape for
+        each of an example.
         """
         number = operator.index(index)
         number += len(self) if number < 0 else 0
@@ -262,6 +294,7 @@ class AnyCorpus:
         for side, size in zip(self.sides, np.reshape(self.lengths[number], -1), strict=True):
             fields |= side.read([number], [0], [size])
             fields |= {name: rows[0] for name, rows in side.read_examples([number]).items()}
+            fields |= side.read_continuations([number])
         return fields
 
     def __iter__(self) -> Iterator[Fields]:
@@ -394,6 +427,7 @@ class _SplitSide(Readable):
     def __init__(self, side: Readable, numbers: np.ndarray, lengths: np.ndarray):
         self._side, self._numbers, self.lengths = side, numbers, lengths
         self.weighted, self.features = side.weighted, side.features
+        self.trees = None if side.trees is None else side.trees[numbers]
 
     def _read(
         self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any, names: Sequence[str]
@@ -402,3 +436,9 @@ class _SplitSide(Readable):
 
     def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
         return self._side.read_examples(self._numbers[examples], names)
+
+    def _read_continuations(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
+        return self._side.read_continuations(self._numbers[examples], names)
+
+    def read_nodes(self, examples: np.ndarray) -> Nodes:
+        return self._side.read_nodes(self._numbers[examples])

@@ -33,6 +33,13 @@ class Task:
     def require(self, name: str, feature: Feature) -> None:
         """Refuses a feature of positions that examples of this task do not have."""
         allowed = [of for of in ("inputs", "targets") if of in self.shifts]
+        if self.name == GROUPS.name:
+            return
+        if feature.of == "continuation":
+            raise InvalidValue(
+                f"the feature {name!r} is of continuations, and these examples are no groups; make "
+                "them with from_groups, or give it of='example'"
+            )
         if feature.of not in [*allowed, "example"]:
             raise InvalidValue(
                 f"the feature {name!r} is of {feature.of}, and examples of the task {self.name!r} "
@@ -75,4 +82,7 @@ CAUSAL = Task(name="causal", shifts={"inputs": 0, "targets": 1})
 INPUTS = Task(name="inputs", shifts={"inputs": 0})
 TARGETS = Task(name="targets", shifts={"decoder_inputs": 0, "targets": 1})
 
-TASKS = {task.name: task for task in (CAUSAL, INPUTS, TARGETS)}
+# The nodes of groups, each stored as an example of its tokens as they are; see `corpus.groups`.
+GROUPS = Task(name="groups", shifts={"inputs": 0, "targets": 0})
+
+TASKS = {task.name: task for task in (CAUSAL, INPUTS, TARGETS, GROUPS)}

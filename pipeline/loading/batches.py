@@ -19,6 +19,7 @@ from pipeline.loading.collate import (
     POSITIONS,
     Positions,
     collate,
+    collate_continuations,
     collate_examples,
     collate_pairs,
 )
@@ -68,6 +69,9 @@ class Batch(TypedDict, Generic[Array]):
     decoder_inputs: Array
     targets_segment_ids: Array
     targets_positions: Array
+    # of groups
+    visible_until: Array
+    inputs_branch_ids: Array
     # where it is asked for, with `features=`
     example_id: Array
 
@@ -157,6 +161,11 @@ class Batches(StepDataset):
             )
         require_one_of("positions", positions, POSITIONS)
         require_one_of("context_order", context_order, CONTEXT_ORDERS)
+        if corpus.trees is not None and context_order != "contiguous":
+            raise InvalidValue(
+                f"context_order is {context_order!r}, and the corpus has groups, whose columns "
+                "know those that see them by their place in the row; use 'contiguous'"
+            )
         self.features = _choose_features(corpus, features)
         if sharding is not None and process_count != 1:
             raise InvalidValue(
@@ -168,10 +177,17 @@ class Batches(StepDataset):
         self.positions: Positions = positions
         self._transform_batch, self.ahead = transform, ReadAhead(corpus, plan)
         self._arguments = _count_arguments(transform)
-        self._room: dict[Bucket, int] = {}  # columns of features of examples
-        if any(feature.per_example for feature in self.features.values()):
-            given = max(stage.options.max_segments or 1 for stage in plan.stages)
-            self._room = {bucket: max(most, given) for bucket, most in plan.most_segments().items()}
+        # The columns of features of examples, and of continuations.
+        self._room: dict[str, dict[Bucket, int]] = {}
+        given = max(stage.options.max_segments or 1 for stage in plan.stages)
+        kinds = {feature.of for feature in self.features.values()}
+        if "example" in kinds:
+            most = plan.most_segments().items()
+            self._room["example"] = {bucket: max(count, given) for bucket, count in most}
+        if "continuation" in kinds:
+            each = 1 if corpus.trees is None else int(corpus.trees[:, 1].max())
+            most = plan.most_continuations().items()
+            self._room["continuation"] = {b: max(count, given * each) for b, count in most}
         self._epochs: int | None = 1
         self._planned = False
         self.sharding = None if sharding is None else batch_sharding(sharding)
@@ -283,10 +299,12 @@ class Batches(StepDataset):
         else:
             block = self.blocks[planned.bucket]
             batch = collate(sides[0], planned, block, self.positions, of_tokens)
-        if self._room:
-            of_examples = {name: each for name, each in self.features.items() if each.per_example}
-            rows, room = self.blocks[planned.bucket.sides[0]].rows, self._room[planned.bucket]
-            batch |= collate_examples(self.corpus, planned, rows, room, of_examples)
+        rows = self.blocks[planned.bucket.sides[0]].rows
+        for of, room in self._room.items():
+            mine = {name: each for name, each in self.features.items() if each.of == of}
+            read: Any = collate_examples if of == "example" else collate_continuations
+            source = self.corpus if of == "example" else sides[0]
+            batch |= read(source, planned, rows, room[planned.bucket], mine)
         batch |= {name: batch.pop(name) for name in self.features}  # after the fields of all
         if self._transform_batch is None:
             return batch

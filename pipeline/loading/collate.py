@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -46,16 +46,20 @@ def collate(
     Returns:
         The corpus's fields (`inputs`, `targets`, int32), `inputs_segment_ids` and
         `inputs_positions` (int32) and `loss_weights` (float32), each `[rows, length]` of the block,
-        and each of the features, `[rows, length, *shape]`.
+        and each of the features, `[rows, length, *shape]`. Where the corpus has groups, also
+        `visible_until` and `inputs_branch_ids`, as `_lay_out_nodes` says.
     """
     if block.order is not None:  # its columns may be from anywhere in the row
         whole = dataclasses.replace(block, columns=(0, planned.bucket.shape[1]), order=None)
         batch = collate(corpus, planned, whole, positions, features)
         return {name: values[:, block.order] for name, values in batch.items()}
     height, width = block.shape
-    row, column, ids, example, start, position, size, epoch = _in_columns(
-        _in_rows(planned, block.rows, positions), block.columns
-    )
+    segments = _in_rows(planned, block.rows, positions)
+    if corpus.trees is not None:
+        count = corpus.trees[segments.example, 1]
+        segments = segments._replace(branch=count_before(segments.row, count))
+    segments = _in_columns(segments, block.columns)
+    row, column, ids, example, start, position, size, *_, epoch = segments
     begin, cells = row * width + column, height * width
     # The fields are built flat and without padding: each segment is extended to the beginning of
     # the next one. Then the padding, which is rare, is set to 0.
@@ -66,6 +70,8 @@ def collate(
     batch["inputs_positions"] = ranges(position, reach, INT)
     if "loss_weights" not in batch:
         batch["loss_weights"] = np.ones(cells - edge, np.float32)
+    if corpus.trees is not None:
+        batch |= _lay_out_nodes(corpus, segments, reach, block.columns[0])
     padded = np.flatnonzero(reach > size)  # segments with padding after them
     padding = ranges((begin + size - edge)[padded], (reach - size)[padded])
     for name, values in batch.items():
@@ -148,8 +154,76 @@ def collate_examples(
     return fields
 
 
+def collate_continuations(
+    corpus: Readable,
+    planned: PlannedBatch,
+    rows: np.ndarray,
+    room: int,
+    features: Mapping[str, Feature],
+) -> dict[str, np.ndarray]:
+    """The features of the continuations of some rows of a planned batch; see `collate_examples`.
+
+    That with branch id `b` is in column `b - 1`. Columns without one hold 0.
+
+    Returns:
+        An array `[n, room, *shape]` for each of the features.
+    """
+    segments = _in_rows(planned, rows, "continue")
+    count = np.zeros_like(segments.example)
+    if corpus.trees is not None:
+        count = corpus.trees[segments.example, 1]
+    row, column = segments.row.repeat(count), ranges(count_before(segments.row, count), count)
+    found = corpus.read_continuations(segments.example, [*features])
+    fields = {}
+    for name, feature in features.items():
+        fields[name] = np.zeros((len(rows), room, *feature.shape), feature.dtype)
+        fields[name][row, column] = found[name]
+    return fields
+
+
+def count_before(row: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """The sum of the counts of the segments before each in its row: int64 [segments].
+
+    >>> count_before(np.array([0, 0, 0, 4, 4]), np.array([2, 3, 1, 5, 1])).tolist()
+    [0, 2, 5, 0, 5]
+    """
+    before = np.cumsum(count) - count
+    first = np.flatnonzero(np.diff(row, prepend=-1))
+    return before - before[first].repeat(np.diff(first, append=len(row)))
+
+
+def _lay_out_nodes(
+    corpus: Readable, segments: "_Segments", reach: np.ndarray, left: int
+) -> dict[str, np.ndarray]:
+    """The fields of groups, flat, of segments that take `reach` columns each, from `left` on.
+
+    `visible_until` is, for each column, the first later column of the row that may not see it: of a
+    prefix where its last continuation ends, of a continuation or a document its own end. So the
+    query in column q sees the key in column k if k ≤ q < visible_until[k]. `inputs_branch_ids`
+    number the continuations of a row from 1, over all its groups; they are 0 on prefixes, which
+    continuations share, and on documents. Positions of a continuation go on from its prefix.
+    """
+    nodes = corpus.read_nodes(segments.example)
+    of = np.arange(len(reach)).repeat(nodes.number)
+    start, last = segments.start[of], np.cumsum(nodes.number) - 1
+    begin = np.maximum(nodes.first, start)
+    columns = np.minimum(nodes.first + nodes.columns, start + segments.size[of]) - begin
+    columns = np.maximum(columns, 0)
+    columns[last] += reach - segments.size  # the padding after a segment
+    position = nodes.position + begin - nodes.first + (segments.position - segments.start)[of]
+    origin = segments.column + left - segments.start  # where the example's column 0 would be
+    until = np.minimum(origin[of] + nodes.until, segments.end[of])
+    number = count_before(of, nodes.branch.astype(np.int64)) + 1  # in its example
+    ids = np.where(nodes.branch, number + segments.branch[of], 0)
+    return {
+        "inputs_positions": ranges(position, columns, INT),
+        "visible_until": until.astype(INT).repeat(columns),
+        "inputs_branch_ids": ids.astype(INT).repeat(columns),
+    }
+
+
 class _Segments(NamedTuple):
-    """Segments of a block; each field but the last is int64 [segments]."""
+    """Segments of a block; each field but the last two is int64 [segments]."""
 
     row: np.ndarray  # counted within the block
     column: np.ndarray  # the first one
@@ -158,6 +232,8 @@ class _Segments(NamedTuple):
     start: np.ndarray  # the first position to read in the example
     position: np.ndarray  # the first value of `inputs_positions`
     size: np.ndarray  # positions
+    end: np.ndarray  # the column of the row after the last one, also outside the block
+    branch: Any  # the continuations before it in the row, int64 [segments]; 0 without groups
     epoch: np.ndarray | int  # one for all, or int64 [segments]
 
 
@@ -172,14 +248,17 @@ def _in_rows(planned: PlannedBatch, rows: np.ndarray, positions: Positions) -> _
         keep = np.flatnonzero(np.isin(row, rows))
         row = np.searchsorted(rows, row[keep])
     example, start, size = (values[keep] for values in (example, start, size))
+    column = planned.columns[keep]
     return _Segments(
         row=row,
-        column=planned.columns[keep],
+        column=column,
         ids=planned.numbers[keep] + 1,
         example=example,
         start=start,
         position=start if positions == "continue" else np.zeros_like(start),
         size=size,
+        end=column + size,
+        branch=0,
         epoch=planned.epoch if planned.epochs is None else planned.epochs[keep],
     )
 

@@ -104,6 +104,12 @@ def cu_seqlens(batch: Fields, max_segments: int, *, align: int = 1) -> dict[str,
             f"the batch has no inputs_segment_ids; it has {', '.join(batch)}. Call cu_seqlens on a "
             "batch before it is renamed or transformed"
         )
+    if "visible_until" in batch:
+        raise InvalidValue(
+            "the batch has groups, whose continuations share a prefix and do not see each other, "
+            "which sequences one after another cannot say; use visible_until, or examples that are "
+            "no groups"
+        )
     kv = batch["inputs_segment_ids"]
     lengths = {}
     for side, ids in (("q", batch.get("targets_segment_ids", kv)), ("kv", kv)):

@@ -44,6 +44,7 @@ class Layout:
         rows, real: int64 [buckets, windows], the rows of each window, and real positions in them.
         most_pieces: the most pieces in a window.
         most_segments: the most segments in a row of each bucket; at least 1.
+        most_continuations: the most continuations of groups in a row of each bucket.
         files: for each window, the numbers of its files; None if windows are not made of files.
     """
 
@@ -68,7 +69,8 @@ class Layout:
         sizes = np.diff(self._edges)
         self.most_pieces = max(int(sizes[each].sum()) for each in self._blocks)
         self.counts = np.zeros(pieces.longest + 1, np.int64)
-        self.rows, self.real, segments = np.zeros((3, len(groups), len(self)), np.int64)
+        shape = 4, len(groups), len(self)
+        self.rows, self.real, segments, continuations = np.zeros(shape, np.int64)
         # A single window finds out itself how many rows fill no batch.
         none = (0,) * len(groups)
         self._surplus: list[tuple[int, ...] | None] = [none if len(self) > 1 else None] * len(self)
@@ -79,6 +81,9 @@ class Layout:
                 self.rows[bucket, window] = packed.rows(bucket)
                 self.real[bucket, window] = packed.real(bucket)
                 segments[bucket, window] = packed.most_segments(bucket)
+                if pieces.trees is not None:
+                    most = packed.most_continuations(bucket, pieces.most_continuations)
+                    continuations[bucket, window] = most
 
         for window in range(len(self)):
             counts = self._count(window)
@@ -94,6 +99,7 @@ class Layout:
                     self._packed.pop(window, None)
                     measure(window, self.packed(window))
         self.most_segments = segments.max(axis=1).tolist()
+        self.most_continuations = continuations.max(axis=1).tolist()
 
     def __len__(self) -> int:
         """The number of windows."""
@@ -246,12 +252,19 @@ class Slots:
 class WindowRows:
     """The rows of a bucket in a window, in the order in which batches take them.
 
-    `order` has the rows in `slots`, and `pieces` those of the window, sorted by size. If any number
-    of rows are taken at a time (`flat`), all slots are looked up at once.
+    `order` has the rows in `slots`, and `pieces` those of the window, sorted by size, of `every`.
+    If any number of rows are taken at a time (`flat`), all slots are looked up at once.
     """
 
     def __init__(
-        self, slots: Slots, bucket: int, order: np.ndarray, pieces: np.ndarray, *, flat: bool
+        self,
+        slots: Slots,
+        bucket: int,
+        order: np.ndarray,
+        pieces: np.ndarray,
+        every: Pieces,
+        *,
+        flat: bool,
     ):
         self._slots, self._bucket, self._order, self._pieces = slots, bucket, order, pieces
         self.costs = slots.cost[bucket][slots.pattern[bucket][order]]  # int64 [rows]
@@ -259,6 +272,10 @@ class WindowRows:
         if flat:
             times, pieces, sizes = self.take(0, len(order))
             self._flat = np.append(0, times.cumsum()), times, pieces, sizes
+        if every.trees is not None and len(order):
+            times, pieces, sizes = self.take(0, len(order))
+            costs = every.costs_of(pieces, sizes)
+            self.costs = np.add.reduceat(costs, times.cumsum() - times)
 
     def take(
         self, begin: int, end: int, order: np.ndarray | None = None

@@ -28,6 +28,8 @@ class Corpus(Protocol):
     Plans use these too, if a corpus has them:
 
     - `files`: int64, the examples in each of its files, which can be fetched one by one; or None.
+    - `trees`: int64 [examples, 3], where some examples are groups, which are never split: the
+      positions of the longest path of each, its continuations, and its cost in attention; or None.
     - `num_learnt`: its positions that carry loss.
     - `lengths_digest`: the `digest` of its lengths, which then are not hashed again.
     - `cached_file(name, make)`: the content of a file beside it, stored as `make()` if missing.
@@ -71,10 +73,13 @@ def take_first(given: Any, examples: int) -> Any:
             f"lengths has {len(array):,} examples, and the plan is of {examples:,}; give the "
             "lengths of all of them"
         )
-    if (files := getattr(given, "files", None)) is None:
+    files, trees = getattr(given, "files", None), getattr(given, "trees", None)
+    if files is None and trees is None:
         return array[:examples]
-    number = int(np.searchsorted(np.cumsum(files), examples, side="right"))
-    return types.SimpleNamespace(lengths=array[:examples], files=files[:number])
+    if files is not None:
+        files = files[: int(np.searchsorted(np.cumsum(files), examples, side="right"))]
+    trees = None if trees is None else trees[:examples]
+    return types.SimpleNamespace(lengths=array[:examples], files=files, trees=trees)
 
 
 def as_corpora(given: Any) -> Mapping[str, Any]:
@@ -108,12 +113,14 @@ class Lengths:
         given: an integer array `[n]`, for pairs `[n, 2]`; or a corpus.
         excluded: int64, the numbers of the examples that are left out, ascending.
         files: int64, the examples in each file of a corpus of files; else None.
+        trees: of a corpus with groups, as `Corpus` says; else None.
         array: the lengths; 0 for examples that are left out.
     """
 
     def __init__(self, given: Any, excluded: np.ndarray = NO_EXAMPLES):
         self.given, self.excluded = given, excluded
         self.files: np.ndarray | None = getattr(given, "files", None)
+        self.trees: np.ndarray | None = getattr(given, "trees", None)
         self._all = as_lengths(given)
         self.array = self._all
         if len(excluded):
@@ -130,7 +137,15 @@ class Lengths:
 
     @functools.cached_property
     def _digest(self) -> str:
-        return getattr(self.given, "lengths_digest", None) or digest(self._all)
+        return self._digest_of(len(self))
+
+    def _digest_of(self, count: int) -> str:
+        """That of the first `count` examples."""
+        if self.trees is not None:
+            trees = hashlib.sha256(self.trees[:count].astype("<i8").tobytes()).hexdigest()[:16]
+            return f"{digest(self._all[:count])} with groups ({trees})"
+        known = getattr(self.given, "lengths_digest", None) if count == len(self) else None
+        return known or digest(self._all[:count])
 
     @property
     def digest(self) -> str:
@@ -171,7 +186,7 @@ class Lengths:
         """The lengths of `given`, which adds examples after these; the same ones are left out."""
         more = Lengths(given, self.excluded)
         first = more._all[: len(self)]
-        if first.shape != self._all.shape or digest(first) != self._digest:
+        if first.shape != self._all.shape or more._digest_of(len(self)) != self._digest:
             raise InvalidValue(
                 f"the {len(more):,} lengths given do not begin with the {len(self):,} that the "
                 "plan has; put new examples after them, as in Corpora({'first': corpus, 'new': …})"

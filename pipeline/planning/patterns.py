@@ -54,6 +54,12 @@ class Packed:
         """The most segments in a row of bucket number `index`; 1 if it has no rows."""
         return max([pattern.segments for pattern in self.patterns[index]], default=1)
 
+    def most_continuations(self, index: int, of_size: np.ndarray) -> int:
+        """The most in a row of bucket number `index`, if a piece of each size has `of_size`."""
+        every = (pattern.pieces for pattern in self.patterns[index])
+        sums = (sum(int(of_size[size]) * times for size, times in pieces) for pieces in every)
+        return max(sums, default=0)
+
 
 def count_segments(patterns: Iterable[Pattern], size: int) -> np.ndarray:
     """The number of segments of each size in all rows of some patterns: int64 [size]."""

@@ -4,6 +4,7 @@ An overlong example is longer than the longest bucket. This is the only module w
 rule, which decides the pieces of such examples and the positions that they lose.
 """
 
+import functools
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -30,6 +31,7 @@ class Pieces:
         later: int64 [3, n], the example, the first position and the size of each later piece.
         longest: the largest size; computed if it is not given.
         table: for pairs int64 [longest + 1, 2], inputs and targets of each size.
+        trees: where some examples are groups, as for `lengths.Corpus`; their pieces are whole.
     """
 
     def __init__(
@@ -42,9 +44,10 @@ class Pieces:
         later: np.ndarray | None = None,
         table: np.ndarray | None = None,
         longest: int | None = None,
+        trees: np.ndarray | None = None,
     ):
         self._stored, self.overlong, self.lost = stored, overlong, lost
-        self._clip, self.table = clip, table
+        self._clip, self.table, self.trees = clip, table, trees
         self._later = np.zeros((3, 0), np.int64) if later is None else later
         # Later piece number `j`, of example `e`, is piece number `e + j + 1`.
         self._later_pieces = self._later[0] + np.arange(self._later.shape[1]) + 1
@@ -55,6 +58,11 @@ class Pieces:
         self.max_position = (self.longest if table is None else int(table.max())) - 1
         if later is not None:  # positions of a later piece continue those of the one before
             self.max_position = int((later[1] + later[2]).max()) - 1
+        if trees is not None:  # the positions of a group are those of its longest path
+            sizes = self._clipped(stored)
+            paths = np.where(trees[:, 1] > 0, trees[:, 0] * (sizes > 0), sizes)
+            last = 0 if later is None else int((later[1] + later[2]).max())
+            self.max_position = max(last, int(paths.max(initial=0))) - 1
 
     def _clipped(self, sizes: np.ndarray) -> np.ndarray:
         return (
@@ -113,6 +121,20 @@ class Pieces:
         """What pieces of some sizes add to the cost of attention in a row: int64 [len(sizes)]."""
         return (self.positions(sizes).astype(np.int64) ** 2).sum(axis=1)
 
+    def costs_of(self, pieces: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        """As `costs`, of some pieces by their numbers, where some are groups."""
+        assert self.trees is not None, "without groups, sizes say what pieces cost"
+        _, branches, costs = self.trees[self.locate(pieces)[0]].T
+        return np.where(branches > 0, costs, self.costs(sizes))
+
+    @functools.cached_property
+    def most_continuations(self) -> np.ndarray:
+        """The most continuations of a piece of each size: int64 [longest + 1]."""
+        found = np.zeros(self.longest + 1, np.int64)
+        if self.trees is not None:
+            np.maximum.at(found, self._clipped(self._stored), self.trees[:, 1])
+        return found
+
     def positions_of(self, pieces: np.ndarray) -> np.ndarray:
         """The positions of some pieces, by their numbers: int64 [len(pieces), 1 or 2]."""
         examples, starts = self.locate(pieces)
@@ -129,7 +151,12 @@ class Pieces:
         return found
 
 
-def cut(lengths: np.ndarray, room: tuple[int, ...], overflow: Overflow | None) -> Pieces:
+def cut(
+    lengths: np.ndarray,
+    room: tuple[int, ...],
+    overflow: Overflow | None,
+    trees: np.ndarray | None = None,
+) -> Pieces:
     """The pieces of all examples; no piece is longer than `room`.
 
     >>> pieces = cut(np.array([3, 10]), (4,), "split")
@@ -139,14 +166,15 @@ def cut(lengths: np.ndarray, room: tuple[int, ...], overflow: Overflow | None) -
     [[0, 1, 1, 1], [0, 0, 4, 8]]
 
     "split" makes several pieces and loses nothing (not for pairs), "truncate" keeps the first
-    positions, "drop" loses the example, "error" raises an error.
+    positions, "drop" loses the example, "error" raises an error. Examples that `trees` says are
+    groups are never cut, so that for these the first two are errors, too.
     """
     if lengths.ndim == 2:
         return _cut_pairs(lengths, room, overflow)
     (limit,) = room
     longest = int(lengths.max(initial=0))
     if longest <= limit:
-        return Pieces(lengths, longest=longest)
+        return Pieces(lengths, longest=longest, trees=trees)
     found = [
         np.flatnonzero(chunk > limit) + number * lengths_lib.CHUNK
         for number, chunk in enumerate(lengths_lib.chunks(lengths))
@@ -154,17 +182,19 @@ def cut(lengths: np.ndarray, room: tuple[int, ...], overflow: Overflow | None) -
     overlong = np.concatenate(found)
     if overflow == "error":
         raise _overlong_error(lengths, overlong, room)
+    if trees is not None and overflow != "drop" and (trees[overlong, 1] > 0).any():
+        raise _overlong_group_error(lengths, overlong[trees[overlong, 1] > 0], limit)
     sizes = lengths[overlong].astype(np.int64)
     if overflow != "split":
         replacement = limit if overflow == "truncate" else 0
         lost = int((sizes - replacement).sum())
-        return Pieces(lengths, overlong, lost, clip=(limit, replacement))
+        return Pieces(lengths, overlong, lost, clip=(limit, replacement), trees=trees)
     times = -(-sizes // limit) - 1
     example = np.repeat(overlong, times)
     number = np.arange(len(example)) - np.repeat(np.cumsum(times) - times, times) + 1
     start = number * limit
     later = np.stack([example, start, np.minimum(np.repeat(sizes, times) - start, limit)])
-    return Pieces(lengths, overlong, clip=(limit, limit), later=later)
+    return Pieces(lengths, overlong, clip=(limit, limit), later=later, trees=trees)
 
 
 def _cut_pairs(lengths: np.ndarray, room: tuple[int, ...], overflow: Overflow | None) -> Pieces:
@@ -206,6 +236,15 @@ def _overlong_error(lengths: np.ndarray, overlong: np.ndarray, room: tuple[int, 
         f"example {overlong[0]:,} has {seen} positions, longer than the longest bucket's {most} "
         f"(too long: {len(overlong):,} of {counted(len(lengths), thing)}); give a longer bucket, "
         f"or overflow={others}"
+    )
+
+
+def _overlong_group_error(lengths: np.ndarray, groups: np.ndarray, limit: int) -> ValueError:
+    return InvalidValue(
+        f"example {groups[0]:,} is a group of {lengths[groups[0]]:,} columns, longer than the "
+        f"longest bucket's {limit:,} (too long: {counted(len(groups), 'group')} of "
+        f"{counted(len(lengths), 'example')}); a group is never split: give a longer bucket, "
+        f"overflow='drop', or groups that were cut before, groups.truncate({limit})"
     )
 
 

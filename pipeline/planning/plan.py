@@ -467,11 +467,21 @@ class Plan:
 
     def most_segments(self) -> dict[Bucket, int]:
         """The most segments that a row of each bucket may have; at least 1."""
+        return self._most_in_row("most_segments")
+
+    def most_continuations(self) -> dict[Bucket, int]:
+        """The most continuations of groups that a row of each bucket may have; at least 1.
+
+        Examples of one length take each other's places, so it counts the most that any of them has.
+        """
+        return self._most_in_row("most_continuations")
+
+    def _most_in_row(self, name: str) -> dict[Bucket, int]:
         most = {bucket: 1 for stage in self.stages for bucket in stage.options.buckets}
         for stage in self.stages:
             for found in (found for stream in stage.streams for found in stream.passes):
-                segments = found.layout.most_segments
-                for group, number in zip(stage.options.groups, segments, strict=True):
+                numbers = getattr(found.layout, name)
+                for group, number in zip(stage.options.groups, numbers, strict=True):
                     most |= {bucket: max(most[bucket], number) for bucket in group}
         return most
 

@@ -190,7 +190,8 @@ class Pass:
                 missing = -int(edges[bucket, place]) % rows_per_batch  # in a batch that has begun
                 of_bucket = functools.partial(draw, bucket=bucket)
                 order = deal(slots.segments(bucket), dealt, of_bucket, missing)
-            filled.append(WindowRows(slots, bucket, order, pieces, flat=self._by_row))
+            every = layout.pieces
+            filled.append(WindowRows(slots, bucket, order, pieces, every, flat=self._by_row))
         return filled
 
     def rest(self, cache: WindowCache, epoch: int, rows_before: np.ndarray) -> np.ndarray:
@@ -273,7 +274,7 @@ class Stream:
                 "pairs need buckets with two lengths, Bucket(rows=…, length=(inputs, targets)), "
                 "and others with one"
             )
-        pieces = cut(lengths.array, longest.lengths, options.overflow)
+        pieces = cut(lengths.array, longest.lengths, options.overflow, lengths.trees)
         if pieces.longest == 0:
             raise InvalidValue(
                 "none of the examples has a position to train on; a causal "
@@ -351,26 +352,33 @@ class Stream:
             stays = ~np.isin(spans[:, 1], self.lengths.excluded)
             spans, self.lost = spans[stays], spans[~stays]
         lengths = spans[:, 3:].astype(np.uint32)
-        pieces, buckets = self._cut_rest(lengths if self.options.pairs else lengths[:, 0])
+        trees = self.lengths.trees
+        trees = None if trees is None else trees[spans[:, 1]]
+        pieces, buckets = self._cut_rest(lengths if self.options.pairs else lengths[:, 0], trees)
         sizes = pieces.positions_per_example()
         lost = spans.copy()
         lost[:, 3:] -= sizes
         self.lost = np.concatenate([self.lost, lost[lost[:, 3:].any(axis=1)]])
-        last = int((spans[:, 2:3] + sizes).max(initial=0, where=sizes > 0)) - 1
-        self.max_position = max(self.max_position, last)
+        there = sizes > 0
+        if trees is not None:  # those of groups are not counted along their columns
+            there &= trees[:, 1:2] == 0
+        last = int((spans[:, 2:3] + sizes).max(initial=0, where=there)) - 1
+        self.max_position = max(self.max_position, last, pieces.max_position)
         if not pieces.longest:
             return None
         self._files_of_rest, files = file_runs(spans, self.lengths.files)
         planned, self._solution_of_rest = self._make_pass(pieces, buckets, files, spans)
         return planned
 
-    def _cut_rest(self, lengths: np.ndarray) -> tuple[Pieces, tuple[Bucket, ...]]:
+    def _cut_rest(
+        self, lengths: np.ndarray, trees: np.ndarray | None
+    ) -> tuple[Pieces, tuple[Bucket, ...]]:
         """The pieces of spans of these lengths, and the buckets for their rows."""
-        pieces = cut(lengths, self.options.buckets[-1].lengths, self.options.overflow)
+        pieces = cut(lengths, self.options.buckets[-1].lengths, self.options.overflow, trees)
         if not self._by_row:
             return pieces, self._buckets
         # Only buckets with rows in whole epochs, which follow in every bucket. A span that these do
-        # not hold is split; a pair cannot be split and is dropped.
+        # not hold is split; a pair or a group cannot be split and is dropped.
         buckets = tuple(self._buckets[n] for n in np.flatnonzero(self.whole.rows))
         sizes = pieces.positions_per_example()
         holds = [(sizes <= bucket.lengths).all(axis=1) for bucket in buckets]
@@ -378,7 +386,9 @@ class Stream:
         if self.options.pairs:
             sizes[~np.logical_or.reduce(holds)] = 0
             return cut(sizes, room, "truncate"), buckets
-        return cut(sizes[:, 0], room, "split"), buckets
+        if trees is not None:
+            sizes[(trees[:, 1] > 0) & (sizes[:, 0] > room[0])] = 0
+        return cut(sizes[:, 0], room, "split", trees), buckets
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline.errors import InvalidType, InvalidValue, require_one_of, require_whole, suggest_option
 
-Of = Literal["inputs", "targets", "example"]
+Of = Literal["inputs", "targets", "continuation", "example"]
 
 # The columns of examples that are no features of the user.
 TOKENS, WEIGHTS = "tokens", "weights"
@@ -22,6 +22,7 @@ EXAMPLE_ID = "example_id"
 FIELDS = (
     *("inputs", "targets", "decoder_inputs", "loss_weights", EXAMPLE_ID),
     *("inputs_segment_ids", "inputs_positions", "targets_segment_ids", "targets_positions"),
+    *("visible_until", "inputs_branch_ids"),
 )
 RESERVED = (TOKENS, WEIGHTS, *FIELDS)
 
@@ -46,7 +47,8 @@ class Feature:
     Args:
         of: "inputs" or "targets": an array `[n, *shape]` for an example of n tokens. A batch has
             the entry of a token where the token is an input, or where it is predicted, as
-            `loss_weights` are. "example": one value, of `shape`, for an example.
+            `loss_weights` are. "example": one value, of `shape`, for an example. "continuation", of
+            groups: a value for each continuation of an example, `[continuations, *shape]`.
         dtype: of the batch, boolean or a number of at most 32 bits. Default None: that of the first
             example's data, with 32 bits in place of 64.
         shape: of the value of one token, or of one example; default a number.
@@ -81,8 +83,11 @@ class Feature:
 
     @property
     def per_example(self) -> bool:
-        """Whether an example has one value, and not one for each of its tokens."""
-        return self.of == "example"
+        """Whether an example has one value, and not one for each of its tokens.
+
+        Of the nodes of groups, which are stored as examples, each has one of "continuation".
+        """
+        return self.of in ("example", "continuation")
 
     @property
     def size(self) -> int:
@@ -95,8 +100,8 @@ class Feature:
         return {"of": self.of, "dtype": self.dtype.name, "shape": [*self.shape], "fill": self.fill}
 
     def filled(self, count: int) -> np.ndarray:
-        """`count` values that are `fill`: `[count, *shape]`."""
-        return np.full((count, *self.shape), self.fill, self.dtype)
+        """`count` values that are `fill`, or 0: `[count, *shape]`."""
+        return np.full((count, *self.shape), self.fill or 0, self.dtype)
 
     def infer(self, given: Any, what: str) -> "Feature":
         """The same feature with a dtype, which is that of `given` where there is none yet."""

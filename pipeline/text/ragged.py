@@ -162,7 +162,7 @@ def chunk_arrays(
     held: dict[str, list[np.ndarray]] = {name: [] for name in columns}
     size = 0
     for number, example in zip_columns(columns):
-        flat = _validate(example[TOKENS], number, vocab_size)
+        flat = validate_tokens(example[TOKENS], f"example {number}", vocab_size)
         held[TOKENS].append(flat)
         for name, feature in known.items():
             what = f"{name} of example {number}"
@@ -192,7 +192,11 @@ def _chunk(held: Mapping[str, list[np.ndarray]], features: Mapping[str, Feature]
 
 def _validate_weights(weights: Any, number: int, tokens: int) -> np.ndarray:
     what = f"the weights of example {number}"
-    array = LOSS_WEIGHTS.convert(weights, what, tokens)
+    return require_weights(LOSS_WEIGHTS.convert(weights, what, tokens), what)
+
+
+def require_weights(array: np.ndarray, what: str) -> np.ndarray:
+    """Weights as they are; refuses those below 0 or not finite, which `what` names in errors."""
     if not (np.isfinite(array).all() and (array >= 0).all()):
         raise InvalidValue(
             f"{what} hold {array[~(array >= 0) | ~np.isfinite(array)][0]}; a weight is a finite "
@@ -201,13 +205,14 @@ def _validate_weights(weights: Any, number: int, tokens: int) -> np.ndarray:
     return array
 
 
-def _validate(example: Any, number: int, vocab_size: int | None) -> np.ndarray:
-    array = as_array(example, f"example {number}")
+def validate_tokens(example: Any, what: str, vocab_size: int | None) -> np.ndarray:
+    """Token ids as an array; refuses others, which `what` names in errors."""
+    array = as_array(example, what)
     if array.size == 0 and array.ndim == 1:
         return array.astype(np.int32)
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
         raise InvalidValue(
-            f"example {number} has shape {array.shape} and dtype {array.dtype}; an example is a "
+            f"{what} has shape {array.shape} and dtype {array.dtype}; an example is a "
             "1-D array of integer token ids"
         )
     low, high = int(array.min()), int(array.max())
@@ -215,6 +220,6 @@ def _validate(example: Any, number: int, vocab_size: int | None) -> np.ndarray:
     if low < 0 or high >= limit:
         allowed = "0 to 2**31 - 1" if vocab_size is None else f"0 to {limit - 1} (vocab_size)"
         raise InvalidValue(
-            f"example {number} holds the token id {low if low < 0 else high}; ids are {allowed}"
+            f"{what} holds the token id {low if low < 0 else high}; ids are {allowed}"
         )
     return array

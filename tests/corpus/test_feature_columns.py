@@ -265,7 +265,7 @@ def test_columns_that_do_not_match_are_refused(columns, features, sentence):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"of": "rows"}, "of is 'rows'; it must be one of inputs, targets, example"),
+        ({"of": "rows"}, "of is 'rows'; it must be one of inputs, targets, continuation, example"),
         ({"of": "inputs", "dtype": "int64"}, "dtype is int64; .* at most 32 bits"),
         ({"of": "inputs", "dtype": "text"}, "dtype is 'text'"),
         ({"of": "inputs", "shape": (0,)}, "shape is 0; it must be a whole number from 1"),

@@ -1,0 +1,361 @@
+"""Groups: examples of a prefix and its continuations, which share the prefix in a row.
+
+Preference data and samples of reinforcement learning have one prompt and several continuations. A
+group has its prompt in a row once. It is one example, never split; its length is the number of its
+columns, which `pipeline.corpus.trees` describes. Its nodes are stored as the examples of an
+ordinary corpus, each with the number of nodes back to its parent.
+"""
+
+import itertools
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from pipeline.corpus.gather import Fields, gather, gather_feature
+from pipeline.corpus.interface import SingleCorpus
+from pipeline.corpus.tasks import CAUSAL
+from pipeline.corpus.trees import Nodes, Tree
+from pipeline.errors import InvalidType, InvalidValue, counted
+from pipeline.planning.layout import ranges
+from pipeline.text.features import (
+    LOSS_WEIGHTS,
+    TOKENS,
+    WEIGHTS,
+    Feature,
+    as_array,
+    check_features,
+    split_columns,
+    zip_columns,
+)
+from pipeline.text.ragged import require_weights, validate_tokens
+
+# The feature of stored nodes that says how many nodes before each its parent is; 0: a prefix.
+ABOVE = "_above"
+
+
+class Groups(SingleCorpus):
+    """Groups as a corpus of causal examples; `Corpus` and `Examples` make them by `from_groups`.
+
+    A group `(A B C, [D E, F])` takes 5 columns, where separate rows take 4 and 3:
+
+        inputs             A B C D C
+        targets            B C D E F
+        inputs_positions   0 1 2 3 2
+        visible_until      5 5 4 4 5
+        inputs_branch_ids  0 0 1 1 2
+
+    Its prefix counts as often as separate rows would have it: without weights of your own, the
+    weight of a node is the number of continuations below it.
+
+    Attributes:
+        nodes: the corpus whose examples are the nodes, depth first.
+        trees: for each group the positions of its longest path, its continuations and its cost, as
+            `trees.Nodes.table`: int64 [groups, 3].
+    """
+
+    def __init__(self, nodes: SingleCorpus):
+        self.nodes, self.members, self.task = nodes, (nodes,), CAUSAL
+        self.weighted, self.vocab_size = True, nodes.vocab_size
+        self.features = {name: each for name, each in nodes.features.items() if name != ABOVE}
+        self.identity = {**nodes.identity, "task": CAUSAL.name}
+        self._sizes = nodes.lengths
+        self._above = nodes.read_examples(np.arange(len(nodes)), [ABOVE])[ABOVE]
+        roots = np.flatnonzero(self._above == 0)
+        self._edges = np.append(roots, len(nodes))
+        begin = np.append(-1, roots)[np.cumsum(self._above == 0)]  # of the group of each node
+        parent = np.arange(len(nodes)) - self._above
+        if not ((begin >= 0) & (self._above >= 0) & (parent >= begin)).all():
+            raise InvalidValue(f"{nodes!r} is damaged: its nodes make no groups; prepare it anew")
+        self._lay_out()
+        if nodes.files is not None:
+            ends = np.searchsorted(roots, np.cumsum(nodes.files))
+            self.files = np.diff(ends, prepend=0)
+
+    def _lay_out(self) -> None:
+        laid = Tree(self._above).lay_out(self._sizes)
+        self.lengths, self.trees = laid.sum(laid.columns).astype(np.uint32), laid.table
+        self.lengths.flags.writeable = self.trees.flags.writeable = False
+        self.num_tokens = int(self.lengths.sum(dtype=np.int64))
+        self.num_learnt = self.nodes.num_learnt if self.nodes.weighted else self.num_tokens
+
+    @property
+    def directory(self) -> epath.Path:
+        """Where the nodes are; an `AttributeError` where they are in memory."""
+        return self.nodes.directory  # type: ignore[attr-defined]
+
+    def read_nodes(self, examples: np.ndarray) -> Nodes:
+        """See `Readable.read_nodes`."""
+        which, tree = self._tree(examples)
+        return tree.lay_out(self._sizes[which])
+
+    def _tree(self, examples: np.ndarray) -> tuple[np.ndarray, Tree]:
+        """The numbers of the nodes of some groups, and their parents."""
+        begin = self._edges[examples]
+        which = ranges(begin, self._edges[np.asarray(examples) + 1] - begin)
+        return which, Tree(self._above[which])
+
+    def _read(
+        self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any, names: Sequence[str]
+    ) -> Fields:
+        which, tree = self._tree(examples)
+        piece = np.arange(len(examples)).repeat(tree.counts)
+        size = np.asarray(self._sizes[which], np.int64)
+        # The first column of a node is that of the token before its own, so a piece of m columns is
+        # of m + 1 tokens, in parts of consecutive nodes.
+        first = tree.lay_out(size).first
+        token = first + ~tree.root  # that of its own first token, in the group
+        begin = np.maximum(token, starts[piece])
+        count = np.minimum(token + size, (starts + lengths)[piece] + 1) - begin
+        some = count > 0
+        # Columns whose input is not the token before: of all children of a node but the first one.
+        before = np.cumsum(reach) - reach
+        inside = (first >= starts[piece]) & (first < (starts + lengths)[piece])
+        copies = np.flatnonzero((tree.above > 1) & inside)
+        places = (before[piece] + first - starts[piece])[copies]
+        parent, none = tree.parent[copies], np.ones_like(copies)
+        read = self.nodes.read(
+            np.append(which[some], which[parent]),
+            np.append((begin - token)[some], size[parent] - 1),
+            np.append(count[some], none),
+            features=names,
+        )
+        tokens, _ = read.pop("inputs"), read.pop("targets")
+        if "loss_weights" not in read:
+            leaves = tree.sum_leaves(tree.branch.astype(np.float32))
+            flat = leaves[some].repeat(count[some])
+            read["loss_weights"] = np.append(flat, none.astype(np.float32))
+        ends = np.cumsum(lengths + 1)
+        at = ends - lengths - 1
+        fields = gather(tokens, at, lengths, reach, CAUSAL.shifts)
+        fields["inputs"][places] = tokens[len(tokens) - len(copies) :]
+        for name, values in read.items():
+            feature = LOSS_WEIGHTS if name == "loss_weights" else self.features[name]
+            shift = CAUSAL.shift_of(feature)
+            first_value = (at + shift) * feature.size
+            shape = feature.shape
+            fields[name] = gather_feature(values.reshape(-1), first_value, lengths, reach, shape)
+            if not shift:
+                fields[name][places] = values[len(values) - len(copies) :]
+        return fields
+
+    def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
+        return self.nodes.read_examples(self._edges[examples], names)
+
+    def _read_continuations(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
+        # To the corpus of the nodes, these are features of its examples.
+        which, tree = self._tree(examples)
+        return self.nodes._read_examples(which[tree.branch], names)
+
+    def with_features(
+        self, columns: Mapping[str, Iterable[Any]], *, features: Mapping[str, Feature]
+    ) -> "Groups":
+        """The same groups with more features, stored beside them; see `Corpus.with_features`.
+
+        Columns are as for `Corpus.from_groups`, with an entry for each group.
+        """
+        if not hasattr(self.nodes, "with_features"):
+            raise InvalidType(
+                f"{self!r} are in memory; make Examples.from_groups of all columns at once"
+            )
+        known = check_features(features)
+        if not known or {*columns} != {*known}:
+            raise InvalidValue(
+                f"columns are {', '.join(map(str, columns)) or 'none'}, and features are "
+                f"{', '.join(known) or 'none'}; give a column and a pipeline.Feature for each name"
+            )
+        shapes = (
+            _Shape(self.nodes.lengths[begin:end], self._above[begin:end])
+            for begin, end in itertools.pairwise(self._edges.tolist())
+        )
+        more = _divide({TOKENS: shapes, **columns}, known)
+        del more[TOKENS]
+        return Groups(self.nodes.with_features(more, features=known))
+
+    def verify(self) -> None:
+        """Reads everything and compares digests; see `Corpus.verify`."""
+        self.nodes.verify()  # type: ignore[attr-defined]  # of those on disk
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Groups, (self.nodes,)
+
+    def __repr__(self) -> str:
+        return f"Groups of {self.nodes!r}"
+
+
+class _Shape:
+    """The nodes of one group, while it is divided into columns of nodes.
+
+    Attributes:
+        sizes: the tokens of each node.
+        tree: their parents.
+        tokens: the ids of each; None where they are stored already.
+    """
+
+    def __init__(self, sizes: np.ndarray, above: np.ndarray, tokens: Any = None):
+        self.sizes, self.tokens, self.tree = sizes.tolist(), tokens, Tree(above)
+
+    @classmethod
+    def of(cls, group: Any, what: str, vocab_size: int | None) -> "_Shape":
+        """That of a group of token ids, checked; `what` names it in errors."""
+        if not _is_branching(group):
+            raise InvalidValue(
+                f"{what} is {group!r:.60}; a group is (prefix, [continuation, …]), token ids each, "
+                "and a continuation may be such a pair again"
+            )
+        tokens, above = [], []
+        for content, number, name in _walk(group, what):
+            tokens.append(validate_tokens(content, name, vocab_size))
+            above.append(number)
+            if not len(tokens[-1]):
+                raise InvalidValue(
+                    f"{name} has no token; give each prefix and each continuation at least one, "
+                    "such as a mark"
+                )
+        return cls(np.array([*map(len, tokens)]), np.array(above), tokens)
+
+    def spread(self, given: Any, feature: Feature, what: str) -> list[np.ndarray]:
+        """The values of a feature for each of the nodes."""
+        none = np.zeros(feature.shape, feature.dtype)
+        if feature.of == "example":
+            return [feature.convert(given, what, 0)] + [none] * (len(self.sizes) - 1)
+        if feature.of == "continuation":
+            array, leaves = as_array(given, what), int(self.tree.branch.sum())
+            if array.shape != (leaves, *feature.shape):
+                raise InvalidValue(
+                    f"{what} has shape {array.shape}; the group has "
+                    f"{counted(leaves, 'continuation')}, so it must be {(leaves, *feature.shape)}"
+                )
+            values = np.zeros((len(self.sizes), *feature.shape), feature.dtype)
+            values[self.tree.branch] = feature.cast(array, what)
+            return list(values)
+        contents = self._match(given, what)
+        return [
+            feature.convert(content, name, size)
+            for (content, name), size in zip(contents, self.sizes, strict=True)
+        ]
+
+    def weigh(self, given: Any, what: str) -> list[np.ndarray]:
+        """The weight of each token of each of the nodes, from numbers or arrays."""
+        if not _is_branching(given):  # a number for each continuation
+            by_leaf = LOSS_WEIGHTS.cast(as_array(given, what), what)
+            leaves = int(self.tree.branch.sum())
+            if by_leaf.shape != (leaves,):
+                raise InvalidValue(
+                    f"{what} have shape {by_leaf.shape}; give a number for each of its "
+                    f"{counted(leaves, 'continuation')}, or weights nested like its tokens"
+                )
+            numbers = np.zeros(len(self.sizes), np.float32)
+            numbers[self.tree.branch] = by_leaf
+            contents = [(each, what) for each in self.tree.sum_leaves(numbers)]
+        else:
+            contents = self._match(given, what)
+        found = []
+        for (content, name), size in zip(contents, self.sizes, strict=True):
+            array = LOSS_WEIGHTS.cast(as_array(content, name), name)
+            if array.shape not in [(), (size,)]:
+                raise InvalidValue(
+                    f"{name} have shape {array.shape}; give a number, or one for each of its "
+                    f"{counted(size, 'token')}"
+                )
+            found.append(np.array(np.broadcast_to(require_weights(array, name), size)))
+        found[0][0] = 0  # the first token of all is no target
+        return found
+
+    def _match(self, given: Any, what: str) -> list[tuple[Any, str]]:
+        """What each of the nodes has in an entry that is nested like the tokens, and its name."""
+        children: list[list[int]] = [[] for _ in self.sizes]
+        for node, parent in enumerate(self.tree.parent.tolist()[1:], 1):
+            children[parent].append(node)
+        found: list[tuple[Any, str]] = [(given, what)] * len(self.sizes)
+        for node, below in enumerate(children):
+            content, name = found[node]
+            if not below:
+                continue
+            if not _is_branching(content) or len(content[1]) != len(below):
+                raise InvalidValue(
+                    f"{name} is {content!r:.60}; nest it like the tokens: (prefix, [one for each "
+                    f"of the {counted(len(below), 'continuation')}])"
+                )
+            found[node] = content[0], f"the prefix of {name}"
+            for number, (child, each) in enumerate(zip(below, content[1], strict=True)):
+                found[child] = each, f"continuation {number} of {name}"
+        return found
+
+
+def _is_branching(node: Any) -> bool:
+    """Whether it is a pair of a prefix and a list, and no array of numbers."""
+    pair = isinstance(node, tuple | list) and len(node) == 2
+    return pair and hasattr(node[1], "__len__") and getattr(node[1], "ndim", 1) > 0
+
+
+def _walk(group: Any, what: str) -> Iterator[tuple[Any, int, str]]:
+    """Each node of a group, depth first: its tokens, the way to its parent, and a name for it."""
+    stack: list[tuple[Any, int | None, str]] = [(group, None, what)]
+    for number in itertools.count():
+        if not stack:
+            return
+        tokens, parent, name = stack.pop()
+        above = 0 if parent is None else number - parent
+        if _is_branching(tokens):
+            tokens, children = tokens
+            if not len(children):
+                raise InvalidValue(f"{name} has a prefix and no continuation; give at least one")
+            inner = [
+                (child, number, f"continuation {n} of {name}") for n, child in enumerate(children)
+            ]
+            stack += reversed(inner)
+            name = f"the prefix of {name}"
+        yield tokens, above, name
+
+
+def divide_groups(
+    columns: Any, features: Mapping[str, Feature] | None, vocab_size: int | None
+) -> tuple[dict[str, Iterator[Any]], dict[str, Feature]]:
+    """Columns of groups as columns of their nodes, for `from_arrays`, and the features of these."""
+    groups, weights, given = split_columns(columns, features)
+    known = {name: feature for name, (feature, _) in given.items()}
+    if ABOVE in known:
+        raise InvalidValue(f"a feature is named {ABOVE!r}, as Lockstep names one; rename it")
+    shapes = (
+        _Shape.of(group, f"group {number}", vocab_size) for number, group in enumerate(groups)
+    )
+    every = {TOKENS: shapes, **{name: column for name, (_, column) in given.items()}}
+    every |= {} if weights is None else {WEIGHTS: weights}
+    found = _divide(every, {**known, ABOVE: Feature("example", dtype=np.int32)})
+    return found, {**known, ABOVE: Feature("example", dtype=np.int32)}
+
+
+def _divide(
+    columns: Mapping[str, Iterable[Any]], known: dict[str, Feature]
+) -> dict[str, Iterator[Any]]:
+    """An iterator for each column, over the entries of nodes; `tokens` has the `_Shape` of each."""
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for number, entries in zip_columns(columns):
+            shape: _Shape = entries.pop(TOKENS)
+            of_node = {TOKENS: shape.tokens or shape.sizes, ABOVE: shape.tree.above}
+            for name, given in entries.items():
+                what = f"{name} of group {number}"
+                if name == WEIGHTS:
+                    of_node[name] = shape.weigh(given, f"the {what}")
+                    continue
+                feature = known[name]
+                if feature.dtype is None:
+                    feature = known[name] = feature.infer(_first_value(feature, given), what)
+                of_node[name] = shape.spread(given, feature, what)
+            for each in zip(*of_node.values(), strict=True):
+                yield dict(zip(of_node, each, strict=True))
+
+    names = [*columns, ABOVE]
+    return {
+        name: map(operator.itemgetter(name), each)
+        for name, each in zip(names, itertools.tee(rows(), len(names)), strict=True)
+    }
+
+
+def _first_value(feature: Feature, given: Any) -> Any:
+    """The values of a feature that decide its dtype: of the prefix, or the group's own."""
+    return given[0] if _is_branching(given) and not feature.per_example else given

@@ -1,0 +1,128 @@
+"""Trees: where the nodes of groups lie among the columns of a row, from their sizes and parents.
+
+A group is a prefix and its continuations, or a tree of such, depth first. Its nodes follow each
+other: the prefix without its last token, then each other node with a copy of the last token of its
+parent in front, and without its own last token. So the input of a column is the token before its
+target, and every token but the first of the prefix is the target of one column.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pipeline.planning.layout import ranges
+
+
+class Nodes(NamedTuple):
+    """The nodes of some examples, one example after another. A document is a single node.
+
+    Columns count from the first of the example. Of the group `(A B C, [D E, F])`, whose columns
+    have the inputs `A B`, `C D` and `C`, they are
+
+        first  columns  position  until  branch
+            0        2         0      5  False   the prefix, which all columns up to 5 see
+            2        2         2      4  True
+            4        1         2      5  True
+
+    Attributes:
+        number: the nodes of each example: int64 [examples]; all others are int64 [nodes].
+        first: the first column of each node.
+        columns: the number of its columns.
+        position: the position of its first column: of a continuation that of the copied token.
+        until: the first later column that does not see the node: where the nodes below it end.
+        branch: bool, whether it is a continuation: a node without others below it, and no document.
+    """
+
+    number: np.ndarray
+    first: np.ndarray
+    columns: np.ndarray
+    position: np.ndarray
+    until: np.ndarray
+    branch: np.ndarray
+
+    @classmethod
+    def of_documents(cls, lengths: np.ndarray) -> "Nodes":
+        """Those of documents of these lengths."""
+        lengths = np.asarray(lengths, np.int64)
+        none = np.zeros_like(lengths)
+        return cls(none + 1, none, lengths, none, lengths, none > 0)
+
+    def take(self, examples: np.ndarray) -> "Nodes":
+        """The nodes of some of the examples, by their place: int64 [n]."""
+        number = self.number[examples]
+        which = ranges((np.cumsum(self.number) - self.number)[examples], number)
+        return Nodes(number, *(each[which] for each in self[1:]))
+
+    @classmethod
+    def concatenate(cls, some: "list[Nodes]") -> "Nodes":
+        """The nodes of the examples of several, one after another."""
+        return cls(*map(np.concatenate, zip(*some, strict=True)))
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        """The sum of the values of the nodes of each example: int64 [examples]."""
+        sums = np.append(0, np.cumsum(values, dtype=np.int64))
+        ends = np.cumsum(self.number)
+        return sums[ends] - sums[ends - self.number]
+
+    @property
+    def table(self) -> np.ndarray:
+        """What planning knows of each example beside its length: int64 [examples, 3].
+
+        The positions of its longest path, its continuations, and what it costs in attention, which
+        of columns `k` is `2 · Σ (until − k) − columns`, the square of the length of a document.
+        """
+        path = np.zeros(len(self.number), np.int64)
+        of = np.arange(len(self.number)).repeat(self.number)
+        np.maximum.at(path, of, self.position + self.columns)
+        costs = (2 * (self.until - self.first) - self.columns) * self.columns
+        return np.stack([path, self.sum(self.branch), self.sum(costs)], axis=1)
+
+
+class Tree:
+    """The parents of the nodes of some groups, one group after another, in depth-first order.
+
+    Attributes:
+        above: how many nodes before each node its parent is; 0 for a prefix: int64 [nodes].
+        parent: the place of the parent of each node; of a prefix its own.
+        root: whether each node is a prefix: bool [nodes].
+        branch: whether it is a continuation: bool [nodes].
+    """
+
+    def __init__(self, above: np.ndarray):
+        self.above = np.asarray(above, np.int64)
+        self.root, self.parent = self.above == 0, np.arange(len(above)) - self.above
+        self.branch = ~self.root
+        self.branch[self.parent[~self.root]] = False
+        # From the children of prefixes down.
+        self._levels: list[np.ndarray] = []
+        level = self.root
+        while len(below := np.flatnonzero(level[self.parent] & ~self.root)):
+            self._levels.append(below)
+            level = np.zeros_like(self.root)
+            level[below] = True
+
+    @property
+    def counts(self) -> np.ndarray:
+        """The number of nodes of each group."""
+        return np.diff(np.flatnonzero(self.root), append=len(self.root))
+
+    def sum_leaves(self, values: np.ndarray) -> np.ndarray:
+        """For each node the sum of the values of the continuations below it, or its own."""
+        sums = values * self.branch
+        for level in reversed(self._levels):
+            np.add.at(sums, self.parent[level], sums[level])
+        return sums
+
+    def lay_out(self, tokens: np.ndarray) -> Nodes:
+        """The nodes of the groups as columns, from the number of tokens of each node."""
+        columns = np.asarray(tokens, np.int64) - self.root
+        ends = columns.cumsum()
+        before = (ends - columns)[self.root].repeat(self.counts)
+        first, until = ends - columns - before, ends - before
+        position = np.zeros_like(columns)
+        for level in self._levels:
+            parent = self.parent[level]
+            position[level] = position[parent] + columns[parent]
+        for level in reversed(self._levels):
+            np.maximum.at(until, self.parent[level], until[level])
+        return Nodes(self.counts, first, columns, position, until, self.branch)

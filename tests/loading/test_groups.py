@@ -1,0 +1,313 @@
+"""Groups: batches whose continuations share a prefix, column by column from the definition."""
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import AxisType
+
+import pipeline
+from pipeline import Batches, Bucket, Corpora, Corpus, Examples, Feature, Plan
+
+FEATURES = {
+    "seen": Feature("inputs", dtype="int16", shape=(2,), fill=-1),
+    "logprob": Feature("targets", dtype="float32", fill=-2),
+    "reward": Feature("continuation", dtype="float32"),
+    "margin": Feature("continuation", dtype="int32", shape=(2,)),
+    "task": Feature("example", dtype="int32", fill=-3),
+}
+
+LEAF = st.integers(1, 4)
+NODE = st.recursive(
+    LEAF, lambda node: st.tuples(LEAF, st.lists(node, min_size=1, max_size=3)), max_leaves=5
+)
+GROUP = st.tuples(LEAF, st.lists(NODE, min_size=1, max_size=3))
+
+
+def fill(shape, values):
+    """A group in which each number of tokens has so many of `values`, which are drawn in order."""
+    if isinstance(shape, tuple):
+        return fill(shape[0], values), [fill(each, values) for each in shape[1]]
+    return [next(values) for _ in range(shape)]
+
+
+def nodes_of(group, name=()):
+    """The name and the tokens of each node, depth first; a name begins with that of its parent."""
+    tokens, children = group if isinstance(group, tuple) else (group, [])
+    yield name, tokens, not children
+    for number, child in enumerate(children):
+        yield from nodes_of(child, (*name, number))
+
+
+def define_group(group):
+    """The columns of a group: every token but the first is predicted from the one before it.
+
+    For each column: the value before on its path and its own, the position, and the name of its
+    node.
+    """
+    found, paths = [], {}
+    for name, tokens, _ in nodes_of(group):
+        path = list(paths.get(name[:-1], [])) if name else []
+        for token in tokens:
+            if path:
+                found.append((path[-1], token, len(path) - 1, name))
+            path.append(token)
+        paths[name] = path
+    return found
+
+
+def define_batch(groups, planned, room):
+    """The fields of a batch of groups and documents (lists of ids), column after column."""
+    rows, length = planned.bucket.shape
+    names = ["inputs", "targets", "inputs_segment_ids", "inputs_positions", "visible_until"]
+    batch = {name: np.zeros((rows, length), np.int32) for name in [*names, "inputs_branch_ids"]}
+    batch["loss_weights"] = np.zeros((rows, length), np.float32)
+    column, segment, branch = np.zeros((3, rows), int)
+    owner = {}
+    for row, example, start, size in planned.segments.tolist():
+        columns = define_group(groups[example])
+        assert (start, size) == (0, len(columns))
+        leaves = [name for name, _, is_leaf in nodes_of(groups[example]) if is_leaf and name]
+        ids = {name: branch[row] + n + 1 for n, name in enumerate(leaves)}
+        owner |= {(row, branch[row] + n): (example, n) for n in range(len(leaves))}
+        segment[row] += 1
+        for k, (before, token, position, name) in enumerate(columns):
+            at = row, column[row] + k
+            hidden = [q for q in range(k, size) if columns[q][3][: len(name)] != name]
+            below = sum(leaf[: len(name)] == name for leaf in leaves)
+            batch["inputs"][at], batch["targets"][at] = before, token
+            batch["inputs_segment_ids"][at], batch["inputs_positions"][at] = segment[row], position
+            batch["visible_until"][at] = column[row] + min([*hidden, size])
+            batch["inputs_branch_ids"][at] = ids.get(name, 0)
+            batch["loss_weights"][at] = max(below, 1)
+        column[row] += size
+        branch[row] += len(leaves)
+    assert max(branch) <= room
+    return batch, owner
+
+
+def assert_equal(found, expected, name=""):
+    np.testing.assert_array_equal(np.asarray(found), expected, name)
+
+
+def numbers(first=1):
+    """Endless numbers, so that no token is mistaken for another."""
+    return iter(range(first, 1 << 30))
+
+
+def columns_of(groups):
+    """A column of each feature, whose values are functions of the tokens."""
+    rng = np.random.default_rng(len(groups))
+
+    def map_tokens(group, function):
+        if isinstance(group, tuple):
+            return map_tokens(group[0], function), [map_tokens(g, function) for g in group[1]]
+        return [function(token) for token in group]
+
+    leaves = [sum(leaf for _, _, leaf in nodes_of(group)) for group in groups]
+    return {
+        "tokens": groups,
+        "seen": [map_tokens(group, lambda t: [t % 100, -t % 100]) for group in groups],
+        "logprob": [map_tokens(group, lambda t: t / 2) for group in groups],
+        "reward": [rng.normal(size=n).astype(np.float32) for n in leaves],
+        "margin": [rng.integers(0, 9, (n, 2)) for n in leaves],
+        "task": [7 * number for number in range(len(groups))],
+    }
+
+
+@given(
+    st.lists(GROUP, min_size=1, max_size=6),
+    st.lists(st.integers(2, 6), max_size=4),
+    st.sampled_from([1, 4]),
+)
+@settings(max_examples=60, deadline=None)
+def test_each_column_of_a_batch_is_that_of_the_definition(shapes, documents, align):
+    values = numbers()
+    groups = [fill(shape, values) for shape in shapes]
+    columns = columns_of(groups)
+    corpus = Examples.from_groups(columns, features=FEATURES)
+    texts = [fill(size, values) for size in documents]
+    if texts:
+        corpus = Corpora({"groups": corpus, "documents": Examples(texts)})
+    longest = -(-int(corpus.lengths.max()) // align) * align
+    plan = Plan(corpus, [Bucket(2, longest + 2 * align)], align=align, shuffle=False)
+    room = plan.most_continuations()[plan.buckets[0]]
+    batches = Batches(corpus, plan)
+    count, most = 0, 0
+    for step in range(plan.num_batches()):
+        planned, batch = plan.batch(step), dict(batches[step])
+        expected, owner = define_batch([*groups, *texts], planned, room)
+        if align > 1:  # the definition lays segments side by side
+            order = np.argsort(batch["inputs_segment_ids"] == 0, axis=1, kind="stable")
+            taken = {n: np.take_along_axis(batch[n], order, axis=1) for n in expected}
+            gone = np.cumsum(batch["inputs_segment_ids"] == 0, axis=1)
+            gone = np.take_along_axis(gone, order, axis=1)
+            real = taken["inputs_segment_ids"] > 0
+            taken["visible_until"] -= (gone * real).astype(np.int32)
+            batch |= taken
+        else:
+            text = np.isin(batch["targets"], [t for ids in texts for t in ids])
+            seen = np.stack([batch["inputs"] % 100, -batch["inputs"] % 100], axis=-1)
+            real = batch["inputs_segment_ids"] > 0
+            assert_equal(batch["seen"], np.where(text[..., None], -1, seen) * real[..., None])
+            assert_equal(batch["logprob"], np.where(text, -2, batch["targets"] / 2) * real)
+        for name, values in expected.items():
+            assert_equal(batch[name], values, name)
+        assert batch["reward"].shape == (planned.bucket.rows, room)
+        assert batch["margin"].shape == (planned.bucket.rows, room, 2)
+        for row in range(planned.bucket.rows):
+            for place in range(room):
+                example, n = owner.get((row, place), (None, None))
+                for name in ("reward", "margin"):
+                    value = columns[name][example][n] if example is not None else 0
+                    assert_equal(batch[name][row, place], value)
+        count += len(planned.segments)
+        most = max(most, int(batch["inputs_positions"].max()))
+    assert count == len(groups) + len(texts)
+    assert most == plan.max_position
+
+
+@given(st.lists(GROUP, min_size=1, max_size=4))
+@settings(max_examples=30, deadline=None)
+def test_the_path_to_each_continuation_reads_as_the_row_it_would_have_alone(shapes):
+    groups = [fill(shape, numbers()) for shape in shapes]
+    corpus = Examples.from_groups(groups)
+    plan = Plan(corpus, [Bucket(1, int(corpus.lengths.sum()))], shuffle=False)
+    batch = {name: each[0] for name, each in dict(Batches(corpus, plan)[0]).items()}
+    columns = np.arange(len(batch["inputs"]))
+    order = [groups[n] for n in plan.batch(0).segments[:, 1]]
+    leaves = [(group, name) for group in order for name, _, leaf in nodes_of(group) if leaf]
+    for branch, (group, name) in enumerate(leaves, 1):
+        tokens = [t for node, ids, _ in nodes_of(group) if name[: len(node)] == node for t in ids]
+        last = np.flatnonzero(batch["inputs_branch_ids"] == branch)[-1]
+        path = columns[(columns <= last) & (batch["visible_until"] > last)]
+        path = path[batch["inputs_segment_ids"][path] == batch["inputs_segment_ids"][last]]
+        assert batch["inputs"][path].tolist() == tokens[:-1]
+        assert batch["targets"][path].tolist() == tokens[1:]
+        assert batch["inputs_positions"][path].tolist() == list(range(len(path)))
+
+
+@given(st.lists(GROUP, min_size=1, max_size=5), st.integers(0, 9))
+@settings(max_examples=25, deadline=None)
+def test_any_part_of_a_group_is_that_of_the_whole(shapes, seed):
+    columns = columns_of([fill(shape, numbers()) for shape in shapes])
+    corpus = Examples.from_groups(columns, features=FEATURES)
+    rng = np.random.default_rng(seed)
+    examples = rng.integers(0, len(corpus), 6)
+    starts = rng.integers(0, corpus.lengths[examples])
+    sizes = rng.integers(1, corpus.lengths[examples] - starts + 1)
+    read = corpus.read(examples, starts, sizes, sizes + 2)
+    begin = np.cumsum(sizes + 2) - sizes - 2
+    for example, start, size, at in zip(examples, starts, sizes, begin, strict=True):
+        whole = corpus[int(example)]
+        for name, values in read.items():
+            part = whole[name][start : start + size]
+            assert_equal(values[at : at + size], part, name)
+
+
+def groups_of(count, seed=0):
+    rng = np.random.default_rng(seed)
+    shapes = [
+        (int(rng.integers(1, 6)), [*map(int, rng.integers(1, 6, rng.integers(1, 5)))])
+        for _ in range(count)
+    ]
+    return [fill(shape, iter(rng.integers(1, 90, 1000).tolist())) for shape in shapes]
+
+
+def test_a_row_of_two_groups_as_the_documentation_draws_it():
+    groups = [([1, 2, 3], [[4, 5], [6]]), ([7], [[8, 9], [10]])]
+    corpus = Examples.from_groups(groups)
+    plan = Plan(corpus, [Bucket(1, 10)], shuffle=False)
+    batch = {name: each[0].tolist() for name, each in dict(Batches(corpus, plan)[0]).items()}
+    assert batch == {
+        "inputs": [1, 2, 3, 4, 3, 7, 8, 7, 0, 0],
+        "targets": [2, 3, 4, 5, 6, 8, 9, 10, 0, 0],
+        "loss_weights": [2, 2, 1, 1, 1, 1, 1, 1, 0, 0],
+        "inputs_segment_ids": [1, 1, 1, 1, 1, 2, 2, 2, 0, 0],
+        "inputs_positions": [0, 1, 2, 3, 2, 0, 1, 0, 0, 0],
+        "visible_until": [5, 5, 4, 4, 5, 7, 7, 8, 0, 0],
+        "inputs_branch_ids": [0, 0, 1, 1, 2, 3, 3, 4, 0, 0],
+    }
+
+
+def test_a_group_of_one_continuation_is_an_ordinary_document():
+    groups, texts = [([1, 2], [[3, 4, 5]])], [[1, 2, 3, 4, 5]]
+    one, other = Examples.from_groups(groups), Examples(texts)
+    assert (one.trees[0].tolist(), one.lengths.tolist()) == ([4, 1, 16], [4])
+    for name, values in other[0].items():
+        assert_equal(one[0][name], values)
+    batch = Batches(one, Plan(one, [Bucket(1, 6)]))[0]
+    assert batch["visible_until"].tolist() == [[4, 4, 4, 4, 0, 0]]
+
+
+def test_processes_and_devices_hold_the_parts_of_the_rows_of_groups():
+    corpus = Corpora({"groups": Examples.from_groups(groups_of(30)), "text": Examples([[1, 2, 3]])})
+    plan = Plan(corpus, [Bucket(4, 32)], seed=1)
+    whole = Batches(corpus, plan)
+    shape = (2, 2)
+    mesh = jax.make_mesh(
+        shape, ("data", "context"), devices=jax.devices()[:4], axis_types=(AxisType.Auto,) * 2
+    )
+    spread = Batches(corpus, plan, sharding=mesh)
+    for step in range(plan.num_batches()):
+        halves = [Batches(corpus, plan, process_index=p, process_count=2)[step] for p in (0, 1)]
+        for name, values in dict(whole[step]).items():
+            assert_equal(np.concatenate([half[name] for half in halves]), values)
+            assert_equal(spread[step][name], values)
+    from pipeline.loading.collate import collate
+    from pipeline.loading.sharding import Block
+
+    for begin, end in ((0, 11), (11, 32), (5, 6)):
+        block = Block(np.array([1, 3]), (begin, end))
+        part = collate(corpus.sides[0], plan.batch(0), block)
+        for name, values in part.items():
+            assert_equal(values, whole[0][name][[1, 3], begin:end], name)
+
+
+def test_groups_on_disk_give_the_batches_of_groups_in_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.text.ragged.TOKENS_PER_PART", 50)  # groups cross parts
+    columns = columns_of(groups_of(40))
+    memory = Examples.from_groups(columns, features=FEATURES)
+    disk = Corpus.from_groups(columns, tmp_path / "corpus", features=FEATURES)
+    again = Corpus.open(tmp_path / "corpus")
+    ranges = Corpus.open(tmp_path / "corpus", memory_map=False)
+    again.verify()
+    assert len(disk.files) > 3
+    assert disk.files.sum() == 40
+    assert again.fingerprint == disk.fingerprint == ranges.fingerprint
+    for corpus in (disk, again, ranges):
+        assert corpus.lengths.tolist() == memory.lengths.tolist()
+        assert corpus.trees.tolist() == memory.trees.tolist()
+        for one, other in zip(corpus, memory, strict=True):
+            assert one.keys() == other.keys()
+            for name in one:
+                assert_equal(one[name], other[name], name)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_run_on_groups_goes_on_from_any_step(tmp_path, weighted):
+    Corpus.from_groups(groups_of(60), tmp_path / "groups")
+    corpus = Corpora(
+        {"groups": Corpus.open(tmp_path / "groups"), "text": Examples([[*range(9)]] * 20)}
+    )
+    options = {
+        "tokens_per_batch": 64,
+        "max_length": 32,
+        "length_multiple": 8,
+        "tiers": 3,
+        "num_epochs": 2,
+    }
+    options |= {"weights": {"groups": 2, "text": 1}, "num_epochs": 1} if weighted else {}
+    with pipeline.load(corpus, **options) as loader:
+        states, batches = [loader.get_state()], []
+        for batch in loader:
+            batches.append({name: np.asarray(values) for name, values in batch.items()})
+            states.append(loader.get_state())
+    assert len(batches) > 5
+    for step in (0, 1, len(batches) // 2, len(batches) - 1):
+        with pipeline.load(corpus, **options) as loader:
+            loader.set_state(states[step])
+            for batch, expected in zip(loader, batches[step:], strict=True):
+                for name in expected:
+                    assert_equal(batch[name], expected[name], name)
