@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pipeline.corpus import engines as engines
     from pipeline.loading import Batch, Batches, Loader, load, rename, to_global
     from pipeline.scoring import pack, score, unpack
+    from pipeline.steps import tune
     from pipeline.text import Feature
     from pipeline.text import sources as sources
     from pipeline.text import templates as templates
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 _NAMES: dict[str, tuple[str, ...]] = {
     "loading": ("Batch", "Batches", "Loader", "load", "rename", "to_global"),
     "scoring": ("pack", "score", "unpack"),
+    "steps": ("tune",),
     "text": ("Feature",),
 }
 _MODULES = {"engines": "corpus.engines"}
@@ -76,6 +78,7 @@ __all__ = [
     "templates",
     "to_global",
     "tokenizers",
+    "tune",
     "unpack",
 ]
 

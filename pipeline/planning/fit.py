@@ -1,11 +1,13 @@
 """The choice of buckets: the few lengths that cost least for a histogram of lengths."""
 
 import dataclasses
+import functools
 import itertools
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +23,13 @@ logger = logging.getLogger(__name__)
 
 # One more bucket means one more compilation, so it must save this share of the cost.
 WORTH = 0.001
+
+# One more bucket of packed rows saves no padding, but what `row_cost` says, and must save more than
+# that may be off.
+WORTH_PACKED = 0.001
+
+# The multiples that lengths may be of where none is given. A smaller one must save this share.
+MULTIPLES, WORTH_FINER = (128, 64, 32, 16), 0.02
 
 # Rows may be longer than the longest example by these factors, if that saves this share.
 LONGER, WORTH_LONGER = (2, 3, 4, 6, 8), 0.01
@@ -45,7 +54,7 @@ def fit_buckets(
     tokens_per_batch: int,
     max_buckets: int,
     max_length: int | tuple[int, int] | None = None,
-    length_multiple: int = 128,
+    length_multiple: int | None = 128,
     row_multiple: int = 1,
     align: int = 1,
     packing: Packing = "best_fit",
@@ -100,19 +109,46 @@ def fit_buckets(
     """
     require_one_of("packing", packing, PACKINGS)
     require_one_of("attention", attention, ATTENTIONS)
+    max_buckets = require_whole("max_buckets", max_buckets, 1)
+    width = require_whole("width", width, 1)
     if weights is not None:
         each = {name: Lengths.of(one) for name, one in as_corpora(lengths).items()}
         lengths = _typical_lengths(each, weights, by)
+    attention = "segment" if packing == "none" else attention
+    search = make_search(
+        lengths,
+        tokens_per_batch=tokens_per_batch,
+        max_buckets=max_buckets,
+        max_length=max_length,
+        length_multiple=length_multiple,
+        row_multiple=row_multiple,
+        align=align,
+        packing=packing,
+        price=functools.partial(row_cost, attention=attention, width=width),
+    )
+    return tuple(search.bucket(each) for each in search.find(max_buckets))
+
+
+def make_search(
+    lengths: AnyLengths,
+    *,
+    tokens_per_batch: int,
+    max_buckets: int = 4,
+    max_length: int | tuple[int, int] | None = None,
+    length_multiple: int | None = 128,
+    row_multiple: int = 1,
+    align: int = 1,
+    packing: Packing = "best_fit",
+    max_segments: int | None = None,
+    price: Callable[..., Any] = row_cost,
+) -> "BucketSearch":
+    """The search for buckets of some lengths, after checking the arguments of `fit_buckets`."""
     array = lengths_lib.as_lengths(lengths)
     given = [] if max_length is None else np.array(max_length, object).ravel().tolist()
     limits = [require_whole("max_length", limit, 1) for limit in given]
     tokens_per_batch = require_whole("tokens_per_batch", tokens_per_batch, 1)
-    max_buckets = require_whole("max_buckets", max_buckets, 1)
-    length_multiple = require_whole("length_multiple", length_multiple, 1)
     align = require_whole("align", align, 1)
-    length_multiple = math.lcm(length_multiple, align)
     row_multiple = require_whole("row_multiple", row_multiple, 1)
-    width = require_whole("width", width, 1)
     if max_length is not None and len(limits) != array.ndim:
         raise InvalidValue(
             f"max_length is {max_length!r}; it must be one number for lengths of shape [n], and "
@@ -123,31 +159,50 @@ def fit_buckets(
     limit = np.maximum(np.array(array.max(axis=0), np.int64).reshape(-1), 1)
     if limits:
         limit = np.minimum(limit, limits)
-    longest = _round_up(limit, length_multiple)
-    most = tokens_per_batch // row_multiple
-    if longest.sum() > most:
-        shown = " + ".join(f"{each:,}" for each in longest.tolist())
-        raise InvalidValue(
-            f"{row_multiple} rows (row_multiple) of {shown} positions are "
-            f"{row_multiple * int(longest.sum()):,}, more than "
-            f"tokens_per_batch={tokens_per_batch:,}; raise tokens_per_batch, or set a smaller "
-            "max_length (the plan's overflow then applies to longer examples)"
-        )
     if array.ndim == 2:
         sizes = _round_up(np.minimum(array[array[:, 1] > 0], limit).astype(np.int64), align)
         counts = np.ones(len(sizes), np.int64)
     else:
         sizes, counts = lengths_lib.histogram(array)
-        sizes, counts = _split(_round_up(sizes, align), counts, int(longest[0]))
-        if limits:
-            most = min(most, int(_round_up(np.array(limits), length_multiple)[0]))
-    search = BucketSearch(sizes, counts, length_multiple, most, packing, attention, width)
-    return tuple(
-        Bucket(
-            tokens_per_batch // (sum(lengths) * row_multiple) * row_multiple,
-            lengths if len(lengths) == 2 else lengths[0],
+
+    def make(multiple: int) -> BucketSearch:
+        multiple = math.lcm(require_whole("length_multiple", multiple, 1), align)
+        longest = _round_up(limit, multiple)
+        most = tokens_per_batch // row_multiple
+        if longest.sum() > most:
+            shown = " + ".join(f"{each:,}" for each in longest.tolist())
+            raise InvalidValue(
+                f"{row_multiple} rows (row_multiple) of {shown} positions are "
+                f"{row_multiple * int(longest.sum()):,}, more than "
+                f"tokens_per_batch={tokens_per_batch:,}; raise tokens_per_batch, or set a smaller "
+                "max_length (the plan's overflow then applies to longer examples)"
+            )
+        found = sizes, counts
+        if array.ndim == 1:
+            found = _split(_round_up(sizes, align), counts, int(longest[0]))
+            if limits:
+                most = min(most, int(_round_up(np.array(limits), multiple)[0]))
+        return BucketSearch(
+            *found,
+            multiple,
+            most,
+            packing,
+            price,
+            tokens_per_batch,
+            row_multiple,
+            max_segments,
         )
-        for lengths in search.find(max_buckets)
+
+    if length_multiple is not None:
+        return make(length_multiple)
+    room = tokens_per_batch // row_multiple
+    multiples = [each for each in MULTIPLES if _round_up(limit, each).sum() <= room]
+    searches = [make(multiple) for multiple in multiples or MULTIPLES[-1:]]
+    costs = [search.cost(search.find(max_buckets)) for search in searches]
+    return next(
+        search
+        for search, cost in zip(searches, costs, strict=True)
+        if cost * (1 - WORTH_FINER) <= min(costs)
     )
 
 
@@ -166,11 +221,16 @@ class BucketSearch:
     multiple: int  # bucket lengths are multiples of this
     most: int  # positions in a row, for pairs of both sides
     packing: Packing
-    attention: Attention
-    width: int
+    # The cost of rows, from an array of their lengths, for pairs of inputs and of targets.
+    price_of: Callable[..., Any]
+    tokens_per_batch: int
+    row_multiple: int = 1
+    max_segments: int | None = None
 
     def __post_init__(self) -> None:
         lengths, counts = self.lengths, self.counts
+        self._most_segments = 1 if self.packing == "none" else self.max_segments
+        self._scale = 1.0  # all pairs over those in the sample
         self._make_cells(lengths, counts)
         if lengths.shape[1] == 1:
             self._counts = np.zeros(int(lengths.max()) + 1, np.int64)
@@ -181,6 +241,7 @@ class BucketSearch:
             pieces = cut(sample, tuple(lengths.max(axis=0).tolist()), "truncate")
             self._table = pieces.positions(np.arange(pieces.longest + 1))
             self._counts = np.bincount(pieces.sizes(0, len(pieces)), minlength=len(self._table))
+            self._scale = len(lengths) / len(sample)
 
     def _make_cells(self, lengths: np.ndarray, counts: np.ndarray) -> None:
         """Computes the examples, total positions and longest lengths of each cell with examples.
@@ -204,8 +265,12 @@ class BucketSearch:
 
     def price(self, lengths: np.ndarray) -> np.ndarray:
         """The cost of rows of some lengths [..., sides], in positions."""
-        attention: Attention = "segment" if self.packing == "none" else self.attention
-        return row_cost(*np.moveaxis(lengths, -1, 0), attention=attention, width=self.width)
+        return self.price_of(*np.moveaxis(lengths, -1, 0))
+
+    def bucket(self, lengths: tuple[int, ...]) -> Bucket:
+        """The bucket with rows of some lengths, as many as fit the tokens of a batch."""
+        rows = self.tokens_per_batch // (sum(lengths) * self.row_multiple) * self.row_multiple
+        return Bucket(rows, lengths if len(lengths) == 2 else lengths[0])
 
     def _best_buckets(
         self, examples: np.ndarray, total: np.ndarray, longest: np.ndarray
@@ -254,16 +319,29 @@ class BucketSearch:
         return lengthened if worth else cheapest
 
     def _find_cheapest(self, sets: Sequence[Shapes]) -> tuple[Shapes, float]:
-        """The first of the sets whose cost is nearly the least, and the least cost."""
+        """The set to choose of some, small ones first, and the least cost of all.
+
+        A larger set must save a share of the cost, for packed rows one for each further bucket.
+        """
         costs = [self.cost(each) for each in sets]
-        best = next(i for i, value in enumerate(costs) if value <= min(costs) * (1 + WORTH))
+        least: dict[int, int] = {}  # the number of the cheapest set of so many buckets
+        for number, each in enumerate(sets):
+            best = least.setdefault(len(each), number)
+            if costs[number] < costs[best]:
+                least[len(each)] = number
+        first, *others = least.values()
+        for number in others:
+            further = len(sets[number]) - len(sets[first])
+            worth = WORTH if self.packing == "none" else WORTH_PACKED * further
+            if costs[number] < costs[first] * (1 - worth):
+                first = number
         logger.info(
             "buckets %s; cost of an epoch per token, by number of buckets: %s%s",
-            sets[best],
+            sets[first],
             ", ".join(f"{len(each)}: {cost:.3f}" for each, cost in zip(sets, costs, strict=True)),
-            "; one bucket is enough" if best == 0 and len(sets) > 1 else "",
+            "; one bucket is enough" if len(sets[first]) == 1 and len(sets) > 1 else "",
         )
-        return sets[best], min(costs)
+        return sets[first], min(costs)
 
     def sets(self, most: int) -> list[Shapes]:
         """Good sets of up to `most` buckets, small sets first; the last bucket holds all."""
@@ -356,10 +434,25 @@ class BucketSearch:
         """The cost of an epoch per position; of pairs, that of a sample."""
         # Batches of one row: the last batch of each bucket, which is not full, must not count.
         buckets = [Bucket(1, each if len(each) == 2 else each[0]) for each in lengths]
-        most = 1 if self.packing == "none" else None
-        packed = pack(self._counts, buckets, sizes=self._table, max_segments=most)
-        rows = np.array([packed.rows(index) for index in range(len(lengths))])
+        rows = np.array(self._pack_rows(buckets))
         return float(rows @ self.price(np.array(lengths)) / (self._counts @ self._table).sum())
+
+    def batches(self, buckets: Sequence[Bucket]) -> tuple[int, ...]:
+        """The batches of an epoch in each of some buckets; of many pairs, by those of a sample."""
+        packed = buckets
+        if self._scale > 1:  # a sample has fewer batches, and as many that are not full
+            packed = [dataclasses.replace(bucket, rows=1) for bucket in buckets]
+        every = zip(buckets, self._pack_rows(packed), strict=True)
+        return tuple(math.ceil(rows * self._scale / bucket.rows) for bucket, rows in every)
+
+    def _pack_rows(self, buckets: Sequence[Bucket]) -> list[int]:
+        packed = pack(self._counts, buckets, sizes=self._table, max_segments=self._most_segments)
+        return [packed.rows(index) for index in range(len(buckets))]
+
+    @property
+    def histogram(self) -> tuple[np.ndarray, np.ndarray]:
+        """Sizes of examples, int64 [sizes, sides], and how many examples have each, [sizes]."""
+        return self._table, self._counts * self._scale
 
 
 def _round_up(value: np.ndarray, multiple: int) -> np.ndarray:

@@ -3,6 +3,7 @@
 init, train_step = make_train_step(loss, optimizer)     a step for any model
 train_step = Compiled(train_step, state, loader.specs)  compiled for every bucket
 with CompileGuard("train_step") as guard: …             and never compiled again
+tune(make_step, corpus, tokens_per_batch=…).buckets     the fastest shapes on these devices
 """
 
 from pipeline.steps import hosts
@@ -17,11 +18,13 @@ from pipeline.steps.train_step import (
     make_score_step,
     make_train_step,
 )
+from pipeline.steps.tuning import Tuned, tune
 
 __all__ = [
     "CompileGuard",
     "CompileLog",
     "Compiled",
+    "Tuned",
     "accumulate",
     "by_segment",
     "hosts",
@@ -34,4 +37,5 @@ __all__ = [
     "programs_table",
     "sum_segments",
     "summed",
+    "tune",
 ]

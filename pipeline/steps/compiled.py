@@ -87,8 +87,7 @@ class Compiled:
         **jit_options: Any,
     ):
         self.name, self.specs = step.__name__, dict(specs)
-        memory = jax.local_devices()[0].memory_stats() or {}
-        self.budget = budget or minimum(memory.get("bytes_limit"))
+        self.budget = budget or device_memory()
         self._step, self._state, self._held = step, state, bytes_on_device(held)
         self._options: dict[str, Any] = jit_options | {"donate_argnums": (0,) if donate else ()}
         choices = {bucket: self._choices(bucket, microbatches) for bucket in specs}
@@ -133,24 +132,18 @@ class Compiled:
         thread, begin = threading.get_ident(), time.perf_counter()
         before = self._events.count(self.name, thread)
         run = lowered.compile()
-        memory, costs = run.memory_analysis(), run.cost_analysis()
+        costs = run.cost_analysis()
         program = Program(
             run=run,
             microbatches=max(number, 1),
             compiles=self._events.count(self.name, thread) - before,
             flops=(costs or {}).get("flops", 0.0),
-            memory=(
-                memory.argument_size_in_bytes
-                + memory.output_size_in_bytes
-                + memory.temp_size_in_bytes
-                - memory.alias_size_in_bytes
-                + self._held
-            ),
+            memory=program_memory(run) + self._held,
         )
         split = f" in {program.microbatches} microbatches" if program.microbatches > 1 else ""
         logger.info(
             f"{self.name} {bucket}{split}: compiled in {time.perf_counter() - begin:.1f} s, "
-            f"{program.flops / 1e9:,.2f} GFLOP, {_size(program.memory)}"
+            f"{program.flops / 1e9:,.2f} GFLOP, {show_bytes(program.memory)}"
         )
         return program
 
@@ -164,13 +157,13 @@ class Compiled:
             program = self._compile(self._lower(bucket, number), bucket, number)
         if program.memory > self.budget:
             raise DoesNotFit(
-                f"{self.name} needs {_size(program.memory)} a device for bucket {bucket} in "
-                f"{program.microbatches} microbatches, and there are {_size(self.budget)}; "
+                f"{self.name} needs {show_bytes(program.memory)} a device for bucket {bucket} in "
+                f"{program.microbatches} microbatches, and there are {show_bytes(self.budget)}; "
                 "give it fewer rows or positions, microbatches='auto', a smaller model, "
                 "remat, or more devices to share the state"
             )
         if program.memory > TIGHT * self.budget:
-            share = f"{program.memory / self.budget:.0%} of {_size(self.budget)}"
+            share = f"{program.memory / self.budget:.0%} of {show_bytes(self.budget)}"
             logger.warning("%s %s needs %s", self.name, bucket, share)
         return program
 
@@ -192,6 +185,22 @@ class Compiled:
                     f"{', '.join(map(str, self.specs))}, and from pipeline.to_global"
                 )
         return self.programs[bucket].run(state, dict(batch))
+
+
+def device_memory() -> int | None:
+    """Bytes that a device has, the least of all hosts; None where it does not say."""
+    return minimum((jax.local_devices()[0].memory_stats() or {}).get("bytes_limit"))
+
+
+def program_memory(program: Any) -> int:
+    """Bytes on a device that a compiled program needs, as XLA says them."""
+    memory = program.memory_analysis()
+    return (
+        memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        + memory.temp_size_in_bytes
+        - memory.alias_size_in_bytes
+    )
 
 
 def keep_programs(directory: epath.PathLike) -> None:
@@ -222,12 +231,13 @@ def programs_table(*steps: Compiled) -> str:
     for step in steps:
         for bucket, program in step.programs.items():
             share = f"{program.memory / step.budget:.0%}" if step.budget else "–"
-            size, flops = _size(program.memory), f"{program.flops / 1e9:,.2f}"
+            size, flops = show_bytes(program.memory), f"{program.flops / 1e9:,.2f}"
             rows.append([step.name, f"{bucket}", f"{program.microbatches}", size, share, flops])
     return "\n".join(text_table(rows))
 
 
-def _size(count: int) -> str:
+def show_bytes(count: int) -> str:
+    """A number of bytes, in MiB or GiB."""
     return f"{count / 2**30:,.2f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"
 
 

@@ -139,6 +139,13 @@ def minimum(number: int | None) -> int | None:
     return None if least == limit else int(least) << 10
 
 
+def maximum(number: float) -> float:
+    """The greatest of the numbers that the processes give, rounded to float32 if they are many."""
+    if jax.process_count() == 1:
+        return number
+    return float(_gather(np.array(number, np.float32)).max())
+
+
 def make_mesh(axes: Mapping[str, int]) -> jax.sharding.Mesh:
     """A mesh of all devices of all hosts.
 

@@ -1,3 +1,4 @@
+import functools
 import itertools
 
 import numpy as np
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 
 from pipeline import Plan, fit_buckets
 from pipeline.planning import figures
+from pipeline.planning.cascade import row_cost
 from pipeline.planning.fit import BucketSearch
 
 OPTIONS = {"tokens_per_batch": 4096, "max_buckets": 3, "length_multiple": 16}
@@ -63,8 +65,12 @@ def test_unpacked_pairs_need_far_fewer_positions_in_several_buckets(translations
     assert costs[1] > 1.8 * costs[0]
 
 
-DENSE = {"multiple": 128, "most": 65_536, "attention": "dense", "width": 1024}
-SEGMENT = {"multiple": 16, "most": 1024, "attention": "segment", "width": 64}
+DENSE = {"multiple": 128, "most": 65_536, "price_of": row_cost}
+SEGMENT = {
+    "multiple": 16,
+    "most": 1024,
+    "price_of": functools.partial(row_cost, attention="segment"),
+}
 
 
 @pytest.mark.parametrize(
@@ -86,7 +92,14 @@ def test_sets_are_nearly_as_cheap_as_the_best_of_all_pairs_of_buckets(
         for mean, most in zip(means, longest, strict=True)
     ]
     pairs = np.stack(sides, axis=1).astype(int)
-    fit = BucketSearch(pairs, np.ones(2000, int), packing=packing, **options)
+    fit = BucketSearch(
+        pairs,
+        np.ones(2000, int),
+        packing=packing,
+        tokens_per_batch=65_536,
+        row_multiple=1,
+        **options,
+    )
     cheapest = min(fit.cost(lengths) for lengths in fit.sets(2) if len(lengths) == 2)
     every = [shape for shape in itertools.product(*grid) if shape != longest]
     assert cheapest <= 1.02 * min(fit.cost((shape, longest)) for shape in every)

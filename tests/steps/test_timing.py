@@ -1,0 +1,100 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline import Bucket
+from pipeline.steps.timing import Stopwatch, Trial, typical
+
+SMALL, LARGE = Trial(0, Bucket(2, 64)), Trial(0, Bucket(1, 128))
+
+
+class Clock:
+    """A clock that only steps advance."""
+
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def make(clock, seconds, compiling=0.0):
+    """A stopwatch whose steps take `seconds(bucket)`, and the first of a shape `compiling` more."""
+    seen = set()
+
+    def step(bucket):
+        clock.now += seconds(bucket) + compiling * (bucket not in seen)
+        seen.add(bucket)
+
+    return Stopwatch(lambda choice: step, lambda bucket: bucket, clock)
+
+
+def test_seconds_and_compilation_are_told_apart():
+    stopwatch = make(Clock(), lambda bucket: 0.5 * bucket.rows, compiling=9)
+    stopwatch.measure([SMALL, LARGE], rounds=3)
+    stopwatch.measure([SMALL], rounds=1)
+    found = stopwatch.timings()
+    assert [found[each].seconds for each in (SMALL, LARGE)] == pytest.approx([1.0, 0.5])
+    assert [found[each].compiling for each in (SMALL, LARGE)] == pytest.approx([9, 9])
+    assert (found[SMALL].steps, found[LARGE].steps, found[LARGE].memory) == (4, 3, None)
+
+
+def test_a_shape_that_fails_is_left_out_and_the_others_are_measured():
+    def seconds(bucket):
+        if bucket == LARGE.bucket:
+            raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
+        return 1.0
+
+    stopwatch = make(Clock(), seconds)
+    stopwatch.measure([LARGE, SMALL], rounds=2)
+    stopwatch.measure([LARGE], rounds=2)  # it is not tried again
+    assert set(stopwatch.timings()) == {SMALL}
+    assert "RESOURCE_EXHAUSTED" in str(stopwatch.failures[LARGE])
+
+
+@given(
+    st.lists(st.floats(0.1, 10), min_size=3, max_size=6), st.lists(st.floats(0.5, 9), max_size=9)
+)
+def test_busy_rounds_change_nothing_if_all_their_trials_are_slow(seconds, levels):
+    rounds = [
+        {number: level * each for number, each in enumerate(seconds)}
+        for level in [1.0] * (len(levels) + 1) + levels
+    ]
+    for number, (count, middle, low, high) in typical(rounds).items():
+        assert count == len(rounds)
+        assert (middle, low, high) == pytest.approx((seconds[number],) * 3)
+
+
+def test_a_few_slow_steps_do_not_change_the_median_but_widen_the_interval():
+    rounds = [{"a": 1.0, "b": 2.0, "c": 3.0} for _ in range(7)]
+    rounds[2]["a"] = 50.0
+    count, middle, low, high = typical(rounds)["a"]
+    assert (count, middle, low) == (7, 1.0, 1.0)
+    assert high >= 1
+    some = [{"a": value} for value in np.random.default_rng(0).normal(1, 0.1, 25)]
+    _, middle, low, high = typical(some)["a"]
+    assert 0.9 < low < middle < high < 1.1
+
+
+def test_xla_says_the_memory_of_a_step_that_can_be_lowered():
+    step = jax.jit(lambda batch: (batch[:, :, None] * batch[:, None, :]).sum())
+    stopwatch = Stopwatch(lambda choice: step, lambda bucket: jnp.ones(bucket.shape))
+    stopwatch.measure([SMALL], rounds=2)
+    assert stopwatch.timings()[SMALL].memory >= 2 * 64 * 4
+
+
+def test_a_shape_that_needs_more_memory_than_there_is_is_not_run(monkeypatch):
+    ran = []
+
+    def step(batch):
+        ran.append(batch.shape)
+        return batch
+
+    step.lower = jax.jit(lambda batch: batch * 2).lower
+    monkeypatch.setattr("pipeline.steps.timing.device_memory", lambda: 100)
+    stopwatch = Stopwatch(lambda choice: step, lambda bucket: jnp.ones(bucket.shape))
+    stopwatch.measure([SMALL], rounds=2)
+    assert not ran
+    assert "on a device that has" in str(stopwatch.failures[SMALL])

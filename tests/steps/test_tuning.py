@@ -1,0 +1,249 @@
+import itertools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pipeline
+from pipeline import Bucket, Examples, Plan
+from pipeline.planning.fit import make_search
+from pipeline.planning.sets import SetSearch
+from pipeline.steps.timing import Stopwatch
+from pipeline.steps.tuning import MOST, Tuned, find_best
+
+
+class Machine:
+    """A clock and steps of a known cost, drawn by a seed, with jumps as caches make them.
+
+    Args:
+        seed: of the cost and of the noise.
+        slow: the share of steps that are slow at random.
+        fails: whether a step of a bucket fails.
+    """
+
+    def __init__(self, seed, slow=0.0, fails=lambda bucket: False):
+        rng = np.random.default_rng(seed)
+        self.now, self.seen, self._fails = 0.0, set(), fails
+        self._width, self._edges = rng.uniform(200, 4000), rng.uniform(128, 1536, 3)
+        self._jumps, self._odd = rng.uniform(1, 1.35, 3), rng.uniform(0.95, 1.05, 4096)
+        self._slow, self._rng = slow, rng
+
+    def __call__(self):
+        return self.now
+
+    def cost(self, bucket, choice=0):
+        """Seconds of a step; a choice costs a tenth more for each number."""
+        jumps = np.prod(self._jumps[bucket.length > self._edges])
+        rate = (1 + bucket.length / self._width) * jumps * self._odd[bucket.length]
+        return bucket.positions * rate * 1e-5 * (1 + 0.1 * choice)
+
+    def stopwatch(self):
+        def make_step(choice):
+            def step(bucket):
+                self.seen.add((choice, bucket))
+                if self._fails(bucket):
+                    raise RuntimeError("RESOURCE_EXHAUSTED")
+                noise = 1 + 0.01 * self._rng.normal() if self._slow else 1
+                if self._rng.random() < self._slow:
+                    noise += self._rng.exponential()
+                self.now += self.cost(bucket, choice) * noise
+
+            return step
+
+        return Stopwatch(make_step, lambda bucket: bucket, self)
+
+
+def twelve_lengths(seed):
+    """Lengths of examples, and twelve shapes for them."""
+    rng = np.random.default_rng(seed)
+    mean, sigma = rng.uniform(3.5, 6), rng.uniform(0.4, 1.2)
+    lengths = np.clip(rng.lognormal(mean, sigma, 20_000), 3, 1536).astype(int)
+    lengths[0] = 1536
+    search = make_search(lengths, tokens_per_batch=16_384)
+    return lengths, SetSearch(
+        search, [search.bucket((length,)) for length in range(128, 1537, 128)]
+    )
+
+
+def regret(machine, search, chosen):
+    """By how much a set is slower than the best of all sets of one and two shapes."""
+
+    def epoch(seconds):
+        found = search.best(seconds, compiling=[0.0] * 12, max_buckets=2)
+        return min(each.seconds for each in found.values())
+
+    costs = [machine.cost(bucket) for bucket in search.candidates]
+    longest, *shorter = reversed(range(12))
+    sets = [(longest,), *((longest, number) for number in shorter)]
+    best = min(
+        epoch([cost if number in some else np.inf for number, cost in enumerate(costs)])
+        for some in sets
+    )
+    ours = sum(
+        count * machine.cost(bucket)
+        for count, bucket in zip(chosen.batches, chosen.buckets, strict=True)
+    )
+    return ours / best - 1
+
+
+@pytest.mark.parametrize("slow", [0.0, 0.2])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_choice_is_within_its_certificate_of_the_best_of_all_sets_of_two(seed, slow):
+    machine = Machine(seed, slow)
+    _, search = twelve_lengths(seed)
+    options = {"choices": 1, "max_buckets": 2, "epochs": 1}
+    _, best, gap = find_best(machine.stopwatch(), search, **options)
+    assert regret(machine, search, best) <= max(gap, 0.001) + 0.01 * bool(slow)
+    assert gap <= 0.03
+    assert len(machine.seen) <= 10  # of twelve shapes
+
+
+def test_the_cheapest_choice_is_found_and_the_dear_ones_are_hardly_measured():
+    machine = Machine(0)
+    _, search = twelve_lengths(0)
+    choice, _, gap = find_best(machine.stopwatch(), search, choices=3, max_buckets=2, epochs=1)
+    assert choice == 0
+    assert gap <= 0.02
+    counts = [sum(each == choice for each, _ in machine.seen) for choice in range(3)]
+    assert counts[2] <= counts[0] <= MOST
+
+
+def test_shapes_that_fail_are_left_out_and_so_are_larger_ones():
+    machine = Machine(1, fails=lambda bucket: bucket.length == 128)
+    _, search = twelve_lengths(1)
+    stopwatch = machine.stopwatch()
+    _, best, _ = find_best(stopwatch, search, choices=1, max_buckets=3, epochs=1)
+    assert all(bucket.length > 128 for bucket in best.buckets)
+    assert {trial.bucket.length for trial in stopwatch.failures} == {128}
+
+
+def test_if_no_shape_for_the_longest_example_runs_its_error_is_raised():
+    machine = Machine(1, fails=lambda bucket: bucket.length > 1400)
+    _, search = twelve_lengths(1)
+    with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
+        find_best(machine.stopwatch(), search, choices=1, max_buckets=2, epochs=1)
+
+
+# ---- With real steps.
+
+
+def examples(count=400, longest=200, seed=0):
+    rng = np.random.default_rng(seed)
+    sizes = np.clip(rng.lognormal(3.5, 0.8, count), 2, longest).astype(int)
+    return Examples([rng.integers(1, 9, size).astype(np.int32) for size in sizes])
+
+
+@jax.jit
+def scores(batch):
+    hidden = jax.nn.one_hot(batch["inputs"], 16)
+    return jnp.einsum("bqd,bkd->bqk", hidden, hidden).sum()
+
+
+OPTIONS = {"tokens_per_batch": 1024, "length_multiple": 32, "max_buckets": 2}
+
+
+@pytest.fixture(scope="module")
+def tuned():
+    return pipeline.tune(lambda: scores, examples(), **OPTIONS)
+
+
+def test_what_is_chosen_can_be_loaded_and_holds_every_example(tuned):
+    assert 1 <= len(tuned.buckets) <= 2
+    with pipeline.load(examples(), buckets=tuned.buckets, num_epochs=1) as loader:
+        assert sum(int(batch["loss_weights"].sum()) for batch in loader) == loader.plan.num_tokens
+
+
+def test_the_certificate_is_a_table(tuned):
+    text = str(tuned)
+    assert "another set is better by at most" in text
+    assert "µs a position" in text
+    assert f"{tuned.buckets[-1]}" in text
+    assert "MiB" in text  # the memory of a jitted step
+    assert tuned.bound <= tuned.seconds
+    assert tuned.checked[0] > 0
+    assert [len(each.buckets) for each in tuned.sets] == [1, 2][: len(tuned.sets)]
+
+
+def test_it_is_the_same_after_json(tuned):
+    assert Tuned.from_json(json.loads(json.dumps(tuned.as_json()))) == tuned
+
+
+def test_steps_of_all_combinations_of_choices_are_tried():
+    made = []
+
+    def make_step(**choice):
+        made.append(choice)
+        times = {"slow": 60, "fast": 1}[choice["way"]]
+        return jax.jit(lambda batch: sum(scores(batch) * n for n in range(times)))
+
+    choices = {"way": ["slow", "fast"], "again": [1]}
+    tuned = pipeline.tune(make_step, examples(), **OPTIONS, choices=choices)
+    assert made == [{"way": "slow", "again": 1}, {"way": "fast", "again": 1}]
+    assert tuned.choices == tuple(made)
+    assert "with way=" in str(tuned)
+
+
+def test_a_step_that_fails_for_a_shape_is_named():
+    @jax.jit
+    def step(batch):
+        if batch["inputs"].shape[1] == 32:
+            raise ValueError("32 is not a multiple of 64")
+        return batch["inputs"].sum()
+
+    tuned = pipeline.tune(lambda: step, examples(), **OPTIONS)
+    assert {bucket.length for bucket, _, _ in tuned.left_out} == {32}
+    assert "left out: 32x32: ValueError: 32 is not a multiple of 64" in str(tuned)
+
+
+def test_a_defect_of_the_step_keeps_its_error():
+    def step(batch):
+        return batch["no such field"]
+
+    with pytest.raises(KeyError, match="no such field"):
+        pipeline.tune(lambda: step, examples(), **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"tokens_per_batch": 64}, "more than tokens_per_batch=64"),
+        ({"epochs": 0}, "epochs is 0"),
+        ({"max_buckets": 0}, "max_buckets is 0"),
+        ({"choices": {"remat": "yes"}}, "it must be a list of values"),
+        ({"choices": {"remat": []}}, "it must be a list of values"),
+    ],
+)
+def test_bad_arguments_get_a_sentence(options, sentence):
+    with pytest.raises(ValueError) as error:
+        pipeline.tune(lambda: scores, examples(), **OPTIONS | options)
+    assert sentence in str(error.value)
+    with pytest.raises(TypeError, match="did you mean 'epochs'"):
+        pipeline.tune(lambda: scores, examples(), epoch=1, **OPTIONS)
+
+
+def test_a_corpus_of_one_example_has_one_shape():
+    one = Examples([np.arange(50, dtype=np.int32)])
+    tuned = pipeline.tune(lambda: scores, one, **OPTIONS)
+    assert len(tuned.buckets) == 1
+    assert tuned.checked[0] == 1
+
+
+def test_pairs_and_unpacked_rows_are_tuned_too(tmp_path, translations):
+    lines = [{"inputs": "x" * n, "targets": "y" * m} for n, m in translations(200).tolist()]
+    source = pipeline.sources.Records(lines)
+    tokenizer = pipeline.tokenizers.Bytes()
+    pairs = pipeline.prepare_pairs(source, tokenizer, tmp_path, fields=("inputs", "targets"))
+
+    @jax.jit
+    def step(batch):
+        return jnp.einsum("bi,bt->bit", batch["inputs"], batch["targets"]).sum()
+
+    for packing in ("best_fit", "none"):
+        options = OPTIONS | {"length_multiple": None, "packing": packing}
+        tuned = pipeline.tune(lambda: step, pairs, **options)
+        plan = Plan(pairs, tuned.buckets, packing=packing, overflow="error")
+        assert plan.num_batches() == sum(plan.batches_per_bucket.values())
+        assert isinstance(tuned.buckets[-1], Bucket)
+        assert len(list(itertools.chain(tuned.shapes))) <= MOST
