@@ -3,12 +3,14 @@
     python train.py --config=configs/quickstart.py --config.steps=500 --workdir=runs/quickstart
 
 Run it again, with --workdir alone, and it continues from its last checkpoint, with the same config
-unless flags change it. With --mode=score it trains nothing, and writes the loss of each document.
+unless flags change it. With --mode=score it trains nothing, and writes the loss of each document;
+with --mode=tune it measures which shapes of batches are the fastest on these devices.
 On several hosts, run it on each; where the platform does not say how many there are, add
 --coordinator=HOST:PORT --num_processes=N --process_id=I. To train another model, copy this file and
 change `make_model` and `make_optimizer` (docs/own_loop.md).
 """
 
+import functools
 import pathlib
 import signal
 import sys
@@ -43,6 +45,7 @@ from pipeline.trainer import (
     prepare_on_hosts,
     restore_parameters,
     score_corpus,
+    tune_run,
 )
 
 HERE = pathlib.Path(__file__).parent
@@ -50,7 +53,7 @@ HERE = pathlib.Path(__file__).parent
 CONFIG = config_flags.DEFINE_config_file(
     "config", find_config(sys.argv, f"{HERE}/configs/quickstart.py")
 )
-MODE = flags.DEFINE_enum("mode", "train", ["train", "score"], "What to do.")
+MODE = flags.DEFINE_enum("mode", "train", ["train", "score", "tune"], "What to do.")
 WORKDIR = flags.DEFINE_string(
     "workdir", None, "Directory of corpus, checkpoints, metrics; default: runs/NAME of the config."
 )
@@ -172,19 +175,20 @@ def train(
             return 0
         config, mesh = run.config, run.mesh  # with the seed of the run, and its values for None
 
-        # Corpora, plan and loader.
+        # Corpora, model, plan and loader.
         corpus, held_out = run.prepare_corpora()
-        plan = run.make_plan(corpus)
+        init_params, loss, flops = make_model(config, corpus)
+        make_steps = functools.partial(make_training, config, mesh, init_params, loss)
+        plan = run.make_plan(corpus, make_steps)  # which may be measured
         batches = pipeline.Batches(corpus, plan, **run.layout)
         evaluation = evaluation_batches(held_out, plan.options, **run.layout)
         run.require_agreement(batches, evaluation)  # or hosts would wait for each other
         # begin() puts it at first_step.
         loader = run.enter_context(pipeline.Loader(batches.repeat()))
 
-        # The model and its optimizer.
-        init_params, loss, flops = make_model(config, corpus)
+        # The state and the steps of training and evaluation.
         most = max(plan.most_segments().values()) if config.segment_losses else None  # in a row
-        initialise, train_step = make_training(config, mesh, init_params, loss, most)
+        initialise, train_step = make_steps(most)
         eval_step = make_eval_step(loss, sharding=batch_sharding(mesh))
         key = jax.random.key(config.seed)
         like = initialise.eval_shape(key)  # shapes, dtypes and shardings of the state
@@ -247,14 +251,27 @@ def score(config: ConfigDict, workdir: epath.Path, directory: str | None = None)
         score_corpus(config, corpus, make_score_step(loss), params, directory=place, mesh=mesh)
 
 
+def tune(config: ConfigDict, workdir: epath.Path) -> None:
+    """Prints the shapes with which training is fastest here, and keeps them in `workdir`."""
+    mesh = make_mesh(config.mesh)
+    with jax.set_mesh(mesh):
+        corpus, _ = prepare_on_hosts(config, workdir / "corpus")
+        init_params, loss, _ = make_model(config, corpus)
+        make_steps = functools.partial(make_training, config, mesh, init_params, loss)
+        tune_run(config, corpus, make_steps, workdir, mesh=mesh, again=True)
+
+
 def main() -> int:
-    """Trains or scores, as the flags say; returns the exit status."""
+    """Trains, scores or tunes, as the flags say; returns the exit status."""
     file = config_flags.get_config_filename(flags.FLAGS["config"])
     workdir = as_path(WORKDIR.value or HERE / "runs" / pathlib.Path(file).stem)
     if SCORES.value and MODE.value != "score":
         raise InvalidValue("--scores is where --mode=score writes; add that, or leave it out")
     if MODE.value == "score":
         score(CONFIG.value, workdir, SCORES.value)
+        return 0
+    if MODE.value == "tune":
+        tune(CONFIG.value, workdir)
         return 0
     return train(CONFIG.value, workdir, file=file, change=CHANGE.value, profile=PROFILE.value)
 

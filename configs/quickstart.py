@@ -46,7 +46,10 @@ def get_config() -> ConfigDict:
     # What `pipeline.load` takes: options of `fit_buckets` and of `Plan`. Buckets are fitted for
     # dense attention, to have several; with attention="segment" one would be enough here.
     config.batches = ConfigDict({"tokens_per_batch": 4096, "max_buckets": 4, "max_length": 1024})
-    config.batches.length_multiple = 128
+    # Lengths of rows are multiples of this. Not given: of 128, or of less where lengths are short.
+    config.batches.length_multiple = config_dict.placeholder(int)
+    # Buckets are chosen by the measured seconds of a step, at the first start; see docs/tuning.md.
+    config.batches.tune = False
     # Rows are a multiple of this: of every number of devices that the run may have, to go on with
     # more or fewer. Not given: of those it begins with.
     config.batches.row_multiple = config_dict.placeholder(int)

@@ -41,7 +41,8 @@ def prepare_config(path: str, workdir: str | None) -> tuple[AnyCorpus, dict[str,
         raise InvalidValue(f"{path} has no function get_config(), which a config must have")
     config = module["get_config"]()
     corpus, _ = prepare_corpora(config, as_path(workdir or f"runs/{file.stem}") / "corpus")
-    return corpus, {**config.batches, **config.get("mixture", {}), "seed": config.seed}
+    batches = {name: value for name, value in config.batches.items() if name != "tune"}
+    return corpus, {**batches, **config.get("mixture", {}), "seed": config.seed}
 
 
 def prepare_files(arguments: argparse.Namespace) -> str:

@@ -7,6 +7,7 @@ from pipeline.trainer.run import Run
 from pipeline.trainer.run_config import find_config
 from pipeline.trainer.schedule import Schedule
 from pipeline.trainer.scoring import score_corpus
+from pipeline.trainer.tuning import read_tuned, tune_run
 
 __all__ = [
     "Run",
@@ -15,6 +16,8 @@ __all__ = [
     "find_config",
     "prepare_corpora",
     "prepare_on_hosts",
+    "read_tuned",
     "restore_parameters",
     "score_corpus",
+    "tune_run",
 ]

@@ -27,6 +27,7 @@ from pipeline.trainer.parameters import require_checkpoint, restore_parameters
 from pipeline.trainer.profile import Profile
 from pipeline.trainer.run_config import check_config, flatten, require_same, save_config
 from pipeline.trainer.schedule import Schedule
+from pipeline.trainer.tuning import tune_run
 
 logger = logging.getLogger(__name__)
 
@@ -149,11 +150,29 @@ class Run(contextlib.ExitStack):
         logger.info(f"{corpus}")
         return corpus, held_out
 
-    def make_plan(self, corpus: AnyCorpus) -> Plan:
-        """The plan of all steps from `first_step` on, of the corpus of `prepare_corpora`."""
+    def make_plan(
+        self,
+        corpus: AnyCorpus,
+        make_training: Callable[[int | None], tuple[Any, Callable]] | None = None,
+    ) -> Plan:
+        """The plan of all steps from `first_step` on, of the corpus of `prepare_corpora`.
+
+        `make_training` gives the step that is measured where `config.batches.tune` asks for it, as
+        `tune_run` takes it.
+        """
         mixture, rows = dict(self.config.get("mixture", {})), multiples(**self.layout)[0]
+        tuned = None
+        if self._schedule.tunes:
+            if make_training is None:
+                raise InvalidValue(
+                    "config.batches.tune asks for measured buckets, and this program gives "
+                    "Run.make_plan no step to measure; leave it out, or see docs/tuning.md"
+                )
+            with self.log.clock("tune"):
+                found = tune_run(self.config, corpus, make_training, self.workdir, mesh=self.mesh)
+            tuned = found.buckets
         with self.log.clock("plan"):
-            self._plan = self._schedule.plan(corpus, mixture, row_multiple=rows)
+            self._plan = self._schedule.plan(corpus, mixture, row_multiple=rows, tuned=tuned)
             if self._plan.finite and self.config.steps > self._plan.num_batches():
                 raise InvalidValue(
                     f"steps is {self.config.steps:,} and the plan ends after "

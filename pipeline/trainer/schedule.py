@@ -13,6 +13,7 @@ from typing import Any
 from pipeline.corpus.corpora import Corpora
 from pipeline.errors import InvalidValue, suggest_option
 from pipeline.history.plans import describe_changes
+from pipeline.planning.bucket import Bucket
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.lengths import take_first
 from pipeline.planning.options import list_keywords, select_options
@@ -30,7 +31,7 @@ PLANNING = tuple(name for name in PLAN_OPTIONS if name not in MIXTURE)
 
 # An entry adds to these lists; it does not replace them.
 LISTS = {"exclude": (int, "numbers of examples"), "add": (str, "names of corpora")}
-KNOWN = sorted({*FITTING, *PLANNING, *LISTS, "buckets"})
+KNOWN = sorted({*FITTING, *PLANNING, *LISTS, "buckets", "tune"})
 
 
 @dataclasses.dataclass
@@ -38,8 +39,9 @@ class Entry:
     """Options that hold from a step on.
 
     The config or `--change` asks for `options`: those of `fit_buckets` and `Plan`; `buckets`, rows
-    and length of each; `exclude`, numbers of examples; `add`, names of corpora that join the first.
-    `plan` has the same as arguments of `Plan.after`, with fitted buckets, once they are resolved.
+    and length of each; `exclude`, numbers of examples; `add`, names of corpora that join the first;
+    `tune`, at the first start, for measured buckets. `plan` has the same as arguments of
+    `Plan.after`, with fitted or measured buckets, once they are resolved.
     """
 
     step: int
@@ -69,7 +71,7 @@ class Schedule:
         self.entries = [Entry(0, {name: v for name, v in begin.items() if v is not None})]
         self.asked: dict[str, Any] = {}  # by the last `change` of `resume`
         for step, options in _list_changes(changes):
-            _check_options(options)
+            _check_options(options, begin=False)
             if step == 0:
                 self.entries[0].options |= options
             else:
@@ -179,8 +181,19 @@ class Schedule:
             return there.get(first, corpus)
         return Corpora({name: there[name] for name in (first, *names)})
 
+    @property
+    def tunes(self) -> bool:
+        """Whether the buckets at step 0 are to be measured, and have not been yet."""
+        begin = self.entries[0]
+        return bool(begin.options.get("tune")) and not begin.plan
+
     def plan(
-        self, corpus: Any, mixture: Mapping[str, Any] | None = None, *, row_multiple: int = 1
+        self,
+        corpus: Any,
+        mixture: Mapping[str, Any] | None = None,
+        *,
+        row_multiple: int = 1,
+        tuned: Iterable[Bucket] | None = None,
     ) -> Plan:
         """The plan from step 0 on. Buckets of new entries are fitted; those of old ones stand.
 
@@ -189,6 +202,7 @@ class Schedule:
             mixture: `weights`, `by` and `ending` of several corpora, as for `Plan`.
             row_multiple: that of `fit_buckets`, where no options give it. It becomes one of the
                 options at step 0, so that a run keeps its batches on other devices.
+            tuned: the buckets at step 0, in place of fitted ones.
 
         Raises:
             ValueError: as `fit_buckets` and `Plan`.
@@ -198,6 +212,8 @@ class Schedule:
         new = [number for number, entry in enumerate(self.entries) if not entry.plan]
         for number in new:
             self._resolve(number, corpus, mixture or {})
+        if tuned is not None:
+            self.entries[0].plan["buckets"] = [bucket.as_json for bucket in tuned]
         arguments = [(entry.step, entry.plan) for entry in self.entries]
         if mixture:
             arguments[0] = 0, {**arguments[0][1], **mixture}
@@ -226,7 +242,8 @@ class Schedule:
                 entry.plan["examples"] = count
         fits = number == 0 or select_options(FITTING, entry.options)
         if "buckets" not in entry.options and fits:
-            fitting: dict[str, Any] = {"max_buckets": 4} | select_options(FITTING, force)
+            fitting: dict[str, Any] = {"max_buckets": 4, "length_multiple": None}
+            fitting |= select_options(FITTING, force)
             fitting |= select_options(("weights", "by"), mixture)
             if "tokens_per_batch" not in fitting:
                 raise InvalidValue(
@@ -247,7 +264,7 @@ def _parse_change(change: str) -> dict[str, Any]:
             f"--change is {change!r}; it must be a JSON object of options, as in "
             """--change='{"tokens_per_batch": 8192, "exclude": [17]}'"""
         )
-    _check_options(asked)
+    _check_options(asked, begin=False)
     return asked
 
 
@@ -270,8 +287,13 @@ def _list_changes(changes: Any) -> list[tuple[int, dict[str, Any]]]:
     return found
 
 
-def _check_options(options: Mapping[str, Any]) -> None:
+def _check_options(options: Mapping[str, Any], *, begin: bool = True) -> None:
     """Refuses unknown options, naming the nearest, and values of lists that are no lists."""
+    if "tune" in options and not begin:
+        raise InvalidValue(
+            "tune is for the first start of a run, as --config.batches.tune=True; for a change, "
+            "measure with --mode=tune and another --workdir, and give buckets"
+        )
     for name in options:
         if name not in KNOWN:
             raise InvalidValue(f"batches have no option {suggest_option(name, KNOWN)}")

@@ -1,0 +1,171 @@
+"""Tuning for a run: its buckets by measured seconds, kept in its work directory."""
+
+import json
+import logging
+import math
+import os
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from etils import epath
+
+from pipeline.corpus.corpora import Corpora
+from pipeline.corpus.interface import AnyCorpus
+from pipeline.errors import InvalidValue, StorageError
+from pipeline.fs.atomic import as_path, atomic_write, make_directory
+from pipeline.loading.sharding import batch_sharding, multiples
+from pipeline.planning.bucket import Bucket
+from pipeline.planning.options import list_keywords, select_options
+from pipeline.steps import Compiled, Tuned, tune
+from pipeline.trainer.run_config import flatten
+
+logger = logging.getLogger(__name__)
+
+NAME = "tuning.json"  # in a work directory
+
+OPTIONS = tuple(name for name in list_keywords(tune) if name not in ("choices", "sharding"))
+
+# The fields of a config on which the seconds of a step depend, or the best buckets.
+FIELDS = (
+    *("model", "optimizer", "batches", "task", "mesh", "context_order", "microbatches"),
+    *("memory_budget", "accumulate", "segment_losses"),
+)
+
+
+def tune_run(
+    config: Any,
+    corpus: AnyCorpus,
+    make_training: Callable[[int | None], tuple[Any, Callable]],
+    workdir: epath.PathLike,
+    *,
+    mesh: jax.sharding.Mesh,
+    again: bool = False,
+) -> Tuned:
+    """The buckets of a run, measured, or as its work directory has them from before.
+
+    All processes measure, since a step takes all of them, and agree on the seconds of the slowest:
+    so they choose alike. Process 0 writes the file.
+
+    Args:
+        config: of the run; `batches` has the options, and `steps` says how many epochs there are.
+        corpus: to train on, one and no mixture.
+        make_training: from the most segments in a row, or None where their losses are not wanted,
+            to `initialise` and `train_step`, as `make_training` of train.py gives them.
+        workdir: where the result is kept.
+        mesh: of all devices.
+        again: measure also if there is a result.
+
+    Raises:
+        ValueError: the corpus is a mixture, or `batches` has no `tokens_per_batch`.
+    """
+    if isinstance(corpus, Corpora):
+        raise InvalidValue(
+            "config.batches.tune is for one corpus, and this run has several; tune on the largest, "
+            "with --mode=tune, and give what it prints as the buckets of config.batches"
+        )
+    given = {name: value for name, value in config.batches.items() if value is not None}
+    if "tokens_per_batch" not in given or "buckets" in given:
+        raise InvalidValue(
+            "config.batches.tune needs tokens_per_batch, and chooses the buckets; leave buckets "
+            "out, or tune"
+        )
+    place, conditions = as_path(workdir) / NAME, _conditions(config, corpus)
+    if not again and (found := read_tuned(workdir, conditions)) is not None:
+        logger.info(f"buckets as measured before: {', '.join(map(str, found.buckets))}")
+        return found
+    options = select_options(OPTIONS, given)
+    options["epochs"] = config.steps * given["tokens_per_batch"] / max(corpus.num_tokens, 1)
+    _, multiple = multiples(batch_sharding(mesh), config.context_order)
+    if multiple > 1:
+        options["length_multiple"] = math.lcm(options.get("length_multiple", 128), multiple)
+    step = _OwnState(config, make_training)
+    found = tune(lambda: step, corpus, sharding=mesh, **options)
+    if jax.process_index() == 0:
+        make_directory(workdir)
+        with atomic_write(place) as file:
+            content = {"conditions": conditions, "tuned": found.as_json()}
+            file.write(json.dumps(content, indent=1).encode())
+    logger.info(f"{found}")
+    return found
+
+
+def read_tuned(workdir: epath.PathLike, conditions: Any = None) -> Tuned | None:
+    """What was measured for a run; None if nothing was, or under other conditions than these."""
+    path = as_path(workdir) / NAME
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_text())
+        if conditions is not None and content["conditions"] != conditions:
+            logger.info(f"{NAME} is of another config, corpus or device; measuring again")
+            return None
+        return Tuned.from_json(content["tuned"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise StorageError(
+            f"{os.fspath(path)} is damaged: {error!r}; delete it, and it is measured again"
+        ) from error
+
+
+def _conditions(config: Any, corpus: AnyCorpus) -> dict[str, Any]:
+    """What the result depends on, as JSON."""
+    fields = flatten(json.loads(config.to_json()))
+    kept = {name: v for name, v in fields.items() if name.split(".")[0] in FIELDS}
+    for name in ("batches.tune", "optimizer.decay_steps"):  # a run sets the latter
+        kept.pop(name, None)
+    devices = f"{jax.device_count()} × {jax.devices()[0].device_kind}"
+    return {"config": kept, "corpus": corpus.fingerprint, "devices": devices}
+
+
+class _OwnState:
+    """`step(batch)`: a step of training, with a state of its own, compiled as a run compiles it."""
+
+    def __init__(self, config: Any, make_training: Callable[[int | None], tuple[Any, Callable]]):
+        self._config, self._make_training = config, make_training
+        self._state: Any = None
+        self._compiled: dict[Bucket, Compiled] = {}
+
+    def lower(self, batch: Mapping[str, jax.Array]) -> Any:
+        """As that of a jitted function."""
+        bucket = _bucket_of(batch)
+        (program,) = self._compile(bucket, batch).programs.values()
+        return types.SimpleNamespace(compile=lambda: program.run)
+
+    def __call__(self, batch: Mapping[str, jax.Array]) -> Any:
+        if self._state is None:
+            initialise, _ = self._make_training(None)
+            self._state = initialise(jax.random.key(self._config.seed))
+        # Donated: if the step fails, it is gone.
+        state, self._state = self._state, None
+        self._state, values = self._compile(_bucket_of(batch), batch)(state, batch)
+        return values
+
+    def _compile(self, bucket: Bucket, batch: Mapping[str, jax.Array]) -> Compiled:
+        if bucket not in self._compiled:
+            ids = batch.get("targets_segment_ids", batch["inputs_segment_ids"])
+            most = int(jnp.max(ids)) if self._config.segment_losses else None
+            initialise, train_step = self._make_training(most)
+            like = initialise.eval_shape(jax.random.key(0))
+            specs = {
+                name: jax.ShapeDtypeStruct(field.shape, field.dtype, sharding=field.sharding)
+                for name, field in batch.items()
+            }
+            self._compiled[bucket] = Compiled(
+                train_step,
+                like,
+                {bucket: specs},
+                donate=True,
+                microbatches=self._config.microbatches or "auto",
+                budget=self._config.memory_budget,
+                out_shardings=(jax.tree.map(lambda leaf: leaf.sharding, like), jax.P()),
+            )
+        return self._compiled[bucket]
+
+
+def _bucket_of(batch: Mapping[str, jax.Array]) -> Bucket:
+    rows, length = batch["inputs"].shape
+    if "decoder_inputs" not in batch:
+        return Bucket(rows, length)
+    return Bucket(rows, (length, batch["decoder_inputs"].shape[1]))

@@ -1,0 +1,146 @@
+"""Runs whose buckets are measured, with a model that is next to nothing."""
+
+import jax.numpy as jnp
+import optax
+import pytest
+
+import train
+from pipeline.fs.atomic import as_path
+from pipeline.history import read_history
+from pipeline.steps import tuning
+from pipeline.trainer import read_tuned
+from tests.runs.runs import audit, lines, messages, run, tiny
+
+
+@pytest.fixture(autouse=True)
+def counter(monkeypatch):
+    """A model of one parameter; the loss is the parameter."""
+
+    def make_model(config, corpus):
+        def loss(params, batch):
+            ids = batch["inputs_segment_ids"]
+            same = (ids[:, :, None] == ids[:, None]).sum()  # some work, as attention has it
+            weight = batch["loss_weights"].sum()
+            return weight * params["count"] + 0.0 * same, weight
+
+        return (lambda key: {"count": jnp.float32(0)}), loss, lambda planned: planned.num_tokens
+
+    monkeypatch.setattr(train, "make_model", make_model)
+    monkeypatch.setattr(
+        train, "make_optimizer", lambda config: (optax.sgd(-1.0), lambda updates: updates * 1.0)
+    )
+    monkeypatch.setattr(tuning, "ROUNDS", 2)
+    monkeypatch.setattr(tuning, "MOST_ROUNDS", 2)
+    monkeypatch.setattr(tuning, "CHECKED", 3)
+
+
+@pytest.fixture
+def config(text):
+    return tiny(text, steps=12, batches__tune=True, batches__max_buckets=2)
+
+
+def buckets_of(workdir):
+    _, plan = read_history(as_path(workdir))
+    return plan.options.buckets
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """How often the devices are measured."""
+    calls, original = [], tuning.find_best
+
+    def find_best(*arguments, **options):
+        calls.append(arguments)
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(tuning, "find_best", find_best)
+    return calls
+
+
+def test_a_run_measures_once_and_keeps_its_buckets(config, tmp_path, measured):
+    said = run(config, tmp_path)
+    assert "another set is better by at most" in said
+    tuned = read_tuned(tmp_path)
+    assert buckets_of(tmp_path) == tuned.buckets
+    assert len(measured) == 1
+    config.steps = 18
+    said = run(config, tmp_path)
+    assert "resumed: step 12" in said
+    assert len(measured) == 1
+    assert buckets_of(tmp_path) == tuned.buckets
+    assert audit(tmp_path)[0] == 0
+    assert [line["step"] for line in lines(tmp_path) if "loss" in line] == list(range(18))
+    # The batches are those of a run that is given these buckets.
+    given = tiny_given(config, tuned.buckets)
+    run(given, tmp_path / "given")
+    batches = [
+        [line["batch"] for line in lines(place) if "loss" in line]
+        for place in (tmp_path, tmp_path / "given")
+    ]
+    assert batches[0] == batches[1]
+
+
+def tiny_given(config, buckets):
+    """The config with buckets that are given."""
+    given = config.copy_and_resolve_references()
+    with given.unlocked():
+        given.batches.tune = False
+        given.batches.buckets = [bucket.as_json for bucket in buckets]
+    return given
+
+
+def test_what_was_tuned_before_the_run_is_taken(config, tmp_path, measured):
+    train.tune(config, as_path(tmp_path))
+    before = read_tuned(tmp_path)
+    with messages() as said:
+        train.train(config, as_path(tmp_path))
+    assert "buckets as measured before" in str(said)
+    assert (len(measured), buckets_of(tmp_path)) == (1, before.buckets)
+    train.tune(config, as_path(tmp_path))
+    assert len(measured) == 2  # a command measures
+
+
+def test_another_config_is_measured_again(config, tmp_path, measured):
+    train.tune(config, as_path(tmp_path))
+    config.batches.tokens_per_batch = 512
+    said = run(config, tmp_path)
+    assert "measuring again" in said
+    assert len(measured) == 2
+    assert max(bucket.positions for bucket in buckets_of(tmp_path)) <= 512
+
+
+def test_tuning_begins_with_what_the_run_begins_with(config, tmp_path):
+    """Steps that were measured leave no trace in the losses."""
+    run(config, tmp_path)
+    losses = [line["loss"] for line in lines(tmp_path) if "loss" in line]
+    assert losses == list(range(12))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"batches.tokens_per_batch": None}, "tune needs tokens_per_batch"),
+        ({"schedule": ((4, {"tune": True}),)}, "tune is for the first start of a run"),
+    ],
+)
+def test_what_cannot_be_tuned_is_a_sentence(config, tmp_path, change, sentence):
+    with config.unlocked(), config.batches.ignore_type():
+        for name, value in change.items():
+            place, _, field = name.rpartition(".")
+            (config[place] if place else config)[field] = value
+    with pytest.raises(ValueError, match=sentence):
+        run(config, tmp_path)
+
+
+def test_a_damaged_result_is_a_sentence(config, tmp_path):
+    (tmp_path / "tuning.json").write_text("{}")
+    with pytest.raises(OSError, match="delete it, and it is measured again"):
+        run(config, tmp_path)
+
+
+def test_a_run_that_goes_on_cannot_begin_to_tune(config, tmp_path):
+    config.batches.tune = False
+    run(config, tmp_path)
+    config.batches.tune, config.steps = True, 18
+    with pytest.raises(ValueError, match="tune was False and is now True"):
+        run(config, tmp_path)
