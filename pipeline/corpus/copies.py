@@ -17,9 +17,9 @@ READ = 1 << 22
 def duplicates(corpus: AnyCorpus) -> np.ndarray:
     """The numbers of the examples that are copies of an earlier one: int64, ascending.
 
-    Copies have the same tokens and the same loss weights; of pairs, on both sides. Nothing is
-    stored: one pass reads all tokens, at some 100 million a second, and keeps 16 bytes for each
-    example of a side. Examples of length 0 are in no batch, and count as no copies.
+    Copies have the same tokens and loss weights, and groups the same tree; of pairs, on both sides.
+    Nothing is stored: one pass reads all tokens, at some 100 million a second, and keeps 16 bytes
+    for each example of a side. Examples of length 0 are in no batch, and count as no copies.
 
     >>> pipeline.Plan(corpus, buckets, exclude=duplicates(corpus))  # doctest: +SKIP
 
@@ -67,6 +67,9 @@ def _digests(side: Readable, examples: np.ndarray, lengths: np.ndarray) -> np.nd
     """128 bits of the SHA-256 of each example: uint64 [examples, 2]."""
     found = bytearray()
     for mine, fields in read_blocks(side, examples, lengths):
+        if side.trees is not None:  # equal tokens may be groups of other trees
+            nodes = side.read_nodes(examples[mine])
+            fields["until"] = nodes.until.astype(np.int32).repeat(nodes.columns)
         flat = [np.ascontiguousarray(field).view(np.uint8).data for field in fields.values()]
         ends = 4 * np.cumsum(lengths[mine])
         for begin, end in itertools.pairwise([0, *ends.tolist()]):

@@ -11,7 +11,7 @@ from pipeline.corpus.groups import Groups, divide_groups
 from pipeline.corpus.interface import SingleCorpus
 from pipeline.corpus.tasks import CAUSAL, GROUPS, Task
 from pipeline.errors import InvalidValue, require_whole
-from pipeline.text.features import WEIGHTS, Feature
+from pipeline.text.features import WEIGHTS, Feature, check_features
 from pipeline.text.ragged import Ragged, chunk_arrays
 
 
@@ -50,6 +50,8 @@ class Examples(SingleCorpus):
         vocab_size: int | None = None,
         task: Task = CAUSAL,
     ):
+        for name, feature in check_features(features).items():
+            task.require(name, feature)
         self.task, self.in_memory = task, True
         self.vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
         chunks = list(chunk_arrays(columns, features, self.vocab_size))
@@ -58,8 +60,6 @@ class Examples(SingleCorpus):
         self._ragged = Ragged.concatenate(chunks)
         given = {name: each.feature for name, each in self._ragged.columns.items()}
         self.weighted = given.pop(WEIGHTS, None) is not None
-        for name, feature in given.items():
-            task.require(name, feature)
         self.features = given
         counts = self._ragged.counts
         self._begins, self.lengths = np.cumsum(counts) - counts, task.lengths(counts)

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.gather import Fields, gather, gather_feature
-from pipeline.corpus.interface import SingleCorpus
-from pipeline.corpus.tasks import CAUSAL
+from pipeline.corpus.interface import AnyCorpus, SingleCorpus, Split
+from pipeline.corpus.tasks import CAUSAL, Task
 from pipeline.corpus.trees import Nodes, Tree
-from pipeline.errors import InvalidType, InvalidValue, counted
-from pipeline.planning.layout import ranges
+from pipeline.errors import InvalidType, InvalidValue, counted, require_whole
+from pipeline.planning.layout import count_before, ranges
 from pipeline.text.features import (
     LOSS_WEIGHTS,
     TOKENS,
@@ -56,7 +57,7 @@ class Groups(SingleCorpus):
             `trees.Nodes.table`: int64 [groups, 3].
     """
 
-    def __init__(self, nodes: SingleCorpus):
+    def __init__(self, nodes: SingleCorpus, max_length: int | None = None):
         self.nodes, self.members, self.task = nodes, (nodes,), CAUSAL
         self.weighted, self.vocab_size = True, nodes.vocab_size
         self.features = {name: each for name, each in nodes.features.items() if name != ABOVE}
@@ -70,6 +71,9 @@ class Groups(SingleCorpus):
         if not ((begin >= 0) & (self._above >= 0) & (parent >= begin)).all():
             raise InvalidValue(f"{nodes!r} is damaged: its nodes make no groups; prepare it anew")
         self._lay_out()
+        self._max_length = max_length
+        if max_length is not None:
+            self._cut(max_length)
         if nodes.files is not None:
             ends = np.searchsorted(roots, np.cumsum(nodes.files))
             self.files = np.diff(ends, prepend=0)
@@ -80,6 +84,55 @@ class Groups(SingleCorpus):
         self.lengths.flags.writeable = self.trees.flags.writeable = False
         self.num_tokens = int(self.lengths.sum(dtype=np.int64))
         self.num_learnt = self.nodes.num_learnt if self.nodes.weighted else self.num_tokens
+
+    def truncate(self, max_length: int) -> "Groups":
+        """The same groups, none of which has more than `max_length` columns.
+
+        The longest continuations of a longer group lose their last tokens, until all that lost some
+        have the same number, give or take one. What continuations share stays whole.
+
+        >>> samples = Examples.from_groups([([1, 2], [[3, 4, 5, 6, 7], [8]])])  # doctest: +SKIP
+        >>> samples.truncate(5)[0]["targets"].tolist()  # doctest: +SKIP
+        [2, 3, 4, 5, 8]
+
+        Raises:
+            ValueError: a group is longer even if each of its continuations keeps but one token.
+        """
+        max_length = require_whole("max_length", max_length, 1)
+        longest = int(self.lengths.max(initial=0))
+        return self if longest <= max_length else Groups(self.nodes, max_length)
+
+    def _cut(self, max_length: int) -> None:
+        tree, sizes = Tree(self._above), self._sizes.astype(np.int64)
+        group, lengths = np.cumsum(tree.root) - 1, self.lengths.astype(np.int64)
+        places = np.flatnonzero(tree.branch & (lengths > max_length)[group])
+        of, own = group[places], sizes[places]
+
+        def total(numbers: np.ndarray) -> np.ndarray:
+            return np.bincount(of, numbers, len(self)).astype(np.int64)
+
+        room, least = max_length - lengths + total(own), total(np.ones_like(own))
+        for number in np.flatnonzero(room < least)[:1]:
+            raise InvalidValue(
+                f"group {number:,} takes {max_length - room[number] + least[number]:,} columns "
+                f"even if its {counted(int(least[number]), 'continuation')} have one token each, "
+                f"and max_length is {max_length:,}; give a longer bucket, or exclude it"
+            )
+        # The most tokens that the continuations of each group may all have, found by halving.
+        low, high = np.ones_like(lengths), np.full_like(lengths, max_length)
+        while (low < high).any():
+            middle = (low + high + 1) // 2
+            fits = total(np.minimum(own, middle[of])) <= room
+            low, high = np.where(fits, middle, low), np.where(fits, high, middle - 1)
+        kept = np.minimum(own, low[of])
+        longer, left = np.flatnonzero(own > kept), room - total(kept)
+        rank = count_before(of[longer], np.ones_like(longer))
+        kept[longer] += rank < left[of[longer]]
+        sizes[places] = kept
+        self._sizes = sizes.astype(np.uint32)
+        self._lay_out()
+        tokens = f"{self.identity['tokens']} cut to {max_length}"
+        self.identity = {**self.identity, "tokens": tokens}
 
     @property
     def directory(self) -> epath.Path:
@@ -171,15 +224,22 @@ class Groups(SingleCorpus):
             for begin, end in itertools.pairwise(self._edges.tolist())
         )
         more = _divide({TOKENS: shapes, **columns}, known)
-        del more[TOKENS]
-        return Groups(self.nodes.with_features(more, features=known))
+        del more[TOKENS], more[ABOVE]
+        return Groups(self.nodes.with_features(more, features=known), self._max_length)
+
+    def require_task(self, task: Task) -> None:
+        """Refuses to be a side of pairs, with a `ValueError`."""
+        raise InvalidValue(
+            f"{self!r} are groups, and the side of pairs must be a corpus of the task "
+            f"{task.name!r}; give Corpus.from_arrays(…, task=…)"
+        )
 
     def verify(self) -> None:
         """Reads everything and compares digests; see `Corpus.verify`."""
         self.nodes.verify()  # type: ignore[attr-defined]  # of those on disk
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Groups, (self.nodes,)
+        return Groups, (self.nodes, self._max_length)
 
     def __repr__(self) -> str:
         return f"Groups of {self.nodes!r}"
@@ -359,3 +419,16 @@ def _divide(
 def _first_value(feature: Feature, given: Any) -> Any:
     """The values of a feature that decide its dtype: of the prefix, or the group's own."""
     return given[0] if _is_branching(given) and not feature.per_example else given
+
+
+def truncate_groups(corpus: AnyCorpus, max_length: int) -> AnyCorpus:
+    """The corpus with its groups cut as by `Groups.truncate`, wherever they are in it."""
+    if isinstance(corpus, Groups):
+        return corpus.truncate(max_length)
+    if isinstance(corpus, Corpora):
+        members = corpus.corpora.items()
+        return Corpora({name: truncate_groups(each, max_length) for name, each in members})
+    if isinstance(corpus, Split):
+        viewed = truncate_groups(corpus.corpus, max_length)
+        return Split(viewed, hold_out=corpus.hold_out, held_out=corpus.held_out)
+    return corpus

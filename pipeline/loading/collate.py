@@ -9,7 +9,7 @@ import numpy as np
 from pipeline.corpus.interface import AnyCorpus, Readable
 from pipeline.loading.sharding import Block
 from pipeline.planning.bucket import Bucket
-from pipeline.planning.layout import ranges
+from pipeline.planning.layout import count_before, ranges
 from pipeline.planning.planned import PlannedBatch
 from pipeline.text.features import EXAMPLE_ID, Feature
 
@@ -179,17 +179,6 @@ def collate_continuations(
         fields[name] = np.zeros((len(rows), room, *feature.shape), feature.dtype)
         fields[name][row, column] = found[name]
     return fields
-
-
-def count_before(row: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """The sum of the counts of the segments before each in its row: int64 [segments].
-
-    >>> count_before(np.array([0, 0, 0, 4, 4]), np.array([2, 3, 1, 5, 1])).tolist()
-    [0, 2, 5, 0, 5]
-    """
-    before = np.cumsum(count) - count
-    first = np.flatnonzero(np.diff(row, prepend=-1))
-    return before - before[first].repeat(np.diff(first, append=len(row)))
 
 
 def _lay_out_nodes(

@@ -10,6 +10,7 @@ import grain
 import numpy as np
 
 from pipeline.corpus.corpora import Corpora
+from pipeline.corpus.groups import truncate_groups
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.pairs import open_corpus
 from pipeline.errors import InvalidType, InvalidValue, suggest_option
@@ -18,7 +19,7 @@ from pipeline.loading.batches import WAITING, Batch, Batches, TraceAnnotation, T
 from pipeline.loading.collate import Positions
 from pipeline.loading.iteration import AT_ONCE
 from pipeline.loading.sharding import ContextOrder, batch_sharding, multiples, to_global
-from pipeline.planning.bucket import Bucket
+from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.cascade import Attention
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.lengths import Exclude
@@ -293,6 +294,9 @@ def load(
         multiple = {"row_multiple": rows, "length_multiple": math.lcm(128, length)}
         fitting = {"max_buckets": 4, **multiple, **options}
         buckets = fit_buckets(corpus, **select_options(FITTING, fitting))
+    if options.get("overflow") == "truncate" and corpus.trees is not None:
+        buckets = as_buckets(buckets)
+        corpus = truncate_groups(corpus, buckets[-1].length)
     plan = Plan(corpus, buckets, **select_options(PLANNING, options))
     batches = Batches(
         corpus,

@@ -162,6 +162,17 @@ def ranges(first: np.ndarray, sizes: np.ndarray, dtype: type = np.int64) -> np.n
     return numbers
 
 
+def count_before(row: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """The sum of the counts before each one in the same row: int64 [n]; rows are in order.
+
+    >>> count_before(np.array([0, 0, 0, 4, 4]), np.array([2, 3, 1, 5, 1])).tolist()
+    [0, 2, 5, 0, 5]
+    """
+    before = np.cumsum(count) - count
+    first = np.flatnonzero(np.diff(row, prepend=-1))
+    return before - before[first].repeat(np.diff(first, append=len(row)))
+
+
 def _cut_blocks(
     pieces: Pieces, window: int, files: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray | None, int]:

@@ -93,11 +93,13 @@ def score(
         per: what the step's values have a record of, one of these, or one for each value by name:
             "position", of `[rows, length, …]`; of pairs "inputs" or "targets", whose positions they
             are; "segment", of `[rows, segments, …]`, from segment id 1 on, with at least
-            `max_segments` of them; or "row", of `[rows, …]`, if a row has one segment.
+            `max_segments` of them; "continuation" of groups, of `[rows, continuations, …]`, that of
+            branch id b in column b - 1, as `pipeline.steps.sum_continuations` makes them; or "row",
+            of `[rows, …]`, if a row has one segment.
         state: a pytree of arrays, such as the parameters of a model; default None. Arrays that
             `step` refers to itself become constants of each program, which suits small models.
         reduce: "sum" or "mean", of the records of each example. Default None: a list of the records
-            of positions, and the record of a segment itself.
+            of positions or continuations, and the record of a segment itself.
         epoch: the epoch, which decides the random choices of a view; default 0.
         sharding: the devices that share a batch, as for `load`; None: the first local device.
         **options: of `load`: `tokens_per_batch`, `max_length`, `max_segments` and others, but for
@@ -136,7 +138,7 @@ def score(
         outputs = {
             bucket: jax.eval_shape(run, state, specs) for bucket, specs in loader.specs.items()
         }
-        values = find_values(outputs, per, reduce, plan)
+        values = find_values(outputs, per, reduce, plan, corpus.trees)
         scores: dict[str, Any] = {"epoch": epoch, "positions": loader.batches.positions}
         programs = [_trace(run, state, specs) for specs in loader.specs.values()]
         scores |= {"step": _digest_programs(programs)}

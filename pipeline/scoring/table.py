@@ -74,25 +74,26 @@ def write_table(
     positions = np.zeros(shape, np.int64)
     for part in parts:
         np.add.at(positions, part[SEGMENTS][:, 1], part[SEGMENTS][:, 3:])
-    offsets = np.cumsum(positions, axis=0) - positions
+    counts = {name: value.count_examples(positions) for name, value in values.items()}
+    offsets = {name: np.cumsum(count) - count for name, count in counts.items()}
     with contextlib.ExitStack() as stack:
         records = {}
         for name, value in values.items():
             folder = path.parent if is_local(path) else None
             scratch = stack.enter_context(tempfile.TemporaryFile(dir=folder))
-            count = int(positions[:, value.side].sum()) if value.ragged else shape[0]
+            count = int(counts[name].sum()) if value.ragged else shape[0]
             size = max(count, 1), *value.shape
             records[name] = np.memmap(scratch, value.sum_dtype, "w+", shape=size)
         for part in parts:
             example, start = part[SEGMENTS][:, 1], part[SEGMENTS][:, 2]
             for name, value in values.items():
                 if value.ragged:
-                    sizes = part[SEGMENTS][:, 3:][:, value.side]
-                    places = ranges(offsets[example, value.side] + start, sizes)
+                    # Of a split example, those of the positions from `start` on; groups are whole.
+                    places = ranges(offsets[name][example] + start, value.count(part[SEGMENTS]))
                     records[name][places] = part[VALUE + name]
                 else:  # each once, or in the order of the plan, which is always the same
                     np.add.at(records[name], example, part[VALUE + name])
-        batches = _batches(values, records, positions, offsets)
+        batches = _batches(values, records, np.any(positions, axis=1), counts, offsets)
         first = next(batches)
         with atomic_write(path) as file, pa.ipc.new_file(file, first.schema) as writer:
             for batch in (first, *batches):
@@ -102,23 +103,23 @@ def write_table(
 def _batches(
     values: Mapping[str, Value],
     records: Mapping[str, np.ndarray],
-    positions: np.ndarray,
-    offsets: np.ndarray,
+    there: np.ndarray,
+    counts: Mapping[str, np.ndarray],
+    offsets: Mapping[str, np.ndarray],
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of the table."""
-    for first in range(0, len(positions), ROWS):
+    """The rows of the table; `there` says which examples are in a batch."""
+    for first in range(0, len(there), ROWS):
         rows = slice(first, first + ROWS)
-        missing = pa.array(~positions[rows].any(axis=1))
+        missing = pa.array(~there[rows])
         columns = {}
         for name, value in values.items():
             if value.ragged:
-                sizes = positions[rows, value.side]
-                begin = int(offsets[first, value.side])
+                sizes, begin = counts[name][rows], int(offsets[name][first])
                 lists = as_column(records[name][begin : begin + int(sizes.sum())])
                 ends = np.concatenate([[0], np.cumsum(sizes)])
                 column = pa.LargeListArray.from_arrays(pa.array(ends), lists)
             else:
-                column = as_column(value.finish(records[name][rows], positions[rows]))
+                column = as_column(value.finish(records[name][rows], counts[name][rows]))
             null = pa.scalar(None, column.type)
             columns[name] = pc.call_function("if_else", [missing, null, column])
         yield pa.record_batch(columns)

@@ -16,7 +16,7 @@ from pipeline.planning.layout import ranges
 from pipeline.planning.pieces import Overflow
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
-from pipeline.scoring.values import POSITIONS, Value
+from pipeline.scoring.values import CONTINUATION, OTHERS, POSITIONS, Value, continuations_of
 from pipeline.steps import hosts
 
 # As many steps as any update has: the rows of all of them are sorted by cost and dealt together.
@@ -146,13 +146,15 @@ def unpack(
         examples: as given to `pack`, or the corpus of a plan.
         per: what an array has a record of, or one of these for each array by name: "position", of
             `[rows, length, …]`; of pairs "inputs" or "targets", whose positions they are;
-            "segment", of `[rows, segments, …]`, that of segment id s in column s - 1; or "row", of
-            `[rows, …]`, if a row has one segment.
+            "segment", of `[rows, segments, …]`, that of segment id s in column s - 1;
+            "continuation" of groups, of `[rows, continuations, …]`, that of branch id b in column
+            b - 1; or "row", of `[rows, …]`, if a row has one segment.
         combine: "sum" or "mean" (weighted by positions) of the records of an example that is split
             into several segments; None (default): such an example is refused, per segment and row.
 
     Returns:
-        A list of NumPy arrays, `[positions, …]` per position and otherwise of a record; or a dict
+        A list of NumPy arrays, `[positions, …]` per position, `[continuations, …]` per
+        continuation, and otherwise of a record; or a dict
         of such lists, where steps returned dicts.
 
     Raises:
@@ -166,13 +168,13 @@ def unpack(
     if not planned:
         raise InvalidValue("results are empty; give the plan and the values of each batch")
     if not isinstance(values[0], Mapping):
-        return _unpack("values", planned, values, len(examples), per, combine)
+        return _unpack("values", planned, values, examples, per, combine)
     return {
         name: _unpack(
             name,
             planned,
             [each[name] for each in values],
-            len(examples),
+            examples,
             per if isinstance(per, str) else per.get(name),
             combine,
         )
@@ -184,16 +186,18 @@ def _unpack(
     name: str,
     planned: Sequence[PlannedBatch],
     arrays: Sequence[Any],
-    count: int,
+    examples: AnyCorpus,
     per: Any,
     combine: str | None,
 ) -> list[np.ndarray]:
-    """One of the values as a list of arrays, one for each of `count` examples."""
-    require_one_of(f"per of {name}", per, (*POSITIONS, "segment", "row"))
+    """One of the values as a list of arrays, one for each of the examples."""
+    require_one_of(f"per of {name}", per, (*POSITIONS, *OTHERS))
+    count, continuations = len(examples), continuations_of(name, per, examples.trees)
     records, segments = [], []
     for batch, given in zip(planned, arrays, strict=True):
         array = _as_whole(name, given)
-        records.append(_make_value(name, array, batch, per).cut(array, batch))
+        value = _make_value(name, array, batch, per, continuations)
+        records.append(value.cut(array, batch))
         segments.append(batch.segments)
     found, pieces = np.concatenate(records), np.concatenate(segments)
     order = np.lexsort((pieces[:, 2], pieces[:, 1]))
@@ -202,8 +206,8 @@ def _unpack(
     _require_whole(example, start, size, count)
     times = np.bincount(example, minlength=count)
     edges = np.cumsum(times)[:-1]
-    if (side := POSITIONS.get(per)) is not None:
-        sizes = np.concatenate([batch.segments[:, 3 + side] for batch in planned])
+    if value.ragged:
+        sizes = np.concatenate([value.count(batch.segments) for batch in planned])
         begins = np.cumsum(sizes) - sizes
         found = found[ranges(begins[order], sizes[order])]
         before = np.append(0, np.cumsum(sizes[order]))
@@ -241,9 +245,19 @@ def _as_whole(name: str, given: Any) -> np.ndarray:
     return array if array.dtype.kind in "biuf" else array.astype(np.float32)
 
 
-def _make_value(name: str, array: np.ndarray, batch: PlannedBatch, per: str) -> Value:
+def _make_value(
+    name: str,
+    array: np.ndarray,
+    batch: PlannedBatch,
+    per: str,
+    continuations: np.ndarray | None,
+) -> Value:
     """What an array holds, after checking its shape."""
-    rows, most = batch.bucket.rows, int(np.bincount(batch.segments[:, 0]).max(initial=0))
+    of_row, thing = np.bincount(batch.segments[:, 0]), "segment"
+    if continuations is not None:
+        each = continuations[batch.segments[:, 1]]
+        of_row, thing = np.bincount(batch.segments[:, 0], each), "continuation"
+    rows, most = batch.bucket.rows, int(of_row.max(initial=0))
     side = POSITIONS.get(per)
     if side is not None and side >= len(batch.bucket.lengths):
         raise InvalidValue(f"per of {name} is {per!r}, and that is of pairs; give per='position'")
@@ -251,13 +265,16 @@ def _make_value(name: str, array: np.ndarray, batch: PlannedBatch, per: str) -> 
     if side is not None:
         expected = rows, batch.bucket.lengths[side]
     seen = array.shape[: len(expected)]
-    wrong = seen != expected if per != "segment" else seen[:1] != (rows,) or [*seen, 0][1] < most
+    wrong = seen != expected
+    if per in ("segment", CONTINUATION):
+        wrong = seen[:1] != (rows,) or [*seen, 0][1] < most
     if wrong or (per == "row" and most > 1):
         raise InvalidValue(
             f"{name} has shape {array.shape}, and per={per!r} needs {[*expected, '…']} of bucket "
-            f"{batch.bucket}, whose rows hold up to {counted(most, 'segment')}"
+            f"{batch.bucket}, whose rows hold up to {counted(most, thing)}"
         )
-    return Value(per=per, shape=array.shape[len(expected) :], dtype=array.dtype, reduce=None)
+    shape = array.shape[len(expected) :]
+    return Value(per=per, shape=shape, dtype=array.dtype, reduce=None, continuations=continuations)
 
 
 def _require_whole(example: np.ndarray, start: np.ndarray, size: np.ndarray, count: int) -> None:

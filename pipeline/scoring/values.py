@@ -10,12 +10,16 @@ import numpy as np
 
 from pipeline.errors import InvalidValue, counted, require_one_of
 from pipeline.planning.bucket import Bucket
-from pipeline.planning.layout import ranges
+from pipeline.planning.layout import count_before, ranges
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 
 # The sides whose positions a value may have records of.
 POSITIONS = {"position": 0, "inputs": 0, "targets": 1}
+
+# What a value may have a record of; of "continuation" an example has as many as it has of these.
+CONTINUATION = "continuation"
+OTHERS = ("segment", CONTINUATION, "row")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,16 +27,18 @@ class Value:
     """One of the values that a step returns.
 
     Attributes:
-        per: what it has a record of, one of `POSITIONS`, "segment" or "row".
+        per: what it has a record of, one of `POSITIONS` or of `OTHERS`.
         shape: of a record.
         dtype: of the table; float32 for floating point of at most 32 bits.
         reduce: "sum" or "mean", of the records of an example; None keeps them.
+        continuations: of each example, if it has a record of each: int64 [examples].
     """
 
     per: str
     shape: tuple[int, ...]
     dtype: np.dtype
     reduce: str | None
+    continuations: np.ndarray | None = None
 
     def __str__(self) -> str:
         return f"{self.reduce or 'every'} {self.dtype}{[*self.shape] or ''} per {self.per}"
@@ -45,7 +51,13 @@ class Value:
     @property
     def ragged(self) -> bool:
         """Whether an example has a list of records, and not one."""
-        return self.side is not None and self.reduce is None
+        return self.reduce is None and (self.side is not None or self.continuations is not None)
+
+    def count(self, segments: np.ndarray) -> np.ndarray:
+        """How many records each segment of a plan has: int64 [segments]."""
+        if self.continuations is not None:
+            return self.continuations[segments[:, 1]]
+        return np.ones(len(segments), np.int64) if self.side is None else segments[:, 3 + self.side]
 
     @property
     def sum_dtype(self) -> np.dtype:
@@ -55,19 +67,23 @@ class Value:
         return np.dtype(np.float64 if np.issubdtype(self.dtype, np.floating) else np.int64)
 
     def cut(self, array: np.ndarray, planned: PlannedBatch) -> np.ndarray:
-        """The records of each segment of a batch, or the sum over the positions of each segment.
+        """The records of each segment of a batch, or the sum over those of each segment.
 
-        From `[rows, length, *shape]`, `[rows, segments, *shape]` or `[rows, *shape]`, of the whole
-        batch, they are `[positions, *shape]` of a ragged value, otherwise `[segments, *shape]`.
+        From `[rows, length, *shape]`, `[rows, segments, *shape]`, `[rows, continuations, *shape]`
+        or `[rows, *shape]`, of the whole batch, they are `[records, *shape]` of a ragged value,
+        otherwise `[segments, *shape]`.
         """
         array = array[:, None] if self.per == "row" else array
-        row = planned.segments[:, 0]
-        size = planned.segments[:, -1 if self.side is None else 3 + self.side]
-        if self.side is None:
+        row, size = planned.segments[:, 0], self.count(planned.segments)
+        if self.side is None and self.continuations is None:
             records = array[row, planned.numbers].astype(self.sum_dtype)
+            size = planned.segments[:, -1]
             return records * _outer(size, records) if self.reduce == "mean" else records
         before = np.cumsum(size) - size
-        columns = planned.columns.reshape(len(row), -1)[:, self.side]
+        if self.side is None:
+            columns = count_before(row, size)
+        else:
+            columns = planned.columns.reshape(len(row), -1)[:, self.side]
         begin = row * array.shape[1] + columns
         records = array.reshape(-1, *self.shape)[ranges(begin, size)].astype(self.sum_dtype)
         if self.reduce is None:
@@ -77,12 +93,20 @@ class Value:
             sums[size > 0] = np.add.reduceat(records, before[size > 0])
         return sums
 
-    def finish(self, sums: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """The records of examples, from their sums and the positions `[examples, sides]`."""
+    def finish(self, sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """The records of examples, from their sums and what `count_examples` says of them."""
         if self.reduce == "mean":
-            count = positions[:, -1 if self.side is None else self.side]
-            sums = sums / np.maximum(_outer(count, sums), 1)
+            sums = sums / np.maximum(_outer(counts, sums), 1)
         return sums.astype(self.dtype) if np.issubdtype(self.dtype, np.floating) else sums
+
+    def count_examples(self, positions: np.ndarray) -> np.ndarray:
+        """How many records examples have, or by what a mean is divided: int64 [examples].
+
+        `positions` `[examples, sides]` are those in the batches; an example without has no records.
+        """
+        if self.continuations is not None:
+            return self.continuations * positions.any(axis=1)
+        return positions[:, -1 if self.side is None else self.side]
 
 
 def _outer(numbers: np.ndarray, records: np.ndarray) -> np.ndarray:
@@ -91,11 +115,15 @@ def _outer(numbers: np.ndarray, records: np.ndarray) -> np.ndarray:
 
 
 def find_values(
-    outputs: Mapping[Bucket, Any], per: str | Mapping[str, str], reduce: str | None, plan: Plan
+    outputs: Mapping[Bucket, Any],
+    per: str | Mapping[str, str],
+    reduce: str | None,
+    plan: Plan,
+    trees: np.ndarray | None,
 ) -> dict[str, Value]:
     """The values of a step by name, from the shapes of its `outputs` for each bucket.
 
-    `per` is that of all values, or of each by its name.
+    `per` is that of all values, or of each by its name; `trees` are those of the corpus.
     """
     if reduce is not None:
         require_one_of("reduce", reduce, ("sum", "mean"))
@@ -120,16 +148,35 @@ def find_values(
         )
     positions = ("inputs", "targets") if len(plan.buckets[0].lengths) > 1 else ("position",)
     for name, kind in each.items():
-        require_one_of(f"per of {name}", kind, (*positions, "segment", "row"))
-    return {name: _find(name, each[name], outputs, reduce, plan) for name in names}
+        require_one_of(f"per of {name}", kind, (*positions, *OTHERS))
+    return {name: _find(name, each[name], outputs, reduce, plan, trees) for name in names}
+
+
+def continuations_of(name: str, per: str, trees: np.ndarray | None) -> np.ndarray | None:
+    """The continuations of each example if a value has a record of each; else None."""
+    if per != CONTINUATION:
+        return None
+    if trees is None:
+        raise InvalidValue(
+            f"per of {name} is {per!r}, and the corpus has no groups; give per='segment'"
+        )
+    return trees[:, 1]
 
 
 def _find(
-    name: str, per: str, outputs: Mapping[Bucket, Any], reduce: str | None, plan: Plan
+    name: str,
+    per: str,
+    outputs: Mapping[Bucket, Any],
+    reduce: str | None,
+    plan: Plan,
+    trees: np.ndarray | None,
 ) -> Value:
+    continuations = continuations_of(name, per, trees)
     arrays = {bucket: values[name] for bucket, values in outputs.items()}
     side, axes = POSITIONS.get(per), 1 if per == "row" else 2
-    if side is None:
+    if continuations is not None:
+        what, needed = CONTINUATION, plan.most_continuations()
+    elif side is None:
         what, needed = "segment", plan.most_segments()
     else:
         what, needed = "position", {bucket: bucket.lengths[side] for bucket in arrays}
@@ -153,7 +200,8 @@ def _find(
         raise InvalidValue(
             f"{name} has records of shapes {shapes}; give all buckets the same one, without 0"
         )
-    if side is None and reduce is None and plan.max_position >= max(plan.buckets[-1].lengths):
+    single = side is None and reduce is None and continuations is None
+    if single and plan.max_position >= max(plan.buckets[-1].lengths):
         raise InvalidValue(
             f"{name} has one record a {per}, and some examples are split into several segments; "
             "give reduce='mean' (weighted by positions) or 'sum', a larger max_length, or "
@@ -167,4 +215,6 @@ def _find(
             f"{name} is {dtype}; a table has booleans and real numbers of 8 bits and more, so "
             "return such, and the parts of a complex number as values of their own"
         )
-    return Value(per=per, shape=shapes.pop(), dtype=dtype, reduce=reduce)
+    return Value(
+        per=per, shape=shapes.pop(), dtype=dtype, reduce=reduce, continuations=continuations
+    )

@@ -11,7 +11,12 @@ from pipeline.steps.compile_log import CompileGuard, CompileLog
 from pipeline.steps.compiled import Compiled, keep_programs, programs_table
 from pipeline.steps.hosts import make_mesh
 from pipeline.steps.microbatches import summed
-from pipeline.steps.segments import by_segment, position_losses, sum_segments
+from pipeline.steps.segments import (
+    by_segment,
+    position_losses,
+    sum_continuations,
+    sum_segments,
+)
 from pipeline.steps.train_step import (
     accumulate,
     make_eval_step,
@@ -35,6 +40,7 @@ __all__ = [
     "make_train_step",
     "position_losses",
     "programs_table",
+    "sum_continuations",
     "sum_segments",
     "summed",
     "tune",

@@ -1,10 +1,28 @@
-"""The losses of segments: sums made on the device, from the losses of the step that there are."""
+"""The losses of segments: sums made on the device, from the losses of the step that there are.
+
+The losses of positions follow from a loss that is linear in `loss_weights`. One that is not, such
+as a function of the log-probabilities of two continuations, gives those of segments itself.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from pipeline.errors import InvalidValue
+
+
+def _differentiate(
+    loss: Callable, params: Any, batch: Mapping[str, jax.Array]
+) -> tuple[jax.Array, Any, Callable]:
+    """What `loss` gives, and the function that pulls gradients back to the weights."""
+
+    def total(weights: jax.Array) -> tuple[jax.Array, Any]:
+        return loss(params, {**batch, "loss_weights": weights})
+
+    value, pull, weight = jax.vjp(total, batch["loss_weights"], has_aux=True)
+    return value, weight, pull
 
 
 def position_losses(
@@ -15,13 +33,13 @@ def position_losses(
     `loss` gives the first two. It is linear in `loss_weights`, so that its gradient by them is the
     nll of each position. This takes no second pass: only the last product is differentiated.
     """
-
-    def total(weights: jax.Array) -> tuple[jax.Array, Any]:
-        return loss(params, {**batch, "loss_weights": weights})
-
-    weights = batch["loss_weights"]
-    value, pull, weight = jax.vjp(total, weights, has_aux=True)
-    return value, weight, weights * pull(jnp.ones_like(value))[0]
+    value, weight, pull = _differentiate(loss, params, batch)
+    if value.ndim:
+        raise InvalidValue(
+            f"the loss gives an array of shape {value.shape}, of segments, and so says nothing of "
+            'positions; score with a step that returns it, and per="segment"'
+        )
+    return value, weight, batch["loss_weights"] * pull(jnp.ones_like(value))[0]
 
 
 def sum_segments(
@@ -41,13 +59,59 @@ def sum_segments(
             `plan.most_segments()` says them.
     """
     ids = batch["targets_segment_ids" if "targets_segment_ids" in batch else "inputs_segment_ids"]
-    rows, most = batch.get("rows", jnp.arange(len(ids))), shape[1]
-    # A place more in each row, for padding.
-    place = rows[:, None] * (most + 1) + jnp.where(ids > 0, ids - 1, most)
-    both = jnp.stack([losses, batch["loss_weights"]]).astype(jnp.float32)
-    count = shape[0] * (most + 1)
-    sums = [jax.ops.segment_sum(each.ravel(), place.ravel(), count) for each in both]
-    return jnp.stack(sums).reshape(2, shape[0], most + 1)[:, :, :most]
+    sums = [_sum_by(ids, each, shape[1]) for each in (losses, batch["loss_weights"])]
+    return _place(jnp.stack(sums), batch, shape)
+
+
+def sum_continuations(values: jax.Array, batch: Mapping[str, jax.Array], most: int) -> jax.Array:
+    """The sum over each continuation of the groups of a batch: float32 `[rows, most]`.
+
+    That with branch id `b` is in column `b - 1`; prefixes, documents and padding count nowhere. So
+    the log-probability of each continuation comes from those of its tokens.
+
+    >>> batch = {"inputs_branch_ids": jnp.array([[0, 1, 1, 2, 0]])}
+    >>> sum_continuations(jnp.array([[1.0, 2, 4, 8, 16]]), batch, 3).tolist()
+    [[6.0, 8.0, 0.0]]
+
+    Args:
+        values: of each position, `[rows, length]`, such as weight · log-probability.
+        batch: fields of the batch, with `inputs_branch_ids`.
+        most: the most continuations in a row: `plan.most_continuations()[bucket]`, or the columns
+            of a feature of continuations.
+    """
+    return _sum_by(batch["inputs_branch_ids"], values, most)
+
+
+def _sum_by(ids: jax.Array, values: jax.Array, most: int) -> jax.Array:
+    """The sum of the values with each id, from 1, in each row: float32 `[rows, most]`."""
+    rows = len(ids)
+    # A place more in each row, for those without one.
+    place = jnp.arange(rows)[:, None] * (most + 1) + jnp.where(ids > 0, ids - 1, most)
+    flat = values.astype(jnp.float32).ravel()
+    sums = jax.ops.segment_sum(flat, place.ravel(), rows * (most + 1))
+    return sums.reshape(rows, most + 1)[:, :most]
+
+
+def _place(sums: jax.Array, batch: Mapping[str, jax.Array], shape: tuple[int, int]) -> jax.Array:
+    """Sums `[2, rows, segments]` of some rows of a batch among those of all: float32, of `shape`.
+
+    Of more segments than that, the further ones are empty.
+    """
+    sums = sums.astype(jnp.float32)[:, :, : shape[1]]
+    if "rows" not in batch and sums.shape[1:] == shape:
+        return sums
+    rows = batch.get("rows", jnp.arange(sums.shape[1]))
+    return jnp.zeros((2, *shape), jnp.float32).at[:, rows, : sums.shape[2]].set(sums)
+
+
+def sum_loss(loss: Callable) -> Callable:
+    """`loss` with scalar sums, also where it gives arrays of segments."""
+
+    def sums(params: Any, batch: Mapping[str, jax.Array]) -> tuple[jax.Array, Any]:
+        value, weight = loss(params, batch)
+        return (value.sum(), weight.sum()) if jnp.ndim(value) else (value, weight)
+
+    return sums
 
 
 def by_segment(
@@ -56,12 +120,18 @@ def by_segment(
     """`loss` with the sums of segments, and the batch for it, for a sum over microbatches.
 
     The function gives Σ weight · nll, and Σ weight with `sum_segments`; the batch has the numbers
-    of its rows; `most` is the most segments in a row.
+    of its rows; `most` is the most segments in a row. A loss that is not linear in `loss_weights`
+    gives two arrays `[rows, segments]` in place of their sums, that of segment id `s` in column
+    `s - 1`; these are taken as they are.
     """
     rows = len(batch["loss_weights"])
 
     def sums(params: Any, part: Mapping[str, jax.Array]) -> tuple[jax.Array, Any]:
-        total, weight, losses = position_losses(loss, params, part)
-        return total, (weight, sum_segments(losses, part, (rows, most)))
+        value, weight, pull = _differentiate(loss, params, part)
+        if value.ndim:
+            own = _place(jnp.stack([value, weight]), part, (rows, most))
+            return value.sum(), (weight.sum(), own)
+        losses = part["loss_weights"] * pull(jnp.ones_like(value))[0]
+        return value, (weight, sum_segments(losses, part, (rows, most)))
 
     return sums, {**batch, "rows": jnp.arange(rows)}

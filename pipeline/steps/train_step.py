@@ -13,12 +13,13 @@ import jax
 import jax.numpy as jnp
 
 from pipeline.steps.microbatches import Sharding, summed
-from pipeline.steps.segments import by_segment, position_losses
+from pipeline.steps.segments import by_segment, position_losses, sum_loss
 
 if TYPE_CHECKING:
     import optax
 
-# From parameters and a batch to a sum, and to what it is divided by: float32 scalars.
+# From parameters and a batch to a sum, and to what it is divided by: float32 scalars. Or to both
+# for each segment, `[rows, segments]`.
 Loss = Callable[[Any, Mapping[str, Any]], tuple[jax.Array, jax.Array]]
 
 
@@ -117,7 +118,8 @@ def make_train_step(
 
     Args:
         loss: from parameters and a batch to a sum and what it is divided by (Σ weights: of tokens,
-            pairs or rollouts). With `most_segments` it must be linear in `loss_weights`.
+            pairs or rollouts). With `most_segments` it must be linear in `loss_weights`, or give
+            both for each segment, `[rows, segments]`, as a loss of whole continuations does.
         optimizer: of optax; gets the gradients of the mean loss, and `value=`, the mean
             loss of the last batch.
         accumulated: steps whose gradients make one update.
@@ -154,7 +156,7 @@ def make_train_step(
         scale: Any = 1.0
         if "loss_scale" in state:
             scale = state["loss_scale"].scale / batch["loss_weights"].size
-        sums: Loss = loss
+        sums: Loss = sum_loss(loss)
         if most_segments is not None:
             sums, batch = by_segment(loss, batch, most_segments)
 
@@ -201,7 +203,7 @@ def make_eval_step(loss: Loss, *, sharding: Sharding = None) -> Callable[..., An
     """
 
     def eval_step(params: Any, batch: Mapping[str, jax.Array], microbatches: int = 1) -> Any:
-        return summed(loss, params, batch, microbatches=microbatches, sharding=sharding)
+        return summed(sum_loss(loss), params, batch, microbatches=microbatches, sharding=sharding)
 
     return eval_step
 

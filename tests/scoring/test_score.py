@@ -431,9 +431,11 @@ def test_arguments_that_cannot_work_are_refused(corpus, tmp_path):
     assert "per='segment' needs 10 segments in each row of" in few
     split = refused(positions_and_segments, max_length=48, per=PER)
     assert "some examples are split into several segments; give reduce='mean'" in split
-    assert "per of half is 'targets'; it must be one of position, segment, row" in refused(
-        ready, per="targets"
-    )
+    kinds = "position, segment, continuation, row"
+    wrong = refused(ready, per="targets")
+    assert f"per of half is 'targets'; it must be one of {kinds}" in wrong
+    wrong = refused(ready, per="continuation")
+    assert "is 'continuation', and the corpus has no groups; give per='segment'" in wrong
     assert "per has loss, and the step returns half, token" in refused(ready, per={"loss": "row"})
     assert "is complex64" in refused(lambda batch: {"loss": batch["inputs"] * 1j})
     assert "is int4" in refused(lambda batch: {"loss": batch["inputs"].astype(jnp.int4)})

@@ -1,0 +1,244 @@
+"""Groups as a corpus: what they are made of, their weights, what is cut, and what is refused."""
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pipeline
+from pipeline import Bucket, Corpora, Corpus, Examples, Feature, Masked, Pairs, Plan, load, rename
+from pipeline.corpus import duplicates
+from pipeline.loading import Batches, cu_seqlens
+
+GROUPS = [
+    ([1, 2, 3], [[4, 5], [6]]),
+    ([7], [([8, 9], [[10], [11, 12, 13]]), [14, 15]]),
+    ([1], [[2]]),
+]
+REWARD = {"reward": Feature("continuation", dtype="float32")}
+
+
+def refused(function, *arguments, **options):
+    with pytest.raises(ValueError) as caught:
+        function(*arguments, **options)
+    return str(caught.value)
+
+
+def weights_of(groups, weights):
+    corpus = Examples.from_groups({"tokens": groups, "weights": weights})
+    return [example["loss_weights"].tolist() for example in corpus], corpus.num_learnt
+
+
+def test_a_shared_token_weighs_as_much_as_the_rows_that_it_would_be_in():
+    found = [example["loss_weights"].tolist() for example in Examples.from_groups(GROUPS)]
+    assert found == [[2, 2, 1, 1, 1], [2, 2, 1, 1, 1, 1, 1, 1], [1]]
+
+
+def test_weights_of_continuations_add_up_on_what_they_share():
+    found, learnt = weights_of(GROUPS, [[0.5, 2], [1, 0, 4], [3]])
+    assert found == [[2.5, 2.5, 0.5, 0.5, 2], [1, 1, 1, 0, 0, 0, 4, 4], [3]]
+    assert learnt == 5 + 5 + 1
+
+
+def test_weights_may_be_nested_like_the_tokens_as_numbers_or_one_for_each():
+    weights = [(0, [1, [2]]), ([5], [([1, 0], [2, [0, 1, 2]]), [0, 3]]), (1, [4])]
+    found, learnt = weights_of(GROUPS, weights)
+    assert found == [[0, 0, 1, 1, 2], [1, 0, 2, 0, 1, 2, 0, 3], [4]]
+    assert learnt == 3 + 5 + 1
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5), st.lists(st.integers(1, 9), min_size=1, max_size=4))),
+    st.integers(8, 20),
+)
+@settings(max_examples=50, deadline=None)
+def test_truncated_groups_lose_the_ends_of_their_longest_continuations(shapes, limit):
+    shapes = [*shapes, (2, [3, 1])]
+    groups = [([0] * p, [[*range(1, r + 1)] for r in sizes]) for p, sizes in shapes]
+    corpus = Examples.from_groups(groups).truncate(limit)
+    for (prefix, sizes), cut in zip(shapes, corpus, strict=True):
+        kept = np.diff(np.flatnonzero(np.append(cut["targets"], 1) == 1))
+        assert len(cut["targets"]) == min(prefix - 1 + sum(sizes), limit)
+        assert len(kept) == len(sizes)
+        shorter = [each for each, size in zip(kept, sizes, strict=True) if each < size]
+        assert all(each <= size for each, size in zip(kept, sizes, strict=True))
+        assert not shorter or (max(kept) <= max(shorter) + 1 and min(shorter) + 1 >= max(shorter))
+        for start, size in zip(np.flatnonzero(cut["targets"] == 1), kept, strict=True):
+            assert cut["targets"][start : start + size].tolist() == [*range(1, size + 1)]
+
+
+def test_load_cuts_groups_and_documents_to_the_longest_bucket():
+    groups = Examples.from_groups([([1, 2], [[3] * 30, [4] * 9])] * 3)
+    corpus = Corpora({"groups": groups, "text": Examples([[*range(40)]] * 5)})
+    train = corpus.split(0.4)[0]
+    for each in (corpus, train):
+        with load(each, buckets=[Bucket(2, 24)], overflow="truncate", num_epochs=1) as loader:
+            batches = [{name: np.asarray(v) for name, v in batch.items()} for batch in loader]
+        ends = [batch["visible_until"].max(axis=1) for batch in batches]
+        assert {24} == {int(end) for end in np.concatenate(ends) if end}
+    again = Examples.from_groups([([1, 2], [[3] * 30, [4] * 9])] * 3)
+    assert again.fingerprint == groups.fingerprint != again.truncate(24).fingerprint
+    assert again.truncate(40) is again
+    assert pickle.loads(pickle.dumps(again.truncate(24)))[0]["targets"].tolist() == (
+        [2] + [3] * 14 + [4] * 9
+    )
+    assert "group 0 takes 3 columns even if its 2 continuations have one token each" in refused(
+        again.truncate, 2
+    )
+
+
+def test_features_of_continuations_are_added_to_a_finished_corpus(tmp_path):
+    corpus = Corpus.from_groups({"tokens": GROUPS, "reward": [[1, 2], [3, 4, 5], [6]]},
+                                tmp_path, features=REWARD)  # fmt: skip
+    columns = {"reference": [[-1.0, -2], [-3, -4, -5], [-6]], "kind": [7, 8, 9]}
+    features = {"reference": Feature("continuation"), "kind": Feature("example")}
+    more = corpus.with_features(columns, features=features)
+    assert more.fingerprint != corpus.fingerprint
+    opened = Corpus.open(tmp_path, features=["kind", "reference"])
+    assert opened.fingerprint == more.fingerprint
+    for each in (more, opened, pickle.loads(pickle.dumps(more))):
+        assert [example["reference"].tolist() for example in each] == columns["reference"]
+        assert [example["reward"].tolist() for example in each] == [[1, 2], [3, 4, 5], [6]]
+        assert [int(example["kind"]) for example in each] == [7, 8, 9]
+    assert more.read_continuations([2, 0, 2], ["reward"])["reward"].tolist() == [6, 1, 2, 6]
+    few = refused(corpus.with_features, {"few": [[1], [3, 4, 5], [6]]},
+                  features={"few": Feature("continuation")})  # fmt: skip
+    assert "few of group 0 has shape (1,); the group has 2 continuations, so it must be (2,)" in few
+
+
+def test_the_cost_of_groups_is_what_their_columns_see():
+    corpus = Corpora({"groups": Examples.from_groups(GROUPS), "text": Examples([[1] * 5])})
+    plan = Plan(corpus, [Bucket(1, 32)], shuffle=False)
+    batch = Batches(corpus, plan)[0]
+    until, ids = batch["visible_until"][0], batch["inputs_segment_ids"][0]
+    for segment, example in enumerate(plan.batch(0).segments[:, 1].tolist(), 1):
+        columns = np.flatnonzero(ids == segment)
+        cost = 2 * (until[columns] - columns).sum() - len(columns)
+        assert corpus.trees[example].tolist()[2] == cost
+        path = int(batch["inputs_positions"][0, columns].max()) + 1
+        assert corpus.trees[example].tolist()[0] == path
+    assert corpus.trees[3].tolist() == [4, 0, 16]
+    assert plan.max_position == 4
+
+
+def test_rows_of_groups_are_sorted_by_their_real_cost():
+    # All groups have 16 columns; the more continuations, the fewer keys a query sees.
+    groups = [([1], [[2] * (16 // n)] * n) for n in (1, 2, 4, 8)] * 4
+    corpus = Examples.from_groups(groups)
+    plan = Plan(corpus, [Bucket(4, 16)], tiers=4, seed=1)
+    for step in range(4):
+        costs = corpus.trees[plan.batch(step).segments[:, 1], 2]
+        assert len(set(costs.tolist())) == 1, "a tier has rows that cost the same"
+    other = Plan(corpus.lengths, [Bucket(4, 16)], tiers=4, seed=1)
+    assert other.fingerprint != plan.fingerprint
+
+
+def test_groups_change_and_drop_like_other_examples():
+    corpus = Examples.from_groups([([1, 2], [[3] * n, [4] * n]) for n in range(1, 21)])
+    plan = Plan(corpus, [Bucket(2, 32)], overflow="drop", seed=2)
+    later = plan.after(2, buckets=[Bucket(2, 48)], exclude=[0]).after(3, tiers=2)
+    assert plan.max_position == 15
+    assert later.max_position == 20
+    steps = range(later.num_batches(0))
+    seen = np.concatenate([later.batch(step).segments[:, 1] for step in steps])
+    assert len(set(seen.tolist())) == len(seen)
+    assert Plan.replay(corpus, later.changes).fingerprint == later.fingerprint
+    split = Corpora({"groups": corpus, "text": Examples([[1] * 100, [2] * 3])})
+    longer = Plan(split, [Bucket(2, 48)])  # the document is split, the groups fit
+    assert longer.max_position == 98
+    batches = Batches(split, longer)
+    for step in range(longer.num_batches()):
+        batch = batches[step]
+        rows = np.where(batch["inputs_segment_ids"] > 0, np.arange(48) < batch["visible_until"], 1)
+        assert rows.all()
+
+
+def test_what_a_group_cannot_be_is_refused():
+    make = Examples.from_groups
+    assert "group 1 is [1, 2]; a group is (prefix, [continuation, …])" in refused(
+        make, [GROUPS[0], [1, 2]]
+    )
+    assert "continuation 1 of group 0 has no token; give each prefix" in refused(
+        make, [([1], [[2], []])]
+    )
+    assert "the prefix of group 0 has no token" in refused(make, [([], [[2]])])
+    assert "group 0 has a prefix and no continuation; give at least one" in refused(
+        make, [([1], [])]
+    )
+    assert "continuation 0 of continuation 1 of group 0 holds the token id -3" in refused(
+        make, [([1], [[2], ([3], [[-3]])])]
+    )
+    assert "the prefix of group 0 holds the token id 9; ids are 0 to 7 (vocab_size)" in refused(
+        make, [([9], [[2]])], vocab_size=8
+    )
+    assert (
+        "reward of group 1 has shape (2,); the group has 3 continuations, so it must be (3,)"
+        in (refused(make, {"tokens": GROUPS, "reward": [[1, 2], [3, 4], [5]]}, features=REWARD))
+    )
+    logprob = {"logprob": Feature("targets", dtype="float32")}
+    assert "logprob of group 0 is [1, 2, 3]; nest it like the tokens" in refused(
+        make, {"tokens": GROUPS, "logprob": [[1, 2, 3]]}, features=logprob
+    )
+    assert "continuation 1 of logprob of group 0 has shape (2,); it must be (1,)" in refused(
+        make, {"tokens": GROUPS, "logprob": [([1, 2, 3], [[4, 5], [6, 7]])]}, features=logprob
+    )
+    assert "the weights of group 0 have shape (3,); give a number for each of its 2" in refused(
+        make, {"tokens": GROUPS, "weights": [[1, 2, 3]]}
+    )
+    assert "continuation 1 of the weights of group 0 hold -1.0; a weight is a finite" in refused(
+        make, {"tokens": GROUPS, "weights": [(0, [1, [-1]])]}
+    )
+    assert "the column 'reward' ends after 1 examples" in refused(
+        make, {"tokens": GROUPS, "reward": [[1, 2]]}, features=REWARD
+    )
+    assert "a feature is named '_above'" in refused(
+        make, {"tokens": GROUPS, "_above": []}, features={"_above": Feature("example")}
+    )
+    assert "examples are empty" in refused(make, [])
+    assert "the feature 'reward' is of continuations, and these examples are no groups" in refused(
+        Examples, {"tokens": [[1, 2]], "reward": [[1]]}, features=REWARD
+    )
+
+
+def test_what_cannot_carry_groups_says_so(tmp_path):
+    corpus = Corpus.from_groups(GROUPS, tmp_path)
+    assert "holds a corpus of other examples" in refused(Corpus.from_groups, GROUPS[:2], tmp_path)
+    for overflow in ("split", "error", None):
+        sentence = refused(Plan, corpus, [Bucket(1, 6)], overflow=overflow)
+        if overflow != "error":
+            assert (
+                "example 1 is a group of 8 columns, longer than the longest bucket's 6" in sentence
+            )
+            assert "a group is never split: give a longer bucket, overflow='drop', or" in sentence
+    assert "groups.truncate(6)" in refused(Plan, corpus, [Bucket(1, 6)], overflow="truncate")
+    plan = Plan(corpus, [Bucket(1, 16)])
+    order = refused(Batches, corpus, plan, context_order="zigzag")
+    assert "context_order is 'zigzag', and the corpus has groups" in order
+    batch = dict(Batches(corpus, plan)[0])
+    for convention in ("maxtext", "tunix", "huggingface"):
+        assert f"{convention} has no name for visible_until" in refused(rename, batch, convention)
+    assert "the batch has groups, whose continuations share a prefix" in refused(
+        cu_seqlens, batch, 4
+    )
+    assert "needs tokens as they are" in refused(Masked, corpus, mask_id=99)
+    text = Examples([[1, 2]])
+    assert "are groups, and the side of pairs must be a corpus of the task 'inputs'" in refused(
+        Pairs, corpus, corpus
+    )
+    assert text.trees is None
+    assert Plan(text, [Bucket(1, 4)]).most_continuations() == {Bucket(1, 4): 1}
+
+
+def test_copies_among_groups_are_those_with_the_same_tree():
+    groups = [([1], [[1, 1], [1]]), ([1], [[1], [1, 1]]), ([1], [[1, 1], [1]]), ([1], [[1, 1, 1]])]
+    assert duplicates(Examples.from_groups(groups)).tolist() == [2]
+
+
+def test_groups_print_as_prefix_and_continuations(tmp_path):
+    corpus = Corpus.from_groups(GROUPS, tmp_path)
+    assert "3" in str(corpus)
+    assert "tokens       14 to train on" in str(corpus)
+    assert repr(corpus) == f"Groups of {corpus.nodes!r}"
+    assert isinstance(pipeline.Corpus.open(tmp_path), type(corpus))

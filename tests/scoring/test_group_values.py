@@ -1,0 +1,156 @@
+"""Values of continuations: sums made by the step, scored, unpacked, and kept as losses."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pipeline import Bucket, Corpora, Corpus, Examples, Feature, pack, score, unpack
+from pipeline.steps import make_eval_step, make_train_step, position_losses, sum_continuations
+from pipeline.steps.microbatches import summed
+from pipeline.steps.segments import by_segment
+
+BETA = 0.5
+
+
+def groups_of(count, sizes=(2,), seed=0):
+    """Prompts with as many continuations each as one of `sizes`."""
+    rng = np.random.default_rng(seed)
+    return [
+        (rng.integers(1, 9, rng.integers(1, 6)).tolist(),
+         [rng.integers(1, 9, rng.integers(1, 7)).tolist() for _ in range(rng.choice(sizes))])
+        for _ in range(count)
+    ]  # fmt: skip
+
+
+def table_of(seed=1):
+    """Log-probabilities of each token after each: a model that knows but the last token."""
+    logits = np.random.default_rng(seed).normal(size=(9, 9))
+    return (logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))).astype(np.float32)
+
+
+def sums_of(groups, table):
+    """The log-probability of each continuation, from the definition."""
+    return [
+        [sum(table[a, b] for a, b in zip([prefix[-1], *ids], ids, strict=False)) for ids in each]
+        for prefix, each in groups
+    ]
+
+
+def logprobs(table, batch):
+    return table[batch["inputs"], batch["targets"]]
+
+
+@pytest.mark.parametrize("reduce", [None, "sum", "mean"])
+def test_scores_by_continuation_are_stored_with_the_groups(tmp_path, reduce):
+    groups, table = groups_of(30, (1, 2, 3)), table_of()
+    corpus = Corpus.from_groups(groups, tmp_path / "corpus")
+    both = Corpora({"text": Examples([[1, 2, 3]]), "groups": corpus})
+
+    def step(table, batch):
+        sums = sum_continuations(logprobs(table, batch), batch, 40)
+        return {"logprob": sums, "twice": jnp.stack([sums, 2 * sums], -1)}
+
+    options = {"buckets": [Bucket(2, 48)], "per": "continuation", "state": jnp.array(table)}
+    found = score(both, step, directory=tmp_path / "scores", reduce=reduce, **options)
+    expected = sums_of(groups, table)
+    if reduce is None:
+        assert found["logprob"].to_pylist()[0] == []
+        scores = found["logprob"].to_pylist()[1:]
+        for one, other in zip(scores, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5)
+        more = corpus.with_features({"ref": scores}, features={"ref": Feature("continuation")})
+        assert [example["ref"].tolist() for example in more] == scores
+    else:
+        reduced = [getattr(np, reduce)(each) for each in expected]
+        np.testing.assert_allclose(found["logprob"].to_numpy()[1:], reduced, rtol=1e-5)
+        twice = np.array(found["twice"].to_pylist())[1:]
+        np.testing.assert_allclose(twice[:, 1], 2 * np.array(reduced), rtol=1e-5)
+
+
+def test_an_update_gives_the_values_of_continuations_back_in_order():
+    groups, table = groups_of(20, (4,)), jnp.array(table_of())
+    columns = {"tokens": groups, "advantage": np.random.default_rng(3).normal(size=(20, 4))}
+    examples = Examples.from_groups(columns, features={"advantage": Feature("continuation")})
+    results, shapes = [], set()
+    for planned, batch in pack(examples, [Bucket(2, 64), Bucket(1, 64)], max_segments=6):
+        shapes.add(batch["advantage"].shape)
+        results.append((planned, sum_continuations(logprobs(table, batch), batch, 24)))
+        results[-1] = planned, {"sum": results[-1][1], "advantage": batch["advantage"]}
+    assert shapes <= {(2, 24), (1, 24)}
+    found = unpack(results, examples, per="continuation")
+    for one, other in zip(found["sum"], sums_of(groups, table), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+    np.testing.assert_allclose(np.array(found["advantage"]), columns["advantage"], rtol=1e-6)
+    with pytest.raises(ValueError, match="rows hold up to 12 continuations"):
+        unpack([(p, each["sum"][:, :3]) for p, each in results], examples, per="continuation")
+    with pytest.raises(ValueError, match="the corpus has no groups; give per='segment'"):
+        unpack(results, Examples([[1, 2]]), per="continuation")
+
+
+def preference(table, batch):
+    """The DPO loss of each pair, with a reference of 0: segment s has continuations 2s − 1, 2s."""
+    sums = sum_continuations(logprobs(table, batch), batch, 8).reshape(-1, 4, 2)
+    there = (batch["inputs_segment_ids"].max(axis=1)[:, None] > jnp.arange(4)).astype(jnp.float32)
+    return -jax.nn.log_sigmoid(BETA * (sums[..., 0] - sums[..., 1])) * there, there
+
+
+def define_preference(groups, table):
+    margins = np.array([one - other for one, other in sums_of(groups, table)])
+    return np.log1p(np.exp(-BETA * margins))
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_a_loss_of_pairs_gives_the_losses_of_segments_itself(microbatches):
+    groups, table = groups_of(12), jnp.array(table_of())
+    examples = Examples.from_groups(groups)
+    expected = define_preference(groups, table)
+    found, total = np.zeros(12), 0.0
+    for planned, batch in pack(examples, [Bucket(4, 40)], max_segments=4):
+        sums, with_rows = by_segment(preference, batch, 4)
+        step = jax.value_and_grad(sums, has_aux=True)
+        (loss, (weight, segments)), gradient = summed(
+            step, table, with_rows, microbatches=microbatches, sharding=None
+        )
+        row, example = planned.segments[:, 0], planned.segments[:, 1]
+        found[example] = segments[0, row, planned.numbers]
+        assert float(weight) == float(segments[1].sum()) == len(planned.segments)
+        plain = jax.grad(lambda table, batch=batch: preference(table, batch)[0].sum())(table)
+        np.testing.assert_allclose(gradient, plain, atol=1e-5)
+        total += float(loss)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert total == pytest.approx(expected.sum(), rel=1e-5)
+
+
+def test_a_step_of_a_loss_of_pairs_trains_on_their_sum():
+    import optax
+
+    groups, table = groups_of(8), jnp.array(table_of())
+    ((_, batch),) = pack(Examples.from_groups(groups), [Bucket(4, 40)], max_segments=4)
+    expected = define_preference(groups, table)
+    for most in (None, 4):
+        init, step = make_train_step(preference, optax.sgd(0.1), most_segments=most)
+        state, values = step(init(table), batch)
+        assert float(values["loss"]) == pytest.approx(expected.mean(), rel=1e-5)
+        after = make_eval_step(preference)(state["params"], batch)
+        assert float(after[0]) < float(values["loss"]) * 8
+    assert values["segments"].shape == (2, 4, 4)
+    with pytest.raises(
+        ValueError, match="the loss gives an array of shape \\(4, 4\\), of segments"
+    ):
+        position_losses(preference, table, batch)
+
+
+def test_the_loss_of_a_pair_is_not_the_sum_of_what_its_positions_would_be_charged():
+    # Differentiated by weights, as a loss of tokens may be, these pairs are told other losses.
+    groups, table = groups_of(8), jnp.array(table_of())
+    ((_, batch),) = pack(Examples.from_groups(groups), [Bucket(4, 40)], max_segments=4)
+
+    def linear(weights):
+        sums = sum_continuations(logprobs(table, batch) * weights, batch, 8).reshape(-1, 4, 2)
+        return -jax.nn.log_sigmoid(BETA * (sums[..., 0] - sums[..., 1])).sum()
+
+    weights = batch["loss_weights"]
+    charged = float((weights * jax.grad(linear)(weights)).sum())
+    expected = define_preference(groups, table).sum()
+    assert abs(charged - expected) > 0.1 * expected
