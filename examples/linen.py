@@ -36,9 +36,7 @@ class Model(nn.Module):
     def __call__(self, batch):
         """Logits of the next tokens."""
         # Lockstep: a row holds several examples, and each attends to itself alone.
-        ids = batch["inputs_segment_ids"]
-        same_segment = nn.make_attention_mask(ids, ids, jnp.equal)
-        mask = nn.combine_masks(same_segment, nn.make_causal_mask(ids))
+        mask = pipeline.attention_mask(batch)[:, None]  # the same for every head
         x = nn.Embed(self.vocab_size, WIDTH)(batch["inputs"])
         # Lockstep: positions begin at 0 in each example; the column says nothing.
         x += nn.Embed(self.positions, WIDTH)(batch["inputs_positions"])

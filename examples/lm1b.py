@@ -101,9 +101,7 @@ class TransformerLM(nn.Module):
     def __call__(self, batch):
         """Logits of the next tokens."""
         # Lockstep: a row holds several examples, and each attends to itself alone.
-        ids = batch["inputs_segment_ids"]
-        same_segment = nn.make_attention_mask(ids, ids, jnp.equal)
-        mask = nn.combine_masks(same_segment, nn.make_causal_mask(ids))
+        mask = pipeline.attention_mask(batch)[:, None]  # the same for every head
         width, init = self.config.emb_dim, nn.initializers.normal(1.0)
         vocabulary = nn.with_logical_partitioning(init, ("vocab", "embed"))
         positions = nn.with_logical_partitioning(init, ("positions", "embed"))

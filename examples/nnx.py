@@ -13,7 +13,6 @@ import email
 import pathlib
 
 import jax
-import jax.numpy as jnp
 import optax
 import orbax.checkpoint as ocp
 from flax import nnx
@@ -38,9 +37,7 @@ class Model(nnx.Module):
     def __call__(self, batch):
         """Logits of the next tokens."""
         # Lockstep: a row holds several examples, and each attends to itself alone.
-        ids = batch["inputs_segment_ids"]
-        same_segment = nnx.make_attention_mask(ids, ids, jnp.equal)
-        mask = nnx.combine_masks(same_segment, nnx.make_causal_mask(ids))
+        mask = pipeline.attention_mask(batch)[:, None]  # the same for every head
         # Lockstep: positions begin at 0 in each example; the column says nothing.
         x = self.tokens(batch["inputs"]) + self.positions(batch["inputs_positions"])
         x += self.attention(x, mask=mask)

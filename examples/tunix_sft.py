@@ -68,14 +68,11 @@ def make_model(vocab_size, mesh):
 
 def model_input(batch):
     """The arguments of `mean_loss` from a batch of Lockstep."""
-    # Lockstep: a row holds several examples; each attends to itself alone, and backwards.
-    ids = batch["inputs_segment_ids"]
-    same_segment = ids[:, :, None] == ids[:, None, :]
-    positions = batch["inputs_positions"]
     return {
         "inputs": batch["inputs"],
-        "positions": positions,
-        "attention_mask": same_segment & (positions[:, :, None] >= positions[:, None, :]),
+        "positions": batch["inputs_positions"],
+        # Lockstep: a row holds several examples; each attends to itself alone, and backwards.
+        "attention_mask": pipeline.attention_mask(batch),
         "targets": batch["targets"],
         "weights": batch["loss_weights"],
     }

@@ -32,7 +32,15 @@ if TYPE_CHECKING:
         prepare_pairs,
     )
     from pipeline.corpus import engines as engines
-    from pipeline.loading import Batch, Batches, Loader, load, rename, to_global
+    from pipeline.loading import (
+        Batch,
+        Batches,
+        Loader,
+        attention_mask,
+        load,
+        rename,
+        to_global,
+    )
     from pipeline.scoring import pack, score, unpack
     from pipeline.steps import tune
     from pipeline.text import Feature
@@ -42,7 +50,7 @@ if TYPE_CHECKING:
 
 # What is imported when first used: names of rooms, all others of `corpus`; and modules.
 _NAMES: dict[str, tuple[str, ...]] = {
-    "loading": ("Batch", "Batches", "Loader", "load", "rename", "to_global"),
+    "loading": ("Batch", "Batches", "Loader", "attention_mask", "load", "rename", "to_global"),
     "scoring": ("pack", "score", "unpack"),
     "steps": ("tune",),
     "text": ("Feature",),
@@ -66,6 +74,7 @@ __all__ = [
     "Plan",
     "PlannedBatch",
     "SpanCorruption",
+    "attention_mask",
     "engines",
     "fit_buckets",
     "load",

@@ -1,15 +1,16 @@
 """From the rows of a plan to arrays on the devices, and the state to go on from.
 
 `Batches` builds the batches of a plan in NumPy, as a Grain data set; `Loader` transfers them, and
-`load` makes one of a corpus and options. `to_global` transfers a single batch. `rename` and
-`cu_seqlens` are for other trainers and kernels. `Checkpoints` keep the state of a loader beside
-that of a model; `StateKey` makes and checks one without a loader.
+`load` makes one of a corpus and options. `to_global` transfers a single batch. `rename`,
+`cu_seqlens` and `attention_mask` are for other trainers, kernels and models. `Checkpoints` keep the
+state of a loader beside that of a model; `StateKey` makes and checks one without a loader.
 """
 
 from pipeline.loading.batches import Batch, Batches
 from pipeline.loading.checkpoint import Checkpoints
 from pipeline.loading.field_names import cu_seqlens, rename
 from pipeline.loading.loader import Loader, load
+from pipeline.loading.masks import attention_mask
 from pipeline.loading.sharding import batch_sharding, multiples, to_global
 from pipeline.loading.state import StateKey
 
@@ -19,6 +20,7 @@ __all__ = [
     "Checkpoints",
     "Loader",
     "StateKey",
+    "attention_mask",
     "batch_sharding",
     "cu_seqlens",
     "load",
