@@ -87,13 +87,14 @@ def make_model(config: ConfigDict, corpus: Any) -> tuple[Callable, Callable, Cal
         fields += ["decoder_inputs", "targets_segment_ids", "targets_positions"]
     else:
         network = Encoder if config.task.kind == "masked" else Decoder
+        fields += ["visible_until"] if network is Decoder else []  # in batches with groups
     graphdef, _ = nnx.split(nnx.eval_shape(lambda: network(shape, rngs=nnx.Rngs(0))))
 
     def init_params(key):
         return nnx.to_pure_dict(nnx.state(network(shape, rngs=nnx.Rngs(key)), nnx.Param))
 
     def loss(params, batch):
-        logits = nnx.merge(graphdef, params)(*(batch[name] for name in fields))
+        logits = nnx.merge(graphdef, params)(*(batch[name] for name in fields if name in batch))
         return cross_entropy(logits, batch["targets"], batch["loss_weights"])
 
     def flops(planned: pipeline.PlannedBatch):

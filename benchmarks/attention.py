@@ -22,7 +22,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from models.attention import segment_attention
+from models.attention import make_attention
 from models.config import TransformerConfig
 from models.decoder import Decoder
 from models.flops import training_flops
@@ -108,7 +108,7 @@ def compiled(name: str, inputs: tuple) -> jax.stages.Compiled | None:
             return jax.nn.dot_product_attention(
                 q, k, v, mask=mask, is_causal=True, implementation=name.lower()
             )
-        return segment_attention(q, k, v, q_segment_ids=ids, implementation=name)
+        return make_attention(ids, implementation=name)(q, k, v)
 
     def step(q, k, v, g, ids):
         out, pull_back = jax.vjp(lambda q, k, v: attend(q, k, v, ids), q, k, v)

@@ -4,106 +4,145 @@ Shape letters are explained in `models/__init__.py`.
 """
 
 import logging
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
-from models.blocked import blocked_attention
+from models.blocked import blocked_attention, needed_blocks
 from models.mesh import per_device, splits_length
-from models.segments import visible
-from models.splash import splash_attention, splash_available
+from models.splash import splash_attention, splash_available, splash_until
+from models.visibility import Visibility, by_segment, causal_until, segment_ends
 
 IMPLEMENTATIONS = ("auto", "dense", "blocked", "splash")
+NO_SPLASH = "splash wants whole rows, and the mesh splits them over 'context'"
+
+Attend = Callable[[Array, Array, Array], Array]
 
 
-def segment_attention(
-    q: Array,
-    k: Array,
-    v: Array,
+def make_attention(
+    segment_ids: Array,
     *,
-    q_segment_ids: Array,
     kv_segment_ids: Array | None = None,
     positions: Array | None = None,
+    visible_until: Array | None = None,
     causal: bool = True,
     window: int | None = None,
     implementation: str = "auto",
-) -> Array:
-    """Return [B, L, N, K]: each query's mean of the values that it may see, in the queries' dtype.
+    dtype: DTypeLike = "float32",
+) -> Attend:
+    """Return `attend(q, k, v)`: each query's mean of the values that it may see.
 
-    A query sees the keys of its own segment: with `causal` those at or before its place in the
-    row, with `window=w` those fewer than w places away. Segment 0 is padding: it sees nothing, is
+    Call this once a step, since it finds the keys that queries see, and `attend` in every layer.
+    That takes queries [B, L, N, K], and keys and values [B, S, G, K]; N is a multiple of G, and N/G
+    neighbouring query heads share a key. It returns [B, L, N, K] in the queries' dtype.
+
+    A query sees the keys of its own segment: with `causal` those at or before its column in the
+    row, with `window=w` those fewer than w columns away. Segment 0 is padding: it sees nothing, is
     seen by nothing, and its outputs and gradients are exactly zero. So are the outputs of a query
-    whose segment has no keys at all.
+    whose segment has no keys at all. Segments are in one piece.
 
-    For segment ids [1, 1, 2, 2, 0], causal, the places seen are 0 | 0 1 | 2 | 2 3 | none.
+    For segment ids [1, 1, 2, 2, 0], causal, the columns seen are 0 | 0 1 | 2 | 2 3 | none.
+
+    In a group, several continuations follow the prefix that they share, and do not see one another.
+    For `visible_until` [4, 3, 3, 4, 0], which is a prefix of one column with continuations of two
+    and of one, the columns seen are 0 | 0 1 | 0 1 2 | 0 3 | none.
 
     Under a mesh with an axis `context`, each device computes its part of a row's queries against
-    all keys. The columns of a row may then be in any order: in place of places in the row,
-    `positions` of one segment are compared.
+    all keys. Without `visible_until`, the columns of a row may then be in any order: in place of
+    columns, `positions` of one segment are compared.
 
     Args:
-        q: queries [B, L, N, K], floating point.
-        k: keys [B, S, G, K]; N is a multiple of G, and N/G neighbouring query heads share a key.
-        v: values [B, S, G, K].
-        q_segment_ids: int [B, L].
-        kv_segment_ids: int [B, S]; left out, the queries' ids.
-        positions: int [B, L], ascending in each segment, of queries and keys alike; needed for
-            causal order and windows under a mesh with an axis `context`, else not used.
-        causal: compare places in the row; needs L = S.
-        window: at least 1; needs L = S.
+        segment_ids: int [B, L], of queries.
+        kv_segment_ids: int [B, S], of keys, for cross-attention; None: those of the queries.
+        positions: int [B, L], ascending in each segment; needed for causal order and windows under
+            a mesh with an axis `context`, else not used.
+        visible_until: int [B, L], for each column the first later one that does not see it any
+            more, 0 on padding; None: the end of its segment.
+        causal: a query sees no later key.
+        window: at least 1; None: the whole segment.
         implementation: one of `IMPLEMENTATIONS`; "auto" chooses.
+        dtype: of queries, for "auto".
 
     Raises:
-        ValueError: if shapes do not fit or the implementation does not exist.
+        ValueError: if shapes or options do not fit, or the implementation does not exist.
     """
-    itself = kv_segment_ids is None
-    kv_segment_ids = q_segment_ids if kv_segment_ids is None else kv_segment_ids
-    _check(q, k, v, q_segment_ids, kv_segment_ids, causal, window, implementation)
-    by_place, any_order = causal or window is not None, splits_length()
-    if by_place and any_order and (positions is None or not itself):
+    itself, grouped = kv_segment_ids is None, visible_until is not None
+    kv_segment_ids = segment_ids if kv_segment_ids is None else kv_segment_ids
+    shapes = segment_ids.shape, kv_segment_ids.shape
+    _check_options(itself, grouped, causal, window, implementation)
+    any_order = splits_length() and not grouped
+    positions = positions if itself else None
+    if any_order and positions is None and (causal or window is not None):
         raise ValueError(
             "the mesh splits rows over 'context', so that their columns may be in any order, and "
-            "causal order and windows compare positions: give positions, and no kv_segment_ids."
+            "causal order and windows compare positions: give positions."
         )
-    no_splash = ""
-    if by_place and not itself:
-        no_splash = "splash compares places in self-attention only: leave kv_segment_ids out"
-    elif any_order:
-        no_splash = "splash wants whole rows, and the mesh splits them over 'context'"
     if implementation == "auto":
-        implementation, why = choose(jax.default_backend(), q.dtype, q.shape[1], k.shape[1])
-        if implementation == "splash" and no_splash:
-            implementation, why = "blocked", no_splash
-        _say(implementation, why, q.shape[1], k.shape[1])
-    if implementation == "splash" and no_splash:
-        raise ValueError(f"implementation is 'splash', but {no_splash}; or use 'blocked'.")
+        lengths = shapes[0][1], shapes[1][1]
+        implementation, why = choose(jax.default_backend(), jnp.dtype(dtype), *lengths)
+        if implementation == "splash" and splits_length():
+            implementation, why = "blocked", NO_SPLASH
+        _say(implementation, why, *lengths)
+    if implementation == "splash" and splits_length():
+        raise ValueError(f"implementation is 'splash', but {NO_SPLASH}; or use 'blocked'.")
+
     if implementation == "splash":
-        return per_device(
-            lambda q, q_ids, k, v, kv_ids: splash_attention(q, k, v, q_ids, kv_ids, causal, window),
-            (q, q_segment_ids),
-            (k, v, kv_segment_ids),
+        attend = _splash(segment_ids, kv_segment_ids, visible_until, causal, window)
+    else:
+        if causal and not any_order:
+            until = segment_ends(segment_ids) if visible_until is None else visible_until
+            visible = causal_until(until, window)
+        else:
+            visible = by_segment(
+                segment_ids, kv_segment_ids, positions, causal=causal, window=window
+            )
+        if implementation == "dense":
+            attend = partial(dense_attention, seen_BLS=visible.mask())
+        else:
+            # Sorted by segment and position, the keys that a block sees are in few blocks.
+            minor = jnp.zeros_like(kv_segment_ids) if positions is None else positions
+            attend = _blocked(visible, jnp.lexsort((minor, kv_segment_ids)) if any_order else None)
+
+    def checked(q: Array, k: Array, v: Array) -> Array:
+        _check_shapes(q, k, v, *shapes)
+        return attend(q, k, v)
+
+    return checked
+
+
+def _blocked(visible: Visibility, order_BS: Array | None) -> Attend:
+    """Return `attend` in blocks, with keys in that order; None: as they are."""
+    places_BL, since_BS, until_BS = visible
+    if order_BS is not None:
+        since_BS, until_BS = (
+            jnp.take_along_axis(x, order_BS, axis=1) for x in (since_BS, until_BS)
         )
-    positions = positions if any_order and itself else None
-    if implementation == "dense":
-        return dense_attention(q, k, v, q_segment_ids, kv_segment_ids, positions, causal, window)
-    places_BL = jnp.broadcast_to(jnp.arange(q.shape[1]), q_segment_ids.shape)
-    keys: tuple[Array, ...] = (k, v, kv_segment_ids)
-    if any_order:
-        # Sorted by segment and position, keys are in one piece for each segment.
-        minor = jnp.zeros_like(kv_segment_ids) if positions is None else positions
-        order_BS = jnp.lexsort((minor, kv_segment_ids))
-        places_BL = places_BL if positions is None else jnp.argsort(order_BS)
-        keys = *keys, order_BS
+    needed = per_device(
+        lambda *visible: needed_blocks(Visibility(*visible)), (places_BL,), (since_BS, until_BS)
+    )
 
-    def attend(q, q_ids, places, k, v, kv_ids, *order):
+    def each(q, places, blocks, counts, k, v, since, until, *order):
         if order:
-            kv_ids = jnp.take_along_axis(kv_ids, order[0], axis=1)
             k, v = (jnp.take_along_axis(x, order[0][:, :, None, None], axis=1) for x in (k, v))
-        return blocked_attention(q, k, v, q_ids, kv_ids, places, causal, window)
+        return blocked_attention(q, k, v, Visibility(places, since, until), (blocks, counts))
 
-    return per_device(attend, (q, q_segment_ids, places_BL), keys)
+    ranges = (since_BS, until_BS) if order_BS is None else (since_BS, until_BS, order_BS)
+    return lambda q, k, v: per_device(each, (q, places_BL, *needed), (k, v, *ranges))
+
+
+def _splash(q_ids, kv_ids, visible_until, causal, window) -> Attend:
+    """Return `attend` by kernels for TPUs."""
+    if visible_until is not None:
+        return lambda q, k, v: per_device(splash_until, (q,), (k, v, visible_until))
+
+    def each(q, q_ids, k, v, kv_ids):
+        return splash_attention(q, k, v, q_ids, kv_ids, causal, window)
+
+    return lambda q, k, v: per_device(each, (q, q_ids), (k, v, kv_ids))
 
 
 def choose(platform: str, dtype: jnp.dtype, q_length: int, kv_length: int) -> tuple[str, str]:
@@ -144,19 +183,8 @@ def _say(implementation: str, why: str, q_length: int, kv_length: int) -> None:
     )
 
 
-def dense_attention(
-    q_BLNK: Array,
-    k_BSGK: Array,
-    v_BSGK: Array,
-    q_ids_BL: Array,
-    kv_ids_BS: Array,
-    positions_BL: Array | None,
-    causal: bool,
-    window: int | None,
-) -> Array:
-    """Return what `segment_attention` promises by masking all L×S scores: right, but never cheap.
-
-    `positions_BL`, of queries and keys alike, are compared in place of places in the row.
+def dense_attention(q_BLNK: Array, k_BSGK: Array, v_BSGK: Array, seen_BLS: Array) -> Array:
+    """Return the same by masking all L×S scores: right, but never cheap.
 
     Softmax over a row in which everything is masked gives the mean of all values, and its gradient
     would reach the keys; so such rows are replaced by zeros, which cuts both. XLA has no float16
@@ -165,18 +193,31 @@ def dense_attention(
     dtype = q_BLNK.dtype
     if dtype == jnp.float16 and jax.default_backend() == "cpu":
         q_BLNK, k_BSGK, v_BSGK = (x.astype(jnp.float32) for x in (q_BLNK, k_BSGK, v_BSGK))
-    places = [jnp.arange(ids.shape[1]) for ids in (q_ids_BL, kv_ids_BS)]
-    places = places if positions_BL is None else [positions_BL, positions_BL]
-    seen_BLS = visible(q_ids_BL, kv_ids_BS, *places, causal=causal, window=window)
     out_BLNK = jax.nn.dot_product_attention(q_BLNK, k_BSGK, v_BSGK, mask=seen_BLS[:, None])
     return jnp.where(seen_BLS.any(axis=-1)[:, :, None, None], out_BLNK, 0).astype(dtype)
 
 
-def _check(q, k, v, q_ids, kv_ids, causal, window, implementation):
+def _check_options(itself, grouped, causal, window, implementation):
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(
             f"implementation is {implementation!r}; use one of {', '.join(IMPLEMENTATIONS)}."
         )
+    if not itself and (causal or window is not None):
+        raise ValueError(
+            "causal order and windows compare columns of one row, and kv_segment_ids are of "
+            "another. For cross-attention use causal=False and window=None."
+        )
+    if grouped and (not causal or window is not None):
+        raise ValueError(
+            f"causal is {causal} and window is {window}, but rows with visible_until are causal, "
+            "and in a group the distance of two columns is not that of their positions: use "
+            "causal=True and window=None, or batches without groups."
+        )
+    if window is not None and window < 1:
+        raise ValueError(f"window is {window}; it counts the position itself: at least 1.")
+
+
+def _check_shapes(q, k, v, ids_shape, kv_ids_shape):
     if q.ndim != 4 or k.ndim != 4 or k.shape != v.shape:
         raise ValueError(
             f"q, k and v have shapes {q.shape}, {k.shape} and {v.shape}; expected "
@@ -187,15 +228,8 @@ def _check(q, k, v, q_ids, kv_ids, causal, window, implementation):
             f"q has shape {q.shape} and k has shape {k.shape}; batch and width must agree, and "
             f"the number of query heads must be a multiple of the number of key heads."
         )
-    if q_ids.shape != q.shape[:2] or kv_ids.shape != k.shape[:2]:
+    if q.shape[:2] != ids_shape or k.shape[:2] != kv_ids_shape:
         raise ValueError(
-            f"segment ids have shapes {q_ids.shape} and {kv_ids.shape}; q and k need "
+            f"segment ids have shapes {ids_shape} and {kv_ids_shape}; q and k need "
             f"{q.shape[:2]} and {k.shape[:2]}. For cross-attention pass kv_segment_ids too."
         )
-    if (causal or window is not None) and q.shape[1] != k.shape[1]:
-        raise ValueError(
-            f"q has {q.shape[1]} positions and k has {k.shape[1]}; causal order and windows "
-            f"compare places in one row. For cross-attention use causal=False and window=None."
-        )
-    if window is not None and window < 1:
-        raise ValueError(f"window is {window}; it counts the position itself: at least 1.")

@@ -29,7 +29,19 @@ class Decoder(nnx.Module):
         self.embedding = Embedding(config, rngs=rngs)
         self.transformer = Transformer(config, causal=True, cross=False, rngs=rngs)
 
-    def __call__(self, inputs: Array, segment_ids: Array, positions: Array) -> Array:
-        """Return float32 logits [B, L, V] from int32 tokens, segment ids and positions [B, L]."""
-        hidden_BLD = self.transformer(self.embedding(inputs), segment_ids, positions)
+    def __call__(
+        self,
+        inputs: Array,
+        segment_ids: Array,
+        positions: Array,
+        visible_until: Array | None = None,
+    ) -> Array:
+        """Return float32 logits [B, L, V] from int32 tokens, segment ids and positions [B, L].
+
+        `visible_until`, int32 [B, L], is a field of batches with groups: continuations of one
+        prefix, which do not see one another.
+        """
+        hidden_BLD = self.transformer(
+            self.embedding(inputs), segment_ids, positions, visible_until_BL=visible_until
+        )
         return self.embedding.logits(hidden_BLD)

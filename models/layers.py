@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from models.attention import segment_attention
+from models.attention import Attend
 from models.config import TransformerConfig
 
 
@@ -49,53 +49,27 @@ class Attention(nnx.Module):
     joins the residual stream 2·num_layers times in all, is drawn that much smaller.
     """
 
-    def __init__(self, config: TransformerConfig, *, causal: bool, rngs: nnx.Rngs):
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
         D, N, G, K = config.width, config.num_heads, config.num_kv_heads, config.head_width
         self.query = nnx.Param(_normal(rngs, (D, N, K), fan_in=D))
         self.key = nnx.Param(_normal(rngs, (D, G, K), fan_in=D))
         self.value = nnx.Param(_normal(rngs, (D, G, K), fan_in=D))
         self.out = nnx.Param(_normal(rngs, (N, K, D), fan_in=D * 2 * config.num_layers))
-        self.causal = causal
         self.config = config
 
-    def __call__(
-        self,
-        x_BLD: Array,
-        segment_ids_BL: Array,
-        positions_BL: Array,
-    ) -> Array:
+    def __call__(self, x_BLD: Array, positions_BL: Array, attend: Attend) -> Array:
         """Return [B, L, D]: what each position gathers from its own segment of the same row."""
         q_BLNK, k_BLGK, v_BLGK = self._project(x_BLD, x_BLD)
-        out_BLNK = segment_attention(
-            rotate(q_BLNK, positions_BL, self.config.rope_theta),
-            rotate(k_BLGK, positions_BL, self.config.rope_theta),
-            v_BLGK,
-            q_segment_ids=segment_ids_BL,
-            positions=positions_BL,
-            causal=self.causal,
-            window=self.config.window,
-            implementation=self.config.attention,
-        )
-        return jnp.einsum("BLNK,NKD->BLD", out_BLNK, self.out[...].astype(x_BLD.dtype))
+        theta = self.config.rope_theta
+        q_BLNK, k_BLGK = (rotate(x, positions_BL, theta) for x in (q_BLNK, k_BLGK))
+        return self._join(attend(q_BLNK, k_BLGK, v_BLGK))
 
-    def across(
-        self, x_BLD: Array, segment_ids_BL: Array, memory_BSD: Array, memory_segment_ids_BS: Array
-    ) -> Array:
+    def across(self, x_BLD: Array, memory_BSD: Array, attend: Attend) -> Array:
         """Return [B, L, D]: what each position gathers from its segment of the memory.
 
         No rotary positions: places in two different sequences have no meaningful difference.
         """
-        q_BLNK, k_BSGK, v_BSGK = self._project(x_BLD, memory_BSD)
-        out_BLNK = segment_attention(
-            q_BLNK,
-            k_BSGK,
-            v_BSGK,
-            q_segment_ids=segment_ids_BL,
-            kv_segment_ids=memory_segment_ids_BS,
-            causal=False,
-            implementation=self.config.attention,
-        )
-        return jnp.einsum("BLNK,NKD->BLD", out_BLNK, self.out[...].astype(x_BLD.dtype))
+        return self._join(attend(*self._project(x_BLD, memory_BSD)))
 
     def _project(self, x_BLD: Array, memory_BSD: Array) -> tuple[Array, Array, Array]:
         dtype = x_BLD.dtype
@@ -103,6 +77,9 @@ class Attention(nnx.Module):
         k_BSGK = jnp.einsum("BSD,DGK->BSGK", memory_BSD, self.key[...].astype(dtype))
         v_BSGK = jnp.einsum("BSD,DGK->BSGK", memory_BSD, self.value[...].astype(dtype))
         return q_BLNK, k_BSGK, v_BSGK
+
+    def _join(self, out_BLNK: Array) -> Array:
+        return jnp.einsum("BLNK,NKD->BLD", out_BLNK, self.out[...].astype(out_BLNK.dtype))
 
 
 class SwiGLU(nnx.Module):

@@ -41,12 +41,12 @@ def split_batch(x: Array) -> Array:
 def per_device(f: Callable[..., Any], queries: Sequence[Array], keys: Sequence[Array]) -> Any:
     """Return f(*queries, *keys), computed by every device for its own rows, queries and heads.
 
-    Every array that goes in or comes out has rows in dimension 0 (split over `data` and `fsdp`)
-    and, if it has three dimensions or more, heads in dimension 2 (split over `tensor`). Queries,
-    and what comes out, have positions in dimension 1 (split over `context`); each device has the
-    keys of whole rows, gathered along that axis. f must treat rows, queries and heads
-    independently. Under plain `jit` the partitioner cannot know that of a loop with dynamic
-    slices, and gathers its operands on every device.
+    Every array has rows in dimension 0 (split over `data` and `fsdp`) and, if it has three
+    dimensions or more, heads in dimension 2 (split over `tensor`). Queries have positions, or
+    blocks of them, in dimension 1 (split over `context`); each device has the keys of whole rows,
+    gathered along that axis. Every array that comes out has the dimensions of the first of the
+    queries. f must treat rows, queries and heads independently. Under plain `jit` the partitioner
+    cannot know that of a loop with dynamic slices, and gathers its operands on every device.
 
     With axes that are already manual (inside a `shard_map`), or where an axis does not divide its
     dimension, f sees the whole of it.
@@ -65,7 +65,7 @@ def per_device(f: Callable[..., Any], queries: Sequence[Array], keys: Sequence[A
     return jax.shard_map(
         f,
         in_specs=(*map(spec, queries), *(spec(array, None) for array in keys)),
-        out_specs=jax.tree.map(spec, jax.eval_shape(f, *arrays)),
+        out_specs=spec(arrays[0]),
         axis_names={*rows, length, heads} - {None},
         check_vma=False,
     )(*arrays)

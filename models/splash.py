@@ -9,13 +9,12 @@ Shape letters are explained in `models/__init__.py`.
 
 import importlib.metadata
 import importlib.util
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from models.segments import reach
+from models.visibility import by_segment, causal_until
 
 LANES = 128  # numbers side by side in a TPU register; lengths must be a multiple
 OLDEST = (0, 0, 17)
@@ -38,7 +37,7 @@ def splash_attention(
     causal: bool,
     window: int | None,
 ) -> Array:
-    """Return what `segment_attention` promises. Away from a TPU the kernel is interpreted: slow.
+    """Return what `make_attention` promises. Away from a TPU the kernel is interpreted: slow.
 
     The kernel wants every query to see a key, and prunes tiles by their smallest and largest id.
     So padding becomes a segment with an id above all others. Queries that see nothing join it if
@@ -60,7 +59,7 @@ def splash_attention(
     )
 
     L, S, K = q_BLNK.shape[1], k_BSGK.shape[1], q_BLNK.shape[3]
-    first_BL, stop_BL = jax.vmap(partial(reach, causal=False, window=None))(q_ids_BL, kv_ids_BS)
+    first_BL, stop_BL = by_segment(kv_ids_BS, q_ids_BL)[1:]  # of the keys of a query's segment
     blind_BL = first_BL >= stop_BL
     padding = jnp.maximum(q_ids_BL.max(), kv_ids_BS.max()) + 1
     kv_ids_BS = jnp.where(kv_ids_BS == 0, padding, kv_ids_BS)
@@ -80,6 +79,37 @@ def splash_attention(
     return jnp.where(blind_BL[:, :, None, None], 0, out_BLNK)
 
 
+def splash_until(q_BLNK: Array, k_BLGK: Array, v_BLGK: Array, until_BL: Array) -> Array:
+    """Return what `make_attention` promises of rows with groups, by JAX's own splash kernel.
+
+    It takes a mask of L×L for each row, which tokamax's kernel does not. It skips the tiles in
+    which nothing is seen. Away from a TPU the kernel is interpreted: slow.
+    """
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
+
+    L, K = q_BLNK.shape[1], q_BLNK.shape[3]
+    padding_BL = until_BL == 0
+    q_BNLK, k_BGLK, v_BGLK = (_heads_first(x) for x in (q_BLNK * K**-0.5, k_BLGK, v_BLGK))
+    padded = q_BNLK.shape[2]
+    until_BL = jnp.pad(until_BL, ((0, 0), (0, padded - L)))
+    until_BL = jnp.where(until_BL == 0, jnp.arange(padded) + 1, until_BL)  # none sees nothing
+    sizes = kernel.BlockSizes(*[_tile(padded)] * 8)  # of queries and keys, in all passes
+
+    def attend(row):
+        *qkv, until_L = row
+        mask_1LL = causal_until(until_L[None]).mask()
+        made = kernel.make_splash_mha_single_device(
+            mask_1LL, block_sizes=sizes, interpret=jax.default_backend() != "tpu"
+        )
+        # Called itself, it would ask a traced array whether its mask is one.
+        masks = made.fwd_mask_info, made.dq_mask_info, made.dkv_mask_info
+        return kernel._splash_attention(*masks, *qkv, **made.kwargs)
+
+    out_BNLK = jax.lax.map(attend, (q_BNLK, k_BGLK, v_BGLK, until_BL))
+    out_BLNK = out_BNLK.swapaxes(1, 2)[:, :L].astype(q_BLNK.dtype)
+    return jnp.where(padding_BL[:, :, None, None], 0, out_BLNK)
+
+
 def _kernel(kernel, shape, causal, window):
     """Return the kernel for one row of `shape` (L, S), compiled on a TPU, else interpreted."""
     masks = kernel.mask_lib
@@ -87,8 +117,7 @@ def _kernel(kernel, shape, causal, window):
         mask = masks.LocalMask(shape, (window - 1, 0 if causal else window - 1), 0)
     else:
         mask = masks.CausalMask(shape) if causal else masks.FullMask(shape)
-    # Tiles of 512 keep the matrix units busy; of 128 fit every length that is a multiple.
-    block_q, block_kv = (512 if size % 512 == 0 else LANES for size in shape)
+    block_q, block_kv = map(_tile, shape)
     config = kernel.SplashConfig(
         block_q=block_q,
         block_kv=block_kv,
@@ -97,6 +126,11 @@ def _kernel(kernel, shape, causal, window):
         interpret=jax.default_backend() != "tpu",
     )
     return kernel.make_splash_mha_single_device(mask, config=config)
+
+
+def _tile(length):
+    """Tiles of 512 keep the matrix units busy; of 128 fit every length that is a multiple."""
+    return 512 if length % 512 == 0 else LANES
 
 
 def _heads_first(x_BLNK):

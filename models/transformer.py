@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from models.attention import Attend, make_attention
 from models.config import TransformerConfig
 from models.layers import Attention, RMSNorm, SwiGLU
 from models.mesh import split_batch
@@ -44,26 +45,26 @@ class Layer(nnx.Module):
     Norms come first in each branch, so the residual stream itself is never scaled (pre-norm).
     """
 
-    def __init__(self, config: TransformerConfig, *, causal: bool, cross: bool, rngs: nnx.Rngs):
+    def __init__(self, config: TransformerConfig, *, cross: bool, rngs: nnx.Rngs):
         self.attention_norm = RMSNorm(config.width)
-        self.attention = Attention(config, causal=causal, rngs=rngs)
+        self.attention = Attention(config, rngs=rngs)
         if cross:
             self.cross_norm = RMSNorm(config.width)
-            self.cross_attention = Attention(config, causal=False, rngs=rngs)
+            self.cross_attention = Attention(config, rngs=rngs)
         self.mlp_norm = RMSNorm(config.width)
         self.mlp = SwiGLU(config, rngs=rngs)
 
     def __call__(
         self,
         x_BLD: Array,
-        segment_ids_BL: Array,
         positions_BL: Array,
-        memory: tuple[Array, Array] | None = None,
+        attend: Attend,
+        memory: tuple[Array, Attend] | None = None,
     ) -> Array:
-        """Return [B, L, D]; `memory` is (vectors [B, S, D], segment ids [B, S])."""
-        x_BLD += self.attention(self.attention_norm(x_BLD), segment_ids_BL, positions_BL)
+        """Return [B, L, D]; `memory` is vectors [B, S, D], and the attention to them."""
+        x_BLD += self.attention(self.attention_norm(x_BLD), positions_BL, attend)
         if memory is not None:
-            x_BLD += self.cross_attention.across(self.cross_norm(x_BLD), segment_ids_BL, *memory)
+            x_BLD += self.cross_attention.across(self.cross_norm(x_BLD), *memory)
         return x_BLD + self.mlp(self.mlp_norm(x_BLD))
 
 
@@ -76,7 +77,7 @@ class Transformer(nnx.Module):
 
     def __init__(self, config: TransformerConfig, *, causal: bool, cross: bool, rngs: nnx.Rngs):
         def layer(rngs: nnx.Rngs) -> Layer:
-            return Layer(config, causal=causal, cross=cross, rngs=rngs)
+            return Layer(config, cross=cross, rngs=rngs)
 
         self.layers: Any  # one Layer with stacked parameters, or a list of Layers
         if config.scan_layers:
@@ -84,6 +85,7 @@ class Transformer(nnx.Module):
         else:
             self.layers = nnx.List([layer(rngs) for _ in range(config.num_layers)])
         self.norm = RMSNorm(config.width)
+        self.causal = causal
         self.config = config
 
     def __call__(
@@ -92,14 +94,34 @@ class Transformer(nnx.Module):
         segment_ids_BL: Array,
         positions_BL: Array,
         memory: tuple[Array, Array] | None = None,
+        visible_until_BL: Array | None = None,
     ) -> Array:
-        """Return the last hidden states, normed: [B, L, D] in x's dtype."""
+        """Return the last hidden states, normed: [B, L, D] in x's dtype.
+
+        `memory` is (vectors [B, S, D], segment ids [B, S]).
+        """
         scan = self.config.scan_layers
+        options: Any = {"implementation": self.config.attention, "dtype": x_BLD.dtype}
+        attend = make_attention(
+            segment_ids_BL,
+            positions=positions_BL,
+            visible_until=visible_until_BL,
+            causal=self.causal,
+            window=self.config.window,
+            **options,
+        )
+        across: tuple[Array, Attend] | None = None
+        if memory is not None:
+            memory_BSD, ids_BS = memory
+            across = (
+                memory_BSD,
+                make_attention(segment_ids_BL, kv_segment_ids=ids_BS, causal=False, **options),
+            )
         graph, _ = nnx.split(self.layers if scan else self.layers[0])
 
         def run(x_BLD, parameters):
             layer = nnx.merge(graph, parameters)
-            return split_batch(layer(x_BLD, segment_ids_BL, positions_BL, memory)), None
+            return split_batch(layer(x_BLD, positions_BL, attend, across)), None
 
         if self.config.remat:
             run = jax.checkpoint(run, prevent_cse=not scan)

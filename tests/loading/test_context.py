@@ -9,7 +9,7 @@ from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import pipeline
-from models.attention import segment_attention
+from models.attention import make_attention
 from models.config import TransformerConfig
 from models.decoder import Decoder
 from models.encoder import Encoder
@@ -135,10 +135,7 @@ def test_attention_compares_positions_where_the_mesh_divides_rows():
 
     @functools.partial(jax.jit, static_argnames="name")
     def attend(q, k, v, g, ids, positions, name):
-        def attention(q, k, v):
-            options = {"positions": positions, "window": 20, "implementation": name}
-            return segment_attention(q, k, v, q_segment_ids=ids, **options)
-
+        attention = make_attention(ids, positions=positions, window=20, implementation=name)
         out, pull_back = jax.vjp(attention, q, k, v)
         return out, *pull_back(g)
 

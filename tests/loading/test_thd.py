@@ -9,7 +9,7 @@ from flax import nnx
 from optax import softmax_cross_entropy_with_integer_labels as token_losses
 
 import pipeline
-from models import layers
+from models import transformer
 from models.config import TransformerConfig
 from models.decoder import Decoder
 from models.encoder_decoder import EncoderDecoder
@@ -117,7 +117,7 @@ def test_a_kernel_that_reads_this_alone_gives_the_losses_of_the_model(
     thd = cu_seqlens(batch, plan.most_segments()[bucket])
     flat = {name: values.reshape(-1) for name, values in batch.items() if "segment" not in name}
 
-    def attention(q, k, v, *, causal, kv_segment_ids=None, **_):
+    def make_attention(segment_ids, *, causal, kv_segment_ids=None, **_):
         # An encoder attends to itself, a decoder to itself, and then to the encoder.
         sides = ("kv", "kv") if kind == "pairs" and not causal else ("q", "q")
         sides = sides if kv_segment_ids is None else ("q", "kv")
@@ -126,9 +126,11 @@ def test_a_kernel_that_reads_this_alone_gives_the_losses_of_the_model(
         def call(q, k, v):
             return kernel(*(np.asarray(x[0]) for x in (q, k, v)), *read, causal)[None]
 
-        return jax.pure_callback(call, jax.ShapeDtypeStruct(q.shape, q.dtype), q, k, v)
+        return lambda q, k, v: jax.pure_callback(
+            call, jax.ShapeDtypeStruct(q.shape, q.dtype), q, k, v
+        )
 
-    monkeypatch.setattr(layers, "segment_attention", attention)
+    monkeypatch.setattr(transformer, "make_attention", make_attention)
     nothing = np.zeros(1)  # in place of segment ids
     found = losses(network, [flat.get(name, nothing)[None] for name in fields], flat)
     np.testing.assert_allclose(found[0], expected.ravel(), atol=1e-5)

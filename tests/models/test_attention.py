@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from models import blocked
-from models.attention import choose, segment_attention
-from models.segments import reach, visible
+from models.attention import choose, make_attention
 from models.splash import splash_available
+from models.visibility import by_segment, causal_until, segment_ends
 
 KERNELS = [  # interpreted here: meant for TPUs
     pytest.param(
@@ -29,7 +29,7 @@ EVERY_ORDER = pytest.mark.parametrize(
 
 
 def packed_ids(length, rng):
-    """Rows of one segment, of many, of none, of some and padding, and of segments in pieces."""
+    """Rows of one segment, of many, of none, and of some and padding."""
     some = np.repeat(np.arange(1, 40), rng.integers(1, 30, 39))[: length - 5]
     return np.stack(
         [
@@ -37,7 +37,6 @@ def packed_ids(length, rng):
             np.arange(length) // 2 + 1,
             np.zeros(length),
             np.pad(some, (0, length - len(some))),
-            rng.integers(0, 4, length),
         ]
     ).astype(np.int32)
 
@@ -52,9 +51,7 @@ def arrays(q_ids, kv_ids, *, heads=4, kv_heads=2, width=16, dtype="float32", see
 
 @partial(jax.jit, static_argnames=("causal", "window", "implementation", "_blocks"))
 def value_and_gradients(q, k, v, g, q_ids, kv_ids, _blocks=None, **options):
-    def attend(q, k, v):
-        return segment_attention(q, k, v, q_segment_ids=q_ids, kv_segment_ids=kv_ids, **options)
-
+    attend = make_attention(q_ids, kv_segment_ids=kv_ids, dtype=q.dtype, **options)
     out, pull_back = jax.vjp(attend, q, k, v)
     return out, *pull_back(g)
 
@@ -92,7 +89,7 @@ def test_blocked_equals_dense(causal, window, dtype, tolerance, small_blocks):
 @EVERY_ORDER
 @pytest.mark.parametrize("implementation", KERNELS)
 def test_kernels_equal_dense(implementation, causal, window, dtype, tolerance):
-    ids = packed_ids(150, np.random.default_rng(1))[:4]  # splash wants segments in one piece
+    ids = packed_ids(150, np.random.default_rng(1))
     assert_equals_dense(implementation, ids, causal, window, dtype, tolerance)
 
 
@@ -157,8 +154,7 @@ def test_a_segment_changes_nothing_in_another(implementation):
 def test_work_grows_with_segments_not_with_the_square_of_the_row():
     def steps(length):
         ids = jnp.arange(length)[None] // 100 + 1
-        ranges = jax.jit(blocked._ranges, static_argnums=(3, 4))
-        (_, counts), *_ = ranges(ids, ids, jnp.arange(length)[None], True, None)
+        _, counts = jax.jit(blocked.needed_blocks)(causal_until(segment_ends(ids)))
         return int(counts.sum())
 
     assert steps(8192) == pytest.approx(2 * steps(4096), rel=0.05)
@@ -170,21 +166,31 @@ def test_memory_of_blocked_is_a_fraction_of_dense():
     ids = jax.ShapeDtypeStruct((1, 2048), "int32")
 
     def temporary_bytes(implementation):
-        lowered = value_and_gradients.lower(q, k, k, q, ids, ids, implementation=implementation)
+        lowered = value_and_gradients.lower(q, k, k, q, ids, None, implementation=implementation)
         return lowered.compile().memory_analysis().temp_size_in_bytes
 
     assert 50 * temporary_bytes("blocked") < temporary_bytes("dense")
 
 
 @pytest.mark.parametrize(("causal", "window"), ORDERS)
-def test_reach_is_where_the_mask_begins_and_ends(causal, window):
-    for ids in packed_ids(40, np.random.default_rng(5))[:4]:
-        places = jnp.arange(40)
-        mask = visible(ids, ids, places, places, causal=causal, window=window)
-        first, stop = reach(ids, ids, causal=causal, window=window)
-        none = ~mask.any(axis=1)
-        np.testing.assert_array_equal(first, np.where(none, 40, mask.argmax(axis=1)))
-        np.testing.assert_array_equal(stop, np.where(none, 0, 40 - mask[:, ::-1].argmax(axis=1)))
+def test_the_mask_is_its_definition_wherever_columns_are(causal, window):
+    """Of rows in order, of rows in any order with their positions, and of until."""
+    rng = np.random.default_rng(5)
+    ids = packed_ids(40, rng)
+    columns = np.arange(40)
+    distance = columns[:, None] - columns
+    expected = (ids[:, :, None] == ids[:, None]) & (ids > 0)[:, :, None]
+    expected &= (distance >= 0) | (not causal)
+    expected &= abs(distance) < (window or 40)
+    options = {"causal": causal, "window": window}
+    np.testing.assert_array_equal(by_segment(ids, ids, **options).mask(), expected)
+    if causal:
+        found = causal_until(segment_ends(ids), window).mask()
+        np.testing.assert_array_equal(found, expected)
+    order = rng.permutation(40)
+    positions = np.broadcast_to(columns, ids.shape)[:, order]
+    found = by_segment(ids[:, order], ids[:, order], positions, **options).mask()
+    np.testing.assert_array_equal(found, expected[:, order][:, :, order])
 
 
 def test_auto_says_once_what_it_chose(caplog):
@@ -192,7 +198,7 @@ def test_auto_says_once_what_it_chose(caplog):
     q, k, v, _ = arrays(ids, ids)
     with caplog.at_level(logging.INFO):
         for _ in range(2):
-            jax.eval_shape(lambda: segment_attention(q, k, v, q_segment_ids=ids))
+            jax.eval_shape(lambda: make_attention(ids)(q, k, v))
     said = [record.message for record in caplog.records if "attention over" in record.message]
     assert said == [
         "attention over rows of 33 × 33 positions: 'blocked', because "
@@ -214,16 +220,16 @@ def test_auto_never_leaves_the_known_implementations(platform):
         ({"implementation": "flash"}, "use one of auto, dense"),
         ({"k": jnp.ones((1, 5, 2, 8))}, "with k and v alike"),
         ({"q": jnp.ones((1, 6, 3, 8))}, "multiple of the number of key heads"),
-        ({"q_segment_ids": np.ones((1, 5), np.int32)}, "pass kv_segment_ids too"),
+        ({"segment_ids": np.ones((1, 5), np.int32)}, "pass kv_segment_ids too"),
         ({"window": 0}, "counts the position itself"),
-        (
-            {"q": jnp.ones((1, 5, 2, 8)), "q_segment_ids": np.ones((1, 5), np.int32),
-             "kv_segment_ids": np.ones((1, 6), np.int32)},
-            "use causal=False",
-        ),
+        ({"kv_segment_ids": np.ones((1, 6), np.int32)}, "use causal=False"),
+        ({"visible_until": np.ones((1, 6), np.int32), "window": 3}, "batches without groups"),
+        ({"visible_until": np.ones((1, 6), np.int32), "causal": False}, "batches without groups"),
     ],
-)  # fmt: skip
+)
 def test_arguments_that_do_not_fit_are_refused(changes, sentence):
     good = {name: jnp.ones((1, 6, 2, 8)) for name in "qkv"}
+    options = good | {"segment_ids": np.ones((1, 6), np.int32)} | changes
+    q, k, v = (options.pop(name) for name in "qkv")
     with pytest.raises(ValueError, match=sentence):
-        segment_attention(**(good | {"q_segment_ids": np.ones((1, 6), np.int32)} | changes))
+        make_attention(**options)(q, k, v)
