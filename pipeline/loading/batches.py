@@ -167,6 +167,13 @@ class Batches(StepDataset):
                 "know those that see them by their place in the row; use 'contiguous'"
             )
         self.features = _choose_features(corpus, features)
+        of_examples = [n for n, each in self.features.items() if each.per_example]
+        cuts = any(stage.options.packing == "fill" for stage in plan.stages)
+        if cuts and (uncut := [name for name in of_examples if name != EXAMPLE_ID]):
+            raise InvalidValue(
+                f"packing is 'fill', which cuts examples, and {uncut[0]!r} is a feature of whole "
+                "examples; plan with packing='best_fit', or leave it out of features="
+            )
         if sharding is not None and process_count != 1:
             raise InvalidValue(
                 "both sharding and process_count say which rows to build; give one of them"

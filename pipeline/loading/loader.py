@@ -253,7 +253,8 @@ def load(
                 and rows of so many (of both, as many as the devices need).
             attention, width: "dense" or "segment" (dense), and the width of the model (1024).
             To plan:
-            packing: "best_fit", "optimal" or "none", one example in a row (best_fit).
+            packing: "best_fit", "fill", which cuts examples so that rows are full, "optimal" or
+                "none", one example in a row (best_fit).
             overflow: "split", "truncate", "drop" or "error", for examples longer than every row
                 (split; for pairs error).
             seed, shuffle: of every shuffle (0), and whether to shuffle (True).

@@ -8,12 +8,13 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from pipeline.planning.bucket import Bucket
+from pipeline.planning.gaps import Cuts, fewest_cuts, fill_rows, remove_rows
 from pipeline.planning.pair_packing import best_fit_pairs
 from pipeline.planning.patterns import Packed, Pattern, best_fit, count_segments
 from pipeline.planning.tails import count_surplus, group_tails
 
 # With "optimal", best fit packs the segments that the given patterns do not hold.
-Packing = Literal["best_fit", "optimal", "none"]
+Packing = Literal["best_fit", "fill", "optimal", "none"]
 PACKINGS: tuple[Packing, ...] = get_args(Packing)
 
 # Whether a model computes the scores of all positions of a row, or skips other segments.
@@ -29,6 +30,7 @@ def pack(
     max_segments: int | None = None,
     surplus: Sequence[int] | None = None,
     patterns: Sequence[Sequence[Pattern]] | None = None,
+    fill: bool = False,
 ) -> Packed:
     """Packs a histogram into rows of the buckets.
 
@@ -47,6 +49,7 @@ def pack(
         surplus: for each length, the surplus rows to pack again into a longer one, where batches go
             on after these rows. None: as many as fill no batch.
         patterns: for each length, patterns to use first, whose segments `counts` includes.
+        fill: whether segments are cut to fill the rows of each length; see `fill_rows`.
     """
     groups = group_tails(buckets)
     buckets = [bucket for bucket, *_ in groups]
@@ -60,6 +63,8 @@ def pack(
         opens = ~np.logical_or.reduce(holds[:index])
         placed[index] += search(remaining, buckets[index].lengths, positions, opens, max_segments)
     assert not remaining.any(), "the last bucket holds every segment"
+    if fill:
+        return _fill(placed, groups, len(counts), max_segments, surplus)
     for index, bucket in enumerate(buckets[:-1]):
         rows = sum([pattern.rows for pattern in placed[index]])
         many = surplus[index] if surplus else count_surplus(rows, groups[index])
@@ -72,6 +77,38 @@ def pack(
     counts = counts.copy()
     counts[0] = 0
     return Packed(tuple(buckets), tuple(map(tuple, placed)), counts)
+
+
+def _fill(
+    placed: Sequence[Sequence[Pattern]],
+    groups: Sequence[Sequence[Bucket]],
+    sizes: int,
+    max_segments: int | None,
+    surplus: Sequence[int] | None,
+) -> Packed:
+    """Fills the rows of each length with the documents in its patterns; arguments as for `pack`."""
+    cuts, filled, number, least = Cuts(sizes), list[list[Pattern]](), 0, 0
+    documents = [count_segments(patterns, sizes) for patterns in placed]
+    for index, group in enumerate(groups):
+        length = group[0].length
+        chains = fill_rows(documents[index], length, cuts, max_segments)
+        if index + 1 < len(groups):
+            rows = sum([chain.rows for chain in chains])
+            many = surplus[index] if surplus else count_surplus(rows, group)
+            chains, moved = remove_rows(chains, many, cuts)
+            documents[index] -= moved
+            documents[index + 1] += moved
+        filled.append([pattern for chain in chains for pattern in chain.patterns])
+        rows = sum([chain.rows for chain in chains])
+        number += sum([chain.num_cuts for chain in chains])
+        least += fewest_cuts(documents[index], length, rows)
+    return Packed(
+        tuple(group[0] for group in groups),
+        tuple(map(tuple, filled)),
+        np.sum(documents, axis=0),
+        cuts.table,
+        (number, least),
+    )
 
 
 def _split_surplus(patterns: list[Pattern], surplus: int) -> tuple[list[Pattern], list[Pattern]]:

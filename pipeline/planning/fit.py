@@ -15,6 +15,7 @@ from pipeline.errors import InvalidValue, require_one_of, require_whole, suggest
 from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.cascade import ATTENTIONS, PACKINGS, Attention, Packing, pack, row_cost
+from pipeline.planning.gaps import check_fill
 from pipeline.planning.lengths import AnyLengths, Lengths, as_corpora
 from pipeline.planning.options import By, Weights, as_phases
 from pipeline.planning.pieces import cut
@@ -96,8 +97,8 @@ def fit_buckets(
             rows of a batch; default 1.
         align: segments begin at multiples of this, as for `Plan`, and bucket lengths are multiples
             of it; default 1.
-        packing: "best_fit" (default), "optimal" or "none", as for `Plan`. With "optimal", sets are
-            compared by best fit.
+        packing: "best_fit" (default), "fill", "optimal" or "none", as for `Plan`. With
+            "optimal", sets are compared by best fit.
         attention: "dense" (default) or "segment", the kind of attention of the model.
         width: the width of the model; default 1024.
         weights: the weights of several corpora, as for `Plan`; default None.
@@ -148,6 +149,9 @@ def make_search(
     limits = [require_whole("max_length", limit, 1) for limit in given]
     tokens_per_batch = require_whole("tokens_per_batch", tokens_per_batch, 1)
     align = require_whole("align", align, 1)
+    if packing == "fill":
+        groups = getattr(lengths, "trees", None) is not None
+        check_fill(pairs=array.ndim == 2, align=align, groups=groups)
     row_multiple = require_whole("row_multiple", row_multiple, 1)
     if max_length is not None and len(limits) != array.ndim:
         raise InvalidValue(
@@ -446,7 +450,8 @@ class BucketSearch:
         return tuple(math.ceil(rows * self._scale / bucket.rows) for bucket, rows in every)
 
     def _pack_rows(self, buckets: Sequence[Bucket]) -> list[int]:
-        packed = pack(self._counts, buckets, sizes=self._table, max_segments=self._most_segments)
+        most, fill = self._most_segments, self.packing == "fill"
+        packed = pack(self._counts, buckets, sizes=self._table, max_segments=most, fill=fill)
         return [packed.rows(index) for index in range(len(buckets))]
 
     @property

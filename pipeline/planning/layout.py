@@ -45,6 +45,7 @@ class Layout:
         most_pieces: the most pieces in a window.
         most_segments: the most segments in a row of each bucket; at least 1.
         most_continuations: the most continuations of groups in a row of each bucket.
+        cuts: int64 [2, windows], the pieces that are cut to fill rows, and how many must be.
         files: for each window, the numbers of its files; None if windows are not made of files.
     """
 
@@ -71,12 +72,14 @@ class Layout:
         self.counts = np.zeros(pieces.longest + 1, np.int64)
         shape = 4, len(groups), len(self)
         self.rows, self.real, segments, continuations = np.zeros(shape, np.int64)
+        self.cuts = np.zeros((2, len(self)), np.int64)
         # A single window finds out itself how many rows fill no batch.
         none = (0,) * len(groups)
         self._surplus: list[tuple[int, ...] | None] = [none if len(self) > 1 else None] * len(self)
         self._packed: dict[int, Packed] = {}
 
         def measure(window: int, packed: Packed) -> None:
+            self.cuts[:, window] = packed.num_cuts
             for bucket in range(len(groups)):
                 self.rows[bucket, window] = packed.rows(bucket)
                 self.real[bucket, window] = packed.real(bucket)
@@ -198,13 +201,16 @@ class Slots:
 
     A slot is a place for one piece in a row. Row `r` of a bucket is copy `r − row_start[p]` of its
     pattern `p`. The pieces of a window are sorted by size. The slot of the first copy takes piece
-    number `slot_piece` in that order, the slot of the next copy the next piece.
+    number `slot_piece` in that order, the slot of the next copy the next piece. With packing="fill"
+    a slot may take a part of its piece, from position `slot_begin` on; both parts of a piece have a
+    slot, and of each size the last pieces are cut.
 
     Attributes, for each bucket:
         row_start, slot_start: the first row and the first slot of each pattern, and the end;
             patterns ascend by their number of segments.
         slot_piece: the piece of each slot in the first copy of the pattern.
         slot_size: the size of each slot.
+        slot_begin: the first position of its piece that each slot takes; None if nothing is cut.
         cost: for each pattern, what its segments cost.
         pattern: int32 [rows], the pattern of each row.
     """
@@ -221,17 +227,24 @@ class Slots:
         order, used = size.argsort(kind="stable"), times * of_entry
         first = np.empty(len(size), np.int64)
         first[order] = used[order].cumsum() - used[order]
+        begin = None
+        if len(packed.cuts):
+            begin, size, first = self._cut(packed, size, used, first)
+            begin = begin.repeat(times)
         piece = first.repeat(times) + ranges(0 * times, times) * of_entry.repeat(times)
         size = size.repeat(times).astype(np.int32)
         slot = segments.cumsum() - segments  # the first of each pattern
         ends = np.cumsum([len(patterns) for patterns in packed.patterns])
         arrays = []
-        for begin, end in itertools.pairwise([0, *ends.tolist()]):
-            by_segments = begin + segments[begin:end].argsort(kind="stable")
+        for low, high in itertools.pairwise([0, *ends.tolist()]):
+            by_segments = low + segments[low:high].argsort(kind="stable")
             slots = ranges(slot[by_segments], segments[by_segments])
             starts = (np.append(0, each[by_segments].cumsum()) for each in (rows, segments))
-            arrays.append([*starts, piece[slots], size[slots]])
-        self.row_start, self.slot_start, self.slot_piece, self.slot_size = zip(*arrays, strict=True)
+            cut_at = None if begin is None else begin[slots]
+            arrays.append([*starts, piece[slots], size[slots], cut_at])
+        self.row_start, self.slot_start, self.slot_piece, self.slot_size, self.slot_begin = zip(
+            *arrays, strict=True
+        )
         self._times = [np.diff(starts) for starts in self.slot_start]
         self.cost = [
             np.add.reduceat(pieces.costs(sizes), starts[:-1]) if len(sizes) else sizes
@@ -242,6 +255,30 @@ class Slots:
             for rows in self.row_start
         ]
 
+    def _cut(
+        self, packed: Packed, size: np.ndarray, used: np.ndarray, first: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """For entries, of which some are pieces: their begin and size, and the first piece.
+
+        `size` and `first` are those of entries that count parts of pieces as pieces of other sizes.
+        """
+        sizes, table = len(packed.counts), packed.cuts
+        number = np.bincount(size, used, sizes + 2 * len(table)).astype(np.int64)
+        begins, lengths, whole = np.zeros((3, len(number)), np.int64)
+        whole[:sizes] = lengths[:sizes] = np.arange(sizes)
+        whole[sizes::2] = whole[sizes + 1 :: 2] = table[:, 0]
+        begins[sizes + 1 :: 2] = lengths[sizes::2] = table[:, 1]
+        lengths[sizes + 1 :: 2] = table[:, 0] - table[:, 1]
+        # Pieces are counted where they begin, by their own size; second parts are those of the
+        # pieces that are counted with the first parts.
+        counted = number.copy()
+        counted[sizes + 1 :: 2] = 0
+        order, base = whole.argsort(kind="stable"), np.empty(len(number), np.int64)
+        base[order] = counted[order].cumsum() - counted[order]
+        base[sizes + 1 :: 2] = base[sizes::2]
+        base -= number.cumsum() - number
+        return begins[size], lengths[size], first + base[size]
+
     def segments(self, bucket: int) -> np.ndarray:
         """The number of segments of each row of bucket number `bucket`, ascending: int32 [rows]."""
         return np.diff(self.slot_start[bucket]).astype(np.int32)[self.pattern[bucket]]
@@ -251,13 +288,17 @@ class Slots:
         rows, start = np.diff(self.row_start[bucket]), self.slot_start[bucket][:-1]
         return ranges(self.slot_piece[bucket][start], rows)
 
-    def of_rows(self, bucket: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The number of slots of each of `rows`; the piece and the size of each slot."""
+    def of_rows(
+        self, bucket: int, rows: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
+        """The number of slots of each of `rows`; the piece, size and begin of each slot."""
         pattern = self.pattern[bucket][rows]
         first, times = self.slot_start[bucket][pattern], self._times[bucket][pattern]
         slot = ranges(first, times)
         copy = (rows - self.row_start[bucket][pattern]).repeat(times)
-        return times, self.slot_piece[bucket][slot] + copy, self.slot_size[bucket][slot]
+        begin = self.slot_begin[bucket]
+        begin = None if begin is None else begin[slot]
+        return times, self.slot_piece[bucket][slot] + copy, self.slot_size[bucket][slot], begin
 
 
 class WindowRows:
@@ -279,31 +320,33 @@ class WindowRows:
     ):
         self._slots, self._bucket, self._order, self._pieces = slots, bucket, order, pieces
         self.costs = slots.cost[bucket][slots.pattern[bucket][order]]  # int64 [rows]
-        self._flat = None
+        self._flat: tuple[Any, ...] | None = None
         if flat:
-            times, pieces, sizes = self.take(0, len(order))
-            self._flat = np.append(0, times.cumsum()), times, pieces, sizes
+            times, *parts = self.take(0, len(order))
+            self._flat = np.append(0, times.cumsum()), times, *parts
         if every.trees is not None and len(order):
-            times, pieces, sizes = self.take(0, len(order))
+            times, pieces, sizes, _ = self.take(0, len(order))
             costs = every.costs_of(pieces, sizes)
             self.costs = np.add.reduceat(costs, times.cumsum() - times)
 
     def take(
         self, begin: int, end: int, order: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The segments of each of the rows `begin` to `end`; the piece and size of each segment.
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
+        """The segments of each of the rows `begin` to `end`; the piece, size and begin of each.
 
+        A segment begins at a position of its piece; None: all begin at 0, as nothing is cut.
         `order` has numbers of these rows, from 0; None takes them as they are.
         """
         if self._flat is None:
             rows = self._order[begin:end]
             rows = rows if order is None else rows[order]
-            times, pieces, sizes = self._slots.of_rows(self._bucket, rows)
-            return times, self._pieces[pieces], sizes
-        starts, times, pieces, sizes = self._flat
+            times, pieces, sizes, begins = self._slots.of_rows(self._bucket, rows)
+            return times, self._pieces[pieces], sizes, begins
+        starts, times, pieces, sizes, begins = self._flat
         if order is None:
             which: Any = slice(starts[begin], starts[end])
-            return times[begin:end], pieces[which], sizes[which]
-        times = times[begin:end][order]
-        which = ranges(starts[begin + order], times)
-        return times, pieces[which], sizes[which]
+            times = times[begin:end]
+        else:
+            times = times[begin:end][order]
+            which = ranges(starts[begin + order], times)
+        return times, pieces[which], sizes[which], None if begins is None else begins[which]

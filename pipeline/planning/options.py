@@ -13,6 +13,7 @@ import numpy as np
 from pipeline.errors import InvalidValue, require_one_of, require_whole, suggest_option
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.cascade import PACKINGS, Packing
+from pipeline.planning.gaps import check_fill
 from pipeline.planning.pieces import OVERFLOWS, Overflow
 from pipeline.planning.tails import group_tails
 
@@ -124,6 +125,8 @@ class Options:
         require_one_of("overflow", self.overflow, allowed)
         if self.pairs and self.packing == "optimal":
             raise InvalidValue("packing='optimal' is for one length; for pairs use 'best_fit'")
+        if self.packing == "fill":
+            check_fill(pairs=self.pairs, align=self.align)
         require_one_of("by", self.by, BY)
         require_one_of("ending", self.ending, ENDINGS)
 

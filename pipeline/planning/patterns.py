@@ -41,6 +41,10 @@ class Packed:
     buckets: tuple[Bucket, ...]
     patterns: tuple[tuple[Pattern, ...], ...]  # of each bucket
     counts: np.ndarray  # int64 [sizes], the segments of each size that have a place in a row
+    # With packing="fill", the ways in which documents are cut, as `Cuts.table`; and how many are,
+    # and at least must be.
+    cuts: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 2), np.int64))
+    num_cuts: tuple[int, int] = (0, 0)
 
     def rows(self, index: int) -> int:
         """Rows of bucket number `index`, without empty rows."""

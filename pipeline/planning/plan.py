@@ -78,11 +78,13 @@ class Plan:
         shuffle: whether each epoch shuffles examples, rows, batches and buckets again; default
             True. False makes every epoch the same (but for rows that `tiers` deal to other steps),
             with rows in the order of their longest example.
-        packing: "best_fit" (default); "optimal", column generation, which needs scipy and takes
-            seconds to minutes (not for pairs; with more than 2,048 different lengths it is best
-            fit); or "none", one example per row. A corpus stores what "optimal" finds beside
-            itself; for an array of lengths the search runs again, and may find other rows on
-            another machine.
+        packing: "best_fit" (default); "fill", which also cuts examples, as few as it can, to fill
+            the gaps that best fit leaves (not for pairs, nor with `align`; pieces have at least 32
+            positions, or an eighth of a row below 256); "optimal", column generation, which needs
+            scipy and takes seconds to minutes (not for pairs; with more than 2,048 different
+            lengths it is best fit); or "none", one example per row. A corpus stores what "optimal"
+            finds beside itself; for an array of lengths the search runs again, and may find other
+            rows on another machine.
         overflow: what to do with examples longer than the longest bucket: "split" them (not for
             pairs, whose targets would lose their inputs), "truncate" or "drop" them, or raise an
             "error". Default None: "split", for pairs "error".
@@ -498,6 +500,19 @@ class Plan:
     def padding(self) -> float:
         """The share of padding in the epoch of `num_tokens`, from 0 to 1, with empty rows."""
         return figures.count_epoch(self).padding
+
+    @property
+    def cuts(self) -> tuple[int, int]:
+        """How many examples an epoch cuts so that rows are full, and how many it must cut.
+
+        With packing "fill"; otherwise none. Counted are examples, and pieces of those that are
+        longer than the longest bucket, once for each epoch of each corpus. With fewer cuts, those
+        of a bucket and a window would need more rows.
+
+        >>> Plan([6, 6, 6], [Bucket(rows=2, length=9)], packing="fill").cuts
+        (1, 1)
+        """
+        return figures.count_cuts(self)
 
     def __repr__(self) -> str:
         return represent(self)

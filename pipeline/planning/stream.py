@@ -15,6 +15,7 @@ from pipeline.errors import InvalidValue
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.cache import WindowCache
 from pipeline.planning.cascade import pack
+from pipeline.planning.gaps import check_fill
 from pipeline.planning.layout import Layout, Slots, WindowRows
 from pipeline.planning.lengths import NO_EXAMPLES, Lengths, digest
 from pipeline.planning.options import Options
@@ -67,9 +68,11 @@ class Rows:
         But the first column has the epoch instead of the row, and examples are numbered within the
         corpus. `order` has numbers of rows, from 0; None takes all.
         """
-        times, numbers, sizes = self.in_window.take(self.begin, self.end, order)
+        times, numbers, sizes, begins = self.in_window.take(self.begin, self.end, order)
         pieces, spans = self.of_pass.layout.pieces, self.of_pass.spans
         examples, starts = pieces.locate(numbers)
+        if begins is not None:
+            starts = starts + begins
         epoch: np.ndarray | int = self.epoch
         if spans is not None:
             chosen = spans[examples]
@@ -204,7 +207,7 @@ class Pass:
         has_rows = ends > begins
         untouched = np.all(~has_rows | (rows_before[:, None] <= begins), axis=0)
         over = (~has_rows | (rows_before[:, None] >= ends)).all(axis=0)
-        found = [NO_EXAMPLES]
+        found, parts = [NO_EXAMPLES], [np.zeros((3, 0), np.int64)]
         for place in np.flatnonzero(~over).tolist():
             if untouched[place]:
                 window = int(windows[place])
@@ -213,10 +216,25 @@ class Pass:
             for bucket, filled in enumerate(self._window(cache.get, cache, epoch, place)):
                 rows = len(filled.costs)
                 first = min(max(int(rows_before[bucket] - begins[bucket, place]), 0), rows)
-                found.append(filled.take(first, rows)[1])
+                _, pieces, sizes, cut_at = filled.take(first, rows)
+                if cut_at is not None:
+                    is_part = sizes != self.layout.pieces.positions_of(pieces)[:, 0]
+                    parts.append(np.stack([pieces, cut_at, sizes])[:, is_part])
+                    pieces = pieces[~is_part]
+                found.append(pieces)
         pieces = np.sort(np.concatenate(found))
+        whole = self._as_spans(epoch, pieces, 0, self.layout.pieces.positions_of(pieces))
+        pieces, cut_at, sizes = np.concatenate(parts, axis=1)
+        if not len(pieces):
+            return whole
+        return np.concatenate([whole, self._as_spans(epoch, pieces, cut_at, sizes[:, None])])
+
+    def _as_spans(
+        self, epoch: int, pieces: np.ndarray, begins: np.ndarray | int, sizes: np.ndarray
+    ) -> np.ndarray:
+        """The spans of some positions of pieces, from `begins` on."""
         numbers, starts = self.layout.pieces.locate(pieces)
-        sizes = self.layout.pieces.positions_of(pieces)
+        starts = starts + begins
         if self.spans is None:
             return as_spans(epoch, numbers, starts, sizes)
         epochs, examples, first = self.spans[numbers, :3].T
@@ -274,6 +292,8 @@ class Stream:
                 "pairs need buckets with two lengths, Bucket(rows=…, length=(inputs, targets)), "
                 "and others with one"
             )
+        if options.packing == "fill":
+            check_fill(groups=lengths.trees is not None)
         pieces = cut(lengths.array, longest.lengths, options.overflow, lengths.trees)
         if pieces.longest == 0:
             raise InvalidValue(
@@ -304,7 +324,8 @@ class Stream:
         if options.align > 1:
             places = Places(pieces.positions(np.arange(pieces.longest + 1)), options.align)
         units = pieces.table if places is None else places.units
-        search: Callable[..., Packed] = functools.partial(pack, sizes=units)
+        fill = options.packing == "fill"
+        search: Callable[..., Packed] = functools.partial(pack, sizes=units, fill=fill)
         if options.packing == "optimal":
             counts, shapes, share = pieces.count(), buckets, 1.0
             if places is not None:
@@ -343,7 +364,7 @@ class Stream:
         packed = search(counts, used, max_segments=most)  # rows are taken one by one: no surplus
         patterns = dict(zip(used, packed.patterns, strict=True))
         every = tuple(patterns.get(bucket, ()) for bucket in self._buckets)
-        return Packed(self._buckets, every, packed.counts)
+        return dataclasses.replace(packed, buckets=self._buckets, patterns=every)
 
     def _plan_rest(self, spans: np.ndarray) -> Pass | None:
         """The pass of the rest of open epochs; None if that has no position."""

@@ -75,6 +75,10 @@ def _tabulate(plan: "Plan") -> list[str]:
         lines += _tabulate_corpora(plan, counts)
     elif stream.solution is not None:
         lines[-1] += f"; no packing can have less than {1 - stream.solution.bound:.3%}"
+    if plan.options.packing == "fill":
+        cuts, least = plan.cuts
+        some = counted(cuts, "example")
+        lines.append(f"cut to fill rows: {some}; with fewer than {least:,}, rows would be more")
     if losses["excluded"]:
         lines.append(f"left out: {counted(losses['excluded'], 'example')}, as asked")
     if losses["empty"]:

@@ -263,7 +263,7 @@ def count_plan(plan: Plan, width: int, **others: Any) -> Strategy:
         squares=squares,
         batches=sum(batches.values()),
         shapes=sum(number > 0 for number in batches.values()),
-        cut=losses(plan)["overlong"] if plan.options.overflow == "split" else 0,
+        cut=plan.cuts[0] + losses(plan)["overlong"] * (plan.options.overflow == "split"),
         **others,
     )
 

@@ -19,14 +19,15 @@ def evaluation_batches(corpus: AnyCorpus, options: Options, **layout: Any) -> Ba
     Args:
         corpus: the held-out corpus, a view of one, or pairs.
         options: the options of the training plan, `plan.options`. Evaluations use its buckets, its
-            packing and, for pairs, its overflow; other examples that are too long are split.
+            packing (of "fill", which cuts examples, best fit) and, for pairs, its overflow; other
+            examples that are too long are split.
         **layout: `sharding` and `context_order`, as for `Batches`.
     """
     plan = Plan(
         corpus,
         options.buckets,
         shuffle=False,
-        packing=options.packing,
+        packing="best_fit" if options.packing == "fill" else options.packing,
         align=options.align,
         overflow=options.overflow if np.ndim(corpus.lengths) == 2 else "split",
     )

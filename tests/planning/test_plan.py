@@ -217,7 +217,7 @@ TWO = {"lengths": [[3, 4], [3, 100]], "buckets": PAIRED, "overflow": "drop"}
         (ONE | {"buckets": []}, "buckets is empty"),
         (ONE | {"buckets": [Bucket(1, 8), Bucket(1, 4)]}, "they must ascend by length"),
         (ONE | {"buckets": [(1, 8)]}, "must be a pipeline.Bucket"),
-        (ONE | {"packing": "first_fit"}, "it must be one of best_fit, optimal, none"),
+        (ONE | {"packing": "first_fit"}, "it must be one of best_fit, fill, optimal, none"),
         (ONE | {"overflow": "wrap"}, "it must be one of split, truncate, drop, error"),
         (ONE | {"seed": -1}, "seed is -1"),
         (ONE | {"shuffle": "no"}, "shuffle is 'no'; it must be True or False"),

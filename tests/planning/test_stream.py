@@ -221,7 +221,7 @@ def test_a_batch_that_is_changed_changes_no_other(options):
     assert after != before  # batches are compared by their digests
 
 
-# ---- what is to come: passes of a corpus that grows, pieces that are cut, other costs
+# ---- what is to come: passes of a corpus that grows, other costs
 
 
 def gather(passes, options):
@@ -279,21 +279,3 @@ def test_pieces_may_have_costs_of_their_own():
     every = all_of(Alike(ANY, longest=32), options)
     rows = every.take(WindowCache(1 << 20), 0, 0, 0, 1, 0)
     assert rows.costs.tolist() == rows.segments()[0].tolist()
-
-
-def test_pieces_may_be_cut_to_fill_the_gaps_of_a_packing():
-    options = Options(buckets=(Bucket(2, 32),))
-    ends = ANY.cumsum()
-    edges = np.arange(32, ends[-1], 32)  # of rows without gaps, one after the other
-    example = ends.searchsorted(edges)
-    rest = ends[example] - edges  # of each example that lies on an edge
-    first = ANY.copy()
-    first[example] -= rest
-    later = np.stack([example, first[example], rest])[:, rest > 0]
-    batches = gather([all_of(Pieces(first, later=later), options)], options)
-    had = [
-        100 * example + place
-        for _, example, start, size in segments_of(batches).tolist()
-        for place in range(start, start + size)
-    ]
-    assert sorted(had) == [100 * n + at for n, size in enumerate(ANY) for at in range(size)]

@@ -49,13 +49,22 @@ def options_of(pairs, several):
         "buckets": st.sampled_from((PAIRS if pairs else TEXT) + tailed),
         "seed": st.integers(0, 9),
         "shuffle": st.booleans(),
-        "packing": st.sampled_from(["best_fit", "none"]),
+        "packing": st.sampled_from(["best_fit", "none"] + ["fill"] * (not pairs)),
         "overflow": st.sampled_from(["truncate", "drop"] + ["split"] * (not pairs)),
         "window": st.integers(1, 60),
         "max_segments": st.sampled_from([None, 1, 3]),
         "tiers": st.sampled_from([1, 2, 5]),
         "align": st.sampled_from([1, 2, 4]),
     }
+
+
+def as_allowed(*each):
+    """Options, and changes of these one after another, without any that exclude each other."""
+    now = {}
+    for options in each:
+        now |= options
+        if now.get("packing") == "fill" and now.get("align", 1) > 1:
+            now["align"] = options["align"] = 1
 
 
 def sizes_of(pairs, most):
@@ -91,6 +100,7 @@ def asked(draw):
         change["more"] = sizes_of(pairs, 7)
     steps = st.tuples(st.integers(0, 20), st.fixed_dictionaries({}, optional=change))
     changes = draw(st.lists(steps, max_size=4))
+    as_allowed(begin, *(change for _, change in changes))
     return corpora, phases, begin, changes, draw(st.sampled_from([None, 4, 9]))
 
 
@@ -221,7 +231,9 @@ def test_every_plan_is_what_was_asked_for(what):
 def unchanging(draw):
     """Lengths and options of a plan of one corpus."""
     pairs = draw(st.booleans())
-    return draw(sizes_of(pairs, 200)), draw(st.fixed_dictionaries(options_of(pairs, False)))
+    options = draw(st.fixed_dictionaries(options_of(pairs, False)))
+    as_allowed(options)
+    return draw(sizes_of(pairs, 200)), options
 
 
 @given(unchanging())

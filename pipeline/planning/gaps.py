@@ -1,0 +1,293 @@
+"""Rows without gaps: packing="fill" cuts documents, as few as it can.
+
+A *chain* is a few rows that follow each other: a document may begin at the end of one and go on at
+the beginning of the next. Rows that whole documents fill are chains of one row; a chain of `k` rows
+cuts `k − 1` documents. So the fewest documents are cut where chains are most (LeCun, Mautor,
+Quessette and Weisser, 2015, call it bin packing with fragmentable items).
+"""
+
+import bisect
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pipeline.errors import InvalidValue
+from pipeline.planning.patterns import Pattern, best_fit, count_segments
+
+# A piece has at least so many positions, or an eighth of a short row. A model predicts the first
+# positions of a piece from next to nothing, and every piece costs a segment.
+LEAST_PIECE = 32
+
+# Rows may have gaps that add up to one row in so many, beside what the last row lacks: filling them
+# would cut many documents for a ten-thousandth of the positions.
+ROWS_PER_SPARE = 10_000
+
+# Documents are laid into about so many rows at a time, of which there are then many copies.
+ROWS_AT_ONCE = 128
+
+# Of so many documents one is cut, if possible, whose second piece and another document fill a row.
+CHOICES = 100
+
+
+def check_fill(*, pairs: bool = False, align: int = 1, groups: bool = False) -> None:
+    """Raises an error if examples cannot be cut to fill rows."""
+    reasons = {
+        "a target cut in two would lose its inputs, so for pairs": pairs,
+        "a group cut in two would lose its prefix, so for groups": groups,
+        f"align={align} leaves gaps, so with align": align > 1,
+    }
+    if why := next((reason for reason, holds in reasons.items() if holds), ""):
+        raise InvalidValue(
+            f"packing is 'fill', which cuts examples to fill rows; {why} give packing='best_fit'"
+        )
+
+
+class Cuts:
+    """The ways to cut documents of a histogram, each by the number of sizes of its two pieces.
+
+    >>> cuts = Cuts(10)  # sizes 0 … 9 are those of whole documents
+    >>> cuts.pieces(9, 5), cuts.pieces(8, 2), cuts.pieces(9, 5)
+    ((10, 11), (12, 13), (10, 11))
+    >>> cuts.table.tolist()
+    [[9, 5], [8, 2]]
+    """
+
+    def __init__(self, sizes: int):
+        self.sizes = sizes
+        self._ways: dict[tuple[int, int], int] = {}
+
+    def pieces(self, size: int, first: int) -> tuple[int, int]:
+        """The sizes that stand for both pieces of a document, cut after its `first` positions."""
+        piece = self.sizes + 2 * self._ways.setdefault((size, first), len(self._ways))
+        return piece, piece + 1
+
+    @property
+    def table(self) -> np.ndarray:
+        """The size of the document of each way, and of its first piece: int64 [ways, 2]."""
+        return np.array(list(self._ways), np.int64).reshape(-1, 2)
+
+    def count_documents(self, patterns: Iterable[Pattern]) -> np.ndarray:
+        """The documents of each size in the rows of some patterns: int64 [sizes].
+
+        One that is cut is counted where it begins.
+        """
+        counts = count_segments(patterns, self.sizes + 2 * len(self._ways))
+        documents, table = counts[: self.sizes].copy(), self.table
+        np.add.at(documents, table[:, 0], counts[self.sizes :: 2])
+        return documents
+
+
+class Chain(NamedTuple):
+    """The patterns of the rows of a chain; all have as many rows as there are such chains."""
+
+    patterns: Sequence[Pattern]
+
+    @property
+    def rows(self) -> int:
+        """The rows of all such chains."""
+        return sum(pattern.rows for pattern in self.patterns)
+
+    @property
+    def num_cuts(self) -> int:
+        """The documents that are cut in all such chains."""
+        return self.rows - self.patterns[0].rows
+
+    def repeat(self, times: int) -> "Chain":
+        """So many chains like this one."""
+        return Chain([pattern._replace(rows=times) for pattern in self.patterns])
+
+
+def fill_rows(
+    counts: np.ndarray, length: int, cuts: Cuts, max_segments: int | None = None
+) -> list[Chain]:
+    """Chains of rows of `length` with all documents of a histogram.
+
+    >>> counts = np.bincount([6, 6, 6])
+    >>> [chain] = fill_rows(counts, 9, cuts := Cuts(7))
+    >>> [row.pieces for row in chain.patterns], cuts.table.tolist()
+    ([((6, 1), (7, 1)), ((8, 1), (6, 1))], [[6, 3]])
+
+    Best fit packs whole documents. The rows with the least gaps stay, as long as that needs no more
+    rows; the documents of the others are laid into chains.
+
+    Args:
+        counts: int64 [sizes], the documents of each size, none longer than a row; not changed.
+        length: positions in a row.
+        cuts: gets the ways in which documents are cut.
+        max_segments: the most segments in one row; None for no limit.
+    """
+    sizes, tokens = np.arange(len(counts)), int(counts @ np.arange(len(counts)))
+    patterns = best_fit(counts.copy(), (length,), sizes, sizes > 0, max_segments)
+    patterns.sort(key=lambda pattern: -pattern.fill)
+    fewest = -(-tokens // length)
+    spare = (fewest + fewest // ROWS_PER_SPARE) * length - tokens  # positions
+    found = list[Chain]()
+    for pattern in patterns:
+        gap = length - pattern.fill
+        if not (rows := min(pattern.rows, spare // gap) if gap else pattern.rows):
+            break
+        found.append(Chain([pattern._replace(rows=rows)]))
+        spare -= rows * gap
+    left = counts - count_segments([chain.patterns[0] for chain in found], len(counts))
+    copies = 1 << (int(left @ sizes) // (length * ROWS_AT_ONCE)).bit_length()
+    while left.any():
+        laid = _lay(left // copies, length, cuts, max_segments, ends=copies == 1)
+        found += [chain.repeat(copies) for chain in laid]
+        every = itertools.chain.from_iterable(chain.patterns for chain in laid)
+        left -= copies * cuts.count_documents(every)
+        copies //= 2
+    if sum(chain.rows for chain in found) < sum(pattern.rows for pattern in patterns):
+        return found
+    return [Chain([pattern]) for pattern in patterns]
+
+
+def fewest_cuts(counts: np.ndarray, length: int, rows: int) -> int:
+    """A number of documents that must be cut if those of a histogram are to fill so many rows.
+
+    >>> fewest_cuts(np.bincount([6, 6, 6]), 9, rows=2)
+    1
+
+    As whole documents need more rows, and each that is cut may save one, there are as many cuts as
+    rows are missing. The rows of whole documents are at least Martello and Toth's L2 (1990): for
+    every k, documents of more than half a row have a row each, and those from k to half a row are
+    in the room that the former leave, but for those above `length − k`, or in further rows.
+    """
+    sizes = np.arange(length + 1)
+    number = np.zeros(length + 2, np.int64)
+    number[: min(len(counts), length + 1)] = counts[: length + 1]  # none is longer
+    positions = number[:-1] * sizes
+    # The documents of at least each size, and their positions.
+    number, positions = (np.append(0, each[::-1]).cumsum()[::-1] for each in (number, positions))
+    half = length // 2 + 1
+    least = sizes[:half]
+    beside = number[half] - number[length - least + 1]
+    room = length * beside - (positions[half] - positions[length - least + 1])
+    needed = number[half] + np.maximum(-(-(positions[least] - positions[half] - room) // length), 0)
+    return max(int(needed.max()) - rows, 0)
+
+
+def remove_rows(chains: Sequence[Chain], rows: int, cuts: Cuts) -> tuple[list[Chain], np.ndarray]:
+    """Chains with so many rows less, and how many documents of each size these had.
+
+    The emptiest chains go; of one that has more rows than must go, the last rows.
+    """
+    stay, moved = list[Chain](), np.zeros(cuts.sizes, np.int64)
+    for chain in sorted(chains, key=lambda each: each.patterns[-1].fill):
+        times = chain.patterns[0].rows
+        if gone := min(times, rows // len(chain.patterns)):
+            moved += cuts.count_documents(chain.repeat(gone).patterns)
+            rows -= gone * len(chain.patterns)
+        if times > gone:
+            stay.append(chain.repeat(times - gone))
+    if rows:
+        place = next(n for n, chain in enumerate(stay) if len(chain.patterns) > rows)
+        chain = stay[place].repeat(1)
+        stay[place] = stay[place].repeat(stay[place].patterns[0].rows - 1)
+        *first, last = chain.patterns[: len(chain.patterns) - rows]
+        size, _ = last.pieces[-1]  # the first piece of a document, which goes
+        fill = last.fill - int(cuts.table[(size - cuts.sizes) // 2, 1])
+        stay.append(Chain([*first, Pattern(last.pieces[:-1], 1, fill, last.segments - 1)]))
+        moved += cuts.count_documents(chain.patterns)
+        moved -= cuts.count_documents(stay[-1].patterns)
+    return [chain for chain in stay if chain.rows], moved
+
+
+def _lay(
+    counts: np.ndarray, length: int, cuts: Cuts, max_segments: int | None, *, ends: bool
+) -> list[Chain]:
+    """Chains of the documents of a histogram, one of each; the last one only if `ends`.
+
+    A row has what the row before left of a document, then whole documents, the longest first, and
+    at last the first piece of a document. If a document fills the row exactly, or none can be cut,
+    the chain ends there. A piece is shorter than its row has room for if otherwise the next row
+    could have neither a document nor a piece after it.
+    """
+    least, most = min(LEAST_PIECE, max(length // 8, 1)), max_segments or length
+    stock, found, rows = _Stock(counts), list[Chain](), list[Pattern]()
+    second, carried = 0, 0  # the second piece of the document that was cut last, and its positions
+    while stock.documents or carried:
+        row = [(second, 1)] if carried else []
+        room, free, carried = length - carried, most - len(row), 0
+
+        def put(size: int, times: int = 1, row: list[tuple[int, int]] = row) -> int:
+            stock.take(size, times)
+            row.append((size, times))
+            return size * times
+
+        if stock.positions <= room and stock.documents <= free:
+            if not ends and stock.positions < room:
+                break
+            room -= sum([put(size, stock.counts[size]) for size in stock.sizes[::-1]])
+        while room and free:
+            if room in stock.counts:
+                room -= put(room)
+            elif free > 1 and (size := stock.longest(room - least)):
+                times = min(stock.counts[size], (room - least) // size, free - 1)
+                room, free = room - put(size, times), free - times
+            else:
+                break
+        if room and free and stock.documents and (way := _choose(stock, room, length, least)):
+            size, number = way
+            stock.take(size)
+            first, second = cuts.pieces(size, number)
+            row.append((first, 1))
+            room, carried = room - number, size - number
+        while not carried and free and (size := stock.longest(room)):
+            room, free = room - put(size), free - 1
+        segments = sum(times for _, times in row)
+        rows.append(Pattern(tuple(row), 1, length - room, segments))
+        if not carried:
+            found.append(Chain(rows))
+            rows = []
+    return found
+
+
+def _choose(stock: "_Stock", room: int, length: int, least: int) -> tuple[int, int] | None:
+    """The size of the document to cut at the end of a row, and how many positions the row takes.
+
+    If possible, of one whose second piece fills the next row with another document; otherwise of
+    the longest after whose second piece a document can be put or cut. None: no document can be cut.
+    """
+    sizes, counts = stock.sizes, stock.counts
+    for first in range(room, max(room - 2 * least, least) - 1, -1):
+        able = sizes[bisect.bisect_left(sizes, first + least) :][::-1]
+        for size in able[:CHOICES]:
+            other = length + first - size
+            if counts.get(other, 0) > (other == size):
+                return size, first
+        for size in able:
+            following = length + first - size  # the room after its second piece
+            alone = counts[size] == 1
+            if stock.positions - size <= following:
+                return size, first
+            longest = sizes[-2 if alone and size == sizes[-1] else -1]
+            shortest = sizes[1 if alone and size == sizes[0] else 0]
+            if longest >= following + least or shortest <= following - least:
+                return size, first
+    return None
+
+
+class _Stock:
+    """Documents by size, of which some are taken."""
+
+    def __init__(self, counts: np.ndarray):
+        self.sizes = np.flatnonzero(counts).tolist()  # ascending
+        self.counts = dict(zip(self.sizes, counts[self.sizes].tolist(), strict=True))
+        self.positions = int(counts @ np.arange(len(counts)))
+        self.documents = int(counts.sum())
+
+    def longest(self, room: int) -> int:
+        """The size of the longest document that fits into `room`; 0 if there is none."""
+        place = bisect.bisect_right(self.sizes, room)
+        return self.sizes[place - 1] if place else 0
+
+    def take(self, size: int, times: int = 1) -> int:
+        """Takes documents of a size; returns their positions."""
+        self.positions -= size * times
+        self.documents -= times
+        self.counts[size] -= times
+        if not self.counts[size]:
+            del self.counts[size], self.sizes[bisect.bisect_left(self.sizes, size)]
+        return size * times

@@ -1,0 +1,340 @@
+"""Rows without gaps: whole documents where they fit, few and long pieces elsewhere."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pipeline
+from pipeline import Batches, Bucket, Plan, fit_buckets
+from pipeline.loading.state import StateKey
+from pipeline.planning.cascade import pack
+from pipeline.planning.gaps import LEAST_PIECE, Cuts, fewest_cuts, fill_rows, remove_rows
+from tests.properties.accounts import (
+    Account,
+    assert_batch_fits,
+    assert_epochs_are_those_due,
+    assert_random_access,
+)
+
+# No document is short, so best fit leaves a tenth of rows of 512 empty.
+LENGTHS = (120 + np.random.default_rng(0).lognormal(np.log(300), 0.5, 2000)).astype(int)
+ROWS = [Bucket(8, 512)]
+SHORT = np.array([11, 9, 14, 10, 9, 13, 8, 12, 11, 9, 14, 10])
+FEW = [Bucket(2, 16)]
+
+
+def batches_of(plan, epoch=0):
+    steps = range(plan.first_step(epoch), plan.first_step(epoch + 1))
+    return [plan.batch(step) for step in steps]
+
+
+def pieces_of(plan, epoch=0):
+    """The example, first position and length of each segment of an epoch, in this order."""
+    segments = np.concatenate([batch.segments[:, 1:] for batch in batches_of(plan, epoch)])
+    return segments[np.lexsort(segments.T[1::-1])]
+
+
+def assert_each_position_once(pieces, lengths):
+    example, start, size = pieces.T
+    first = np.flatnonzero(np.diff(example, prepend=-1))
+    np.testing.assert_array_equal(example[first], np.flatnonzero(lengths))
+    ends = np.append(0, (start + size)[:-1])
+    ends[first] = 0
+    np.testing.assert_array_equal(start, ends)
+    np.testing.assert_array_equal(np.add.reduceat(size, first), lengths[lengths > 0])
+
+
+def test_a_plan_by_hand():
+    plan = Plan([6, 6, 6], [Bucket(2, 9)], shuffle=False, packing="fill")
+    # Two rows of 9: the third document is cut after its first three positions.
+    assert plan.batch(0).segments.tolist() == [
+        [0, 0, 0, 6],
+        [0, 2, 0, 3],
+        [1, 2, 3, 3],
+        [1, 1, 0, 6],
+    ]
+    assert plan.padding == 0
+    assert plan.cuts == (1, 1)
+    assert "cut to fill rows: 1 example; with fewer than 1, rows would be more" in str(plan)
+    whole = Plan([6, 6, 6], [Bucket(2, 9)], shuffle=False)
+    assert whole.num_batches() == 2
+    assert whole.cuts == (0, 0)
+
+
+def test_nothing_is_cut_where_best_fit_leaves_no_row_to_save():
+    lengths = [5, 4, 3, 6, 9, 8]
+    plan = Plan(lengths, [Bucket(4, 9)], packing="fill")
+    assert plan.cuts == (0, 0)
+    assert pieces_of(plan).tolist() == [[n, 0, size] for n, size in enumerate(lengths)]
+
+
+# ---- packing
+
+
+def as_documents(chains, cuts):
+    """The documents of some chains; each is there from its begin to its end."""
+    had, table = np.zeros(cuts.sizes, int), cuts.table
+    for chain in chains:
+        halves = []
+        for pattern in chain.patterns:
+            for size, times in pattern.pieces:
+                if size < cuts.sizes:
+                    had[size] += times * pattern.rows
+                else:
+                    halves += [size - cuts.sizes] * times
+        for way in halves[::2]:
+            had[table[way // 2, 0]] += chain.patterns[0].rows
+        # A document that a row begins is the first that the next row goes on with.
+        assert halves == [each for way in halves[::2] for each in (way, way + 1)]
+        assert all(way % 2 == 0 for way in halves[::2])
+        assert len(halves) == 2 * (len(chain.patterns) - 1)
+    return had
+
+
+def size_of(size, cuts):
+    if size < cuts.sizes:
+        return size
+    way, is_second = divmod(size - cuts.sizes, 2)
+    whole, first = cuts.table[way].tolist()
+    return whole - first if is_second else first
+
+
+histograms = st.dictionaries(st.integers(1, 40), st.integers(1, 300), min_size=1, max_size=12)
+
+
+@given(histograms, st.integers(40, 60), st.sampled_from([None, 1, 2, 5]))
+def test_chains_have_all_documents_and_rows_are_full_but_for_their_last_ones(
+    histogram, length, most
+):
+    counts = np.zeros(41, np.int64)
+    counts[[*histogram]] = [*histogram.values()]
+    chains = fill_rows(counts, length, cuts := Cuts(41), most)
+    np.testing.assert_array_equal(as_documents(chains, cuts), counts)
+    for chain in chains:
+        for row in chain.patterns:
+            assert row.fill == sum(size_of(size, cuts) * times for size, times in row.pieces)
+            assert row.segments == sum(times for _, times in row.pieces) <= (most or length)
+            assert row.rows == chain.patterns[0].rows
+        assert all(row.fill >= length - length // 4 for row in chain.patterns[:-1])
+        assert all(row.fill <= length for row in chain.patterns)
+    table = cuts.table
+    assert (np.minimum(table[:, 1], table[:, 0] - table[:, 1]) >= length // 8).all()
+    rows = sum(chain.rows for chain in chains)
+    whole = pack(counts, [Bucket(1, length)], max_segments=most).rows(0)
+    number = sum(chain.num_cuts for chain in chains)
+    assert rows < whole or (rows == whole and number == 0)
+    assert number >= fewest_cuts(counts, length, rows) >= 0
+
+
+@given(histograms, st.integers(40, 60), st.data())
+def test_chains_lose_as_many_rows_as_are_asked_for(histogram, length, data):
+    counts = np.zeros(41, np.int64)
+    counts[[*histogram]] = [*histogram.values()]
+    chains = fill_rows(counts, length, cuts := Cuts(41))
+    rows = sum(chain.rows for chain in chains)
+    gone = data.draw(st.integers(0, rows))
+    stay, moved = remove_rows(chains, gone, cuts)
+    assert sum(chain.rows for chain in stay) == rows - gone
+    np.testing.assert_array_equal(as_documents(stay, cuts) + moved, counts)
+
+
+def fewest_by_trying(sizes, length, rows):
+    """The fewest documents that are cut by any packing into so many rows, each into two or more.
+
+    A packing is a division of documents and rows into groups; a group of k rows cuts k - 1.
+    """
+
+    def most_groups(left, rows):
+        if not left:
+            return 0
+        first, found = left[0], -np.inf
+        for number in range(len(left)):
+            for others in itertools.combinations(range(1, len(left)), number):
+                total = first + sum(left[n] for n in others)
+                rest = [size for n, size in enumerate(left) if n and n not in others]
+                if (k := -(-total // length)) <= rows:
+                    found = max(found, 1 - k + most_groups(rest, rows - k))
+        return found
+
+    return -most_groups(list(sizes), rows) + 0 if sizes else 0
+
+
+@given(st.lists(st.integers(1, 10), min_size=1, max_size=6), st.integers(0, 2))
+def test_no_packing_has_fewer_cuts_than_the_bound(sizes, more):
+    length = 10
+    rows = -(-sum(sizes) // length) + more
+    counts = np.bincount(sizes, minlength=11)
+    least = fewest_by_trying(sizes, length, rows) + len(sizes)
+    assert fewest_cuts(counts, length, rows) <= least
+
+
+# ---- plans
+
+
+@pytest.mark.parametrize(
+    ("lengths", "most"),
+    [
+        (LENGTHS, 0.002),
+        (LENGTHS[LENGTHS <= 512], 0.004),
+        (np.full(3000, 300), 0.008),
+        (np.random.default_rng(1).integers(1, 512, 3000), 0.002),
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"window": 900}, {"shuffle": False}, {"tiers": 3}])
+def test_rows_have_hardly_any_padding_and_pieces_are_long(lengths, most, options):
+    plan = Plan(lengths, [Bucket(1, 512)], packing="fill", **options)
+    whole = Plan(lengths, [Bucket(1, 512)], **options)
+    assert plan.padding <= min(most, whole.padding)
+    pieces = pieces_of(plan)
+    assert_each_position_once(pieces, lengths)
+    number, least = plan.cuts
+    longer = np.maximum(-(-lengths // 512) - 1, 0).sum()  # parts of longer documents
+    assert len(pieces) == len(lengths) + longer + number
+    assert least <= number < plan.num_batches()
+    # Ends of documents longer than a row may be shorter, and no piece but these.
+    short = pieces[pieces[:, 2] < LEAST_PIECE]
+    assert all(size == lengths[n] or lengths[n] > 512 for n, _, size in short.tolist())
+
+
+def test_epochs_cut_other_documents_in_the_same_number_of_rows():
+    lengths = LENGTHS[LENGTHS <= 512]
+    plan = Plan(lengths, ROWS, packing="fill")
+    first, second = (
+        {(n, start) for n, start, _ in pieces_of(plan, epoch).tolist() if start} for epoch in (0, 1)
+    )
+    assert len(first) == len(second) == plan.cuts[0]
+    assert len(first & second) < 0.7 * len(first)
+    assert plan.num_batches(0) == plan.num_batches(1)
+    still = Plan(lengths, ROWS, packing="fill", shuffle=False)
+    np.testing.assert_array_equal(pieces_of(still, 0), pieces_of(still, 1))
+
+
+def test_a_plan_of_several_buckets_fills_each_and_leaves_one_batch_short():
+    buckets = [Bucket(16, 256), Bucket(8, 512), Bucket(4, 1024)]
+    plan = Plan(LENGTHS, buckets, packing="fill", overflow="drop")
+    account = Account(LENGTHS, 0, {"buckets": buckets, "overflow": "drop"})
+    lacking = []
+    for batch in batches_of(plan):
+        assert_batch_fits(batch, {"buckets": buckets}, plan)
+        account.take(0, batch.segments[:, 1:])
+        if len(np.unique(batch.segments[:, 0])) < batch.bucket.rows:
+            lacking.append(batch.bucket)
+    assert account.over == [True]
+    assert len(lacking) <= 1
+    assert plan.padding < 0.01 < Plan(LENGTHS, buckets, overflow="drop").padding
+
+
+def test_a_plan_may_change_to_and_from_full_rows_at_every_step():
+    lengths = np.tile(SHORT, 2)
+    plan = Plan(lengths, FEW, packing="fill")
+    assert plan.cuts[0] > 0
+    for step in range(plan.num_batches() + 2):
+        for change in ({"packing": "best_fit"}, {"seed": 3}, {"buckets": [Bucket(1, 24)]}):
+            later = plan.after(step, **change)
+            options = {"buckets": FEW, "overflow": "split"}
+            account, batches = Account(lengths, 0, options), []
+            for at in range(later.first_step(later.first_whole_epoch + 1)):
+                batch = later.batch(at)
+                account.take(batch.epoch, batch.segments[:, 1:])
+                batches.append(batch)
+            assert_epochs_are_those_due(later, [account], len(batches))
+            assert_random_access(later, lengths, batches)
+        again = Plan(lengths, FEW).after(step, packing="fill")
+        had = pieces_of(again)
+        assert_each_position_once(had, lengths)
+
+
+def test_what_is_left_of_cut_documents_is_joined_again():
+    plan = Plan(LENGTHS, ROWS, packing="fill", seed=1).after(1, packing="best_fit")
+    stream = plan.stages[1].streams[0]
+    spans = stream.passes[0].spans
+    begun = {*plan.batch(0).segments[:, 1].tolist()}
+    assert len({*spans[:, 1].tolist()}) == len(spans)
+    assert {*spans[(spans[:, 2] > 0) | (spans[:, 3] < LENGTHS[spans[:, 1]]), 1].tolist()} <= begun
+
+
+def test_a_state_resumes_at_every_step_and_names_another_packing(tmp_path):
+    corpus = pipeline.Corpus.from_arrays([np.arange(n + 1) for n in SHORT], tmp_path)
+    plan = Plan(corpus, FEW, packing="fill")
+    batches, steps = Batches(corpus, plan).repeat(2), 2 * plan.num_batches()
+    every = [batches[step] for step in range(steps)]
+    for step in range(steps):
+        iterator = iter(batches.to_iter_dataset())
+        state = StateKey(plan, corpus).state(step)
+        assert (
+            StateKey(Plan(corpus, FEW, packing="fill"), corpus).step(json.loads(json.dumps(state)))
+            == step
+        )
+        del iterator
+        for hosts in (1, 2):
+            parts = [
+                Batches(corpus, plan, process_index=host, process_count=hosts)[step]
+                for host in range(hosts)
+            ]
+            for name, array in every[step].items():
+                joined = np.concatenate([part[name] for part in parts])
+                np.testing.assert_array_equal(joined, array)
+    with pytest.raises(ValueError, match="packing was fill and is now best_fit"):
+        StateKey(Plan(corpus, FEW), corpus).step(StateKey(plan, corpus).state(3))
+
+
+def test_fields_of_a_piece_go_on_where_the_one_before_ended(tmp_path):
+    tokens = [100 * n + np.arange(size + 1) for n, size in enumerate(SHORT)]
+    corpus = pipeline.Corpus.from_arrays(tokens, tmp_path)
+    plan = Plan(corpus, FEW, packing="fill")
+    for positions in ("continue", "restart"):
+        batches = Batches(corpus, plan, positions=positions)
+        for step in range(len(batches)):
+            batch = batches[step]
+            for row, example, start, size in plan.batch(step).segments.tolist():
+                there = (batch["inputs"][row] // 100 == example) & (
+                    batch["inputs_segment_ids"][row] > 0
+                )
+                begin = 0 if positions == "restart" else start
+                assert batch["inputs_positions"][row][there].tolist() == [
+                    *range(begin, begin + size)
+                ]
+                assert batch["inputs"][row][there].tolist() == [
+                    *range(100 * example + start, 100 * example + start + size)
+                ]
+                np.testing.assert_array_equal(
+                    batch["targets"][row][there], batch["inputs"][row][there] + 1
+                )
+
+
+def test_corpora_of_a_mixture_are_filled_each_by_itself():
+    corpora = {"a": LENGTHS[:500], "b": LENGTHS[500:900] // 2}
+    plan = Plan(corpora, ROWS, packing="fill", weights={"a": 1, "b": 1})
+    assert plan.cuts[0] > plan.cuts[1] > 0
+    assert plan.padding < 0.01 < Plan(corpora, ROWS, weights={"a": 1, "b": 1}).padding
+
+
+def test_buckets_for_full_rows_have_the_cost_of_full_rows():
+    given = {"tokens_per_batch": 4096, "max_buckets": 4, "max_length": 1024}
+    for attention, number in (("segment", 1), ("dense", 4)):
+        buckets = fit_buckets(LENGTHS, packing="fill", attention=attention, **given)
+        assert len(buckets) <= number
+        assert Plan(LENGTHS, buckets, packing="fill").padding < 0.01
+
+
+def test_examples_that_cannot_be_cut_are_refused_with_a_sentence(tmp_path):
+    pairs = np.array([[3, 4], [5, 2]])
+    rows = [Bucket(2, (8, 8))]
+    for make in (Plan, lambda *a, **k: fit_buckets(pairs, tokens_per_batch=64, max_buckets=1, **k)):
+        with pytest.raises(ValueError, match="a target cut in two would lose its inputs, so for"):
+            make(pairs, rows, packing="fill")
+    with pytest.raises(ValueError, match="align=4 leaves gaps, so with align give packing="):
+        Plan([3, 4], [Bucket(2, 8)], packing="fill", align=4)
+    with pytest.raises(ValueError, match="align=4 leaves gaps"):
+        Plan([3, 4], [Bucket(2, 8)], packing="fill").after(1, align=4)
+    columns = {"tokens": [np.arange(n + 1) for n in SHORT], "reward": np.arange(12.0)}
+    features = {"reward": pipeline.Feature("example")}
+    corpus = pipeline.Corpus.from_arrays(columns, tmp_path, features=features)
+    plan = Plan(corpus, FEW, packing="fill")
+    with pytest.raises(ValueError, match="cuts examples, and 'reward' is a feature of whole"):
+        Batches(corpus, plan)
+    assert Batches(corpus, plan, features=["example_id"])[0]["example_id"].shape[0] == 2
