@@ -85,7 +85,8 @@ class PartCache(Handles):
         """See `Handles`."""
         super().restart()
         # What reading has cost so far, in this process: bytes `fetched` as whole parts and `ranged`
-        # for want of them; pieces, `hits` and `misses`; reads that waited, `stalls`, their seconds.
+        # while these are not there; pieces, `hits` and `misses`; reads that waited, `stalls`, their
+        # seconds.
         self.traffic: defaultdict[str, float] = defaultdict(float)
         self._files: dict[int, PartFile] = {}
         self._maps: Maps | None = None  # of `_files`, until these change
@@ -94,7 +95,7 @@ class PartCache(Handles):
         self._failures: set[str] = set()
 
     def read_copy(self, name: str, read: Callable[[epath.Path], T]) -> T:
-        """What is read of a copy of another file of the corpus, which counts for nothing."""
+        """What is read of a copy of another file of the corpus; it is not counted as a part."""
         path, source = epath.Path(self.directory / name), self._source / name
         with contextlib.suppress(OSError, ValueError):  # missing or damaged
             return read(path)

@@ -66,8 +66,8 @@ class Corpora(AnyCorpus):
         count = int(np.searchsorted(self.first, examples))
         if count > len(self.members) or self.first[count] != examples:
             raise InvalidValue(
-                f"the first {examples:,} examples are no whole corpora; these end after "
-                f"{', '.join(f'{end:,}' for end in self.first[1:].tolist())}"
+                f"the first {examples:,} examples end in the middle of a corpus; corpora end after "
+                f"{', '.join(f'{end:,}' for end in self.first[1:].tolist())} examples"
             )
         if count == len(self.members):
             return self if count > 1 else self.members[0]

@@ -27,7 +27,7 @@ from pipeline.fs.atomic import as_path, atomic_write
 __all__ = ["Beam", "Engine", "Processes", "Ray"]
 
 # Workers cost a second or two to start. Unless told how many to use, work starts without any, and
-# goes on with workers if more than `WORTH` seconds of it are left after the first `TRIAL`.
+# continues with workers if more than `WORTH` seconds of it are left after the first `TRIAL`.
 TRIAL, WORTH = 2.0, 15.0
 
 GUARD = 'guard its main part with `if __name__ == "__main__":`'

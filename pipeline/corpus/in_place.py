@@ -139,8 +139,8 @@ class InPlace(SingleCorpus):
         counts = np.diff(edges.astype(np.int64))
         if len(edges) < 2 or counts.min() < 0 or edges[0] < 0 or edges[-1] > len(flat):
             raise InvalidValue(
-                f"{os.fspath(found[1])} are no offsets of {len(flat):,} tokens: they must ascend "
-                "from 0 or more to that number or less, one more of them than there are examples"
+                f"{os.fspath(found[1])} does not hold offsets into {len(flat):,} tokens; write "
+                "one more than there are examples, ascending, from 0 to that number"
             )
         make = functools.partial(cls.npy, tokens, offsets, task=task, vocab_size=vocab_size)
         lists = flat, edges[:-1].astype(np.int64), counts

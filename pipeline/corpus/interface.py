@@ -149,7 +149,9 @@ def as_pieces(
     pieces = arrays if some.all() else tuple(each[some] for each in arrays)
     _, _, lengths, reach = pieces
     for at in np.flatnonzero(reach < lengths)[:1]:
-        raise InvalidValue(f"a piece has length {lengths[at]} and reach {reach[at]}, which is less")
+        raise InvalidValue(
+            f"reach is {reach[at]} for a piece of length {lengths[at]}; give at least the length"
+        )
     return pieces
 
 

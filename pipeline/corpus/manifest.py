@@ -107,7 +107,7 @@ class Manifest:
             if any(any(directory.glob(each)) for each in ("part-*.arrow", RANGES)):
                 raise InvalidValue(
                     f"the corpus in {place} is half-written: it has parts but no {MANIFEST}. "
-                    "Prepare it again with the same source and tokenizer, and it goes on from there"
+                    "Prepare it again with the same source and tokenizer to finish it"
                 ) from None
             raise Missing(
                 f"there is no corpus in {place} (no {MANIFEST}); prepare one there, or check the "
@@ -121,8 +121,8 @@ class Manifest:
             raise damage(directory / MANIFEST, f"it cannot be read: {error!r}") from error
         raise InvalidValue(
             f"the corpus in {place} has schema version {version}, and this version of Lockstep "
-            f"reads version {SCHEMA_VERSION}: prepare it anew in another directory, or use the "
-            "version that wrote it"
+            f"reads version {SCHEMA_VERSION}: prepare it again in another directory, or use "
+            "the version that wrote it"
         )
 
     def require_files(self, directory: epath.Path) -> None:
@@ -201,7 +201,7 @@ def require_same_origin(directory: epath.Path, there: Mapping, asked: Mapping) -
                 f"{os.fspath(directory)} holds a corpus made with another {name}: there "
                 f"{there.get(key)}, now {asked.get(key)}. Give back what it was made with, or "
                 "prepare into another directory (for a run, another --workdir); delete this one "
-                "only if nothing goes on from it"
+                "only if nothing needs it any more"
             )
 
 

@@ -46,7 +46,7 @@ def tokenize_on_read(
     readers: int = 0,
     progress: bool = True,
 ) -> "TokenizedOnRead":
-    """The examples of `source`, tokenised anew whenever they are read.
+    """The examples of `source`, tokenised each time they are read.
 
     For text that is too large to keep a second time as tokens. One pass over the source counts the
     tokens of each record and stores the counts, 4 bytes each; a later call reads no text. Reading
@@ -66,7 +66,7 @@ def tokenize_on_read(
     if len(counts) != len(source):
         raise InvalidValue(
             f"{os.fspath(directory)} is the index of {len(counts):,} records, and the source has "
-            f"{len(source):,}; delete the index to make it anew"
+            f"{len(source):,}; delete the index and run again"
         )
     return TokenizedOnRead(job, counts, task, readers)
 
@@ -108,7 +108,7 @@ def _read(directory: epath.Path) -> tuple[dict[str, Any], np.ndarray]:
     except Exception as error:  # the header of an array is Python, and fails in as many ways
         raise InvalidValue(
             f"the index is damaged at {os.fspath(path)}: {error!r}. Delete {os.fspath(directory)} "
-            "to make it anew"
+            "and run again"
         ) from error
     return origin, counts
 
@@ -152,7 +152,7 @@ class TokenizedOnRead(Handles, SingleCorpus):
             record = int(several[wrong[0]])
             raise InvalidValue(
                 f"{where(self._job.source, record)} has {chunk.counts[wrong[0]]} tokens, and had "
-                f"{self._counts[record]} when it was measured; delete the index to make it anew"
+                f"{self._counts[record]} when it was measured; delete the index and run again"
             )
         first = (np.cumsum(chunk.counts) - chunk.counts)[which] + starts
         fields = gather(chunk.flat, first, lengths, reach, self.task.shifts)

@@ -221,8 +221,8 @@ def _open_or_prepare(
 ) -> Corpus:
     if engine is not None and num_workers is not None:
         raise InvalidValue(
-            f"num_workers is {num_workers} and engine is {engine}; num_workers is the number of "
-            "this machine's processes, so give one of both"
+            f"num_workers is {num_workers} and engine is {engine}; workers are processes of this "
+            "machine without an engine, so give only one of the two"
         )
     engine, directory = engine or Processes(num_workers), _as_directory(directory)
     origin = job.origin
@@ -276,6 +276,6 @@ def _require_tokens(job: Job, task: Task, writer: Writer) -> None:
     learnt = sum(each["learnt"] for each in writer.metadata)
     if job.template is not None and task.has_targets and not learnt:
         raise InvalidValue(
-            f"nothing of any of the {writer.examples:,} records is learnt: all weights that the "
-            "template gives are 0. Check which parts of a record it is to train on"
+            f"the template gives weight 0 to every token of all {writer.examples:,} records, so "
+            "nothing would be learnt; give a weight to the parts of a record to train on"
         )

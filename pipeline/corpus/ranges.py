@@ -114,7 +114,7 @@ def _run(
     if missing:
         raise InvalidState(
             f"{type(engine).__name__} ended without {len(missing):,} of {len(items):,} {what}, "
-            f"first {names[min(missing)]}; run again to go on"
+            f"first {names[min(missing)]}; run again to finish"
         )
 
 
@@ -170,7 +170,7 @@ class RangeFiles:
                 raise InvalidValue(f"it ends at record {at}, not {records.stop}")
         except Exception as error:  # of Arrow, or of types that are not as expected
             raise InvalidValue(
-                f"{os.fspath(path)} is not whole: {error}. Run again, and it is made anew"
+                f"{os.fspath(path)} is not whole: {error}. Run again to replace it"
             ) from error
 
 

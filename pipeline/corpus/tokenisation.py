@@ -95,8 +95,8 @@ class Job:
         if now != self.origin["source"]:
             raise InvalidValue(
                 f"the source changed while it was read ({self.source}): its fingerprint was "
-                f"{self.origin['source']} and is now {now}. Let nothing write to it meanwhile, and "
-                "run again with the source opened anew"
+                f"{self.origin['source']} and is now {now}. Stop what writes to it, open it again, "
+                "and run again"
             )
 
     def run(self, records: Sequence[int]) -> Ragged:

@@ -1,4 +1,4 @@
-"""Views of tokens for other tasks: masked, or with spans taken out; drawn anew in each epoch."""
+"""Views of tokens for other tasks: masked, or with spans taken out; drawn again for each epoch."""
 
 import numbers
 from collections.abc import Mapping, Sequence

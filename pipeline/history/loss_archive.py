@@ -79,7 +79,7 @@ class LossLog:
     """Writes the sums of losses and weights of all segments, in Arrow files of some steps each.
 
     A file has the columns `step`, uint32, `loss` and `weight`, float32. It names no examples: the
-    plan says which they are. Files of the step that the run goes on from, and of later ones, are
+    plan says which they are. Files of the step that the run resumes from, and of later ones, are
     removed.
     """
 
@@ -123,7 +123,7 @@ def _read_columns(files: StepFiles) -> Iterator[list[np.ndarray]]:
             )
         columns = pa.ipc.open_file(pa.py_buffer(content)).read_all().columns
         step, *sums = [column.to_numpy() for column in columns]
-        # A run that went on from before the end of a file has these steps in the next one.
+        # A run that resumed from before the end of a file has these steps in the next one.
         end = np.searchsorted(step, following[0]) if following else len(step)
         yield [step[:end].astype(np.int64), *(column[:end] for column in sums)]
 

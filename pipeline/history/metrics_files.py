@@ -18,7 +18,7 @@ from pipeline.fs.atomic import atomic_write, is_local, make_directory, name_full
 class MetricsFiles:
     """Appends lines to `metrics.jsonl`, and their numbers to TensorBoard events.
 
-    A run that goes on from a step removes the lines of the steps that it will run again, whose
+    A run that resumes from a step removes the lines of the steps that it will run again, whose
     seconds are `lost`, and of evaluations of steps that are not in `evaluated`. Object storage
     cannot append: there both are kept on this machine, and `flush` uploads them whole.
     """

@@ -12,7 +12,7 @@ EVERY = 10.0
 class Progress:
     """Logs how far a run is, how fast, and how long it waits for batches.
 
-    The run has `steps` steps and goes on from `step`. Of several hosts one has it `enabled`.
+    The run has `steps` steps and resumes from `step`. Of several hosts one has it `enabled`.
     """
 
     def __init__(self, steps: int, step: int, *, enabled: bool = True):

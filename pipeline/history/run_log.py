@@ -44,9 +44,9 @@ class RunLog:
 
     Args:
         workdir: has `metrics.jsonl`, `tensorboard/`, `losses/` and `summary.json`; made if missing.
-        first: the step that the run goes on from. What the log has of later ones, it removes.
+        first: the step that the run resumes from. What the log has of later ones, it removes.
         steps: steps of the run.
-        state: what `save` returned for the checkpoint that the run goes on from; default: none.
+        state: what `save` returned for the checkpoint that the run resumes from; default: none.
         peak_flops: FLOP/s of one device; 0: those in a table of devices, where it has this one.
         on_nonfinite: "stop" or "skip": what to do about a step whose `finite` is false.
 

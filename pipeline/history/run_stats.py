@@ -32,7 +32,7 @@ PEAKS = {
 
 
 class Clock:
-    """Seconds by phase, going on from those given: `with clock("compile"): …`.
+    """Seconds by phase, added to those given: `with clock("compile"): …`.
 
     Every second since it was made belongs to one phase: to the innermost block, or to "other".
 

@@ -1,4 +1,4 @@
-"""From the rows of a plan to arrays on the devices, and the state to go on from.
+"""From the rows of a plan to arrays on the devices, and the state to resume from.
 
 `Batches` builds the batches of a plan in NumPy, as a Grain data set; `Loader` transfers them, and
 `load` makes one of a corpus and options. `to_global` transfers a single batch. `rename`,

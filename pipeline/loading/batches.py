@@ -94,7 +94,7 @@ class Batches(StepDataset):
     encoder's corpus, whose tokens are inputs alone, have no `targets`.
 
     Steps count from 0 over all epochs. The length is one epoch; `repeat` gives several, or
-    endless ones, with every epoch shuffled anew. Iterators have the state of
+    endless ones, each epoch shuffled differently. Iterators have the state of
     `pipeline.loading.state`, and refuse the state of another plan or corpus, also
     after Grain's transformations.
 

@@ -104,7 +104,7 @@ class Checkpoints:
             if not self._manager.save(step, args=composite):
                 raise InvalidState(
                     f"{self._directory} holds step {self.latest}, and step {step} is not later: "
-                    "go on from that one, or save into another directory"
+                    "resume from that one, or save into another directory"
                 )
         if self._mirror:
             self._upload = self._thread.submit(self._push, self._mirror)
@@ -210,9 +210,9 @@ class Checkpoints:
     def _damaged(self, step: int, what: str) -> ValueError:
         """The error of a damaged checkpoint, with the way on."""
         directory, whole = self._directory / str(step), self._whole_before(step)
-        advice = f"no earlier checkpoint is whole: delete {directory.parent} to begin anew"
+        advice = f"no earlier checkpoint is whole: delete {directory.parent} and start again"
         if whole is not None:
-            advice = f"delete that directory to go on from step {whole:,}"
+            advice = f"delete that directory to resume from step {whole:,}"
         return InvalidValue(f"{directory} is a damaged checkpoint, or none ({what}); {advice}")
 
     def _whole_before(self, step: int) -> int | None:

@@ -232,7 +232,7 @@ def _require_from_start(ids: np.ndarray, positions: np.ndarray, convention: str)
     if len(wrong):
         row, column = wrong[0].tolist()
         raise InvalidValue(
-            f"row {row} goes on with an example at its position {int(positions[row, column])}, and "
-            f"in {convention} every segment begins at 0; load with positions='restart', or plan "
-            "with overflow='truncate' or 'drop', or with longer rows"
+            f"a segment of row {row} begins at position {int(positions[row, column])} of its "
+            f"example, and in {convention} every segment begins at 0; load with "
+            "positions='restart', or plan with overflow='truncate' or 'drop', or with longer rows"
         )

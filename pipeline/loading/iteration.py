@@ -111,7 +111,7 @@ class StepDataset(_Transformations["StepDataset"], grain.MapDataset):
             raise InvalidValue(
                 f"the plan has batches of {shapes} shapes, which batch({batch_size}) cannot stack: "
                 "give one bucket, or a batch_fn. (ElasticIterator stacks too; iterators of these "
-                "batches go on with any number of hosts without it)"
+                "batches resume on any number of hosts without it)"
             )
         steps = self._apply("batch", batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn)
         return steps._reorder(f"batch({batch_size}, drop_remainder={drop_remainder})")
@@ -148,8 +148,8 @@ def check_repeat(plan: Plan, num_epochs: int | None) -> None:
         require_whole("num_epochs", num_epochs, 1)
     if plan.finite and num_epochs not in (None, 1):
         raise InvalidValue(
-            f"num_epochs is {num_epochs}, and this plan ends once and for all; give None or "
-            "1, or ending='repeat' to go on"
+            f"num_epochs is {num_epochs}, and this plan ends for good; give None or 1, or "
+            "make the plan with ending='repeat'"
         )
 
 
@@ -318,7 +318,7 @@ class _StepIterator(grain.DatasetIterator):
         except StopIteration:
             raise
         except Exception:
-            # Grain has dropped the element without counting its step: make it anew.
+            # Grain has dropped the element without counting its step: make it again.
             self._set_next_index(self._get_next_index())
             raise
 

@@ -62,7 +62,7 @@ class Loader(grain.DatasetIterator):
     """An iterator over batches as jax.Arrays, transferred while the last step still runs.
 
     Its state is exact with batches in flight: it counts the batches that were handed out. As any
-    iterator, it goes on where it is: a second `for` continues, and after the last batch, which
+    iterator, it keeps its place: a second `for` continues there, and after the last batch, which
     `num_epochs` decides, it has none. For another pass, make another loader, or give `set_state`
     a state from before. `len` is the number of batches from the first step to the end.
 
@@ -234,7 +234,7 @@ def load(
             `jax.sharding.NamedSharding` of `[rows, length]`; None: the first local device.
         num_epochs: passes through the corpus; None: endless, or until the plan ends.
         prefetch: batches kept ready on the devices (2).
-        positions: a later piece of a split example goes on with its positions ("continue"), or
+        positions: a later piece of a split example continues its positions ("continue"), or
             begins at 0 ("restart"), so that no position reaches the length of its row.
         transform: a function of each batch of NumPy arrays before its transfer, which returns a
             dict of arrays; for example `lambda batch: pipeline.rename(batch, "maxtext")`. See
@@ -278,7 +278,8 @@ def load(
         raise InvalidType("load() needs tokens_per_batch=, to choose buckets by, or buckets=")
     if buckets is not None and (wrong := {*options} & {*FITTING} - {*PLANNING}):
         raise InvalidValue(
-            f"buckets are given, and {', '.join(sorted(wrong))} to choose them by; give one of both"
+            f"buckets are given, and {', '.join(sorted(wrong))} to choose them by; give "
+            "only one of the two"
         )
     if isinstance(corpus, str | os.PathLike):
         corpus = open_corpus(corpus)

@@ -74,8 +74,8 @@ class StateKey(NamedTuple):
         if (saved := state.get("positions", "continue")) != self.positions:
             raise InvalidValue(
                 f"the state of step {step:,} was saved with positions={saved!r} and is restored "
-                f"with positions={self.positions!r}; load with positions={saved!r} to go on, or "
-                "start anew"
+                f"with positions={self.positions!r}; load with positions={saved!r} to resume, or "
+                "start a new run"
             )
         if (saved := state.get("order", [])) != [*self.order]:
             raise InvalidValue(
@@ -87,8 +87,8 @@ class StateKey(NamedTuple):
         if changes := _changes(self._reach(step), then, now):
             raise InvalidValue(
                 f"the state of step {step:,} belongs to another plan or corpus: "
-                f"{'; '.join(changes)}. Restore it with what it was saved with, or start anew in "
-                "another directory"
+                f"{'; '.join(changes)}. Restore it with what it was saved with, or start a new run "
+                "in another directory"
             )
         return step
 
@@ -125,7 +125,7 @@ def _changes(step: int, then: list[dict], now: list[dict]) -> list[str]:
         at = min(entry["from"] for entry in both if entry)
         there = [entry is not None and entry["from"] == at for entry in both]
         for held, entry, is_there in zip((old, new), both, there, strict=True):
-            held |= entry if is_there else {}  # else it goes on under its entries before
+            held |= entry if is_there else {}  # else its earlier entries still hold
         kept = [what for what in ("corpus", "identity") if what in old and what in new]
         found = [change for what in kept for change in differences(old[what], new[what])]
         if not all(there):

@@ -35,7 +35,7 @@ def pack(
     """Packs a histogram into rows of the buckets.
 
     Buckets are filled from the longest to the shortest: segments that no shorter bucket holds open
-    a bucket's rows, shorter segments fill these rows, and the remaining ones go on to the next
+    a bucket's rows, shorter segments fill these rows, and the remaining ones go to the next
     shorter bucket. Then, from the shortest bucket to the longest, surplus rows (too few for
     another batch, or for tails) are packed again into a longer bucket. So at most one batch, of the
     longest bucket, is not full.

@@ -162,8 +162,8 @@ class Quota:
     >>> [quota.before(place) for place in range(1, 5)]
     [[1, 0], [2, 0], [2, 1], [3, 1]]
 
-    A quota may go on where others ended: `owed` has the places that each taker is owed, in parts of
-    `unit`, less those that it had too many. They are made up for as soon as possible.
+    A quota may continue where others ended: `owed` has the places that each taker is owed, in
+    parts of `unit`, less those that it had too many. They are made up for as soon as possible.
 
     >>> [Quota([1, 1], owed=[-2, 2], unit=1).before(place) for place in range(1, 5)]
     [[0, 1], [0, 2], [0, 3], [0, 4]]

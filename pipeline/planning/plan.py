@@ -169,10 +169,10 @@ class Plan:
         weights: Mapping[str, float] | None = None,
         **changes: Unpack[Changes],
     ) -> "Plan":
-        """The plan that goes on with other options from `step` on, and may change again.
+        """The plan with other options from `step` on; it may change again.
 
         No position is lost or repeated: the positions that remain of the epochs in progress at
-        `step` are planned anew, and whole epochs follow. The cost is that of planning an epoch,
+        `step` are planned again, and whole epochs follow. The cost is that of planning an epoch,
         whatever the step. Another `overflow` decides of whole epochs: what the present one has
         truncated or dropped stays so until it ends.
 
@@ -181,7 +181,7 @@ class Plan:
         >>> later.num_batches(0), later.num_batches(1), later.batch(1).bucket
         (2, 1, Bucket(rows=2, length=8))
 
-        If only `weights` change, every corpus goes on where it is.
+        If only `weights` change, every corpus keeps its place.
 
         Args:
             step: the first step that may differ, from 0; not before an earlier change of options,
@@ -196,7 +196,7 @@ class Plan:
             weights: with several corpora, the weights by name from `step` on; later phases are
                 removed. Default None: the present weights and later phases.
             **changes: `buckets`, and any other keyword of `Plan` except `ending`. The rest of the
-                epoch is planned anew even if a value stays the same.
+                epoch is planned again even if a value stays the same.
 
         Raises:
             ValueError: an argument is not as above, the plan ends before `step`, or `Plan` raises

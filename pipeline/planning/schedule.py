@@ -251,10 +251,10 @@ class Schedule:
     def _interval_in_shares(
         self, start: int, batches: np.ndarray, rows: np.ndarray, owed: Sequence[Sequence[int]]
     ) -> Interval:
-        """The interval from `start` on, in which the present passes of all streams go on.
+        """The interval from `start` on, in which the present passes of all streams continue.
 
         Weights give the pace of a pass, and its pace the rows of each bucket. What streams are owed
-        goes on from interval to interval: a small share of a short one would never have a row.
+        is kept from interval to interval: a small share of a short one would never have a row.
         """
         per_batch = self._rows.tolist()
         unit = PACE * math.lcm(*per_batch)

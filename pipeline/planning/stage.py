@@ -171,7 +171,7 @@ class Stage:
         more = np.setdiff1d(more, np.concatenate(excluded))
         new = options.as_json(changes) if changes else {}
         new |= {"exclude": more.tolist()} if len(more) else {}
-        # With other weights and new corpora alone, the streams go on as they are.
+        # With other weights and new corpora alone, the streams stay as they are.
         replan = shares is None or bool(new)
         new |= _weights_as_json(shares) if weights is not None else {}
         new |= {"examples": count} if count > self.num_examples else {}
@@ -245,9 +245,9 @@ def _make_streams(
         options: the options of the plan.
         excluded: the examples to leave out in addition, numbered over all corpora.
         cache: the windows of the plan.
-        before: the streams of the first corpora, which go on.
+        before: the streams of the first corpora, which continue.
         rows: int64 [buckets, streams], the rows that were taken of them, if the rest of their
-            epochs is to be planned anew.
+            epochs is to be planned again.
     """
     window = min(options.window, max(options.window // len(members), LEAST_WINDOW))
     own = dataclasses.replace(options, window=window)
@@ -280,9 +280,9 @@ def _make_streams(
 def _check_options(options: Options, *, several: bool) -> None:
     if several and len(options.groups) < len(options.buckets):
         raise InvalidValue(
-            f"buckets are {', '.join(map(str, options.buckets))}; of those of equal length, the "
-            "further ones are for the last batches of an epoch, and a plan with weights goes on; "
-            "give one bucket of each length"
+            f"buckets are {', '.join(map(str, options.buckets))}; a second one of a length is for "
+            "the last batches of an epoch, which a plan with weights does not have; give one "
+            "bucket of each length"
         )
     if several:
         return

@@ -485,7 +485,7 @@ class Stream:
         lengths: Lengths,
         options: Options,
     ) -> "Stream":
-        """The stream that goes on after some rows, with the rest of open epochs planned anew.
+        """The stream after some rows, with the rest of open epochs planned again.
 
         `lengths` may have new examples at its end; they join the latest epoch in progress.
         """

@@ -289,6 +289,6 @@ def _require_whole(example: np.ndarray, start: np.ndarray, size: np.ndarray, cou
     if (wrong := np.flatnonzero(start != due)).size:
         at = wrong[0]
         raise InvalidValue(
-            f"results go on with example {example[at]} at its position {start[at]}, and position "
+            f"results of example {example[at]} continue at its position {start[at]}, and position "
             f"{due[at]} is next; give each batch of a pass once"
         )

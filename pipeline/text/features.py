@@ -266,7 +266,7 @@ def zip_columns(columns: Mapping[str, Iterable[Any]]) -> Iterator[tuple[int, dic
             return
         if ended:
             raise InvalidValue(
-                f"the column {ended[0]!r} ends after {number:,} examples, and others go on; each "
+                f"the column {ended[0]!r} ends after {number:,} examples, before the others; each "
                 "column has one entry for each example"
             )
         yield number, entries

@@ -49,7 +49,7 @@ class Run(contextlib.ExitStack):
         config: the config, with what the past of the run decides: its seed, and fields
             that are None.
         workdir: the argument, as a path.
-        first_step: the step that the run goes on from; 0 for a new run.
+        first_step: the step that the run resumes from; 0 for a new run.
         finished: whether all steps are done.
         mesh: of all devices; it is JAX's default inside the block.
         layout: `sharding` and `context_order`, as `Batches` takes them.
@@ -205,7 +205,7 @@ class Run(contextlib.ExitStack):
     ) -> Any:
         """The state to begin with; from here on, steps are logged, and signals noted.
 
-        It is that of the last checkpoint, from which the loader goes on, too. For a new run it is
+        It is that of the last checkpoint, from which the loader resumes, too. For a new run it is
         `initialise(key)`, a jitted function, with the parameters of `config.start_from` if that is
         given. The run watches for compilations of the steps. `flops` gives the operations of a
         planned batch.

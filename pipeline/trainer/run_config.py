@@ -25,7 +25,7 @@ flatten = functools.partial(flatten_dict, sep=".")
 
 DECAY = "optimizer.decay_steps"
 
-# A run may go on with other values of these fields. `batches`, `seed` and `schedule` change as the
+# A run may resume with other values of these fields. `batches`, `seed` and `schedule` change as the
 # schedule says; any other change makes it another run.
 MAY_CHANGE = {
     *("steps", "mesh", "context_order", "microbatches", "memory_budget", "skip_steps", "cache"),
@@ -71,7 +71,7 @@ def show_field(fields: Mapping[str, Any], name: str, missing: str = NONE) -> str
 
 
 def require_same(run: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a config that are None, as the run has them, if it can go on under this config.
+    """The fields of a config that are None, as the run has them, if it can resume under this one.
 
     Where a run may change a field, None has a meaning of its own, but for the length of the decay.
 

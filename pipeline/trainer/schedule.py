@@ -95,7 +95,7 @@ class Schedule:
 
         Args:
             state: `as_json()` of the run's schedule, from its checkpoint; None: a new run.
-            step: the step that the run goes on from.
+            step: the step that the run resumes from.
             change: options that change at `step`, as a JSON object, or where `Plan.next_block`
                 says; a change that was asked for last time, or is in force, is not made again.
 
@@ -225,7 +225,7 @@ class Schedule:
             change.step = Plan.replay(corpus, arguments[:number]).next_block(change.step)
             arguments[number] = change.step, change.plan
         plan = Plan.replay(corpus, arguments)
-        for number in new if 0 not in new else ():  # the run goes on
+        for number in new if 0 not in new else ():  # the run resumes
             step, options = self.entries[number].step, self.entries[number].options
             logger.info("changed from step %s on: %s", f"{step:,}", describe_changes(options))
         return plan

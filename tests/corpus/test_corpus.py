@@ -123,7 +123,7 @@ def test_a_piece_beyond_its_example_is_refused(corpus, piece, sentence):
         corpus.read(*[[number] for number in piece])
     with pytest.raises(IndexError):
         corpus[len(corpus)]
-    with pytest.raises(ValueError, match="a piece has length 3 and reach -1"):
+    with pytest.raises(ValueError, match="reach is -1 for a piece of length 3"):
         corpus.read([1], [0], [3], [-1])
 
 

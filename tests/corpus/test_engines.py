@@ -111,7 +111,7 @@ def test_files_of_others_in_the_folder_of_ranges_stay(source, tmp_path):
         (
             prepare,
             {"engine": Broken(11)},
-            r"Broken ended without \d+ of \d+ parts, first part-00001.arrow; run again to go on",
+            r"Broken ended without \d+ of \d+ parts, first part-00001.arrow; run again to finish",
         ),
         (prepare, {"engine": Twice(), "num_workers": 2}, "num_workers is 2 and engine is"),
         (prepare, {"on_error": "ignore"}, "on_error is 'ignore'; it must be one of raise, skip"),

@@ -74,7 +74,7 @@ def test_what_is_no_list_of_ids_is_refused(tmp_path):
     np.save(tmp_path / "tokens.npy", np.arange(5))
     for name, offsets in (("far", [0, 6]), ("back", [0, 3, 2]), ("none", [0])):
         np.save(tmp_path / f"{name}.npy", np.array(offsets))
-        with pytest.raises(ValueError, match=f"{name}.npy are no offsets of 5 tokens"):
+        with pytest.raises(ValueError, match=f"{name}.npy does not hold offsets into 5 tokens"):
             InPlace.npy(tmp_path / "tokens.npy", tmp_path / f"{name}.npy")
     np.save(tmp_path / "floats.npy", np.zeros(3))
     with pytest.raises(ValueError, match=r"shape .3,. and dtype float64; it must be"):

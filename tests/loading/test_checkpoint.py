@@ -1,4 +1,4 @@
-"""Checkpoints in a loop of one's own, and damaged ones: a sentence that says where to go on."""
+"""Checkpoints in a loop of one's own, and damaged ones: a sentence that says where to resume."""
 
 import re
 import shutil
@@ -102,7 +102,7 @@ def test_a_damaged_checkpoint_is_named_with_the_step_to_go_on_from(directory, da
         restore(directory)
     text = str(error.value)
     assert text.startswith(f"{directory / '12'} is a damaged checkpoint, or none (")
-    assert text.endswith("; delete that directory to go on from step 8")
+    assert text.endswith("; delete that directory to resume from step 8")
     assert "\n" not in text
     # The advice is right.
     shutil.rmtree(directory / "12")
@@ -116,7 +116,7 @@ def test_a_stray_directory_is_named_and_damaged_steps_are_not_advised(directory)
         restore(directory)
     for step in (4, 8):
         (directory / f"{step}/run/metadata").write_text("{")
-    with pytest.raises(ValueError, match=rf"no earlier .*: delete {directory} to begin"):
+    with pytest.raises(ValueError, match=rf"no earlier .*: delete {directory} and start"):
         restore(directory)
 
 
@@ -205,7 +205,7 @@ def test_only_checkpoints_are_deleted_and_a_save_that_orbax_leaves_out_is_an_err
     with Checkpoints(tmp_path, keep=1) as checkpoints:
         for step in (6, 7):
             checkpoints.save(step, {"a": jnp.arange(3.0)}, data={"step": step})
-        with pytest.raises(RuntimeError, match="holds step 7, and step 4 is not later: go on from"):
+        with pytest.raises(RuntimeError, match="holds step 7, and step 4 is not later: resume"):
             checkpoints.save(4, {"a": jnp.arange(3.0)}, data={"step": 4})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["5", "7", "best", "notes"]
     assert all((tmp_path / name / "x").read_text() == "mine" for name in ("5", "best", "notes"))

@@ -93,7 +93,7 @@ def test_huggingface_has_names_for_both_sides_of_pairs():
         (
             BATCH | {"inputs_positions": np.array([[7, 8, 0, 0]])},
             "huggingface",
-            "goes on with .* at its position 7.* positions='restart', or plan with overflow='trunc",
+            "a segment of row 0 begins at position 7.* positions='restart', or plan",
         ),
         *(
             (ALONE | {"loss_weights": ALONE["loss_weights"] / 2}, name, r"loss_weights holds 0\.5")

@@ -139,7 +139,7 @@ def test_without_tails_nothing_is_changed_and_with_them_the_whole_batches_of_one
         ValueError, match="buckets are 4x64, 16x64; they must ascend by length, and"
     ):
         Plan(LENGTHS, [Bucket(4, 64), Bucket(16, 64)])
-    with pytest.raises(ValueError, match="buckets are 16x64, 4x64; of those of equal length"):
+    with pytest.raises(ValueError, match="buckets are 16x64, 4x64; a second one of a length"):
         Plan({"a": LENGTHS}, [Bucket(16, 64), Bucket(4, 64)], weights={"a": 1})
     assert Plan(LENGTHS, tailed.buckets).fingerprint == tailed.fingerprint
 

@@ -154,7 +154,7 @@ def test_a_record_that_does_not_suit_is_named(tmp_path, record, template, senten
         ([[1, 1]], "weights of example 0 has shape .2,.; .* each of its 3 tokens"),
         ([[1, -1, 1]], r"weights of example 0 hold -1\.0; a weight is a finite number"),
         ([[1, 1, np.nan]], "weights of example 0 holds NaN"),
-        ([], "the column 'weights' ends after 0 examples, and others go on"),
+        ([], "the column 'weights' ends after 0 examples, before the others"),
     ],
 )
 def test_weights_that_are_none_are_refused(tmp_path, weights, sentence):

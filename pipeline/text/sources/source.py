@@ -160,7 +160,7 @@ class Concatenated(PartedSource):
 class Slice(PartedSource):
     """The records of `source` from fraction `begin` up to fraction `end`.
 
-    Slices that share a bound share no record and leave none out.
+    Slices that share a bound share no record and omit none.
 
     >>> letters = [{"text": letter} for letter in "abcdefg"]
     >>> [len(Slice(letters, 0.0, 0.9)), len(Slice(letters, 0.9, 1.0))]
