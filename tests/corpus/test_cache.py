@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -28,6 +29,23 @@ def examples(seed, number=2400):
     rng = np.random.default_rng(seed)
     lengths = np.clip(rng.lognormal(4, 0.8, number), 2, 256).astype(int)
     return [rng.integers(1, 1000, length).astype(np.int32) for length in lengths]
+
+
+@pytest.fixture(autouse=True)
+def _fetching_ends(monkeypatch):
+    """Threads that fetch for a test end with it: else they ask for work beside all later tests."""
+    follow, over = cache_module.PartCache.follow, []
+    monkeypatch.setattr(
+        cache_module.PartCache,
+        "follow",
+        lambda self, demand: follow(self, lambda: None if over else demand()),
+    )
+    yield
+    over.append(True)
+    for thread in threading.enumerate():
+        if thread.name == "part-cache":
+            thread.join(10)
+            assert not thread.is_alive()
 
 
 @pytest.fixture(scope="module")
