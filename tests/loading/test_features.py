@@ -140,7 +140,7 @@ def cases(draw):
 
 
 @given(cases(), st.sampled_from(["continue", "restart"]))
-@settings(max_examples=80)
+@settings(max_examples=50)
 def test_every_segment_has_the_features_of_its_example(case, positions):
     kind, sizes, buckets, options, names = case
     corpus, values = corpus_of(kind, sizes)

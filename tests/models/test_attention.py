@@ -64,10 +64,11 @@ def assert_close(found, expected, tolerance):
 
 
 def assert_equals_dense(implementation, ids, causal, window, dtype, tolerance, **options):
-    inputs, options = arrays(ids, ids, dtype=dtype), options | {"causal": causal, "window": window}
-    exact = [x.astype(jnp.float32) for x in inputs]
-    dense = value_and_gradients(*exact, ids, None, **options, implementation="dense")
-    found = value_and_gradients(*inputs, ids, None, **options, implementation=implementation)
+    inputs, options = arrays(ids, ids, dtype=dtype), options | {"implementation": implementation}
+    order = {"causal": causal, "window": window}
+    exact = [np.asarray(x, np.float32) for x in inputs]
+    dense = value_and_gradients(*exact, ids, None, **order, implementation="dense")
+    found = value_and_gradients(*inputs, ids, None, **order, **options)
     assert found[0].dtype == jnp.dtype(dtype)
     assert_close(found, dense, tolerance)
 

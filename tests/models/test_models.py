@@ -20,9 +20,15 @@ from models.parameters import decay_mask, parameter_shardings
 from models.splash import splash_available
 
 CONFIG = TransformerConfig(
-    vocab_size=50, num_layers=2, width=32, num_heads=4, num_kv_heads=2, mlp_width=48,
-    attention="blocked", scan_layers=True,
-)  # fmt: skip
+    vocab_size=50,
+    num_layers=2,
+    width=64,
+    num_heads=4,
+    num_kv_heads=2,
+    mlp_width=48,
+    attention="blocked",
+    scan_layers=True,
+)  # fmt: skip  (kernels want heads of 16 or more)
 KINDS = {"decoder": Decoder, "encoder": Encoder, "encoder–decoder": EncoderDecoder}
 LENGTHS = (9, 4, 7)
 SPLASH = pytest.param(
@@ -30,17 +36,21 @@ SPLASH = pytest.param(
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _quickly_compiled():
-    # Compiling is most of what these tests do.
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+# Compiling is most of what these tests do, so they share programs, and compare results in NumPy.
 
 
 @cache
-def split_model(kind, config):
-    return nnx.split(KINDS[kind](config, rngs=nnx.Rngs(0)))
+def abstract_model(kind, config):
+    """A model's graph and the shapes of its state."""
+    return nnx.split(nnx.eval_shape(lambda: KINDS[kind](config, rngs=nnx.Rngs(0))))
+
+
+@cache
+def state_of(kind, config=CONFIG):
+    """A model's state, which one program makes, whatever its attention."""
+    if config != CONFIG and replace(config, attention=CONFIG.attention) == CONFIG:
+        return state_of(kind)
+    return jax.jit(lambda: nnx.split(KINDS[kind](config, rngs=nnx.Rngs(0)))[1])()
 
 
 def rows_of(examples, length, *, first_positions=None):
@@ -67,15 +77,10 @@ def packed(examples, length=24):
     return [rows_of([pair[side] for pair in examples], length) for side in (0, 1)]
 
 
-@partial(jax.jit, static_argnums=(0, 3))
-def token_nll(kind, state, batch, config=CONFIG):
-    return losses(kind, state, batch, config)[0]
-
-
 def losses(kind, state, batch, config=CONFIG):
     """Per-token losses [1, L] and the side of the batch they belong to."""
     inputs, targets = batch
-    model = nnx.merge(split_model(kind, config)[0], state)
+    model = nnx.merge(abstract_model(kind, config)[0], state)
     first = inputs["tokens"], inputs["ids"], inputs["positions"]
     if kind == "encoder–decoder":
         logits = model(*first, targets["tokens"], targets["ids"], targets["positions"])
@@ -83,10 +88,13 @@ def losses(kind, state, batch, config=CONFIG):
     return token_losses(model(*first), inputs["next"]), inputs
 
 
-@partial(jax.jit, static_argnums=(0, 3))
 def loss_and_gradient(kind, state, batch, config=CONFIG):
-    """Token losses, and the gradient of their weighted sum."""
+    """Token losses, and the gradient of their weighted sum, in NumPy."""
+    return jax.device_get(_loss_and_gradient(kind, state, batch, config))
 
+
+@partial(jax.jit, static_argnums=(0, 3))
+def _loss_and_gradient(kind, state, batch, config):
     def weighted(state):
         nll, side = losses(kind, state, batch, config)
         return jnp.sum(nll * side["weights"]), nll
@@ -98,9 +106,7 @@ def loss_and_gradient(kind, state, batch, config=CONFIG):
 @pytest.mark.parametrize("attention", ["dense", "blocked"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_examples_have_the_losses_and_gradients_they_have_alone(kind, attention):
-    config = replace(CONFIG, attention=attention)
-    state = split_model(kind, config)[1]
-    examples = examples_of()
+    config, state, examples = replace(CONFIG, attention=attention), state_of(kind), examples_of()
     side = 1 if kind == "encoder–decoder" else 0
     together, gradient = loss_and_gradient(kind, state, packed(examples), config)
     alone = [loss_and_gradient(kind, state, packed([pair]), config) for pair in examples]
@@ -119,12 +125,11 @@ def test_packed_examples_have_the_losses_and_gradients_they_have_alone(kind, att
 @pytest.mark.parametrize("attention", ["dense", "blocked", SPLASH])
 @pytest.mark.parametrize("kind", KINDS)
 def test_changing_one_document_changes_nothing_in_another(kind, attention):
-    config = replace(CONFIG, attention=attention, width=64)  # kernels want heads of 16 or more
-    state = split_model(kind, config)[1]
+    config, state = replace(CONFIG, attention=attention), state_of(kind)
     first, second, third = examples_of()
     other = [(example + 1) % 49 + 1 for example in second]
-    before = token_nll(kind, state, packed([first, second, third]), config)
-    after = token_nll(kind, state, packed([first, other, third]), config)
+    before, _ = loss_and_gradient(kind, state, packed([first, second, third]), config)
+    after, _ = loss_and_gradient(kind, state, packed([first, other, third]), config)
     side = 1 if kind == "encoder–decoder" else 0
     begin, end = len(first[side]), len(first[side]) + len(second[side])
     elsewhere = np.r_[0:begin, end:24]
@@ -134,14 +139,13 @@ def test_changing_one_document_changes_nothing_in_another(kind, attention):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_of_padding_alone_are_finite_and_teach_nothing(kind):
-    state = split_model(kind, CONFIG)[1]
-    nll, gradient = loss_and_gradient(kind, state, packed([]))
+    nll, gradient = loss_and_gradient(kind, state_of(kind), packed([]))
     assert np.isfinite(nll).all()
     assert all((leaf == 0).all() for leaf in jax.tree.leaves(gradient))
 
 
 def test_a_split_document_keeps_its_positions_but_loses_sight_of_the_first_piece():
-    state = split_model("decoder", CONFIG)[1]
+    state = state_of("decoder")
     rows = packed(examples_of()[:1])
     later = [side | {"positions": side["positions"] + 1000} for side in rows]
     near, far = (loss_and_gradient("decoder", state, batch)[0] for batch in (rows, later))
@@ -152,13 +156,12 @@ def test_a_split_document_keeps_its_positions_but_loses_sight_of_the_first_piece
 @pytest.mark.slow
 def test_scanned_and_rematerialised_layers_compute_the_same():
     config = replace(CONFIG, scan_layers=False, remat=True)
-    state = split_model("decoder", config)[1]
+    state = state_of("decoder", config)
     layers = [state["transformer"]["layers"][i] for i in range(CONFIG.num_layers)]
     stacked = jax.tree.map(lambda *parts: jnp.stack(parts), *layers)
     same = nnx.State(dict(state))
     same["transformer"] = nnx.State(dict(state["transformer"]) | {"layers": stacked})
-    _, scanned = split_model("decoder", CONFIG)
-    assert jax.tree.map(jnp.shape, same) == jax.tree.map(jnp.shape, scanned)
+    assert jax.tree.map(jnp.shape, same) == jax.tree.map(jnp.shape, state_of("decoder"))
 
     batch = packed(examples_of())
     expected, expected_gradient = loss_and_gradient("decoder", state, batch, config)
@@ -171,23 +174,26 @@ def test_scanned_and_rematerialised_layers_compute_the_same():
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_low_precision_keeps_float32_parameters_and_logits(dtype):
     config = replace(CONFIG, dtype=dtype)
-    graph, state = split_model("decoder", config)
-    inputs, _ = packed(examples_of())
-    model = nnx.merge(graph, state)
+    graph, abstract = abstract_model("decoder", config)
+    inputs, _ = batch = packed(examples_of())
     arguments = inputs["tokens"], inputs["ids"], inputs["positions"]
-    assert jax.eval_shape(model, *arguments).dtype == jnp.float32
-    hidden = jax.eval_shape(model.transformer, model.embedding(arguments[0]), *arguments[1:])
-    assert hidden.dtype == dtype
-    assert {leaf.dtype for leaf in jax.tree.leaves(state)} == {jnp.dtype("float32")}
-    exact, rough = (token_nll("decoder", state, packed(examples_of()), c) for c in (CONFIG, config))
+
+    def hidden(state):
+        model = nnx.merge(graph, state)
+        return model.transformer(model.embedding(arguments[0]), *arguments[1:])
+
+    logits = jax.eval_shape(lambda state: nnx.merge(graph, state)(*arguments), abstract)
+    assert (logits.dtype, jax.eval_shape(hidden, abstract).dtype) == (jnp.float32, dtype)
+    assert {leaf.dtype for leaf in jax.tree.leaves(abstract)} == {jnp.dtype("float32")}
+    exact, _ = loss_and_gradient("decoder", state_of("decoder"), batch)
+    rough = jax.jit(lambda state: losses("decoder", state, batch, config)[0])(state_of("decoder"))
     np.testing.assert_allclose(rough, exact, atol=0.05)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fresh_model_knows_nothing(kind):
     """The first loss is that of a uniform guess, so nothing has to be unlearnt."""
-    config = replace(CONFIG, width=128)
-    nll = token_nll(kind, split_model(kind, config)[1], packed(examples_of()), config)
+    nll, _ = loss_and_gradient(kind, state_of(kind), packed(examples_of()))
     side = 1 if kind == "encoder–decoder" else 0
     real = packed(examples_of())[side]["weights"][0] > 0
     assert np.mean(nll[0, real]) == pytest.approx(np.log(50), abs=0.3)
@@ -197,7 +203,7 @@ def test_a_fresh_model_knows_nothing(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_parameter_has_a_place_on_a_mesh_and_decay_by_kind(kind, scan_layers):
     config = replace(CONFIG, scan_layers=scan_layers)
-    _, state = split_model(kind, config)
+    _, state = abstract_model(kind, config)
     mesh = jax.make_mesh((1, 1, 1), ("data", "fsdp", "tensor"))
     shardings = jax.tree_util.tree_leaves_with_path(parameter_shardings(state, mesh))
     decays = jax.tree.leaves(decay_mask(state))
@@ -221,8 +227,8 @@ def test_every_parameter_has_a_place_on_a_mesh_and_decay_by_kind(kind, scan_laye
     ids=["adafactor", "adamw", "muon", "lion", "sgd", "sm3"],
 )
 def test_the_state_of_an_optimizer_is_split_as_its_parameters_or_whole(optimizer, scan_layers):
-    _, state = split_model("decoder", replace(CONFIG, scan_layers=scan_layers))
-    params = nnx.to_pure_dict(state)
+    config = replace(CONFIG, scan_layers=scan_layers, num_layers=1 + scan_layers)
+    params = nnx.to_pure_dict(state_of("decoder", config))
 
     def update(params):
         state = optimizer.init(params)

@@ -192,7 +192,7 @@ def test_patterns_beside_a_corpus_are_an_input_and_wrong_ones_are_refused(tmp_pa
 @pytest.fixture
 def two_corpora(examples, tmp_path):
     """Opens two corpora, stored in `first` and `second`, anew."""
-    for name, some in (("first", examples[:200]), ("second", examples[200:])):
+    for name, some in (("first", examples[:80]), ("second", examples[200:240])):
         pipeline.Corpus.from_arrays(some, tmp_path / name, vocab_size=1000)
     names = "first", "second"
     return lambda: pipeline.Corpora({n: pipeline.Corpus.open(tmp_path / n) for n in names})
@@ -232,17 +232,18 @@ def test_what_is_left_of_several_corpora_is_searched_once(
     assert Plan.replay(two_corpora(), changes).fingerprint == first.fingerprint
 
 
-@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS])
-def test_a_corpus_that_cannot_be_written_is_solved_each_time(
-    code, examples, tmp_path, buckets, monkeypatch
-):
+def test_a_corpus_that_cannot_be_written_is_solved_each_time(tmp_path, monkeypatch):
+    codes = iter([errno.EACCES, errno.EROFS])
+
     def refuse(path, **options):
+        code = next(codes)
         raise OSError(code, os.strerror(code), str(path))
 
-    corpus = pipeline.Corpus.from_arrays(examples, tmp_path)
+    corpus = pipeline.Corpus.from_arrays([np.arange(n) for n in (5, 5, 4, 4, 4, 4)], tmp_path)
     monkeypatch.setattr("pipeline.corpus.corpus.atomic_write", refuse)  # root may write anywhere
-    plans = [Plan(corpus, buckets, packing="optimal") for _ in range(2)]
-    assert plans[0].fingerprint == plans[1].fingerprint
+    first, second = (Plan(corpus, [Bucket(1, 10)], packing="optimal") for _ in range(2))
+    assert first.fingerprint == second.fingerprint
+    assert list(codes) == []
     assert list(tmp_path.glob("packing-*")) == []
 
 
