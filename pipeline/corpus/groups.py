@@ -69,7 +69,7 @@ class Groups(SingleCorpus):
         begin = np.append(-1, roots)[np.cumsum(self._above == 0)]  # of the group of each node
         parent = np.arange(len(nodes)) - self._above
         if not ((begin >= 0) & (self._above >= 0) & (parent >= begin)).all():
-            raise InvalidValue(f"{nodes!r} is damaged: its nodes make no groups; prepare it anew")
+            raise InvalidValue(f"{nodes!r} is damaged: its nodes make no groups; prepare it again")
         self._lay_out()
         self._max_length = max_length
         if max_length is not None:

@@ -15,7 +15,6 @@ from pipeline import (
     Batches,
     Bucket,
     Corpora,
-    Corpus,
     Examples,
     Feature,
     Masked,
@@ -174,18 +173,6 @@ def test_every_segment_has_the_features_of_its_example(case, positions):
         nothing = pipeline.PlannedBatch(bucket, no_segments)
         room = options["max_segments"] or plan.most_segments()[bucket]
         assert_same(empty, slow_features(features, values, nothing, room))
-
-
-def test_stored_features_are_in_batches_as_those_in_memory(tmp_path):
-    columns = columns_of(np.random.default_rng(1).integers(0, 30, 60))
-    corpus = Corpus.from_arrays(columns, tmp_path / "corpus", features=FEATURES)
-    ranged = Corpus.open(corpus.directory, memory_map=False)
-    plan = Plan(corpus, [Bucket(4, 8), Bucket(4, 24)])
-    memory, *stored = (Batches(each, plan) for each in (examples_of(columns), corpus, ranged))
-    for step in range(len(memory)):
-        for batches in stored:
-            assert list(batches[step]) == list(memory[step])
-            assert_same(batches[step], memory[step])
 
 
 # ---- pairs

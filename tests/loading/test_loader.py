@@ -460,30 +460,6 @@ def test_a_loader_says_what_it_loads(corpus, buckets):
     assert digest not in repr(Batches(corpus, Plan(corpus, buckets, seed=1)))
 
 
-def test_ranged_reads_build_the_same_batches_as_maps(corpus, buckets):
-    ranged = pipeline.Corpus.open(corpus.directory, memory_map=False)
-    plan = Plan(corpus, buckets, packing="none")  # much padding, which must be 0
-    mapped, read = Batches(corpus, plan), Batches(ranged, plan)
-    for number in range(0, len(mapped), 3):
-        require_same(read[number], mapped[number])
-
-
-def test_batches_have_the_same_fields_where_some_corpora_have_weights(tmp_path):
-    texts = [list(range(1, 9))] * 12
-    plain = pipeline.Corpus.from_arrays(texts, tmp_path / "plain")
-    weights = [[0.5] * 8] * 12
-    weighted = pipeline.Corpus.from_arrays(
-        {"tokens": texts, "weights": weights}, tmp_path / "weighted"
-    )
-    joined = pipeline.Corpora({"plain": plain, "weighted": weighted})
-    batches = Batches(joined, Plan(joined, [Bucket(1, 7)]))
-    assert {frozenset(batches[step]) for step in range(24)} == {
-        frozenset(batches.empty(Bucket(1, 7)))
-    }
-    seen = [float(batches[step]["loss_weights"].mean()) for step in range(24)]
-    assert sorted(seen) == [0.5] * 12 + [1] * 12
-
-
 def test_a_mesh_stands_for_the_usual_layout_everywhere(corpus, buckets):
     mesh = auto_mesh((2, 2), ("context", "fsdp"))
     usual = NamedSharding(mesh, PartitionSpec(("fsdp",), "context"))

@@ -97,17 +97,6 @@ def test_states_resume_of_other_kinds_of_corpora(kind, corpus, both, pairs):
     resumes_on_1_2_and_4_hosts(given, plan, changes)
 
 
-def test_rows_of_a_mixture_are_shared_by_three_hosts_after_a_change(both):
-    plan = change_mixture(both)
-    late = plan.between(4)
-    assert late.buckets == (Bucket(12, 64),)
-    three = [Batches(both, late, process_index=host, process_count=3) for host in range(3)]
-    for step in (4, 8, 9, 33):
-        for name, values in Batches(both, plan)[step].items():
-            together = np.concatenate([part[step][name] for part in three])
-            np.testing.assert_array_equal(together, values)
-
-
 @pytest.mark.parametrize("weights", [{}, {"weights": {"first": 3, "new": 1}}])
 def test_a_state_knows_which_corpora_there_were(weights, corpus, both):
     few = pipeline.Corpora({"first": corpus}) if weights else corpus

@@ -62,24 +62,6 @@ def test_rows_have_the_pieces_of_the_histogram_and_room_for_their_places(sizes, 
     assert number <= few + 2 * np.count_nonzero(counts)
 
 
-@pytest.mark.parametrize(("lengths", "buckets"), [(LENGTHS, BUCKETS), (PAIRS, TWO)])
-@pytest.mark.parametrize("options", [{}, {"window": 100}, {"tiers": 3}, {"packing": "none"}])
-def test_figures_are_those_of_the_batches(lengths, buckets, options):
-    plan = Plan(lengths, buckets, align=16, **options)
-    batches = [plan.batch(step) for step in range(plan.num_batches())]
-    for batch in batches:
-        assert_batch_fits(batch, {"buckets": buckets, "align": 16, **options}, plan)
-    tokens = sum(batch.num_tokens for batch in batches)
-    assert plan.num_tokens == tokens == lengths[lengths.reshape(600, -1)[:, -1] > 0].sum()
-    assert plan.padding == 1 - tokens / sum(batch.bucket.positions for batch in batches)
-    rows = {
-        each: sum(len({*b.segments[:, 0]}) for b in batches if b.bucket == each) for each in buckets
-    }
-    for bucket, number in rows.items():
-        assert f"{bucket}" in str(plan)
-        assert f"{number:,}" in str(plan)
-
-
 def test_a_plan_with_optimal_packing_is_aligned_and_knows_its_bound():
     pytest.importorskip("scipy")
     plans = [Plan(LENGTHS, BUCKETS, align=16, packing=each) for each in ("best_fit", "optimal")]
@@ -117,20 +99,6 @@ def test_overlong_examples_are_cut_where_they_are_without_alignment(overflow):
 
     assert pieces(plain) == pieces(aligned)
     assert plain.max_position == aligned.max_position
-
-
-def test_a_plan_may_change_its_alignment_at_every_step():
-    plan = Plan(LENGTHS[:60], BUCKETS, align=16)
-    for step in range(plan.num_batches() + 2):
-        for align in (1, 64):
-            later = plan.after(step, align=align)
-            batches = [later.batch(at) for at in range(later.first_step(2))]
-            assert [batch.align for batch in batches[:step]] == [16] * step
-            assert {batch.align for batch in batches[step:]} == {align}
-            for epoch in (0, 1):
-                had = np.concatenate([b.segments[:, 1] for b in batches if b.epoch == epoch])
-                assert sorted(had) == [*range(60)]
-            assert Plan.replay(LENGTHS[:60], later.changes).fingerprint == later.fingerprint
 
 
 def test_lengths_of_buckets_are_multiples_and_the_option_is_in_the_identity():

@@ -1,7 +1,6 @@
 """Tails: smaller batches for the last rows of an epoch, and nothing else is changed by them."""
 
 import itertools
-import json
 
 import numpy as np
 import pytest
@@ -106,28 +105,6 @@ def test_pairs_have_tails():
     used = [plan.batch(step).bucket for step in range(plan.first_step(2))]
     assert {*used} == {*buckets}
     assert used[: len(used) // 2] == sorted(used[: len(used) // 2], reverse=True)
-
-
-@pytest.mark.parametrize("options", [{}, {"tiers": 3, "align": 8}])
-def test_a_plan_with_tails_may_change_at_every_step(options):
-    lengths = LENGTHS[:120]
-    plan = Plan(lengths, TAILED, **options)
-    changes = {"buckets": [Bucket(4, 64), Bucket(1, 64)]}, {"seed": 2}, {"align": 16}
-    every = range(2 * plan.num_batches() + 1)
-    steps = [step for step in every if plan.next_block(step) == step]
-    for step, change in zip(steps, itertools.cycle(changes), strict=False):
-        later = plan.after(step, **change)
-        account = Account(lengths, 0, {"buckets": TAILED, "overflow": "split"})
-        last = later.first_step(later.first_whole_epoch + 1) - 1
-        for at in range(last + 1):
-            batch = later.batch(at)
-            assert batch.bucket in later.batches_per_bucket
-            account.take(batch.epoch, batch.segments[:, 1:])
-        assert all(account.over)
-        assert len(account.over) == later.first_whole_epoch + 1
-        changed = Plan.replay(lengths, json.loads(json.dumps(later.changes)))
-        assert changed.fingerprint == later.fingerprint
-        assert changed.batch(last).digest == later.batch(last).digest
 
 
 def test_without_tails_nothing_is_changed_and_with_them_the_whole_batches_of_one_length_stay():
