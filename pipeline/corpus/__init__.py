@@ -9,6 +9,7 @@ from pipeline.corpus.copies import duplicates
 from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.examples import Examples
+from pipeline.corpus.groups import Groups
 from pipeline.corpus.in_place import InPlace
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.on_read import tokenize_on_read
@@ -25,6 +26,7 @@ __all__ = [
     "Corpora",
     "Corpus",
     "Examples",
+    "Groups",
     "InPlace",
     "Masked",
     "Pairs",

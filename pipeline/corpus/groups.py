@@ -227,6 +227,18 @@ class Groups(SingleCorpus):
         del more[TOKENS], more[ABOVE]
         return Groups(self.nodes.with_features(more, features=known), self._max_length)
 
+    def decode(self, index: int) -> str:
+        """The text of a group: a line for each node, indented below those that it goes on from."""
+        if self.tokenizer is None:
+            raise InvalidValue(f"{self!r:.200} was made without a tokenizer, so it has no text")
+        which, tree = self._tree(np.array([range(len(self))[index]]))
+        lines, depth = [], [0] * len(which)
+        for place, (node, parent) in enumerate(zip(which, tree.parent.tolist(), strict=True)):
+            depth[place] = depth[parent] + (place > 0)
+            ids = self.nodes[int(node)]["inputs"][: self._sizes[node]]
+            lines.append("  " * depth[place] + self.tokenizer.decode(ids))
+        return "\n".join(lines)
+
     def require_task(self, task: Task) -> None:
         """Refuses to be a side of pairs, with a `ValueError`."""
         raise InvalidValue(

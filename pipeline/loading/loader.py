@@ -216,13 +216,23 @@ def load(
     length, and `decoder_inputs`, `targets`, `targets_segment_ids`, `targets_positions` and
     `loss_weights` of its second. The plan is documented with `Plan`, fitting with `fit_buckets`.
 
+    A batch of a corpus with groups has two more:
+
+        visible_until         int32    the first later column that does not see this; 0 on padding
+        inputs_branch_ids     int32    1, 2, … for the continuations of a row; 0 on what they share
+
+    Columns of a group count positions along the path to each continuation, and its copy of the last
+    token of the prefix has that token's position.
+
     A feature of tokens is `[rows, length, *shape]`, 0 on padding. A feature of examples is
     `[rows, segments, *shape]`: column `s - 1` is of the segment with id `s`, and holds 0 where the
     row has no such segment. `example_id`, int32 `[rows, segments]`, is there if it is asked for:
     the number of the example in this corpus, for `corpus[number]`, and -1 where there is no
     segment. There are `max_segments` columns, or else as many as a row of the plan has segments at
-    most, `plan.most_segments()[bucket]`. Give `max_segments` where batches of several plans must
-    have one shape.
+    most, `plan.most_segments()[bucket]`. A feature of continuations is `[rows, continuations,
+    *shape]`: column `b - 1` is of branch id `b`; there are `plan.most_continuations()[bucket]`
+    columns, and at least `max_segments` times those of the largest group. Give `max_segments` where
+    batches of several plans must have one shape.
 
     Args:
         corpus: a corpus, a view of one, pairs, `Corpora`, or the directory of a corpus or of pairs.
@@ -256,7 +266,7 @@ def load(
             packing: "best_fit", "fill", which cuts examples so that rows are full, "optimal" or
                 "none", one example in a row (best_fit).
             overflow: "split", "truncate", "drop" or "error", for examples longer than every row
-                (split; for pairs error).
+                (split; for pairs error). Groups are not split; "truncate" cuts their continuations.
             seed, shuffle: of every shuffle (0), and whether to shuffle (True).
             max_segments: the most segments in a row (no limit).
             align: every segment begins at a multiple of so many columns (1).

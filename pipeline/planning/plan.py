@@ -87,7 +87,8 @@ class Plan:
             rows on another machine.
         overflow: what to do with examples longer than the longest bucket: "split" them (not for
             pairs, whose targets would lose their inputs), "truncate" or "drop" them, or raise an
-            "error". Default None: "split", for pairs "error".
+            "error". Default None: "split", for pairs "error". A group is never cut: where it is too
+            long, "split" and "truncate" are errors.
         window: about how many pieces (examples or their parts) are packed together; bounds memory
             and the time to the first batch. Default 4,194,304. A larger corpus has windows of
             blocks from all of it, or of whole files. Several corpora share the number, but each
@@ -417,6 +418,18 @@ class Plan:
     def num_examples(self) -> int:
         """Examples of all corpora in the last stage, with those that are left out."""
         return self.counts[-1]
+
+    @functools.cached_property
+    def trees(self) -> np.ndarray | None:
+        """Where some examples are groups, `trees` of all, as `lengths.Corpus` says; else None."""
+        every = [stream.lengths for stream in self.stages[-1].streams]
+        if all(each.trees is None for each in every):
+            return None
+        lengths = [each.array.astype(np.int64) for each in every]
+        return np.concatenate([
+            np.stack([size, 0 * size, size**2], axis=1) if each.trees is None else each.trees
+            for each, size in zip(every, lengths, strict=True)
+        ])  # fmt: skip
 
     @property
     def max_position(self) -> int:

@@ -197,7 +197,7 @@ def measure_epoch(plan: Plan, most_batches: int = MOST_BATCHES, *, width: int = 
         buckets.append({"bucket": bucket.as_json, "batches": int(number), "fill": fill})
     costs, moments, shares = [], [], []
     for batch in map(plan.batch, steps):
-        costs.append((batch.bucket, row_costs(batch.bucket, batch.segments, width)))
+        costs.append((batch.bucket, row_costs(batch.bucket, batch.segments, width, plan.trees)))
         sizes = batch.segments[:, 3:].sum(axis=1, dtype=float)
         is_full = len(np.unique(batch.segments[:, 0])) == batch.bucket.rows
         moments.append([len(sizes), sizes.sum(), sizes @ sizes] if is_full else [math.nan] * 3)

@@ -13,16 +13,22 @@ GROUPS = (8, 32, 128, 1024)
 TIERS = (1, 4, 16)
 
 
-def row_costs(bucket: Bucket, segments: np.ndarray, width: int = 1024) -> np.ndarray:
+def row_costs(
+    bucket: Bucket, segments: np.ndarray, width: int = 1024, trees: np.ndarray | None = None
+) -> np.ndarray:
     """The cost of each row of a batch with attention that skips other segments: float64 [rows].
 
     A row of `L` positions with segments of `l` positions costs `L + Σ l² / (6 · width)`, as
-    `fit_buckets` counts it. `segments` are those of a `PlannedBatch`.
+    `fit_buckets` counts it. `segments` are those of a `PlannedBatch`; `trees`, those of a corpus
+    with groups, say what stands for `l²` of these.
 
     >>> row_costs(Bucket(2, 12), np.array([[0, 0, 0, 12], [1, 1, 0, 6]]), width=1).tolist()
     [36.0, 18.0]
     """
     squares = (segments[:, 3:] ** 2.0).sum(axis=1)
+    if trees is not None:
+        _, branches, costs = trees[segments[:, 1]].T
+        squares = np.where(branches > 0, costs, squares)
     return sum(bucket.lengths) + np.bincount(segments[:, 0], squares, bucket.rows) / (6 * width)
 
 
