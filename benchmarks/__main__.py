@@ -4,6 +4,7 @@ python -m benchmarks                       # all sections, some minutes
 python -m benchmarks planner loader        # some of them
 python -m benchmarks --lengths FILE        # lengths as in FILE instead of lognormal ones
 python -m benchmarks peers --text FILE     # beside other input paths, see benchmarks/peers.py
+python -m benchmarks fill --lengths FILE   # padding and documents cut, beside best fit
 python -m benchmarks tiers                 # steps of several processes, with and without tiers
 python -m benchmarks why                   # spoilt documents, found by their losses
 python -m benchmarks remote                # batches of a corpus in object storage
@@ -21,10 +22,11 @@ SECTIONS = (
     "score",
 )
 # Run only if they are named.
-NAMED = ("scale", "peers", "tiers", "why", "remote", "updates")
+NAMED = ("fill", "scale", "peers", "tiers", "why", "remote", "updates")
 # The options that a section has; of the sections that run by default, beside the lengths.
 OPTIONS = {
     "balance": ("histogram",),
+    "fill": ("lengths", "histogram"),
     "scale": ("examples",),
     "peers": ("text", "interpreter"),
     "tiers": ("processes",),
@@ -53,7 +55,7 @@ def main() -> None:
         action="append",
         default=[],
         help='JSON, a list or {"counts": a list}: entry i counts the examples of length i + 1; '
-        "alone or for balance",
+        "alone, for balance or for fill",
     )
     parser.add_argument("--examples", type=int, default=1_000_000_000, help="for scale (10⁹)")
     parser.add_argument("--seed", type=int, default=0, help="for why (0)")

@@ -19,7 +19,7 @@ four_rows = st.fixed_dictionaries(
     optional={
         "buckets": st.sampled_from([FOURS, (Bucket(8, 64),), (Bucket(4, 24), Bucket(4, 96))]),
         "seed": st.integers(0, 9),
-        "packing": st.sampled_from(["best_fit", "none"]),
+        "packing": st.sampled_from(["best_fit", "fill", "none"]),
         "exclude": st.lists(st.integers(0, 299), max_size=40),
     },
 )

@@ -257,29 +257,28 @@ def test_what_is_left_of_cut_documents_is_joined_again():
     assert {*spans[(spans[:, 2] > 0) | (spans[:, 3] < LENGTHS[spans[:, 1]]), 1].tolist()} <= begun
 
 
-def test_a_state_resumes_at_every_step_and_names_another_packing(tmp_path):
+def test_a_state_resumes_at_every_step_on_1_and_2_hosts_and_names_another_packing(tmp_path):
     corpus = pipeline.Corpus.from_arrays([np.arange(n + 1) for n in SHORT], tmp_path)
-    plan = Plan(corpus, FEW, packing="fill")
-    batches, steps = Batches(corpus, plan).repeat(2), 2 * plan.num_batches()
-    every = [batches[step] for step in range(steps)]
-    for step in range(steps):
-        iterator = iter(batches.to_iter_dataset())
-        state = StateKey(plan, corpus).state(step)
-        assert (
-            StateKey(Plan(corpus, FEW, packing="fill"), corpus).step(json.loads(json.dumps(state)))
-            == step
-        )
-        del iterator
-        for hosts in (1, 2):
-            parts = [
-                Batches(corpus, plan, process_index=host, process_count=hosts)[step]
-                for host in range(hosts)
-            ]
-            for name, array in every[step].items():
+    plan = Plan(corpus, FEW, packing="fill").after(7, seed=2)
+
+    def make_hosts(count):
+        made = Plan.replay(corpus, plan.changes)
+        each = [Batches(corpus, made, process_index=n, process_count=count) for n in range(count)]
+        return [iter(batches.repeat().to_iter_dataset()) for batches in each]
+
+    (iterator,) = make_hosts(1)
+    seen = [(json.dumps(iterator.get_state()), next(iterator)) for _ in range(18)]
+    for count in (1, 2):
+        hosts = make_hosts(count)
+        for state, expected in reversed(seen):
+            for host in hosts:
+                host.set_state(json.loads(state))
+            parts = [next(host) for host in hosts]
+            for name, array in expected.items():
                 joined = np.concatenate([part[name] for part in parts])
                 np.testing.assert_array_equal(joined, array)
     with pytest.raises(ValueError, match="packing was fill and is now best_fit"):
-        StateKey(Plan(corpus, FEW), corpus).step(StateKey(plan, corpus).state(3))
+        StateKey(Plan(SHORT, FEW)).step(StateKey(Plan(SHORT, FEW, packing="fill")).state(3))
 
 
 def test_fields_of_a_piece_go_on_where_the_one_before_ended(tmp_path):
@@ -331,6 +330,10 @@ def test_examples_that_cannot_be_cut_are_refused_with_a_sentence(tmp_path):
         Plan([3, 4], [Bucket(2, 8)], packing="fill", align=4)
     with pytest.raises(ValueError, match="align=4 leaves gaps"):
         Plan([3, 4], [Bucket(2, 8)], packing="fill").after(1, align=4)
+    groups = pipeline.Examples.from_groups([([1, 2], [[3], [4, 5]])] * 3)
+    for make in (Plan, lambda *a, **k: fit_buckets(a[0], tokens_per_batch=64, max_buckets=1, **k)):
+        with pytest.raises(ValueError, match="a group cut in two would lose its prefix, so for"):
+            make(groups, FEW, packing="fill")
     columns = {"tokens": [np.arange(n + 1) for n in SHORT], "reward": np.arange(12.0)}
     features = {"reward": pipeline.Feature("example")}
     corpus = pipeline.Corpus.from_arrays(columns, tmp_path, features=features)

@@ -274,7 +274,7 @@ shapes = st.tuples(st.integers(1, 6), st.integers(1, 24))
 planning = options(
     seed=st.integers(0, 5),
     shuffle=st.booleans(),
-    packing=st.sampled_from(["best_fit", "best_fit", "none"]),
+    packing=st.sampled_from(["best_fit", "fill", "none"]),
     overflow=st.sampled_from(["split", "truncate", "drop", "error"]),
     window=st.integers(1, 12),
     max_segments=st.integers(1, 4),
@@ -288,7 +288,7 @@ fitting = options(
     row_multiple=st.integers(1, 3),
     attention=st.sampled_from(["dense", "segment"]),
     width=st.integers(1, 64),
-    packing=st.sampled_from(["best_fit", "none"]),
+    packing=st.sampled_from(["best_fit", "fill", "none"]),
 )
 
 shares = sometimes(st.sampled_from([0, 1, 2, 0.5, 0.7, "1/3", 1e-3]), scalars)

@@ -659,7 +659,7 @@ def damaged_runs(place, given):
             max_length=st.integers(4, 16),
             length_multiple=st.integers(1, 4),
             overflow=st.sampled_from(["split", "drop"]),
-            packing=st.sampled_from(["best_fit", "none"]),
+            packing=st.sampled_from(["best_fit", "fill", "none"]),
             exclude=st.lists(st.integers(0, 9)),
         ),
         hostile.sometimes(

@@ -1,0 +1,73 @@
+"""Fill: padding and documents that are cut, beside best fit and concatenating and splitting."""
+
+import numpy as np
+
+import pipeline
+from benchmarks import lengths
+from benchmarks.histograms import lengths_of
+from benchmarks.results import Section
+from configs.python_data import Functions
+from pipeline.planning import figures
+from pipeline.text.tokenizers import Bytes
+
+# Documents of a corpus without short ones.
+DOCUMENTS = 20_000
+
+COLUMNS = (
+    *("lengths, documents, rows", "best fit", "fill", "concatenated"),
+    *("cut by all", "fill cuts", "at least", "concatenating cuts"),
+)
+
+
+def measure(path: str | None, histograms: list[str]) -> Section:
+    """Plans each set of lengths both ways, and counts over all batches of an epoch."""
+    _, sizes = Bytes().encode_batch([record["text"] for record in Functions("train")])
+    functions = np.array(sizes) - 1
+    longer = (120 + np.random.default_rng(0).lognormal(np.log(300), 0.5, DOCUMENTS)).astype(int)
+    given = lengths.sample(path)
+    sets = [("functions", functions, row) for row in (512, 1024, 2048)]
+    sets += [("120 and lognormal", longer, row) for row in (512, 1024, 2048)]
+    sets += [("the lengths given", given, row) for row in (512, 1024)]
+    sets += [(*lengths_of(each), int(lengths_of(each)[1].max())) for each in histograms]
+    return Section(
+        "fill",
+        "Padding in rows of so many positions, the empty rows of the last batch left out: best fit "
+        'of whole documents, packing="fill", and documents in random order concatenated and split '
+        "into rows. Documents longer than a row are cut by all; then the further documents that "
+        "fill cuts, the bound that the plan gives (of so many rows), and the further ones that "
+        "concatenating cuts.",
+        [_line(*each) for each in sets],
+        COLUMNS,
+    )
+
+
+def _line(name: str, sizes: np.ndarray, row: int) -> tuple[str, ...]:
+    paddings, (cuts, least) = [], (0, 0)
+    for packing in ("best_fit", "fill"):
+        plan = pipeline.Plan(sizes, [pipeline.Bucket(4096, row)], packing=packing)
+        ((_, rows, tokens),) = figures.count_epoch(plan).buckets.values()
+        paddings.append(1 - tokens / (rows * row))
+        cuts, least = plan.cuts
+    begun = np.zeros(len(sizes), np.int64)
+    trained = np.zeros(len(sizes), np.int64)
+    for step in range(plan.num_batches()):
+        in_row, example, _, size = plan.batch(step).segments.T
+        assert np.bincount(in_row, size).max() <= row
+        np.add.at(begun, example, 1)
+        np.add.at(trained, example, size)
+    assert np.array_equal(trained, sizes)
+    long = sizes > row
+    assert (begun > 1)[~long].sum() <= cuts
+    ends = np.random.default_rng(0).permutation(sizes).cumsum()
+    edges = np.arange(row, ends[-1], row)
+    crossed = np.zeros(len(sizes), bool)
+    crossed[ends.searchsorted(edges, side="left")[~np.isin(edges, ends)]] = True
+    concatenated = 1 - sizes.sum() / (-(-sizes.sum() // row) * row)
+    return (
+        f"{name}, {len(sizes):,}, {row:,}",
+        *(f"{padding:.3%}" for padding in (*paddings, concatenated)),
+        f"{long.sum():,}",
+        f"{(begun > 1)[~long].sum():,}",
+        f"{least:,}",
+        f"{crossed.sum() - long.sum():,}",
+    )
