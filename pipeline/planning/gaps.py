@@ -110,7 +110,8 @@ def fill_rows(
     ([((6, 1), (7, 1)), ((8, 1), (6, 1))], [[6, 3]])
 
     Best fit packs whole documents. The rows with the least gaps stay, as long as that needs no more
-    rows; the documents of the others are laid into chains.
+    rows; the documents of the others are laid into chains. If these save fewer positions for each
+    document that they cut than a piece must have, best fit stays as it is.
 
     Args:
         counts: int64 [sizes], the documents of each size, none longer than a row; not changed.
@@ -138,9 +139,15 @@ def fill_rows(
         every = itertools.chain.from_iterable(chain.patterns for chain in laid)
         left -= copies * cuts.count_documents(every)
         copies //= 2
-    if sum(chain.rows for chain in found) < sum(pattern.rows for pattern in patterns):
+    saved = sum(pattern.rows for pattern in patterns) - sum(chain.rows for chain in found)
+    if saved > 0 and saved * length >= least_piece(length) * sum(c.num_cuts for c in found):
         return found
     return [Chain([pattern]) for pattern in patterns]
+
+
+def least_piece(length: int) -> int:
+    """The fewest positions of a piece in rows of `length`, and that a cut saves on average."""
+    return min(LEAST_PIECE, max(length // 8, 1))
 
 
 def fewest_cuts(counts: np.ndarray, length: int, rows: int) -> int:
@@ -204,7 +211,7 @@ def _lay(
     the chain ends there. A piece is shorter than its row has room for if otherwise the next row
     could have neither a document nor a piece after it.
     """
-    least, most = min(LEAST_PIECE, max(length // 8, 1)), max_segments or length
+    least, most = least_piece(length), max_segments or length
     stock, found, rows = _Stock(counts), list[Chain](), list[Pattern]()
     second, carried = 0, 0  # the second piece of the document that was cut last, and its positions
     while stock.documents or carried:

@@ -12,7 +12,14 @@ import pipeline
 from pipeline import Batches, Bucket, Plan, fit_buckets
 from pipeline.loading.state import StateKey
 from pipeline.planning.cascade import pack
-from pipeline.planning.gaps import LEAST_PIECE, Cuts, fewest_cuts, fill_rows, remove_rows
+from pipeline.planning.gaps import (
+    LEAST_PIECE,
+    Cuts,
+    fewest_cuts,
+    fill_rows,
+    least_piece,
+    remove_rows,
+)
 from tests.properties.accounts import (
     Account,
     assert_batch_fits,
@@ -126,6 +133,7 @@ def test_chains_have_all_documents_and_rows_are_full_but_for_their_last_ones(
     rows = sum(chain.rows for chain in chains)
     whole = pack(counts, [Bucket(1, length)], max_segments=most).rows(0)
     number = sum(chain.num_cuts for chain in chains)
+    assert (whole - rows) * length >= number * least_piece(length)
     assert rows < whole or (rows == whole and number == 0)
     assert number >= fewest_cuts(counts, length, rows) >= 0
 
