@@ -44,7 +44,7 @@ def get_config() -> ConfigDict:
     config.tokenizer.begin = config.tokenizer.end = True  # mark where documents begin and end
 
     # What `pipeline.load` takes: options of `fit_buckets` and of `Plan`. Buckets are fitted for
-    # dense attention, to have several; with attention="segment" one would be enough here.
+    # dense attention in a model of `config.model.width`; with attention="segment" one is enough.
     config.batches = ConfigDict({"tokens_per_batch": 4096, "max_buckets": 4, "max_length": 1024})
     # Lengths of rows are multiples of this. Not given: of 128, or of less where lengths are short.
     config.batches.length_multiple = config_dict.placeholder(int)
@@ -75,6 +75,7 @@ def get_config() -> ConfigDict:
     # What `TransformerConfig` takes.
     config.model = ConfigDict({"num_layers": 4, "width": 128, "num_heads": 4, "num_kv_heads": 2})
     config.model.mlp_width = 384
+    config.batches.width = config.model.get_ref("width")
     config.model.dtype = "float32"  # or "bfloat16", "float16"
     config.model.attention = "auto"
     config.model.remat = False  # compute each layer again in the backward pass, to save memory

@@ -59,7 +59,7 @@ PLANNING: tuple[tuple[str, Any, str], ...] = (
     ("tokens_per_batch", _whole, "positions in a global batch, at most (16384)"),
     ("max_buckets", _whole, "the most buckets; each is one compilation (4)"),
     ("max_length", _whole, "positions in the longest row, rounded up (longest example)"),
-    ("length_multiple", _whole, "lengths of buckets are multiples of this (128)"),
+    ("length_multiple", _whole, "lengths of buckets are multiples of this (128, or less)"),
     ("row_multiple", _whole, "rows are multiples of this: the devices that share them (1)"),
     ("packing", tuple(PACKINGS), "how rows are filled (best_fit)"),
     ("overflow", OVERFLOWS, "what becomes of examples longer than every bucket (split)"),

@@ -45,7 +45,7 @@ class OrderedOptions(PackingOptions, total=False):
     tokens_per_batch: int
     max_buckets: int
     max_length: int | tuple[int, int] | None
-    length_multiple: int
+    length_multiple: int | None
     row_multiple: int
     attention: Attention
     width: int
@@ -259,8 +259,8 @@ def load(
             max_buckets: the most shapes; each is one compilation (4).
             max_length: positions in the longest row, of pairs (inputs, targets), rounded up to
                 `length_multiple` (longest example).
-            length_multiple, row_multiple: bucket lengths are multiples of so many positions (128),
-                and rows of so many (of both, as many as the devices need).
+            length_multiple, row_multiple: bucket lengths are multiples of so many positions (128,
+                or less if examples are short), and rows of so many (as many as the devices need).
             attention, width: "dense" or "segment" (dense), and the width of the model (1024).
             To plan:
             packing: "best_fit", "fill", which cuts examples so that rows are full, "optimal" or
@@ -303,7 +303,8 @@ def load(
     sharding = batch_sharding(sharding)
     if buckets is None:
         rows, length = multiples(sharding, context_order)
-        multiple = {"row_multiple": rows, "length_multiple": math.lcm(128, length)}
+        several = math.lcm(128, length) if length > 1 else None
+        multiple = {"row_multiple": rows, "length_multiple": several}
         fitting = {"max_buckets": 4, **multiple, **options}
         buckets = fit_buckets(corpus, **select_options(FITTING, fitting))
     if options.get("overflow") == "truncate" and corpus.trees is not None:

@@ -30,7 +30,7 @@ DEFAULTS: dict[str, Any] = {
     "tokens_per_batch": 16_384,
     "max_buckets": 4,
     "max_length": None,
-    "length_multiple": 128,
+    "length_multiple": None,
     "row_multiple": 1,
     "packing": "best_fit",
     "attention": "dense",
@@ -42,7 +42,7 @@ DEFAULTS: dict[str, Any] = {
 class Options(dict[str, Any]):
     """The options of `fit_buckets` and `Plan`, and `buckets`; None stands for the default.
 
-    >>> Options({"max_buckets": 1}).fit([100, 30])
+    >>> Options({"max_buckets": 1}).fit([120, 30])
     (Bucket(rows=128, length=128),)
 
     Raises:
@@ -65,7 +65,7 @@ class Options(dict[str, Any]):
         """A copy in which, without `max_length`, rows are no longer than a batch."""
         lengths = as_lengths(lengths)
         most = self["tokens_per_batch"] // self["row_multiple"]
-        most -= most % self["length_multiple"]
+        most -= most % (self["length_multiple"] or 128)
         fits = lengths.ndim == 2 or not 0 < most < lengths.max(initial=0)
         return self if fits or self["max_length"] is not None else self.replace(max_length=most)
 

@@ -226,7 +226,7 @@ def compare_plans(
     sample = lengths
     if step > 1:  # without the longest example, the longest bucket would be shorter
         sample = np.concatenate([lengths[::step], lengths.max(axis=0, keepdims=True)])
-    unit = options["length_multiple"]
+    unit = options["length_multiple"] or 128
     row = sum(-(-length // unit) * unit for length in own[-1].lengths)
     budget = max(options["tokens_per_batch"], options["row_multiple"] * row)
     found = []
