@@ -8,6 +8,7 @@ python -m benchmarks fill --lengths FILE   # padding and documents cut, beside b
 python -m benchmarks tiers                 # steps of several processes, with and without tiers
 python -m benchmarks why                   # spoilt documents, found by their losses
 python -m benchmarks remote                # batches of a corpus in object storage
+python -m benchmarks tuning --text FILE    # shapes by measured seconds, beside all sets of two
 python -m benchmarks updates               # what was sampled a moment ago, packed for one update
 """
 
@@ -22,13 +23,14 @@ SECTIONS = (
     "score",
 )
 # Run only if they are named.
-NAMED = ("fill", "scale", "peers", "tiers", "why", "remote", "updates")
+NAMED = ("fill", "scale", "peers", "tiers", "why", "remote", "updates", "tuning")
 # The options that a section has; of the sections that run by default, beside the lengths.
 OPTIONS = {
     "balance": ("histogram",),
     "fill": ("lengths", "histogram"),
     "scale": ("examples",),
-    "peers": ("text", "interpreter"),
+    "peers": ("text", "interpreter", "row_length"),
+    "tuning": ("text",),
     "tiers": ("processes",),
     "why": ("steps", "seed"),
 }
@@ -60,8 +62,11 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=1_000_000_000, help="for scale (10⁹)")
     parser.add_argument("--seed", type=int, default=0, help="for why (0)")
     parser.add_argument(
-        "--text", metavar="FILE", help="for peers: a document a line (functions of this Python)"
+        "--text",
+        metavar="FILE",
+        help="for peers and tuning: a document a line (functions of this Python)",
     )
+    parser.add_argument("--row-length", type=int, default=512, help="for peers (512)")
     parser.add_argument(
         "--interpreter",
         metavar="LIBRARY=PYTHON",

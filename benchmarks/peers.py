@@ -23,9 +23,10 @@ from benchmarks.end_to_end import MODEL, Run
 from benchmarks.input_paths import BEGIN, PATHS, Batch
 from benchmarks.results import Section
 from configs.python_data import Functions
+from models.config import TransformerConfig
 from pipeline.text.tokenizers import Bytes
 
-ROWS, LENGTH = 16, 512  # of a batch, where an input path has one shape
+POSITIONS = 8_192  # of a batch
 DOCUMENTS = 3_000
 STEPS, ROUNDS = 12, 2  # different batches, and how often each is a step
 
@@ -44,29 +45,32 @@ COLUMNS = (
 )
 
 
-def measure(text: str | None, interpreters: list[str]) -> Section:
+def measure(text: str | None, interpreters: list[str], length: int = 512) -> Section:
     """Runs all input paths whose library is there.
 
     Args:
         text: a file; each line longer than two characters is a document. None: functions of the
             standard library.
         interpreters: "LIBRARY=PYTHON", for libraries in another environment.
+        length: of rows, where an input path has one shape. Longer ones than 512 have blocked
+            attention.
     """
+    rows = max(POSITIONS // length, 2)
+    model = model_for(length)
     pythons = dict(each.split("=", 1) for each in interpreters)
     if unknown := pythons.keys() - {library for library, *_ in PATHS.values()}:
         raise SystemExit(f"--interpreter names no library of an input path: {', '.join(unknown)}")
-    documents, subject = _documents(text)
+    documents, subject = read_documents(text)
     sizes = np.array([len(document) for document in documents])
     ids = np.concatenate([[0, BEGIN], *(document[1:] for document in documents)]).astype(np.int32)
     with tempfile.TemporaryDirectory() as folder:
         stored = np.concatenate(numbered(sizes))
-        np.savez(f"{folder}/documents.npz", ids=stored, sizes=sizes, rows=ROWS, length=LENGTH)
+        np.savez(f"{folder}/documents.npz", ids=stored, sizes=sizes, rows=rows, length=length)
         results = {
             name: _result(name, folder, pythons.get(library, sys.executable))
             for name, (library, *_) in PATHS.items()
         }
     there = {name: result for name, result in results.items() if "batches" in result}
-    model = dataclasses.replace(MODEL, vocab_size=Bytes.vocab_size)
     runs, whole = {}, {}
     for name, result in there.items():
         every = result["batches"]
@@ -82,7 +86,7 @@ def measure(text: str | None, interpreters: list[str]) -> Section:
         versions |= result["versions"]
     about = (
         f"{len(documents):,} {subject}, {int((sizes - 1).sum()):,} tokens to predict, the longest "
-        f"{int(sizes.max() - 1):,}; rows of {LENGTH}, {ROWS} of them in a batch, or as many "
+        f"{int(sizes.max() - 1):,}; rows of {length}, {rows} of them in a batch, or as many "
         "positions. Tokens of which a step trains the prediction, in a second of steps of a "
         f"decoder of {MODEL.num_layers} layers of width {MODEL.width} without compilation, all "
         "paths in turns; and of making batches alone, each in its own process. Documents with a "
@@ -100,10 +104,17 @@ def measure(text: str | None, interpreters: list[str]) -> Section:
         else:
             lines.append((name, f"not installed: {result['missing']}", *[""] * (len(COLUMNS) - 2)))
     of = "functions" if text is None else pathlib.Path(text).name
+    of += f" in rows of {length:,}" * (length != 512)
     return Section(f"peers: {of}", about, lines, COLUMNS)
 
 
-def _documents(text: str | None) -> tuple[list[np.ndarray], str]:
+def model_for(length: int) -> TransformerConfig:
+    """The model that all input paths train, for rows of some length."""
+    attention = "dense" if length <= 512 else "blocked"
+    return dataclasses.replace(MODEL, vocab_size=Bytes.vocab_size, attention=attention)
+
+
+def read_documents(text: str | None) -> tuple[list[np.ndarray], str]:
     """Some documents as ids of bytes, and what they are."""
     if text is None:
         texts, subject = [record["text"] for record in Functions("train")], "functions"

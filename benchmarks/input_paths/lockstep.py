@@ -1,5 +1,7 @@
 """Lockstep."""
 
+import functools
+import sys
 import tempfile
 
 import pipeline
@@ -17,14 +19,37 @@ class Lockstep(InputPath):
         self._corpus = pipeline.Corpus.from_arrays(documents, self._folder.name)
 
     def start(self, rows, host, hosts):
-        buckets = pipeline.fit_buckets(
-            self._corpus,
-            tokens_per_batch=rows * self.length,
-            max_length=self.length,
-            max_buckets=4,
-            row_multiple=2,
-            width=128,
-        )
-        plan = pipeline.Plan(self._corpus, buckets)
+        plan = pipeline.Plan(self._corpus, self.buckets(rows))
         batches = pipeline.Batches(self._corpus, plan, process_index=host, process_count=hosts)
         return iter(batches.to_iter_dataset())
+
+    def buckets(self, rows):
+        """The shapes, by the formula."""
+        return pipeline.fit_buckets(self._corpus, **self._options(rows), width=128)
+
+    def _options(self, rows):
+        return {
+            "tokens_per_batch": rows * self.length,
+            "max_length": self.length,
+            "max_buckets": 4,
+            "length_multiple": None,
+            "row_multiple": 2,
+        }
+
+
+class Tuned(Lockstep):
+    """A plan of up to four buckets, chosen by measured seconds of the step that is compared."""
+
+    def buckets(self, rows):
+        return self._tuned(rows).buckets
+
+    @functools.lru_cache  # noqa: B019  # one path in a process
+    def _tuned(self, rows):
+        from benchmarks.peers import model_for
+        from benchmarks.tuning import Step
+
+        step = Step(model_for(self.length))
+        # Compilations are not compared, so they are paid by many epochs.
+        found = pipeline.tune(lambda: step, self._corpus, epochs=100, **self._options(rows))
+        print(found, file=sys.stderr)
+        return found

@@ -32,6 +32,7 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, 
     from pipeline.cli.prepare import prepare_config
     from pipeline.history.plans import NAME, read_history
     from pipeline.report import Options, from_corpus, open_dataset
+    from pipeline.trainer.tuning import read_tuned
 
     paths = [arguments.data] if isinstance(arguments.data, str) else arguments.data
     options = {name: getattr(arguments, name) for name, _, _ in PLANNING}
@@ -48,6 +49,9 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, 
         options = plan.options.as_json(("packing", "overflow", "align", "seed"))
         options["tokens_per_batch"] = max(bucket.positions for bucket in plan.options.buckets)
         dataset = from_corpus(corpus, paths[0], options, plan)
+        if (tuned := read_tuned(workdir)) is not None:
+            tuning = {"printed": f"{tuned}", **tuned.as_json()}
+            dataset = dataclasses.replace(dataset, tuning=tuning)
     elif configs and len(paths) > 1:
         raise InvalidValue(
             "a config was given together with other paths; give it alone, or give directories of "

@@ -91,6 +91,8 @@ class Dataset:
         corpus: the one corpus with its tokens; None for several, and for lengths alone.
         options: the options that a config gives; empty without one.
         plan: the plan of a run, with all its changes; None: the report makes one.
+        tuning: of a run, how its buckets were measured: `Tuned.as_json()`, and as `printed`; None:
+            they were not.
     """
 
     name: str
@@ -99,6 +101,7 @@ class Dataset:
     corpus: AnyCorpus | None = None
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     plan: Plan | None = None
+    tuning: Mapping[str, Any] | None = None
 
     @property
     def pairs(self) -> bool:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -108,6 +108,7 @@ class Figures:
         sides: one; for pairs, the inputs and the targets.
         plan: an epoch of the plan.
         strategies: ways to make batches of this data, the one with most work first.
+        tuning: as of the `Dataset`.
     """
 
     name: str
@@ -115,6 +116,7 @@ class Figures:
     sides: list[Side]
     plan: Epoch
     strategies: list[Strategy]
+    tuning: Mapping[str, Any] | None = None
 
 
 def measure(
@@ -143,6 +145,7 @@ def measure(
         sides=[measure_side(dataset, *each) for each in zip(names, longest, strict=True)],
         plan=measure_epoch(plan, width=width),
         strategies=sorted(others + ours, key=lambda each: -each.work[attention]),
+        tuning=dataset.tuning,
     )
 
 

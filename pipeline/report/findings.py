@@ -84,7 +84,7 @@ def _about_rival(figures: Figures) -> str:
 
 
 def _about_buckets(figures: Figures) -> list[str]:
-    """How many buckets are enough: one more is, if it saves less than 1% of the work."""
+    """How many buckets are enough: all of those that were fitted but what saves less than 1%."""
     packed = [each for each in figures.strategies if each.packing == "best_fit"]
     curve = {len(each.buckets): each.work for each in packed}
     enough = {}
@@ -95,10 +95,14 @@ def _about_buckets(figures: Figures) -> list[str]:
     width = f"at width {figures.options['width']:,}"
     if dense == 1:
         return [
-            f"One bucket is enough, also with attention over whole rows {width}: more would save "
-            "less than 1% of the work."
+            f"One bucket is enough, also with attention over whole rows {width}: each "
+            "further one would save less than 5% of the work."
         ]
-    more = f"more than {dense} were not tried" if dense == BUCKETS[-1] else "more save less than 1%"
+    more = (
+        f"more than {dense} were not tried"
+        if dense == BUCKETS[-1]
+        else "each further one saves less than 5%"
+    )
     return [
         f"With attention over whole rows {width}, {dense} buckets take {curve[dense]['dense']:.3f} "
         f"units of work per token where {least} takes {curve[least]['dense']:.3f}; {more} "

@@ -42,6 +42,8 @@ def format_text(figures: Figures, *, width: int = 120, colour: bool = False) -> 
         lines += wrap(text, "· ")
     if figures.plan.over_ideal:
         lines += ["", *text_table(findings.tabulate_tiers(figures.plan))]
+    if figures.tuning:
+        lines += ["", bold("Measured"), *figures.tuning["printed"].splitlines()]
     return "\n".join(lines)
 
 

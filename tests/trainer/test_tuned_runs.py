@@ -5,6 +5,7 @@ import optax
 import pytest
 
 import train
+from pipeline.cli.commands import main
 from pipeline.fs.atomic import as_path
 from pipeline.history import read_history
 from pipeline.steps import tuning
@@ -87,6 +88,16 @@ def tiny_given(config, buckets):
         given.batches.tune = False
         given.batches.buckets = [bucket.as_json for bucket in buckets]
     return given
+
+
+def test_the_report_of_a_run_shows_the_measured_curve(config, tmp_path, capsys):
+    run(config, tmp_path / "run")
+    assert main(["report", str(tmp_path / "run"), "--html", str(tmp_path / "page.html")]) == 0
+    assert "another set is better by at most" in capsys.readouterr().out
+    page = (tmp_path / "page.html").read_text()
+    for each in read_tuned(tmp_path / "run").shapes:
+        assert f"<title>{each.bucket}: " in page
+    assert main(["buckets", "tests/runs/tiny_config.py", "--workdir", str(tmp_path / "run")]) == 0
 
 
 def test_what_was_tuned_before_the_run_is_taken(config, tmp_path, measured):

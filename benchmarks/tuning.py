@@ -1,0 +1,196 @@
+"""Tuning: its choice beside all sets of one and two shapes, and its predictions beside epochs.
+
+python -m benchmarks tuning --text FILE
+
+Of each data set and width, `tune` chooses shapes. Then twelve shapes and those chosen are measured
+anew, in turns; all sets of one and two of the twelve are packed, and compared with the choice. At
+last an epoch of the choice is run, and compared with what was predicted.
+"""
+
+import dataclasses
+import itertools
+import os
+import tempfile
+import time
+
+import jax
+import numpy as np
+import optax
+from flax import nnx
+
+import pipeline
+from benchmarks.end_to_end import MODEL
+from benchmarks.peers import read_documents
+from benchmarks.results import Section
+from models.config import TransformerConfig
+from models.decoder import Decoder
+from models.encoder_decoder import EncoderDecoder
+from models.loss import cross_entropy
+from pipeline.planning.fit import make_search
+from pipeline.planning.sets import SetSearch
+from pipeline.steps.timing import Stopwatch, Trial
+from pipeline.steps.tuning import Tuned
+from pipeline.text.tokenizers import Bytes
+
+TOKENS, LONGEST = 6_144, 1_536  # positions of a batch, and of the longest row
+WIDTHS = (128, 256)
+GRID = tuple(range(128, LONGEST + 1, 128))  # twelve lengths of rows
+ROUNDS = 5
+STEPS = 200  # of an epoch, at most
+
+COLUMNS = (
+    "data, width",
+    "chosen",
+    "padding",
+    "shapes measured",
+    "tuning, s",
+    "epoch over the grid's best",
+    "… over one bucket",
+    "… over fit_buckets",
+    "measured over predicted",
+    "predicted over bound",
+    "another better by at most",
+)
+
+FIELDS = ("inputs", "inputs_segment_ids", "inputs_positions")
+OTHERS = ("decoder_inputs", "targets_segment_ids", "targets_positions")
+
+
+class Step:
+    """A step of training with a state of its own, as `tune` takes it."""
+
+    def __init__(self, config: TransformerConfig, *, pairs: bool = False):
+        network = EncoderDecoder if pairs else Decoder
+        graph, params = nnx.split(network(config, rngs=nnx.Rngs(0)))
+        optimizer, names = optax.adamw(3e-3), FIELDS + OTHERS * pairs
+
+        def mean_loss(params, batch):
+            logits = nnx.merge(graph, params)(*(batch[name] for name in names))
+            sums = cross_entropy(logits, batch["targets"], batch["loss_weights"])
+            return sums.total / sums.weight
+
+        def step(state, batch):
+            params, moments = state
+            batch = {name: field % config.vocab_size if name in ("inputs", "targets") else field
+                     for name, field in batch.items()}  # fmt: skip
+            gradients = jax.grad(mean_loss)(params, batch)
+            updates, moments = optimizer.update(gradients, moments, params)
+            return optax.apply_updates(params, updates), moments
+
+        self._step, self._state = jax.jit(step), (params, optimizer.init(params))
+
+    def lower(self, batch):
+        """As that of the jitted step."""
+        return self._step.lower(self._state, batch)
+
+    def __call__(self, batch):
+        """The state after a step, to wait for."""
+        self._state = self._step(self._state, batch)
+        return self._state
+
+
+def measure(text: str | None) -> Section:
+    """Tunes for functions, for the lines of `text`, a file, if it is given, and for pairs."""
+    data = {"functions": _corpus(read_documents(None)[0])}
+    if text:
+        data["lines"] = _corpus(read_documents(text)[0])
+    folder = tempfile.TemporaryDirectory()
+    data["pairs"] = _pairs(folder.name)
+    lines = []
+    for (name, corpus), width in itertools.product(data.items(), WIDTHS):
+        lines.append((f"{name}, {width}", *_compare(corpus, width)))
+        print(" | ".join(lines[-1]), flush=True)
+    about = (
+        f"A decoder of {MODEL.num_layers} layers, for pairs an encoder–decoder, with dense "
+        f"attention; {TOKENS:,} positions in a batch, rows of up to {LONGEST:,}, up to two shapes. "
+        "Seconds of an epoch are its batches times the seconds of their shapes, all shapes "
+        f"measured in turns after tuning; measured over predicted is of up to {STEPS} steps of the "
+        "plan, in order. Compilations count over ten epochs. The machine had a load of "
+        f"{os.getloadavg()[0]:.0f} at the end."
+    )
+    return Section("tuning", about, lines, COLUMNS)
+
+
+def _compare(corpus, width: int) -> tuple[str, ...]:
+    pairs = np.ndim(corpus.lengths) == 2
+    model = dataclasses.replace(MODEL, vocab_size=Bytes.vocab_size, width=width)
+    step = Step(model, pairs=pairs)
+    options = {"tokens_per_batch": TOKENS, "max_buckets": 2}
+    if not pairs:
+        options["max_length"] = LONGEST
+    begin = time.perf_counter()
+    tuned = pipeline.tune(lambda: step, corpus, epochs=10, **options)
+    took = time.perf_counter() - begin
+    fitted = pipeline.fit_buckets(corpus, width=width, length_multiple=None, **options)
+    search = make_search(corpus, length_multiple=128 if not pairs else None, **options)
+    grid = [search.bucket((length,)) for length in GRID] if not pairs else []
+    if pairs:
+        grid = [shape.bucket for shape in tuned.shapes]
+    seconds = _seconds(step, corpus, {*grid, *tuned.buckets, *fitted})
+
+    def epoch(buckets) -> float:
+        batches = pipeline.Plan(corpus, buckets).batches_per_bucket
+        return sum(count * seconds[bucket] for bucket, count in batches.items())
+
+    found = SetSearch(search, grid).best(
+        [seconds[bucket] for bucket in sorted(grid, key=lambda each: each.order)],
+        compiling=np.zeros(len(grid)),
+        max_buckets=2,
+    )
+    ours, best = epoch(tuned.buckets), min(epoch(each.buckets) for each in found.values())
+    plan = pipeline.Plan(corpus, tuned.buckets)
+    return (
+        " ".join(map(str, tuned.buckets)),
+        f"{plan.padding:.2%}",
+        f"{len(tuned.shapes)}",
+        f"{took:.0f}",
+        f"{ours / best:.3f}",
+        f"{ours / epoch(found[1].buckets):.3f}",
+        f"{ours / epoch(fitted):.3f} ({' '.join(map(str, fitted))})",
+        f"{_run(step, corpus, tuned, plan):.3f}",
+        f"{tuned.seconds / tuned.bound:.3f}",
+        f"{tuned.gap:.1%}",
+    )
+
+
+def _seconds(step: Step, corpus, buckets) -> dict[pipeline.Bucket, float]:
+    """Seconds of a step of each bucket, measured in turns."""
+
+    def load(bucket):
+        lengths = corpus.lengths.reshape(len(corpus), -1)
+        long = np.flatnonzero((lengths > bucket.lengths).any(axis=1))
+        plan = pipeline.Plan(corpus, [bucket], exclude=() if len(long) == len(corpus) else long)
+        with pipeline.Loader(pipeline.Batches(corpus, plan), prefetch=1) as loader:
+            return next(loader)
+
+    stopwatch = Stopwatch(lambda choice: step, load)
+    stopwatch.measure([Trial(0, bucket) for bucket in buckets], ROUNDS)
+    return {trial.bucket: timing.seconds for trial, timing in stopwatch.timings().items()}
+
+
+def _run(step: Step, corpus, tuned: Tuned, plan) -> float:
+    """Seconds of an epoch, or of its first steps, over those predicted for them."""
+    known = {each.bucket: each.timing.seconds for each in tuned.shapes}
+    predicted = 0.0
+    with pipeline.Loader(pipeline.Batches(corpus, plan)) as loader:
+        begin = time.perf_counter()
+        for batch in itertools.islice(loader, STEPS):
+            jax.block_until_ready(step(batch))
+            predicted += known[loader.planned.bucket]
+        return (time.perf_counter() - begin) / predicted
+
+
+def _corpus(documents) -> pipeline.Examples:
+    return pipeline.Examples([document[: LONGEST + 1] for document in documents])
+
+
+def _pairs(folder: str, count: int = 6_000):
+    """Pairs of about the lengths of image captions and their translations."""
+    rng = np.random.default_rng(0)
+    inputs = np.clip(np.round(rng.lognormal(2.75, 0.45, count)), 5, 45).astype(int)
+    targets = np.clip(np.round(inputs * np.exp(rng.normal(0, 0.18, count))), 5, 45).astype(int)
+    lines = [
+        {"inputs": "x" * one, "targets": "y" * other}
+        for one, other in zip(inputs, targets, strict=True)
+    ]
+    return pipeline.prepare_pairs(pipeline.sources.Records(lines), Bytes(), folder, progress=False)
