@@ -500,8 +500,8 @@ def test_a_command_that_is_interrupted_says_so(run, tmp_path, monkeypatch):
 def test_one_thing_is_not_several(run, tmp_path):
     Corpus.from_arrays([[1, 2, 3]], tmp_path / "c")
     assert "offsets: 1 example," in run("check", tmp_path / "c")[1]
-    _, out, _ = run("show", tmp_path / "c", "--tokens-per-batch", "128")
-    assert "1 row × 128 positions\n1 segment, 2 real" in out
+    _, out, _ = run("show", tmp_path / "c", "--tokens-per-batch", "16")
+    assert "1 row × 16 positions\n1 segment, 2 real" in out
 
 
 def test_prepare_then_check(run, tmp_path):

@@ -388,7 +388,7 @@ def test_a_record_per_row_is_that_of_its_only_example(corpus, tmp_path):
     def step(batch):
         return {"sum": batch["inputs"].sum(1)}
 
-    with pytest.raises(ValueError, match="rows hold up to 10 examples; give max_segments=1"):
+    with pytest.raises(ValueError, match="rows hold up to 16 examples; give max_segments=1"):
         pipeline.score(corpus, step, directory=tmp_path, per="row", **OPTIONS)
     options = OPTIONS | {"max_segments": 1}
     scores = pipeline.score(corpus, step, directory=tmp_path, per="row", **options)
@@ -428,7 +428,7 @@ def test_arguments_that_cannot_work_are_refused(corpus, tmp_path):
     few = refused(lambda batch: {"reward": batch["inputs"][:, :3]})
     assert "3), and per='position' needs" in few
     few = refused(lambda batch: {"reward": batch["inputs"][:, :3]}, per="segment")
-    assert "per='segment' needs 10 segments in each row of" in few
+    assert "per='segment' needs 16 segments in each row of" in few
     split = refused(positions_and_segments, max_length=48, per=PER)
     assert "some examples are split into several segments; give reduce='mean'" in split
     kinds = "position, segment, continuation, row"
