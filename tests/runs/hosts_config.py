@@ -11,5 +11,4 @@ def get_config() -> ConfigDict:
     config.steps = 40
     config.batches.update(tokens_per_batch=1536, max_buckets=2, row_multiple=12)
     config.checkpoint_every = 4
-    config.model.attention = "auto"
     return config
