@@ -5,7 +5,7 @@ import functools
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 from etils import epath
@@ -14,6 +14,7 @@ from pipeline.corpus.added import Added, add_features, find_added
 from pipeline.corpus.cache import PartCache
 from pipeline.corpus.gather import Fields
 from pipeline.corpus.groups import Groups, divide_groups
+from pipeline.corpus.growing import Growing
 from pipeline.corpus.interface import SingleCorpus
 from pipeline.corpus.manifest import (
     LENGTHS,
@@ -21,6 +22,7 @@ from pipeline.corpus.manifest import (
     Manifest,
     Writer,
     damage,
+    load_tokenizer,
     open_part,
     read_features,
     read_lengths,
@@ -83,6 +85,7 @@ class Corpus(SingleCorpus):
         else:
             self.lengths = cache.read_copy(LENGTHS, lambda path: read_lengths(path, manifest, True))
 
+    @overload
     @classmethod
     def open(
         cls,
@@ -92,7 +95,26 @@ class Corpus(SingleCorpus):
         memory_map: bool | None = None,
         cache: str | os.PathLike | None = None,
         cache_bytes: int | None = None,
-    ) -> "Corpus":
+        follow: Literal[False] = False,
+    ) -> "Corpus": ...
+
+    @overload
+    @classmethod
+    def open(
+        cls, directory: epath.PathLike, *, memory_map: bool | None = None, follow: Literal[True]
+    ) -> Growing: ...
+
+    @classmethod
+    def open(
+        cls,
+        directory: epath.PathLike,
+        *,
+        features: Iterable[str] = (),
+        memory_map: bool | None = None,
+        cache: str | os.PathLike | None = None,
+        cache_bytes: int | None = None,
+        follow: bool = False,
+    ) -> "Corpus | Growing":
         """The corpus in `directory`, after cheap checks that all of it is there.
 
         Args:
@@ -107,12 +129,21 @@ class Corpus(SingleCorpus):
                 which have no digest; `verify` compares all.
             cache_bytes: the most bytes of the parts in `cache`. Two windows of the plan should have
                 room. Default None: half of what is free on its disk.
+            follow: whether to read what is sealed so far, and what will be, of a corpus that is
+                written; see `Growing`. A finished corpus is then read in the same way.
 
         Raises:
             FileNotFoundError: there is no corpus there.
             ValueError: it is half-written, damaged, or of another schema version, or the arguments
                 contradict each other.
         """
+        if follow:
+            if cache is not None or features:
+                raise InvalidValue(
+                    "with follow=True, a corpus has no cache and no features that were added; "
+                    "leave out cache= and features="
+                )
+            return Growing(directory, memory_map)
         if cache is None and cache_bytes is not None:
             raise InvalidValue(f"cache_bytes is {cache_bytes}, and there is no cache=; give both")
         if cache is not None and not os.fspath(cache):
@@ -337,16 +368,8 @@ class Corpus(SingleCorpus):
     @functools.cached_property
     def tokenizer(self) -> tokenizers.Tokenizer | None:  # pyright: ignore
         """The tokenizer that made the tokens, for decoding; None if it was made from arrays."""
-        if (description := self._manifest.tokenizer) is None:
-            return None
-        try:
-            loaded = tokenizers.load(description, self.directory)
-            if loaded.fingerprint != self.origin["tokenizer"]:
-                raise InvalidValue(f"it is {loaded.fingerprint}")
-            return loaded
-        except (KeyError, TypeError, ValueError) as error:
-            seen = f"its tokenizer, {self.origin['tokenizer']}, cannot be loaded: {error}"
-            raise damage(self.directory / MANIFEST, seen) from error
+        made_by = self._manifest.tokenizer
+        return load_tokenizer(made_by, self.directory, self.origin["tokenizer"])
 
     def cached_file(self, name: str, make: Callable[[], bytes]) -> bytes:
         """See `AnyCorpus`; one process makes it, and the others that share a directory wait."""

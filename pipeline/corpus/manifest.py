@@ -18,13 +18,15 @@ from pipeline.errors import InvalidValue, Missing
 from pipeline.fs import objects
 from pipeline.fs.atomic import atomic_write
 from pipeline.planning import lengths as lengths_module
+from pipeline.text import tokenizers
 from pipeline.text.features import WEIGHTS, Feature, check_features
 from pipeline.text.ragged import Ragged
+from pipeline.text.tokenizers import Tokenizer
 
 SCHEMA_VERSION = 4
 MANIFEST = "corpus.json"
 LENGTHS = "lengths.npy"
-RANGES = "ranges"
+RANGES, LOG = "ranges", "log"
 PART_NAME = re.compile(r"part-\d{5,}\.arrow")
 # Temporary names of files of a corpus; see `pipeline.fs.atomic.atomic_write`.
 TEMPORARY = re.compile(
@@ -145,10 +147,10 @@ class Manifest:
         write_entries(directory / MANIFEST, dataclasses.asdict(self))
 
 
-def write_entries(path: epath.Path, entries: Mapping[str, Any]) -> None:
-    """Writes JSON to a file, with a digest of it among its entries."""
+def write_entries(path: epath.Path, entries: Mapping[str, Any], *, once: bool = False) -> None:
+    """Writes JSON to a file, with a digest of it among its entries; see `atomic_write`."""
     content = {**entries, "digest": json_digest(entries)}
-    with atomic_write(path) as file:
+    with atomic_write(path, once=once) as file:
         file.write((json.dumps(content, indent=1) + "\n").encode())
 
 
@@ -246,6 +248,22 @@ def open_part(
     except ValueError as error:
         raise damage(path, str(error)) from error
     return file
+
+
+def load_tokenizer(
+    description: dict[str, Any] | None, directory: epath.Path, fingerprint: str | None
+) -> Tokenizer | None:
+    """The tokenizer of a corpus, of which a description was recorded."""
+    if description is None:
+        return None
+    try:
+        loaded = tokenizers.load(description, directory)
+        if loaded.fingerprint != fingerprint:
+            raise InvalidValue(f"it is {loaded.fingerprint}")
+        return loaded
+    except (KeyError, TypeError, ValueError) as error:
+        seen = f"its tokenizer, {fingerprint}, cannot be loaded: {error}"
+        raise damage(directory / MANIFEST, seen) from error
 
 
 def _is_damaged_part(path: epath.Path) -> bool:

@@ -342,13 +342,14 @@ class Maps:
     """Some parts of a corpus of `count`, by number, mapped as long as this object lives.
 
     Attributes:
+        files: those that are mapped, by number.
         has: whether each part of the corpus is one of them: bool [parts].
         columns: for the name and the dtype of each column one array over the memory of all its
             parts, made by `join_memory`, and the place in it where each part begins: int64 [parts].
     """
 
     def __init__(self, files: Mapping[int, PartFile], parts: Sequence[Part]):
-        self._files = files
+        self.files = files
         self.has = np.zeros(len(parts), bool)
         self.has[[*files]] = True
         self.columns = {}

@@ -12,7 +12,7 @@ from etils import epath
 from pipeline.corpus.cache import PartCache
 from pipeline.corpus.gather import Fields, gather, join_memory
 from pipeline.corpus.manifest import damage, open_part
-from pipeline.corpus.parts import Maps, Part
+from pipeline.corpus.parts import Maps, Part, PartFile
 from pipeline.corpus.tasks import Task
 from pipeline.fs import objects
 from pipeline.text.features import LOSS_WEIGHTS, WEIGHTS, Feature
@@ -35,7 +35,9 @@ class Reader:
         features: Mapping[str, Feature],
         mapped: bool,
         cache: PartCache | None,
+        opened: "Reader | None" = None,
     ):
+        """Makes a reader; of parts that another one has `opened`, it takes what that has read."""
         self._directory, self._parts, self._cache = directory, parts, cache
         self.features = features
         examples = np.array([part.examples for part in parts], np.int64)
@@ -44,8 +46,16 @@ class Reader:
         # Of each column: its dtypes, the one that each part has, and its place and size there.
         self._columns = {name: _Column.of(name, parts) for name in parts[0].columns}
         self._offsets: dict[int, np.ndarray] = {}
-        files = enumerate(parts) if mapped and cache is None else ()
-        self._maps = Maps({number: open_part(directory, part) for number, part in files}, parts)
+        files: dict[int, PartFile] = {}
+        there = {} if opened is None else {p.file: n for n, p in enumerate(opened._parts)}
+        for number, part in enumerate(parts):
+            before = there.get(part.file)
+            if opened is not None and before in opened._offsets:
+                self._offsets[number] = opened._offsets[before]
+            if mapped and cache is None:
+                known = None if opened is None or before is None else opened._maps.files[before]
+                files[number] = known or open_part(directory, part)
+        self._maps: Maps = Maps(files, parts)
 
     def locate(
         self, examples: Any, starts: Any, lengths: Any, reach: Any, counts: np.ndarray

@@ -15,9 +15,9 @@ from typing import IO, Any
 
 from etils import epath
 
-from pipeline.errors import InvalidState, InvalidType, InvalidValue, StorageError
+from pipeline.errors import Exists, InvalidState, InvalidType, InvalidValue, StorageError
 from pipeline.fs.lease import hold_lease
-from pipeline.fs.objects import SCHEMES, ObjectPath
+from pipeline.fs.objects import SCHEMES, ObjectPath, put
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ def remove_files(folder: epath.Path, names: re.Pattern[str]) -> None:
 
 @contextlib.contextmanager
 def atomic_write(
-    path: epath.PathLike, *, shared: bool = False, durable: bool = True
+    path: epath.PathLike, *, shared: bool = False, durable: bool = True, once: bool = False
 ) -> Iterator[IO[bytes]]:
     """A binary file to write, which appears under its name only when it is whole.
 
@@ -77,12 +77,21 @@ def atomic_write(
             process left then stays.
         durable: whether the bytes are to reach the disk itself, so that the file is whole also
             after a loss of power.
+        once: whether to leave a file alone that is there. Of several that create a file at the same
+            time, one succeeds.
 
     Raises:
+        FileExistsError: with `once`, the file is there.
         StorageError: the disk is full or cannot be written; the message names the file. Other
             errors of the block stay what they are.
     """
     path = as_path(path)
+    if isinstance(path, ObjectPath) and once:
+        content = io.BytesIO()
+        yield content
+        if put(path, content, if_absent=True) is None:
+            raise _exists(path)
+        return
     if isinstance(path, ObjectPath):
         with path.open("wb") as file:
             yield file
@@ -97,8 +106,11 @@ def atomic_write(
             file.flush()
             if durable:
                 raw.sync()
-        with _name_errors(path):
-            temporary.replace(path)
+        if once:
+            _link(temporary, path)
+        else:
+            with _name_errors(path):
+                temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -110,6 +122,21 @@ def atomic_write(
                 os.fsync(directory)
         finally:
             os.close(directory)
+
+
+def _link(temporary: epath.Path, path: epath.Path) -> None:
+    """Gives a file its name, unless that is taken."""
+    try:
+        os.link(temporary, path)
+        temporary.unlink()
+    except FileExistsError:
+        raise _exists(path) from None
+    except OSError as error:
+        raise _write_error(path, error) from error
+
+
+def _exists(path: epath.Path) -> Exists:
+    return Exists(f"{os.fspath(path)} is there already: another process wrote it meanwhile")
 
 
 class _Temporary(io.FileIO):

@@ -22,6 +22,7 @@ RULES = {
     "corpus/manifest.py:Writer.discard": "parts that it wrote or verified",
     "corpus/preparation.py:prepare_share": "ranges that it wrote, by fingerprint and records",
     "corpus/ranges.py:assemble": "ranges that are in parts now, by fingerprint and records",
+    "fs/atomic.py:_link": "its own temporary name, of 32 random digits",
     "fs/atomic.py:_remove_empty": "a directory that this call made, if nothing is in it",
     "fs/atomic.py:_remove_leftovers": "temporary names of 32 random digits that nobody has locked",
     "fs/atomic.py:atomic_write": "its own temporary name, of 32 random digits",

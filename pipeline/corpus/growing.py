@@ -1,0 +1,204 @@
+"""Growing: the sealed parts of a corpus that is still written, read like a finished one."""
+
+import functools
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from pipeline.corpus.gather import Fields
+from pipeline.corpus.interface import Readable, SingleCorpus
+from pipeline.corpus.log import Entry, Log, damaged
+from pipeline.corpus.manifest import load_tokenizer, read_features
+from pipeline.corpus.reader import Reader
+from pipeline.corpus.tasks import TASKS
+from pipeline.errors import InvalidState
+from pipeline.fs import objects
+from pipeline.fs.atomic import as_path, is_local
+from pipeline.text.tokenizers import Tokenizer
+
+
+class Growing(SingleCorpus):
+    """A corpus that gains parts; made by `Corpus.open(directory, follow=True)`.
+
+    Examples have the numbers that they have in the finished corpus. Those of `entries` can be read:
+    at first all that are sealed, once `refresh` or `lengths` is asked for; `refresh` adds what was
+    sealed meanwhile, and `forget` drops what is no longer needed, so that memory is that of the
+    parts in use. Nothing else that this object says depends on what is sealed now.
+
+    Attributes:
+        directory: where it is.
+        log: the sealed parts in order.
+        identity: says which corpus this is, by its first part, tokenizer and task. What was read of
+            it is in the digests of the log.
+        num_learnt, text_bytes: None; nobody knows them before the end.
+    """
+
+    def __init__(
+        self, directory: epath.PathLike, memory_map: bool | None, entries: Sequence[Entry] = ()
+    ):
+        self.directory, self.log = as_path(directory), Log(directory)
+        about = self.log.about()
+        self.task, self.origin, self.vocab_size = TASKS[about.task], about.origin, about.vocab_size
+        self.features, self.weighted = read_features(about.features), about.weighted
+        self.in_memory = is_local(self.directory) if memory_map is None else memory_map
+        self._tokenizer, self._changing = about.tokenizer, threading.RLock()
+        tokenizer = self.origin["tokenizer"] or "none"
+        first = f"those of a log that begins with {about.first[:12]}"
+        self.identity = {"tokens": first, "tokenizer": tokenizer, "task": about.task}
+        self._run: _Run | None = None
+        if entries:
+            self._hold(list(entries))
+
+    @property
+    def entries(self) -> Sequence[Entry]:
+        """Those whose examples can be read, in order."""
+        return () if self._run is None else self._run.entries
+
+    def refresh(self, start: int | None = None) -> list[Entry]:
+        """Takes in what was sealed meanwhile; returns the entries that are new.
+
+        Args:
+            start: if given, the parts from this number on take the place of all that can be read.
+
+        Raises:
+            ValueError: see `Log.entries`; or a part is missing or changed.
+        """
+        with self._changing:
+            known = [] if start is not None else list(self.entries)
+            after = known[-1].number + 1 if known else start or 0
+            new = self.log.entries(after)
+            if new:
+                self._hold([*known, *new])
+            elif start is not None:
+                self._run = None
+            return new
+
+    def forget(self, before: int) -> None:
+        """Drops the parts before this number; at least one is kept."""
+        with self._changing:
+            if kept := [entry for entry in self.entries if entry.number >= before]:
+                self._hold(kept)
+
+    def _hold(self, entries: list[Entry]) -> None:
+        """Makes the parts of consecutive entries those that can be read."""
+        self._run = _Run(self, entries, self._run)
+
+    def _of(self, examples: Any) -> tuple["_Run", np.ndarray]:
+        """The parts that have these examples, and the numbers of the examples there."""
+        run, numbers = self._run, np.asarray(examples, np.int64)
+        last = int(numbers.max(initial=-1))
+        if run is None or last >= run.first + len(run):
+            self.refresh()
+            run = self._run
+        if run is None or (len(numbers) and numbers.min() < run.first):
+            least = int(numbers.min(initial=0))
+            raise InvalidState(
+                f"example {least:,} of {self!r} is in a part that is not in hand: it was "
+                "forgotten, or is not sealed yet; refresh(start=…) with the number of its part"
+            )
+        return run, numbers - run.first
+
+    def read(
+        self,
+        examples: Any,
+        starts: Any,
+        lengths: Any,
+        reach: Any = None,
+        epoch: Any = 0,
+        features: Iterable[str] | None = None,
+    ) -> Fields:
+        """Pieces of examples; see `Readable.read`."""
+        run, numbers = self._of(examples)
+        return run.read(numbers, starts, lengths, reach, epoch, features)
+
+    def read_examples(self, examples: Any, features: Iterable[str] | None = None) -> Fields:
+        """The features of whole examples; see `Readable.read_examples`."""
+        run, numbers = self._of(examples)
+        return run.read_examples(numbers, features)
+
+    @property
+    def lengths(self) -> np.ndarray:  # type: ignore[override]  # others have an attribute
+        """Positions of each example that is sealed so far: uint32 [examples]."""
+        if self._run is None:
+            self.refresh()
+        if self._run is None or self._run.first:
+            raise InvalidState(
+                f"the lengths of {self!r} are not in hand from its first part on; "
+                "refresh(start=0) reads them, as far as its writer has kept the parts"
+            )
+        return self._run.lengths
+
+    @property
+    def files(self) -> np.ndarray:  # type: ignore[override]  # others have an attribute
+        """The examples in each part that can be read, in order: int64 [parts]."""
+        return np.array([entry.examples for entry in self.entries], np.int64)
+
+    @property
+    def num_tokens(self) -> int:
+        """Positions of the examples that are sealed so far."""
+        return int(self.lengths.sum(dtype=np.int64))
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer | None:  # pyright: ignore
+        """The tokenizer that made the tokens, for decoding; None if there is none."""
+        return load_tokenizer(self._tokenizer, self.directory, self.origin["tokenizer"])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Growing, (os.fspath(self.directory), self.in_memory, tuple(self.entries))
+
+    def __repr__(self) -> str:
+        return f"Corpus.open({os.fspath(self.directory)!r}, follow=True)"
+
+
+class _Run(Readable):
+    """Consecutive parts, whose examples are numbered from 0.
+
+    Attributes:
+        first: the number of their first example in the corpus.
+    """
+
+    def __init__(self, corpus: Growing, entries: list[Entry], before: "_Run | None"):
+        self.entries, self.first, self._task = entries, entries[0].first, corpus.task
+        self.weighted, self.features = corpus.weighted, corpus.features
+        there = {} if before is None else before._lengths
+        new = [entry for entry in entries if entry.number not in there]
+        _require_files(corpus.directory, new)
+        found = {entry.number: corpus.log.lengths(entry) for entry in new}
+        self._lengths: dict[int, np.ndarray] = {
+            entry.number: there[entry.number] if entry.number in there else found[entry.number]
+            for entry in entries
+        }
+        self.lengths = np.concatenate([*self._lengths.values()])
+        parts = [entry.part for entry in entries]
+        opened = None if before is None else before._reader
+        features, mapped = corpus.features, corpus.in_memory
+        self._reader: Reader = Reader(corpus.directory, parts, features, mapped, None, opened)
+
+    def _read(
+        self, examples: Any, starts: Any, lengths: Any, reach: Any, epoch: Any, names: Sequence[str]
+    ) -> Fields:
+        counts = np.asarray(self.lengths[examples], np.int64) + self._task.lookahead
+        at = self._reader.locate(examples, starts, lengths, reach, counts)
+        return self._reader.read(at, self._task, names)
+
+    def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
+        return self._reader.read_examples(examples, names)
+
+
+def _require_files(directory: epath.Path, entries: Sequence[Entry]) -> None:
+    """Refuses parts that are missing, or of another size than was recorded."""
+    sizes = None
+    if len(entries) > 1 and isinstance(directory, objects.ObjectPath):
+        sizes = objects.children(directory)[0]  # all at once
+    for entry in entries:
+        path = directory / entry.file
+        try:
+            seen = path.stat().length if sizes is None else sizes[entry.file]
+        except (FileNotFoundError, KeyError):
+            raise damaged(path, "it is missing") from None
+        if seen != entry.part.bytes:
+            raise damaged(path, f"it has {seen:,} bytes instead of {entry.part.bytes:,}")
